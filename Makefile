@@ -9,7 +9,7 @@ RELEASE_STAMP := $(VENV)/.installed-release
 MAKEFLAGS += --no-print-directory
 
 .DEFAULT_GOAL := help
-.PHONY: help demo docs test test-sweep test-all test-hosts test-numa fuzz test-soak soak system-packages bench seeds figures check release-check format install clean
+.PHONY: help demo docs test test-examples test-sweep test-all test-hosts test-numa fuzz test-soak soak system-packages bench seeds figures check release-check format install clean
 
 help: ## list the targets
 	@echo "poprun-py: targets"
@@ -18,19 +18,31 @@ help: ## list the targets
 demo: $(STAMP) ## install what is missing and run the main job: 2 instances, 8 replicas, real digits
 	$(BIN)/poprun-py --num-instances 2 --num-replicas 8 --print-topology yes examples/train.py
 
-# One worker more than cores: many tests wait for processes. Neighbours stay with one worker, since
-# tests of a file share the jobs that they look at; one that is done takes over tests of another.
-PYTEST_HERE := $(BIN)/python -m pytest -q -n 3 --dist worksteal --durations=25 \
-  tests --ignore=tests/lab --ignore=tests/numa
+# Bytecode is kept: without it each worker and each process of a job would compile the tests' modules.
+unexport PYTHONDONTWRITEBYTECODE
 
-test: $(DEV_STAMP) ## run the default tests (under 5 minutes on 2 cores)
-	$(PYTEST_HERE) -m "not soak and not sweep and not long" $(ARGS)
+# make test TESTS=tests/poprun_py/config runs one folder, in one process: workers take longer to start.
+TESTS ?= tests
+# One worker more than cores, since many tests wait for processes. The tests of a module stay in one
+# worker: they share the jobs that they look at.
+WORKERS ?= $(if $(filter tests,$(TESTS)),3,0)
+PYTEST := $(BIN)/python -m pytest -q -n $(WORKERS) --dist loadscope --no-loadscope-reorder --durations=15
+# These have targets of their own.
+ELSEWHERE := $(foreach folder,lab numa repository,$(if $(filter tests/$(folder)%,$(TESTS)),,--ignore=tests/$(folder)))
+NOT_DEFAULT := soak or sweep or long or examples or trainers
 
-test-sweep: $(FRAMEWORKS_STAMP) ## run more combinations of what the default tests show in a few
-	$(PYTEST_HERE) -m "sweep and not soak and not long" $(ARGS)
+test: $(DEV_STAMP) ## run the default tests (at most 180 s on 2 cores; TESTS=tests/poprun_py/config: one folder)
+	@began=$$(date +%s); $(PYTEST) $(TESTS) $(ELSEWHERE) -m "not ($(NOT_DEFAULT))" $(ARGS); code=$$?; \
+	  echo "make test took $$(($$(date +%s) - began)) s (limit for all default tests on two cores: 180 s)"; exit $$code
 
-test-all: $(FRAMEWORKS_STAMP) ## run the default tests, the sweeps and their long versions
-	$(PYTEST_HERE) -m "not soak" $(ARGS)
+test-examples: $(FRAMEWORKS_STAMP) ## run more of the examples, and the commands of every page
+	$(PYTEST) $(TESTS) -m "examples and not soak and not long" --ignore=tests/lab --ignore=tests/numa $(ARGS)
+
+test-sweep: $(FRAMEWORKS_STAMP) ## run more combinations of what the default tests show, and new property examples
+	$(PYTEST) $(TESTS) $(ELSEWHERE) -m "(sweep or hypothesis) and not (soak or long or examples or trainers)" --hypothesis-profile=sweep $(ARGS)
+
+test-all: $(FRAMEWORKS_STAMP) ## run the default tests, examples, sweeps, trainers and their long versions
+	$(PYTEST) $(TESTS) --ignore=tests/lab --ignore=tests/numa -m "not soak" --hypothesis-profile=sweep $(ARGS)
 
 test-hosts: $(DEV_STAMP) ## run the tests on several hosts made for the occasion (root, network namespaces)
 	$(BIN)/python -m pytest -q tests/lab -m "not long" $(ARGS)

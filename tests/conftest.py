@@ -88,6 +88,13 @@ def pytest_collection(session):
     gc.disable()
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items):
+    """Begin with the modules that start jobs: they take longest, and none should be the last."""
+    jobs = {item.path for item in items if item.get_closest_marker("mpi")}
+    items.sort(key=lambda item: item.path not in jobs)
+
+
 def pytest_collection_finish(session):
     """Keep the collected tests out of every later search for garbage."""
     gc.freeze()
