@@ -4,7 +4,7 @@
 of the repository with the tests that reach the changed line, cheapest first, as coverage tells::
 
     python tools/mutants.py sample --seed 1 --count 200 mutants.json
-    python tools/mutants.py run mutants.json results.jsonl --coverage .coverage --durations tests.xml
+    python tools/mutants.py run mutants.json results.jsonl --coverage .coverage --durations t.xml
 
 It needs ``cosmic-ray``, which makes the mutants, in the Python that runs it. The coverage data has
 contexts: ``dynamic_context = test_function`` for the process of the tests and
@@ -155,8 +155,9 @@ def try_mutant(root: Path, mutant: dict, tests: list[str]) -> str:
         process = subprocess.Popen(
             [python, "-m", "pytest", "-q", "-x", "-n", "0", "-p", "no:cacheprovider",
              "-m", "not soak and not long", *tests],
-            cwd=root, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-            start_new_session=True, env={**os.environ, "TMPDIR": folder, "PYTHONDONTWRITEBYTECODE": "1"},
+            cwd=root, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
+            # Kept bytecode of a mutant could pass for that of the next one.
+            env={**os.environ, "TMPDIR": folder, "PYTHONDONTWRITEBYTECODE": "1"},
         )  # fmt: skip
         try:
             code = process.wait(LIMIT)
@@ -195,7 +196,7 @@ def run(arguments: argparse.Namespace) -> None:
                 file=file,
             )
     counts = collections.Counter(json.loads(line)["result"] for line in results.open())
-    print(f"{results}: {dict(counts)}")
+    sys.stdout.write(f"{results}: {dict(counts)}\n")
 
 
 def main() -> None:
