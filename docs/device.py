@@ -13,8 +13,6 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
 from click.testing import CliRunner  # noqa: E402
-from support.ipu_graphs import resnet, with_8_bit_input  # noqa: E402
-from support.ipu_published import PUBLISHED, THROUGHPUTS, Published  # noqa: E402
 
 from popdist_py.ipu.cycles import cycles  # noqa: E402
 from popdist_py.ipu.graph import Placement  # noqa: E402
@@ -28,6 +26,8 @@ from popdist_py.ipu.specification import IPUS, MK2, sources  # noqa: E402
 from popdist_py.ipu.transfers import host_traffic  # noqa: E402
 from popdist_py.ipu.what_if import explain  # noqa: E402
 from popdist_py.poptorch.on_ipu.command import COMMAND  # noqa: E402
+from tools.device.ipu_graphs import resnet, with_8_bit_input  # noqa: E402
+from tools.device.ipu_published import PUBLISHED, THROUGHPUTS, Published  # noqa: E402
 
 PAGE = ROOT / "docs" / "device.md"
 # Precision, accumulation, device iterations, 8-bit input; what hardware did: cycles, MiB received.

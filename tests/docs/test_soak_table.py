@@ -2,21 +2,10 @@
 
 from __future__ import annotations
 
-import importlib.util
-
-import pytest
-from support.repository import ROOT
+from tools.pages.soak_table import table
 
 
-@pytest.fixture(scope="module")
-def soak_table():
-    spec = importlib.util.spec_from_file_location("soak_table", ROOT / "docs" / "soak_table.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module.table
-
-
-def test_the_table_counts_cases_by_the_attempt_that_counts(soak_table):
+def test_the_table_counts_cases_by_the_attempt_that_counts():
     case = {
         "row": "SIGKILL of a program", "phase": "training", "missed": False, "code": 137,
         "seconds": 1.0, "load": 2.0, "limit": 2, "cause": True, "left": [], "resumed": True,
@@ -30,7 +19,7 @@ def test_the_table_counts_cases_by_the_attempt_that_counts(soak_table):
         {**case, "number": 3, "attempt": 1, "left": ["a"], "wrong": ["files left: a"]},
         {**case, "number": 0, "attempt": 2, "seconds": 6.0, "load": 1.5, "limit": 5},
     ]
-    told, _, *rows = soak_table(lines).splitlines()
+    told, _, *rows = table(lines).splitlines()
     assert told == (
         "4 cases of seed 4, 2 kinds of fault: 3 as expected, 1 of all only when they were done "
         "once more, alone, 1 not even then. Left out: lab: no ip."

@@ -8,12 +8,12 @@ from itertools import pairwise
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.ipu_graphs import mlp, resnet, transformer, with_8_bit_input, with_checkpoints
 
 from popdist_py.ipu.cycles import CycleModel, cycles, operation_cycles
 from popdist_py.ipu.graph import Placement
 from popdist_py.ipu.settings import ADAM, HALF_ADAM, MOMENTUM, Location, Settings
 from popdist_py.ipu.specification import BOW, MK1, MK2
+from tools.device.ipu_graphs import mlp, resnet, transformer, with_8_bit_input, with_checkpoints
 
 FLOAT = resnet([2, 2, 2, 2], 64, 16)
 HALF = FLOAT.cast(data="float16", weights="float16")

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pickle
 
 import pytest
-from support.ipu_graphs import mlp
 
 from popdist_py.ipu.graph import Graph, Operation, Placement, Tensor, Weight
+from tools.device.ipu_graphs import mlp
 
 
 def test_sizes_follow_batch_and_types():

@@ -9,7 +9,6 @@ from __future__ import annotations
 from itertools import combinations
 
 import pytest
-from support.ipu_graphs import resnet, with_8_bit_input
 
 from popdist_py.ipu.cycles import cycles
 from popdist_py.ipu.graph import Placement
@@ -17,6 +16,7 @@ from popdist_py.ipu.memory import memory
 from popdist_py.ipu.settings import ADAM, HALF_ADAM, Settings
 from popdist_py.ipu.specification import MK2
 from popdist_py.ipu.transfers import host_traffic
+from tools.device.ipu_graphs import resnet, with_8_bit_input
 
 FLOAT = resnet([3, 4, 23, 3], 64, 64)
 HALF = FLOAT.cast(data="float16", weights="float16")

@@ -6,7 +6,6 @@ from dataclasses import replace
 
 from hypothesis import given
 from hypothesis import strategies as st
-from support.ipu_graphs import Builder, cnn, mlp, resnet, transformer, with_checkpoints
 
 from popdist_py.ipu.graph import Placement, Product
 from popdist_py.ipu.liveness import (
@@ -22,6 +21,7 @@ from popdist_py.ipu.liveness import (
 )
 from popdist_py.ipu.settings import Settings
 from popdist_py.ipu.specification import MK2
+from tools.device.ipu_graphs import Builder, cnn, mlp, resnet, transformer, with_checkpoints
 
 blocks = st.sampled_from("abcdef")
 

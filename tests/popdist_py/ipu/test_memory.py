@@ -7,12 +7,12 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.ipu_graphs import cnn, mlp, resnet, transformer, with_checkpoints
 
 from popdist_py.ipu.graph import Placement
 from popdist_py.ipu.memory import memory, stash_depth, walks
 from popdist_py.ipu.settings import ADAM, HALF_ADAM, MOMENTUM, SGD, Location, Optimizer, Settings
 from popdist_py.ipu.specification import MK1, MK2
+from tools.device.ipu_graphs import cnn, mlp, resnet, transformer, with_checkpoints
 
 OFF_CHIP = Location(on_chip=False)
 # Weights by hand: matrices and biases, kernels, norms.

@@ -10,9 +10,6 @@ from dataclasses import replace
 from itertools import pairwise
 
 import pytest
-from support.ipu_graphs import resnet, with_8_bit_input
-from support.ipu_models import Transformer, bert, efficientnet, gpt, unet, vgg_16, vit
-from support.ipu_published import PUBLISHED, THROUGHPUTS
 
 from popdist_py.ipu.cycles import cycles
 from popdist_py.ipu.graph import Placement
@@ -20,6 +17,9 @@ from popdist_py.ipu.memory import memory
 from popdist_py.ipu.settings import MOMENTUM
 from popdist_py.ipu.specification import BOW, MK1, MK2
 from popdist_py.ipu.transfers import host_traffic
+from tools.device.ipu_graphs import resnet, with_8_bit_input
+from tools.device.ipu_models import Transformer, bert, efficientnet, gpt, unet, vgg_16, vit
+from tools.device.ipu_published import PUBLISHED, THROUGHPUTS
 
 RUNS = {published.name: published.run for published in PUBLISHED}
 RESNET_50 = RUNS["ResNet-50, half, batch 20, recomputation"]

@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 
 import pytest
-from support.ipu_graphs import mlp, resnet, transformer
 
 from popdist_py.ipu.graph import Placement
 from popdist_py.ipu.questions import find_batch, find_recomputation, find_splits, first_modules
 from popdist_py.ipu.searches import Run
 from popdist_py.ipu.settings import ADAM, MOMENTUM, Settings
 from popdist_py.ipu.specification import MK2
+from tools.device.ipu_graphs import mlp, resnet, transformer
 
 BERT = transformer(4, 256, 128, 8, words=1000)
 RUN = Run(BERT, Placement.cut(BERT), Settings(accumulation=7, optimizer=ADAM), MK2)

@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
-from support.ipu_graphs import mlp, resnet, transformer
 
 from popdist_py.ipu.curves import curve
 from popdist_py.ipu.cycles import cycles
@@ -20,6 +19,7 @@ from popdist_py.ipu.reports import execution_page, memory_page
 from popdist_py.ipu.searches import Run
 from popdist_py.ipu.settings import ADAM, HALF_ADAM, Location, Settings
 from popdist_py.ipu.specification import MK1, MK2
+from tools.device.ipu_graphs import mlp, resnet, transformer
 
 FLOAT = resnet([3, 4, 23, 3], 64, 64)
 HALF = FLOAT.cast(data="float16", weights="float16")

@@ -8,7 +8,6 @@ from itertools import combinations, pairwise, product
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.ipu_graphs import Builder, mlp, resnet, transformer
 
 from popdist_py.ipu import searches
 from popdist_py.ipu.cycles import stage_cycles
@@ -25,6 +24,7 @@ from popdist_py.ipu.searches import (
 )
 from popdist_py.ipu.settings import ADAM, HALF_ADAM, MOMENTUM, Settings
 from popdist_py.ipu.specification import MK2
+from tools.device.ipu_graphs import Builder, mlp, resnet, transformer
 
 FLOAT = resnet([3, 4, 23, 3], 64, 64)
 LADDER = Run(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from support.ipu_graphs import mlp, transformer
 
 from popdist_py.ipu.graph import Placement
 from popdist_py.ipu.settings import ADAM, Location, Settings
@@ -15,6 +14,7 @@ from popdist_py.ipu.transfers import (
     host_traffic,
     streamed_bytes,
 )
+from tools.device.ipu_graphs import mlp, transformer
 
 GRAPH = mlp([10, 20, 30, 5], batch=4)
 PLACEMENT = Placement.cut(GRAPH, ["layers.1", "layers.2"])

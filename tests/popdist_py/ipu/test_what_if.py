@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from support.ipu_graphs import mlp, resnet
 
 from popdist_py.ipu.graph import Placement
 from popdist_py.ipu.searches import Run
 from popdist_py.ipu.settings import ADAM, HALF_ADAM, Settings
 from popdist_py.ipu.specification import MK2
 from popdist_py.ipu.what_if import explain
+from tools.device.ipu_graphs import mlp, resnet
 
 FLOAT = resnet([3, 4, 23, 3], 64, 64)
 LADDER = Run(

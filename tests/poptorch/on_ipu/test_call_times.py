@@ -6,12 +6,12 @@ import logging
 
 import pytest
 from support.captures import capture_as, captured
-from support.ipu_graphs import mlp
 from support.models import Mlp, classified, quiet_options
 
 import popdist_py.poptorch as poptorch
 from popdist_py.ipu.cycles import cycles
 from popdist_py.poptorch.on_ipu.run_of import run_of
+from tools.device.ipu_graphs import mlp
 
 FORWARD = captured(mlp([6, 8, 4], 2))
 EVENTS = ["input", "input_complete", "output", "output_complete"]

@@ -12,7 +12,6 @@ import torch
 import torchvision
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support import ipu_graphs
 from support.forward_models import MODELS, Bert, Cnn, Layer, Mlp, WithLoss, images
 from support.models import quiet_options
 from torch import nn
@@ -24,6 +23,7 @@ from popdist_py.ipu.settings import Settings
 from popdist_py.ipu.specification import MK2
 from popdist_py.poptorch.on_ipu.capture import Capturing, capture
 from popdist_py.poptorch.on_ipu.observations import Observer
+from tools.device import ipu_graphs
 
 
 def captured(model, args, options=None, *, training=True):

@@ -8,7 +8,6 @@ from dataclasses import replace
 
 import pytest
 from support.captures import capture_as, captured
-from support.ipu_graphs import mlp, resnet
 from support.models import Mlp, classified, quiet_options
 
 import popdist_py.poptorch as poptorch
@@ -20,6 +19,7 @@ from popdist_py.ipu.specification import MK1, MK2
 from popdist_py.poptorch.on_ipu import device_document
 from popdist_py.poptorch.on_ipu.device_document import model_document
 from popdist_py.run_files import device_file, place
+from tools.device.ipu_graphs import mlp, resnet
 
 GRAPH = mlp([512] * 5, 64)
 TWO = Placement.cut(GRAPH, ["layers.2"])

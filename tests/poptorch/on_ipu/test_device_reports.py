@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 from support.captures import capture_as, captured
-from support.ipu_graphs import mlp, resnet
 from support.models import Mlp, classified, quiet_options
 
 import popdist_py.poptorch as poptorch
 from popdist_py.ipu.reports import ExecutionPage, MemoryPage
 from popdist_py.ipu.schedule import Schedule
 from popdist_py.poptorch.model import device_reports
+from tools.device.ipu_graphs import mlp, resnet
 
 FORWARD = captured(mlp([6, 8, 4], 2))
 LARGER = captured(resnet([3, 4, 6, 3], 64, 4), ["layer3.0"])

@@ -9,7 +9,6 @@ from itertools import pairwise
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.ipu_graphs import mlp
 from support.models import quiet_options
 
 from popdist_py.ipu.cycles import cycles
@@ -22,6 +21,7 @@ from popdist_py.poptorch.on_ipu import ipu_rows
 from popdist_py.poptorch.on_ipu.call_times import window
 from popdist_py.poptorch.on_ipu.ipu_rows import MOST_PIECES, IpuRows, call_pieces
 from popdist_py.timeline import spans
+from tools.device.ipu_graphs import mlp
 
 GRAPH = mlp([512] * 5, 64)
 RUNS = st.builds(

@@ -7,12 +7,12 @@ from dataclasses import replace
 
 import pytest
 from support.captures import capture_as, captured
-from support.ipu_graphs import mlp, resnet
 from support.models import Mlp, classified, quiet_options
 
 import popdist_py.poptorch as poptorch
 from popdist_py.ipu.what_if import Advice
 from popdist_py.poptorch.on_ipu import memory_check
+from tools.device.ipu_graphs import mlp, resnet
 
 LARGE = captured(resnet([3, 4, 6, 3], 224, 64), ["layer3.0"])
 SMALL = captured(mlp([6, 8, 4], 2))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from support.ipu_graphs import resnet, with_checkpoints
 
 import popdist_py.poptorch as poptorch
 from popdist_py import popart
@@ -15,6 +14,7 @@ from popdist_py.ipu.settings import Optimizer, Settings
 from popdist_py.ipu.specification import BOW, MK2
 from popdist_py.poptorch.on_ipu.captured import Captured
 from popdist_py.poptorch.on_ipu.run_of import optimizer_of, run_of
+from tools.device.ipu_graphs import resnet, with_checkpoints
 
 GRAPH = resnet([3, 4, 6, 3], 64, 32)
 TWO = Captured(GRAPH, Placement.cut(GRAPH, ["layer3.2"]))

@@ -8,7 +8,6 @@ from typing import get_args
 import pytest
 import torch
 from support.captures import captured
-from support.ipu_graphs import mlp, resnet
 from support.models import quiet_options
 
 from popdist_py import popart, poptorch
@@ -19,6 +18,7 @@ from popdist_py.ipu.specification import MK2
 from popdist_py.ipu.what_if import Advice, Kind, explain
 from popdist_py.poptorch.on_ipu.run_of import run_of
 from popdist_py.poptorch.on_ipu.spelled_advice import spelled
+from tools.device.ipu_graphs import mlp, resnet
 
 KINDS = get_args(Kind)
 LARGE = captured(resnet([3, 4, 6, 3], 224, 64), ["layer3.0"])

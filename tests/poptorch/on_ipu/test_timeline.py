@@ -7,7 +7,6 @@ from itertools import pairwise
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.ipu_graphs import mlp, resnet
 
 from popdist_py.ipu.cycles import cycles
 from popdist_py.ipu.graph import Placement
@@ -15,6 +14,7 @@ from popdist_py.ipu.settings import Location, Settings
 from popdist_py.ipu.specification import MK2
 from popdist_py.ipu.what_if import Run
 from popdist_py.poptorch.on_ipu.call_times import timeline, window
+from tools.device.ipu_graphs import mlp, resnet
 
 GRAPH = mlp([512] * 5, 64)
 

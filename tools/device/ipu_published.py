@@ -12,18 +12,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final, Literal, TypeAlias
 
-from support.ipu_graphs import mlp, resnet
-from support.ipu_models import (
-    Transformer,
-    bert,
-    bert_for_questions,
-    efficientnet,
-    gpt,
-    unet,
-    vgg_16,
-    vit,
-)
-
 from popdist_py.ipu.graph import Graph, Placement
 from popdist_py.ipu.settings import (
     ADAM,
@@ -36,6 +24,17 @@ from popdist_py.ipu.settings import (
 )
 from popdist_py.ipu.specification import BOW, IPU, MK1, MK2
 from popdist_py.ipu.what_if import Run
+from tools.device.ipu_graphs import mlp, resnet
+from tools.device.ipu_models import (
+    Transformer,
+    bert,
+    bert_for_questions,
+    efficientnet,
+    gpt,
+    unet,
+    vgg_16,
+    vit,
+)
 
 Certainty: TypeAlias = Literal["published", "from memory", "inferred"]
 

@@ -30,11 +30,13 @@ class Builder:
         self.sizes: dict[str, int] = {}
 
     def input(self, name: str, elements: int, type: Type | None = None) -> str:
+        """Add an input of the graph."""
         self.inputs.append(Tensor(name, elements, type or self.type))
         self.sizes[name] = elements
         return name
 
     def weight(self, name: str, elements: int, *, is_trained: bool = True) -> str:
+        """Add a weight."""
         self.weights.append(Weight(name, elements, self.type, is_trained))
         return name
 
@@ -51,6 +53,7 @@ class Builder:
         is_checkpoint: bool = False,
         saved: Sequence[str] | None = None,
     ) -> str:
+        """Add an operation; by default its output is as large as its first input."""
         size = self.sizes[inputs[0]] if elements is None else elements
         output = Tensor(f"{name}:out", size, self.type, is_batched=kind != "loss")
         self.operations.append(
@@ -72,6 +75,7 @@ class Builder:
         return output.name
 
     def linear(self, name: str, x: str, rows: int, features: tuple[int, int]) -> str:
+        """Add a product with a matrix and a bias."""
         depth, columns = features
         weights = [
             self.weight(f"{name}.weight", depth * columns),
@@ -91,6 +95,7 @@ class Builder:
         return self.add(name, "product", [x], side**2 * out, weights=[weight], product=product)
 
     def norm(self, name: str, x: str, channels: int, *, has_statistics: bool = True) -> str:
+        """Add a normalisation of each channel."""
         weights = [self.weight(f"{name}.weight", channels), self.weight(f"{name}.bias", channels)]
         if has_statistics:
             weights += [
@@ -100,6 +105,7 @@ class Builder:
         return self.add(name, "norm", [x], weights=weights)
 
     def graph(self, outputs: Sequence[str]) -> Graph:
+        """Return the graph of all operations so far."""
         return Graph(
             tuple(self.inputs),
             tuple(self.weights),

@@ -1,4 +1,4 @@
-"""Writes the soak's table in docs/reliability.md: ``python docs/soak_table.py RECORD``.
+"""Writes the soak's table in docs/reliability.md: ``python -m tools.pages.soak_table RECORD``.
 
 The record is that of ``make soak``: a line for every case. A case that was wrong at first was done
 once more, alone, and that counts; both are told. What is not as expected is in bold.
@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
 from soak.record import last_attempts, whole_lines  # noqa: E402
@@ -104,5 +104,5 @@ def main(record: str) -> None:
 
 if __name__ == "__main__":
     if len(sys.argv) != 2:
-        sys.exit("usage: python docs/soak_table.py RECORD")
+        sys.exit("usage: python -m tools.pages.soak_table RECORD")
     main(sys.argv[1])

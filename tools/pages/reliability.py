@@ -1,4 +1,4 @@
-"""Writes the fault table of docs/reliability.md: ``python docs/reliability.py [MPI]...``.
+"""Writes the fault table of docs/reliability.md: ``python -m tools.pages.reliability [MPI]...``.
 
 Every row is done to a real job (tests/support/faults.py), under the installed Open MPI 5 and under
 each further ``NAME=MPIRUN[,LIBMPI]`` that is given. It takes some two minutes per MPI.
@@ -12,7 +12,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
 from support.faults import FAULTS, Fault, measure, problems  # noqa: E402

@@ -11,9 +11,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from math import ceil
 
-from support.ipu_graphs import Builder
-
 from popdist_py.ipu.graph import Graph, Product, Type
+from tools.device.ipu_graphs import Builder
 
 
 @dataclass(frozen=True, slots=True)

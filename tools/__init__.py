@@ -1,0 +1,1 @@
+"""Programs for the repository itself: releases, pages and soaks. No wheel has them."""

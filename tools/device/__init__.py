@@ -1,0 +1,1 @@
+"""Models and published runs that the device model is compared with."""
