@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.database import DirectoryBasedExampleDatabase
+from support.instances import Instances
 from support.processes import LEASES, remove_surroundings, running_jobs
 from support.repository import ROOT
 
@@ -146,6 +147,16 @@ def shared_poprun(tmp_path_factory):
     ):
         remove_surroundings(patch)
         yield call
+
+
+@pytest.fixture(scope="session")
+def instances(own_cache, tmp_path_factory):
+    """Run functions in a job that stays alive; ``support/instances.py`` says which tests may."""
+    with pytest.MonkeyPatch.context() as patch:
+        remove_surroundings(patch)
+        jobs = Instances(tmp_path_factory.mktemp("instances"), os.environ)
+    yield jobs
+    jobs.close()
 
 
 @pytest.fixture
