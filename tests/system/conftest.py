@@ -1,4 +1,4 @@
-"""What the whole jobs of several files share: a process with torch that instances are forked from."""
+"""A process with torch that instances of the whole jobs are forked from."""
 
 from __future__ import annotations
 
