@@ -15,21 +15,14 @@ from torch import nn
 import popdist_py
 from popdist_py import poptorch
 
-MICRO_BATCH, ACCUMULATION, STEPS, REPLICAS = 3, 2, 12, 8
+MICRO_BATCH, ACCUMULATION, STEPS, REPLICAS = 2, 2, 4, 8
 GLOBAL_BATCH = MICRO_BATCH * ACCUMULATION * REPLICAS
 
 
 class Net(nn.Module):
     def __init__(self):
         super().__init__()
-        self.body = nn.Sequential(
-            nn.Conv2d(1, 4, 3),
-            nn.ReLU(),
-            nn.Flatten(),
-            nn.Linear(144, 10),
-            nn.Tanh(),
-            nn.Linear(10, 3),
-        )
+        self.body = nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 3))
         self.loss = nn.CrossEntropyLoss()
 
     def forward(self, x, y):
@@ -40,7 +33,7 @@ class Net(nn.Module):
 def model_and_data(dtype):
     torch.manual_seed(7)
     net = Net().to(dtype)
-    data = torch.randn(STEPS, GLOBAL_BATCH, 1, 8, 8, dtype=dtype)
+    data = torch.randn(STEPS, GLOBAL_BATCH, 5, dtype=dtype)
     return net, data, torch.randint(0, 3, (STEPS, GLOBAL_BATCH))
 
 
@@ -67,9 +60,9 @@ def train(dtype):
     first = popdist_py.getReplicaIndexOffset()
     for x, y in zip(data, labels, strict=True):
         # [accumulation][replica][micro-batch]: this instance takes the columns of its replicas.
-        x = x.view(ACCUMULATION, REPLICAS, MICRO_BATCH, 1, 8, 8)[:, first : first + local]
+        x = x.view(ACCUMULATION, REPLICAS, MICRO_BATCH, 5)[:, first : first + local]
         y = y.view(ACCUMULATION, REPLICAS, MICRO_BATCH)[:, first : first + local]
-        scores, losses = wrapped(x.reshape(-1, 1, 8, 8), y.reshape(-1))
+        scores, losses = wrapped(x.reshape(-1, 5), y.reshape(-1))
         assert scores.shape == (local * MICRO_BATCH, 3)
         assert losses.shape == ((local,) if local > 1 else ())
     wrapped.copyWeightsToHost()

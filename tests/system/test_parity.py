@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 from system import parity_program
@@ -12,21 +10,14 @@ pytestmark = pytest.mark.mpi
 TOLERANCE = {"float64": 1e-12, "float32": 1e-5}
 
 
-@pytest.mark.timeout(150)
-@pytest.mark.parametrize(
-    "instances",
-    [
-        2,
-        *(pytest.param(count, marks=pytest.mark.sweep) for count in (1, 4)),
-        pytest.param(8, marks=pytest.mark.long),
-    ],
-)
-def test_split_ends_with_the_weights_of_one_process(poprun, tmp_path, instances):
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("instances", [1, 2, 4, 8])
+def test_split_ends_with_the_weights_of_one_process(poprun, warm, tmp_path, instances):
     import torch
 
     done = poprun(
         "--num-instances", instances, "--num-replicas", parity_program.REPLICAS, "--oversubscribe",
-        Path(parity_program.__file__), tmp_path, timeout=140,
+        *warm, parity_program.__file__, tmp_path, timeout=200,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     for dtype, tolerance in TOLERANCE.items():
