@@ -7,24 +7,17 @@ import subprocess
 import sys
 
 import pytest
+from sdk_names.places import NAMES, forget
 from support.repository import ROOT
-
-NAMES = ROOT / "popdist_py" / "sdk_names"
-PACKAGES = ("horovod", "popart", "popdist", "poptorch")
-
-
-def _forget() -> None:
-    for name in [n for n in sys.modules if n.partition(".")[0] in PACKAGES]:
-        del sys.modules[name]
 
 
 @pytest.fixture
 def names(monkeypatch):
     """Let this process import the names, and forget them afterwards."""
     monkeypatch.syspath_prepend(str(NAMES))
-    _forget()
+    forget()
     yield
-    _forget()
+    forget()
 
 
 @pytest.fixture

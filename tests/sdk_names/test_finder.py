@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from sdk_names.conftest import NAMES, PACKAGES
+from sdk_names.places import NAMES, PACKAGES
 from support.repository import ROOT
 from support.surroundings import new_environment
 
@@ -49,20 +49,19 @@ def environment(tmp_path_factory):
 
 
 def test_what_is_not_installed_is_ours(python):
-    assert found(python("-c", WHOSE)) == OURS
+    # Python does not ask a finder of another kind, and neither does ours.
+    code = f"import sys\nsys.meta_path.append(object())\n{WHOSE}"
+    assert found(python("-c", code)) == OURS
     assert found(python("-c", WHOSE, program="")) == NONE
 
 
-@pytest.mark.parametrize(("mode", "whose"), [("auto", "theirs"), ("yes", "ours")])
-def test_an_installed_package_goes_before_ours_unless_always_is_asked(
-    python, environment, mode, whose
-):
-    words = ("--sdk-names", mode, "-c", WHOSE)
-    assert found(python(*words, executable=environment[0])) == {**OURS, "poptorch": whose}
+def test_an_installed_package_goes_before_ours_unless_always_is_asked(python, environment):
+    for mode, whose in (("auto", "theirs"), ("yes", "ours")):
+        done = python("--sdk-names", mode, "-c", WHOSE, executable=environment[0])
+        assert found(done) == {**OURS, "poptorch": whose}, mode
 
 
-@pytest.mark.parametrize(("mode", "whose"), [("auto", "theirs"), ("yes", "ours")])
-def test_a_package_that_only_another_finder_finds_is_installed(python, tmp_path, mode, whose):
+def test_a_package_that_only_another_finder_finds_is_installed(python, tmp_path):
     # As editable installs do: a finder behind Python's own, from a .pth file.
     executable = new_environment(tmp_path / "environment")
     (site,) = (tmp_path / "environment").glob("lib/python*/site-packages")
@@ -80,8 +79,9 @@ def test_a_package_that_only_another_finder_finds_is_installed(python, tmp_path,
         f"            return PathFinder.find_spec(name, [{str(tmp_path / 'sources')!r}])\n"
         "sys.meta_path.append(Finder)\n"
     )
-    done = python("--sdk-names", mode, "-c", WHOSE, executable=executable)
-    assert found(done) == {**OURS, "horovod": whose}
+    for mode, whose in (("auto", "theirs"), ("yes", "ours")):
+        done = python("--sdk-names", mode, "-c", WHOSE, executable=executable)
+        assert found(done) == {**OURS, "horovod": whose}, mode
 
 
 def test_an_sdk_on_pythonpath_goes_before_ours(python, tmp_path):
@@ -92,8 +92,12 @@ def test_an_sdk_on_pythonpath_goes_before_ours(python, tmp_path):
     assert found(always) == OURS
 
 
-@pytest.mark.parametrize("mode", ["auto", "yes"])
-@pytest.mark.parametrize("form", ["package", "module"])
+@pytest.mark.parametrize(
+    ("mode", "form"),
+    [("auto", "module"), ("yes", "package"),
+     *(pytest.param(*both, marks=pytest.mark.sweep)
+       for both in (("auto", "package"), ("yes", "module")))],
+)  # fmt: skip
 def test_the_users_own_module_beside_the_program_goes_before_all(
     python, environment, tmp_path, mode, form
 ):
@@ -108,16 +112,16 @@ def test_the_users_own_module_beside_the_program_goes_before_all(
     assert told == {**OURS, "poptorch": "theirs"}
 
 
-@pytest.mark.parametrize("mode", ["auto", "yes"])
-def test_a_mere_folder_stands_behind_ours_and_its_modules_are_found(python, tmp_path, mode):
+def test_a_mere_folder_stands_behind_ours_and_its_modules_are_found(python, tmp_path):
     (tmp_path / "horovod").mkdir()
     (tmp_path / "horovod" / "helper.py").write_text("VALUE = 3\n")
     program = tmp_path / "program.py"
     program.write_text(
         "import horovod, horovod.helper\nprint(horovod.__version__, horovod.helper.VALUE)\n"
     )
-    done = python("--sdk-names", mode, program)
-    assert done.stdout == "0.28.1 3\n", done.stderr
+    for mode in ("auto", "yes"):
+        done = python("--sdk-names", mode, program)
+        assert done.stdout == "0.28.1 3\n", (mode, done.stderr)
 
 
 def test_a_folder_that_the_program_adds_is_the_users_own(python, tmp_path):
@@ -126,19 +130,12 @@ def test_a_folder_that_the_program_adds_is_the_users_own(python, tmp_path):
     assert found(done) == {**OURS, "popdist": "theirs"}
 
 
-@pytest.mark.parametrize("path", [".", ":", "{folder}"])
-def test_the_programs_folder_is_the_users_own_on_pythonpath_too(python, tmp_path, path):
+def test_the_programs_folder_is_the_users_own_on_pythonpath_too(python, tmp_path):
     package(tmp_path, "popart")
     (tmp_path / "program.py").write_text(WHOSE)
-    path = path.format(folder=tmp_path)
-    done = python("--sdk-names=yes", "program.py", cwd=tmp_path, PYTHONPATH=f"{path}:{ROOT}")
-    assert found(done) == {**OURS, "popart": "theirs"}
-
-
-def test_a_finder_of_another_kind_is_passed_over(python):
-    # Python does so as well.
-    code = f"import sys\nsys.meta_path.append(object())\n{WHOSE}"
-    assert found(python("-c", code)) == OURS
+    for path in (".", ":", tmp_path):
+        done = python("--sdk-names=yes", "program.py", cwd=tmp_path, PYTHONPATH=f"{path}:{ROOT}")
+        assert found(done) == {**OURS, "popart": "theirs"}, path
 
 
 def test_pythons_that_a_program_starts_find_the_names(python):
@@ -183,13 +180,13 @@ def test_finding_imports_neither_torch_nor_the_library(python):
     assert python("-c", code).stdout == "False False\n"
 
 
-@pytest.mark.parametrize("mode", ["auto", "yes"])
-def test_the_library_of_the_environment_goes_before_that_of_the_hook(python, tmp_path, mode):
+def test_the_library_of_the_environment_goes_before_that_of_the_hook(python, tmp_path):
     theirs = package(tmp_path / "lib", "popdist_py")
     path = f"{ROOT / 'popdist_py' / 'start_hook'}:{theirs}"
     code = "import popdist_py; print(popdist_py.__file__)"
-    done = python("-c", code, program="", PYTHONPATH=path, POPDIST_SDK_NAMES=mode)
-    assert done.stdout == f"{theirs}/popdist_py/__init__.py\n", done.stderr
+    for mode in ("auto", "yes"):
+        done = python("-c", code, program="", PYTHONPATH=path, POPDIST_SDK_NAMES=mode)
+        assert done.stdout == f"{theirs}/popdist_py/__init__.py\n", (mode, done.stderr)
 
 
 @pytest.mark.sweep
@@ -200,25 +197,41 @@ def test_torchvision_is_imported_first_from_a_checkout_without_pth_files(python,
     assert python("-c", code, executable=executable).stdout == "True\n"
 
 
-@pytest.mark.mpi
-def test_instances_find_the_names_however_they_are_started(poprun, script, tmp_path, environment):
-    program = script(WHOSE)
-    everywhere = sorted(f"{name} {whose}" for name, whose in OURS.items()) * 2
+@pytest.fixture
+def job(poprun, tmp_path):
+    """Run two instances, and return their lines in order."""
 
-    def job(*words, **more):
+    def run(*words, **more):
         done = poprun("-n", 2, "--output", "plain", *words, cwd=tmp_path, **more)
         assert done.returncode == 0, done.stderr
         return sorted(done.stdout.splitlines())
 
-    assert job(program) == sorted(everywhere)
-    assert job("sh", "-c", f"exec {sys.executable} {program}") == sorted(everywhere)
-    assert job("--sdk-names", "no", program) == [f"{n} none" for n in PACKAGES for _ in range(2)]
-    theirs = [line.replace("poptorch ours", "poptorch theirs") for line in everywhere]
-    assert job(environment[0], program) == sorted(theirs)
-    theirs = [line.replace("popart ours", "popart theirs") for line in everywhere]
+    return run
+
+
+def of_two(names):
+    """Return the lines of two instances that find these names."""
+    return sorted([f"{name} {whose}" for name, whose in names.items()] * 2)
+
+
+@pytest.mark.mpi
+def test_instances_find_the_names_through_a_shell_and_in_another_environment(
+    job, script, environment
+):
+    words = ("sh", "-c", f"exec {environment[0]} {script(WHOSE)}")
+    assert job(*words) == of_two({**OURS, "poptorch": "theirs"})
+    assert job("--sdk-names", "no", script(WHOSE)) == of_two(NONE)
+
+
+@pytest.mark.mpi
+@pytest.mark.sweep
+def test_instances_find_the_names_however_they_are_started(job, script, tmp_path, environment):
+    program = script(WHOSE)
+    assert job(program) == of_two(OURS)
+    assert job(environment[0], program) == of_two({**OURS, "poptorch": "theirs"})
     path = f"{package(tmp_path / 'lib', 'popart')}:{ROOT}"
-    assert job(program, env={"PYTHONPATH": path}) == sorted(theirs)
-    assert job("--sdk-names", "yes", environment[0], program) == sorted(everywhere)
+    assert job(program, env={"PYTHONPATH": path}) == of_two({**OURS, "popart": "theirs"})
+    assert job("--sdk-names", "yes", environment[0], program) == of_two(OURS)
 
 
 @pytest.mark.mpi

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pty
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from support.repository import ROOT
-from support.surroundings import copied_sources, install, new_environment
+from support.surroundings import new_environment
 
 SEEN = """
 import os, sys
@@ -32,9 +33,9 @@ def as_python(python, *words, options=(), **more):
 
 
 @pytest.mark.parametrize(
-    "words", [("program.py",), ("./program.py", "a", "-m", "--help"), ("-m", "program", "-c", "x"),
-              ("-m", "package.inner", "1"), ("-c", SEEN.replace("__file__", "0"), "y", "-z"),
-              ("package", "arguments"), ("-u", "program.py"), ("-P", "program.py")],
+    "words", [("-u", "./program.py", "a", "-m", "--help"), ("-P", "program.py"),
+              ("-m", "package.inner", "-c", "x"), ("-c", SEEN.replace("__file__", "0"), "y", "-z"),
+              ("package", "arguments")],
     ids=lambda words: " ".join(words)[:20],
 )  # fmt: skip
 def test_a_program_sees_what_python_shows_it(python, tmp_path, words):
@@ -45,22 +46,24 @@ def test_a_program_sees_what_python_shows_it(python, tmp_path, words):
     assert as_python(python, *words).returncode == 0
 
 
-@pytest.mark.parametrize("options", [("-X", "dev"), ("-B", "-O"), ("-W", "error"), ("-Xdev", "-u")])
-def test_options_of_python_are_kept(python, tmp_path, options):
+def test_options_of_python_are_kept(python, tmp_path):
     (tmp_path / "program.py").write_text(SEEN)
-    assert as_python(python, "program.py", options=options).returncode == 0
+    for options in (("-X", "dev", "-B", "-O", "-W", "error"), ("-Xdev", "-u")):
+        done = as_python(python, "program.py", options=options)
+        assert done.returncode == 0, options
+        assert " True\n" in done.stdout, options  # the mode for development
 
 
-@pytest.mark.parametrize("words", [("-mpopdist_py",), ("-Bm", "popdist_py"), ("-Bmpopdist_py",)])
-def test_the_module_may_be_named_in_all_ways_of_python(python, words):
+def test_the_module_may_be_named_in_all_ways_of_python(python):
     code = "import sys; print(sys.orig_argv[1:], sys.flags.dont_write_bytecode)"
-    done = python(*words, "-c", code, "-m", program="", PYTHONDONTWRITEBYTECODE="")
-    kept = ["-B"] if "B" in words[0] else []
-    assert done.stdout == f"{[*kept, '-c', code, '-m']} {len(kept)}\n", done.stderr
+    for words in (("-mpopdist_py",), ("-Bm", "popdist_py"), ("-Bmpopdist_py",)):
+        done = python(*words, "-c", code, "-m", program="", PYTHONDONTWRITEBYTECODE="")
+        kept = ["-B"] if "B" in words[0] else []
+        assert done.stdout == f"{[*kept, '-c', code, '-m']} {len(kept)}\n", (words, done.stderr)
 
 
 @pytest.mark.parametrize(
-    "text", ["1/0", "import sys; sys.exit(7)", "raise SystemExit('a message')", "def f(:",
+    "text", ["import sys; sys.exit(7)", "raise SystemExit('a message')", "def f(:",
              "import poptorchh", "import os; os.kill(os.getpid(), 15)"],
 )  # fmt: skip
 def test_a_program_that_fails_fails_as_under_python(python, tmp_path, text):
@@ -109,38 +112,33 @@ def test_without_a_program_it_is_pythons_prompt(tmp_path):
     assert b"\n41\r\n" in text
 
 
-@pytest.mark.parametrize(
-    "words",
-    [(f"{ROOT}/popdist_py/__main__.py",), ("-c", "from popdist_py.__main__ import main; main()")],
-)
-def test_it_may_be_started_as_a_file_or_a_function(python, words):
-    done = python(*words, "-c", "import popart; print(popart.__name__)", program="")
-    assert done.stdout == "popart\n", done.stderr
+def test_it_may_be_started_as_a_file_or_a_function(python):
+    function = ("-c", "from popdist_py.__main__ import main; main()")
+    for words in ((f"{ROOT}/popdist_py/__main__.py",), function):
+        done = python(*words, "-c", "import popart; print(popart.__name__)", program="")
+        assert done.stdout == "popart\n", (words, done.stderr)
 
 
-@pytest.mark.parametrize(
-    ("words", "says"),
-    [
+def test_a_wrong_option_is_one_line(python):
+    for words, says in (
         (("--sdk-names", "maybe", "x.py"), "--sdk-names maybe: expected --sdk-names auto or yes"),
         (("--sdk-names=no", "x.py"), "--sdk-names no: expected --sdk-names auto or yes"),
         (("--sdk-names",), "--sdk-names: expected --sdk-names auto or yes"),
         (("--install-nmaes",), "--install-nmaes: expected .* --install-names"),
-    ],
-)
-def test_a_wrong_option_is_one_line(python, words, says):
-    done = python(*words)
-    assert done.returncode == 2
-    assert re.match(f"popdist_py: {says}", done.stderr)
-    assert len(done.stderr.splitlines()) == 1
+    ):
+        done = python(*words)
+        assert done.returncode == 2, words
+        assert re.match(f"popdist_py: {says}", done.stderr), words
+        assert len(done.stderr.splitlines()) == 1, words
 
 
-@pytest.mark.parametrize("option", ["-E", "-I", "-S"])
-def test_options_that_keep_the_names_away_are_refused(python, python_with_names, option):
+def test_options_that_keep_the_names_away_are_refused(python, python_with_names):
     # Without site-packages, the library is found on PYTHONPATH.
-    executable = sys.executable if option == "-S" else python_with_names[0]
-    done = python(option, "-m", "popdist_py", "x.py", program="", executable=executable)
-    assert done.returncode == 2
-    assert "-E, -I and -S keep it from" in done.stderr
+    installed = python_with_names[0]
+    for option, executable in (("-E", installed), ("-I", installed), ("-S", sys.executable)):
+        done = python(option, "-m", "popdist_py", "x.py", program="", executable=executable)
+        assert done.returncode == 2, option
+        assert "-E, -I and -S keep it from" in done.stderr, option
 
 
 def test_help(python):
@@ -152,11 +150,16 @@ def test_help(python):
 
 @pytest.fixture(scope="module")
 def python_with_names(tmp_path_factory):
-    """Install the project into a new environment; return its Python and site-packages."""
-    folder = tmp_path_factory.mktemp("environment")
-    python = new_environment(folder / "installed")
-    install(python, copied_sources(folder / "sources"))
-    site = sysconfig.get_path("purelib", vars={"base": str(folder / "installed")})
+    """Copy the library into a new environment; return its Python and site-packages.
+
+    ``tests/system`` installs a wheel, and checks that it holds the same files.
+    """
+    folder = tmp_path_factory.mktemp("environment") / "installed"
+    python = new_environment(folder)
+    site = sysconfig.get_path("purelib", vars={"base": str(folder)})
+    without = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(ROOT / "popdist_py", Path(site, "popdist_py"), ignore=without)
+    shutil.copy(ROOT / "popdist_torchvision_hook.py", site)
     return python, site
 
 

@@ -8,6 +8,7 @@ import pickletools
 from types import ModuleType
 
 import pytest
+from sdk_names.places import forget
 
 import popdist_py
 import popdist_py.poptorch
@@ -52,24 +53,31 @@ registerBackend synchronize
 """
 
 
-@pytest.mark.parametrize("name", sorted({*DOCUMENTED.split(), *popdist_py.poptorch.__all__}))
-def test_every_name_of_poptorch(name):
-    import poptorch
-
-    ours, theirs = getattr(popdist_py.poptorch, name), getattr(poptorch, name)
-    if isinstance(ours, ModuleType):
-        assert theirs is importlib.import_module(f"poptorch.{name}")
-        assert all(getattr(theirs, each) is getattr(ours, each) for each in ours.__all__)
-    else:
-        assert theirs is ours
+def fresh(names):
+    """Yield names; for each of them, no package of the SDK has been imported yet."""
+    for name in names:
+        forget()
+        yield name
 
 
-@pytest.mark.parametrize("module", INSIDE)
-def test_every_module_of_poptorch(module):
-    theirs = importlib.import_module(f"poptorch.{module}")
-    where = getattr(popdist_py.poptorch, module, popdist_py.poptorch)
-    for name in INSIDE[module].split():
-        assert getattr(theirs, name) is getattr(where, name)
+def test_every_name_of_poptorch():
+    for name in fresh({*DOCUMENTED.split(), *popdist_py.poptorch.__all__}):
+        ours = getattr(popdist_py.poptorch, name)
+        theirs = getattr(importlib.import_module("poptorch"), name)
+        if isinstance(ours, ModuleType):
+            assert theirs is importlib.import_module(f"poptorch.{name}"), name
+            assert ours.__all__, name
+            assert all(getattr(theirs, each) is getattr(ours, each) for each in ours.__all__), name
+        else:
+            assert theirs is ours, name
+
+
+def test_every_module_of_poptorch():
+    for module in fresh(INSIDE):
+        theirs = importlib.import_module(f"poptorch.{module}")
+        where = getattr(popdist_py.poptorch, module, popdist_py.poptorch)
+        for name in INSIDE[module].split():
+            assert getattr(theirs, name) is getattr(where, name), (module, name)
 
 
 def test_every_name_of_popdist():
@@ -80,17 +88,18 @@ def test_every_name_of_popdist():
     assert set(POPDIST.split()) < set(dir(popdist))
 
 
-@pytest.mark.parametrize(
-    "module",
-    ["horovod.torch", "horovod.torch.mpi_ops", "horovod.torch.compression",
-     "horovod.torch.functions", "horovod.torch.optimizer", "horovod.torch.sync_batch_norm",
-     "horovod.common.exceptions", "horovod.common.util",
-     "popart"],
-)  # fmt: skip
-def test_every_name_of_horovod_and_popart(module):
-    theirs, ours = importlib.import_module(module), importlib.import_module(f"popdist_py.{module}")
-    assert ours.__all__
-    assert all(getattr(theirs, name) is getattr(ours, name) for name in ours.__all__)
+def test_every_name_of_horovod_and_popart():
+    modules = (
+        "horovod.torch", "horovod.torch.mpi_ops", "horovod.torch.compression",
+        "horovod.torch.functions", "horovod.torch.optimizer", "horovod.torch.sync_batch_norm",
+        "horovod.common.exceptions", "horovod.common.util",
+        "popart",
+    )  # fmt: skip
+    for module in fresh(modules):
+        theirs = importlib.import_module(module)
+        ours = importlib.import_module(f"popdist_py.{module}")
+        assert ours.__all__, module
+        assert all(getattr(theirs, name) is getattr(ours, name) for name in ours.__all__), module
 
 
 def test_what_horovod_and_popart_lack_is_said_with_what_to_do():
@@ -133,15 +142,15 @@ def test_the_native_modules():
     assert poptorch_core.Error is popdist_py.poptorch.Error
 
 
-@pytest.mark.parametrize("package", ["poptorch", "popdist"])
-def test_what_is_not_there_is_said_under_the_name_that_was_asked(package):
-    module = importlib.import_module(package)
-    with pytest.raises(AttributeError, match=f"module '{package}' has no attribute 'Optionz'"):
-        _ = module.Optionz
-    with pytest.raises(ImportError, match=f"cannot import name 'Optionz' from '{package}'"):
-        exec(f"from {package} import Optionz")
-    with pytest.raises(ModuleNotFoundError, match=f"No module named '{package}.model'"):
-        importlib.import_module(f"{package}.model")
+def test_what_is_not_there_is_said_under_the_name_that_was_asked():
+    for package in fresh(("poptorch", "popdist")):
+        module = importlib.import_module(package)
+        with pytest.raises(AttributeError, match=f"module '{package}' has no attribute 'Optionz'"):
+            _ = module.Optionz
+        with pytest.raises(ImportError, match=f"cannot import name 'Optionz' from '{package}'"):
+            exec(f"from {package} import Optionz")
+        with pytest.raises(ModuleNotFoundError, match=f"No module named '{package}.model'"):
+            importlib.import_module(f"{package}.model")
 
 
 def test_our_rooms_are_no_part_of_the_sdk():
@@ -152,10 +161,10 @@ def test_our_rooms_are_no_part_of_the_sdk():
     assert not any(hasattr(popdist, room) for room in ("popart", "horovod", "collectives"))
 
 
-@pytest.mark.parametrize("other", ["popart", "tensorflow"])
-def test_other_frameworks_of_popdist_are_refused(other, names):
-    with pytest.raises(ModuleNotFoundError, match=rf"popdist\.{other} .*PyTorch"):
-        importlib.import_module(f"popdist.{other}")
+def test_other_frameworks_of_popdist_are_refused():
+    for other in fresh(("popart", "tensorflow")):
+        with pytest.raises(ModuleNotFoundError, match=rf"popdist\.{other} .*PyTorch"):
+            importlib.import_module(f"popdist.{other}")
 
 
 def test_a_star_import_brings_the_documented_names():
@@ -177,16 +186,16 @@ def test_reloading_makes_no_second_objects():
     assert isinstance(popdist_py.poptorch.Options(), poptorch.Options)
 
 
-@pytest.mark.parametrize(
-    ("module", "name"),
-    [("poptorch", "Options"), ("poptorch.options", "Options"), ("poptorch.optim", "AdamW"),
-     ("poptorch.enums", "OutputMode"), ("popdist.poptorch", "Options")],
-)  # fmt: skip
-def test_what_was_pickled_under_the_sdk_loads_as_ours(module, name):
-    # Protocol 0 names a class as c<module>\n<name>\n.
-    found = pickle.loads(f"c{module}\n{name}\n.".encode())
-    assert found is getattr(importlib.import_module(module), name)
-    assert found.__module__.startswith("popdist_py.")
+def test_what_was_pickled_under_the_sdk_loads_as_ours():
+    places = (
+        ("poptorch", "Options"), ("poptorch.options", "Options"), ("poptorch.optim", "AdamW"),
+        ("poptorch.enums", "OutputMode"), ("popdist.poptorch", "Options"),
+    )  # fmt: skip
+    for module, name in fresh(places):
+        # Protocol 0 names a class as c<module>\n<name>\n.
+        found = pickle.loads(f"c{module}\n{name}\n.".encode())
+        assert found is getattr(importlib.import_module(module), name), (module, name)
+        assert found.__module__.startswith("popdist_py."), (module, name)
 
 
 def test_what_is_pickled_under_the_names_loads_without_them():
