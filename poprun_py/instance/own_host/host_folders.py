@@ -26,8 +26,9 @@ __all__ = [
 # Files there are memory. What maps them needs that: on a disk every page would be written.
 MEMORY = "/dev/shm"
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-# Somebody sweeps, or leaves, at the same moment: the folder is gone then, and made again.
-_TIMES = 20
+# Another process may sweep the folder between its making and its locking: it is then made again.
+# That process may be suspended with its lock on the folder, for longer than many tries take.
+_MAKE_SECONDS = 10.0
 _KINDS = ("host", "job")
 _PAUSE_SECONDS = 0.005
 _DAEMON = "daemon-"
@@ -86,7 +87,8 @@ class HeldFolder:
             OSError: there can be none.
         """
         path = os.path.abspath(os.path.join(base, name))
-        for _ in range(_TIMES):
+        deadline = time.monotonic() + _MAKE_SECONDS
+        while True:
             try:  # noqa: SIM105 (contextlib takes longer to import than all of this)
                 os.mkdir(path, 0o700)
             except FileExistsError:
@@ -94,10 +96,12 @@ class HeldFolder:
             try:
                 folder = cls._hold(path)
             except FileNotFoundError:
-                continue
+                folder = None
             if folder is not None:
                 return folder
-        raise BlockingIOError(f"{path} is swept again and again")
+            if time.monotonic() >= deadline:
+                raise BlockingIOError(f"{path} is swept again and again")
+            time.sleep(_PAUSE_SECONDS)
 
     @classmethod
     def join(cls, path: str) -> "HeldFolder | None":

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from support.repository import ROOT
@@ -137,24 +138,59 @@ def test_where_no_locks_are_nothing_is_swept(tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == [left]
 
 
-def test_a_folder_that_is_swept_while_it_is_made_is_made_again(tmp_path):
-    """Who makes a folder has no lock on it for a moment: it may be gone then, and is noticed."""
-    ended = threading.Event()
+@pytest.mark.parametrize(("module", "call"), [(os, "mkdir"), (fcntl, "flock")])
+def test_a_folder_that_is_swept_while_it_is_made_is_made_again(tmp_path, monkeypatch, module, call):
+    """Its maker has no lock on it for a moment: before it is opened, and before it is locked."""
+    path, swept = tmp_path / name_of("host", SECRET), []
+    real = getattr(module, call)
 
-    def sweep_on():
-        while not ended.is_set():
-            sweep([str(tmp_path)])
+    def sweep_around(*arguments):
+        if swept:
+            real(*arguments)
+            return
+        if module is os:
+            real(*arguments)
+        path.rmdir()
+        swept.append(path)
+        if module is not os:
+            real(*arguments)
 
-    sweeper = threading.Thread(target=sweep_on)
-    sweeper.start()
-    try:
-        for _ in range(300):
-            held = HeldFolder.make(str(tmp_path), name_of("host"))
-            Path(held.path, "file").touch()
-            held.leave()
-    finally:
-        ended.set()
-        sweeper.join()
+    monkeypatch.setattr(module, call, sweep_around)
+    held = HeldFolder.make(str(tmp_path), path.name)
+    assert swept
+    assert HeldFolder.join(held.path) is not None
+    held.remove()
+
+
+@pytest.fixture
+def swept_slowly(tmp_path, monkeypatch):
+    """Give a folder that another process sweeps, which has its time slice after 100 pauses."""
+    path, pauses = tmp_path / name_of("host", SECRET), []
+    path.mkdir(mode=0o700)
+    sweeper = HeldFolder(str(path), os.open(path, os.O_RDONLY))
+    assert host_folders._is_left(sweeper._descriptor)
+
+    def pause(seconds):
+        pauses.append(seconds)
+        if len(pauses) == 100:
+            sweeper.remove()
+
+    clock = SimpleNamespace(monotonic=lambda: sum(pauses), sleep=pause)
+    monkeypatch.setattr(host_folders, "time", clock)
+    yield path
+    sweeper.close()
+
+
+def test_a_process_that_is_suspended_while_it_sweeps_is_waited_for(tmp_path, swept_slowly):
+    held = HeldFolder.make(str(tmp_path), swept_slowly.name)
+    assert HeldFolder.join(held.path) is not None
+    held.remove()
+
+
+def test_a_process_that_sweeps_without_end_is_not_waited_for(tmp_path, swept_slowly, monkeypatch):
+    monkeypatch.setattr(host_folders, "_MAKE_SECONDS", 0.1)
+    with pytest.raises(BlockingIOError, match="swept again and again"):
+        HeldFolder.make(str(tmp_path), swept_slowly.name)
 
 
 def test_the_files_of_a_dead_daemon_go_with_the_folder(tmp_path):

@@ -32,13 +32,9 @@ print("up", flush=True)
     ("then", "number", "code"),
     [
         ("del job", 0, 0),
-        pytest.param("job.wait()", signal.SIGINT, -signal.SIGINT, marks=pytest.mark.sweep),
-        pytest.param("job.wait()", signal.SIGTERM, -signal.SIGTERM, marks=pytest.mark.sweep),
-        ("job.wait()", signal.SIGKILL, -signal.SIGKILL),
         pytest.param(
             "with job: job.wait()", signal.SIGINT, -signal.SIGINT, marks=pytest.mark.sweep
         ),
-        pytest.param("import os; os._exit(4)", 0, 4, marks=pytest.mark.sweep),
         # A forked process must not keep the launcher from seeing our end.
         (
             "import os, time\n"
@@ -66,7 +62,7 @@ def test_the_end_of_the_program_is_that_of_its_job(then, number, code, tmp_path)
             assert program.stdout.readline() == "forked\n"
         if number:
             program.send_signal(number)
-        assert program.wait(30) == code
+        assert program.wait(60) == code
         forked = {pid for pid in survivors(mark) if "poprun_py.start" in _command(pid)}
         wait_until(lambda: not set(survivors(mark)) - forked)
         assert "fork" not in then or forked

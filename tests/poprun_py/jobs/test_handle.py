@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import gc
 import os
+import time
 import weakref
 from concurrent.futures import ThreadPoolExecutor
 
@@ -14,7 +15,7 @@ from support.processes import wait_until
 
 import poprun_py
 from poprun_py import JobFailedError, StartError, TimeLimitError, UsageError
-from poprun_py.jobs import registry
+from poprun_py.jobs import output, registry
 from poprun_py.jobs.screen import Echo
 
 pytestmark = pytest.mark.mpi
@@ -36,7 +37,9 @@ def test_status_tells_what_runs(running):
     assert status.run_id == status.view.run_id
     assert [each.index for each in status.view.instances] == [0, 1]
     assert status.view.pid == status.pid != os.getpid()
-    assert 0 < status.seconds < 100
+    before, seconds = time.monotonic(), running.status().seconds
+    assert 0 < status.seconds <= seconds
+    assert running.status().seconds - seconds <= time.monotonic() - before
     assert not running.done()
 
 
@@ -115,20 +118,28 @@ def test_stop_from_any_thread_and_again_and_how_it_ended():
     assert job.wait() is result
 
 
-def test_a_stop_that_is_in_a_hurry_kills_what_does_not_end():
-    stubborn = "trap '' TERM INT; echo up; while :; do sleep 0.1; done"
-    with poprun_py.start(["sh", "-c", stubborn], share_cores=True, grace=100) as job:
-        wait_until(lambda: "up" in job.output())
+def test_a_stop_that_is_in_a_hurry_kills_what_does_not_end(tmp_path, capsys):
+    """The user's own folder keeps what ``output`` read; on the screen nothing was to be shown."""
+    stubborn = ["sh", "-c", "trap '' TERM INT; echo up; while :; do sleep 0.1; done"]
+    folder = tmp_path / "runs"
+    with poprun_py.start(stubborn, share_cores=True, grace=100, output_dir=folder) as job:
+        wait_until(lambda: job.output(0) == "up\n")
         job.stop(grace=0)
-        assert job.wait(30).instances[0].code == -9
+        result = job.wait(60)
+        assert result.instances[0].code == -9
+    kept = folder / result.run_id / "attempt-1" / "instance-0.stdout"
+    assert kept.read_text() == "up\n"
+    assert capsys.readouterr() == ("", "")
 
 
 def test_a_job_that_is_stopped_before_its_programs_run():
     job = poprun_py.start(["true"])
     job.stop()
     with job:
-        assert job.wait(30).exit_code in (0, 143)
-    assert job.status().exit_code == job.wait().exit_code
+        code = job.wait(60).exit_code
+    # The program may have ended before the stop has reached it.
+    assert code in (0, 143)
+    assert job.status().exit_code == code
 
 
 def test_a_time_limit_is_told_with_the_result():
@@ -147,7 +158,7 @@ def test_a_killed_launcher_is_told_and_nothing_of_its_job_is_left():
         with pytest.raises(
             JobFailedError, match="the launcher ended with signal SIGKILL"
         ) as caught:
-            job.wait(30)
+            job.wait(60)
         assert caught.value.exit_code == 137
     wait_until(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in pids))  # noqa: PTH110
 
@@ -171,7 +182,7 @@ def test_a_job_that_nobody_listens_to_any_more_is_ended(monkeypatch):
     with poprun_py.start(TALKS, share_cores=True, show=True) as job:
         monkeypatch.setattr(Echo, "pass_on", lambda _: 1 / 0)
         with pytest.raises((StartError, JobFailedError), match="the launcher ended with exit code"):
-            job.wait(30)
+            job.wait(60)
     assert failed == [ZeroDivisionError]
 
 
@@ -212,21 +223,11 @@ def test_a_job_that_was_waited_for_is_freed_with_its_handle(wait):
     assert not folder.exists()
 
 
-def test_output_dir_of_the_user_keeps_what_output_reads(tmp_path):
-    with poprun_py.start(["echo", "hi"], output_dir=tmp_path / "runs", share_cores=True) as job:
-        run_id = job.result(60).run_id
-        assert job.output(0) == "hi\n"
-    kept = tmp_path / "runs" / run_id / "attempt-1" / "instance-0.stdout"
-    assert kept.read_text() == "hi\n"
-
-
-def test_long_output_is_read_from_its_end(tmp_path):
-    from poprun_py.jobs.output import read_instance
-
+def test_long_output_is_read_from_its_end(tmp_path, monkeypatch):
+    monkeypatch.setattr(output, "_MOST_BYTES", 1 << 12)
     file = tmp_path / "instance-07.stdout"
-    with file.open("w") as text:
-        text.writelines(f"line {number:8}\n" for number in range(700_000))
-    said = read_instance([str(tmp_path)], 7, None)
-    assert len(said) < file.stat().st_size
+    file.write_text("".join(f"line {number:8}\n" for number in range(500)))
+    said = output.read_instance([str(tmp_path)], 7, None)
+    assert said == file.read_text()[-len(said) :]
+    assert 4000 < len(said) <= 1 << 12
     assert said.startswith("line ")
-    assert said.endswith(" 699999\n")

@@ -45,11 +45,6 @@ def test_a_handle_tells_why_its_job_failed(own_leases):
         assert job.wait().exit_code == 3
         assert ": ended with code 3, 1 instance, " in repr(job)
         assert "ValueError: &lt;b&gt;" in job._repr_html_()
-    with poprun_py.start(["true"], hardware="/no/such/file") as job:
-        with pytest.raises(poprun_py.UsageError):
-            job.wait()
-        assert ": ended with code 2, " in repr(job)
-        assert "/no/such/file" in job._repr_html_()
 
 
 def test_a_status_is_one_line():

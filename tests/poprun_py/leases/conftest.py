@@ -6,12 +6,13 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from support.repository import ROOT
 
-HOLDER = ROOT / "tests" / "support" / "lease_holder.py"
+HOLDER = Path(__file__).with_name("lease_holder.py")
 
 
 @pytest.fixture

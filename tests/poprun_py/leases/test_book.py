@@ -21,7 +21,7 @@ from poprun_py.leases.book import OvertakenError, decided, leases_folder, opened
 from poprun_py.leases.locked_files import LockedFolder
 from poprun_py.leases.values import MAX_NUMBER, Waiter, text_of
 
-WORKER = ROOT / "tests" / "support" / "lease_worker.py"
+WORKER = Path(__file__).with_name("lease_worker.py")
 NOBODY, SOMEBODY = 65_534, 54_321
 
 
