@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import json
 import math
 from dataclasses import replace
@@ -94,8 +95,11 @@ JOB = document(
 
 
 def test_both_texts_of_a_job(golden):
-    golden("openmetrics.txt", shown(JOB))
-    golden("prometheus.txt", shown(JOB, generate_latest))
+    text = shown(JOB)
+    golden("openmetrics.txt", text)
+    older = shown(JOB, generate_latest)
+    difference = difflib.unified_diff(text.splitlines(), older.splitlines(), n=0, lineterm="")
+    golden("prometheus_differs.txt", "\n".join([*difference][2:]) + "\n")
 
 
 def test_before_the_first_look_there_is_the_run():

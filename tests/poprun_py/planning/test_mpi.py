@@ -1,7 +1,8 @@
-"""Every dialect's command for every case: one golden file each."""
+"""The command for each MPI: one golden file for each, with what options change in it."""
 
 from __future__ import annotations
 
+import difflib
 import signal
 import sys
 from pathlib import Path
@@ -12,6 +13,7 @@ from support.plans import plan_blindly
 from poprun_py.config.launch_config import LaunchConfig
 from poprun_py.errors import StartError, UsageError
 from poprun_py.hosts.host_list import LOCALHOST, parse_host_list
+from poprun_py.planning import launch_plan
 from poprun_py.planning.mpi_arguments import split_args
 from poprun_py.planning.mpi_commands import (
     MPICH,
@@ -24,9 +26,10 @@ from poprun_py.planning.mpi_commands import (
     network_of_mpirun,
 )
 from poprun_py.planning.mpi_install import _wheel_version, find_mpi, recognise
+from poprun_py.views.command_text import folded
 
-CASES = {
-    "one_host": {},
+# What is changed of a job of two instances on one host.
+CHANGES = {
     "one_instance": {"num_instances": 1, "num_replicas": 1},
     "two_hosts": {"host": "node0,node1"},
     "user_args": {
@@ -66,14 +69,23 @@ def command(kind, **settings):
     ).command
 
 
-@pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("kind", KINDS)
-def test_command(kind, case, golden):
-    words = command(KINDS[kind], **CASES[case])
-    from poprun_py.planning import launch_plan
-
+def lines(kind, **settings) -> list[str]:
+    """Return the command with an option on each line, and without paths of this machine."""
     named = {sys.executable: "PYTHON", launch_plan._WRAPPER: "WRAPPER"}
-    golden(f"command_{kind}_{case}.txt", "".join(f"{named.get(w, w)}\n" for w in words))
+    words = [named.get(word, word) for word in command(kind, **settings)]
+    return folded(words).split(" \\\n")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_command(kind, golden):
+    """The file holds the whole command of a job, then the lines that options change in it."""
+    plain = lines(KINDS[kind])
+    text = [*plain]
+    for name, settings in CHANGES.items():
+        changed = lines(KINDS[kind], **settings)
+        difference = difflib.unified_diff(plain, changed, n=0, lineterm="")
+        text += ["", f"== {name}", *list(difference)[2:]]
+    golden(f"command_{kind}.txt", "\n".join(text) + "\n")
 
 
 def test_user_variable_replaces_ours():

@@ -2,7 +2,7 @@
 
 import contextlib
 import time
-from dataclasses import replace
+from dataclasses import asdict, replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -22,7 +22,6 @@ from poprun_py.planning.cpu_placement import (
     place_anyway,
     placement_warnings,
 )
-from poprun_py.views.placement_picture import placement_line
 
 GOLDEN = Path(__file__).parent / "golden" / "placement"
 
@@ -56,44 +55,57 @@ def cpus_of(placements) -> list[str]:
 # --- goldens ------------------------------------------------------------------------------------
 
 
-def described(machine: Machine, num_instances: int, policy: PlacementPolicy) -> list[str]:
+def described(machine: Machine, num_instances: int, policy: PlacementPolicy) -> str:
+    """Return a plan in a line: ``NODES:CPUS/MEMORY NODES*THREADS`` of each instance; warnings."""
     try:
         placements = place(machine, num_instances, policy)
     except UsageError as error:
-        return [f"error: {error}"]
-    return [
-        *(
-            f"{i}: nodes {format_cpu_list(p.numa_nodes) or '-'}; {placement_line(p)}"
-            for i, p in enumerate(placements)
-        ),
-        *(f"warning: {text}" for text in placement_warnings(machine, placements)),
+        return f"error: {error}"
+    parts = [
+        f"{format_cpu_list(p.numa_nodes)}:{format_cpu_list(p.cpus) or 'any'}"
+        f"/{format_cpu_list(p.memory_nodes) or 'any'}*{p.threads}"
+        for p in placements
     ]
+    warnings = [f"! {text}" for text in placement_warnings(machine, placements)]
+    return "  ".join([*parts, *warnings])
 
 
 def plans(machine: Machine) -> str:
-    """Return every plan that the golden file of a machine holds."""
+    """Return the plans that the golden file of a machine holds."""
     nodes = len({core.numa_node for core in machine.usable_cores})
     cores = len(machine.usable_cores)
-    counts = sorted({1, 2, 3, 4, nodes, nodes + 1, min(cores, 12), min(cores + 1, 13)})
-    lines = []
-    for mode in MODES:
-        for count in counts:
-            lines += [f"== {mode}, {count} instances"]
-            lines += described(machine, count, PlacementPolicy(mode=mode))
-    for policy in (
-        PlacementPolicy(cores_per_instance=1),
-        PlacementPolicy("packnuma", cores_per_instance=2),
-        PlacementPolicy(smt=True),
-        PlacementPolicy(reserve_cores=1),
-        PlacementPolicy(smt=True, reserve_cores=1, cores_per_instance=2),
-    ):
-        lines += [f"== {policy}, 2 instances", *described(machine, 2, policy)]
-    too_many = sum(len(core.cpus) for core in machine.usable_cores) + 1
-    if too_many < 40:
-        lines += [f"== too many, {too_many} instances"]
-        lines += described(machine, too_many, PlacementPolicy())
-        lines += described(machine, too_many, PlacementPolicy(oversubscribe=True))
-    return "\n".join(lines) + "\n"
+    cpus = sum(len(core.cpus) for core in machine.usable_cores)
+    asked = [
+        (count, PlacementPolicy(mode=mode))
+        for mode in MODES
+        for count in sorted({2, 3, 4, nodes, nodes + 1, min(cores, 8) + 1} - {1})
+    ]
+    asked += [
+        (2, policy)
+        for policy in (
+            PlacementPolicy(cores_per_instance=1),
+            PlacementPolicy("packnuma", cores_per_instance=2),
+            PlacementPolicy(smt=True),
+            PlacementPolicy(reserve_cores=1),
+            PlacementPolicy(smt=True, reserve_cores=1, cores_per_instance=2),
+        )
+    ]
+    asked.append((1, PlacementPolicy()))
+    if cpus < 12:
+        asked += [(cpus + 1, PlacementPolicy()), (cpus + 1, PlacementPolicy(oversubscribe=True))]
+    return "".join(
+        f"{count} {of_policy(policy)}: {described(machine, count, policy)}\n"
+        for count, policy in asked
+    )
+
+
+def of_policy(policy: PlacementPolicy) -> str:
+    """Return the mode and whatever else a policy asks for."""
+    usual = PlacementPolicy(policy.mode)
+    changed = [
+        f"{name}={value}" for name, value in asdict(policy).items() if value != getattr(usual, name)
+    ]
+    return " ".join([policy.mode, *changed])
 
 
 @pytest.mark.parametrize("name", TREES)

@@ -88,12 +88,25 @@ def test_tables(name, shared, golden):
     golden(f"{name}.txt", text)
 
 
-@pytest.mark.parametrize("name", TABLES)
-def test_json(name, shared, golden):
-    found = shared(*TABLES[name], "--showjson")
-    assert (found.code, found.err) == (0, "")
-    json.loads(found.out)
-    golden(f"{name}.json", found.out)
+def in_lines(value) -> list[str]:
+    """Return each element of a list, or each entry of an object, in a line."""
+    if isinstance(value, list):
+        return [json.dumps(each) for each in value]
+    return [f"{name}: {json.dumps(each)}" for name, each in value.items()]
+
+
+def test_json(shared, golden):
+    values = {}
+    for name, words in TABLES.items():
+        found = shared(*words, "--showjson")
+        assert (found.code, found.err) == (0, "")
+        values[name] = json.loads(found.out)
+        assert found.out == json.dumps(values[name], indent=2) + "\n"
+    of_agent = [each for each in values["ipu-attrs"] if each["agent"] == "ag01"]
+    assert len(of_agent) == 12
+    assert values.pop("ipu-attrs-of-agent") == of_agent
+    text = [line for name, each in values.items() for line in (f"== {name}", *in_lines(each))]
+    golden("json.txt", "\n".join(text) + "\n")
 
 
 def test_the_user_table_is_v_ipus(root, ask):
@@ -154,8 +167,8 @@ def test_each_gcd_has_a_configuration(pod, ask, golden):
     pod.create_partition(PartitionRequest(name="p4", size=4, num_gcds=2))
     first = json.loads(ask("get", "partition", "p4", "--ipuof-configs").out)
     found = ask("get", "partition", "p4", "--gcd", 1, "--ipuof-configs").out
-    golden("ipuof_config.json", found)
     second = json.loads(found)
+    golden("ipuof_config.txt", "\n".join(in_lines(second)) + "\n")
     assert (first["attributes"], second["attributes"]) == ({}, {"GCD Id": "1"})
     ipus = [each["ipu_id"] for each in first["devices"] + second["devices"]]
     assert ipus == [ipu.index for ipu in pod.partition("p4").ipus]
@@ -437,11 +450,20 @@ def verbs():
             yield verb, kind
 
 
-@pytest.mark.parametrize("words", list(verbs()), ids=" ".join)
-def test_help(words, root, ask, golden):
-    found = ask(*words, "--help")
-    assert (found.code, found.err) == (0, "")
-    golden(f"help{''.join(f'_{word}' for word in words)}.txt", found.out)
+def test_help(root, ask, golden):
+    """The file holds the whole first page, and of the others what differs from page to page."""
+    pages = {words: ask(*words, "--help") for words in verbs()}
+    assert {(page.code, page.err) for page in pages.values()} == {(0, "")}
+    text = pages[()].out
+    of_all = text[text.index("\nGlobal options:") :]
+    for words, page in pages.items():
+        own = page.out.removesuffix(of_all)
+        # A verb alone only lists its objects, which take the options.
+        assert (own == page.out) == (len(words) == 1 and words != ("serve",)), words
+        if words:
+            lines = [line for line in own.splitlines() if line and "  -h, --help " not in line]
+            text += "\n" + "\n".join(lines) + "\n"
+    golden("help.txt", text)
 
 
 def in_a_process(*words, env=None, **settings):

