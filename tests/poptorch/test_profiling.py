@@ -1,4 +1,4 @@
-"""Profiles of a program: its timeline, asked for as programs ask PopTorch; each in a new Python."""
+"""Programs in a new Python: the profiles that they ask PopTorch for, and how they fail."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from support.models import Mlp
 from support.trace_tables import query
 
 import popdist_py.poptorch as poptorch
+from popdist_py.timeline import spans
 
 _PROGRAM = """
 import torch
@@ -40,55 +41,72 @@ for _ in range(5):
 _NAMES = "SELECT name, COUNT(*) FROM slice GROUP BY name"
 
 
-def run(folder, options="", steps=_STEPS, **variables):
+def run(folder, options="", steps=_STEPS, *, fails=False, **variables):
     code = (_PROGRAM % options) + steps
     environ = {"PATH": os.environ["PATH"], "PYTHONPATH": ":".join(sys.path), **variables}
     done = subprocess.run(
         [sys.executable, "-c", code],
-        env=environ, cwd=folder, capture_output=True, text=True, check=True,
+        env=environ, cwd=folder, capture_output=True, text=True, check=False,
     )  # fmt: skip
+    assert done.returncode == fails, done.stderr
     assert "[warning]" not in done.stderr  # torch.profiler says this and that
+    return files_in(folder), done.stderr
+
+
+def files_in(folder):
     return [path.relative_to(folder) for path in folder.rglob("*") if path.is_file()]
 
 
-@pytest.mark.parametrize(
-    ("options", "variables", "folder"),
-    [
-        ('options.enableProfiling("reports")', {}, "reports/"),
-        pytest.param(
-            'options._Popart.setEngineOptions({"autoReport.all": "true",'
-            ' "autoReport.directory": "there"})',
-            {},
-            "there/",
-            marks=pytest.mark.sweep,
-        ),
-        pytest.param(
-            "",
-            {"POPLAR_ENGINE_OPTIONS": '{"autoReport.outputExecutionProfile":"true"}'},
-            "",
-            marks=pytest.mark.sweep,
-        ),
-        pytest.param(
-            "",
-            {"PVTI_OPTIONS": '{"enable":"true", "directory":"pvti"}'},
-            "pvti/",
-            marks=pytest.mark.sweep,
-        ),
-    ],
-)
-def test_who_asks_for_a_profile_gets_a_timeline(tmp_path, options, variables, folder):
-    (found,) = run(tmp_path, options, **variables)
-    assert str(found) == f"{folder}instance-0.timeline.json.gz"
-    counts = dict(query(tmp_path / found, _NAMES))
+def assert_has_all_steps(trace):
+    counts = dict(query(trace, _NAMES))
     assert counts["one"] == counts["step"] == counts["update"] == "5"
     # What began before the recording, in compiling, is not there.
     assert int(counts["backward"]) >= 1
     nested = query(
-        tmp_path / found,
+        trace,
         "SELECT COUNT(*) FROM slice s JOIN slice p ON s.parent_id = p.id"
         " WHERE s.name = 'update' AND p.name = 'step'",
     )
     assert nested == [("5",)]
+    return counts
+
+
+def test_a_program_that_fails_has_a_profile_and_logs_its_exception(tmp_path):
+    # torchvision has operators that the library defines too: it comes second here.
+    steps = _STEPS + "import torchvision\ntorchvision.models.resnet18\nraise RuntimeError('told')\n"
+    found, errors = run(tmp_path, 'options.enableProfiling("reports")', steps, fails=True)
+    assert list(map(str, found)) == ["reports/instance-0.timeline.json.gz"]
+    assert_has_all_steps(tmp_path / found[0])
+    assert "[poptorch::python] [critical]" in errors
+    assert errors.count("RuntimeError: told") == 1
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize(
+    ("options", "variables", "folder"),
+    [
+        (
+            'options._Popart.setEngineOptions({"autoReport.all": "true",'
+            ' "autoReport.directory": "there"})',
+            {},
+            "there/",
+        ),
+        (
+            "",
+            {"POPLAR_ENGINE_OPTIONS": '{"autoReport.outputExecutionProfile":"true"}'},
+            "",
+        ),
+        (
+            "",
+            {"PVTI_OPTIONS": '{"enable":"true", "directory":"pvti"}'},
+            "pvti/",
+        ),
+    ],
+)
+def test_who_asks_for_a_profile_gets_a_timeline(tmp_path, options, variables, folder):
+    (found,), _ = run(tmp_path, options, **variables)
+    assert str(found) == f"{folder}instance-0.timeline.json.gz"
+    counts = assert_has_all_steps(tmp_path / found)
     if "PVTI_OPTIONS" in variables:
         assert counts["compile"] == "2"  # the library's, and the channel's
         assert query(tmp_path / found, "SELECT name FROM thread WHERE name LIKE 'channel%'") == [
@@ -96,9 +114,14 @@ def test_who_asks_for_a_profile_gets_a_timeline(tmp_path, options, variables, fo
         ]
 
 
-def test_who_does_not_ask_gets_no_files(tmp_path):
-    off = '{"autoReport.all":"false"}'
-    assert run(tmp_path, POPLAR_ENGINE_OPTIONS=off, PVTI_OPTIONS='{"enable":"false"}') == []
+def test_who_does_not_ask_gets_no_files(tmp_path, monkeypatch):
+    monkeypatch.setenv("POPLAR_ENGINE_OPTIONS", '{"autoReport.all":"false"}')
+    monkeypatch.setenv("PVTI_OPTIONS", '{"enable":"false"}')
+    monkeypatch.chdir(tmp_path)
+    spans._begin_as_asked(os.environ)
+    exec((_PROGRAM % "") + _STEPS, {})
+    assert spans._recorder is None
+    assert files_in(tmp_path) == []
 
 
 @pytest.mark.sweep
@@ -120,7 +143,7 @@ with profiler.profile(
         one.step()
         time.sleep(0.02)  # steps lie further apart than the clocks of both may differ
 """
-    (found,) = run(tmp_path, steps=steps, PVTI_OPTIONS='{"enable":"true"}')
+    (found,), _ = run(tmp_path, steps=steps, PVTI_OPTIONS='{"enable":"true"}')
     rows = query(
         tmp_path / found,
         "SELECT DISTINCT mine.name FROM slice mine JOIN slice torch"
@@ -154,4 +177,4 @@ except poptorch.Error as error:
 else:
     raise AssertionError
 """
-    assert [str(path) for path in run(tmp_path, code, steps)] == ["file"]
+    assert [str(path) for path in run(tmp_path, code, steps)[0]] == ["file"]

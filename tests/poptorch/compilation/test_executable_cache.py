@@ -25,9 +25,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from poptorch.unreadable_files import UNREADABLE, make_unreadable
 from support.damage import damaged
 from support.models import Mlp, classified, quiet_options
-from support.unreadable_files import UNREADABLE, make_unreadable
 from torch import nn
 
 import popdist_py.poptorch as poptorch

@@ -4,7 +4,7 @@ import pickle
 
 import pytest
 import torch
-from support.loading import ASYNC, FORK, REBATCHED, numbers
+from poptorch.data.loading import ASYNC, FORK, REBATCHED, numbers
 from support.models import quiet_options
 from torch import nn
 
@@ -59,30 +59,38 @@ def options():
     return made
 
 
-@pytest.mark.parametrize("mode", [SYNC, ASYNC, REBATCHED])
+BATCHES = {
+    "batch size": lambda: {"batch_size": 2},
+    "sampler": lambda: {
+        "batch_sampler": torch.utils.data.BatchSampler(range(40), 2, drop_last=False)
+    },
+    "sampler of unknown length": lambda: {"batch_sampler": Pairs()},
+}
+
+
 @pytest.mark.parametrize(
-    "workers",
+    ("mode", "workers", "batches"),
     [
-        pytest.param({}, id="no workers"),
-        pytest.param({"num_workers": 2}, id="persistent"),
-        pytest.param(
-            {"num_workers": 2, "persistent_workers": False},
-            id="not persistent",
-            marks=pytest.mark.sweep,
-        ),
+        (SYNC, 0, "batch size"),
+        (SYNC, 2, "sampler"),
+        (SYNC, 0, "sampler of unknown length"),
+        (ASYNC, 2, "batch size"),
+        (ASYNC, 0, "sampler"),
+        (ASYNC, 0, "sampler of unknown length"),
+        (REBATCHED, 0, "batch size"),
+        (REBATCHED, 0, "sampler"),
+        (REBATCHED, 2, "sampler of unknown length"),
     ],
-)
-@pytest.mark.parametrize(
-    "batches",
-    [
-        lambda: {"batch_size": 2},
-        lambda: {"batch_sampler": torch.utils.data.BatchSampler(range(40), 2, drop_last=False)},
-        lambda: {"batch_sampler": Pairs()},
-    ],
-    ids=["batch size", "sampler", "sampler of unknown length"],
 )
 def test_batches_are_joined_in_every_mode(mode, workers, batches):
-    loader = DataLoader(options(), numbers(40), collate_fn=as_graph, **batches(), **workers, **mode)
+    loader = DataLoader(
+        options(),
+        numbers(40),
+        num_workers=workers,
+        collate_fn=as_graph,
+        **BATCHES[batches](),
+        **mode,
+    )
     for _ in range(2):
         got = [(type(b), b.x.tolist(), b.y[0].item(), b.name) for b in loader]
         assert got == [
@@ -119,8 +127,7 @@ def test_another_process_learns_the_parsers_with_its_work():
 
 
 @pytest.mark.sweep
-@pytest.mark.parametrize("mode", [SYNC, ASYNC])
-def test_spawned_workers_learn_the_parsers(mode):
+def test_spawned_workers_learn_the_parsers():
     loader = DataLoader(
         options(),
         numbers(40),
@@ -128,7 +135,7 @@ def test_spawned_workers_learn_the_parsers(mode):
         collate_fn=as_graph,
         num_workers=1,
         multiprocessing_context="spawn",
-        **mode,
+        **ASYNC,
     )
     assert [b.x.tolist() for b in loader] == [list(range(16)), list(range(16, 32))]
     loader.terminate()

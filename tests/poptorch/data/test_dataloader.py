@@ -7,7 +7,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from support.loading import ASYNC, FORK, REBATCHED, flat, read
+from poptorch.data.loading import ASYNC, FORK, REBATCHED, flat, read
 
 from popdist_py import poptorch
 from popdist_py.poptorch import DataLoader, Options

@@ -7,13 +7,13 @@ import signal
 import subprocess
 import sys
 import textwrap
-import time
 from pathlib import Path
 
 import psutil
 import pytest
 import torch
-from support.loading import ASYNC, FORK, Broken, Stream, numbers
+from poptorch.data.loading import ASYNC, FORK, Broken, Stream, numbers
+from poptorch.forked_program import ForkedProgram
 from support.processes import wait_until
 
 from popdist_py import poptorch
@@ -21,15 +21,14 @@ from popdist_py.poptorch import DataLoader, Options
 from popdist_py.poptorch.data.accessor import AsynchronousDataAccessor
 
 
-def eventually_ended(processes, seconds=20.0):
-    """Poll until the processes are gone; the time limit makes a test fail rather than hang."""
-    limit = time.monotonic() + seconds
-    while alive := [process for process in processes if process.is_running()]:
-        if time.monotonic() > limit:
-            for process in alive:
+def eventually_ended(processes):
+    """Wait until the processes are gone; end those that are left."""
+    try:
+        wait_until(lambda: not any(process.is_running() for process in processes))
+    finally:
+        for process in processes:
+            with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
-            pytest.fail(f"still there: {alive}")
-        time.sleep(0.01)
 
 
 class Killed(Broken):
@@ -150,7 +149,8 @@ class Slow(torch.utils.data.Dataset):
 
 if __name__ == "__main__":
     loader = DataLoader(
-        Options(), Slow(), mode=DataLoaderMode.Async, num_workers={workers}, batch_size=2
+        Options(), Slow(), mode=DataLoaderMode.Async, num_workers={workers}, batch_size=2,
+        async_options={{"sharing_strategy": SharingStrategy.{strategy}}},
     )
     # A forked process holds both ends of its pipe: it cannot tell from that when we are gone.
     idle = AsynchronousDataAccessor([torch.ones(1)], sharing_strategy=SharingStrategy.Fork)
@@ -158,6 +158,26 @@ if __name__ == "__main__":
         print("pids", loader._accessor._process.pid, idle._process.pid, flush=True)
         {ending}
 """
+
+
+KILLED = "os.kill(os.getpid(), signal.SIGKILL)"
+
+
+def write_program(folder, **values):
+    program = folder / "program.py"
+    program.write_text(textwrap.dedent(PROGRAM).format(**values))
+    return program
+
+
+def family_of(program):
+    """Return the processes that a program's loaders have started, once it has named them."""
+    line = program.stdout.readline()
+    assert line.startswith("pids "), program.stderr.read()
+    loaders = []
+    for pid in line.split()[1:]:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            loaders.append(psutil.Process(int(pid)))
+    return [process for loader in loaders for process in (loader, *loader.children(recursive=True))]
 
 
 @pytest.mark.parametrize(
@@ -168,12 +188,11 @@ if __name__ == "__main__":
         pytest.param(2, "raise RuntimeError('of the program')", 1, marks=pytest.mark.sweep),
         pytest.param(0, "signal.pause()", -signal.SIGINT, marks=pytest.mark.sweep),
         pytest.param(2, "signal.pause()", -signal.SIGINT, marks=pytest.mark.sweep),
-        (2, "os.kill(os.getpid(), signal.SIGKILL)", -signal.SIGKILL),
+        pytest.param(2, KILLED, -signal.SIGKILL, marks=pytest.mark.sweep),
     ],
 )
-def test_processes_end_with_the_program(tmp_path, workers, ending, code):
-    program = tmp_path / "program.py"
-    program.write_text(textwrap.dedent(PROGRAM).format(workers=workers, ending=ending))
+def test_processes_of_a_fork_server_end_with_the_program(tmp_path, workers, ending, code):
+    program = write_program(tmp_path, workers=workers, ending=ending, strategy="ForkServer")
     root = str(Path(poptorch.__file__).parents[2])
     started = subprocess.Popen(
         [sys.executable, str(program)],
@@ -183,25 +202,26 @@ def test_processes_end_with_the_program(tmp_path, workers, ending, code):
         env={**os.environ, "PYTHONPATH": root},
         start_new_session=True,
     )
-    line = started.stdout.readline()
-    assert line.startswith("pids "), started.stderr.read()
-    family = []
-    for pid in line.split()[1:]:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            loader = psutil.Process(int(pid))
-            family += [loader, *loader.children(recursive=True)]
+    family = family_of(started)
     if ending == "signal.pause()":
         os.killpg(started.pid, signal.SIGINT)  # what ^C in a terminal does
     try:
-        assert started.wait(timeout=20) == code
-        eventually_ended(family)
-        assert "leaked" not in started.stderr.read()
+        assert started.wait(timeout=60) == code
     finally:
-        for process in family:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                process.kill()
-        started.stdout.close()
-        started.stderr.close()
+        eventually_ended(family)
+        said = started.communicate()[1]
+    assert "leaked" not in said
+
+
+def test_forked_processes_end_with_a_program_that_is_killed(tmp_path):
+    program = ForkedProgram(write_program(tmp_path, workers=2, ending=KILLED, strategy="Fork"))
+    try:
+        family = family_of(program)
+        assert len(family) == 4
+        assert program.wait() == -signal.SIGKILL
+        eventually_ended(family)
+    finally:
+        program.close()
 
 
 def test_memory_stays_the_same():

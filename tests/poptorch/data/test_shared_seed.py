@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from support.loading import flat, read
+from poptorch.data.loading import flat, read
 
 from popdist_py.poptorch import DataLoader, Options
 

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from support.loading import ASYNC, FORK, REBATCHED, flat, numbers, read
+from poptorch.data.loading import ASYNC, FORK, REBATCHED, flat, numbers, read
 from torch.utils.data import BatchSampler, Dataset, IterableDataset, Subset
 from torch.utils.data.distributed import DistributedSampler
 
@@ -25,8 +25,9 @@ def of_two_processes(di=1):
     return options
 
 
-@pytest.mark.parametrize("mode", [{}, ASYNC, REBATCHED])
-@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.sweep)])
+@pytest.mark.parametrize(
+    ("mode", "workers"), [({}, 2), (ASYNC, 0), pytest.param(REBATCHED, 2, marks=pytest.mark.sweep)]
+)
 def test_a_distributed_sampler_gives_the_share_and_its_epochs(mode, workers):
     sampler = distributed()
     loader = DataLoader(
@@ -129,8 +130,6 @@ class Stream(IterableDataset):
         ({}, 1),
         (ASYNC, 0),
         pytest.param(ASYNC, 1, marks=pytest.mark.sweep),
-        pytest.param(REBATCHED, 0, marks=pytest.mark.sweep),
-        pytest.param(REBATCHED, 1, marks=pytest.mark.sweep),
     ],
 )
 def test_a_data_set_is_told_of_epochs_wherever_its_copies_are(mode, workers):

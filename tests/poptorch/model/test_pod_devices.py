@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
-import subprocess
-import sys
 import threading
 from pathlib import Path
 
 import pytest
 import torch
+from poptorch.forked_program import ForkedProgram
 from support.models import Mlp, classified, quiet_options
 from support.processes import wait_until
 from support.program_pods import configuring, held, partition
-from support.repository import ROOT
 from torch import nn
 
 import popdist_py.poptorch as poptorch
@@ -320,19 +319,14 @@ class TestOtherPrograms:
     def start(self, monkeypatch):
         """Give a function that starts a program which attaches to a device, and waits for it."""
         monkeypatch.setenv("POPTORCH_WAIT_FOR_IPU", "1")
-        monkeypatch.setenv("PYTHONPATH", str(ROOT))
-        programs = []
+        with contextlib.ExitStack() as programs:
 
-        def started(ipu_id):
-            command = [sys.executable, Path(__file__).with_name("waiting_program.py"), str(ipu_id)]
-            pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-            programs.append(subprocess.Popen(command, **pipes))
-            return programs[-1]
+            def started(ipu_id):
+                program = ForkedProgram(Path(__file__).with_name("waiting_program.py"), ipu_id)
+                programs.callback(program.close)
+                return program
 
-        yield started
-        for each in programs:
-            each.kill()
-            each.communicate()
+            yield started
 
     def test_they_exclude_one_another_and_the_dead_hold_nothing(self, pod, start, monkeypatch):
         kept = compiled(quiet_options().useIpuId(0))
@@ -347,7 +341,6 @@ class TestOtherPrograms:
                 kept.attachToDevice()
             assert not kept.isAttachedToDevice()
             waiting.kill()
-            waiting.wait()
             # Its child lives, and holds nothing.
             kept.attachToDevice()
             os.kill(child, 0)
@@ -355,12 +348,12 @@ class TestOtherPrograms:
             os.kill(child, signal.SIGKILL)
         assert held(pod) == [(0,)]
 
-    @pytest.mark.sweep
     def test_an_interrupt_ends_one_that_waits(self, pod, start):
         kept = compiled(quiet_options().useIpuId(0))
         waiting = start(0)
         assert "Waiting for an IPU device" in waiting.stderr.readline()
-        waiting.send_signal(signal.SIGINT)
-        assert "KeyboardInterrupt" in waiting.communicate(timeout=60)[1]
+        os.kill(waiting.pid, signal.SIGINT)
+        assert waiting.wait() == 1
+        assert "KeyboardInterrupt" in waiting.stderr.read()
         assert kept.isAttachedToDevice()
         assert held(pod) == [(0,)]

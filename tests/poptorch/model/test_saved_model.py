@@ -7,9 +7,9 @@ import sys
 
 import pytest
 import torch
+from poptorch.unreadable_files import UNREADABLE, make_unreadable
 from support.damage import damaged
 from support.models import Mlp, assert_equal_weights, classified, quiet_options
-from support.unreadable_files import UNREADABLE, make_unreadable
 from torch import nn
 
 import popdist_py.poptorch as poptorch

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
+import logging
+import runpy
 import sys
 
 import pytest
 from support.repository import ROOT
+
+from popdist_py import poptorch
 
 PROGRAMS = ROOT / "tests" / "sdk_programs" / "recreated"
 
@@ -20,12 +22,10 @@ PROGRAMS = ROOT / "tests" / "sdk_programs" / "recreated"
         pytest.param("schedules_and_state.py", 4, marks=pytest.mark.sweep),
     ],
 )
-def test_every_model_is_captured(program, models, tmp_path):
-    environ = {**os.environ, "PYTHONPATH": str(ROOT), "POPTORCH_LOG_LEVEL": "DEBUG"}
-    done = subprocess.run(
-        [sys.executable, "-m", "popdist_py", PROGRAMS / program],
-        cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=60, check=True,
-    )  # fmt: skip
-    told = done.stdout + done.stderr
-    assert told.count("The forward is captured") == models
-    assert "not captured" not in told
+def test_every_model_is_captured(program, models, tmp_path, monkeypatch, caplog):
+    caplog.set_level(logging.DEBUG, logger="poptorch::python")
+    monkeypatch.setitem(sys.modules, "poptorch", poptorch)
+    monkeypatch.chdir(tmp_path)
+    runpy.run_path(str(PROGRAMS / program), run_name="__main__")
+    assert caplog.text.count("The forward is captured") == models
+    assert "not captured" not in caplog.text
