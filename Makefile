@@ -9,7 +9,7 @@ RELEASE_STAMP := $(VENV)/.installed-release
 MAKEFLAGS += --no-print-directory
 
 .DEFAULT_GOAL := help
-.PHONY: help demo docs test test-examples test-sweep test-all test-hosts test-numa fuzz test-soak soak system-packages bench seeds figures check release-check format install clean
+.PHONY: help demo docs test test-examples test-sweep test-all test-hosts test-numa fuzz test-soak soak system-packages bench seeds figures generated check release-check format install clean
 
 help: ## list the targets
 	@echo "poprun-py: targets"
@@ -72,26 +72,30 @@ system-packages: ## install the Debian packages that test-hosts, test-numa and t
 
 bench: $(DEV_STAMP) ## measure everything for some forty minutes and write docs/performance.md (root, for hosts)
 	$(BIN)/python benchmarks/launch.py
-	$(BIN)/python docs/performance.py --run $(ARGS)
+	$(BIN)/python -m tools.pages.performance --run $(ARGS)
 
 seeds: $(FRAMEWORKS_STAMP) ## run every command of the hands-on texts and write docs/seeds.md
-	$(BIN)/python docs/seeds.py $(ARGS)
+	$(BIN)/python -m tools.pages.seeds $(ARGS)
 
 figures: $(FRAMEWORKS_STAMP) ## draw the figures of the hands-on texts in docs/figures
-	$(BIN)/python docs/figures.py $(ARGS)
+	$(BIN)/python -m tools.pages.figures $(ARGS)
+
+generated: $(DEV_STAMP) ## write the pages, pictures and modules that the code alone makes (ARGS=architecture: one)
+	$(BIN)/python -m tools.pages.generated $(ARGS)
 
 docs: $(DEV_STAMP) ## build the pages as a site in build/site; a warning is an error
 	$(BIN)/python -m sphinx -W --keep-going -q -d build/doctrees docs build/site
 	@echo "build/site/index.html"
 
-check: $(DEV_STAMP) ## format, lint, types and import rules; changes nothing
+check: $(DEV_STAMP) ## format, lint, types, import rules, tests of the repository; changes nothing
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy -p poprun_py -p popdist_py
 	$(BIN)/lint-imports
+	$(BIN)/python -m pytest -q -p no:xdist tests/repository -m "not examples and not sweep and not long and not soak"
 
 release-check: $(RELEASE_STAMP) ## build, look into, install and try what a release has (ARGS=--quick: one Python)
-	$(BIN)/python tools/release_check.py $(ARGS)
+	$(BIN)/python -m tools.release_check $(ARGS)
 
 format: $(DEV_STAMP) ## format the code and mend what ruff can mend
 	$(BIN)/ruff format .

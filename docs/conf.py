@@ -8,18 +8,17 @@ for MkDocs is kept alive for repairs alone).
 import sys
 from pathlib import Path
 
-sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from website import navigation, public_names, source_pages  # noqa: E402
-
-from poprun_py import __version__  # noqa: E402
+from poprun_py import __version__
+from tools.pages.website import navigation, public_names, source_pages
 
 project = "poprun-py"
 version = release = __version__
 copyright = "the authors of poprun-py, MIT licence"
 
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton"]
-exclude_patterns = ["website", "seed_texts", "man"]
+exclude_patterns = ["man", "static"]
 
 # Pages link to headings as GitHub names them.
 myst_heading_anchors = 4
@@ -46,7 +45,7 @@ copybutton_prompt_text = "$ "
 
 html_theme = "furo"
 html_title = f"poprun-py {release}"
-html_static_path = ["website/static"]
+html_static_path = ["static"]
 html_css_files = ["style.css"]
 html_copy_source = False
 # A browser lets no page that lies in a folder read others, as pieces of what was found would need.

@@ -1,9 +1,7 @@
 """Writes poprun_py/config/launch_options.py: the options of a launch as keywords with types.
 
-    python tools/launch_options.py
-
 LaunchConfig declares every option; what a type checker and an editor read is written out from
-there. A test compares.
+there, by ``make generated``.
 """
 
 from __future__ import annotations
@@ -18,7 +16,7 @@ from poprun_py.config.metrics_destinations import METRICS_DESTINATION
 from poprun_py.config.option_kinds import Option
 from poprun_py.config.python_options import COMMAND_LINE_ONLY
 
-TARGET = Path(__file__).parents[1] / "poprun_py/config/launch_options.py"
+TARGET = Path(__file__).resolve().parents[1] / "poprun_py/config/launch_options.py"
 
 _HEAD = '''"""The options of a launch as keywords, with the types that checkers and editors read.
 
@@ -112,5 +110,6 @@ def _entry(name: str, kind: str, help_sentence: str) -> str:
     return line + f'    """{first}\n' + "".join(f"    {each}\n" for each in rest) + '    """\n'
 
 
-if __name__ == "__main__":
-    TARGET.write_text(launch_options(), encoding="utf-8")
+def files() -> dict[Path, str]:
+    """Return the text of the module by its file."""
+    return {TARGET: launch_options()}

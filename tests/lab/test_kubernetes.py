@@ -17,8 +17,9 @@ from pathlib import Path
 import pytest
 import yaml
 from lab.lab import SUBNET
-from support.own_commands import make_commands
 from support.repository import ROOT
+
+from tools.running.own_commands import make_commands
 
 pytestmark = [pytest.mark.hosts, pytest.mark.timeout(180)]
 DOCKER = ROOT / "examples/deploy/docker"

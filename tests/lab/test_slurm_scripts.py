@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 from lab import slurm
 from lab.slurm import Slurm
-from support.own_commands import make_commands
 from support.processes import wait_until
 from support.repository import ROOT
+
+from tools.running.own_commands import make_commands
 
 pytestmark = [pytest.mark.hosts, pytest.mark.timeout(360)]
 SCRIPTS = ROOT / "examples/deploy/slurm"

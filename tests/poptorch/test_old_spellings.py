@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import logging
 import pickle
 import sys
@@ -12,7 +11,6 @@ from operator import attrgetter
 import pytest
 import torch
 from support.models import Mlp, classified, quiet_options
-from support.repository import ROOT
 
 import popdist_py.poptorch as poptorch
 from popdist_py.poptorch import old_spellings
@@ -199,12 +197,3 @@ def test_only_instance_0_speaks_of_old_spellings(log, monkeypatch):
         monkeypatch.setenv(name, value)
     assert poptorch.AnchorMode is poptorch.OutputMode
     assert log.messages == []
-
-
-def test_the_page_is_what_the_table_makes():
-    path = ROOT / "docs" / "old_spellings.py"
-    spec = importlib.util.spec_from_file_location("old_spellings_page", path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    found = (ROOT / "docs" / "old-spellings.md").read_text(encoding="utf-8")
-    assert found == module.page(), "docs/old-spellings.md is old: python docs/old_spellings.py"

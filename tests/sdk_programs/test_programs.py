@@ -12,12 +12,13 @@ import time
 
 import pytest
 import torch
-from sdk_programs.catalog import COMMANDS, HERE, RUNS
 from sdk_programs.running import plan, run_program
-from support.printed import comparable
 from support.processes import survivors, wait_until
 from support.repository import ROOT
 from support.sdk_data import make_data
+
+from tools.pages.tutorials_catalog import COMMANDS, HERE, RUNS
+from tools.running.printed import comparable
 
 pytestmark = [pytest.mark.mpi, pytest.mark.timeout(300)]
 
@@ -174,12 +175,3 @@ def test_every_program_is_run():
              for path in (HERE / folder).rglob("*.py")}  # fmt: skip
     assert files - {"programs/hands_on/utils.py"} == {run.file for run in RUNS}
     assert {path.stem for path in (HERE / "printed").glob("*.txt")} == {run.name for run in RUNS}
-
-
-def test_page_is_what_programs_and_prints_make():
-    script = ROOT / "docs" / "tutorials_verbatim.py"
-    spec = importlib.util.spec_from_file_location("tutorials_verbatim", script)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    found = (ROOT / "docs" / "tutorials-verbatim.md").read_text(encoding="utf-8")
-    assert found == module.page(), "the page is old: python docs/tutorials_verbatim.py"

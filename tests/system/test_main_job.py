@@ -16,7 +16,7 @@ pytestmark = pytest.mark.mpi
 
 TWO = ("--num-instances", "2", "--num-replicas", "8")
 TRAIN = ROOT / "examples" / "train.py"
-# As the README shows them; the other commands of the documents are run by tests/docs.
+# As the README shows them; the other commands of the documents are run by tests/repository.
 MAIN_JOBS = (
     "poprun-py --num-instances 2 --num-replicas 8 --print-topology yes examples/train.py",
     "python examples/train.py --replicas 4",

@@ -10,8 +10,8 @@ import tarfile
 import zipfile
 from pathlib import Path
 
-from release.checking import LeftOut, Red, Release, run
-from release.tree import fresh_clone
+from tools.release.checking import LeftOut, Red, Release, run
+from tools.release.tree import fresh_clone
 
 # What an installed job misses only late: types, hooks of Python's start, names of the SDK.
 _IN_WHEEL = (

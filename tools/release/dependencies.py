@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
 
-from release.checking import Red, Release
+from tools.release.checking import Red, Release
 
 _PACKAGES = ("poprun_py", "popdist_py", "popdist_torchvision_hook.py")
 _EVERYTHING = (*_PACKAGES, "examples", "tests", "docs", "benchmarks", "tools", "setup.py")
@@ -26,6 +26,7 @@ _MODULES = {
 }
 # Distributions that are used without an import, and how.
 _NOT_IMPORTED = {
+    "basedpyright": "make release-check runs it",
     "build": "make release-check runs it",
     "check-wheel-contents": "make release-check runs it",
     "coverage": "a command",

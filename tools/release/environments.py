@@ -10,8 +10,8 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from release.checking import LeftOut, Red, Release, run
-from release.pythons import python_of, uv, uv_environ
+from tools.release.checking import LeftOut, Red, Release, run
+from tools.release.pythons import python_of, uv, uv_environ
 
 _PYTHONS = ("3.11", "3.12", "3.13")
 # What may come with the package: licences that let others use, change and pass on what they get.
@@ -177,7 +177,7 @@ def versions(release: Release) -> str:
     if release.quick:
         raise LeftOut("a part of the whole check")
     run(
-        *(sys.executable, release.root / "tools" / "version_matrix.py", *_CASES),
+        *(sys.executable, "-m", "tools.version_matrix", *_CASES),
         *("--tests", *_TESTS_OF_VERSIONS, "--wheel", release.wheel, "--keep-page"),
         *("--folder", release.environments),
         cwd=release.root,

@@ -6,7 +6,7 @@ import re
 import sys
 from pathlib import Path
 
-from release.checking import LeftOut, Red, Release, run
+from tools.release.checking import LeftOut, Red, Release, run
 
 _TREE_VERSION = re.compile(r'^__version__ = "(\d+\.\d+\.\d+)\.dev0"$', re.MULTILINE)
 _SECTIONS = ("Added", "Changed", "Deprecated", "Removed", "Fixed", "Security")

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import sys
 from pathlib import Path
 
-from release.checking import Release, run
-from release.environments import environments
+from tools.release.checking import Release, run
+from tools.release.environments import environments
+
+_OURS = Path(__file__).with_name("user_program")
 
 
 def typing(release: Release) -> str:
@@ -16,11 +17,8 @@ def typing(release: Release) -> str:
     place = release.environments / "typing"
     place.mkdir(exist_ok=True)
     program = place / "user_code.py"
-    ours = release.root / "tests" / "typing"
-    shutil.copyfile(ours / program.name, program)
-    settings = json.loads((ours / "pyrightconfig.json").read_text(encoding="utf-8"))
-    del settings["extraPaths"]  # the checkout
-    (place / "pyrightconfig.json").write_text(json.dumps(settings), encoding="utf-8")
+    for name in (program.name, "pyrightconfig.json"):
+        shutil.copyfile(_OURS / name, place / name)
     checked = 0
     for folder in environments(release):
         _check(release, program, folder / "bin" / "python")

@@ -16,8 +16,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from xml.etree import ElementTree
 
-from release.pythons import python_of, uv, uv_environ
-from release.version_page import Outcome
+from tools.release.pythons import python_of, uv, uv_environ
+from tools.release.version_page import Outcome
 
 _ROOT = Path(__file__).resolve().parents[2]
 # Everything that tests read, except the packages themselves: those are the installed ones.

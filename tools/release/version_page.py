@@ -50,6 +50,11 @@ def with_tables(page: str, outcomes: Sequence[Outcome]) -> str:
     return f"{before}{mark}{table(outcomes)}<!-- end -->{after}"
 
 
+def files() -> dict[Path, str]:
+    """Return the page that the kept results make."""
+    return {PAGE: with_tables(PAGE.read_text(encoding="utf-8"), read_results())}
+
+
 def table(outcomes: Sequence[Outcome]) -> str:
     """Return the outcomes as a table in Markdown."""
     head = ("Python", *_VERSIONS.values(), "MPI", "tests", "passed", "skipped", "failed", "day")

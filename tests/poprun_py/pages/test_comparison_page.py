@@ -7,13 +7,13 @@ import json
 import re
 
 import pytest
-from support.browser import CHROMIUM, open_browser
 from support.made_runs import MadeAttempt, made_run
 
 from poprun_py.pages.comparison_page import comparison_page, scaling_page
 from poprun_py.runs.comparison import compare
 from poprun_py.runs.measurement import measure
 from poprun_py.runs.targets import parse_target
+from tools.running.browser import CHROMIUM, open_browser
 
 LOSSES = [2 / step for step in range(1, 21)]
 VALUES = {10: {"accuracy": 0.8, "loss": 0.4}, 20: {"accuracy": 0.92, "loss": 0.2}}

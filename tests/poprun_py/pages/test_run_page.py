@@ -7,7 +7,6 @@ import re
 from urllib.parse import unquote
 
 import pytest
-from support.browser import CHROMIUM, open_browser
 from support.made_runs import made_run
 from support.run_folders import BEGAN, a_plan, make_run
 
@@ -19,6 +18,7 @@ from poprun_py.runs import recorded_run
 from poprun_py.runs.recorded_run import read_run
 from poprun_py.runs.trace_excerpt import Excerpt, TraceSpan
 from poprun_py.views.run_report import moment
+from tools.running.browser import CHROMIUM, open_browser
 
 FAILURE = {
     "index": 1, "name": "instance 1 (replicas 2-3)", "host": "localhost", "ended_by": "exit code 1",

@@ -7,7 +7,6 @@ import re
 import xml.etree.ElementTree as ElementTree
 
 import pytest
-from support.browser import CHROMIUM, open_browser
 from support.sysfs_trees import SNAPSHOTS
 
 from poprun_py import (
@@ -23,6 +22,7 @@ from poprun_py.observation.job_view import JobView
 from poprun_py.observation.stragglers import Straggler
 from poprun_py.planning.mpi_commands import OPEN_MPI_5, Mpi
 from poprun_py.supervision.job import RESUME_EXIT_CODE, Progress
+from tools.running.browser import CHROMIUM, open_browser
 
 MPI = Mpi(path="/mpi/bin/mpirun", kind=OPEN_MPI_5)
 CONFIG = LaunchConfig(

@@ -1,0 +1,100 @@
+"""The rooms as a whole: no circles, none too full, each introduced."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections import Counter
+
+from tools.pages import imports
+from tools.pages.imports import circles, module_imports, modules, room_imports
+
+MOST_MODULES = 20
+# Packages that are more than a room: what programs import from, and the folders of hooks.
+FACES = (
+    *("popdist_py.poptorch", "popdist_py.collectives"),
+    *("poprun_py.instance.python_hook", "popdist_py.start_hook"),
+)
+PACKAGES = [name for name, file in modules().items() if file.name == "__init__.py"]
+
+
+def test_no_circle_of_modules():
+    assert circles(module_imports()) == []
+
+
+def test_no_circle_of_rooms():
+    assert circles(room_imports()) == []
+
+
+def test_no_room_is_too_full():
+    sizes = Counter(file.parent for file in modules().values() if file.name != "__init__.py")
+    assert {str(folder): n for folder, n in sizes.items() if n > MOST_MODULES} == {}
+
+
+def test_every_room_says_what_lives_there():
+    problems = [problem for package in PACKAGES for problem in undescribed(package)]
+    assert problems == []
+
+
+def undescribed(package):
+    """Yield what is missing in the docstring of a package."""
+    text = ast.get_docstring(ast.parse(modules()[package].read_text(encoding="utf-8")))
+    if not text:
+        yield f"{package} has no docstring"
+        return
+    if not text.splitlines()[0].endswith("."):
+        yield f"{package}: the first line is not one sentence"
+    # A room inside a package also says what may not live there, and which others it may call.
+    if not package.count(".") or package in FACES:
+        return
+    if "Nothing here" not in text:
+        yield f"{package} does not say what may not be in it"
+    allowed = text.partition("May call: ")[2]
+    # The packages themselves are asked for their version only.
+    others = {room.rpartition(".")[2] for room in room_imports().get(package, ())}
+    others -= set(imports.PACKAGES)
+    missing = {name for name in others if not re.search(rf"\b{name}\b", allowed)}
+    if not allowed:
+        yield f"{package} does not say which rooms it may call"
+    elif "every other room" not in allowed and missing:
+        yield f"{package} also calls {missing}"
+
+
+def test_the_page_names_what_the_packages_import():
+    """The rules of direction in docs/architecture.md list what the code imports."""
+    page = (imports.ROOT / "docs/architecture.md").read_text(encoding="utf-8")
+    rules = page.partition("## Rules of direction")[2].partition("\n## ")[0]
+    rule = re.search(r"`poprun_py` imports of the library only (.*?)\.", rules, re.DOTALL)
+    of_library = {
+        module.split(".")[1]
+        for importer, found in module_imports().items()
+        if importer.startswith("poprun_py")
+        for module in found
+        if module.startswith("popdist_py.")
+    }
+    assert set(re.findall(r"`(\w+)`", rule[1])) == of_library
+
+    rule = re.search(r"torch is imported only in (.*?)\.\n", rules, re.DOTALL)
+    with_torch = {
+        ".".join(module.split(".")[:2])
+        for module, file in modules().items()
+        if re.search(r"^\s*(import|from) torch\b", file.read_text(encoding="utf-8"), re.MULTILINE)
+    }
+    assert set(re.findall(r"`([\w.]+)`", rule[1])) == with_torch
+
+
+def test_circles_are_found_wherever_they_hide(tmp_path):
+    sources = {
+        "poprun_py/a/one.py": "def f():\n    from poprun_py.b import two\n",
+        "poprun_py/b/two.py": "if TYPE_CHECKING:\n    from poprun_py.a.one import f\n",
+        "poprun_py/c/three.py": "import poprun_py.a.one\n",
+    }
+    for name, text in sources.items():
+        file = tmp_path / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        (file.parent / "__init__.py").touch()
+        file.write_text(text)
+    (tmp_path / "poprun_py" / "__init__.py").touch()
+    assert circles(module_imports(tmp_path)) == [("poprun_py.a.one", "poprun_py.b.two")]
+    assert circles(room_imports(tmp_path)) == [("poprun_py.a", "poprun_py.b")]
+    assert room_imports(tmp_path)["poprun_py.c"] == {"poprun_py.a"}

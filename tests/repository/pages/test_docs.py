@@ -1,0 +1,117 @@
+"""The documents: every ``$`` command runs, every link leads to a file, every target exists."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from support.repository import ROOT
+from system.test_main_job import MAIN_JOBS
+
+DOCUMENTS = [
+    ROOT / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")
+]
+DOCUMENTS += sorted((ROOT / "docs").rglob("*.md"))
+# test_pages.py runs these, and compares what is shown.
+TRANSCRIPTS = [
+    ROOT / "docs" / f"{name}.md"
+    for name in (
+        "first-hour",
+        "functions",
+        "runs",
+        "observe",
+        "pipelining",
+        "monitoring",
+        "cnns",
+        "compare",
+        "data-loading",
+        "course",
+        "devices",
+        "hands-on",
+        "horovod",
+        "pods",
+        "python",
+        "report",
+        "sdk-programs",
+        "sweeps",
+        "torch-backend",
+    )
+]
+TRANSCRIPTS += (ROOT / "docs" / "examples").glob("*.md")
+_FENCE = re.compile(r"^```console\n(.*?)^```", re.M | re.S)
+_LINK = re.compile(r"\[[^\]]+\]\((?!https?:|mailto:|#)([^)#]+)")
+_TARGET = re.compile(r"^(?:\$ )?make ([a-z][a-z-]*)", re.M)
+
+
+def commands():
+    """Every ``$`` command of the console blocks, with the exit code that a note expects."""
+    for document in DOCUMENTS:
+        if document in TRANSCRIPTS:
+            continue
+        for block in _FENCE.findall(document.read_text(encoding="utf-8")):
+            for line in block.splitlines():
+                if line.startswith("$ "):
+                    command, _, note = line[2:].partition("  # exit code ")
+                    if command in MAIN_JOBS:
+                        continue  # tests/system runs it, and looks at what it prints
+                    if command.startswith("python -m popdist_py.ipu "):
+                        continue  # test_generated.py compares what these print
+                    name = f"{document.name}: {command}"[:90]
+                    marks = [pytest.mark.long] if "--ipu-model" in command else []
+                    yield pytest.param(command, int(note or 0), id=name, marks=marks)
+
+
+@pytest.mark.examples
+@pytest.mark.mpi
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize(("command", "code"), list(commands()))
+def test_command_in_a_document_runs(command, code, tmp_path):
+    # Commands run in a copy of what they name, so that what they write stays out of the project.
+    for name in ("examples", "docs", "benchmarks"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    done = subprocess.run(
+        ["bash", "-c", command], cwd=tmp_path, stdin=subprocess.DEVNULL, capture_output=True,
+        text=True, timeout=360, check=False,
+        env={**os.environ, "PATH": path, "PYTHONPATH": str(ROOT),
+             # Without an mpirun, Open MPI 5 leaves the memory that it would share.
+             "OMPI_MCA_btl_sm_backing_directory": str(tmp_path)},
+    )  # fmt: skip
+    assert done.returncode == code, f"{done.stdout[-2000:]}\n{done.stderr[-2000:]}"
+
+
+def test_links_lead_somewhere():
+    links = [
+        (document, target)
+        for document in DOCUMENTS
+        for target in _LINK.findall(document.read_text(encoding="utf-8"))
+    ]
+    assert len({document for document, _ in links}) > len(DOCUMENTS) / 2, "links are found"
+    broken = {
+        (document.name, target)
+        for document, target in links
+        if not (document.parent / target).exists()
+    }
+    assert broken == set()
+
+
+def test_targets_of_make_that_documents_name_exist():
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    targets = {*re.findall(r"^([a-z][a-z-]*):", makefile, re.M)}
+    named = {
+        target
+        for document in DOCUMENTS
+        for target in _TARGET.findall(document.read_text(encoding="utf-8"))
+    }
+    assert "test" in named
+    assert named <= targets
+
+
+def test_make_alone_lists_the_targets():
+    done = subprocess.run(["make"], cwd=ROOT, capture_output=True, text=True, check=True)
+    for target in ("demo", "test", "check"):
+        assert f"make {target}" in done.stdout

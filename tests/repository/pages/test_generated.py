@@ -1,0 +1,60 @@
+"""Generated pages, pictures and modules are what the code makes now (``make generated``)."""
+
+from __future__ import annotations
+
+import pytest
+from support.repository import ROOT
+
+from poprun_py.planning.cpu_placement import MODES
+from tools.pages import architecture, generated, placement
+
+# The figures of the device model take a quarter of a minute.
+NAMES = [
+    pytest.param(name, marks=pytest.mark.examples if name == "device" else ())
+    for name in generated.GENERATORS
+]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_generated_file_is_up_to_date(name):
+    assert generated.GENERATORS[name](), "it writes something"
+    assert [str(path) for path in generated.outdated(name)] == [], f"make generated ({name})"
+
+
+@pytest.mark.parametrize(("name", "folder"), [("man-pages", "man"), ("reference", "options")])
+def test_a_folder_of_generated_files_holds_no_other(name, folder):
+    folder = ROOT / "docs" / folder
+    made = {path for path in generated.GENERATORS[name]() if path.parent == folder}
+    assert {*folder.iterdir()} == made
+
+
+def test_changed_files_alone_are_written_and_told(monkeypatch, tmp_path, capsys):
+    same, old, new = (tmp_path / name for name in ("same", "old", "folder/new"))
+    same.write_text("a")
+    old.write_text("b")
+    texts = {same: "a", old: "c", new: "d"}
+    others = {tmp_path / "other": "e"}
+    monkeypatch.setattr(generated, "GENERATORS", {"x": lambda: texts, "y": lambda: others})
+    assert generated.main(["x"]) == 0
+    assert capsys.readouterr().out == f"{old}\n{new}\n"
+    assert {path: path.read_text() for path in texts} == texts
+    assert not (tmp_path / "other").exists()
+    assert generated.main(["z"]) == 2
+    assert capsys.readouterr().err == "no generator z: there are x, y\n"
+
+
+def test_arrows_that_follow_from_others_are_not_drawn():
+    arrows = {"a": {"b", "c"}, "b": {"c"}, "c": set()}
+    arrows = {node: frozenset(others) for node, others in arrows.items()}
+    assert architecture.reduced(arrows) == {"a": {"b"}, "b": {"c"}, "c": set()}
+    assert architecture.rows_of(arrows) == [["a"], ["b"], ["c"]]
+
+
+def test_the_page_about_placement_has_a_picture_of_each_mode():
+    shown = [mark.split() for mark, _ in placement.BLOCK.findall(placement.PAGE.read_text())]
+    assert {words[1] for words in shown if words[0] == "picture:"} == {*MODES}
+
+
+def test_a_page_shows_each_drawing_of_a_plan():
+    pages = placement.PAGE.read_text() + placement.PAGE.with_name("index.md").read_text()
+    assert [name for name in placement.JOBS if f"]({name})" not in pages] == []

@@ -1,0 +1,172 @@
+"""The site that make docs builds: links, pictures, search, and what a phone and a browser show."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import re
+import subprocess
+import sys
+from collections import defaultdict
+from html.parser import HTMLParser
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+import pytest
+from support.repository import ROOT
+
+from tools.running.browser import CHROMIUM, open_browser
+
+DOCS = ROOT / "docs"
+PHONE, SCREEN = 390, 1280
+KINDS = (
+    *("index.html", "options/output.html", "api/poprun_py.html", "commands.html"),
+    *("performance.html", "architecture.html", "source/examples/train.py.html"),
+)
+# Words that a reader looks for, and the page that must come up.
+SEARCHES = {
+    "num-replicas": "options/job",
+    "checkpoint": "reliability",
+    "all_reduce": "api/popdist_py",
+    "Slurm": "slurm",
+}
+
+building = pytest.mark.examples
+
+
+class Links(HTMLParser):
+    """What a page leads to and shows, and the anchors that it has."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.targets, self.pictures, self.anchors = [], [], set()
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        values = dict(attrs)
+        if tag == "a" and values.get("href"):
+            self.targets.append(values["href"])
+        if tag in ("img", "script") and values.get("src"):
+            self.pictures.append(values["src"])
+        if values.get("id"):
+            self.anchors.add(values["id"])
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    """Build the site as make docs does."""
+    folder = tmp_path_factory.mktemp("site")
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "sphinx", "-W", "--keep-going", "-q"),
+            *("-d", str(folder / "doctrees"), str(DOCS), str(folder / "html")),
+        ],
+        capture_output=True, text=True, timeout=200, check=False,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-4000:]
+    return folder / "html"
+
+
+@pytest.fixture(scope="module")
+def pages(site):
+    """Return the links of every page, by its path in the site."""
+    found = sorted(site.rglob("*.html"))
+    return {path.relative_to(site): Links(path.read_text(encoding="utf-8")) for path in found}
+
+
+@building
+@pytest.mark.timeout(240)
+def test_every_link_and_picture_is_there(site, pages):
+    broken = defaultdict(set)
+    for path, page in pages.items():
+        for target in page.targets + page.pictures:
+            parts = urlsplit(target)
+            if parts.scheme or parts.netloc:
+                continue
+            name = unquote(parts.path)
+            to = Path(os.path.normpath(path.parent / name)) if name else path
+            if not (site / to).exists():
+                broken[str(path)].add(target)
+            elif parts.fragment and to in pages:
+                anchor = unquote(parts.fragment)
+                if anchor not in pages[to].anchors and anchor != "top":
+                    broken[str(path)].add(target)
+    assert not broken
+
+
+@building
+@pytest.mark.timeout(240)
+def test_nothing_is_loaded_from_elsewhere(site, pages):
+    for path, page in pages.items():
+        assert not [each for each in page.pictures if urlsplit(each).netloc], path
+    for style in site.rglob("*.css"):
+        assert not re.search(r"url\(['\"]?https?:|@import", style.read_text(encoding="utf-8")), (
+            style
+        )
+
+
+@building
+@pytest.mark.timeout(240)
+def test_every_public_name_has_a_place(pages):
+    for module, page in (
+        ("poprun_py", "api/poprun_py.html"),
+        ("popdist_py", "api/popdist_py.html"),
+        ("popdist_py.poptorch", "api/poptorch.html"),
+        ("popdist_py.horovod.torch", "api/horovod.html"),
+        ("popdist_py.checkpoint", "api/checkpoint.html"),
+    ):
+        public = importlib.import_module(module)
+        anchors = pages[Path(page)].anchors
+        for name in public.__all__:
+            if name != "__version__" and not isinstance(getattr(public, name), type(os)):
+                assert f"{module}.{name}" in anchors, page
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory):
+    if CHROMIUM is None:
+        pytest.skip("chromium is not installed: make system-packages")
+    with open_browser(tmp_path_factory.mktemp("profile")) as page:
+        yield page
+
+
+def check_widths(browser, site, names, width):
+    """No page goes sideways: what is wide scrolls in a box of its own.
+
+    The theme cuts the document off; the box of the text would scroll.
+    """
+    for name in names:
+        assert (site / name).exists()
+        there = f"location.pathname.endsWith('/{name}') && document.readyState === 'complete'"
+        browser.open(site / name, until=there)
+        boxes = "[document.documentElement, document.querySelector('.content')]"
+        wide = browser.value(f"Math.max(...{boxes}.map(box => box.scrollWidth))")
+        assert wide <= width, f"{name} is {wide} pixels wide on {width}"
+
+
+@building
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(("width", "dark"), [(PHONE, False), (SCREEN, True)])
+def test_pages_of_every_kind_fit(site, browser, width, dark):
+    browser.look(dark=dark, width=width)
+    check_widths(browser, site, KINDS, width)
+    assert not browser.problems
+
+
+@pytest.mark.long
+@pytest.mark.timeout(300)
+def test_every_page_fits_on_a_phone(site, pages, browser):
+    browser.look(width=PHONE)
+    check_widths(browser, site, pages, PHONE)
+
+
+@building
+@pytest.mark.timeout(300)
+def test_search_and_copying_need_no_network(site, browser):
+    browser.open(site / "index.html", until="document.querySelector('button.copybtn')")
+    for words, page in SEARCHES.items():
+        browser.call("Page.navigate", url=f"{(site / 'search.html').as_uri()}?q={words}")
+        browser.wait_for(f"document.querySelector('ul.search a[href*=\"{page}.html\"]')")
+    assert not browser.problems
+    assert all(address.startswith(("file:", "data:")) for address in browser.requests)

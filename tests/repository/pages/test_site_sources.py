@@ -1,0 +1,142 @@
+"""What the site is made of: every page has its place, every block of code can be read."""
+
+from __future__ import annotations
+
+import ast
+import configparser
+import re
+import shutil
+import subprocess
+import tomllib
+
+import pytest
+import yaml
+from support.repository import ROOT
+
+from poprun_py.config.environment_options import INTERNAL_VARIABLES, OPTION_VARIABLES
+from poprun_py.config.launch_config import options
+from poprun_py.config.option_kinds import option_name
+from tools.pages import man_pages
+from tools.pages.website import variables
+from tools.pages.website.navigation import PARTS
+
+DOCS = ROOT / "docs"
+PAGES = sorted(DOCS.rglob("*.md"))
+_BLOCK = re.compile(r"^( *)```([\w-]*)\n(.*?)^\1```$", re.MULTILINE | re.DOTALL)
+
+
+def parse_bash(code):
+    done = subprocess.run(["bash", "-n"], input=code, text=True, capture_output=True)
+    assert done.returncode == 0, done.stderr
+
+
+def begin_with_a_command(code):
+    assert code.startswith("$ ")
+
+
+# By the word after ```, what reads a block. Tests of pages and commands type console blocks.
+LANGUAGES = {
+    "python": ast.parse,
+    "sh": parse_bash,
+    "bash": parse_bash,
+    "toml": tomllib.loads,
+    "yaml": lambda code: list(yaml.safe_load_all(code)),
+    "console": begin_with_a_command,
+    "text": str,
+    "promql": str,
+    "": str,
+}
+
+
+def blocks(page):
+    """Yield the language, the text and the line before it of every block of a page."""
+    text = page.read_text(encoding="utf-8")
+    for block in _BLOCK.finditer(text):
+        lines = block[3].splitlines()
+        code = "\n".join(line.removeprefix(block[1]) for line in lines) + "\n"
+        yield block[2], code, text[: block.start()].rstrip("\n").rpartition("\n")[2]
+
+
+def test_every_page_has_its_place():
+    placed = [
+        (DOCS / page).parent / name
+        for page, lists in PARTS.items()
+        for _, names in lists
+        for name in names
+    ]
+    assert len(placed) == len(set(placed))
+    found = {path.relative_to(DOCS).with_suffix("") for path in PAGES}
+    found |= {path.relative_to(DOCS).with_suffix("") for path in (DOCS / "api").glob("index.rst")}
+    assert {str(path.relative_to(DOCS)) for path in placed} == {str(x) for x in found} - {"index"}
+
+
+def test_the_first_page_leads_to_every_page():
+    first = (DOCS / "index.md").read_text(encoding="utf-8")
+    linked = set(re.findall(r"\]\(([\w/-]+\.md)", first))
+    below_options = {f"options/{path.name}" for path in (DOCS / "options").glob("*.md")}
+    names = {str(path.relative_to(DOCS)) for path in PAGES} - below_options - {"index.md"}
+    assert names - linked == {"changelog.md", "contributing.md"}
+
+
+@pytest.mark.parametrize("language", sorted(LANGUAGES))
+def test_every_block_of_code_can_be_read(language):
+    found = [(page, code) for page in PAGES for read_as, code in read(page) if read_as == language]
+    assert found, f"no page has a block of {language}"
+    for page, code in found:
+        try:
+            LANGUAGES[language](code)
+        except Exception as error:
+            pytest.fail(f"{page.name}: {error}\n{code}")
+
+
+def test_every_block_names_a_known_language():
+    named = {(page.name, language) for page in PAGES for language, _, _ in blocks(page)}
+    assert {(page, language) for page, language in named if language not in LANGUAGES} == set()
+
+
+def read(page):
+    """Yield each block of a page with the language that it is read as."""
+    for language, code, before in blocks(page):
+        if before.startswith("<!-- file: "):
+            # It is saved and used where the page is typed.
+            suffix = before.split(".")[-1][:-4].strip()
+            language = {"py": "python", "toml": "toml", "yml": "yaml"}.get(suffix, "")
+        yield language, code
+
+
+def test_every_variable_of_the_code_is_told():
+    told = {name for some in variables.VARIABLES.values() for name in some}
+    known = told | {*variables.INTERNAL, *INTERNAL_VARIABLES, *OPTION_VARIABLES}
+    named = set()
+    for package in ("poprun_py", "popdist_py"):
+        for path in (ROOT / package).rglob("*.py"):
+            text = path.read_text(encoding="utf-8")
+            named |= set(re.findall(r'"((?:POP[A-Z]+|IPUOF|PVTI|VIPU)_[A-Z_]*[A-Z])"', text))
+    assert named - known - {"VIPU_CLI_API", "IPUOF_VIPU_API"} == set()
+
+
+def test_the_manual_tells_every_option_and_exit_code():
+    page = man_pages.pages()["poprun-py.1"].replace("\\-", "-")
+    for field in options():
+        assert option_name(field) in page or field == "verbosity", field
+    for code in ("75", "124", "129, 130, 143"):
+        assert f".TP\n\\fB{code}\\fR\n" in page
+
+
+def test_the_wheel_takes_every_manual_page():
+    config = configparser.ConfigParser()
+    config.read(ROOT / "setup.cfg")
+    listed = config["options.data_files"]["share/man/man1"].split()
+    assert listed == sorted(f"docs/man/{path.name}" for path in (DOCS / "man").iterdir())
+
+
+@pytest.mark.skipif(not shutil.which("mandoc"), reason="mandoc is not installed")
+@pytest.mark.parametrize("page", sorted((DOCS / "man").glob("*-*.1")), ids=lambda page: page.stem)
+def test_manual_page_is_well_formed(page):
+    done = subprocess.run(
+        ["mandoc", "-T", "lint", "-W", "warning", str(page)],
+        cwd=DOCS, capture_output=True, text=True, timeout=20, check=False,
+    )  # fmt: skip
+    # No date: a build on another day would make another page. poprun.1 names another file.
+    problems = [line for line in done.stdout.splitlines() if "missing date" not in line]
+    assert not problems

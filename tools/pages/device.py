@@ -1,0 +1,251 @@
+"""The figures of docs/device.md, from the model of the device."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Sequence
+from dataclasses import fields, replace
+from pathlib import Path
+
+from click.testing import CliRunner
+
+from popdist_py.ipu.cycles import cycles
+from popdist_py.ipu.graph import Placement
+from popdist_py.ipu.memory import ESTIMATES, memory
+from popdist_py.ipu.reports import execution_page, memory_page
+from popdist_py.ipu.schedule import least_accumulation, schedule
+from popdist_py.ipu.schedule_views import grid
+from popdist_py.ipu.searches import Run
+from popdist_py.ipu.settings import ADAM, HALF_ADAM, Settings
+from popdist_py.ipu.specification import IPUS, MK2, sources
+from popdist_py.ipu.transfers import host_traffic
+from popdist_py.ipu.what_if import explain
+from popdist_py.poptorch.on_ipu.command import COMMAND
+from tools.device.ipu_graphs import resnet, with_8_bit_input
+from tools.device.ipu_published import PUBLISHED, THROUGHPUTS, Published
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = ROOT / "docs" / "device.md"
+# Precision, accumulation, device iterations, 8-bit input; what hardware did: cycles, MiB received.
+RUNS = (
+    ("32.32", 3, 1, False, None, None),
+    ("16.16", 3, 1, False, 60_111_417, 4.5),
+    ("16.16", 8, 1, False, 95_653_315, 12.0),
+    ("16.16", 8, 4, False, 283_021_420, 48.0),
+    ("16.16", 8, 4, True, 278_393_266, 24.0),
+)
+# What is asked of the command, and how many lines of the answer are shown; None for all.
+QUESTIONS = (
+    (
+        "torchvision.models:resnet101 --input 3x64x64 --batch 64 --optimizer adamw "
+        "--split layer3.8",
+        8,
+    ),
+    (
+        "torchvision.models:resnet50 --input 3x224x224 --precision 16.16 --optimizer momentum "
+        "--find batch",
+        None,
+    ),
+    (
+        "torchvision.models:resnet50 --input 3x224x224 --batch 8 --precision 16.16 "
+        "--find splits --ipus 4",
+        None,
+    ),
+)
+
+
+def run_of(precision: str, accumulation: int, iterations: int, is_8_bit: bool) -> Run:
+    """Return ResNet-101 over two IPUs as the ladder has it."""
+    graph = resnet([3, 4, 23, 3], 64, 64)
+    optimizer = ADAM
+    if precision == "16.16":
+        graph, optimizer = graph.cast(data="float16", weights="float16"), HALF_ADAM
+    if is_8_bit:
+        graph = with_8_bit_input(graph)
+    settings = Settings(
+        accumulation=accumulation, device_iterations=iterations, optimizer=optimizer
+    )
+    return Run(graph, Placement.cut(graph, ["layer3.8"]), settings, MK2)
+
+
+def ladder() -> str:
+    """Return the table of the ladder: theirs, ours, ratio."""
+    lines = [
+        "| precision | accumulation | device iterations | input | memory, theirs "
+        "| ours, fullest tile | received MiB, theirs | ours | cycles, theirs | ours | ratio |",
+        "|---" * 11 + "|",
+    ]
+    for precision, accumulation, iterations, is_8_bit, theirs, received in RUNS:
+        run = run_of(precision, accumulation, iterations, is_8_bit)
+        own = memory(run.graph, run.placement, run.settings, MK2).fullest
+        share = f"{own.fullest_tile / own.tile_bytes:.0%}"
+        first = [precision, str(accumulation), str(iterations), "8-bit" if is_8_bit else "16-bit"]
+        if theirs is None:
+            first[-1] = "32-bit"
+            lines.append("| " + " | ".join([*first, "too large", share, *["–"] * 5]) + " |")
+            continue
+        ours = cycles(run.graph, run.placement, run.settings, MK2).total
+        traffic = host_traffic(run.graph, run.placement, run.settings)[0]
+        rest = [f"{received}", f"{traffic.received / 2**20}", f"{theirs:,}", f"{ours:,}"]
+        lines.append(
+            "| " + " | ".join([*first, "fits", share, *rest, f"{ours / theirs:.3f}"]) + " |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def advice() -> str:
+    """Return what is said about the run that does not fit."""
+    return f"```\n{explain(run_of(*RUNS[0][:4]))}\n```\n"
+
+
+def grids() -> str:
+    """Return PopART's pipeline of three IPUs, in cycles and in steps, and the interleaved one."""
+    line = Placement((0, 1, 2), (0, 1, 2))
+    grouped = schedule(line, Settings(accumulation=5, recompute="none"))
+    turns = Settings(accumulation=5, recompute="none", strategy="interleaved")
+    parts = (
+        ("grouped, a column for each cycle", grid(grouped, by="cycle")),
+        ("grouped, a column for each step", grid(grouped)),
+        ("interleaved", grid(schedule(line, turns))),
+    )
+    return "```\n" + "\n".join(f"{title}\n{text}" for title, text in parts) + "```\n"
+
+
+def reports() -> str:
+    """Return both reports of the second line of the ladder."""
+    run = run_of(*RUNS[1][:4])
+    return f"```\n{memory_page(run)}\n\n{execution_page(run)}\n```\n"
+
+
+def questions() -> str:
+    """Return what the command answers."""
+    lines = ["```console"]
+    for words, count in QUESTIONS:
+        done = CliRunner().invoke(COMMAND, shlex.split(words))
+        note = f"  # exit code {done.exit_code}" if done.exit_code else ""
+        shown = done.stdout.splitlines()
+        lines += [f"$ python -m popdist_py.ipu {words}{note}", *shown[:count]]
+        lines += ["..."] * (count is not None)
+    return "\n".join([*lines, "```"]) + "\n"
+
+
+def counts() -> str:
+    """Return where pipelines are full: in cycles, in steps, and as the tutorial counts."""
+    lines = [
+        "| IPUs (N) | smallest accumulation | grouped: full from cycle | full after steps "
+        "| interleaved: full from step | micro-batch 1 has passed, IPU0 goes on in step | 2N + 1 |",
+        "|---" * 7 + "|",
+    ]
+    for ipus in (2, 3, 4, 8):
+        line = Placement(tuple(range(ipus)), tuple(range(ipus)))
+        settings = Settings(accumulation=3 * ipus, recompute="none")
+        grouped = schedule(line, settings)
+        turns = schedule(line, replace(settings, strategy="interleaved"))
+        passed = next(c.step for c in turns.rows[0] if (c.action, c.micro_batch) == ("backward", 1))
+        least = least_accumulation(ipus, is_training=True)
+        found = [ipus, least, grouped.full_from, grouped.steps_until_full, turns.full_from]
+        lines.append(f"| {' | '.join(map(str, [*found, passed + 1, 2 * ipus + 1]))} |")
+    return "\n".join(lines) + "\n"
+
+
+def published() -> str:
+    """Return the table of published runs: whether they ran, and how full the fullest tile is."""
+    lines = ["| run | IPUs | theirs | ours, fullest tile | known |", "|---" * 5 + "|"]
+    for known in PUBLISHED:
+        run = known.run
+        own = run.fullest
+        theirs = "ran" if known.ran else "too large"
+        lines.append(
+            f"| {known.name} | {run.placement.num_ipus} {run.ipu.name} | {theirs} "
+            f"| {own.fullest_tile / own.tile_bytes:.0%} | {known.certainty} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def throughputs() -> str:
+    """Return the table of published throughputs, theirs and ours."""
+    lines = ["| run | IPUs | global batch | theirs | ours | ratio |", "|---" * 6 + "|"]
+    for known in THROUGHPUTS:
+        run = known.run
+        ours = cycles(run.graph, run.placement, run.settings, run.ipu).throughput
+        lines.append(
+            f"| {known.name} | {known.replicas * run.placement.num_ipus} {run.ipu.name} "
+            f"| {known.global_batch:,} | {known.samples:,} | {ours:,.0f} "
+            f"| {ours / known.samples:.2f} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def margins() -> str:
+    """Return how far each constant of memory may move alone until a published run is wrong."""
+    lines = [
+        "| constant | value | least | which run would fit | most | which run would not |",
+        "|---" * 6 + "|",
+    ]
+    for name in ("base_code", "distinct_code", "call_code", "gaps"):
+        limits = [(_limit(known, name), known) for known in PUBLISHED]
+        lines.append(_margin(f"`{name}`", getattr(ESTIMATES, name), limits))
+    limits = [(own.tile_bytes / own.fullest_tile, k) for k in PUBLISHED for own in (k.run.fullest,)]
+    lines.append(_margin("everything, times", 1.0, limits))
+    return "\n".join(lines) + "\n"
+
+
+def _margin(name: str, value: float, limits: Sequence[tuple[float, Published]]) -> str:
+    """Return a line: between the runs that are too large and those that fit."""
+    least, fits = max(
+        ((at, known.name) for at, known in limits if not known.ran and at > 0), default=(0.0, "–")
+    )
+    most, does_not = min((at, known.name) for at, known in limits if known.ran)
+    digits = 0 if isinstance(value, int) else 3
+    return (
+        f"| {name} | {value:,} | {least:,.{digits}f} | {fits} | {most:,.{digits}f} | {does_not} |"
+    )
+
+
+def _limit(known: Published, name: str) -> float:
+    """Return the largest value of a constant with which a run fits: memory is linear in each."""
+    run, value = known.run, getattr(ESTIMATES, name)
+    step = max(1, value) if isinstance(value, int) else value
+    more = replace(ESTIMATES, **{name: value + step})
+    now, then = (
+        memory(run.graph, run.placement, run.settings, run.ipu, estimates).ipus
+        for estimates in (ESTIMATES, more)
+    )
+    return min(
+        value
+        + step
+        * (before.tile_bytes - before.fullest_tile)
+        / (after.fullest_tile - before.fullest_tile)
+        for before, after in zip(now, then, strict=True)
+        if after.fullest_tile > before.fullest_tile
+    )
+
+
+def figures() -> str:
+    """Return the devices' figures, with the source of those of Mk2."""
+    lines = [f"| figure | {' | '.join(IPUS)} | source (mk2) |", "|---" * (len(IPUS) + 2) + "|"]
+    where = sources(MK2)
+    for field in fields(MK2):
+        if field.name != "name":
+            values = [f"{getattr(ipu, field.name):,.10g}" for ipu in IPUS.values()]
+            lines.append(f"| `{field.name}` | {' | '.join(values)} | {where[field.name]} |")
+    return "\n".join(lines) + "\n"
+
+
+# What is made anew, in the order of the page.
+PARTS = (
+    *(ladder, advice, reports, questions, published, margins, throughputs),
+    *(grids, counts, figures),
+)
+
+
+def files() -> dict[Path, str]:
+    """Return the page with its figures as they are now."""
+    page = PAGE.read_text(encoding="utf-8")
+    for part in PARTS:
+        marks = re.compile(rf"(?<=<!-- {part.__name__} -->\n).*?(?=<!-- end -->)", re.DOTALL)
+        made = part()
+        page, found = marks.subn(lambda _, made=made: made, page, count=1)
+        assert found == 1, part.__name__
+    return {PAGE: page}

@@ -1,0 +1,71 @@
+"""Writes every page, picture and module that the code alone makes: ``make generated``.
+
+``python -m tools.pages.generated NAME...`` writes some of them. What was measured stays as it is:
+``make bench``, ``make seeds``, ``make figures``, ``tools.pages.report`` (pictures) and
+``tools.pages.reliability`` (faults) measure anew.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from tools import launch_options
+from tools.pages import (
+    architecture,
+    cnn_options,
+    device,
+    man_pages,
+    old_spellings,
+    performance,
+    placement,
+    reference,
+    seeds,
+    tutorials_verbatim,
+)
+from tools.release import version_page
+
+__all__ = ["GENERATORS", "main", "outdated"]
+
+#: By name, what returns the texts that belong into some files.
+GENERATORS: Mapping[str, Callable[[], Mapping[Path, str]]] = {
+    "launch-options": launch_options.files,
+    "reference": reference.files,
+    "man-pages": man_pages.files,
+    "architecture": architecture.files,
+    "placement": placement.files,
+    "cnn-options": cnn_options.files,
+    "old-spellings": old_spellings.files,
+    "tutorials-verbatim": tutorials_verbatim.files,
+    "seeds": seeds.files,
+    "compatibility": version_page.files,
+    "performance": performance.files,
+    "device": device.files,
+}
+
+
+def outdated(name: str) -> dict[Path, str]:
+    """Return the files of a generator that hold something else than it makes, with their texts."""
+    return {
+        path: text
+        for path, text in GENERATORS[name]().items()
+        if not path.exists() or path.read_text(encoding="utf-8") != text
+    }
+
+
+def main(names: Sequence[str]) -> int:
+    """Write the files that have changed, of the named generators or of all, and tell which."""
+    if unknown := sorted(set(names) - GENERATORS.keys()):
+        sys.stderr.write(f"no generator {unknown[0]}: there are {', '.join(GENERATORS)}\n")
+        return 2
+    for name in names or GENERATORS:
+        for path, text in outdated(name).items():
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+            sys.stdout.write(f"{path}\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

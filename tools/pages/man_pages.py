@@ -1,0 +1,151 @@
+"""The manual pages of docs/man, from the declarations of options and commands.
+
+The wheel installs the pages in share/man, so that ``man poprun-py`` finds them. No date and
+no version stands in them: every build would change them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import click
+
+from poprun_py.config.command_line import COMMAND, Declared
+from poprun_py.config.environment_options import OPTION_VARIABLES
+from poprun_py.config.help_pages import EXAMPLES, GRAMMAR, PLACES, PURPOSE, USAGE
+from poprun_py.config.launch_config import GROUPS
+from tools.pages.website.commands import (
+    FILES,
+    LAUNCHER,
+    Described,
+    Paragraph,
+    described,
+    shared_options,
+)
+from tools.pages.website.variables import VARIABLES
+
+ROOT = Path(__file__).resolve().parents[2]
+# What each page is about, for apropos.
+_PURPOSES = {
+    "poprun-py": "start the instances of a distributed job",
+    "poprun-py-pod": "partitions of a pod of emulated IPUs",
+    "gc-info": "list the emulated IPUs and who holds them",
+    "gc-monitor": "show the emulated IPUs and the processes that hold them now",
+}
+_EXIT_CODE = re.compile(r"^\| (?P<code>[^|]+) \| (?P<meaning>[^|]+) \|$", re.MULTILINE)
+_MARKS = re.compile(r"\[([^\]]+)\]\([^)]+\)|`([^`]+)`")
+
+
+def pages() -> dict[str, str]:
+    """Return every page by file name; ``poprun`` is another name of ``poprun-py``."""
+    made = {f"{name}.1": _page(name, _of_command(name, command)) for name, command in FILES.items()}
+    made["poprun-py.1"] = _page("poprun-py", _of_launcher())
+    made["poprun.1"] = ".so man1/poprun-py.1\n"
+    return made
+
+
+def _page(name: str, body: Iterable[str]) -> str:
+    others = ", ".join(f"\\fB{_text(other)}\\fR(1)" for other in sorted(_PURPOSES) if other != name)
+    lines = [
+        f'.TH {_text(name.upper())} 1 "" "poprun\\-py" "User Commands"',
+        *(".SH NAME", f"{_text(name)} \\- {_text(_PURPOSES[name])}"),
+        *body,
+        *(".SH SEE ALSO", others),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _of_launcher() -> Iterator[str]:
+    yield from (".SH SYNOPSIS", f"\\fBpoprun\\-py\\fR {_text(USAGE)}", ".br")
+    yield "\\fBpoprun\\-py\\fR report|compare|scale [OPTIONS] ..."
+    yield from (".SH DESCRIPTION", _text(PURPOSE), ".PP", _text(GRAMMAR))
+    yield ".SH OPTIONS"
+    context = click.Context(COMMAND, info_name="poprun-py")
+    declared = [param for param in COMMAND.params if isinstance(param, Declared)]
+    for group, purpose in {**GROUPS, "Help": "what this page says, and the version"}.items():
+        records = (o.get_help_record(context) for o in declared if o.group == group)
+        yield from (f".SS {_text(group)}: {_text(purpose)}", *_list(r for r in records if r))
+    yield ".SH COMMANDS"
+    for name, command in LAUNCHER.items():
+        for each in described(name, command):
+            yield from (f".SS {_text(each.usage)}", *_told(each))
+    yield from (".SH PLACES OF OPTIONS", _text(PLACES))
+    yield from (".SH ENVIRONMENT", *_environment())
+    yield from (".SH EXIT STATUS", *_list(_exit_codes()))
+    yield from (".SH EXAMPLES", *_kept("\n".join(f"poprun-py {words}" for words in EXAMPLES)))
+
+
+def _of_command(name: str, command: click.Command) -> Iterator[str]:
+    first, *others = described(name, command)
+    yield from (".SH SYNOPSIS", _text(first.usage), ".SH DESCRIPTION", *_paragraphs(first))
+    if first.options:
+        yield from (".SH OPTIONS", *_list(first.options))
+    shared = shared_options(others)
+    if shared:
+        yield from (".SH OPTIONS OF ALL COMMANDS", *_list(shared))
+    if others:
+        yield ".SH COMMANDS"
+    for each in others:
+        yield from (f".SS {_text(each.usage)}", *_told(each, shared))
+
+
+def _told(each: Described, shared: tuple[tuple[str, str], ...] = ()) -> Iterator[str]:
+    yield from _paragraphs(each)
+    yield from _list(option for option in each.options if option not in shared)
+
+
+def _environment() -> Iterator[str]:
+    yield "Every option that may stand in a file of options has a variable:"
+    # Hyphenating a line of names would make new ones.
+    yield from (".PP", ".nh", ",\n".join(_text(name) for name in sorted(OPTION_VARIABLES)) + ".")
+    yield ".hy"
+    for place, variables in VARIABLES.items():
+        rows = [(name, _MARKS.sub(r"\1\2", meaning)) for name, meaning in variables.items()]
+        yield from (f".SS {_text(place)}", *_list(rows))
+
+
+def _exit_codes() -> Iterator[tuple[str, str]]:
+    """Yield codes and meanings as the page about failures has them."""
+    page = (ROOT / "docs" / "reliability.md").read_text(encoding="utf-8")
+    section = page.partition("\n## Exit codes\n")[2].partition("\n## ")[0]
+    for row in list(_EXIT_CODE.finditer(section))[2:]:
+        yield row["code"], _MARKS.sub(r"\1\2", row["meaning"])
+
+
+# --- roff ---------------------------------------------------------------------------------------
+
+
+def _list(rows: Iterable[tuple[str, str]]) -> Iterator[str]:
+    for term, meaning in rows:
+        yield from (".TP", f"\\fB{_text(term)}\\fR", _text(meaning))
+
+
+def _paragraphs(each: Described) -> Iterator[str]:
+    for position, paragraph in enumerate(each.paragraphs):
+        if position:
+            yield ".PP"
+        yield from _paragraph(paragraph)
+
+
+def _paragraph(paragraph: Paragraph) -> Iterator[str]:
+    if paragraph.is_kept:
+        yield from _kept(paragraph.text)
+    else:
+        yield _text(paragraph.text)
+
+
+def _kept(text: str) -> Iterator[str]:
+    yield from (".nf", *map(_text, text.splitlines()), ".fi")
+
+
+def _text(text: str) -> str:
+    """Return text that roff shows as it is: hyphens that can be copied, and no request."""
+    text = text.replace("\\", "\\e").replace("-", "\\-")
+    return f"\\&{text}" if text.startswith((".", "'")) else text
+
+
+def files() -> dict[Path, str]:
+    """Return every manual page by its file."""
+    return {ROOT / "docs" / "man" / name: text for name, text in pages().items()}

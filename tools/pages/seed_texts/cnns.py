@@ -1,0 +1,177 @@
+"""CNN training on IPUs: the application that trains ResNet with PopRun."""
+
+from __future__ import annotations
+
+from tools.pages.seed_texts.values import Figure, Text, TextCommand
+
+__all__ = ["FIGURES", "TEXT"]
+
+_FOLDER = "examples/cnns"
+_LOG = ("--log-dir", "{out}")
+_LINES = (r"\bsteps of\b", r"\bstep \d+ \|")  # not the folder: its name ends at random
+_SMALL = (
+    *("--generated-data", "--generated-samples", "192", "--image-size", "32"),
+    *("--model-size", "18", "--batch-size", "2", "--global-batch-size", "192"),
+)
+_OPTIONS = '"target.hostSyncTimeout": "3000", "target.deterministicWorkers":"portable", '
+_TUNED = f'POPLAR_ENGINE_OPTIONS=\'{{{_OPTIONS}"opt.enableMultiAccessCopies":"false"}}\''
+_HOSTS_OF_TWO = (
+    "xxx.xxx.1.1,xxx.xxx.1.2,xxx.xxx.1.3,xxx.xxx.1.4, xxx.xxx.2.1,xxx.xxx.2.2,xxx.xxx.2.3,"
+    "xxx.xxx.2.4"
+)
+_HOSTS_OF_FOUR = (
+    f"{_HOSTS_OF_TWO} xxx.xxx.3.1,xxx.xxx.3.2,xxx.xxx.3.3,xxx.xxx.3.4, "
+    "xxx.xxx.4.1,xxx.xxx.4.2,xxx.xxx.4.3,xxx.xxx.4.4"
+)
+
+
+def _several_pods(hosts: str, instances: int, replicas: int) -> str:
+    """Return the text's command for two or four IPU-POD64."""
+    return (
+        f"{_TUNED} poprun -v --host {hosts} --numa-aware=yes "
+        "--vipu-server-host=xxx.xxx.xxx.xxx --vipu-server-timeout=300 "
+        "--vipu-partition=pod128_partition_name --vipu-cluster=pod128_cluster_name "
+        '--reset-partition=no --update-partition=yes --mpi-global-args="--tag-output '
+        "--allow-run-as-root --mca oob_tcp_if_include xxx.xxx.0.0/16 "
+        '--mca btl_tcp_if_include xxx.xxx.0.0/16" --mpi-local-args="-x LD_LIBRARY_PATH '
+        "-x TF_CPP_VMODULE=poplar_compiler=1 -x PATH -x PYTHONPATH "
+        '-x IPUOF_VIPU_API_TIMEOUT=600 -x POPLAR_ENGINE_OPTIONS -x TF_POPLAR_FLAGS" '
+        f"--ipus-per-replica 1 --num-replicas={replicas} --num-instances={instances} "
+        f"python3 --config mk2_resnet50_mlperf_pod{replicas}_lars --data-dir your_dataset_path"
+    )
+
+
+def _planned(text: str, name: str, repaired: str) -> TextCommand:
+    """Return a command for hosts that are not there: the launcher plans it and starts nothing."""
+    return TextCommand(
+        text, (),
+        ("env", "POPRUN_DRY_RUN=yes", "bash", f"tests/sdk_programs/commands/{name}.repaired.sh"),
+        ".",
+        f"The hosts are not there, so that the launcher plans the command and starts nothing. As "
+        f"printed it is refused: {repaired}.",
+        keep=(r"^  -H ", r"_tcp_if_include"), numbers_vary=False,
+    )  # fmt: skip
+
+
+def _trained(text: str, words: str, why: str, seconds: int = 120) -> TextCommand:
+    """Return a command of a program, with the words that are run in its place."""
+    return TextCommand(text, (), (*words.split(), *_LOG), _FOLDER, why, _LINES, seconds=seconds)
+
+
+TEXT = Text(
+    "CNN training on IPUs",
+    "cnns.md",
+    (
+        TextCommand(
+            "pip install -r requirements.txt", (), (), _FOLDER,
+            "make installs what the examples need; requirements.txt lists it.",
+        ),
+        _trained(
+            "python3 train.py --dataset imagenet --data-dir path-to/imagenet",
+            "python train.py --dataset imagenet --generated-data --generated-samples 64 "
+            "--model-size 18 --image-size 32 --epochs 1 --logs-per-epoch 1",
+            "ImageNet has 150 GB: random images of 32 by 32 and ResNet-18 stand for it. The page "
+            "reads ImageNet's files, of digits.",
+        ),
+        TextCommand(
+            "python restore.py --restore-path logs/RN20_bs32_BN_16.16_v0.9.115_3S9/", (),
+            (
+                "bash", "-c",
+                "python train.py --config mk2_resnet8_test --epochs 1 --log-dir {out} >/dev/null "
+                "2>&1 && python restore.py --restore-path {out}/RN8_* --epochs 2",
+            ),
+            _FOLDER,
+            "A training of one epoch goes on for a second one.",
+            keep=_LINES,
+        ),
+        TextCommand(
+            "python3 -m pytest", (),
+            (
+                "python", "-m", "pytest", "-q", "-p", "no:cacheprovider",
+                "tests/examples/test_cnns_schedules.py",
+            ),
+            ".",
+            "The tests are those of tests/examples/test_cnns_*.py; a file of them stands for all.",
+            keep=(r"\bpassed\b",),
+        ),
+        _trained(
+            "python3 train.py --config my_config",
+            "python train.py --config mk2_resnet8_test",
+            "The text leaves the configuration to its reader; this is one of configs.yml.",
+        ),
+        _trained(
+            "python3 train.py --config my_config --epochs 50",
+            "python train.py --config mk2_resnet8_test --epochs 3",
+            "Three epochs show the same as fifty.",
+        ),
+        TextCommand(
+            "POPLAR_ENGINE_OPTIONS='{\"opt.enableMultiAccessCopies\":\"false\"}' poprun -vv "
+            "--mpi-global-args='--tag-output --allow-run-as-root' "
+            "--mpi-local-args='-x POPLAR_ENGINE_OPTIONS' --ipus-per-replica 1 --numa-aware 1 "
+            "--num-instances 8 --num-replicas 16 python train.py "
+            "--config mk2_resnet50_mlperf_pod16_bs20 --data-dir your_dataset_path",
+            (),
+            (
+                "env", 'POPLAR_ENGINE_OPTIONS={"opt.enableMultiAccessCopies":"false"}',
+                "poprun", "--oversubscribe",
+                "--mpi-global-args=--tag-output --allow-run-as-root",
+                "--mpi-local-args=-x POPLAR_ENGINE_OPTIONS", "--ipus-per-replica", "1",
+                "--numa-aware", "1", "--num-instances", "8", "--num-replicas", "16",
+                "python", "train.py", "--config", "mk2_resnet50_mlperf_pod16_bs20",
+                *_SMALL, "--epochs", "1", "--no-validation", *_LOG,
+            ),
+            _FOLDER,
+            "Two cores need months for ResNet-50 on ImageNet: ResNet-18, random images of 32 by 32 "
+            "and micro-batches of 2 stand for it, with the options of the configuration. "
+            "--oversubscribe lets eight instances share two cores; without -vv, which logs more.",
+            keep=_LINES, seconds=300,
+        ),
+        _planned(
+            f"{_TUNED} poprun -v --host xxx.xxx.xxx.1,xxx.xxx.xxx.2,xxx.xxx.xxx.3,xxx.xxx.xxx.4 "
+            "--numa-aware=yes --vipu-server-host=xxx.xxx.xxx.xxx \\ "
+            "--vipu-partition=pod64_partition_name --reset-partition=no --update-partition=yes "
+            '--mpi-global-args="--tag-output --mca btl_tcp_if_include xxx.xxx.xxx.0/16 '
+            '--mca oob_tcp_if_include xxx,xxx,xxx.0/16" --mpi-local-args="-x LD_LIBRARY_PATH '
+            "-x PATH -x PYTHONPATH -x TF_CPP_VMODULE=poplar_compiler=1 "
+            "-x IPUOF_VIPU_API_TIMEOUT=300 "
+            "-x TF_POPLAR_FLAGS=--executable_cache_path=$WORKSPACE/exec_cache "
+            '-x POPLAR_ENGINE_OPTIONS" \\ --num-replicas=64 --num-instances=32 '
+            "--ipus-per-replica 1 python3 "
+            "$WORKSPACE/examples/applications/tensorflow/cnns/training/train.py "
+            "--config mk2_resnet50_mlperf_pod64_lars --data-dir your_dataset_path",
+            "pod64",
+            "two lines end with a backslash and go on behind it",
+        ),
+        _planned(
+            _several_pods(_HOSTS_OF_TWO, 64, 128), "pod128",
+            "the list of hosts has a blank, and python3 lacks its train.py",
+        ),
+        _planned(
+            _several_pods(_HOSTS_OF_FOUR, 128, 256), "pod256",
+            "the list of hosts has blanks and lacks a comma, and python3 lacks its train.py",
+        ),
+        TextCommand(
+            "python train.py --config mk2_resnet8_test --wandb", (),
+            (
+                "env", "WANDB_MODE=offline", "python", "train.py", "--config", "mk2_resnet8_test",
+                "--wandb", *_LOG,
+            ),
+            _FOLDER,
+            "There is no network here: Weights & Biases keeps the run in a folder.",
+            keep=(*_LINES, r"You can sync"),
+        ),
+    ),
+)  # fmt: skip
+
+FIGURES = (
+    Figure(
+        "cnns-learning-curve.svg",
+        (
+            *("python", "-m", "poprun_py", "--num-instances", "2", "--num-replicas", "8"),
+            *("examples/cnns/curve.py", "--figure", "{file}"),
+        ),
+        ("training-loss", "training-accuracy", "validation-accuracy", "learning-rate", "RN8"),
+        same_each_time=False,
+        seconds=240,
+    ),
+)

@@ -1,0 +1,116 @@
+"""Pages of the programs and folders that the text links to, which stand outside docs/.
+
+On GitHub such a link leads to the file; on the site it leads to a page that shows it. Nothing here
+runs a program.
+"""
+
+from __future__ import annotations
+
+import html
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from docutils import nodes
+from sphinx.application import Sphinx
+
+__all__ = ["ROOT", "mark_links", "pages", "put_texts_of_the_project", "resolve_links"]
+
+ROOT = Path(__file__).resolve().parents[3]
+# Page -> the text of the project that is shown there.
+TEXTS = {
+    "changelog": "CHANGELOG.md",
+    "contributing": "CONTRIBUTING.md",
+}
+_SCHEME = "project:"
+# [text](../examples/train.py), in a page of docs/ or of a folder in it
+_LINK = re.compile(r"\]\(((?:\.\./)+[^)#\s]+)(#[^)\s]*)?\)")
+_LANGUAGES = {".py": "python", ".yml": "yaml", ".toml": "toml", ".sh": "bash", ".json": "json"}
+
+
+def mark_links(app: Sphinx, page: str, source: list[str]) -> None:
+    """Give links that leave docs/ a scheme of their own, which Sphinx leaves alone."""
+    folder = (Path(app.srcdir) / page).parent
+
+    def marked(link: re.Match[str]) -> str:
+        target = (folder / link[1]).resolve()
+        if target.is_relative_to(app.srcdir) or not target.is_relative_to(ROOT):
+            return link[0]
+        return f"]({_SCHEME}{target.relative_to(ROOT)})"
+
+    source[0] = _LINK.sub(marked, source[0])
+
+
+def put_texts_of_the_project(app: Sphinx, page: str, source: list[str]) -> None:
+    """Put a text that stands outside docs/ in place of the page that leads to it on GitHub."""
+    if page in TEXTS:
+        path = ROOT / TEXTS[page]
+        app.env.note_dependency(str(path))
+        text = path.read_text(encoding="utf-8").replace("](docs/", "](")
+        for other, name in TEXTS.items():
+            text = text.replace(f"]({name})", f"]({other}.md)")
+        source[0] = text
+
+
+def resolve_links(app: Sphinx, doctree: nodes.document, page: str) -> None:
+    """Lead the marked links to the pages of their targets."""
+    found = _targets(app)
+    for node in doctree.findall(nodes.reference):
+        address = node.get("refuri", "")
+        if not address.startswith(_SCHEME):
+            continue
+        target = address.removeprefix(_SCHEME)
+        found.add(target)
+        if app.builder.format == "html":
+            node["refuri"] = app.builder.get_relative_uri(page, f"source/{target}")
+
+
+def pages(app: Sphinx) -> Iterator[tuple[str, dict[str, Any], str]]:
+    """Yield the pages of all targets, and of what stands in their folders."""
+    wanted = sorted(_targets(app))
+    made = set()
+    while wanted:
+        target = wanted.pop(0)
+        if target in made:
+            continue
+        made.add(target)
+        path = ROOT / target
+        if path.is_dir():
+            inside = [x for x in sorted(path.iterdir()) if _is_shown(x)]
+            wanted += [str(x.relative_to(ROOT)) for x in inside]
+            body = _listing(path, inside)
+        else:
+            body = _highlighted(app, path)
+        title = html.escape(target)
+        body = f"<h1>{title}</h1>\n{body}"
+        yield f"source/{target}", {"title": title, "body": body}, "page.html"
+
+
+def _targets(app: Sphinx) -> set[str]:
+    # Kept with the environment, since a second build reads only the pages that have changed.
+    if not hasattr(app.env, "project_files"):
+        app.env.project_files = set()  # type: ignore[attr-defined]
+    found: set[str] = app.env.project_files  # type: ignore[attr-defined]
+    return found
+
+
+def _is_shown(path: Path) -> bool:
+    if path.name.startswith((".", "__pycache__")):
+        return False
+    return path.is_dir() or path.suffix in (*_LANGUAGES, ".md", ".txt", ".cfg")
+
+
+def _listing(folder: Path, inside: list[Path]) -> str:
+    rows = "".join(
+        f'<li><a href="{folder.name}/{x.name}.html">{html.escape(x.name)}</a></li>' for x in inside
+    )
+    return f"<ul>{rows}</ul>"
+
+
+def _highlighted(app: Sphinx, path: Path) -> str:
+    builder: Any = app.builder
+    text = path.read_text(encoding="utf-8")
+    language = _LANGUAGES.get(path.suffix, "text")
+    block = builder.highlighter.highlight_block(text, language, linenos=False)
+    return f'<div class="highlight-{language} notranslate">{block}</div>'

@@ -1,0 +1,1 @@
+"""Terminals, browsers and commands, as pages and tests of them use them."""

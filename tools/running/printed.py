@@ -1,0 +1,50 @@
+"""What a terminal shows of a program in the end, and what two runs of it have in common."""
+
+from __future__ import annotations
+
+import itertools
+import re
+
+from tools.running.transcript import shown
+
+__all__ = ["comparable", "visible"]
+
+_NUMBER = re.compile(r" *-?\d+(?:[.,]\d+)*(?:e[+-]?\d+)?")
+_TAG = re.compile(r"\[1,(\d+)\]<std(?:out|err)>:")
+# Shown while compiling, and a log line may follow on its line.
+_COMPILING = re.compile(r"Graph compilation:[^\r\n\[]*\[[^\]]*\]")
+# Bars on their way or that vanish, advice about 16 workers on two cores, and what was measured,
+# which a model that an earlier program had too does not repeat.
+_PASSING = re.compile(
+    r"\d+%\|.*\| (?!(\d+)/\1 )|\?it/s|check_worker_number|UserWarning: This DataL"
+    r"|^(\[1,\d+\]<std\w+>:)?\s*$|^batches: |Replicas run as"
+)
+
+
+def visible(output: str) -> list[str]:
+    """Return the lines that stay, each instance's together, without what passes.
+
+    Of a bar that is drawn again when it is full, the last drawing stays.
+    """
+    lines = [line for line in shown(_COMPILING.sub("", output)) if not _PASSING.search(line)]
+    lines = [
+        line
+        for line, after in itertools.pairwise([*lines, ""])
+        if "%|" not in line or _without_numbers(line) != _without_numbers(after)
+    ]
+
+    def instance(line: str) -> int:
+        tag = _TAG.match(line)
+        return int(tag[1]) if tag else -1
+
+    return sorted(lines, key=instance)
+
+
+def comparable(lines: list[str], *, numbers_vary: bool) -> list[str]:
+    """Return what two runs of a program have in common: lines, or lines without their numbers."""
+    return [_without_numbers(line) for line in lines] if numbers_vary else lines
+
+
+def _without_numbers(line: str) -> str:
+    """Mark where numbers stand; a slow step of a bar is shown in other units."""
+    return _NUMBER.sub(" #", line).replace("s/it", "it/s").rstrip()
