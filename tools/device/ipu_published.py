@@ -1,7 +1,9 @@
 """Training and inference runs of which it is known whether they fitted into their IPUs.
 
 Most come from the configurations of Graphcore's examples and of the Hugging Face library for IPUs,
-recalled rather than looked up; each says how sure it is. Nothing here computes memory.
+recalled rather than looked up; each says how sure it is. Only those that a document at hand states
+are evidence: no constant is fitted to the others, and no test holds the device model to them.
+Nothing here computes memory.
 """
 
 from __future__ import annotations
@@ -76,6 +78,11 @@ class Published:
     ipu: IPU = MK2
 
     @property
+    def is_evidence(self) -> bool:
+        """Whether the device model may be judged by this run: not if it is recalled or inferred."""
+        return self.certainty == "published"
+
+    @property
     def run(self) -> Run:
         """What the model of the device is asked about."""
         graph = self.graph()
@@ -109,9 +116,20 @@ class Throughput:
     samples: int
 
     @property
+    def published(self) -> Published:
+        """The run in ``PUBLISHED``."""
+        (found,) = (published for published in PUBLISHED if published.name == self.name)
+        return found
+
+    @property
+    def is_evidence(self) -> bool:
+        """Whether the device model may be judged by it: not if batch or splits are recalled."""
+        return self.published.is_evidence
+
+    @property
     def run(self) -> Run:
         """What the model of the device is asked about; host and compilation are left out."""
-        (run,) = (published.run for published in PUBLISHED if published.name == self.name)
+        run = self.published.run
         micro_batches = self.global_batch // (self.replicas * run.graph.batch)
         settings = replace(
             run.settings,

@@ -165,28 +165,29 @@ def published() -> str:
 
 def throughputs() -> str:
     """Return the table of published throughputs, theirs and ours."""
-    lines = ["| run | IPUs | global batch | theirs | ours | ratio |", "|---" * 6 + "|"]
+    lines = ["| run | IPUs | global batch | theirs | ours | ratio | splits |", "|---" * 7 + "|"]
     for known in THROUGHPUTS:
         run = known.run
         ours = cycles(run.graph, run.placement, run.settings, run.ipu).throughput
         lines.append(
             f"| {known.name} | {known.replicas * run.placement.num_ipus} {run.ipu.name} "
             f"| {known.global_batch:,} | {known.samples:,} | {ours:,.0f} "
-            f"| {ours / known.samples:.2f} |"
+            f"| {ours / known.samples:.2f} | {known.published.certainty} |"
         )
     return "\n".join(lines) + "\n"
 
 
 def margins() -> str:
-    """Return how far each constant of memory may move alone until a published run is wrong."""
+    """Return how far each constant of memory may move alone until a run that counts is wrong."""
+    evidence = [known for known in PUBLISHED if known.is_evidence]
     lines = [
         "| constant | value | least | which run would fit | most | which run would not |",
         "|---" * 6 + "|",
     ]
     for name in ("base_code", "distinct_code", "call_code", "gaps"):
-        limits = [(_limit(known, name), known) for known in PUBLISHED]
+        limits = [(_limit(known, name), known) for known in evidence]
         lines.append(_margin(f"`{name}`", getattr(ESTIMATES, name), limits))
-    limits = [(own.tile_bytes / own.fullest_tile, k) for k in PUBLISHED for own in (k.run.fullest,)]
+    limits = [(own.tile_bytes / own.fullest_tile, k) for k in evidence for own in (k.run.fullest,)]
     lines.append(_margin("everything, times", 1.0, limits))
     return "\n".join(lines) + "\n"
 

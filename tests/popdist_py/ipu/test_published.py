@@ -5,7 +5,6 @@ One set of constants holds for all of them; what each constant may be is in ``do
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import replace
 from itertools import pairwise
 
@@ -21,6 +20,9 @@ from tools.device.ipu_graphs import resnet, with_8_bit_input
 from tools.device.ipu_models import Transformer, bert, efficientnet, gpt, unet, vgg_16, vit
 from tools.device.ipu_published import PUBLISHED, THROUGHPUTS
 
+# The device model is judged by these alone.
+EVIDENCE = [published for published in PUBLISHED if published.is_evidence]
+MEASURED = [known for known in THROUGHPUTS if known.is_evidence]
 RUNS = {published.name: published.run for published in PUBLISHED}
 RESNET_50 = RUNS["ResNet-50, half, batch 20, recomputation"]
 BERT = RUNS["BERT-base, 128 tokens, batch 16"]
@@ -51,12 +53,19 @@ def test_models_have_their_published_parameters(graph, parameters):
     assert sum(weight.elements for weight in graph.weights if weight.is_trained) == parameters
 
 
-def test_there_are_enough_of_both():
-    assert len(RUNS) == len(PUBLISHED) >= 25
-    assert min(Counter(published.ran for published in PUBLISHED).values()) >= 10
+def test_each_run_has_its_own_name():
+    assert len(RUNS) == len(PUBLISHED)
 
 
-@pytest.mark.parametrize("published", PUBLISHED, ids=lambda published: published.name)
+def test_what_is_recalled_or_inferred_is_no_evidence():
+    assert {known.certainty for known in EVIDENCE} == {"published"}
+    assert {known.ran for known in EVIDENCE} == {True, False}
+    assert {known.published.certainty for known in THROUGHPUTS if known.is_evidence} == {
+        "published"
+    }
+
+
+@pytest.mark.parametrize("published", EVIDENCE, ids=lambda published: published.name)
 def test_fits_if_it_ran(published):
     own = RUNS[published.name].fullest
     assert own.fits == published.ran, (
@@ -65,20 +74,20 @@ def test_fits_if_it_ran(published):
 
 
 @pytest.mark.parametrize(
-    "known", THROUGHPUTS, ids=lambda k: f"{k.name}, {k.ipu.name}, {k.replicas} replicas"
+    "known", MEASURED, ids=lambda k: f"{k.name}, {k.ipu.name}, {k.replicas} replicas"
 )
 def test_throughput_is_near_the_published_one(known):
     assert throughput(known.run) == pytest.approx(known.samples, rel=0.25)
 
 
 def test_systems_rank_as_published():
-    """Every pair of which one is 10 % faster for each IPU: a model of images, one of tokens."""
-    ours = [throughput(k.run) / ipus(k) for k in THROUGHPUTS]
-    theirs = [k.samples / ipus(k) for k in THROUGHPUTS]
+    """Every pair of which one is 10 % faster for each IPU."""
+    ours = [throughput(k.run) / ipus(k) for k in MEASURED]
+    theirs = [k.samples / ipus(k) for k in MEASURED]
     order = sorted(range(len(theirs)), key=lambda index: theirs[index])
     for slower, faster in pairwise(order):
         if theirs[faster] > 1.1 * theirs[slower]:
-            assert ours[faster] > ours[slower], (THROUGHPUTS[slower], THROUGHPUTS[faster])
+            assert ours[faster] > ours[slower], (MEASURED[slower], MEASURED[faster])
 
 
 def ipus(known):
