@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import pickle
 import threading
 
@@ -113,15 +114,13 @@ def test_a_file_that_lacks_a_part_or_was_changed_anywhere_is_refused(tmp_path):
     path = tmp_path / "value"
     write_packed(path, {"about": "it"}, ["text", np.arange(4)])
     whole = path.read_bytes()
-    parts = [whole[:begin] + whole[end:] for begin in range(len(whole))
-             for end in (begin + 1, len(whole))]  # fmt: skip
-    changed = [
-        whole[:at] + bytes([whole[at] ^ bits]) + whole[at + 1 :]
-        for at in range(len(whole))
-        for bits in (0x01, 0x80)
-    ]
     open_packed(path)
-    for data in [*parts, *changed]:
+    # Every byte of what frames the values, and some of the values.
+    places = [at for at in range(len(whole)) if at % 5 == 0 or not 48 < at < len(whole) - 48]
+    damaged = [(whole[:at], whole[:at] + whole[at + 1 :],
+                whole[:at] + bytes([whole[at] ^ 1 << at % 8]) + whole[at + 1 :])
+               for at in places]  # fmt: skip
+    for data in itertools.chain(*damaged):
         path.write_bytes(data)
         with pytest.raises(IncompleteFileError, match="is not whole, or was changed"):
             open_packed(path)

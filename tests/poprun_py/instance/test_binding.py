@@ -154,23 +154,19 @@ def test_policies_as_kernels_write_them(monkeypatch, line, policy, nodes):
     assert binding._memory_policy(1) == (policy, nodes)
 
 
-def test_import_and_binding_are_cheap():
+def test_the_import_loads_little_of_the_standard_library():
     code = (
-        "import sys, time, os\n"
+        "import sys, os\n"
         f"sys.path.insert(0, {str(ROOT)!r})\n"
-        "start, before = time.perf_counter(), set(sys.modules)\n"
+        "before = set(sys.modules)\n"
         "from poprun_py.instance import binding\n"
-        "loaded = set(sys.modules) - before\n"
-        f"binding.apply([{CPUS[0]}], [0]); binding.read_back(os.getpid())\n"
-        "print(time.perf_counter() - start, *loaded)"
+        "print(*set(sys.modules) - before)"
     )
-    runs = [
-        subprocess.run([sys.executable, "-I", "-S", "-c", code], capture_output=True, check=True)
-        for _ in range(3)
-    ]
-    # Some 5 ms when quiet, ctypes for the memory policy included.
-    assert min(float(run.stdout.split()[0]) for run in runs) < 0.02
-    assert set(runs[0].stdout.split()[1:]) <= {
-        b"poprun_py", b"poprun_py.instance", b"poprun_py.instance.binding", b"errno", b"time",
-        b"__future__",
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", "-c", code], capture_output=True, text=True, check=True
+    )
+    assert "poprun_py.instance.binding" in done.stdout.split()
+    assert set(done.stdout.split()) <= {
+        "poprun_py", "poprun_py.instance", "poprun_py.instance.binding", "errno", "time",
+        "__future__",
     }  # fmt: skip

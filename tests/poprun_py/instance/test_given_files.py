@@ -33,7 +33,7 @@ def wrapped(tmp_path, *program, **environ):
     )
     try:
         with listener.accept()[0] as channel:
-            channel.settimeout(20)
+            channel.settimeout(60)
             yield channel, wrapper
     finally:
         wrapper.kill()
@@ -70,7 +70,7 @@ def test_a_program_reads_the_file_that_was_sent_before_it(tmp_path):
         channel.sendall(go(variables={CALL: answer["path"]}))
         assert first(protocol.STDOUT, received) == b"one two"
         channel.sendall(protocol.pack(protocol.BYE))
-        assert wrapper.wait(20) == 0
+        assert wrapper.wait(60) == 0
 
 
 def test_a_host_that_cannot_keep_the_file_says_so(tmp_path):
@@ -81,7 +81,7 @@ def test_a_host_that_cannot_keep_the_file_says_so(tmp_path):
         answer = json.loads(first(protocol.GIVEN, frames(channel)))
         assert answer == {"problem": f"{nowhere}: No such file or directory"}
         channel.sendall(protocol.pack(protocol.BYE))
-        assert wrapper.wait(20) == 1
+        assert wrapper.wait(60) == 1
 
 
 def test_a_full_disk_is_the_problem_of_the_file(monkeypatch, tmp_path):
@@ -125,4 +125,4 @@ def test_results_larger_than_memory_wait_on_the_disk(tmp_path):
         assert peak < 40_000
         assert list(place.iterdir()) == []
         channel.sendall(protocol.pack(protocol.BYE))
-        assert wrapper.wait(20) == 0
+        assert wrapper.wait(60) == 0

@@ -138,6 +138,7 @@ def test_the_wrapper_reads_what_the_program_counts(program):
         "    time.sleep(100)\n"
     )
     program(code, **seen.variables([sys.executable], os.environ))
+    asked = time.monotonic_ns()
     read = seen.ledger()
     assert json.loads(json.dumps(read)) == read
     assert (read["samples"], read["timed"], read["loss"]) == (8 * 301, 300, None)
@@ -147,7 +148,7 @@ def test_the_wrapper_reads_what_the_program_counts(program):
     assert ledger.NAMES[read["activity"]] == "saving"
     # What goes on counts until now.
     assert sum(read["nanoseconds"]) == read["now"] - read["began"]
-    assert abs(time.monotonic_ns() - read["now"]) < 10**9
+    assert asked <= read["now"] <= time.monotonic_ns()
 
 
 def test_the_wrapper_reads_the_last_collective(program):
@@ -160,10 +161,11 @@ def test_the_wrapper_reads_the_last_collective(program):
         "    print('ready', flush=True)\n    input()\n"
         "heartbeat.expect()\ntime.sleep(100)\n"
     )
+    began = time.monotonic()
     running = program(code, **seen.variables([sys.executable], os.environ))
     number, which, goes_on, seconds = seen.call()
     assert (number, environment.COLLECTIVES[which], goes_on) == (2, "reduce", 1)
-    assert 0 < seconds < 60
+    assert 0 < seconds < time.monotonic() - began
     assert (seen.progress(), seen.counts_steps()) == ([0, 0, 0, 0], False)
     running.stdin.write("\n")
     running.stdin.flush()
@@ -172,17 +174,24 @@ def test_the_wrapper_reads_the_last_collective(program):
 
 
 IN_C = """
-import sys, hashlib, signal
+import ctypes, sys, threading
+c, lock = ctypes.CDLL(None), ctypes.create_string_buffer(8)
+def let_go():
+    sys.stdin.readline()
+    c.pthread_spin_unlock(lock)
+c.pthread_spin_init(lock, 0)
+c.pthread_spin_lock(lock)
 print('ready', flush=True)
 sys.stdin.readline()
-hashlib.pbkdf2_hmac("sha256", b"a", b"b", 700_000)
+threading.Thread(target=let_go, daemon=True).start()
+c.pthread_spin_lock(lock)
 print('python', flush=True)
 while True: pass
 """
 
 
 def test_only_python_answers_who_asks_whether_it_runs(program):
-    """One call of C takes some time; before and after it Python runs."""
+    """One call of C lasts until this has been seen; before and after it Python runs."""
     seen = Vitals()
     running = program(IN_C, **seen.variables([sys.executable], os.environ))
 
@@ -193,6 +202,8 @@ def test_only_python_answers_who_asks_whether_it_runs(program):
     running.stdin.write("\n")
     running.stdin.flush()
     wait_until(lambda: away() > 0.1)
+    running.stdin.write("\n")
+    running.stdin.flush()
     assert running.stdout.readline() == "python\n"
     wait_until(lambda: away(ask=False) == 0.0)
     assert "\0" not in seen.stacks(running.pid)[0]["text"]
@@ -352,7 +363,7 @@ def test_an_exception_that_threads_or_processes_outlive_is_told(program, before,
     else:
         running.stdin.write("\n\n")
         running.stdin.flush()
-        running.wait(10)
+        running.wait(60)
         assert seen.failed_process() == 0
 
 
@@ -364,8 +375,7 @@ def test_a_program_that_writes_all_the_time_is_read_whole(program):
     )
     program(code, **seen.variables([sys.executable], os.environ))
     wait_until(lambda: seen.ledger() is not None)
-    first = seen.ledger()["began"]
-    while time.monotonic_ns() < first + 500_000_000:
+    for _ in range(500):
         read = seen.ledger()
         assert sum(read["nanoseconds"]) == read["now"] - read["began"]
 
@@ -378,7 +388,7 @@ def counting(monkeypatch, seen):
     monkeypatch.setattr(ledger, "_last_step", (0, 0, 0, 0))
 
 
-@settings(max_examples=20)
+@settings(max_examples=10)
 @given(st.lists(st.integers(0, 2 * ledger._RING), min_size=1, max_size=4))
 def test_each_step_is_told_once_or_counted_as_lost(bursts):
     with pytest.MonkeyPatch.context() as patch:
@@ -422,7 +432,7 @@ def test_steps_are_read_whole_while_the_program_makes_more(program):
         "    heartbeat.step(3 * number, number / 8)\n"
     )
     program(code, **seen.variables([sys.executable], os.environ))
-    for turn in range(100):
+    for turn in range(15):
         ahead = told + (ledger._RING - 20 if turn % 5 else 2 * ledger._RING)
         wait_until(lambda ahead=ahead: seen._words[vitals._STEPS] >= ahead)
         steps = seen.steps(told)
@@ -434,5 +444,5 @@ def test_steps_are_read_whole_while_the_program_makes_more(program):
         rows += len(steps["rows"])
         told = steps["made"]
         assert told == lost + rows
-    assert lost > 20 * ledger._RING
+    assert lost >= 3 * ledger._RING
     assert rows > 1000

@@ -31,7 +31,7 @@ def test_jobs_of_an_interactive_shell_are_ended_by_sighup_alone():
             capture_output=True,
             text=True,
             start_new_session=True,
-            timeout=30,
+            timeout=100,
             env={**os.environ, "PYTHONPATH": str(ROOT)},
         )
     finally:

@@ -40,7 +40,7 @@ def test_stop_that_comes_together_with_the_start_is_obeyed(tmp_path, number):
     )
     try:
         channel = listener.accept()[0]
-        channel.settimeout(20)
+        channel.settimeout(60)
         go = json.dumps({"variables": {}}).encode()
         channel.sendall(
             protocol.pack(protocol.GO, go) + protocol.pack(protocol.STOP, b"[100, %d]" % number)
@@ -48,7 +48,7 @@ def test_stop_that_comes_together_with_the_start_is_obeyed(tmp_path, number):
         died = next(value for kind, value in messages(channel) if kind == protocol.DIED)
         assert (died["code"], died["stopped"]) == (-number, True)
         channel.close()
-        wrapper.wait(20)
+        wrapper.wait(60)
     finally:
         wrapper.kill()
         wrapper.wait()
@@ -57,15 +57,31 @@ def test_stop_that_comes_together_with_the_start_is_obeyed(tmp_path, number):
 
 @pytest.mark.parametrize("code", [0, 75])
 def test_what_a_program_leaves_when_it_ends_well_has_the_grace_time(tmp_path, code):
-    with wrapper_of(tmp_path, f"sleep 1000 & (sleep 1.2; echo done) & exit {code}") as channel:
-        go = json.dumps({"variables": {}, "grace_seconds": 1.5}).encode()
+    end = tmp_path / "end"
+    os.mkfifo(end)
+    with wrapper_of(tmp_path, f"(read line < {end}; echo done) & exit {code}") as channel:
+        go = json.dumps({"variables": {}, "grace_seconds": 1000}).encode()
+        channel.sendall(protocol.pack(protocol.GO, go))
+        frames = []
+        for kind, payload in raw_messages(channel):
+            frames.append((kind, payload))
+            if kind == protocol.DIED:
+                end.write_text("\n")
+            if kind == protocol.EXIT:
+                break
+    assert (protocol.STDOUT, b"done\n") in frames
+    assert protocol.LEFT not in [kind for kind, _ in frames]
+
+
+def test_what_a_program_leaves_for_longer_than_the_grace_time_is_killed_and_told(tmp_path):
+    with wrapper_of(tmp_path, "sleep 1000 & exit 0") as channel:
+        go = json.dumps({"variables": {}, "grace_seconds": 0.1}).encode()
         channel.sendall(protocol.pack(protocol.GO, go))
         frames = []
         for kind, payload in raw_messages(channel):
             frames.append((kind, payload))
             if kind == protocol.EXIT:
                 break
-    assert (protocol.STDOUT, b"done\n") in frames
     [told] = [json.loads(payload) for kind, payload in frames if kind == protocol.LEFT]
     [(pid, command)] = told
     assert command == "sleep 1000"
@@ -107,9 +123,9 @@ def wrapper_of(folder, script, **environ):
         )
         try:
             with listener.accept()[0] as channel:
-                channel.settimeout(20)
+                channel.settimeout(60)
                 yield channel
-            wrapper.wait(20)
+            wrapper.wait(60)
         finally:
             wrapper.kill()
             wrapper.wait()
@@ -143,7 +159,7 @@ def test_cpus_are_leased_before_the_program_starts_and_until_the_wrapper_is_gone
     )  # fmt: skip
     try:
         channel = listener.accept()[0]
-        channel.settimeout(20)
+        channel.settimeout(60)
         frames = messages(channel)
         channel.sendall(protocol.pack(protocol.LEASE, json.dumps(request).encode()))
         assert next(value for kind, value in frames if kind == protocol.LEASED) == {}
@@ -174,7 +190,7 @@ def test_job_ends_although_a_wrapper_is_stopped(poprun, script):
     words = [job.stdout.readline().split() for _ in range(2)]
     os.kill(int(words[1][-1]), signal.SIGSTOP)
     job.send_signal(signal.SIGINT)
-    job.communicate(timeout=20)
+    job.communicate(timeout=60)
     assert job.returncode == 130
 
 
@@ -192,7 +208,7 @@ def test_nothing_outlives_a_killed_launcher(poprun, script):
     for _ in range(2):
         assert "ready" in job.stdout.readline()
     job.kill()
-    wait_until(lambda: not poprun.survivors(), 10)
+    wait_until(lambda: not poprun.survivors())
 
 
 @pytest.mark.mpi
@@ -211,15 +227,15 @@ def test_launcher_that_was_stopped_itself_blames_nobody(poprun, script, tmp_path
     )
     job = poprun("--hang-timeout", "2", program, start=True)
     seen = tmp_path / "steps"
-    wait_until(lambda: seen.exists() and int(seen.read_text() or 0) > 100, 20)
+    wait_until(lambda: seen.exists() and int(seen.read_text() or 0) > 100)
     job.send_signal(signal.SIGSTOP)
     began = int(seen.read_text() or 0)
     wait_until(lambda: int(seen.read_text() or 0) > began + 400, 60)
     job.send_signal(signal.SIGCONT)
     began = int(seen.read_text() or 0)
-    wait_until(lambda: int(seen.read_text() or 0) > began + 50, 20)
+    wait_until(lambda: int(seen.read_text() or 0) > began + 50)
     (tmp_path / "enough").touch()
-    _, stderr = job.communicate(timeout=20)
+    _, stderr = job.communicate(timeout=60)
     assert job.returncode == 0, stderr
 
 

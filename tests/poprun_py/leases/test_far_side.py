@@ -114,6 +114,7 @@ def test_without_a_folder_the_problem_is_told(taken, place):
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(max_size=8),
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=4), inner),
+    max_leaves=10,
 )
 
 

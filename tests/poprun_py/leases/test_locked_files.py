@@ -9,7 +9,6 @@ import os
 import stat
 import subprocess
 import sys
-import time
 
 import pytest
 
@@ -82,10 +81,9 @@ def test_what_others_put_there_is_passed_over(folder, place):
     huge = os.open(place / "lease-huge", os.O_CREAT | os.O_RDWR)
     os.truncate(huge, 1 << 40)
     fcntl.flock(huge, fcntl.LOCK_EX)
-    began = time.monotonic()
+    # Reading a pipe, or all of the huge file, would take for ever.
     with folder.alone():
         assert [name for name, *_ in folder.living()] == ["lease-a"]
-    assert time.monotonic() - began < 2
     assert (place / "notes").read_text() == "mine"
     os.close(huge)
     folder.remove("lease-a", descriptor)

