@@ -6,14 +6,12 @@ import json
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 from support.repository import ROOT
 
 from poprun_py.cli import run
-from poprun_py.planning import option_sources
 
 
 @pytest.fixture
@@ -243,22 +241,6 @@ def test_a_project_file_of_others_is_not_parsed(capsys, folder):
         env={**os.environ, "PYTHONPATH": str(ROOT)},
     )  # fmt: skip
     assert done.stdout == "False\n"
-
-
-def test_gathering_is_quick(folder):
-    write(folder / "pyproject.toml", "[tool.ruff]\n" + "# text\n" * 2000)
-    deep = folder
-    for index in range(20):
-        deep = deep / str(index)
-    deep.mkdir(parents=True)
-    option_sources.gather_options({"program": ()}, {}, deep)
-
-    def seconds():
-        began = time.perf_counter()
-        option_sources.gather_options({"program": ()}, dict(os.environ), deep)
-        return time.perf_counter() - began
-
-    assert min(seconds() for _ in range(20)) < 0.01
 
 
 @pytest.mark.parametrize(

@@ -102,6 +102,11 @@ def test_every_job_with_a_folder_leaves_its_page(poprun, tmp_path):
     assert '<span class="badge bad">Failed</span> with exit code 3' in text
     assert "hush-1" not in text
     assert stat.S_IMODE(page.stat().st_mode) == 0o600
+
+
+@pytest.mark.mpi
+@pytest.mark.sweep
+def test_a_job_that_says_nothing_leaves_its_page(poprun, tmp_path):
     quiet = poprun("--output-dir", "runs", "true")
     assert (quiet.returncode, quiet.stdout, quiet.stderr) == (0, "", "")
     assert ">Completed</span> after" in (tmp_path / "runs" / "latest" / "report.html").read_text()

@@ -51,7 +51,7 @@ def test_own_options_stand_anywhere(words, own, others):
         ("--instances 1,2", "scale needs a PROGRAM"),
         ("--instances 1,2 --", "scale needs a PROGRAM"),
         ("--instances 2,x train.py", "expected counts of instances"),
-        ("--instances 1,9999 train.py", "--instances 9999: 9999 instances on a host with"),
+        ("--instances 1,1025 train.py", "--instances 1025: 1025 instances on a host with"),
         ("--instances 1,3 --num-replicas 4 train.py", "--instances 3: --num-replicas 4 cannot"),
         ("-n 2 --instances 1 train.py", "--num-instances is no option of scale"),
         ("--dry-run --instances 1 train.py", "--dry-run is no option of scale"),

@@ -13,6 +13,7 @@ import pytest
 from support.processes import wait_until
 from support.repository import ROOT
 
+from poprun_py import cli
 from poprun_py.devices import commands
 from poprun_py.devices import survey as module_of_survey
 from poprun_py.devices.commands import GC_INFO, GC_MONITOR, run
@@ -153,17 +154,23 @@ def test_gc_monitor_shows_the_partition_of_the_variable(
 
 
 @pytest.mark.mpi
-def test_a_running_job_holds_its_ipus(poprun, tmp_path, monkeypatch):
+def test_a_running_job_holds_the_ipus_of_its_running_instances(poprun, tmp_path, monkeypatch):
     monkeypatch.setenv("TMPDIR", str(tmp_path))  # only this job's launcher is asked
+    program = tmp_path / "hold.sh"
+    program.write_text("while [ $RANK = 1 ] || [ ! -e end ]; do sleep 0.01; done")
     job = poprun(
         "--num-instances", 2, "--num-replicas", 6, "--ipus-per-replica", 2, "--oversubscribe",
-        "sleep", "60", start=True,
+        "sh", "hold.sh", start=True,
     )  # fmt: skip
 
     def partition_of_job():
-        return next((p for p in survey()[0] if p.launcher == job.pid and len(p.holders) == 2), None)
+        return next((p for p in survey()[0] if p.launcher == job.pid), None)
 
-    wait_until(lambda: partition_of_job() is not None)
+    def held_by():
+        found = partition_of_job()
+        return found and [holder.instance for holder in found.holders]
+
+    wait_until(lambda: held_by() == [0, 1])
     partition = partition_of_job()
     assert partition.name == f"job-{job.pid}"
     assert partition.num_ipus == 16  # 12, rounded to a power of two
@@ -171,51 +178,39 @@ def test_a_running_job_holds_its_ipus(poprun, tmp_path, monkeypatch):
         (0, (0, 1, 2, 3, 4, 5)), (1, (6, 7, 8, 9, 10, 11)),
     ]  # fmt: skip
     for holder in partition.holders:
-        assert holder.command == "sleep 60"
+        assert holder.command == "sh hold.sh"
         assert holder.host == os.uname().nodename
-        assert holder.seconds < 60
         os.kill(holder.pid, 0)
     assert sorted(partition.holders_by_ipu()) == list(range(12))
+    # An instance that has ended holds nothing.
+    (tmp_path / "end").touch()
+    wait_until(lambda: held_by() == [1])
     job.send_signal(signal.SIGINT)
-    job.wait(20)
+    job.wait(60)
     assert partition_of_job() is None
 
 
 @pytest.mark.mpi
-def test_an_instance_that_ended_holds_nothing(poprun, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("words", "partition"),
+    [
+        (("--offline-mode", "yes"), None),
+        pytest.param(("--vipu-partition", "p-of-test"), "p-of-test", marks=pytest.mark.sweep),
+    ],
+)
+def test_an_offline_job_holds_nothing_and_a_partition_has_the_users_name(
+    words, partition, poprun, tmp_path, monkeypatch
+):
     monkeypatch.setenv("TMPDIR", str(tmp_path))
-    program = "while [ $RANK = 1 ] || [ ! -e end ]; do sleep 0.01; done"
-    job = poprun("-n", 2, "--num-replicas", 4, "sh", "-c", program, start=True)
+    job = poprun("-n", 1, *words, "sleep", "60", start=True)
 
-    def held():
-        found = {p.launcher: p for p in survey()[0]}.get(job.pid)
-        return found and (found.num_ipus, [(h.instance, h.ipus) for h in found.holders])
+    def answer():
+        return inspection.running_jobs().get(job.pid)
 
-    wait_until(lambda: held() == (4, [(0, (0, 1)), (1, (2, 3))]))
-    (tmp_path / "end").touch()
-    wait_until(lambda: held() == (4, [(1, (2, 3))]))
-
-
-@pytest.mark.mpi
-def test_an_offline_job_holds_nothing_and_a_partition_has_the_users_name(poprun, tmp_path):
-    environ = {"TMPDIR": str(tmp_path), "POPRUN_LEASES": "none"}
-    jobs = {
-        name: poprun("-n", 1, *words, "sleep", "60", start=True, env=environ)
-        for name, words in (
-            ("offline", ("--offline-mode", "yes")),
-            ("named", ("--vipu-partition", "p-of-test")),
-        )
-    }
-
-    def answers():
-        found = inspection.running_jobs()
-        return {name: found.get(job.pid) for name, job in jobs.items()}
-
-    wait_until(lambda: all(a and a["instances"] for a in answers().values()))
-    assert answers()["offline"]["num_ipus"] == 0
-    partitions = {p.launcher: p for p in survey()[0]}
-    assert jobs["offline"].pid not in partitions
-    assert partitions[jobs["named"].pid].name == "p-of-test"
+    wait_until(lambda: (answer() or {}).get("instances"))
+    assert answer()["num_ipus"] == int(partition is not None)
+    names = [each.name for each in survey()[0] if each.launcher == job.pid]
+    assert names == ([partition] if partition else [])
 
 
 def test_a_launcher_that_does_not_answer_is_told(tmp_path, monkeypatch):
@@ -263,29 +258,22 @@ def test_only_root_asks_the_launchers_of_other_users(tmp_path, monkeypatch):
         assert list(inspection._sockets()) == []
 
 
-def as_poprun(*words):
-    """Run the launcher under the name ``poprun``."""
+def test_messages_and_help_say_the_name_that_was_called(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["/opt/bin/poprun"])
+    assert cli.run(["--num-instances", "2"]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("poprun: error: no program given: expected poprun [options]")
     code = (
         "import sys; sys.argv[0] = '/opt/bin/poprun'; from poprun_py.__main__ import main; main()"
     )
-    return subprocess.run(
-        [sys.executable, "-c", code, *words], capture_output=True, text=True, check=False,
+    done = subprocess.run(
+        [sys.executable, "-c", code, "--help"], capture_output=True, text=True, check=True,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
     )  # fmt: skip
-
-
-def test_messages_and_help_say_the_name_that_was_called():
-    done = as_poprun("--num-instances", "2")
-    assert done.returncode == 2
-    assert done.stderr.startswith("poprun: error: no program given: expected poprun [options]")
-    done = as_poprun("--help")
     assert done.stdout.startswith("Usage: poprun [OPTIONS] PROGRAM")
     assert "poprun -n 2 train.py --epochs 3" in done.stdout
     assert "poprun-py" not in done.stdout
-    completion = subprocess.run(
-        [sys.executable, "-c", "import sys; sys.argv[0] = 'poprun'\n"
-         "from poprun_py.cli import main; main()"],
-        capture_output=True, text=True, check=False,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "_POPRUN_COMPLETE": "zsh_source"},
-    )  # fmt: skip
-    assert "#compdef poprun\n" in completion.stdout
+    monkeypatch.setenv("_POPRUN_COMPLETE", "zsh_source")
+    with pytest.raises(SystemExit):
+        cli.main()
+    assert "#compdef poprun\n" in capsys.readouterr().out

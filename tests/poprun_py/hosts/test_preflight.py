@@ -8,14 +8,13 @@ import re
 import resource
 import signal
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from poprun_py.errors import StartError
-from poprun_py.hosts import host_probe
+from poprun_py.hosts import host_probe, probe_hosts
 from poprun_py.hosts.host_checks import (
     CALLS_BACK,
     HostChecks,
@@ -176,29 +175,32 @@ def test_a_real_answer_passes_and_is_remembered(here_by_another_name, tmp_path):
 
 
 def end_what_is_left(folder):
-    for line in (folder / "left").read_text().split():
-        os.kill(int(line), signal.SIGKILL)
+    """End the processes of ssh that go on; each was there when the answer came."""
+    pids = [int(line) for line in (folder / "left").read_text().split()]
+    assert pids
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)
 
 
 def test_a_host_that_hangs_is_given_up(tmp_path):
     fake = tmp_path / "ssh"
     # As with a ProxyCommand, another process of it keeps what it writes to open.
-    fake.write_text(f"#!/bin/sh\nsleep 30 & echo $! >> {tmp_path}/left\nwait\n")
+    fake.write_text(f"#!/bin/sh\nsleep 600 & echo $! >> {tmp_path}/left\nwait\n")
     fake.chmod(0o755)
-    begun = time.monotonic()
     hosts = (Host(name="n0"), Host(name="n1"))
     reports = request_reports(hosts, Shell((str(fake),)), REQUEST, limit_seconds=0.5)
-    assert time.monotonic() - begun < 15
     assert all("does not answer" in a.problem.text for a in reports.values())
     end_what_is_left(tmp_path)
 
 
-def test_many_hosts_have_longer_to_answer(tmp_path):
+def test_many_hosts_have_longer_to_answer(tmp_path, monkeypatch):
+    """The time that each host adds is all that these have."""
+    monkeypatch.setattr(probe_hosts, "_SECONDS_OF_SSH", 30.0)
     fake = tmp_path / "ssh"
-    fake.write_text("#!/bin/sh\nsleep 1\nexit 127\n")
+    fake.write_text("#!/bin/sh\nexit 127\n")
     fake.chmod(0o755)
-    hosts = tuple(Host(name=f"n{i}") for i in range(50))
-    reports = request_reports(hosts, Shell((str(fake),)), REQUEST, limit_seconds=0.2)
+    hosts = tuple(Host(name=f"n{i}") for i in range(3))
+    reports = request_reports(hosts, Shell((str(fake),)), REQUEST, limit_seconds=0.0)
     assert all("does not run there" in a.problem.text for a in reports.values())
 
 
@@ -206,12 +208,10 @@ def test_an_answer_counts_while_a_connection_is_kept_for_later(here_by_another_n
     """As with ControlPersist: what ssh leaves behind holds its stderr."""
     fake = Path(here_by_another_name.words[0])
     fake.write_text(
-        fake.read_text().replace("shift", f"shift; sleep 30 & echo $! > {tmp_path}/left")
+        fake.read_text().replace("shift", f"shift; sleep 600 & echo $! > {tmp_path}/left")
     )
-    begun = time.monotonic()
     reports = request_reports((Host(name="n0"),), here_by_another_name, REQUEST)
     assert reports["n0"].problem is None
-    assert time.monotonic() - begun < 10
     end_what_is_left(tmp_path)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 
 import pytest
 from support.processes import wait_until
@@ -79,11 +78,10 @@ def test_a_process_that_does_not_read_is_never_waited_for(started, monkeypatch):
     sent = [fed.send({"long": "x" * (1 << 19)}) for _ in range(10)]
     assert sent[0]
     assert not sent[-1]
-    began = time.monotonic()
     assert fed.finish(told.append) == [
         "the test did not end in time: the last numbers may be missing"
     ]
-    assert time.monotonic() - began < 30
+    assert fed._process.poll() is not None
     assert told == ["waiting for the test, 0 s at most"]
 
 

@@ -1,7 +1,6 @@
 """Plans: golden for every stored machine and mode, and the rules on random machines."""
 
 import contextlib
-import time
 from dataclasses import asdict, replace
 from itertools import pairwise
 from pathlib import Path
@@ -390,19 +389,3 @@ def test_warnings_for_a_quota_and_for_uneven_shares():
     uneven = snapshot("asymmetric")
     (warning,) = placement_warnings(uneven, place(uneven, 2, PlacementPolicy()))
     assert "from 4 to 12 compute threads" in warning
-
-
-# --- speed --------------------------------------------------------------------------------------
-
-
-def test_planning_a_large_cluster_is_quick():
-    machine = snapshot("epyc-nps4")
-
-    def seconds():
-        start = time.perf_counter()
-        for _ in range(256):
-            place(machine, 16, PlacementPolicy())
-        return time.perf_counter() - start
-
-    # 4,096 instances; some 0.06 s when quiet.
-    assert min(seconds() for _ in range(3)) < 0.8
