@@ -15,10 +15,8 @@ import multiprocessing
 import operator
 import os
 import re
-import subprocess
 import sys
 import threading
-import time
 import types
 from pathlib import Path
 
@@ -86,7 +84,7 @@ def test_the_fastest_is_compared_once_where_it_was_known_before(tmp_path, monkey
     assert len(compared) == 2
 
 
-class Slow(nn.Module):
+class Noting(nn.Module):
     """Notes when it is traced."""
 
     def __init__(self, log):
@@ -100,19 +98,24 @@ class Slow(nn.Module):
         if forward_phase.is_tracing():
             with Path(self.log).open("a") as file:
                 file.write("traced\n")
-            time.sleep(0.3)
         return self.inner(x)
 
 
 def _compile(log, cache):
     options = quiet_options().enableExecutableCaching(cache)
-    poptorch.inferenceModel(Slow(log), options).compile(torch.ones(1, 2))
+    poptorch.inferenceModel(Noting(log), options).compile(torch.ones(1, 2))
+
+
+def _compile_together(barrier, log, cache):
+    barrier.wait()
+    _compile(log, cache)
 
 
 def test_processes_share_one_compilation(tmp_path):
     log, cache = str(tmp_path / "log"), tmp_path / "cache"
-    spawn = multiprocessing.get_context("fork")
-    processes = [spawn.Process(target=_compile, args=(log, str(cache))) for _ in range(2)]
+    fork = multiprocessing.get_context("fork")
+    arguments = (fork.Barrier(2), log, str(cache))
+    processes = [fork.Process(target=_compile_together, args=arguments) for _ in range(2)]
     for process in processes:
         process.start()
     for process in processes:
@@ -463,26 +466,20 @@ def test_whatever_a_module_holds_can_be_compiled(tmp_path, held):
     assert len(list(tmp_path.iterdir())) == 1
 
 
-def test_a_model_has_one_key_in_all_processes():
-    """Sets have another order in each."""
-    program = (
-        "import torch\n"
-        "from poptorch.compilation.test_executable_cache import WithSettings\n"
-        "from popdist_py.poptorch.compilation.code_text import code_text\n"
-        "from poptorch.compilation.test_executable_cache import Plain, helper, twice, thrice\n"
-        "held = Plain(functions={helper, twice, thrice}, classes={Plain, WithSettings})\n"
-        "model = WithSettings(p={'a', 'b', 'c', 'd'}, q=torch.ones(2), r=object(), s=held)\n"
-        "print(code_text(model))\n"
-    )
-    texts = {
-        subprocess.run(
-            [sys.executable, "-c", program],
-            env={**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": os.pathsep.join(sys.path)},
-            capture_output=True, text=True, check=True, timeout=60,
-        ).stdout
-        for seed in ("1", "2")
-    }  # fmt: skip
-    assert len(texts) == 1
+def _order_and_text():
+    """Return the order of a set of names in this process, and the key of a model with sets."""
+    names = {f"name {number}" for number in range(10)}
+    held = Plain(functions={helper, twice, thrice}, classes={Plain, WithSettings})
+    model = WithSettings(p=names, q=torch.ones(2), r=object(), s=held)
+    return list(names), str(code_text(model))
+
+
+@pytest.mark.mpi
+def test_a_model_has_one_key_in_all_processes(instances):
+    """Each process has hashes of its own, so that sets have another order in each."""
+    (first, one), (second, other) = instances.run(_order_and_text)
+    assert first != second
+    assert one == other
 
 
 class Branches(nn.Module):

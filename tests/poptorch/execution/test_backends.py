@@ -59,14 +59,13 @@ def train(execution, make, accumulation, group_size, order):
     return found, [*outputs, *copy.deepcopy(model.state_dict()).values()]
 
 
-@pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize(
-    ("accumulation", "group_size", "order"),
+    ("name", "accumulation", "group_size", "order"),
     [
-        (1, 1, poptorch.CommGroupType.Consecutive),
-        (3, 2, poptorch.CommGroupType.Consecutive),
-        (2, 2, poptorch.CommGroupType.Orthogonal),
-        (1, 4, poptorch.CommGroupType.Consecutive),
+        ("layers", 1, 1, poptorch.CommGroupType.Consecutive),
+        ("buffers", 3, 2, poptorch.CommGroupType.Consecutive),
+        ("random numbers", 2, 2, poptorch.CommGroupType.Orthogonal),
+        ("buffers", 1, 4, poptorch.CommGroupType.Consecutive),
     ],
 )
 @pytest.mark.parametrize("row", BACKENDS[1:], ids=lambda row: row.name)

@@ -138,7 +138,7 @@ class _Regression(nn.Module):
         return self.inner(x, y[:, None].float())
 
 
-def train(model, execution, steps=3):
+def train(model, execution, steps=2):
     options = quiet_options().replicationFactor(4).broadcastBuffers(False).randomSeed(7)
     options.outputMode(poptorch.OutputMode.All).deviceIterations(2)
     options.Emulator.replicaExecution(execution)

@@ -29,7 +29,9 @@ class Variational(nn.Module):
 
 
 @pytest.mark.parametrize("replicas", [pytest.param(1, marks=pytest.mark.sweep), 2])
-def test_distributions_train_without_checking_their_arguments(replicas):
+def test_distributions_train_without_checking_their_arguments(replicas, monkeypatch):
+    # torch's default, which importing torch.compile's parts turns off for the whole process.
+    monkeypatch.setattr(distributions.Distribution, "_validate_args", True)
     torch.manual_seed(0)
     x, model = torch.randn(6, 3), Variational()
     reference = copy.deepcopy(model)

@@ -9,6 +9,8 @@ import torch
 import torch.nn.functional as F
 import torchvision
 from torch import nn
+from torchvision.models.efficientnet import EfficientNet, MBConvConfig
+from torchvision.models.resnet import BasicBlock, ResNet
 
 
 class WithLoss(nn.Module):
@@ -169,7 +171,10 @@ def sequences(batch=3, length=7, width=12):
 MODELS = {
     "mlp": lambda: (WithLoss(Mlp()), (torch.rand(6, 20), torch.randint(0, 10, (6,)))),
     "cnn": lambda: (WithLoss(Cnn()), images(16)),
-    "resnet18": lambda: (WithLoss(torchvision.models.resnet18()), images(32)),
+    "resnet": lambda: (
+        WithLoss(ResNet(BasicBlock, (1, 1, 1, 1), num_classes=10)),
+        images(32),
+    ),
     "bert": lambda: (Bert(), words()),
     "encoder": lambda: (WithLoss(Encoder()), sequences(width=32)),
     "lstm": lambda: (WithLoss(Recurrent(nn.LSTM)), sequences()),
@@ -180,9 +185,22 @@ MODELS = {
         WithLoss(UNet()),
         (torch.rand(2, 3, 16, 16), torch.randint(0, 2, (2, 16, 16))),
     ),
-    "mobilenet": lambda: (WithLoss(torchvision.models.mobilenet_v2(num_classes=10)), images(32)),
+    "mobilenet": lambda: (
+        WithLoss(
+            torchvision.models.MobileNetV2(
+                num_classes=10, inverted_residual_setting=[[1, 16, 1, 1], [6, 24, 2, 2]]
+            )
+        ),
+        images(32),
+    ),
     "efficientnet": lambda: (
-        WithLoss(torchvision.models.efficientnet_b0(num_classes=10)),
+        WithLoss(
+            EfficientNet(
+                [MBConvConfig(1, 3, 1, 32, 16, 1, 1, 1), MBConvConfig(6, 5, 2, 16, 24, 2, 1, 1)],
+                dropout=0.2,
+                num_classes=10,
+            )
+        ),
         images(32),
     ),
     "vit": lambda: (
