@@ -1,6 +1,6 @@
 """Writes every page, picture and module that the code alone makes: ``make generated``.
 
-``python -m tools.pages.generated NAME...`` writes some of them. What was measured stays as it is:
+``python -m tools.pages.generated NAME...`` writes some of them. Measurements stay as they are:
 ``make bench``, ``make seeds``, ``make figures``, ``tools.pages.report`` (pictures) and
 ``tools.pages.reliability`` (faults) measure anew.
 """

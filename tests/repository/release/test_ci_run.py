@@ -15,11 +15,12 @@ from support.repository import ROOT
 SCRIPT = ROOT / ".ci/run"
 # The other targets do nothing.
 MAKEFILE = """
+export PYTEST_DISABLE_PLUGIN_AUTOLOAD = 1
 .DEFAULT:
 \t@:
 test:
 \t@cat test.py > /dev/null
-\t@PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 {python} -m pytest -p xdist -q -n 0 --rootdir . -c /dev/null test.py $(ARGS)
+\t@{python} -m pytest -p xdist -q -n 0 --rootdir . -c /dev/null test.py $(ARGS)
 """
 PASSES = "def test_passes(): pass\n"
 # The first time all fail; the second time those for which ``mended`` holds pass.
