@@ -69,7 +69,7 @@ PRINTED = {
 }
 TEXTS = index.texts()
 COMMANDS = seeds.chosen(TEXTS, None)
-_QUICK = 3  # seconds; make test-all runs commands of up to _LONG as well, make seeds all
+_QUICK = 2  # seconds; make test-all runs commands of up to _LONG as well, make seeds all
 _LONG = 20
 
 
