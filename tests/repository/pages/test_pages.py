@@ -18,7 +18,7 @@ from tools.running.transcript import File, Terminal, differences, parse
 
 # Pages that take a quarter of a minute or more are long.
 PAGES = [
-    pytest.param("first-hour.md", marks=pytest.mark.examples),
+    pytest.param("first-hour.md", marks=pytest.mark.long),
     pytest.param("examples/language_model.md", marks=pytest.mark.long),
     pytest.param("examples/ddp.md", marks=pytest.mark.examples),
     pytest.param("examples/mpi.md", marks=pytest.mark.examples),
