@@ -147,7 +147,7 @@ def _train_where_nothing_can_be_shared(rank):
 
 @pytest.mark.sweep
 def test_without_memory_to_share_buckets_stay_where_they_are():
-    ours, others = values(run_ranks(2, _train_where_nothing_can_be_shared))
+    ours, others = values(run_ranks(2, _train_where_nothing_can_be_shared, fresh=True))
     for shared, tries, _ in (ours, others):
         assert not any(shared)
         assert tries == 1

@@ -1,18 +1,16 @@
 """Collectives that fill given tensors: small and large ones, with and without reading memory."""
 
+from unittest import mock
+
 import pytest
 import torch
 import torch.distributed as dist
 from support.ranks import run_ranks, values
 
+from popdist_py.collectives.within_host.peer_memory import PeerMemory
+
 # Elements of a part: one meeting, several slots, and so many that they are read where they lie.
 SIZES = [0, 1, 300, 400_003, 600_001]
-
-
-def _forbid_reading():
-    from popdist_py.collectives.within_host.peer_memory import PeerMemory
-
-    PeerMemory.works_with = lambda *_: False
 
 
 def _numbers(rank, size, block=0):
@@ -20,14 +18,14 @@ def _numbers(rank, size, block=0):
 
 
 def _fill_all(rank, sizes, can_read):
-    if not can_read:
-        _forbid_reading()
-    count = dist.get_world_size()
-    for size in sizes:
-        for root in (0, count - 1):
-            _check_moves(rank, count, size, root)
-            _check_reductions(rank, count, size, root)
-        _check_uneven(rank, count, size)
+    works_with = PeerMemory.works_with if can_read else lambda *_: False
+    with mock.patch.object(PeerMemory, "works_with", works_with):
+        count = dist.get_world_size()
+        for size in sizes:
+            for root in (0, count - 1):
+                _check_moves(rank, count, size, root)
+                _check_reductions(rank, count, size, root)
+            _check_uneven(rank, count, size)
 
 
 def _check_moves(rank, count, size, root):

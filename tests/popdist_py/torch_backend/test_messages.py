@@ -4,9 +4,10 @@ import json
 import os
 import socket
 import threading
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from datetime import timedelta
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
@@ -172,9 +173,17 @@ def test_a_default_device_and_a_later_change_of_size_are_the_program_s_own():
     assert found == [[24.0, 16.0, 4.0], [24.0, 8.0, 4.0]]
 
 
-def _exchange_in_threads(rank, make_group):
-    if make_group:
-        endpoint.place_of_this_process = lambda: f"place {rank}"
+def _on_other_hosts(rank):
+    """Let messages go as between hosts."""
+    return mock.patch.object(endpoint, "place_of_this_process", return_value=f"place {rank}")
+
+
+def _exchange_in_threads(rank, other_hosts):
+    with _on_other_hosts(rank) if other_hosts else nullcontext():
+        return _exchange_in_three_threads(rank)
+
+
+def _exchange_in_three_threads(rank):
     group = dist.new_group()
     found = {}
 
@@ -339,8 +348,11 @@ def test_a_wait_that_takes_too_long_names_whom_it_waited_for():
 
 
 def _outlive(rank, in_order, other_hosts):
-    if other_hosts:
-        endpoint.place_of_this_process = lambda: f"place {rank}"
+    with _on_other_hosts(rank) if other_hosts else nullcontext():
+        return _outlive_the_end(rank, in_order)
+
+
+def _outlive_the_end(rank, in_order):
     group = dist.new_group()
     if rank == 1:
         dist.send(torch.ones(3), 0, tag=1, group=group)

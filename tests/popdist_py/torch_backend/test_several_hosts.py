@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import signal
 import time
+from functools import wraps
+from unittest import mock
 
 import pytest
 import torch
@@ -24,9 +26,17 @@ LAYOUTS = {
 }
 
 
-def be_on(hosts, rank):
-    """Make this rank one that shares memory with those of the same host alone."""
-    meeting_communicator.place_of_this_process = lambda: f"host {hosts[rank]}"
+def _on_hosts(function):
+    """Call ``function(rank, hosts, ...)`` as if ranks of other hosts shared no memory with it."""
+
+    @wraps(function)
+    def call(rank, hosts, *args):
+        with mock.patch.object(
+            meeting_communicator, "place_of_this_process", return_value=f"host {hosts[rank]}"
+        ):
+            return function(rank, hosts, *args)
+
+    return call
 
 
 def _numbers(rank, size=1000, dtype=torch.float32):
@@ -117,8 +127,8 @@ def _check_equal_bits(me, count):
             assert all(torch.equal(tensor, other) for other in gathered), (dtype, size)
 
 
+@_on_hosts
 def _check_all(rank, hosts):
-    be_on(hosts, rank)
     count = dist.get_world_size()
     for check in (
         _check_reductions,
@@ -143,8 +153,8 @@ def test_every_collective(layout):
         assert list(found) == expected
 
 
+@_on_hosts
 def _use_subsets(rank, hosts):
-    be_on(hosts, rank)
     first, second = dist.new_group([0, 2]), dist.new_group([1, 2, 3])
     found = []
     for _ in range(20):
@@ -164,8 +174,8 @@ def test_several_groups_at_once():
     assert found == [[2.0, 6.0], [6.0, 6.0], [2.0, 6.0, 6.0], [6.0, 6.0]]
 
 
+@_on_hosts
 def _differ(rank, hosts, size):
-    be_on(hosts, rank)
     dist.all_reduce(torch.zeros(4))
     dist.all_reduce(torch.zeros(size if rank == 2 else 4))
 
@@ -178,16 +188,16 @@ def test_a_mismatch_names_who_called_what(hosts):
         assert "rank 2 called all_reduce(op=sum, shape=(5,)" in outcome.error
 
 
+@_on_hosts
 def _be_lost(rank, hosts, lost):
-    be_on(hosts, rank)
     dist.barrier()
     if rank == lost:
         os.kill(os.getpid(), signal.SIGKILL)
     dist.all_reduce(torch.zeros(4))
 
 
+@_on_hosts
 def _send_blocks_that_do_not_fit(rank, hosts):
-    be_on(hosts, rank)
     received = [torch.full((4,), 255, dtype=torch.uint8) for _ in hosts]
     sizes = [1 if (rank, receiver) == (0, 2) else 4 for receiver in range(len(hosts))]
     try:
@@ -214,8 +224,8 @@ def test_a_lost_rank_is_named_on_all_hosts(lost):
             assert f"rank {lost} " in outcome.error, (rank, outcome.error)
 
 
+@_on_hosts
 def _be_late(rank, hosts, late):
-    be_on(hosts, rank)
     dist.barrier()
     store = dist.distributed_c10d._get_default_store()
     others = [f"done {other}" for other in range(len(hosts)) if other != late]
@@ -239,10 +249,10 @@ def test_a_rank_that_does_not_come_is_named_in_time():
         assert "rank 2 " in outcome.error
 
 
+@_on_hosts
 def _look_at_sockets(rank, hosts):
     import psutil
 
-    be_on(hosts, rank)
     before = connections()
     dist.all_reduce(torch.zeros(4))
     after = [each for each in connections() if each not in before]
@@ -254,8 +264,8 @@ def test_one_host_opens_no_socket_and_nobody_listens():
     assert values(run_ranks(2, _look_at_sockets, (0, 1))) == [(2, 0)] * 2
 
 
+@_on_hosts
 def _be_unreachable(rank, hosts):
-    be_on(hosts, rank)
     dist.all_reduce(torch.zeros(4))
 
 

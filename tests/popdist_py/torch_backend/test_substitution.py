@@ -2,7 +2,9 @@
 
 import os
 import warnings
+from contextlib import contextmanager
 from datetime import timedelta
+from unittest import mock
 
 import pytest
 import torch
@@ -10,24 +12,38 @@ import torch.distributed as dist
 from support.ranks import run_ranks, values
 from torch.distributed._functional_collectives import all_reduce
 
-from popdist_py.torch_backend.substitution import substitute
+from popdist_py.torch_backend.substitution import _accelerator_stays, substitute
 
 _OURS, _THEIRS = "PopdistProcessGroup", "ProcessGroup"
 
 
+@contextmanager
+def _substituted(wanted):
+    """Replace names in this process for a while."""
+    _accelerator_stays.cache_clear()
+    module = dist.distributed_c10d
+    with (
+        mock.patch.object(module, "_new_process_group_helper", module._new_process_group_helper),
+        mock.patch.object(dist.Backend, "__new__", dist.Backend.__new__),
+    ):
+        substitute(wanted)
+        yield
+    _accelerator_stays.cache_clear()
+
+
 def _groups(rank, wanted, names, folder):
     """Return by name the classes of the group and of a new one, and what these are called."""
-    substitute(wanted)
     found = {}
     for index, name in enumerate(names):
         store = dist.FileStore(f"{folder}/{index}", 2)
-        dist.init_process_group(
-            name, store=store, rank=rank, world_size=2, timeout=timedelta(seconds=30)
-        )
+        with _substituted(wanted):
+            dist.init_process_group(
+                name, store=store, rank=rank, world_size=2, timeout=timedelta(seconds=30)
+            )
+            inner = dist.new_group([0, 1], backend="gloo" if wanted == "popdist" else "popdist")
         total = torch.ones(3)
         dist.all_reduce(total)
         assert total.tolist() == [2.0] * 3
-        inner = dist.new_group([0, 1], backend="gloo" if wanted == "popdist" else "popdist")
         found[name] = (
             *(type(group).__name__ for group in (dist.group.WORLD, inner)),
             dist.get_backend(),
@@ -62,12 +78,11 @@ def test_popdist_and_nothing_are_gloo(tmp_path):
 
 
 def _mesh(rank, folder):
-    substitute("popdist")
-    os.environ.update(RANK=str(rank), WORLD_SIZE="2")
-    dist.init_process_group(init_method=f"file://{folder}/mesh", rank=rank, world_size=2)
-    mesh = dist.init_device_mesh("cpu", (2,))
-    kind = type(mesh.get_group()).__name__
-    total = all_reduce(torch.ones(3), "sum", mesh)
+    with mock.patch.dict(os.environ, RANK=str(rank), WORLD_SIZE="2"), _substituted("popdist"):
+        dist.init_process_group(init_method=f"file://{folder}/mesh", rank=rank, world_size=2)
+        mesh = dist.init_device_mesh("cpu", (2,))
+        kind = type(mesh.get_group()).__name__
+        total = all_reduce(torch.ones(3), "sum", mesh)
     dist.destroy_process_group()
     return kind, total.tolist()
 
@@ -92,30 +107,27 @@ def test_torch_knows_that_the_group_is_for_cpus(tmp_path):
     assert values(run_ranks(2, _save, str(tmp_path))) == [(["cpu"], 0)] * 2
 
 
-def _names(rank, wanted, accelerator):
+def _names(wanted):
     """Return the names as ``Backend`` reads them, and those for which torch makes a group."""
-    torch.accelerator.is_available = lambda: accelerator
     module, made = dist.distributed_c10d, []
 
     def make(size, rank, ranks, backend, store):
         made.append((backend, *module.BackendConfig(backend).device_backend_map.values()))
 
-    module._new_process_group_helper = make
-    substitute(wanted)
-    with warnings.catch_warnings(record=True) as said:
+    with (
+        mock.patch.object(module, "_new_process_group_helper", make),
+        _substituted(wanted),
+        warnings.catch_warnings(record=True) as said,
+    ):
         warnings.simplefilter("always")
         names = ("gloo", "undefined", "nccl", "popdist", "cpu:gloo")
         read = [dist.Backend(name) for name in names]
         for name in names:
             module._new_process_group_helper(1, 0, [], backend=name, store=None)
         module._new_process_group_helper(1, 0, [], "gloo", None)
-    assert read == list(names)
-    assert dist.Backend("gloo") == "gloo"
-    return (
-        [name for name, *_ in made],
-        made[4][1],
-        [(one.filename, str(one.message)) for one in said],
-    )
+        assert read == list(names)
+        assert dist.Backend("gloo") == "gloo"
+    return [name for name, *_ in made], made[4][1], said
 
 
 @pytest.mark.parametrize(
@@ -128,14 +140,13 @@ def _names(rank, wanted, accelerator):
     ],
 )
 def test_a_name_is_replaced_where_a_group_is_made_and_nowhere_beside_an_accelerator(
-    wanted, accelerator, read, of_a_device, warned
+    monkeypatch, wanted, accelerator, read, of_a_device, warned
 ):
-    (found,) = values(run_ranks(1, _names, wanted, accelerator, backend=None))
-    names, of_cpu, said = found
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: accelerator)
+    names, of_cpu, said = _names(wanted)
     assert names == read.split()
     assert of_cpu == of_a_device
     assert len(said) == warned
-    if warned:
-        ((filename, text),) = said
-        assert filename == __file__
-        assert "torch sees an accelerator" in text
+    for one in said:
+        assert one.filename == __file__
+        assert "torch sees an accelerator" in str(one.message)
