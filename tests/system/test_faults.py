@@ -28,7 +28,7 @@ AGAIN = {
     "pre-empted: SIGUSR1",
     "SIGKILL of the shell that waits for the launcher",
 }
-# Rows that do not need MPI to show how the launcher and the wrappers act; the sweep has it there.
+# Rows that do not need MPI to show how the launcher and the wrappers act; the long tests have it.
 PLAIN = {
     "segmentation fault",
     "the other ignores SIGTERM (--grace 1)",
@@ -55,9 +55,10 @@ def plain(fault: Fault) -> Fault:
             for title, fault in ROWS.items()
             if title not in AGAIN
         ),
+        *(pytest.param(ROWS[title], id=title, marks=pytest.mark.sweep) for title in sorted(AGAIN)),
         *(
-            pytest.param(ROWS[title], id=f"{title}, MPI", marks=pytest.mark.sweep)
-            for title in sorted(AGAIN | PLAIN)
+            pytest.param(ROWS[title], id=f"{title}, MPI", marks=pytest.mark.long)
+            for title in sorted(PLAIN)
         ),
     ],
 )

@@ -67,15 +67,15 @@ def test_a_few_cases_and_more_of_the_same_record(tmp_path):
     path = tmp_path / "record"
     words = [sys.executable, "-m", "tools.soak", "--json", path]
     words += ["--rows", "(SIGKILL|SIGSTOP) of a program$"]
-    for cases in (2, 4):
+    for cases in (1, 2):
         done = subprocess.run(
             [*words, f"--cases={cases}"], capture_output=True, text=True, timeout=250, cwd=ROOT
         )
         assert done.returncode == 0, done.stdout + done.stderr
     lines = [json.loads(line) for line in path.read_text().splitlines()]
-    assert {line["number"] for line in lines[1:]} == {0, 1, 2, 3}
+    assert {line["number"] for line in lines[1:]} == {0, 1}
     assert all(line["resumed"] for line in lines[1:])
-    assert done.stdout.startswith("4 cases, ")
+    assert done.stdout.startswith("2 cases, ")
 
 
 @pytest.mark.mpi
@@ -109,7 +109,7 @@ def test_a_clock_is_moved_for_processes_that_ask_for_it_and_durations_stay(tmp_p
     ) as process:  # fmt: skip
         before = [float(word) for word in process.stdout.readline().split()]
         move_clock(clock, -3600)
-        after = [float(word) for word in process.communicate("\n", timeout=30)[0].split()]
+        after = [float(word) for word in process.communicate("\n", timeout=60)[0].split()]
     taken = time.monotonic() - since
     assert before[0] - began <= taken
     assert 0 <= after[1] - before[1] <= taken
