@@ -264,7 +264,9 @@ def test_tensorboard_without_a_folder_of_the_run_is_refused(look):
     )
 
 
-@pytest.mark.parametrize("own", [{}, {"WANDB_RUN_GROUP": "mine"}])
+@pytest.mark.parametrize(
+    "own", [{}, pytest.param({"WANDB_RUN_GROUP": "mine"}, marks=pytest.mark.sweep)]
+)
 def test_runs_of_the_program_join_the_group_of_the_run(poprun, own):
     env = {"POPRUN_RUN_ID": "night-7", "WANDB_MODE": "offline", **own}
     words = ("--output", "plain", "--metrics-to", "wandb")

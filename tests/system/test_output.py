@@ -128,27 +128,13 @@ def test_output_with_the_time(poprun, script):
     assert re.fullmatch(r"\d\d:\d\d:\d\d\.\d{3} \[1,0\]<stdout>:now\n", done.stdout)
 
 
-def test_hidden_instances_are_in_the_files(poprun, script, tmp_path):
+def test_hidden_instances_are_in_the_files_of_open_mpis_output_filename(poprun, script, tmp_path):
     program = script("import os\nprint('from', os.environ['RANK'])\n")
-    done = poprun(*TWO, "--only-output-from-instance", "1", "--output-dir", "out", program)
-    assert done.stdout == "[1,1]<stdout>:from 1\n"
-    assert (tmp_path / "out" / FIRST / "instance-0.stdout").read_text() == "from 0\n"
-    assert (tmp_path / "out" / FIRST / "instance-0.stderr").read_text() == ""
-
-
-def test_open_mpis_output_filename_is_taken_for_output_dir(poprun, script, tmp_path):
     words = "--mpi-global-args= --tag-output --output-filename logs"
-    done = poprun(words, script("print('kept')"))
-    assert done.returncode == 0, done.stderr
-    assert (tmp_path / "logs" / FIRST / "instance-0.stdout").read_text() == "kept\n"
-
-
-def test_an_earlier_run_is_kept(poprun, script, tmp_path):
-    for text in ("first", "second"):
-        poprun("--output-dir", "out", script(f"print({text!r})"))
-    kept = (tmp_path / "out").glob("2*/attempt-1/instance-0.stdout")
-    assert sorted(path.read_text() for path in kept) == ["first\n", "second\n"]
-    assert (tmp_path / "out" / FIRST / "instance-0.stdout").read_text() == "second\n"
+    done = poprun(*TWO, "--only-output-from-instance", "1", words, program)
+    assert done.stdout == "[1,1]<stdout>:from 1\n"
+    assert (tmp_path / "logs" / FIRST / "instance-0.stdout").read_text() == "from 0\n"
+    assert (tmp_path / "logs" / FIRST / "instance-0.stderr").read_text() == ""
 
 
 def test_folder_that_cannot_be_made_is_a_usage_error(look, script, tmp_path):
@@ -281,7 +267,7 @@ def test_closed_stdout_is_no_failure(poprun, script, tmp_path):
     assert (tmp_path / "out" / FIRST / "instance-0.stdout").read_text() == "unheard\n"
 
 
-@pytest.mark.parametrize("is_pipe", [True, False])
+@pytest.mark.parametrize("is_pipe", [pytest.param(True, marks=pytest.mark.sweep), False])
 def test_what_the_launcher_cannot_say_changes_nothing_of_the_job(tmp_path, is_pipe):
     reading, writing = os.pipe()
     os.close(reading)

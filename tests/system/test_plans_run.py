@@ -203,14 +203,13 @@ def test_plan_on_standard_output_is_json_and_starts_nothing(look, tmp_path):
 
 def test_a_plan_is_only_written_unless_it_is_to_run_as_well(poprun, look, tmp_path):
     saved, started = tmp_path / "plan.json", tmp_path / "started"
-    for name in (saved, "-"):
-        for words in ((*JOB, "touch", "started"), ("--from-plan", saved)):
-            done = look("--export-plan", name, *words)
-            assert (done.returncode, started.exists()) == (0, False), done.stderr
-            done = poprun("--export-plan", name, "--run", *words)
-            assert (done.returncode, started.exists()) == (0, True), done.stderr
-            started.unlink()
-            assert (done.stdout == "") == (name is saved)
+    for name, words in ((saved, (*JOB, "touch", "started")), ("-", ("--from-plan", saved))):
+        done = look("--export-plan", name, *words)
+        assert (done.returncode, started.exists()) == (0, False), done.stderr
+        done = poprun("--export-plan", name, "--run", *words)
+        assert (done.returncode, started.exists()) == (0, True), done.stderr
+        started.unlink()
+        assert (done.stdout == "") == (name is saved)
 
 
 def test_a_saved_plan_runs_from_any_folder_in_the_one_where_it_was_made(
