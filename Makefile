@@ -63,7 +63,7 @@ SEED ?= 1
 JOBS ?= 3
 RECORD ?= build/soak-$(SEED).jsonl
 soak: $(DEV_STAMP) ## do N=100 random faults to trainings, and resume these (root, for all kinds)
-	$(BIN)/python benchmarks/random_faults.py --cases $(N) --seed $(SEED) --jobs $(JOBS) --json $(RECORD) $(ARGS)
+	$(BIN)/python -m tools.soak --cases $(N) --seed $(SEED) --jobs $(JOBS) --json $(RECORD) $(ARGS)
 
 system-packages: ## install the Debian packages that test-hosts, test-numa and tests of pages need (root)
 	apt-get update -qq

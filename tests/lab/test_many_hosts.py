@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from support.processes import wait_until
 from support.repository import ROOT
-from support.typist import LAUNCHER, Typist
+from support.terminals import LAUNCHER, Typist
 from system import parity_program
 
 pytestmark = [pytest.mark.hosts, pytest.mark.timeout(180)]

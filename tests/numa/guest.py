@@ -58,10 +58,10 @@ CASES: dict[str, dict[str, Case]] = {
             (("0-7", "", 4), ("0-7", "", 4)),
         ),
         "memory policy forbidden": Case(
-            ("--num-instances=2",), (("0-3", "", 4), ("4-7", "", 4)), forbid="memory"
+            ("--num-instances=2",), (("0-3", "", 4), ("4-7", "", 4)), forbid="set_mempolicy"
         ),
         "memory policy forbidden, strict": Case(
-            ("--num-instances=2", STRICT), (), exit_code=3, forbid="memory"
+            ("--num-instances=2", STRICT), (), exit_code=3, forbid="set_mempolicy"
         ),
     },
     "2node-smt": {
@@ -110,7 +110,7 @@ def run(case: Case) -> dict[str, object]:
     with tempfile.TemporaryDirectory() as folder:
         plan, seen = Path(folder, "plan.json"), Path(folder, "seen")
         seen.mkdir()
-        forbid = [sys.executable, str(HERE.parent / "support" / "forbid_binding.py"), case.forbid]
+        forbid = [sys.executable, str(HERE.parent / "support" / "refused_calls.py"), case.forbid]
         command = [
             *(forbid if case.forbid else []),
             *(sys.executable, "-m", "poprun_py", f"--num-replicas={len(case.expected) or 2}", "-v"),

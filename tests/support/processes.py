@@ -8,61 +8,19 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 from support.repository import ROOT
 
-__all__ = ["LEASES", "remove_surroundings", "running_jobs", "survivors", "wait_until"]
+from tools.processes import LEASES, surrounding_variables, survivors, wait_until
 
-_PREFIXES = (
-    "POPDIST_",
-    "POPRUN_",
-    "OMPI_",
-    "PMIX_",
-    "PRTE_",
-    "SLURM_",
-    "POPLAR_",
-    "IPUOF_",
-    "POPTORCH_",
-    "TORCHELASTIC_",
-)
-LEASES = "POPRUN_LEASES"
-_NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT",
-          "GROUP_RANK", "GROUP_WORLD_SIZE", "NODE_RANK", "ROLE_NAME", "ROLE_RANK",
-          "ROLE_WORLD_SIZE", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "NO_COLOR",
-          # That of the workers of the tests, to which older progress bars would keep.
-          "COLUMNS", "LINES")  # fmt: skip
+__all__ = ["LEASES", "remove_surroundings", "running_jobs", "survivors", "wait_until"]
 
 
 def remove_surroundings(monkeypatch):
-    for name in list(os.environ):
-        if (name.startswith(_PREFIXES) or name in _NAMES) and name != LEASES:
-            monkeypatch.delenv(name)
-
-
-def survivors(marker: str) -> list[int]:
-    """Return the pids of living processes whose environment holds ``marker``."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        if not entry.name.isdigit() or int(entry.name) == os.getpid():
-            continue
-        try:
-            state = (entry / "stat").read_bytes().rpartition(b")")[2].split()[0]
-            if state not in (b"Z", b"X") and marker.encode() in (entry / "environ").read_bytes():
-                found.append(int(entry.name))
-        except OSError:
-            continue
-    return found
-
-
-def wait_until(condition, limit: float = 30.0, message: str = "the condition did not come true"):
-    """Poll ``condition`` until it holds; fail after ``limit`` seconds."""
-    deadline = time.monotonic() + limit
-    while not condition():
-        if time.monotonic() > deadline:
-            pytest.fail(f"{message} within {limit} s")
-        time.sleep(0.01)
+    """Remove what a surrounding job or shell may have set."""
+    for name in surrounding_variables():
+        monkeypatch.delenv(name)
 
 
 @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""A process with torch that instances of the whole jobs are forked from."""
+"""Instances forked from a process with torch, and commands that start no job."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 from support.processes import remove_surroundings
 from support.repository import ROOT
+
+from poprun_py.cli import run
 
 _WARM = Path(__file__).with_name("warm_python.py")
 
@@ -27,3 +29,19 @@ def warm(tmp_path_factory):
         assert server.stdout.readline() == b"ready\n"
         yield (sys.executable, "-S", _WARM, address)
         server.stdin.close()
+
+
+@pytest.fixture
+def look(tmp_path, monkeypatch, capfd):
+    """Call ``poprun-py`` in this process, for commands that start no job: it is twice as quick."""
+
+    def call(*words, env=None, cwd=None):
+        with monkeypatch.context() as patch:
+            patch.chdir(cwd or tmp_path)
+            for name, value in (env or {}).items():
+                patch.setenv(name, value)
+            capfd.readouterr()
+            code = run([str(word) for word in words])
+            return subprocess.CompletedProcess(words, code, *capfd.readouterr())
+
+    return call

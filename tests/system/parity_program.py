@@ -15,7 +15,7 @@ from torch import nn
 import popdist_py
 from popdist_py import poptorch
 
-MICRO_BATCH, ACCUMULATION, STEPS, REPLICAS = 2, 2, 4, 8
+MICRO_BATCH, ACCUMULATION, STEPS, REPLICAS = 2, 2, 3, 8
 GLOBAL_BATCH = MICRO_BATCH * ACCUMULATION * REPLICAS
 
 

@@ -1,4 +1,4 @@
-"""Trains a pipeline over two IPUs a few steps, logs its loss, and starts processes that log too."""
+"""Trains a pipeline over two IPUs, logs its loss, and starts processes that log too."""
 
 from __future__ import annotations
 
@@ -40,10 +40,17 @@ def main() -> None:
     options.showCompilationProgressBar(False)
     options.Training.gradientAccumulation(MICRO_BATCHES)
     module = Pipeline()
+    samples = torch.rand(2 * 8 * MICRO_BATCHES * (STEPS + 2), 64)
+    data = torch.utils.data.TensorDataset(samples, torch.zeros(len(samples)).long())
+    loader = poptorch.DataLoader(
+        options, data, batch_size=8, mode=poptorch.DataLoaderMode.Async, num_workers=1
+    )
     model = poptorch.trainingModel(module, options, torch.optim.SGD(module.parameters(), lr=0.1))
     metrics = popdist_py.Metrics()
-    for step in range(1, STEPS + 1):
-        _, loss = model(torch.rand(8 * MICRO_BATCHES, 64), torch.zeros(8 * MICRO_BATCHES).long())
+    for step, (x, y) in zip(range(1, STEPS + 1), loader, strict=False):
+        with popdist_py.span("mine", number=step):
+            _, loss = model(x, y)
+        print(step, repr(loss.item()), flush=True)
         metrics.update(loss=loss, odd=math.nan if step % 2 else 1.0)
         metrics.log(step)
     if sys.argv[1:] == ["processes"]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 import pytest
-from support.typist import LAUNCHER, Typist
+from support.terminals import LAUNCHER, Typist
 
 pytestmark = pytest.mark.mpi
 
@@ -24,7 +24,7 @@ def work(where):
 popdist_py.init()
 for _ in range(3):
     heartbeat.step()
-    time.sleep(0.3)
+    time.sleep(0.1)
 work(int(sys.argv[1]))
 heartbeat.step()
 popdist_py.barrier()
@@ -48,7 +48,8 @@ def typist(tmp_path):
 
 @pytest.mark.parametrize("where", [pytest.param(0, marks=pytest.mark.sweep), 1])
 def test_the_debugger_opens_in_one_instance_and_no_limit_counts(typist, script, where):
-    user = typist(*TWO, "--hang-timeout", "1", "--timeout", "8", script(PROGRAM), str(where))
+    began = time.monotonic()
+    user = typist(*TWO, "--hang-timeout", "1", "--timeout", "6", script(PROGRAM), str(where))
     user.expect(
         f"poprun-py: instance {where} is in the debugger; hang timeout and time limit pause\r\n"
     )
@@ -60,8 +61,7 @@ def test_the_debugger_opens_in_one_instance_and_no_limit_counts(typist, script, 
     user.type("p 2\x1b[D1\r")
     user.expect(r"\r\n\[1,.\]<stdout>:12\r\n")
     user.expect(r"\(Pdb\) ")
-    began = time.monotonic()
-    user.wait_until(lambda: time.monotonic() > began + 8)
+    user.wait_until(lambda: time.monotonic() > began + 7)
     left = time.monotonic()
     user.type("c\r")
     others = 1 - where
@@ -152,7 +152,7 @@ def test_without_a_terminal_it_says_so_and_goes_on(poprun, script):
 
 
 def test_an_instance_that_does_not_exist(poprun, script):
-    done = poprun(script("import popdist_py\npopdist_py.breakpoint(1)\n"))
+    done = poprun("-n", 1, script("import popdist_py\npopdist_py.breakpoint(1)\n"))
     assert done.returncode == 1
     assert "breakpoint(1): expected the index of an instance, 0 to 0" in done.stderr
 

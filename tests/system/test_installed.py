@@ -67,6 +67,7 @@ def assert_runs(poprun, python, tmp_path, monkeypatch):
         assert f"instance {index} trained 2 steps" in done.stdout
 
 
+@pytest.mark.sweep
 def test_a_wheel_holds_all_that_runs(wheel):
     names = zipfile.ZipFile(wheel).namelist()
     assert "poprun_py/instance/python_hook/sitecustomize.py" in names
@@ -82,7 +83,7 @@ def test_a_wheel_holds_all_that_runs(wheel):
     assert not [name for name in names if name.startswith(("tests", "docs", "examples", "tools"))]
 
 
-@pytest.mark.sweep
+@pytest.mark.long
 def test_a_job_of_an_installed_wheel(poprun, python_of_wheel, tmp_path, monkeypatch):
     folder = python_of_wheel.parent.parent
     assert installed_where(python_of_wheel).is_relative_to(folder)
@@ -99,14 +100,19 @@ def assert_imports(python, code, folder):
     assert done.stdout == "imported\n", done.stderr
 
 
-@pytest.mark.sweep
 @NEEDS_TORCHVISION
-@pytest.mark.parametrize("order", ["torchvision first", "the API first"])
+@pytest.mark.parametrize(
+    "order",
+    [
+        pytest.param("torchvision first", marks=pytest.mark.sweep),
+        pytest.param("the API first", marks=pytest.mark.long),
+    ],
+)
 def test_torchvision_is_imported_before_and_after_the_api(python_of_wheel, order, tmp_path):
     assert_imports(python_of_wheel, ORDERS[order], tmp_path)
 
 
-@pytest.mark.sweep
+@pytest.mark.long
 @NEEDS_TORCHVISION
 def test_torchvision_is_imported_first_in_a_job_and_its_workers(
     poprun, python_of_wheel, tmp_path, script, monkeypatch
@@ -138,6 +144,7 @@ def test_torchvision_is_imported_first_in_a_job_and_its_workers(
     assert done.stdout.count("4 elements") == 2
 
 
+@pytest.mark.sweep
 @NEEDS_TORCHVISION
 def test_looking_for_torchvision_imports_nothing(python_of_wheel):
     code = (
@@ -151,7 +158,7 @@ def test_looking_for_torchvision_imports_nothing(python_of_wheel):
     assert done.stdout == "True False False\n"
 
 
-@pytest.mark.sweep
+@pytest.mark.long
 def test_a_job_of_an_editable_install_without_flags(poprun, tmp_path, monkeypatch):
     python = new_environment(tmp_path / "environment")
     sources = copied_sources(tmp_path / "sources")

@@ -35,7 +35,7 @@ def test_sigterm_to_all_processes_of_a_job_leaves_the_grace_time(poprun, script)
     wait_until(lambda: len(poprun.survivors()) == 6)
     for pid in poprun.survivors():
         os.kill(pid, signal.SIGTERM)
-    stdout, stderr = job.communicate(timeout=30)
+    stdout, stderr = job.communicate(timeout=60)
     assert (job.returncode, stdout) == (143, "saved\nsaved\n"), stderr
     assert stderr == ""
 

@@ -26,10 +26,10 @@ def digests(text):
 
 
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory):
+def undisturbed(warm, tmp_path_factory):
     """The final digests of a training that nobody disturbs."""
     done = subprocess.run(
-        [sys.executable, "-m", "poprun_py", *TWO, str(TRAINING), str(tmp_path_factory.mktemp("c"))],
+        [sys.executable, "-m", "poprun_py", *TWO, *warm, TRAINING, tmp_path_factory.mktemp("c")],
         capture_output=True,
         text=True,
         timeout=100,
@@ -53,8 +53,8 @@ def kill_at_random(poprun, folder, dice, out):
     victims = [job.pid, *programs(poprun)]
     with contextlib.suppress(ProcessLookupError):  # the training may have ended by now
         os.kill(dice.choice(victims), signal.SIGKILL)
-    job.communicate(timeout=40)
-    wait_until(lambda: not poprun.survivors(), 20)
+    job.communicate(timeout=60)
+    wait_until(lambda: not poprun.survivors())
     output.unlink(missing_ok=True)
 
 
@@ -80,7 +80,7 @@ def train_with_kills(poprun, tmp_path, kills, seed):
     return digests(done.stdout)
 
 
-@pytest.mark.sweep
+@pytest.mark.long
 def test_killed_training_goes_on_to_the_bit(poprun, tmp_path, undisturbed):
     assert train_with_kills(poprun, tmp_path, 2, seed=2) == undisturbed
 
@@ -92,16 +92,19 @@ def test_training_killed_twenty_times_goes_on_to_the_bit(poprun, tmp_path, undis
 
 
 @pytest.mark.sweep
-def test_restarts_by_the_launcher_go_on_to_the_bit(poprun, tmp_path, undisturbed):
+def test_restarts_by_the_launcher_go_on_to_the_bit(poprun, warm, tmp_path, undisturbed):
     env = {"DIE_ONCE_AT": "1:9"}
-    done = poprun(*TWO, "--max-restarts", "1", TRAINING, tmp_path / "c", env=env, timeout=100)
+    done = poprun(
+        *TWO, "--max-restarts", "1", *warm, TRAINING, tmp_path / "c", env=env, timeout=100
+    )
     assert done.returncode == 0, done.stderr
     assert "resumed at 8" in done.stdout
     assert digests(done.stdout) == undisturbed
 
 
 @pytest.mark.sweep
-def test_preempted_training_goes_on_to_the_bit(poprun, tmp_path, undisturbed):
+def test_preempted_training_goes_on_to_the_bit(poprun, warm, tmp_path, undisturbed):
+    # Not a forked one: the library has to get the signals.
     job = poprun(*TWO, TRAINING, tmp_path / "c", "0.05", start=True)
     wait_until(lambda: (tmp_path / "c").exists(), 40)
     job.send_signal(signal.SIGUSR1)
@@ -110,11 +113,11 @@ def test_preempted_training_goes_on_to_the_bit(poprun, tmp_path, undisturbed):
     stops = set(re.findall(r"stopped at (\d+)", stdout))
     assert len(stops) == 1
     shutil.copytree(tmp_path / "c", tmp_path / "copy")
-    done = poprun(*TWO, TRAINING, tmp_path / "c", timeout=100)
+    done = poprun(*TWO, *warm, TRAINING, tmp_path / "c", timeout=100)
     assert set(re.findall(r"resumed at (\d+)", done.stdout)) == stops
     assert digests(done.stdout) == undisturbed
     # Another number of instances goes on from it as well.
-    alone = poprun("--num-replicas", "4", TRAINING, tmp_path / "copy", timeout=100)
+    alone = poprun("--num-replicas", "4", *warm, TRAINING, tmp_path / "copy", timeout=100)
     assert alone.returncode == 0, alone.stderr
     assert f"resumed at {stops.pop()}" in alone.stdout
     assert "steps 24" in alone.stdout

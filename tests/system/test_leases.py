@@ -9,7 +9,7 @@ import sys
 
 import pytest
 from support.processes import wait_until
-from support.typist import LAUNCHER, Typist
+from support.terminals import LAUNCHER, Typist
 
 from poprun_py.hardware.sysfs import format_cpu_list
 

@@ -57,7 +57,6 @@ def seen(poprun, tmp_path, *words) -> list[Listening]:
         *(
             pytest.param(mpi, start, marks=pytest.mark.sweep)
             for mpi, start in (
-                ("Open MPI 5", "mpi4py"),
                 ("Open MPI 5", "explicit"),
                 ("Open MPI 5", "gloo"),
                 ("Open MPI 4", "popdist"),

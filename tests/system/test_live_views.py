@@ -11,8 +11,7 @@ import subprocess
 import sys
 
 import pytest
-from support.small_terminal import screen_of
-from support.typist import LAUNCHER, Typist
+from support.terminals import LAUNCHER, Typist, screen_of
 
 pytestmark = pytest.mark.mpi
 
@@ -71,7 +70,7 @@ def status(poprun, *words):
     return poprun("--status-format", "json", *words)
 
 
-@pytest.mark.sweep
+@pytest.mark.long
 def test_who_is_slow_is_named_with_the_reason_by_log_status_summary_and_report(
     poprun, script, tmp_path
 ):
@@ -117,11 +116,11 @@ def test_who_is_slow_is_named_with_the_reason_by_log_status_summary_and_report(
     assert {each["phase"] for each in observed["instances"]} == {"ended"}
 
 
-def test_no_job_and_a_job_that_nobody_knows_are_said(poprun):
-    gone = poprun(f"--status={os.getpid()}")
+def test_no_job_and_a_job_that_nobody_knows_are_said(look):
+    gone = look(f"--status={os.getpid()}")
     assert (gone.returncode, gone.stderr.count("\n")) == (3, 1)
     assert f"--status={os.getpid()}: no job of yours" in gone.stderr
-    unknown = poprun("--status", "nobodys-run")
+    unknown = look("--status", "nobodys-run")
     assert (unknown.returncode, unknown.stderr.count("\n")) == (3, 1)
     # The second, where the launcher of another test is stopped just now.
     said = r"--status=nobodys-run: no (such job of yours runs on this host|job that answers has)"
@@ -211,6 +210,7 @@ def test_at_a_terminal_the_view_stays_below_the_output(script, tmp_path):
         assert user.ended() == 0
     shown = lines()
     numbers = [line for line in shown if line.startswith("[1,0]<stdout>:line ")]
+    assert numbers
     assert numbers == [f"[1,0]<stdout>:line {n}" for n in range(1, len(numbers) + 1)]
     assert any(line.endswith("name? someone") for line in shown)
     # At the end the view is gone, and the summary is there.
@@ -288,11 +288,13 @@ dist.destroy_process_group()
 """
 
 
-@pytest.mark.sweep
-@pytest.mark.parametrize("backend", ["gloo", "popdist"])
 @pytest.mark.parametrize(
-    ("late", "slow"),
-    [("forward", 0), pytest.param("backward", 1, marks=pytest.mark.long), ("all_reduce", 1)],
+    ("late", "slow", "backend"),
+    [
+        pytest.param("all_reduce", 1, "gloo", marks=pytest.mark.sweep),
+        pytest.param("forward", 0, "popdist", marks=pytest.mark.long),
+        pytest.param("backward", 1, "gloo", marks=pytest.mark.long),
+    ],
 )
 def test_of_torchs_own_ddp_the_slow_rank_is_known(poprun, script, tmp_path, late, slow, backend):
     variables = ("--env", f"LATE={late}", "--env", f"BACKEND={backend}")

@@ -50,7 +50,7 @@ def check_growth(figures) -> None:
     assert figures["bytes_of_log_per_line"] < LINE_BYTES, "the screen's log has grown"
 
 
-@pytest.mark.sweep
+@pytest.mark.long
 @pytest.mark.timeout(120)
 def test_a_training_holds_no_more_at_its_end_than_after_its_start(poprun):
     # Long enough for the launcher to have looked at the instances, each second, before its "start".

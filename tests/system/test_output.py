@@ -10,7 +10,6 @@ import re
 import subprocess
 import sys
 import termios
-import time
 from pathlib import Path
 
 import pytest
@@ -24,7 +23,7 @@ pytestmark = pytest.mark.mpi
 FOUR = ("--num-instances", "4", "--num-replicas", "4", "--oversubscribe")
 TWO = ("--num-instances", "2", "--num-replicas", "2")
 FIRST = Path("latest", "attempt-1")
-LINES = 50_000
+LINES = 10_000
 WRITER = f"""
 import os, sys
 me = os.environ["RANK"]
@@ -34,7 +33,6 @@ sys.stdout.write("".join(f"{{me}} line {{n}} äöü\\n" for n in range({LINES}))
 
 
 def test_every_line_of_four_fast_instances_arrives_in_order(poprun, script, tmp_path):
-    began = time.monotonic()
     done = poprun(*FOUR, "--output-dir", tmp_path / "out", script(WRITER))
     assert done.returncode == 0, done.stderr
     wanted = [[f"{i} line {n} äöü" for n in range(LINES)] for i in range(4)]
@@ -46,7 +44,6 @@ def test_every_line_of_four_fast_instances_arrives_in_order(poprun, script, tmp_
     for index in range(4):
         path = tmp_path / "out" / FIRST / f"instance-{index}.stdout"
         assert path.read_text().splitlines() == wanted[index]
-    assert time.monotonic() - began < 20
 
 
 def test_slow_reader_makes_instances_wait_not_memory_grow(script, tmp_path):
@@ -60,12 +57,12 @@ def test_slow_reader_makes_instances_wait_not_memory_grow(script, tmp_path):
         stdin=subprocess.DEVNULL,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
     ) as process:
-        time.sleep(1.5)  # the reader is away
+        wait_until(lambda: is_full(process.stdout), 60)  # the reader is away
         total, peak = 0, 0
         while data := os.read(process.stdout.fileno(), 1 << 20):
             total += len(data)
             peak = max(peak, resident_bytes(process.pid))
-        assert process.wait(20) == 0
+        assert process.wait(60) == 0
     assert total == 200 * 8192 * 64
     assert peak < 80 << 20
 
@@ -83,7 +80,7 @@ def test_ctrl_c_works_while_nobody_reads(script, poprun):
     process = poprun("--grace", "0.5", program, start=True)
     wait_until(lambda: is_full(process.stdout), 30, "the program filled no pipe")
     process.send_signal(2)
-    process.wait(30)
+    process.wait(60)
     assert process.returncode == 130
 
 
@@ -102,7 +99,7 @@ def test_a_job_goes_on_without_its_reader(poprun, script, tmp_path):
     process = poprun("--output-dir", "out", program, start=True)
     assert process.stdout.readline().startswith("[1,0]<stdout>:line 0")
     process.stdout.close()
-    assert process.wait(40) == 0
+    assert process.wait(60) == 0
     assert (tmp_path / "done").exists()
     assert len((tmp_path / "out" / FIRST / "instance-0.stdout").read_text().splitlines()) == 20_000
 
@@ -119,16 +116,11 @@ def test_megabyte_lines_stay_whole(poprun, script):
     )
 
 
-def test_streams_stay_apart(poprun, script):
-    program = script("import sys\nprint('out')\nprint('err', file=sys.stderr)\n")
-    done = poprun(program)
-    assert done.stdout == "[1,0]<stdout>:out\n"
-    assert done.stderr == "[1,0]<stderr>:err\n"
-
-
-def test_plain_output_has_no_tags(poprun, script):
-    done = poprun("--output", "plain", script("print('just', end='\\nthis')"))
+def test_streams_stay_apart_and_plain_output_has_no_tags(poprun, script):
+    program = script("import sys\nprint('just', end='\\nthis')\nprint('err', file=sys.stderr)\n")
+    done = poprun("--output", "plain", program)
     assert done.stdout == "just\nthis"
+    assert done.stderr == "err\n"
 
 
 def test_output_with_the_time(poprun, script):
@@ -136,46 +128,28 @@ def test_output_with_the_time(poprun, script):
     assert re.fullmatch(r"\d\d:\d\d:\d\d\.\d{3} \[1,0\]<stdout>:now\n", done.stdout)
 
 
-def test_hidden_instances_are_in_the_files(poprun, script, tmp_path):
+def test_hidden_instances_are_in_the_files_of_open_mpis_output_filename(poprun, script, tmp_path):
     program = script("import os\nprint('from', os.environ['RANK'])\n")
-    done = poprun(*TWO, "--only-output-from-instance", "1", "--output-dir", "out", program)
-    assert done.stdout == "[1,1]<stdout>:from 1\n"
-    assert (tmp_path / "out" / FIRST / "instance-0.stdout").read_text() == "from 0\n"
-    assert (tmp_path / "out" / FIRST / "instance-0.stderr").read_text() == ""
-
-
-def test_open_mpis_output_filename_is_taken_for_output_dir(poprun, script, tmp_path):
     words = "--mpi-global-args= --tag-output --output-filename logs"
-    done = poprun(words, script("print('kept')"))
-    assert done.returncode == 0, done.stderr
-    assert (tmp_path / "logs" / FIRST / "instance-0.stdout").read_text() == "kept\n"
+    done = poprun(*TWO, "--only-output-from-instance", "1", words, program)
+    assert done.stdout == "[1,1]<stdout>:from 1\n"
+    assert (tmp_path / "logs" / FIRST / "instance-0.stdout").read_text() == "from 0\n"
+    assert (tmp_path / "logs" / FIRST / "instance-0.stderr").read_text() == ""
 
 
-def test_an_earlier_run_is_kept(poprun, script, tmp_path):
-    for text in ("first", "second"):
-        poprun("--output-dir", "out", script(f"print({text!r})"))
-    kept = (tmp_path / "out").glob("2*/attempt-1/instance-0.stdout")
-    assert sorted(path.read_text() for path in kept) == ["first\n", "second\n"]
-    assert (tmp_path / "out" / FIRST / "instance-0.stdout").read_text() == "second\n"
-
-
-def test_folder_that_cannot_be_made_is_a_usage_error(poprun, script, tmp_path):
+def test_folder_that_cannot_be_made_is_a_usage_error(look, script, tmp_path):
     (tmp_path / "taken").write_text("")
-    done = poprun("--output-dir", "taken", script("print()"))
+    done = look("--output-dir", "taken", script("print()"))
     assert done.returncode == 2
     assert "--output-dir taken" in done.stderr
 
 
-@pytest.mark.parametrize(
-    ("variables", "coloured"), [({}, True), ({"NO_COLOR": "1"}, False), ({"TERM": "dumb"}, False)]
-)
-def test_colour_only_on_a_terminal(script, variables, coloured):
-    output = on_terminal(script("print('text')"), variables)
-    assert (b"\x1b[32m[1,0]<stdout>:\x1b[0mtext" in output) is coloured
-    assert (b"[1,0]<stdout>:text" in output) is not coloured
+def test_tags_have_a_colour_on_a_terminal(script):
+    output = on_terminal(script("print('text')"), {})
+    assert b"\x1b[32m[1,0]<stdout>:\x1b[0mtext" in output
 
 
-def test_progress_bar_is_one_line_on_a_terminal(script):
+def test_progress_bar_is_one_line_on_a_terminal_and_has_no_colour_where_none_is_wanted(script):
     program = script(
         "import sys, time\n"
         "from tqdm import tqdm\n"
@@ -183,6 +157,7 @@ def test_progress_bar_is_one_line_on_a_terminal(script):
     )
     output = on_terminal(program, {"NO_COLOR": "1"})
     assert output.count(b"\n") == 1, output
+    assert output.startswith(b"[1,0]<stdout>:")
     assert b"20/20" in output
 
 
@@ -209,7 +184,7 @@ import glob, os, signal, sys, time
 signal.signal(signal.SIGTERM, signal.SIG_IGN)  # each gets to its own traceback
 print("here is", os.environ["RANK"], file=sys.stderr)
 open("ready" + os.environ["RANK"], "w").close()
-while len(glob.glob("ready*")) < 4: time.sleep(0.01)
+while len(glob.glob("ready*")) < int(os.environ["WORLD_SIZE"]): time.sleep(0.01)
 def load(rank):
     more = sys.argv[1][:int(rank)]
     raise ValueError(f"rank {rank} of process {os.getpid()}: no such data" + more)
@@ -235,14 +210,14 @@ def test_the_same_traceback_of_four_instances_is_shown_once(poprun, script, tmp_
 
 
 def test_tracebacks_that_differ_are_all_shown(poprun, script):
-    done = poprun(*FOUR, script(SAME), "xyz")
-    assert done.stderr.count(">:Traceback (most") == 4, done.stderr
+    done = poprun(*TWO, script(SAME), "xyz")
+    assert done.stderr.count(">:Traceback (most") == 2, done.stderr
     assert "the same traceback" not in done.stderr
 
 
 def test_plain_output_keeps_every_traceback(poprun, script):
-    done = poprun(*FOUR, "--output", "plain", script(SAME), "")
-    assert done.stderr.count("Traceback (most") >= 4, done.stderr
+    done = poprun(*TWO, "--output", "plain", script(SAME), "")
+    assert done.stderr.count("Traceback (most") >= 2, done.stderr
 
 
 def on_terminal(program, variables):
@@ -266,7 +241,7 @@ def on_terminal(program, variables):
             break
         output += data
     os.close(ours)
-    assert process.wait(20) == 0
+    assert process.wait(60) == 0
     return output
 
 
@@ -292,7 +267,7 @@ def test_closed_stdout_is_no_failure(poprun, script, tmp_path):
     assert (tmp_path / "out" / FIRST / "instance-0.stdout").read_text() == "unheard\n"
 
 
-@pytest.mark.parametrize("is_pipe", [True, False])
+@pytest.mark.parametrize("is_pipe", [pytest.param(True, marks=pytest.mark.sweep), False])
 def test_what_the_launcher_cannot_say_changes_nothing_of_the_job(tmp_path, is_pipe):
     reading, writing = os.pipe()
     os.close(reading)

@@ -12,7 +12,7 @@ from support.repository import ROOT
 
 from poprun_py.hardware.sysfs import parse_cpu_list
 
-FORBID = ROOT / "tests" / "support" / "forbid_binding.py"
+REFUSE = ROOT / "tests" / "support" / "refused_calls.py"
 CPUS = sorted(os.sched_getaffinity(0))
 
 pytestmark = [
@@ -50,37 +50,27 @@ def test_instances_run_on_disjoint_cpus_of_the_plan(poprun, script, tmp_path):
 
 def test_threads_that_the_user_set_stay(poprun, script):
     done = poprun(
-        "--num-instances", 2, "--num-replicas", 2, "--strict-binding", sys.executable, script(SHOW),
-        env={"OMP_NUM_THREADS": "3"},
+        "-v", "--num-instances", 2, "--num-replicas", 2, "--strict-binding", sys.executable,
+        script(SHOW), env={"OMP_NUM_THREADS": "3"},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert [threads for _, _, threads in seen(done.stdout)] == ["3", "3"]
+    assert re.search("instance 0 has PID .*, OMP_NUM_THREADS 3$", done.stderr, re.MULTILINE)
 
 
-def test_torch_takes_its_threads_from_the_plan(poprun, script):
-    program = script("import torch, os; print([int(os.environ['RANK']), torch.get_num_threads()])")
-    done = poprun("--num-instances", 2, "--num-replicas", 2, sys.executable, program)
-    assert done.returncode == 0, done.stderr
-    assert [threads for _, threads in seen(done.stdout)] == [len(CPUS) // 2] * 2
-
-
-@pytest.mark.parametrize(
-    ("words", "environ"),
-    [(("--env", "OMP_NUM_THREADS=1"), {}), ((), {"OMP_NUM_THREADS": "1"})],
-    ids=["option", "environment"],
-)
-def test_torch_takes_its_threads_from_the_user(poprun, script, words, environ):
+@pytest.mark.parametrize("threads", [None, pytest.param(1, marks=pytest.mark.sweep)])
+def test_torch_takes_its_threads_from_the_plan_or_the_user(poprun, script, threads):
     program = script("import torch; print([0, torch.get_num_threads()])")
-    done = poprun("-v", "-n", 1, *words, sys.executable, program, env=environ)
+    words = () if threads is None else ("--env", f"OMP_NUM_THREADS={threads}")
+    done = poprun("-n", 1, *words, sys.executable, program)
     assert done.returncode == 0, done.stderr
-    assert seen(done.stdout) == [[0, 1]]
-    assert re.search("instance 0 has PID .*, OMP_NUM_THREADS 1$", done.stderr, re.MULTILINE)
+    assert seen(done.stdout) == [[0, threads or len(CPUS)]]
 
 
-def test_more_instances_than_cpus_are_refused_or_warned_of(poprun, script):
+def test_more_instances_than_cpus_are_refused_or_warned_of(poprun, look, script):
     count = len(CPUS) + 1
     words = ("--num-instances", count, "--num-replicas", count)
-    refused = poprun(*words, sys.executable, script(SHOW))
+    refused = look(*words, sys.executable, script(SHOW))
     assert refused.returncode == 2
     assert f"{count} instances on a host with {len(CPUS)} usable CPUs" in refused.stderr
     assert "Traceback" not in refused.stderr
@@ -90,16 +80,15 @@ def test_more_instances_than_cpus_are_refused_or_warned_of(poprun, script):
     assert f"{count} instances share {len(CPUS)} CPUs" in done.stderr
 
 
-@pytest.mark.parametrize("mode", ["spreadnum", "numa"])
-def test_an_unknown_mode_names_the_nearest(poprun, mode):
-    done = poprun("--process-placement", mode, "true")
+def test_an_unknown_mode_names_the_nearest(look):
+    done = look("--process-placement", "spreadnum", "true")
     assert done.returncode == 2
     assert "spreadnuma" in done.stderr
 
 
-def forbidding_affinity(*words: str) -> subprocess.Popen:
+def refusing_affinity(*words: str) -> subprocess.Popen:
     return subprocess.Popen(
-        [sys.executable, FORBID, "affinity", sys.executable, "-m", "poprun_py", *words],
+        [sys.executable, REFUSE, "sched_setaffinity", sys.executable, "-m", "poprun_py", *words],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT,
     )  # fmt: skip
 
@@ -110,7 +99,7 @@ def test_another_binding_than_planned_is_a_warning(script, tmp_path):
     # The binding of a program that has ended cannot be read.
     stays = f"import time\nwhile not Path({str(told)!r}).exists(): time.sleep(0.01)\n"
     words = ("--num-instances", "2", "--num-replicas", "2")
-    with forbidding_affinity(*words, sys.executable, str(script(SHOW + stays))) as job:
+    with refusing_affinity(*words, sys.executable, str(script(SHOW + stays))) as job:
         warnings = [job.stderr.readline() for _ in CPUS[:2]]
         told.touch()
         stdout, rest = job.communicate(timeout=60)
@@ -123,7 +112,7 @@ def test_another_binding_than_planned_is_a_warning(script, tmp_path):
 def test_strict_binding_makes_it_an_error(script):
     words = ("--num-instances", "2", "--num-replicas", "2", "--strict-binding")
     slow = str(script("import time; time.sleep(40)"))
-    with forbidding_affinity(*words, sys.executable, slow) as job:
+    with refusing_affinity(*words, sys.executable, slow) as job:
         _, stderr = job.communicate(timeout=100)
     assert job.returncode == 3, stderr
     assert "--strict-binding" in stderr

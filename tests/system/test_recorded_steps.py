@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import re
 import resource
-import stat
 
 import pytest
 from support.processes import wait_until
@@ -15,33 +13,6 @@ from poprun_py.runs.run_files import RunFiles
 
 pytestmark = pytest.mark.mpi
 
-TRAINS = """
-import torch
-import popdist_py
-from popdist_py import poptorch
-
-popdist_py.init()
-torch.manual_seed(0)
-
-
-class Model(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layer = torch.nn.Linear(4, 2)
-
-    def forward(self, x, y):
-        out = self.layer(x)
-        return out, poptorch.identity_loss((out - y) ** 2, "mean")
-
-
-options = poptorch.Options().showCompilationProgressBar(False)
-model = Model()
-training = poptorch.trainingModel(model, options, poptorch.optim.SGD(model.parameters(), lr=0.1))
-for step in range(1, 31):
-    loss = training(torch.randn(8, 4), torch.randn(8, 2))[1]
-    print(step, repr(loss.item()))
-"""
-
 
 def run_in(folder):
     return read_run(RunFiles((folder / "out" / "latest").resolve()))
@@ -49,40 +20,6 @@ def run_in(folder):
 
 def steps_of(attempt, instance):
     return [each for each in attempt.steps if each.instance == instance]
-
-
-def test_every_step_is_recorded_once_with_the_loss_that_the_program_was_given(
-    poprun, script, tmp_path
-):
-    done = poprun("-n", 2, "--env", "MINE=hush", "--output-dir", "out", script(TRAINS))
-    assert done.returncode == 0, done.stderr
-    run = run_in(tmp_path)
-    assert run.troubles == ()
-    (attempt,) = run.attempts
-    printed = re.findall(r"\[1,(\d)\]<stdout>:(\d+) (\S+)", done.stdout)
-    for instance in (0, 1):
-        steps = steps_of(attempt, instance)
-        assert [(str(each.step), repr(each.loss)) for each in steps] == [
-            (step, loss) for index, step, loss in printed if int(index) == instance
-        ]
-        assert len(steps) == 30
-        assert {each.samples for each in steps} == {8}
-        assert steps[0].seconds == 0.0
-        assert all(each.seconds >= each.own_seconds > 0 for each in steps[1:])
-        lines = (run.files.folder / "attempt-1" / "steps.jsonl").read_text().splitlines()
-        own = [each for each in map(json.loads, lines) if each["instance"] == instance]
-        assert [each["step"] for each in own] == list(range(1, 31))
-        assert [each["at"] for each in own] == sorted(each["at"] for each in own)
-    at, last = attempt.looks[-1]
-    assert at >= attempt.steps[-1].at
-    assert [each.phase for each in last.instances] == ["ended", "ended"]
-    assert [each.loss for each in last.instances] == [
-        steps_of(attempt, instance)[-1].loss for instance in (0, 1)
-    ]
-    assert attempt.plan["num_instances"] == 2
-    for path in (run.files.folder / "attempt-1").iterdir():
-        assert stat.S_IMODE(path.stat().st_mode) == 0o600
-        assert "hush" not in path.read_text()
 
 
 # Instance 1 is killed in its first run, and nobody asks it about its last steps.

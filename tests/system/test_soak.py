@@ -8,14 +8,13 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
-from soak.limits import clock_library, move_clock
-from soak.record import Record, last_attempts
-from soak.soaks import ALL_ROWS, Soak, draw, possible_rows
+from support.repository import ROOT
 
-SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "random_faults.py"
+from tools.soak.limits import clock_library, move_clock
+from tools.soak.record import Record, last_attempts
+from tools.soak.soaks import ALL_ROWS, Soak, draw, possible_rows
 
 
 def test_titles_tell_rows_apart():
@@ -55,7 +54,7 @@ def test_the_record_of_another_draw_is_left_alone(tmp_path):
 
 
 def test_a_machine_without_a_lab_leaves_rows_out_and_says_why(monkeypatch):
-    monkeypatch.setattr("soak.soaks.missing", lambda: "sshd not installed")
+    monkeypatch.setattr("tools.soak.soaks.missing", lambda: "sshd not installed")
     rows, left_out = possible_rows()
     assert all(row.hosts == 1 for row in rows)
     assert set(left_out) >= {row.title for row in ALL_ROWS if row.hosts > 1}
@@ -66,16 +65,17 @@ def test_a_machine_without_a_lab_leaves_rows_out_and_says_why(monkeypatch):
 @pytest.mark.timeout(300)
 def test_a_few_cases_and_more_of_the_same_record(tmp_path):
     path = tmp_path / "record"
-    words = [sys.executable, SCRIPT, "--json", path, "--rows", "(SIGKILL|SIGSTOP) of a program$"]
-    for cases in (2, 4):
+    words = [sys.executable, "-m", "tools.soak", "--json", path]
+    words += ["--rows", "(SIGKILL|SIGSTOP) of a program$"]
+    for cases in (1, 2):
         done = subprocess.run(
-            [*words, f"--cases={cases}"], capture_output=True, text=True, timeout=250
+            [*words, f"--cases={cases}"], capture_output=True, text=True, timeout=250, cwd=ROOT
         )
         assert done.returncode == 0, done.stdout + done.stderr
     lines = [json.loads(line) for line in path.read_text().splitlines()]
-    assert {line["number"] for line in lines[1:]} == {0, 1, 2, 3}
+    assert {line["number"] for line in lines[1:]} == {0, 1}
     assert all(line["resumed"] for line in lines[1:])
-    assert done.stdout.startswith("4 cases, ")
+    assert done.stdout.startswith("2 cases, ")
 
 
 @pytest.mark.mpi
@@ -109,7 +109,7 @@ def test_a_clock_is_moved_for_processes_that_ask_for_it_and_durations_stay(tmp_p
     ) as process:  # fmt: skip
         before = [float(word) for word in process.stdout.readline().split()]
         move_clock(clock, -3600)
-        after = [float(word) for word in process.communicate("\n", timeout=30)[0].split()]
+        after = [float(word) for word in process.communicate("\n", timeout=60)[0].split()]
     taken = time.monotonic() - since
     assert before[0] - began <= taken
     assert 0 <= after[1] - before[1] <= taken

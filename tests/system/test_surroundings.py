@@ -40,19 +40,13 @@ def open_folder():
         yield Path(name)
 
 
-@pytest.mark.sweep
+@pytest.mark.long
 def test_a_user_without_a_name_or_a_home(poprun, tmp_path, open_folder):
     program = shutil.copy(PROGRAM, open_folder)
     cache = ("--executable-cache-path", open_folder / "cache")
     through = (*WITHOUT_A_HOME, *as_stranger(tmp_path))
     assert_trains(poprun(*JOB, *cache, program, cwd=open_folder, through=through))
     assert len(list((open_folder / "cache").iterdir())) == 2
-
-
-@pytest.mark.sweep
-@pytest.mark.parametrize("home", ["", "/nonexistent"])
-def test_a_home_that_is_not_there(poprun, home):
-    assert_trains(poprun(*JOB, PROGRAM, env={"HOME": home}))
 
 
 @pytest.mark.sweep
@@ -65,19 +59,12 @@ def test_a_home_that_cannot_be_written(poprun, tmp_path, cache):
     assert "choose a folder that can be written" in done.stderr
 
 
-@pytest.mark.sweep
-def test_a_folder_for_temporary_files_that_cannot_be_written(poprun, tmp_path):
-    # The launcher's own files and those of MPI then go to /tmp.
-    through = mounted(tmp_path, "ro")
-    assert_trains(poprun(*JOB, PROGRAM, cwd="/", env={"TMPDIR": str(tmp_path)}, through=through))
-
-
 # A program is refused the first, mpirun the second.
 @pytest.mark.parametrize("size", ["4k", pytest.param("64k", marks=pytest.mark.sweep)])
-def test_a_folder_for_temporary_files_without_room(poprun, open_folder, size):
+def test_a_folder_for_temporary_files_without_room(poprun, script, open_folder, size):
     # Its name is short enough for a Unix socket; otherwise /tmp would be taken.
     through = mounted(open_folder, f"size={size}")
-    done = poprun(*JOB, PROGRAM, env={"TMPDIR": str(open_folder)}, through=through)
+    done = poprun(*JOB, script(COLLECTIVES), env={"TMPDIR": str(open_folder)}, through=through)
     assert done.returncode != 0
     reason = f"MPI keeps files of its own in {open_folder}"
     explained = [line for line in done.stderr.splitlines() if reason in line]
@@ -102,10 +89,9 @@ def test_a_folder_for_temporary_files_that_a_program_fills(poprun, script, open_
     assert f"\n  MPI keeps files of its own in {open_folder}" in done.stderr
 
 
-@pytest.mark.sweep
-@pytest.mark.parametrize("how", ["ro", "size=64k"])
-def test_shared_memory_that_takes_nothing(poprun, how):
-    assert_trains(poprun(*JOB, PROGRAM, through=mounted(Path("/dev/shm"), how)))
+@pytest.mark.long
+def test_shared_memory_that_takes_nothing(poprun):
+    assert_trains(poprun(*JOB, PROGRAM, through=mounted(Path("/dev/shm"), "ro")))
 
 
 @pytest.mark.sweep
@@ -161,6 +147,20 @@ def assert_adds_up(done, num_instances=2):
     assert done.returncode == 0, done.stderr
     expected = f"total {num_instances}.0 {num_instances}.0 {num_instances}"
     assert done.stdout.count(expected) == 2 * num_instances
+
+
+@pytest.mark.sweep
+def test_a_home_that_is_not_there(poprun, script):
+    assert_adds_up(poprun(*JOB, script(COLLECTIVES), env={"HOME": "/nonexistent"}))
+
+
+@pytest.mark.sweep
+def test_a_folder_for_temporary_files_that_cannot_be_written(poprun, script, tmp_path):
+    # The launcher's own files and those of MPI then go to /tmp.
+    program, through = script(COLLECTIVES), mounted(tmp_path / "t", "ro")
+    (tmp_path / "t").mkdir()
+    env = {"TMPDIR": str(tmp_path / "t")}
+    assert_adds_up(poprun(*JOB, program, cwd="/", env=env, through=through))
 
 
 def test_a_system_that_lets_nobody_look_at_other_processes(poprun, script):
@@ -220,7 +220,7 @@ def test_a_system_without_files_in_memory(poprun, script):
 
 
 @pytest.mark.sweep
-@pytest.mark.parametrize("how", ["size=64m", "size=1m", "ro"])
+@pytest.mark.parametrize("how", ["size=1m", pytest.param("ro", marks=pytest.mark.long)])
 def test_eight_instances_with_little_shared_memory(poprun, script, how):
     """Nothing of the library's lies in /dev/shm, and MPI takes what there is."""
     through = mounted(Path("/dev/shm"), how)
@@ -297,7 +297,7 @@ def test_two_users_side_by_side_in_a_folder_of_their_group(poprun, tmp_path, ope
     assert sorted(each.stat().st_uid for each in folders) == [0, 54321]
     assert {each.stat().st_mode & 0o777 for each in folders} == {0o700}
     theirs.kill()
-    theirs.communicate(timeout=30)
+    theirs.communicate(timeout=60)
     pids = [int(each.read_text()) for each in open_folder.glob("theirs-*")]
     wait_until(lambda: not any(Path("/proc", str(pid)).exists() for pid in pids))
     assert ours.poll() is None

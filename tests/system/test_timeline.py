@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shlex
@@ -15,7 +14,6 @@ import pytest
 from support.processes import wait_until
 from support.repository import ROOT
 from support.trace_tables import events, query
-from system.timeline_program import STEPS
 
 pytestmark = pytest.mark.mpi
 
@@ -27,100 +25,6 @@ _SPANS = (
     " JOIN thread_track ON track_id = thread_track.id JOIN thread USING (utid)"
     " JOIN process USING (upid))"
 )
-
-
-@pytest.fixture(scope="module")
-def job(shared_poprun, tmp_path_factory):
-    """A job of two instances: how it ended, and its trace."""
-    folder = tmp_path_factory.mktemp("job")
-    words = (*TWO, "--output-dir", "out", "--timeline", sys.executable, PROGRAM)
-    done = shared_poprun(*words, cwd=folder)
-    assert done.returncode == 0, done.stderr
-    return done, folder / "out" / "latest" / "timeline.json.gz"
-
-
-@pytest.fixture
-def rows(job):
-    """Ask the trace of the job."""
-    return lambda sql: query(job[1], sql)
-
-
-@pytest.mark.sweep
-def test_one_line_says_where_it_is(job):
-    said = [line for line in job[0].stderr.splitlines() if "timeline" in line]
-    assert len(said) == 1
-    assert re.fullmatch(
-        r"poprun-py: timeline: out/\S+/timeline.json.gz: [\d,]+ spans"
-        r"(; others waited .+ for instance \d)?; open it at ui.perfetto.dev",
-        said[0],
-    )
-
-
-@pytest.mark.sweep
-def test_the_report_of_the_run_names_it(job):
-    report = json.loads((job[1].parent / "report.json").read_text())
-    assert report["timeline"] == job[1].name
-
-
-@pytest.mark.sweep
-def test_every_step_of_every_instance_is_there(rows):
-    counts = rows(f"SELECT process, name, COUNT(*) FROM {_SPANS} GROUP BY process, name")
-    found = {(process, name): int(count) for process, name, count in counts}
-    for process in ("instance 0", "instance 1"):
-        for name in ("mine", "step", "update", "reduce gradients", "transfer inputs"):
-            assert found[process, name] == STEPS, (process, name, found)
-        assert found[process, "compile"] >= 1
-        assert found[process, "load"] >= STEPS
-        assert found[process, "backward"] >= 1
-        assert found[process, "samples"] >= STEPS
-
-
-def test_the_parts_of_a_step_lie_in_it(rows):
-    """On one row as children; a reduction, on a row of its own, between the step's ends."""
-    inner = rows(
-        "SELECT s.name, COUNT(*) FROM slice s JOIN slice p ON s.parent_id = p.id"
-        " WHERE p.name = 'step' GROUP BY s.name"
-    )
-    assert {("update", str(2 * STEPS)), ("transfer inputs", str(2 * STEPS))} <= set(inner)
-    between = rows(
-        f"SELECT COUNT(*) FROM {_SPANS} r JOIN {_SPANS} s ON r.process = s.process"
-        " AND s.ts <= r.ts AND r.ts + r.dur <= s.ts + s.dur"
-        " WHERE r.name = 'reduce gradients' AND s.name = 'step'"
-    )
-    assert between == [(str(2 * STEPS),)]
-    mine = rows(
-        f"SELECT COUNT(*) FROM {_SPANS} m JOIN {_SPANS} s ON m.process = s.process"
-        " AND m.ts <= s.ts AND s.ts + s.dur <= m.ts + m.dur"
-        " WHERE m.row = 'program' AND s.name = 'step'"
-    )
-    assert mine == [(str(2 * STEPS),)]
-
-
-@pytest.mark.sweep
-def test_arrows_join_the_same_reduction_of_both_instances(rows):
-    """They overlap in time: no instance leaves one before the other is there."""
-    arrows = rows(
-        "SELECT COUNT(*), MIN(a.name = b.name), MIN(b.ts <= a.ts + a.dur), MIN(b.ts >= a.ts),"
-        f" MIN(a.process != b.process) FROM flow JOIN {_SPANS} a ON slice_out = a.id"
-        f" JOIN {_SPANS} b ON slice_in = b.id WHERE a.name = 'reduce gradients'"
-    )
-    assert arrows == [(str(STEPS), "1", "1", "1", "1")]
-    # The n-th of one instance goes to the n-th of the other.
-    ranks = rows(
-        "SELECT COUNT(*) FROM flow"
-        " JOIN (SELECT id, RANK() OVER (PARTITION BY track_id ORDER BY ts) AS place FROM slice"
-        " WHERE name = 'reduce gradients') a ON slice_out = a.id"
-        " JOIN (SELECT id, RANK() OVER (PARTITION BY track_id ORDER BY ts) AS place FROM slice"
-        " WHERE name = 'reduce gradients') b ON slice_in = b.id WHERE a.place = b.place"
-    )
-    assert ranks == [(str(STEPS),)]
-
-
-@pytest.mark.sweep
-def test_loaders_and_their_workers_have_rows(rows):
-    found = [name for (name,) in rows("SELECT DISTINCT name FROM thread ORDER BY name")]
-    assert {"program", "device", "collectives", "data loader"} <= set(found)
-    assert any(name.startswith("data loader of ") for name in found)
 
 
 @pytest.mark.sweep
@@ -208,8 +112,8 @@ def test_what_a_killed_launcher_left_can_be_merged(poprun, script, tmp_path):
 
 
 @pytest.mark.parametrize("path", ["nowhere/file.json", "."])
-def test_what_cannot_be_written_is_refused_before_anything_starts(poprun, tmp_path, path):
-    done = poprun(f"--timeline={path}", "touch", "ran")
+def test_what_cannot_be_written_is_refused_before_anything_starts(look, tmp_path, path):
+    done = look(f"--timeline={path}", "touch", "ran")
     assert done.returncode == 2
     assert done.stderr == (
         f"poprun-py: error: --timeline {path}: expected the path of a file in a folder that is "

@@ -24,10 +24,9 @@ dist.destroy_process_group()
     ("words", "backend"),
     [
         (("--torch-backend", "popdist"), "popdist"),
-        pytest.param((), "gloo", marks=pytest.mark.sweep),
-        pytest.param(("--torch-backend=gloo",), "gloo", marks=pytest.mark.sweep),
+        pytest.param(("--torch-backend=gloo",), "gloo", marks=pytest.mark.long),
         pytest.param(
-            ("--torch-backend=popdist", "--sdk-names=no"), "popdist", marks=pytest.mark.sweep
+            ("--torch-backend=popdist", "--sdk-names=no"), "popdist", marks=pytest.mark.long
         ),
     ],
 )
@@ -39,7 +38,7 @@ def test_a_script_that_says_gloo_gets_what_the_option_says(poprun, script, words
     assert done.stderr == ""
 
 
-def test_another_back_end_is_refused(poprun):
-    done = poprun("-n", "2", "--torch-backend", "nccl", "true")
+def test_another_back_end_is_refused(look):
+    done = look("-n", "2", "--torch-backend", "nccl", "true")
     assert done.returncode == 2
     assert "--torch-backend 'nccl': expected one of auto, gloo, popdist" in done.stderr

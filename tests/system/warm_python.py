@@ -2,7 +2,8 @@
 
 ``python -S warm_python.py SOCKET PROGRAM ARGS...`` runs the program in a process that the server at
 SOCKET forks, with this one's environment, folder, CPUs, stdout and stderr, and ends with its code.
-An instance that is killed takes the forked process with it.
+An instance that a signal ends takes the forked process with it, which is not told before: jobs that
+are stopped are no jobs for this.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Writes the fault table of docs/reliability.md: ``python -m tools.pages.reliability [MPI]...``.
 
-Every row is done to a real job (tests/support/faults.py), under the installed Open MPI 5 and under
+Every row is done to a real job (tools/soak/faults.py), under the installed Open MPI 5 and under
 each further ``NAME=MPIRUN[,LIBMPI]`` that is given. It takes some two minutes per MPI.
 """
 
@@ -12,11 +12,9 @@ import sys
 import tempfile
 from pathlib import Path
 
+from tools.soak.faults import FAULTS, Fault, measure, problems
+
 ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
-
-from support.faults import FAULTS, Fault, measure, problems  # noqa: E402
-
 PAGE = ROOT / "docs" / "reliability.md"
 TABLE = re.compile(r"(?<=<!-- fault table -->\n).*?(?=<!-- end -->)", re.DOTALL)
 
@@ -28,6 +26,8 @@ def cell(fault: Fault, mpirun: str) -> str:
     wrong = problems(fault, seen)
     if seen.code is None:
         return "**did not return**"
+    if seen.seconds > fault.seconds:
+        wrong.append(f"took {seen.seconds:.1f} s")
     text = f"{seen.code} in {seen.seconds:.1f} s, {len(seen.survivors)} left"
     return f"**{text}: {', '.join(wrong)}**" if wrong else text
 

@@ -14,11 +14,9 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from tools.soak.record import last_attempts, whole_lines
+
 ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
-
-from soak.record import last_attempts, whole_lines  # noqa: E402
-
 PAGE = ROOT / "docs" / "reliability.md"
 TABLE = re.compile(r"(?<=<!-- soak table -->\n).*?(?=<!-- end -->)", re.DOTALL)
 _HEAD = (

@@ -11,7 +11,7 @@ from support.repository import ROOT
 
 from poprun_py.instance import binding
 
-FORBID = ROOT / "tests" / "support" / "forbid_binding.py"
+REFUSE = ROOT / "tests" / "support" / "refused_calls.py"
 CPUS = sorted(os.sched_getaffinity(0))
 
 
@@ -79,13 +79,13 @@ def test_refusals_are_reported_and_do_not_stop():
 @pytest.mark.skipif(platform.machine() not in ("x86_64", "aarch64"), reason="filter not written")
 @pytest.mark.parametrize(
     ("forbidden", "policy", "found_policy"),
-    [("bind", "preferred", "preferred"), ("memory", "none", "default")],
+    [("set_mempolicy=2", "preferred", "preferred"), ("set_mempolicy", "none", "default")],
 )
 def test_memory_policy_falls_back_where_a_container_forbids_it(forbidden, policy, found_policy):
     applied, found = in_child(
         "applied = binding.apply([], [0])\n"
         "print(json.dumps([applied, binding.read_back(os.getpid())]))",
-        before=(sys.executable, str(FORBID), forbidden),
+        before=(sys.executable, str(REFUSE), forbidden),
     )
     assert applied["memory_policy"] == policy
     assert applied["refused"][0] == "memory policy bind 0: Operation not permitted"

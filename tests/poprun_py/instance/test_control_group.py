@@ -8,9 +8,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.faults import Fault, measure
 
 from poprun_py.instance.own_host.control_group import memory_state, process_state
+from tools.soak.faults import Fault, measure
 
 PROCESSES_V1 = Path("/sys/fs/cgroup/pids")
 MEMORY_V1 = Path("/sys/fs/cgroup/memory")

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from support.processes import survivors, wait_until
 from support.repository import ROOT
-from support.typist import Typist
+from support.terminals import Typist
 
 pytestmark = pytest.mark.mpi
 

@@ -6,7 +6,7 @@ import json
 from dataclasses import replace
 
 import pytest
-from support.terminal_text import colours_of, plain_lines
+from support.terminals import colours_of, plain_lines
 
 from poprun_py.observation.instance_state import ACTIVITIES, InstanceState
 from poprun_py.observation.job_view import JobView, headline, summary_lines, table_lines

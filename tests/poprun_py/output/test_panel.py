@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.small_terminal import screen_of
+from support.terminals import screen_of
 
 from poprun_py.output import panel as panel_module
 from poprun_py.output.panel import Panel

@@ -7,7 +7,7 @@ import pty
 import termios
 
 import pytest
-from support.small_terminal import screen_of
+from support.terminals import screen_of
 
 from poprun_py.supervision.control_channel import Peer
 from poprun_py.supervision.instance_output import InstanceOutput

@@ -2,7 +2,7 @@
 
 import pytest
 from support.sysfs_trees import TREES, snapshot
-from support.terminal_text import colours_of, plain_lines
+from support.terminals import colours_of, plain_lines
 
 from poprun_py.hardware.sysfs import format_cpu_list
 from poprun_py.views.drawing import Look

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 from support.sysfs_trees import SNAPSHOTS
-from support.terminal_text import colours_of, plain_lines
+from support.terminals import colours_of, plain_lines
 
 from poprun_py import LaunchConfig, plan
 from poprun_py.planning.mpi_commands import OPEN_MPI_5, Mpi

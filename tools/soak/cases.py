@@ -12,10 +12,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from soak.jobs import Job, MachineLoad, Place
-from soak.rows import NUMPY, PROGRAMS, Done, Row
-
 from popdist_py.checkpoint import Checkpoints
+from tools.soak.jobs import Job, MachineLoad, Place
+from tools.soak.rows import NUMPY, PROGRAMS, Done, Row
 
 # A launcher that has not ended after so long never will.
 _NEVER_SECONDS = 120.0

@@ -14,11 +14,11 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from soak.jobs import Job
-from soak.kills import reach
-from soak.places import may_unshare
-from soak.program import PHASES
-from soak.rows import NUMPY, POPTORCH, Act, Done, Expected, Prepare, Row
+from tools.soak.jobs import Job
+from tools.soak.kills import reach
+from tools.soak.places import may_unshare
+from tools.soak.program import PHASES
+from tools.soak.rows import NUMPY, POPTORCH, Act, Done, Expected, Prepare, Row
 
 _FILLER = "filler"
 _CHUNK_BYTES, _PAGE_BYTES = 1 << 16, 1 << 12

@@ -19,7 +19,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from lab.lab import Lab, LabHost
-from support.processes import survivors
+
+from tools.processes import survivors
 
 ROOT = Path(__file__).resolve().parents[2]
 MARK = "TEST_MARK_OF_POPRUN"

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from soak.places import FourHosts, OneHost, family
+from tools.soak.places import FourHosts, OneHost, family
 
 Place = OneHost | FourHosts
 KINDS = ("launcher", "mpirun", "daemon", "ssh", "wrapper", "program", "worker")

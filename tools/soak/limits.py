@@ -16,11 +16,11 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from soak.jobs import Job
-from soak.kills import await_failure, drawn_failure, reach
-from soak.program import PHASES
-from soak.resources import await_start
-from soak.rows import Act, Done, Expected, Prepare, Row
+from tools.soak.jobs import Job
+from tools.soak.kills import await_failure, drawn_failure, reach
+from tools.soak.program import PHASES
+from tools.soak.resources import await_start
+from tools.soak.rows import Act, Done, Expected, Prepare, Row
 
 _GROUPS = Path("/sys/fs/cgroup")
 _ENTER = ("sh", "-c", 'echo $$ > "$SOAK_GROUP/cgroup.procs" && exec "$@"', "sh")

@@ -1,8 +1,10 @@
-"""What programs leave in the folder of a real run, and the rows of its emulated IPUs."""
+"""What one job with --output-dir and --timeline leaves: steps, logged values, devices and spans."""
 
 from __future__ import annotations
 
+import json
 import math
+import re
 import stat
 import sys
 from pathlib import Path
@@ -28,27 +30,69 @@ _SPANS = (
 
 
 @pytest.fixture(scope="module")
-def folder(shared_poprun, tmp_path_factory):
-    """The folder in which a job ran, with --output-dir out."""
-    folder = tmp_path_factory.mktemp("job")
-    words = (*TWO, "--ipu-model=mk2", "--output-dir=out", "--timeline", PROGRAM, "processes")
-    done = shared_poprun(*words, cwd=folder)
+def folder(tmp_path_factory):
+    """The folder in which the job runs, with --output-dir out."""
+    return tmp_path_factory.mktemp("job")
+
+
+@pytest.fixture(scope="module")
+def job(shared_poprun, folder):
+    """A job of two instances, after it has ended."""
+    words = (*TWO, "--ipu-model=mk2", "--output-dir=out", "--timeline", "--env=MINE=hush")
+    done = shared_poprun(*words, PROGRAM, "processes", cwd=folder)
     assert done.returncode == 0, done.stderr
-    return folder
+    return done
 
 
 @pytest.fixture
-def attempt(folder):
+def attempt(job, folder):
     run = read_run(find_run(str(folder / "out" / "latest")))
     assert run.troubles == ()
     return run.attempts[0]
 
 
+def steps_of(attempt, instance):
+    return [each for each in attempt.steps if each.instance == instance]
+
+
 @pytest.fixture
-def rows(folder):
+def rows(job, folder):
     """Ask the trace of the job."""
     path = folder / "out" / "latest" / "timeline.json.gz"
     return lambda sql: query(path, sql)
+
+
+def test_every_step_is_recorded_once_with_the_loss_that_the_program_was_given(job, folder, attempt):
+    printed = re.findall(r"\[1,(\d)\]<stdout>:(\d+) (\S+)", job.stdout)
+    for instance in (0, 1):
+        steps = steps_of(attempt, instance)
+        assert [(str(each.step), repr(each.loss)) for each in steps] == [
+            (step, loss) for index, step, loss in printed if int(index) == instance
+        ]
+        assert len(steps) == STEPS
+        assert {each.samples for each in steps} == {8 * MICRO_BATCHES}
+        assert steps[0].seconds == 0.0
+        assert all(each.seconds >= each.own_seconds > 0 for each in steps[1:])
+        lines = (folder / "out" / "latest" / "attempt-1" / "steps.jsonl").read_text().splitlines()
+        own = [each for each in map(json.loads, lines) if each["instance"] == instance]
+        assert [each["step"] for each in own] == list(range(1, STEPS + 1))
+        assert [each["at"] for each in own] == sorted(each["at"] for each in own)
+    at, last = attempt.looks[-1]
+    assert at >= attempt.steps[-1].at
+    assert [each.phase for each in last.instances] == ["ended", "ended"]
+    assert [each.loss for each in last.instances] == [
+        steps_of(attempt, instance)[-1].loss for instance in (0, 1)
+    ]
+    assert attempt.plan["num_instances"] == 2
+
+
+def test_files_of_an_attempt_are_the_users_own_and_hold_no_value_of_a_variable(job, folder):
+    paths = list((folder / "out" / "latest" / "attempt-1").iterdir())
+    assert len(paths) > 5
+    for path in paths:
+        if path.is_file():
+            assert stat.S_IMODE(path.stat().st_mode) == 0o600, path
+            assert "hush" not in path.read_text()
 
 
 def test_the_first_instance_leaves_what_was_logged(folder, attempt):
@@ -126,6 +170,82 @@ def test_the_second_ipu_follows_the_first(rows):
         " AND first.row = 'IPU 0' AND first.name = 'backward'"
     )
     assert order == [("16", "1", "1", "1", "1")]
+
+
+def test_one_line_says_where_the_timeline_is(job):
+    said = [line for line in job.stderr.splitlines() if "timeline" in line]
+    assert len(said) == 1
+    assert re.fullmatch(
+        r"poprun-py: timeline: out/\S+/timeline.json.gz: [\d,]+ spans"
+        r"(; others waited .+ for instance \d)?; open it at ui.perfetto.dev",
+        said[0],
+    )
+
+
+def test_the_report_of_the_run_names_the_timeline(folder):
+    report = json.loads((folder / "out" / "latest" / "report.json").read_text())
+    assert report["timeline"] == "timeline.json.gz"
+
+
+def test_every_step_of_every_instance_is_there(rows):
+    counts = rows(
+        f"SELECT process, name, COUNT(*) FROM {_SPANS}"
+        " WHERE row NOT LIKE 'IPU%' GROUP BY process, name"
+    )
+    found = {(process, name): int(count) for process, name, count in counts}
+    for process in ("instance 0", "instance 1"):
+        for name in ("mine", "step", "update", "reduce gradients", "transfer inputs"):
+            assert found[process, name] == STEPS, (process, name, found)
+        assert found[process, "compile"] >= 1
+        assert found[process, "load"] >= STEPS
+        assert found[process, "backward"] >= 1
+        assert found[process, "samples"] >= STEPS
+
+
+def test_the_parts_of_a_step_lie_in_it(rows):
+    """On one row as children; a reduction, on a row of its own, between the step's ends."""
+    inner = rows(
+        "SELECT s.name, COUNT(*) FROM slice s JOIN slice p ON s.parent_id = p.id"
+        " WHERE p.name = 'step' GROUP BY s.name"
+    )
+    assert {("update", str(2 * STEPS)), ("transfer inputs", str(2 * STEPS))} <= set(inner)
+    between = rows(
+        f"SELECT COUNT(*) FROM {_SPANS} r JOIN {_SPANS} s ON r.process = s.process"
+        " AND s.ts <= r.ts AND r.ts + r.dur <= s.ts + s.dur"
+        " WHERE r.name = 'reduce gradients' AND s.name = 'step'"
+    )
+    assert between == [(str(2 * STEPS),)]
+    mine = rows(
+        f"SELECT COUNT(*) FROM {_SPANS} m JOIN {_SPANS} s ON m.process = s.process"
+        " AND m.ts <= s.ts AND s.ts + s.dur <= m.ts + m.dur"
+        " WHERE m.row = 'program' AND s.name = 'step'"
+    )
+    assert mine == [(str(2 * STEPS),)]
+
+
+def test_arrows_join_the_same_reduction_of_both_instances(rows):
+    """They overlap in time: no instance leaves one before the other is there."""
+    arrows = rows(
+        "SELECT COUNT(*), MIN(a.name = b.name), MIN(b.ts <= a.ts + a.dur), MIN(b.ts >= a.ts),"
+        f" MIN(a.process != b.process) FROM flow JOIN {_SPANS} a ON slice_out = a.id"
+        f" JOIN {_SPANS} b ON slice_in = b.id WHERE a.name = 'reduce gradients'"
+    )
+    assert arrows == [(str(STEPS), "1", "1", "1", "1")]
+    # The n-th of one instance goes to the n-th of the other.
+    ranks = rows(
+        "SELECT COUNT(*) FROM flow"
+        " JOIN (SELECT id, RANK() OVER (PARTITION BY track_id ORDER BY ts) AS place FROM slice"
+        " WHERE name = 'reduce gradients') a ON slice_out = a.id"
+        " JOIN (SELECT id, RANK() OVER (PARTITION BY track_id ORDER BY ts) AS place FROM slice"
+        " WHERE name = 'reduce gradients') b ON slice_in = b.id WHERE a.place = b.place"
+    )
+    assert ranks == [(str(STEPS),)]
+
+
+def test_loaders_and_their_workers_have_rows(rows):
+    found = [name for (name,) in rows("SELECT DISTINCT name FROM thread ORDER BY name")]
+    assert {"program", "device", "collectives", "data loader"} <= set(found)
+    assert any(name.startswith("data loader of ") for name in found)
 
 
 def test_without_a_run_folder_nothing_is_left(poprun, script, tmp_path):

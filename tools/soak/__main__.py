@@ -1,9 +1,9 @@
 """Many random faults, each with its exit code, first cause, time, leftovers and resumed training.
 
-python benchmarks/random_faults.py [--cases 100] [--seed 1] [--jobs 3] [--json RECORD]
+python -m tools.soak [--cases 100] [--seed 1] [--jobs 3] [--json RECORD]
        [--rows PATTERN] [--only NUMBER...] [--list]
 
-A case is a row of tests/soak done to a training, at a moment that the seed draws; then the
+A case is a row of ``rows`` done to a training, at a moment that the seed draws; then the
 training is resumed and has to end with the bits of one that nobody disturbed. ``--json`` keeps a
 line for every case, and goes on with a record that was cut off. A case that is wrong is done once
 more, alone, before it counts; times are judged by how many processes wanted a core meanwhile. Rows
@@ -15,6 +15,7 @@ The code is 1 if a case was wrong twice.
 from __future__ import annotations
 
 import argparse
+import os
 import shutil
 import sys
 import tempfile
@@ -24,16 +25,15 @@ from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
-import pytest
 from tqdm import tqdm
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+# The hosts of the lab are those of the tests.
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests"))
 
-from soak.record import Record, last_attempts  # noqa: E402
-from soak.rows import Row  # noqa: E402
-from soak.soaks import Soak, draw, possible_rows  # noqa: E402
-from support.processes import remove_surroundings  # noqa: E402
+from tools.processes import surrounding_variables
+from tools.soak.record import Record, last_attempts
+from tools.soak.rows import Row
+from tools.soak.soaks import Soak, draw, possible_rows
 
 
 def soak(args: argparse.Namespace, rows: Sequence[Row], record: Record) -> None:
@@ -103,7 +103,9 @@ def report(record: Record, left_out: dict[str, str]) -> int:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m tools.soak", description=__doc__.splitlines()[0]
+    )
     parser.add_argument("--cases", type=int, default=100)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--jobs", type=int, default=3, help="cases side by side")
@@ -123,8 +125,9 @@ def main() -> int:
     if not rows:
         parser.error(f"--rows {args.rows}: no row can be done here")
     titles = [f"{row.weight} {row.title}" for row in rows]
-    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
-        remove_surroundings(patch)
+    for name in surrounding_variables():
+        del os.environ[name]
+    with tempfile.TemporaryDirectory() as folder:
         path = args.json or Path(folder, "record.jsonl")
         try:
             record = Record(path, {"seed": args.seed, "rows": titles, "left_out": left_out})

@@ -8,7 +8,7 @@ from __future__ import annotations
 import signal
 from dataclasses import replace
 
-from soak.kills import (
+from tools.soak.kills import (
     GOES_ON,
     HANG_OPTIONS,
     KILLED_FIRST,
@@ -20,7 +20,7 @@ from soak.kills import (
     pause,
     send,
 )
-from soak.rows import Expected, Row
+from tools.soak.rows import Expected, Row
 
 HOSTS = 4
 # Only mpirun can end a wrapper there that is stopped, and its daemon waits seven seconds first.

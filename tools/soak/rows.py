@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from soak.jobs import Job
+from tools.soak.jobs import Job
 
 NUMPY, POPTORCH = "numpy", "poptorch"
 PROGRAMS = {

@@ -11,10 +11,10 @@ import signal
 import time
 from dataclasses import replace
 
-from soak.jobs import Job
-from soak.program import FAULT, PHASES, STEPS
-from soak.rows import POPTORCH, Act, Done, Expected, Prepare, Row
-from support.faults import fail_at
+from tools.soak.faults import fail_at
+from tools.soak.jobs import Job
+from tools.soak.program import FAULT, PHASES, STEPS
+from tools.soak.rows import POPTORCH, Act, Done, Expected, Prepare, Row
 
 HANG_SECONDS = 2
 HANG_OPTIONS = ("--hang-timeout", str(HANG_SECONDS), "--grace", "1")

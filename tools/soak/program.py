@@ -4,7 +4,7 @@ python program.py CHECKPOINTS
 
 It goes on from the newest checkpoint, and prints the digest of its last state. A worker process
 makes its batches. Each phase that begins is a line in ``SOAK_NOTES``/instance-N. ``FAIL_AT`` is
-``instance:step:how`` of support/fault_program.py.
+``instance:step:how`` of fault_program.py.
 """
 
 import contextlib
@@ -145,8 +145,7 @@ def planned_faults(rank):
     planned = [entry.split(":") for entry in entries]
     if not planned:
         return {}
-    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-    from support.fault_program import FAULTS
+    from fault_program import FAULTS  # of this script's own folder
 
     return {int(step): FAULTS[how] for instance, step, how in planned if int(instance) == rank}
 

@@ -13,11 +13,12 @@ from dataclasses import replace
 
 from lab.lab import LabHost
 from lab.wire import IN, OUT, Faults, missing
-from soak.host_kills import HOSTS
-from soak.jobs import Job
-from soak.kills import TIMES_OF_PHASE, or_done
-from soak.program import PHASES
-from soak.rows import Act, Done, Expected, Row
+
+from tools.soak.host_kills import HOSTS
+from tools.soak.jobs import Job
+from tools.soak.kills import TIMES_OF_PHASE, or_done
+from tools.soak.program import PHASES
+from tools.soak.rows import Act, Done, Expected, Row
 
 # From the start of the launcher on: checks of the hosts, then mpirun and its daemons.
 _START_SECONDS = 2.0

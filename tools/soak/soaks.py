@@ -14,11 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from lab.lab import missing
-from soak import host_kills, kills, limits, network, resources
-from soak.cases import Case, Reference, reference
-from soak.jobs import MachineLoad, Place
-from soak.places import FourHosts, OneHost
-from soak.rows import Row
+
+from tools.soak import host_kills, kills, limits, network, resources
+from tools.soak.cases import Case, Reference, reference
+from tools.soak.jobs import MachineLoad, Place
+from tools.soak.places import FourHosts, OneHost
+from tools.soak.rows import Row
 
 ALL_ROWS: tuple[Row, ...] = (
     *kills.rows(),
