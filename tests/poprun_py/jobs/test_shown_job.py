@@ -15,9 +15,8 @@ from poprun_py.jobs.status import JobStatus
 pytestmark = pytest.mark.mpi
 
 STEPS = """
-import pathlib, time, popdist_py
+import pathlib, time
 from popdist_py import heartbeat
-popdist_py.init()
 for _ in range(5):
     heartbeat.step()
 while not pathlib.Path("go").exists():
