@@ -77,7 +77,7 @@ def test_a_cell_follows_the_job_until_it_ends(own_leases, tmp_path):
         "import time\nwhile not pathlib.Path('seen').exists(): time.sleep(0.01)",
         "pathlib.Path('go').touch(); job.result()",
         "for thread in __import__('threading').enumerate():\n"
-        "    if thread.name.startswith('poprun_py cell'): thread.join(10)",
+        "    if thread.name.startswith('poprun_py cell'): thread.join(60)",
     )
     book = nbformat.v4.new_notebook(cells=list(map(nbformat.v4.new_code_cell, cells)))
     client = NotebookClient(book, timeout=100, resources={"metadata": {"path": str(tmp_path)}})
