@@ -18,12 +18,12 @@ from support.terminals import Typist
 pytestmark = pytest.mark.mpi
 
 STARTED = """
-import poprun_py
+import time, poprun_py
 job = poprun_py.start(
     ["sh", "-c", "echo up; exec sleep 100"], num_instances=2, share_cores=True, grace=2
 )
 while job.output().count("up") < 2:
-    pass
+    time.sleep(0.01)
 print("up", flush=True)
 """
 
@@ -37,7 +37,7 @@ print("up", flush=True)
         ),
         # A forked process must not keep the launcher from seeing our end.
         (
-            "import os, time\n"
+            "import os\n"
             "if os.fork() == 0:\n"
             "    time.sleep(600)\n"
             "    os._exit(0)\n"

@@ -15,9 +15,8 @@ from poprun_py.jobs.status import JobStatus
 pytestmark = pytest.mark.mpi
 
 STEPS = """
-import pathlib, time, popdist_py
+import pathlib, time
 from popdist_py import heartbeat
-popdist_py.init()
 for _ in range(5):
     heartbeat.step()
 while not pathlib.Path("go").exists():
@@ -75,25 +74,26 @@ def test_a_cell_follows_the_job_until_it_ends(own_leases, tmp_path):
     cells = (
         f"import sys; sys.path.insert(0, {str(ROOT)!r})\nimport pathlib, poprun_py",
         f"job = poprun_py.start({program!r}, share_cores=True)\njob",
-        "while ', step 5, ' not in repr(job): pass\nimport time; time.sleep(1.2)",
+        "import time\nwhile not pathlib.Path('seen').exists(): time.sleep(0.01)",
         "pathlib.Path('go').touch(); job.result()",
         "for thread in __import__('threading').enumerate():\n"
-        "    if thread.name.startswith('poprun_py cell'): thread.join(10)",
+        "    if thread.name.startswith('poprun_py cell'): thread.join(60)",
     )
     book = nbformat.v4.new_notebook(cells=list(map(nbformat.v4.new_code_cell, cells)))
-    client = NotebookClient(book, timeout=60, resources={"metadata": {"path": str(tmp_path)}})
+    client = NotebookClient(book, timeout=100, resources={"metadata": {"path": str(tmp_path)}})
     seen = []
     take = client.process_message
 
     def process(message, *arguments, **keywords):
         if message["msg_type"] in ("display_data", "update_display_data"):
             seen.append(message["content"]["data"]["text/plain"])
+            if ": running, 1 instance, step 5, " in seen[-1]:
+                (tmp_path / "seen").touch()
         return take(message, *arguments, **keywords)
 
     client.process_message = process
     client.execute()
     assert ": preparing, " in seen[0]
-    assert any(": running, 1 instance, step 5, " in text for text in seen)
     (shown,) = book.cells[1].outputs
     assert ": ended well, 1 instance, " in shown["data"]["text/plain"]
     assert "1 instance ended well" in shown["data"]["text/html"]

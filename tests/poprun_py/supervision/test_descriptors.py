@@ -61,44 +61,53 @@ for case in json.loads(sys.argv[1]):
 """
 
 
-def limited(soft: int, hard: int, count: int, *command: str) -> list[str]:
-    """Supervise a command with limits of open files; return what is said of it."""
-    return limited_cases((soft, hard, count, *command))
+def limited(*cases: tuple) -> list[list[str]]:
+    """Supervise commands with limits of open files; return what is said of each.
 
-
-def limited_cases(*cases: tuple) -> list[str]:
-    """Do so with each of these; three lines tell of each."""
+    Args:
+        cases: soft and hard limit, number of instances, and the words of the command.
+    """
     done = subprocess.run(
         [sys.executable, "-c", LIMITED, json.dumps(cases)],
         capture_output=True, text=True, timeout=100, check=False,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    return done.stdout.splitlines()
+    lines = done.stdout.splitlines()
+    assert len(lines) == 3 * len(cases)
+    return [lines[at : at + 3] for at in range(0, len(lines), 3)]
 
 
 def test_a_launcher_without_descriptors_says_what_to_do_and_does_not_spin():
-    line, _, turns = limited(40, 40, 1, sys.executable, "-c", CROWD)
+    ((line, _, turns),) = limited((40, 40, 1, sys.executable, "-c", CROWD))
     assert line.startswith("0 of 1 instance connected, no more can be (Too many open files)")
     assert "ulimit -n" in line
     # It waits for something some times a second.
     assert int(turns) < 1000
 
 
-def test_a_hard_limit_that_is_too_low_is_told_before_anything_starts(tmp_path):
-    line, limits, _ = limited(100, 200, 43, "touch", str(tmp_path / "started"))
-    assert line == (
+def test_the_launcher_takes_the_files_that_it_needs_and_mpirun_what_its_instances_do(tmp_path):
+    few, many, started = tmp_path / "few", tmp_path / "many", tmp_path / "started"
+
+    def told(file):
+        return ("sh", "-c", f"ulimit -Sn > {file}; ulimit -Hn >> {file}")
+
+    (_, of_few, _), _, (refusal, of_refused, _) = limited(
+        (100, 200, 1, *told(few)),
+        (100, 300, 43, *told(many)),
+        (100, 200, 43, "touch", str(started)),
+    )
+    # Only the launcher itself takes all that it may.
+    assert of_few == "(200, 200); (100, 200)"
+    assert few.read_text().split() == ["100", "200"]
+    assert many.read_text().split() == ["204", "300"]
+    # A hard limit that is too low is told before anything starts.
+    assert refusal == (
         "43 instances need 204 open files, and the hard limit is 200: raise it (ulimit -n 204 as "
         "root, or /etc/security/limits.conf), or start fewer instances"
     )
-    assert limits.endswith("(100, 200)")
-    assert not list(tmp_path.iterdir())
-
-
-def test_mpirun_may_open_what_its_instances_need(tmp_path):
-    told = tmp_path / "told"
-    limited(100, 300, 43, "sh", "-c", f"ulimit -Sn > {told}; ulimit -Hn >> {told}")
-    assert told.read_text().split() == ["204", "300"]
+    assert of_refused.endswith("(100, 200)")
+    assert not started.exists()
 
 
 @pytest.mark.mpi
@@ -114,18 +123,8 @@ def test_programs_keep_the_users_limit_where_mpirun_needs_more():
 
 
 def test_too_few_descriptors_to_begin_with_are_a_line_too():
-    lines = limited_cases(*((limit, limit, 1, "true") for limit in range(4, 12)))
-    said = lines[::3]
-    assert len(said) == 8
-    for line in said:
+    for line, *_ in limited(*((limit, limit, 1, "true") for limit in range(4, 12))):
         assert "Too many open files" in line or "1 instance needs 36 open files" in line
-
-
-def test_only_the_launcher_itself_takes_all_the_files_it_may(tmp_path):
-    told = tmp_path / "told"
-    _, limits, _ = limited(100, 200, 1, "sh", "-c", f"ulimit -Sn > {told}; ulimit -Hn >> {told}")
-    assert limits == "(200, 200); (100, 200)"
-    assert told.read_text().split() == ["100", "200"]
 
 
 def test_an_address_that_is_gone_is_named_and_nothing_stays_open(capsys):
