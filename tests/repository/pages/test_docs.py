@@ -61,7 +61,10 @@ def commands():
                     if command.startswith("python -m popdist_py.ipu "):
                         continue  # test_generated.py compares what these print
                     name = f"{document.name}: {command}"[:90]
-                    marks = [pytest.mark.long] if "--ipu-model" in command else []
+                    # tests/system looks closely at timelines, and pages run DDP.
+                    again = "--timeline" in command and "examples/train.py" in command
+                    again |= "examples/ddp.py" in command
+                    marks = [pytest.mark.long] if again else []
                     yield pytest.param(command, int(note or 0), id=name, marks=marks)
 
 
