@@ -1,4 +1,4 @@
-"""Every row of the fault table, through the real mpirun, without its times."""
+"""Rows of the fault table with real jobs; their times are left to the page and the soak."""
 
 from __future__ import annotations
 

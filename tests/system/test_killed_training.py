@@ -106,7 +106,7 @@ def test_restarts_by_the_launcher_go_on_to_the_bit(poprun, warm, tmp_path, undis
 def test_preempted_training_goes_on_to_the_bit(poprun, warm, tmp_path, undisturbed):
     # Not a forked one: the library has to get the signals.
     job = poprun(*TWO, TRAINING, tmp_path / "c", "0.05", start=True)
-    wait_until(lambda: (tmp_path / "c").exists(), 40)
+    wait_until(lambda: (tmp_path / "c").exists(), 90)
     job.send_signal(signal.SIGUSR1)
     stdout, stderr = job.communicate(timeout=60)
     assert job.returncode == 75, stderr

@@ -236,9 +236,9 @@ for step in range(step + 1, 100):
 
 @pytest.mark.sweep
 @pytest.mark.timeout(240)
-def test_a_failure_after_a_resume_is_told_in_the_users_steps(poprun, warm, script, tmp_path):
+def test_a_failure_after_a_resume_is_told_in_the_users_steps(poprun, script, tmp_path):
     words = (*TWO, "--output-dir", "out", "--max-restarts", "1")
-    done = poprun(*words, *warm, script(TRAINING), timeout=200)
+    done = poprun(*words, script(TRAINING), timeout=200)
     assert done.returncode == 9, done.stderr
     assert ", after inference call 5 after training step 6\n" in done.stderr
     assert ", after inference call 2 after training step 6\n" in done.stderr

@@ -2,8 +2,8 @@
 
 ``python -S warm_python.py SOCKET PROGRAM ARGS...`` runs the program in a process that the server at
 SOCKET forks, with this one's environment, folder, CPUs, stdout and stderr, and ends with its code.
-An instance that a signal ends takes the forked process with it, which is not told before: jobs that
-are stopped are no jobs for this.
+An instance that a signal ends takes the forked process with it, without a warning. Jobs that are
+stopped, and jobs whose first failure matters, need instances of their own.
 """
 
 from __future__ import annotations
