@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support import cnns
+from examples import cnn_programs as cnns
 
 PODS = {
     "mk2_resnet50_mlperf_pod16_bs20": (20, 6, 16, 1920),

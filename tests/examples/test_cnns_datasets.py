@@ -14,7 +14,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
-from support import cnns
+from examples import cnn_programs as cnns
 
 from popdist_py import poptorch
 

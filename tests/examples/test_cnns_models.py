@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
-from support import cnns
+from examples import cnn_programs as cnns
 
 from popdist_py import poptorch
 from popdist_py.popart import RecomputationType

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from support import cnns
+from examples import cnn_programs as cnns
 from support.models import quiet_options
 from torch import nn
 

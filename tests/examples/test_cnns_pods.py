@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from support import cnns
+from examples import cnn_programs as cnns
 from support.repository import ROOT
 
 COMMANDS = ROOT / "tests" / "sdk_programs" / "commands"

@@ -13,7 +13,7 @@ import sys
 from types import SimpleNamespace
 
 import pytest
-from support import cnns
+from examples import cnn_programs as cnns
 
 import popdist_py
 from popdist_py import checkpoint

@@ -11,7 +11,7 @@ import sys
 
 import pytest
 import torch
-from support import cnns
+from examples import cnn_programs as cnns
 
 import popdist_py
 

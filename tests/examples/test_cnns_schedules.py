@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from support import cnns
+from examples import cnn_programs as cnns
 
 KINDS = ("stepped", "cosine", "exponential", "polynomial_decay_lr")
 

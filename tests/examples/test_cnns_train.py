@@ -8,7 +8,7 @@ import shlex
 import signal
 
 import pytest
-from support import cnns
+from examples import cnn_programs as cnns
 
 pytestmark = pytest.mark.timeout(120)
 SHORT = (*cnns.TINY, "--batches-per-step", "1", "--no-validation", "--iterations", "2")

@@ -9,7 +9,7 @@ import xml.etree.ElementTree as ElementTree
 
 import pytest
 import torch
-from support import cnns
+from examples import cnn_programs as cnns
 
 pytestmark = pytest.mark.timeout(120)
 MARKS = {"training-loss", "training-accuracy", "validation-accuracy", "last-accuracy",

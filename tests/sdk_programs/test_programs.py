@@ -15,7 +15,7 @@ import torch
 from sdk_programs.running import plan, run_program
 from support.processes import survivors, wait_until
 from support.repository import ROOT
-from support.sdk_data import make_data
+from sdk_programs.data_sets import make_data
 
 from tools.pages.tutorials_catalog import COMMANDS, HERE, RUNS
 from tools.running.printed import comparable
