@@ -64,7 +64,7 @@ while kept.epoch < 2:
 Path(f"{{sys.argv[1]}}-{{popdist_py.getInstanceIndex()}}.json").write_text(json.dumps(seen))
 """
 
-pytestmark = [pytest.mark.examples, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.examples, pytest.mark.timeout(300)]
 
 
 @pytest.fixture(scope="module")
@@ -535,7 +535,7 @@ def test_loader_goes_on_with_the_same_pictures(datasets, tmp_path, instances, do
 
 @pytest.mark.long
 @pytest.mark.mpi
-@pytest.mark.timeout(150)
+@pytest.mark.timeout(300)
 def test_checkpoint_of_a_job_goes_on_with_the_same_pictures(tmp_path, poprun, script):
     data = tmp_path / "data"
     data.mkdir()

@@ -18,7 +18,7 @@ import popdist_py
 from examples import cnn_programs as cnns
 from popdist_py import checkpoint
 
-pytestmark = [pytest.mark.examples, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.examples, pytest.mark.timeout(300)]
 WORDS = (*cnns.TINY, "--optimiser", "momentum", "--logs-per-epoch", "2", "--ckpts-per-epoch", "0.5",
          "--epochs", "4", "--batches-per-step", "1")  # fmt: skip
 STEPS = 24

@@ -15,7 +15,7 @@ import torch
 import popdist_py
 from examples import cnn_programs as cnns
 
-pytestmark = [pytest.mark.examples, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.examples, pytest.mark.timeout(300)]
 # 26 images to validate with: no multiple of a batch.
 WORDS = (*cnns.TINY, "--optimiser", "momentum", "--epochs", "6", "--logs-per-epoch", "2",
          "--generated-samples", "26", "--valid-batch-size", "4")  # fmt: skip

@@ -11,7 +11,7 @@ import pytest
 
 from examples import cnn_programs as cnns
 
-pytestmark = [pytest.mark.examples, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.examples, pytest.mark.timeout(300)]
 SHORT = (*cnns.TINY, "--batches-per-step", "1", "--no-validation", "--iterations", "2")
 # With gradient accumulation, and without.
 PODS = {

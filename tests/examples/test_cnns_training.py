@@ -12,7 +12,7 @@ import torch
 
 from examples import cnn_programs as cnns
 
-pytestmark = [pytest.mark.examples, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.examples, pytest.mark.timeout(300)]
 MARKS = {"training-loss", "training-accuracy", "validation-accuracy", "last-accuracy",
          "learning-rate"}  # fmt: skip
 TRAIN = str(cnns.FOLDER / "train.py")

@@ -12,7 +12,7 @@ from support.repository import ROOT
 
 pytestmark = [
     pytest.mark.examples,
-    pytest.mark.timeout(120),
+    pytest.mark.timeout(300),
     # The program itself leaves this out: more workers than cores are what it tries.
     pytest.mark.filterwarnings("ignore:This DataLoader will create"),
 ]

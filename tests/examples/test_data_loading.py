@@ -19,7 +19,7 @@ from popdist_py.ipu.settings import Settings
 PROGRAM = ROOT / "examples" / "data_loading" / "data_loading.py"
 SMALL = ["--items", "32", "--side", "16", "--batch-size", "4", "--workers", "1"]
 
-pytestmark = [pytest.mark.examples, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.examples, pytest.mark.timeout(300)]
 
 
 @pytest.fixture

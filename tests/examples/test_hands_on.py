@@ -44,7 +44,7 @@ sys.argv[0] = {path!r}
 runpy.run_path({path!r}, run_name="__main__")
 """
 
-pytestmark = [pytest.mark.examples, pytest.mark.timeout(150)]
+pytestmark = [pytest.mark.examples, pytest.mark.timeout(300)]
 
 
 @pytest.fixture

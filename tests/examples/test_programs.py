@@ -86,7 +86,7 @@ SEARCHES = {
 # and run with `make test-examples`.
 ELSEWHERE = {"train.py", "course/speed_up.py", "course/lightning_example.py"}
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(300)
 
 
 @pytest.fixture(scope="module")

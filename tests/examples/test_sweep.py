@@ -29,7 +29,7 @@ if rate == 0.25:
 print(f"test accuracy {100 * rate:.1f} %")
 """
 
-pytestmark = [pytest.mark.examples, pytest.mark.mpi, pytest.mark.timeout(150)]
+pytestmark = [pytest.mark.examples, pytest.mark.mpi, pytest.mark.timeout(300)]
 
 
 @pytest.fixture

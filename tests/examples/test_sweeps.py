@@ -27,7 +27,7 @@ print(f"test accuracy {100 * rate:.1f} %")
 pytestmark = [
     pytest.mark.examples,
     pytest.mark.mpi,
-    pytest.mark.timeout(150),
+    pytest.mark.timeout(300),
     # Of Optuna and its storage, on new Pythons.
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
