@@ -5,7 +5,6 @@ What they print is compared with ``printed/``, of which the page docs/tutorials-
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import re
 import time
