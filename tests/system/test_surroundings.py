@@ -139,7 +139,7 @@ for size in (1, 1_000_000):
     theirs = MPI.COMM_WORLD.allreduce(1)
     print("total", total.min(), total.max(), theirs)
 """
-REFUSED = Path(__file__).with_name("refused_calls.py")
+REFUSED = Path(__file__).parents[1] / "support" / "refused_calls.py"
 TRACING = "ptrace,process_vm_readv,process_vm_writev,pidfd_getfd,pidfd_open,kcmp"
 
 
