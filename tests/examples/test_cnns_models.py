@@ -115,7 +115,7 @@ def test_a_resnet_for_cifar_computes_what_its_formula_says():
     ("model", "size", "theirs"),
     [
         ("resnet", "18", "resnet18"),
-        ("resnet", "50", "resnet50"),
+        pytest.param("resnet", "50", "resnet50", marks=pytest.mark.long),
         ("resnext", "50", "resnext50_32x4d"),
         ("efficientnet", "b0", "efficientnet_b0"),
     ],
@@ -358,8 +358,13 @@ def test_halves_train_as_floats_but_for_rounding(precision, norm):
     "words",
     [
         ("--model", "resnext", "--model-size", "11"),
-        ("--model", "efficientnet", "--model-size", "B0"),
-        ("--model-size", "18", "--dataset", "imagenet", "--group-norm"),
+        *(
+            pytest.param(words, marks=pytest.mark.long)
+            for words in (
+                ("--model", "efficientnet", "--model-size", "B0"),
+                ("--model-size", "18", "--dataset", "imagenet", "--group-norm"),
+            )
+        ),
     ],
 )
 @pytest.mark.parametrize("precision", ["16.16", pytest.param("32.32", marks=pytest.mark.long)])

@@ -255,7 +255,8 @@ def whole_job(shared_poprun, tmp_path_factory):
 
 
 @pytest.mark.mpi
-@pytest.mark.parametrize("how", ["stop", pytest.param("kill", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("how", ["stop", "kill"])
 def test_a_job_goes_on_to_the_same_bits(poprun, whole_job, tmp_path, how):
     job = poprun(*JOB, cnns.FOLDER / "train.py", *LARGER, "--log-dir", tmp_path, start=True)
     assert any(line.startswith("step 14 ") for line in job.stdout)

@@ -162,6 +162,7 @@ def test_another_configuration_than_the_runs_is_one_line(run, capsys, name):
     assert "was trained with none, whose options count: leave it out" in error
 
 
+@pytest.mark.long
 @pytest.mark.mpi
 def test_two_instances_find_the_same_accuracies(run, poprun, capsys):
     capsys.readouterr()

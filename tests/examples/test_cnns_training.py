@@ -78,6 +78,7 @@ def test_what_is_no_run_is_refused_in_one_line(finished, tmp_path, capsys):
     assert not (tmp_path / "curve.svg").exists()
 
 
+@pytest.mark.long
 def test_curve_of_a_training_of_its_own(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(cnns.module("curve"), "TRAINING", 128)
     monkeypatch.setattr(cnns.module("curve"), "TEST", 100)

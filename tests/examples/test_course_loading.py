@@ -240,6 +240,7 @@ def started(folder, *words, launcher=()):
     return done.stdout.splitlines()
 
 
+@pytest.mark.long
 @pytest.mark.mpi
 def test_instances_share_the_files(faces, tmp_path):
     lines = started(

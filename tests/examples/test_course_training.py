@@ -334,7 +334,7 @@ def test_three_launchers_start_the_same_training(poprun, data, tmp_path, strange
     assert "weights of the ranks differ by 0.0e+00" in output
 
 
-@pytest.mark.parametrize("barrier", [True, False])
+@pytest.mark.parametrize("barrier", [True, pytest.param(False, marks=pytest.mark.long)])
 def test_a_late_rank_is_waited_for_and_without_ddp_the_ranks_part(data, tmp_path, barrier):
     options = ("--without-ddp",) if barrier else ("--without-barrier",)
     output = launched(
@@ -368,6 +368,7 @@ def test_lightning_trains_on_one_and_two_instances(poprun, data):
         assert f"on {instances} rank(s)" in done.stdout
 
 
+@pytest.mark.long
 @pytest.mark.mpi
 def test_speed_up_measures_and_explains(tmp_path):
     done = subprocess.run(

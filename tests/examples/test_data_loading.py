@@ -181,6 +181,7 @@ def test_the_page_says_what_the_model_of_the_device_says(program):
         assert found == speeds
 
 
+@pytest.mark.long
 @pytest.mark.mpi
 def test_two_instances_are_one_measurement(poprun):
     words = [*SMALL, "--device-iterations", "2", "--steps", "2"]

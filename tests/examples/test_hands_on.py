@@ -186,13 +186,8 @@ def test_two_instances_have_the_loss_of_two_replicas(pictures, tmp_path, precisi
     assert float(losses[1]) < float(losses[0])
 
 
-@pytest.mark.parametrize(
-    "step",
-    [
-        *(pytest.param(step, marks=pytest.mark.long) for step in range(1, 5)),
-        5,
-    ],
-)
+@pytest.mark.long
+@pytest.mark.parametrize("step", range(1, 6))
 def test_every_step_learns_at_the_size_it_is_compared_at(module, pictures, step):
     compare = module("compare")
     args = compare.parse_arguments(["--data-dir", str(pictures), "--steps", "2"])
@@ -249,12 +244,13 @@ def test_ctrl_c_ends_a_training(start, pictures, send):
     assert "Traceback" not in said
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("send", "number"),
     [
-        pytest.param(os.kill, signal.SIGINT, marks=pytest.mark.long),
+        (os.kill, signal.SIGINT),
         (os.killpg, signal.SIGINT),
-        pytest.param(os.kill, signal.SIGTERM, marks=pytest.mark.long),
+        (os.kill, signal.SIGTERM),
     ],
 )
 def test_a_comparison_that_is_ended_ends_its_run(start, pictures, send, number):

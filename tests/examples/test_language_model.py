@@ -55,6 +55,7 @@ def test_model_learns(undisturbed):
     assert "\n".join(undisturbed[6:]).startswith("The ")
 
 
+@pytest.mark.long
 @pytest.mark.mpi
 def test_losses_are_the_same_however_replicas_are_split(poprun, undisturbed):
     done = poprun(*ONE, PROGRAM, *SMALL, timeout=150)

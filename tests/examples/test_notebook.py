@@ -54,6 +54,7 @@ def as_text(output):
 
 
 @pytest.mark.mpi
+@pytest.mark.long
 class TestTheNotebookRuns:
     @pytest.fixture
     def shown(self, cells):

@@ -253,6 +253,7 @@ def test_the_notebook_is_what_the_script_makes(example):
         assert (FOLDER / name).read_text() == text, f"run examples/pipelining/notebooks.py: {name}"
 
 
+@pytest.mark.long
 def test_the_notebook_runs(mnist):
     import nbformat
     from nbclient import NotebookClient
@@ -318,6 +319,7 @@ def test_two_instances_print_once(mnist, poprun):
     assert "Traceback" not in refused.stderr
 
 
+@pytest.mark.long
 def test_missing_data_are_made_and_told(example, tmp_path, capsys):
     program = example("mnist_pipeline")
     program.prepare_mnist(tmp_path / "new")
