@@ -9,7 +9,8 @@ from types import SimpleNamespace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support import cnns
+
+from examples import cnn_programs as cnns
 
 PODS = {
     "mk2_resnet50_mlperf_pod16_bs20": (20, 6, 16, 1920),
@@ -20,7 +21,7 @@ PODS = {
 }
 POD16 = "mk2_resnet50_mlperf_pod16_bs20"
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = [pytest.mark.examples, pytest.mark.timeout(120)]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -65,15 +66,31 @@ def sizes(args):
 
 
 def test_configurations_are_as_in_the_golden_file(golden):
-    """Every configuration with all options: a changed default or base shows in the file."""
-    names = configurations().names(cnns.FOLDER / "configs.yml")
-    found = {
-        name: configurations().to_dict(parsed("--config", name, "--data-dir", "data"))
-        for name in names
+    """The options of CIFAR-10 without a configuration, and what differs from them.
+
+    A changed default or base shows in the file.
+    """
+
+    def options(*words):
+        found = configurations().to_dict(parsed(*words, "--data-dir", "data"))
+        del found["config_path"]
+        return found
+
+    defaults = options("--dataset", "cifar-10")
+    lines = [f"{name}: {json.dumps(value)}" for name, value in defaults.items()]
+    others = {"imagenet": ("--dataset", "imagenet")} | {
+        name: ("--config", name) for name in configurations().names(cnns.FOLDER / "configs.yml")
     }
-    for options in found.values():
-        del options["config_path"]
-    golden("cnns_configurations.json", json.dumps(found, indent=1) + "\n")
+    for title, words in others.items():
+        found = options(*words)
+        assert found.keys() == defaults.keys()
+        lines += ["", f"[{title}]"]
+        lines += [
+            f"{name}: {json.dumps(value)}"
+            for name, value in found.items()
+            if value != defaults[name] and (name, value) != ("config", title)
+        ]
+    golden("cnns_configurations.txt", "\n".join(lines) + "\n")
 
 
 @pytest.mark.parametrize("name", PODS)

@@ -14,8 +14,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
-from support import cnns
 
+from examples import cnn_programs as cnns
 from popdist_py import poptorch
 
 PIXELS = 3 * 32 * 32
@@ -64,7 +64,7 @@ while kept.epoch < 2:
 Path(f"{{sys.argv[1]}}-{{popdist_py.getInstanceIndex()}}.json").write_text(json.dumps(seen))
 """
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = [pytest.mark.examples, pytest.mark.timeout(300)]
 
 
 @pytest.fixture(scope="module")
@@ -533,8 +533,9 @@ def test_loader_goes_on_with_the_same_pictures(datasets, tmp_path, instances, do
         assert same([*batches(resumed), *batches(resumed)], expected)
 
 
-@pytest.mark.sweep
-@pytest.mark.timeout(150)
+@pytest.mark.long
+@pytest.mark.mpi
+@pytest.mark.timeout(300)
 def test_checkpoint_of_a_job_goes_on_with_the_same_pictures(tmp_path, poprun, script):
     data = tmp_path / "data"
     data.mkdir()
@@ -561,7 +562,6 @@ def test_checkpoint_of_a_job_goes_on_with_the_same_pictures(tmp_path, poprun, sc
         assert seen(name, instances) == whole[3:]
 
 
-@pytest.mark.sweep
 def test_workers_load_the_same_and_their_errors_are_one_line(datasets, tmp_path, refuses):
     folders, _ = write_photographs(tmp_path, per_class=8)
     given = {"dataset": "imagenet", "image_size": 16}
@@ -858,7 +858,6 @@ def test_folder_without_data_is_told(datasets, tmp_path, refuses):
 # --- the sample -------------------------------------------------------------------------------
 
 
-@pytest.mark.sweep
 @pytest.mark.parametrize("name", ["cifar-10", "cifar-100", "imagenet", "imagenet-tfrecords"])
 def test_sample_is_a_data_set_and_is_made_once(datasets, tmp_path, capsys, name):
     main = cnns.module("datasets.sample").main

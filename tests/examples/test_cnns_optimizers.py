@@ -7,12 +7,13 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from support import cnns
 from support.models import quiet_options
 from torch import nn
 
+from examples import cnn_programs as cnns
 from popdist_py import poptorch
 
+pytestmark = [pytest.mark.examples, pytest.mark.timeout(120)]
 KINDS = {
     "SGD": poptorch.optim.SGD,
     "momentum": poptorch.optim.SGD,

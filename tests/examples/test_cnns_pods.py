@@ -9,15 +9,16 @@ import sys
 from pathlib import Path
 
 import pytest
-from support import cnns
 from support.repository import ROOT
+
+from examples import cnn_programs as cnns
 
 COMMANDS = ROOT / "tests" / "sdk_programs" / "commands"
 SMALL = ("--generated-data --generated-samples {images} --image-size 32 --model-size 18 "
          "--batch-size 2 --global-batch-size {images} --iterations 2 --no-validation "
          "--no-tensorboard --log-dir {folder}")  # fmt: skip
 
-pytestmark = [pytest.mark.mpi, pytest.mark.sweep, pytest.mark.timeout(280)]
+pytestmark = [pytest.mark.mpi, pytest.mark.long, pytest.mark.timeout(280)]
 
 
 def trained(command, folder):
@@ -54,7 +55,6 @@ def test_command_for_16_ipus_trains(tmp_path):
     assert re.search(r"step 2 \| epoch 2\.00 \| loss \d", shown), shown
 
 
-@pytest.mark.long
 def test_training_of_64_replicas_runs_on_one_host(tmp_path):
     """The text's four hosts with 8 instances each are one host with 4 instances here."""
     small = SMALL.format(images=128, folder=tmp_path / "logs")

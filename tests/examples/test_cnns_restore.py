@@ -13,12 +13,12 @@ import sys
 from types import SimpleNamespace
 
 import pytest
-from support import cnns
 
 import popdist_py
+from examples import cnn_programs as cnns
 from popdist_py import checkpoint
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = [pytest.mark.examples, pytest.mark.timeout(300)]
 WORDS = (*cnns.TINY, "--optimiser", "momentum", "--logs-per-epoch", "2", "--ckpts-per-epoch", "0.5",
          "--epochs", "4", "--batches-per-step", "1")  # fmt: skip
 STEPS = 24
@@ -88,9 +88,8 @@ def assert_alike(folder, whole):
 @pytest.mark.parametrize(
     "calls",
     [
-        14,
-        # The first call, the end of an epoch, and the last but one.
-        *(pytest.param(n, marks=pytest.mark.sweep) for n in (1, 12, 23)),
+        # The middle of an epoch, the first call, the end of an epoch, and the last call but one.
+        *(14, 1, 12, 23),
         *(
             pytest.param(n, marks=pytest.mark.long)
             for n in range(1, STEPS)
@@ -190,7 +189,6 @@ def test_more_epochs_and_other_logs_are_accepted(copy, capsys):
     assert "nothing is left to train after step 30: give more --epochs" in capsys.readouterr().out
 
 
-@pytest.mark.sweep
 def test_processes_that_load_images_make_no_difference(whole, tmp_path):
     folder = stopped_after(14, tmp_path, "--workers", "2")
     restore(folder, "--workers", "1")
@@ -208,7 +206,6 @@ def test_the_replicas_of_the_launcher_are_kept(tmp_path, monkeypatch):
     assert cnns.module("log").read_arguments(tmp_path)["replicas"] == 4
 
 
-@pytest.mark.sweep
 def test_other_replicas_keep_the_global_batch(tmp_path, capsys):
     words = ("--batch-size", "2", "--gradient-accumulation-count", "2", "--no-validation")
     found = train("--log-dir", tmp_path, *words)
@@ -258,13 +255,13 @@ def whole_job(shared_poprun, tmp_path_factory):
 
 
 @pytest.mark.mpi
-@pytest.mark.sweep
-@pytest.mark.parametrize("how", ["stop", pytest.param("kill", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("how", ["stop", "kill"])
 def test_a_job_goes_on_to_the_same_bits(poprun, whole_job, tmp_path, how):
     job = poprun(*JOB, cnns.FOLDER / "train.py", *LARGER, "--log-dir", tmp_path, start=True)
     assert any(line.startswith("step 14 ") for line in job.stdout)
     job.send_signal(signal.SIGTERM if how == "stop" else signal.SIGKILL)
-    said, _ = job.communicate(timeout=60)
+    said, _ = job.communicate(timeout=110)
     (cut,) = tmp_path.iterdir()
     words = [cnns.FOLDER / "restore.py", "--restore-path", cut]
     if how == "stop":
@@ -287,6 +284,6 @@ def test_a_program_alone_stops_at_a_checkpoint_too(tmp_path):
     ) as program:  # fmt: skip
         assert any(line.startswith("step 24 ") for line in program.stdout)
         program.send_signal(signal.SIGTERM)
-        said = program.communicate(timeout=60)[0]
+        said = program.communicate(timeout=110)[0]
     assert program.returncode == 75
     assert "stopped after step " in said

@@ -8,8 +8,10 @@ from types import SimpleNamespace
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from support import cnns
 
+from examples import cnn_programs as cnns
+
+pytestmark = [pytest.mark.examples, pytest.mark.timeout(120)]
 KINDS = ("stepped", "cosine", "exponential", "polynomial_decay_lr")
 
 

@@ -9,9 +9,10 @@ import xml.etree.ElementTree as ElementTree
 
 import pytest
 import torch
-from support import cnns
 
-pytestmark = pytest.mark.timeout(120)
+from examples import cnn_programs as cnns
+
+pytestmark = [pytest.mark.examples, pytest.mark.timeout(300)]
 MARKS = {"training-loss", "training-accuracy", "validation-accuracy", "last-accuracy",
          "learning-rate"}  # fmt: skip
 TRAIN = str(cnns.FOLDER / "train.py")
@@ -77,7 +78,7 @@ def test_what_is_no_run_is_refused_in_one_line(finished, tmp_path, capsys):
     assert not (tmp_path / "curve.svg").exists()
 
 
-@pytest.mark.sweep
+@pytest.mark.long
 def test_curve_of_a_training_of_its_own(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(cnns.module("curve"), "TRAINING", 128)
     monkeypatch.setattr(cnns.module("curve"), "TEST", 100)
@@ -106,7 +107,6 @@ def test_pipeline_is_trained_and_validated(tmp_path):
 
 
 @pytest.mark.mpi
-@pytest.mark.sweep
 @pytest.mark.parametrize(
     "norm",
     [("--BN-span", "4"), pytest.param(("--group-norm",), marks=pytest.mark.long)],

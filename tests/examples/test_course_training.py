@@ -25,7 +25,7 @@ MODULES = (
 )
 SMALL = ("--epochs", "1", "--items", "201", "--batch-size", "25")
 
-pytestmark = pytest.mark.timeout(100)
+pytestmark = [pytest.mark.examples, pytest.mark.timeout(300)]
 
 
 @pytest.fixture
@@ -69,8 +69,7 @@ def test_the_model_has_the_weights_that_it_says(course):
 
 def test_training_on_one_device(course, data, capsys):
     accuracy = course("fashion_mnist").main(["--data-dir", str(data), *SMALL])
-    assert 0 <= accuracy <= 100
-    assert "test accuracy" in capsys.readouterr().out
+    assert f"test accuracy {accuracy:.1f} %" in capsys.readouterr().out
 
 
 def test_a_stand_in_is_made_whole_or_not_at_all(course, tmp_path, monkeypatch):
@@ -287,83 +286,71 @@ def test_the_script_refuses_in_a_line(tmp_path, name, value, said):
     assert done.stderr.count("\n") == 1
 
 
-@pytest.mark.sweep
-def test_the_script_runs_in_a_path_with_blanks(data, tmp_path):
-    """And without torchrun: nothing but bash, Python and dirname is looked for on PATH."""
+@pytest.fixture
+def strange_place(tmp_path):
+    """Return the script in a path with blanks, and a PATH with bash, dirname and Python only."""
     folder = tmp_path / "with blanks"
-    (folder / "some where").mkdir(parents=True)
-    (folder / "examples").symlink_to(ROOT / "examples")
     commands = folder / "commands"
-    commands.mkdir()
+    commands.mkdir(parents=True)
+    (folder / "examples").symlink_to(ROOT / "examples")
     for name in ("bash", "dirname"):
         (commands / name).symlink_to(shutil.which(name))
     (commands / "python").symlink_to(sys.executable)
-    done = subprocess.run(
-        [str(folder / "examples" / "course" / "distributed_example.sh"), "--data-dir", str(data),
-         *SMALL],
-        cwd=folder / "some where", capture_output=True, text=True, timeout=60, check=False,
-        env={**os.environ, "PATH": str(commands), "PYTHON": sys.executable},
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    assert "on 2 rank(s)" in done.stdout
+    return folder / "examples" / "course" / "distributed_example.sh", commands
 
 
-def launched(launcher: str, poprun, folder: Path, *arguments: str) -> str:
+def launched(launcher: str, poprun, folder: Path, *arguments: str, script=None, path=None) -> str:
     """Run distributed_example.py on two processes, from another folder, and return its output."""
     program = COURSE / "distributed_example.py"
     if launcher == "poprun-py":
         done = poprun("-n", "2", "--num-replicas", "2", "--output", "plain", program, *arguments)
     else:
         words = {
-            "sh": [COURSE / "distributed_example.sh"],
+            "sh": [script or COURSE / "distributed_example.sh"],
             "torchrun": [sys.executable, "-m", "torch.distributed.run", "--standalone",
                          "--nproc-per-node", "2", program],
         }[launcher]  # fmt: skip
         done = subprocess.run(
-            [*map(str, words), *arguments], cwd=folder, capture_output=True, text=True, timeout=60,
-            check=False, env={**os.environ, "PYTHON": sys.executable, "OMP_NUM_THREADS": "1"},
+            [*map(str, words), *arguments], cwd=folder, capture_output=True, text=True, timeout=110,
+            check=False,
+            env={**os.environ, "PYTHON": sys.executable, "OMP_NUM_THREADS": "1",
+                 "PATH": str(path or os.environ["PATH"])},
         )  # fmt: skip
     assert done.returncode == 0, done.stderr
     return done.stdout
 
 
 @pytest.mark.mpi
-@pytest.mark.sweep
-def test_three_launchers_start_the_same_training(poprun, data, tmp_path):
+def test_three_launchers_start_the_same_training(poprun, data, tmp_path, strange_place):
+    """The script needs no torchrun, and works in a path with blanks."""
     arguments = ("--data-dir", str(data), *SMALL, "--show-samples")
-    outputs = {
-        launched(launcher, poprun, tmp_path, *arguments)
-        for launcher in ("sh", "torchrun", "poprun-py")
+    script, path = strange_place
+    (output,) = {
+        launched("sh", None, tmp_path, *arguments, script=script, path=path),
+        launched("torchrun", None, tmp_path, *arguments),
+        launched("poprun-py", poprun, tmp_path, *arguments),
     }
-    (output,) = outputs
     assert "together 201 of 201 samples; 1 given twice" in output
     assert "weights of the ranks differ by 0.0e+00" in output
 
 
-@pytest.mark.sweep
-def test_without_ddp_the_ranks_part(data, tmp_path):
-    output = launched("sh", None, tmp_path, "--data-dir", str(data), *SMALL, "--without-ddp")
-    assert float(re.search(r"differ by (\S+) at most", output)[1]) > 1e-4
-
-
-@pytest.mark.sweep
-@pytest.mark.parametrize("barrier", [True, False])
-def test_who_comes_late_is_waited_for(data, tmp_path, barrier):
-    options = () if barrier else ("--without-barrier",)
+@pytest.mark.parametrize("barrier", [True, pytest.param(False, marks=pytest.mark.long)])
+def test_a_late_rank_is_waited_for_and_without_ddp_the_ranks_part(data, tmp_path, barrier):
+    options = ("--without-ddp",) if barrier else ("--without-barrier",)
     output = launched(
-        "sh", None, tmp_path, "--data-dir", str(data), *SMALL, "--late-rank", "2", *options
+        "sh", None, tmp_path, "--data-dir", str(data), *SMALL, "--late-rank", "5", *options
     )
     waited = re.search(r"rank 0: (\S+) s in the barrier, (\S+) s in the first step", output)
     in_barrier, in_step = map(float, waited.groups())
-    assert (in_barrier > 1.5) == barrier
-    assert (in_step > 1.5) != barrier
+    assert (in_barrier if barrier else in_step) > 1.5
+    difference = float(re.search(r"differ by (\S+)", output)[1])
+    assert (difference > 1e-4) == barrier
 
 
-@pytest.mark.sweep
 def test_a_failing_rank_ends_the_script(tmp_path):
     done = subprocess.run(
         [str(COURSE / "distributed_example.sh"), "--data-dir", "/proc/nowhere"], cwd=tmp_path,
-        capture_output=True, text=True, timeout=60, check=False,
+        capture_output=True, text=True, timeout=110, check=False,
         env={**os.environ, "PYTHON": sys.executable},
     )  # fmt: skip
     assert done.returncode == 1
@@ -372,7 +359,6 @@ def test_a_failing_rank_ends_the_script(tmp_path):
 
 
 @pytest.mark.mpi
-@pytest.mark.sweep
 def test_lightning_trains_on_one_and_two_instances(poprun, data):
     pytest.importorskip("pytorch_lightning", reason="Lightning is not installed")
     arguments = (COURSE / "lightning_example.py", "--data-dir", data, *SMALL)
@@ -382,12 +368,13 @@ def test_lightning_trains_on_one_and_two_instances(poprun, data):
         assert f"on {instances} rank(s)" in done.stdout
 
 
+@pytest.mark.long
 @pytest.mark.mpi
-@pytest.mark.sweep
 def test_speed_up_measures_and_explains(tmp_path):
     done = subprocess.run(
-        [sys.executable, str(COURSE / "speed_up.py"), "--quick", "--json", "--batch-size", "16"],
-        cwd=tmp_path, capture_output=True, text=True, timeout=90, check=False,
+        [sys.executable, str(COURSE / "speed_up.py"), "--json", "--batch-size", "8", "--steps", "1",
+         "--repetitions", "1"],
+        cwd=tmp_path, capture_output=True, text=True, timeout=110, check=False,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr

@@ -44,7 +44,7 @@ sys.argv[0] = {path!r}
 runpy.run_path({path!r}, run_name="__main__")
 """
 
-pytestmark = pytest.mark.timeout(150)
+pytestmark = [pytest.mark.examples, pytest.mark.timeout(300)]
 
 
 @pytest.fixture
@@ -81,6 +81,19 @@ def run(words, **environ):
         [sys.executable, *map(str, words)], capture_output=True, text=True, timeout=140,
         check=False, env={**os.environ, "OMP_NUM_THREADS": "1", **environ},
     )  # fmt: skip
+
+
+def test_commands_of_the_session_are_read_as_it_shows(module):
+    text = (ROOT / "tests/sdk_programs/commands/hands_on.sh").read_text().replace("\\\n", "")
+    commands = [line.split() for line in text.splitlines()]
+    assert {tuple(words[:2]) for words in commands} == {("python", "main.py")}
+    found = [module("main").parse_arguments(words[2:]) for words in commands]
+    assert [one.precision for one in found] == ["32.32"] + ["16.16"] * 5
+    assert [one.epochs for one in found] == [1] + [5] * 5
+    assert [one.gradient_accumulation for one in found] == [3, 3, 8, 8, 8, 8]
+    assert [one.device_iterations for one in found] == [1, 1, 1, 4, 4, 4]
+    assert [one.eight_bit_io for one in found] == [False] * 4 + [True] * 2
+    assert [one.async_dataloader for one in found] == [False] * 5 + [True]
 
 
 def test_arguments_are_printed_as_the_session_does(module):
@@ -132,7 +145,7 @@ def test_missing_pictures_are_made_and_those_on_disk_are_read(module, tmp_path, 
         utils.training_set(tmp_path / "new", transform)
 
 
-@pytest.mark.parametrize("precision", ["32.32", pytest.param("16.16", marks=pytest.mark.sweep)])
+@pytest.mark.parametrize("precision", ["32.32", "16.16"])
 def test_training_prints_the_session_s_lines(module, pictures, precision, capsys, tmp_path):
     times = tmp_path / "times.json"
     words = [*CUT, "--data-dir", pictures, "--precision", precision, "--times", times]
@@ -145,7 +158,6 @@ def test_training_prints_the_session_s_lines(module, pictures, precision, capsys
     assert json.loads(times.read_text())["samples"] == 6
 
 
-@pytest.mark.sweep
 def test_the_session_s_first_command_is_refused_before_it_trains(pictures):
     done = run([FOLDER / "main.py", *FULL, "--data-dir", pictures])
     assert done.returncode == 1
@@ -156,8 +168,8 @@ def test_the_session_s_first_command_is_refused_before_it_trains(pictures):
 
 
 @pytest.mark.mpi
-@pytest.mark.sweep
-@pytest.mark.parametrize("precision", ["32.32", pytest.param("16.16", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("precision", ["32.32", "16.16"])
 def test_two_instances_have_the_loss_of_two_replicas(pictures, tmp_path, precision):
     program = tmp_path / "same_pictures.py"
     program.write_text(SAME_PICTURES.format(path=str(FOLDER / "main.py")))
@@ -174,13 +186,8 @@ def test_two_instances_have_the_loss_of_two_replicas(pictures, tmp_path, precisi
     assert float(losses[1]) < float(losses[0])
 
 
-@pytest.mark.parametrize(
-    "step",
-    [
-        pytest.param(step, marks=pytest.mark.sweep if step in (1, 5) else pytest.mark.long)
-        for step in range(1, 6)
-    ],
-)
+@pytest.mark.long
+@pytest.mark.parametrize("step", range(1, 6))
 def test_every_step_learns_at_the_size_it_is_compared_at(module, pictures, step):
     compare = module("compare")
     args = compare.parse_arguments(["--data-dir", str(pictures), "--steps", "2"])
@@ -193,7 +200,6 @@ def test_every_step_learns_at_the_size_it_is_compared_at(module, pictures, step)
     assert len(losses) == 3
 
 
-@pytest.mark.sweep
 def test_a_loss_that_overflows_is_explained(module, pictures, capsys):
     words = [*CUT, "--data-dir", str(pictures), "--precision", "16.16", "--steps", "3"]
     ((loss, _),) = module("main").main(words)
@@ -215,14 +221,14 @@ def start():
 
     call.mark = f"HANDS_ON_TEST={mark}"
     yield call
-    wait_until(lambda: not survivors(call.mark), 15, "processes of the session are left")
+    wait_until(lambda: not survivors(call.mark), 30, "processes of the session are left")
 
 
 @pytest.mark.parametrize(
     "send",
     [
         pytest.param(os.kill, marks=pytest.mark.long),
-        pytest.param(os.killpg, marks=pytest.mark.sweep),
+        os.killpg,
     ],
 )
 def test_ctrl_c_ends_a_training(start, pictures, send):
@@ -232,18 +238,19 @@ def test_ctrl_c_ends_a_training(start, pictures, send):
     )  # fmt: skip
     assert any("Epoch 01] loss" in line for line in program.stdout)
     send(program.pid, signal.SIGINT)
-    _, said = program.communicate(timeout=30)
+    _, said = program.communicate(timeout=60)
     assert program.returncode == 130
     assert "main.py: interrupted" in said.splitlines()
     assert "Traceback" not in said
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("send", "number"),
     [
-        pytest.param(os.kill, signal.SIGINT, marks=pytest.mark.long),
-        pytest.param(os.killpg, signal.SIGINT, marks=pytest.mark.sweep),
-        pytest.param(os.kill, signal.SIGTERM, marks=pytest.mark.long),
+        (os.kill, signal.SIGINT),
+        (os.killpg, signal.SIGINT),
+        (os.kill, signal.SIGTERM),
     ],
 )
 def test_a_comparison_that_is_ended_ends_its_run(start, pictures, send, number):
@@ -252,7 +259,7 @@ def test_a_comparison_that_is_ended_ends_its_run(start, pictures, send, number):
     )
     wait_until(lambda: len(survivors(start.mark)) >= 3, 60)  # itself, main.py, and its loader
     send(program.pid, number)
-    _, said = program.communicate(timeout=40)
+    _, said = program.communicate(timeout=60)
     assert program.returncode == 128 + number
     assert "Traceback" not in said
     assert said.count("interrupted") == (number == signal.SIGINT)
@@ -302,7 +309,6 @@ def test_several_instances_do_not_compare(module, monkeypatch):
         compare.main([])
 
 
-@pytest.mark.sweep
 def test_a_step_that_fails_is_a_row_with_its_reason(module, capsys):
     rows = module("compare").main(["--only", "half", "--steps", "1", "--data-dir", "/dev/null/x"])
     assert len(rows) == 1

@@ -29,7 +29,7 @@ EXACT = (
 TWO = ("-n", "2", "--num-replicas", "4", *EXACT)
 ONE = ("--num-replicas", "4", *EXACT)
 
-pytestmark = pytest.mark.timeout(200)
+pytestmark = [pytest.mark.examples, pytest.mark.timeout(200)]
 
 
 def told(output: str) -> list[str]:
@@ -46,7 +46,6 @@ def undisturbed(shared_poprun):
 
 
 @pytest.mark.mpi
-@pytest.mark.sweep
 def test_model_learns(undisturbed):
     losses = [re.search(r"step +(\d+)  loss ([\d.]+)  validation ([\d.]+)", x) for x in undisturbed]
     steps = [(int(m[1]), float(m[2]), float(m[3])) for m in losses if m]
@@ -56,7 +55,7 @@ def test_model_learns(undisturbed):
     assert "\n".join(undisturbed[6:]).startswith("The ")
 
 
-@pytest.mark.sweep
+@pytest.mark.long
 @pytest.mark.mpi
 def test_losses_are_the_same_however_replicas_are_split(poprun, undisturbed):
     done = poprun(*ONE, PROGRAM, *SMALL, timeout=150)
@@ -65,7 +64,7 @@ def test_losses_are_the_same_however_replicas_are_split(poprun, undisturbed):
 
 
 @pytest.mark.mpi
-@pytest.mark.sweep
+@pytest.mark.long
 def test_stopped_training_goes_on_where_it_was(poprun, undisturbed, tmp_path):
     words = (*TWO, PROGRAM, *SMALL, "--checkpoints", "c", "--save-every", "1000",
              "--metrics", "metrics.csv")  # fmt: skip

@@ -13,7 +13,7 @@ from support.repository import ROOT
 
 FOLDER = ROOT / "examples" / "notebook"
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.examples, pytest.mark.timeout(300)]
 
 
 def test_the_notebook_is_what_the_script_makes(monkeypatch):
@@ -34,7 +34,7 @@ def cells(tmp_path_factory):
     where = {"metadata": {"path": str(tmp_path_factory.mktemp("notebook"))}}
     environ = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", name: value}
     NotebookClient(notebook, timeout=200, resources=where).execute(env=environ)
-    wait_until(lambda: not survivors(f"{name}={value}"), 10, "processes of the notebook are left")
+    wait_until(lambda: not survivors(f"{name}={value}"), 30, "processes of the notebook are left")
     return [
         (cell.source, "\n".join(map(as_text, cell.outputs)))
         for cell in notebook.cells
@@ -54,7 +54,7 @@ def as_text(output):
 
 
 @pytest.mark.mpi
-@pytest.mark.sweep
+@pytest.mark.long
 class TestTheNotebookRuns:
     @pytest.fixture
     def shown(self, cells):

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from support.repository import ROOT
 
-pytestmark = pytest.mark.mpi
+pytestmark = [pytest.mark.examples, pytest.mark.mpi]
 
 DDP, MPI = ROOT / "examples" / "ddp.py", ROOT / "examples" / "mpi.py"
 TWO = ("-n", "2", "--output", "plain")
@@ -44,7 +44,6 @@ def unless_torch_aborts(run):
     return done
 
 
-@pytest.mark.sweep
 def test_ddp_trains_as_under_torchrun(poprun):
     here = unless_torch_aborts(lambda: poprun(*TWO, *ONE_THREAD, DDP, "--epochs", "3"))
     assert here.returncode == 0, here.stderr

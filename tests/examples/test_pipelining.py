@@ -24,7 +24,7 @@ _SMALL = (
 )  # fmt: skip
 _ONE_STEP = (*_SMALL, "--epochs", "1", "--steps", "1")
 
-pytestmark = pytest.mark.timeout(150)
+pytestmark = [pytest.mark.examples, pytest.mark.timeout(150)]
 
 
 @pytest.fixture(scope="module")
@@ -96,7 +96,6 @@ def test_pipelined_training_learns_digits(trained):
     assert trained.accuracy > 80
 
 
-@pytest.mark.sweep
 def test_sharded_training_gives_the_same_weights(example, mnist, trained):
     words = [*_SMALL, "--strategy", "sharded", "--offload-optimiser", "--data-dir", str(mnist)]
     other = example("mnist_pipeline").main(words)
@@ -254,7 +253,7 @@ def test_the_notebook_is_what_the_script_makes(example):
         assert (FOLDER / name).read_text() == text, f"run examples/pipelining/notebooks.py: {name}"
 
 
-@pytest.mark.sweep
+@pytest.mark.long
 def test_the_notebook_runs(mnist):
     import nbformat
     from nbclient import NotebookClient
@@ -278,20 +277,17 @@ def test_the_notebook_runs(mnist):
     assert any("Accuracy on test set" in text for text in outputs)
 
 
-@pytest.mark.sweep
-@pytest.mark.parametrize("name", ["walkthrough.py", "walkthrough_code_only.py"])
-def test_the_walkthrough_is_a_script_too(mnist, tmp_path, name):
+def test_the_walkthrough_without_its_text_is_a_script_too(mnist, tmp_path):
     words = (
         "--epochs", "1", "--batch-size", "4", "--gradient-accumulation", "7",
         "--training-iterations", "4", "--test-batch-size", "4", "--inference-iterations", "8",
         "--workers", "1", "--steps", "2",
     )  # fmt: skip
-    done = run(tmp_path, FOLDER / name, *words, "--data-dir", mnist)
+    done = run(tmp_path, FOLDER / "walkthrough_code_only.py", *words, "--data-dir", mnist)
     assert "Epoch 1/1\n" in done.stdout
     assert "Accuracy on test set" in done.stdout
 
 
-@pytest.mark.sweep
 def test_commands_of_the_tutorial(mnist, tmp_path):
     """Debug messages, and a profile with a timeline; the data are where they are looked for."""
     (tmp_path / "mnist_data").symlink_to(mnist)
@@ -323,7 +319,7 @@ def test_two_instances_print_once(mnist, poprun):
     assert "Traceback" not in refused.stderr
 
 
-@pytest.mark.sweep
+@pytest.mark.long
 def test_missing_data_are_made_and_told(example, tmp_path, capsys):
     program = example("mnist_pipeline")
     program.prepare_mnist(tmp_path / "new")

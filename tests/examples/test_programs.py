@@ -1,126 +1,214 @@
-"""What holds for every program of the examples: its help, and errors of one line."""
+"""Every program of the examples runs once with small sizes; `make test-examples` shows more of it.
+
+``test_option_errors`` has the help and the errors of all programs, and each example has a file of
+its own with what it computes.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import io
 import re
+import runpy
+import sys
 
 import pytest
-from support.forks import forks
+from examples.forks import forks
 from support.processes import remove_surroundings
 from support.repository import ROOT
 
+from examples.common import sample_data
+
 EXAMPLES = ROOT / "examples"
-PROGRAMS = sorted(
-    path.relative_to(EXAMPLES)
+PROGRAMS = {
+    str(path.relative_to(EXAMPLES))
     for path in EXAMPLES.rglob("*.py")
     if "__pycache__" not in path.parts and '__name__ == "__main__"' in path.read_text()
+}
+ONE_EPOCH = "--data-dir {data} --epochs 1 --items 50 --batch-size 25"
+PIPELINE = (
+    "--data-dir {data} --batch-size 4 --gradient-accumulation 7 --test-batch-size 4 "
+    "--inference-iterations 4 --epochs 1 --workers 0 --steps 1"
 )
-# What no program can do anything with, by the option it has; the first that it has is tried.
-BAD = {
-    "--batch-size": "0",
-    "--micro-batch": "0",
-    "--micro-batches": "0",
-    "--epochs": "0",
-    "--steps": "none",
-    "--workers": "-1",
-    "-num_workers": "-1",
-    "--size": "2.5",
-    "--items": "0",
-    "--samples": "0",
-    "--repeats": "0",
-    "--repetitions": "0",
-    "--seconds": "0",
-    "--learning-rates": "-1",
-    "--learning-rate": "-1",
-    "--training": "0",
-    "--format": "none",
+TRAINING = (
+    "--generated-data --generated-samples 24 --image-size 8 --model-size 8 --batch-size 4 "
+    "--precision 32.32 --seed 3 --no-tensorboard --epochs 2 --log-dir ."
+)
+# Arguments of each program, and a pattern that finds the result in what it prints.
+ALONE = {
+    "cnns/datasets/sample.py": ("cifar-10 . --training 100 --test 100", "is in .*cifar-10"),
+    "common/notebooks.py": ("{script}", r"made: \S+script\.ipynb"),
+    "common/sample_data.py": ("cifar10 new --training 50 --test 20", "cifar10 is in new"),
+    "course/data_parallel.py": (
+        "--data-dir {data} --batch-size 8 --figure figure.svg", r"forward: 6 = 3 x M",
+    ),
+    "course/distributed_example.py": (ONE_EPOCH, r"on 1 rank\(s\)"),
+    "course/fashion_mnist.py": (ONE_EPOCH, r"test accuracy \d"),
+    "course/lfw_dataset.py": (
+        "-path_to_folder {faces} -visualize_batch -output batch.png", "the batch is in batch.png",
+    ),
+    "course/sample_faces.py": ("faces", "404 pictures are now in faces"),
+    "data_loading/data_loading.py": (
+        "--items 32 --side 16 --batch-size 4 --workers 1 --synthetic-data",
+        r"synthetic data +[\d,]+",
+    ),
+    "data_loading/figures.py": ("batching figure.svg", ""),
+    "hands_on/compare.py": ("--steps 0 --only async --figure figure.svg", "modelled"),
+    "hands_on/main.py": (
+        "--data-dir {data} --precision 32.32 --model resnet18 --side 16 --batch-size 2 --steps 1 "
+        "--epochs 1",
+        r"\[Epoch 01\] loss: \d+\.\d{3}, acc: \d",
+    ),
+    "language_model.py": (
+        "--text {text} --steps 2 --width 16 --layers 1 --heads 2 --context 8 --sample 5 "
+        "--replicas 2 --validate-every 2",
+        r"step +2  loss \d.* validation \d",
+    ),
+    "pipelining/figures.py": ("ramp-up --output figure.svg", ""),
+    "pipelining/mnist_pipeline.py": (
+        PIPELINE + " --device-iterations 4", r"Accuracy on test set: \d",
+    ),
+    "pipelining/notebooks.py": ("made", "made: walkthrough.ipynb, walkthrough_code_only.py"),
+    "pipelining/walkthrough.py": (
+        PIPELINE + " --training-iterations 4", r"Accuracy on test set: \d",
+    ),
+}  # fmt: skip
+AFTER_A_TRAINING = {
+    "cnns/train.py", "cnns/restore.py", "cnns/validation.py", "cnns/weight_avg.py", "cnns/curve.py",
+}  # fmt: skip
+JOBS = {"ddp.py", "mpi.py", "course/speed_up_instance.py"}
+SEARCHES = {
+    "sweep.py": "--learning-rates 0.25 --csv trials.csv --program {trial}",
+    "sweeps/optuna_study.py": "--trials 1 --epochs 1 --jobs 1",
+    "sweeps/submitit_jobs.py": "--learning-rates 0.25 --program {trial}",
 }
-# Files and folders that are refused, in a folder that has file.txt and folder.
-PLACES = [
-    ("sweep.py", "--program", "missing.py"),
-    ("sweep.py", "--program", "folder"),
-    ("sweep.py", "--csv", "folder"),
-    ("sweep.py", "--csv", "file.txt/trials.csv"),
-    ("sweeps/submitit_jobs.py", "--program", "missing.py"),
-    ("sweeps/submitit_jobs.py", "--folder", "file.txt"),
-    ("sweeps/submitit_jobs.py", "--folder", "file.txt/tasks"),
-    ("sweeps/optuna_study.py", "--storage", "folder"),
-    ("sweeps/optuna_study.py", "--storage", "file.txt"),
-    ("language_model.py", "--text", "missing.txt"),
-    ("language_model.py", "--text", "file.txt"),
-    ("language_model.py", "--metrics", "folder"),
-    ("language_model.py", "--checkpoints", "file.txt"),
-]
-WITHOUT_NUMBERS = ("common/notebooks.py", "course/sample_faces.py", "pipelining/notebooks.py")
-# What a program needs beside its options.
-NEEDED = {
-    "common/notebooks.py": ("script.py",),
-    "common/sample_data.py": ("mnist", "data"),
-    "cnns/datasets/sample.py": ("cifar-10", "data"),
-}
-_DONE: dict = {}
+# tests/system runs train.py. The others start jobs of their own that take long, or need Lightning,
+# and run with `make test-examples`.
+ELSEWHERE = {"train.py", "course/speed_up.py", "course/lightning_example.py"}
 
-pytestmark = pytest.mark.timeout(60)
-every_program = pytest.mark.parametrize("path", PROGRAMS, ids=str)
+pytestmark = pytest.mark.timeout(300)
 
 
 @pytest.fixture(scope="module")
-def processes(tmp_path_factory):
+def processes():
     with pytest.MonkeyPatch.context() as patch:
         remove_surroundings(patch)
-        with forks(ROOT, tmp_path_factory.mktemp("programs")) as found:
+        with forks(ROOT) as found:
             yield found
 
 
-@pytest.fixture
-def run(processes):
-    """Run a program, once with the same words; it may not show a traceback."""
+@pytest.fixture(scope="module")
+def places(tmp_path_factory):
+    """Make small data sets and files, by the names that the arguments use."""
+    folder = tmp_path_factory.mktemp("data")
+    sample_data.make_fashion_mnist(folder, training=60, test=20)
+    sample_data.make_mnist(folder, 120, 40)
+    sample_data.make_cifar10(folder, training=20, test=10)
+    (folder / "text").write_text("abcdefgh" * 100)
+    (folder / "trial.py").write_text("print('test accuracy 25.0 %')")
+    (folder / "script.py").write_text("# %% [markdown]\n# A title\n# %%\nprint(1)\n")
+    faces = folder / "faces" / "somebody"
+    faces.mkdir(parents=True)
+    image = pytest.importorskip("PIL.Image")
+    image.new("RGB", (40, 40), (60, 80, 120)).save(faces / "somebody_0001.jpg")
+    return {
+        "data": folder, "faces": faces.parent, "script": folder / "script.py",
+        "text": folder / "text", "trial": folder / "trial.py",
+    }  # fmt: skip
 
-    def call(path, *words):
-        done = _DONE.get((path, words))
-        if done is None:
-            done = _DONE[path, words] = processes.run(EXAMPLES / path, *words)
-        assert "Traceback" not in done.stderr, done.stderr
-        return done
+
+@pytest.fixture
+def run(processes, tmp_path):
+    """Run a program in the test's folder; it ends well."""
+
+    def call(program: str, *words: str) -> str:
+        done = processes.run(EXAMPLES / program, *words, folder=tmp_path)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
 
     return call
 
 
-def refused(done):
-    """A usage error: exit code 2, and one line that says what is wrong."""
-    assert (done.returncode, done.stdout) == (2, ""), done
-    assert re.fullmatch(r"[^\n]+\n", done.stderr), done.stderr
-    return done.stderr
+@pytest.mark.parametrize("program", ALONE)
+def test_a_program_runs_alone(program, run, places, tmp_path):
+    words, result = ALONE[program]
+    shown = run(program, *words.format(**places).split())
+    assert re.search(result, shown), shown
+    if "figure.svg" in words:
+        assert "</svg>" in (tmp_path / "figure.svg").read_text()
 
 
-@every_program
-def test_help_shows_an_example_of_use(path, run):
-    done = run(path, "--help")
-    assert (done.returncode, done.stderr) == (0, "")
-    described = " ".join(done.stdout.partition("\n\n")[2].split())  # without usage and line breaks
-    assert re.search(rf"\b(python|poprun-py)\b.* \S*{path.name}", described), done.stdout
+def test_cnns_are_trained_gone_on_with_validated_averaged_and_drawn(run, tmp_path):
+    shown = run("cnns/train.py", *TRAINING.split())
+    assert "RN8 on random images (cifar-10): 12 steps of 4 images" in shown
+    (folder,) = tmp_path.iterdir()
+    shown = run("cnns/restore.py", "--restore-path", str(folder), "--epochs", "3")
+    assert "resumed after step 12: " in shown
+    (accuracy,) = re.findall(r"epoch 3.* validation accuracy (\S+) %", shown)
+    validated = run("cnns/validation.py", "--restore-path", str(folder))
+    assert f"validation accuracy {accuracy} %" in validated
+    assert "weights.pt has the " in run("cnns/weight_avg.py", "--restore-path", str(folder))
+    figure = tmp_path / "curve.svg"
+    run("cnns/curve.py", str(folder), "--figure", str(figure))
+    assert "</svg>" in figure.read_text()
 
 
-@every_program
-def test_unknown_option_is_refused_in_one_line(path, run):
-    found = refused(run(path, *NEEDED.get(str(path), ()), "--no-such-option"))
-    assert "--no-such-option" in found or "required" in found
+@pytest.mark.mpi
+@pytest.mark.parametrize(
+    "program",
+    ["sweep.py", "sweeps/submitit_jobs.py",
+     # Its job trains with torch, which takes seven seconds of a core.
+     pytest.param("sweeps/optuna_study.py", marks=pytest.mark.examples)],
+)  # fmt: skip
+def test_a_search_starts_a_job_and_shows_its_accuracy(program, run, places):
+    words = f"{SEARCHES[program]} --num-instances 1 --num-replicas 1"
+    shown = run(program, *words.format(**places).split())
+    assert re.search(r"^best: .*\d", shown, re.MULTILINE), shown
 
 
-@every_program
-def test_bad_value_is_refused_in_one_line(path, run):
-    options = set(re.findall(r"(?<![\w-])--?[a-z][\w-]*", run(path, "--help").stdout))
-    if options <= {"-h", "--help"} or str(path) in WITHOUT_NUMBERS:
-        return
-    option = next((name for name in BAD if name in options), None)
-    assert option, f"{path} has none of {', '.join(BAD)}, but {', '.join(sorted(options))}"
-    found = refused(run(path, *NEEDED.get(str(path), ()), option, BAD[option]))
-    assert option in found
-    assert BAD[option] in found
+def _shown_by_programs(programs: list[tuple[str, ...]]) -> str:
+    """Run programs of the examples, one after the other; return what they print."""
+    import torch
+
+    threads, random, argv, path = (
+        torch.get_num_threads(), torch.get_rng_state(), sys.argv, list(sys.path),
+    )  # fmt: skip
+    modules = set(sys.modules)
+    try:
+        with contextlib.redirect_stdout(io.StringIO()) as shown:
+            for name, *words in programs:
+                program = EXAMPLES / name
+                sys.argv = [str(program), *words]
+                sys.path.insert(0, str(program.parent))
+                runpy.run_path(str(program), run_name="__main__")
+        return shown.getvalue()
+    finally:
+        torch.set_num_threads(threads)
+        torch.set_rng_state(random)
+        sys.argv, sys.path[:] = argv, path
+        for name in set(sys.modules) - modules:
+            if str(EXAMPLES) in str(getattr(sys.modules[name], "__file__", "")):
+                del sys.modules[name]
 
 
-@pytest.mark.parametrize(("path", "option", "given"), PLACES)
-def test_a_place_that_will_not_do_is_refused_in_one_line(path, option, given, run, tmp_path):
-    (tmp_path / "folder").mkdir()
-    (tmp_path / "file.txt").write_text("no study\n")
-    assert str(tmp_path / given) in refused(run(path, option, str(tmp_path / given)))
+@pytest.mark.mpi
+def test_programs_for_jobs_run_on_two_instances(instances):
+    programs = [
+        ("mpi.py", "--size", "12"),
+        ("ddp.py", "--epochs", "1"),
+        ("course/speed_up_instance.py", "--batch-size", "8", "--steps", "1"),
+    ]
+    assert {name for name, *_ in programs} == JOBS
+    first, second = instances.run(_shown_by_programs, programs)
+    for result in (
+        r"^12 x 12 points on 2 rank\(s\): \d+ iterations",
+        r"^test accuracy \d+\.\d % on 2 ranks$",
+        r'"with reduction": \d',
+    ):
+        assert len(re.findall(result, first, re.MULTILINE)) == 1, first
+    assert second == ""
+
+
+def test_no_program_is_left_out():
+    shown = {*ALONE, *AFTER_A_TRAINING, *JOBS, *SEARCHES, *ELSEWHERE}
+    assert shown == PROGRAMS

@@ -9,7 +9,7 @@ import sys
 import pytest
 from support.repository import ROOT
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = [pytest.mark.examples, pytest.mark.timeout(120)]
 DATA = ("--training", "50", "--test", "10")
 
 
@@ -71,7 +71,7 @@ def test_a_file_in_place_of_the_folder_above_is_an_error(shared, tmp_path):
         shared("running").make_once(tmp_path / "file" / "set", maker(""))
 
 
-@pytest.mark.parametrize("name", ["mnist", pytest.param("cifar10", marks=pytest.mark.sweep)])
+@pytest.mark.parametrize("name", ["mnist", "cifar10"])
 def test_data_that_is_there_stays_as_it_is(shared, tmp_path, capsys, name):
     main = shared("sample_data").main
     main([name, str(tmp_path), *DATA])
@@ -100,7 +100,7 @@ def test_ctrl_c_is_one_line_and_exit_code_130(rank, said):
         "run(lambda: os.kill(os.getpid(), signal.SIGINT))"
     )
     done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=30, check=False,
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False,
         cwd=ROOT / "examples", env={"RANK": rank},
     )  # fmt: skip
     assert (done.returncode, done.stdout, done.stderr) == (130, "", said)

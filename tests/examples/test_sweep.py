@@ -23,13 +23,13 @@ if rate > 1:
     raise ValueError("the loss is nan")
 if rate == 0.5:
     pathlib.Path("began").touch()
-    time.sleep(60)
+    time.sleep(600)
 if rate == 0.25:
     os.kill(os.getpid(), 9)
 print(f"test accuracy {100 * rate:.1f} %")
 """
 
-pytestmark = [pytest.mark.mpi, pytest.mark.timeout(150)]
+pytestmark = [pytest.mark.examples, pytest.mark.mpi, pytest.mark.timeout(300)]
 
 
 @pytest.fixture
@@ -45,11 +45,11 @@ def start(script, tmp_path):
         )  # fmt: skip
 
     yield call
-    wait_until(lambda: not survivors(f"{name}={value}"), 10, "processes of the sweep are left")
+    wait_until(lambda: not survivors(f"{name}={value}"), 30, "processes of the sweep are left")
 
 
 def test_every_way_to_end_has_a_row(start, tmp_path):
-    sweep = start("--learning-rates", 0.1, 2, 0.25, 0.5, 0.3, "--timeout", 2, "--epochs", 7)
+    sweep = start("--learning-rates", 0.1, 2, 0.25, 0.5, 0.3, "--timeout", 15, "--epochs", 7)
     stdout, stderr = sweep.communicate(timeout=100)
     assert sweep.returncode == 1, stderr
     assert stderr == ""
@@ -60,7 +60,7 @@ def test_every_way_to_end_has_a_row(start, tmp_path):
     assert re.search(r"10\.0 % +[\d.]+ +0$", rows["0.1"])
     assert re.search(r" - +[\d.]+ +1  instance [01]: ValueError: the loss is nan$", rows["2"])
     assert re.search(r" - +[\d.]+ +137  instance [01]: ", rows["0.25"])
-    assert re.search(r" - +[\d.]+ +124  the time limit of 2 s is over", rows["0.5"])
+    assert re.search(r" - +[\d.]+ +124  the time limit of 15 s is over", rows["0.5"])
     with (tmp_path / "sweep" / "trials.csv").open(newline="") as file:
         written = {row["learning_rate"]: row for row in csv.DictReader(file)}
     assert {rate: row["exit_code"] for rate, row in written.items()} == {
@@ -93,7 +93,7 @@ def test_ctrl_c_ends_the_job_and_the_sweep(start, tmp_path):
     sweep = start("--learning-rates", 0.5, 0.1)
     wait_until((tmp_path / "began").exists, 30)
     os.killpg(sweep.pid, signal.SIGINT)
-    _, stderr = sweep.communicate(timeout=30)
+    _, stderr = sweep.communicate(timeout=60)
     assert sweep.returncode == 130
     assert stderr == ""
     assert not (tmp_path / "sweep" / "learning-rate-0.1.log").exists()

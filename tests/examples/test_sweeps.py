@@ -25,8 +25,9 @@ print(f"test accuracy {100 * rate:.1f} %")
 """
 
 pytestmark = [
+    pytest.mark.examples,
     pytest.mark.mpi,
-    pytest.mark.timeout(150),
+    pytest.mark.timeout(300),
     # Of Optuna and its storage, on new Pythons.
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
@@ -54,13 +55,12 @@ def fake_training():
         for epoch in range(1, epochs + 1):
             print(f"epoch {epoch}: accuracy {100 * learning_rate:.2f} %", flush=True)
             if width == 60:
-                time.sleep(60 * (epoch == 2))
+                time.sleep(600 * (epoch == 2))  # the job is stopped, or the test is too late
         return 100 * learning_rate
 
     return train
 
 
-@pytest.mark.sweep
 def test_trials_end_in_every_way_and_the_study_goes_on(example, monkeypatch, tmp_path, capsys):
     program = example("optuna_study")
     monkeypatch.setattr(program, "train", fake_training())
@@ -69,9 +69,7 @@ def test_trials_end_in_every_way_and_the_study_goes_on(example, monkeypatch, tmp
     for rate, width in ((0.1, 10), (0.2, 11), (0.25, 12), (0.28, 13), (0.001, 60)):
         study.enqueue_trial({"learning_rate": rate, "width": width})
     words = ["--num-instances", "1", "--num-replicas", "1", "--storage", str(file), "--epochs", "4"]
-    began = time.monotonic()
     assert program.main([*words, "--trials", "5"]) == 0
-    assert time.monotonic() - began < 50  # the job of the pruned trial was stopped
     lines = capsys.readouterr().out.splitlines()
     assert "5 trials: 3 ended well, 1 pruned, 1 failed" in lines
     assert lines[-1] == "best: 25.0 % with learning rate 0.25000, width 12"
@@ -96,16 +94,16 @@ def test_ctrl_c_stops_the_jobs_and_the_study(tmp_path):
     try:
         wait_until(lambda: len(survivors(f"{name}={value}")) > 3, 30)  # a job has begun
         study.send_signal(signal.SIGINT)
-        stdout, stderr = study.communicate(timeout=60)
+        stdout, stderr = study.communicate(timeout=110)
     finally:
         study.kill()
     assert study.returncode == 130, stderr
     assert "Traceback" not in stderr
     assert "pruned   interrupted" in stdout
-    wait_until(lambda: not survivors(f"{name}={value}"), 10, "processes of the study are left")
+    wait_until(lambda: not survivors(f"{name}={value}"), 30, "processes of the study are left")
 
 
-@pytest.mark.sweep
+@pytest.mark.long
 def test_trials_share_a_pod(tmp_path):
     """Each takes all IPUs of the pod, so that one waits for the other."""
     environ = {

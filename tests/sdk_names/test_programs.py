@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
+import io
 import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from sdk_names.places import NAMES
+from sdk_names.places import NAMES, forget
 from support.repository import ROOT
 
 HERE = Path(__file__).parent
@@ -67,15 +69,17 @@ if __name__ == "__main__":
         hvd.init()
         options = popdist.poptorch.Options()
         assert (hvd.size(), hvd.rank()) == (popdist.getNumInstances(), popdist.getInstanceIndex())
+        replicas = popdist.getNumTotalReplicas()
     else:
-        options = poptorch.Options().replicationFactor(4)
+        replicas = 4
+        options = poptorch.Options().replicationFactor(replicas)
     options.showCompilationProgressBar(False)
     model = Model()
     torch.nn.init.constant_(model.layer.weight, 0.5)
     torch.nn.init.constant_(model.layer.bias, 0.0)
     data = torch.utils.data.TensorDataset(torch.arange(32.0).view(16, 2) / 16, torch.ones(16, 1))
     # All samples in every step: how they are shared out makes no difference.
-    loader = poptorch.DataLoader(options, data, batch_size=4)
+    loader = poptorch.DataLoader(options, data, batch_size=16 // replicas)
     optimizer = poptorch.optim.SGD(model.parameters(), lr=0.1)
     training = poptorch.trainingModel(model, options, optimizer)
     for _ in range(3):
@@ -92,11 +96,22 @@ if __name__ == "__main__":
 TRAINED = "1 steps, 0.776101\n"
 
 
+def _printed_by_training() -> str:
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        exec(TRAINING, {"__name__": "__main__"})
+    forget()
+    return printed.getvalue()
+
+
 @pytest.mark.mpi
-def test_a_program_of_the_sdk_runs_as_a_job(poprun, script):
-    # Replicas one after the other: finding the fastest way takes longer than these few steps.
-    loop = ("--env", 'POPTORCH_DEFAULT_OPTIONS={"Emulator.replicaExecution": "loop"}')
-    done = poprun("-n", 2, "--num-replicas", 4, "--output", "plain", *loop, script(TRAINING))
+def test_a_program_of_the_sdk_runs_on_two_instances(instances):
+    assert instances.run(_printed_by_training) == [TRAINED, ""]
+
+
+@pytest.mark.mpi
+@pytest.mark.sweep
+def test_a_program_of_the_sdk_is_started_by_the_launcher(poprun, script):
+    done = poprun("-n", 2, "--num-replicas", 4, "--output", "plain", script(TRAINING))
     assert (done.returncode, done.stdout) == (0, TRAINED), done.stderr
 
 

@@ -5,17 +5,16 @@ What they print is compared with ``printed/``, of which the page docs/tutorials-
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import re
 import time
 
 import pytest
 import torch
+from sdk_programs.data_sets import make_data
 from sdk_programs.running import plan, run_program
 from support.processes import survivors, wait_until
 from support.repository import ROOT
-from support.sdk_data import make_data
 
 from tools.pages.tutorials_catalog import COMMANDS, HERE, RUNS
 from tools.running.printed import comparable
@@ -35,7 +34,7 @@ def mark():
     """Give a variable for all processes of a program; afterwards none of them may be left."""
     name, value = "SDK_PROGRAMS_MARK", f"{os.getpid()}-{time.monotonic_ns()}"
     yield name, value
-    wait_until(lambda: not survivors(f"{name}={value}"), 15, "processes of the program are left")
+    wait_until(lambda: not survivors(f"{name}={value}"), 30, "processes of the program are left")
 
 
 def params():
@@ -52,7 +51,7 @@ def test_program_prints_what_the_page_says(run, data, tmp_path, mark, request):
         found = re.search(bound.pattern, text)
         assert found, text
         assert bound.low <= float(found[1]) <= bound.high, text
-    assert_equal_weights(tmp_path / "work" / "checkpoints")
+    assert_equal_weights(tmp_path / "work" / "checkpoints", run.saves)
     file = HERE / "printed" / f"{run.name}.txt"
     lines = [line.replace(str(tmp_path), "...").replace(str(ROOT), "...") for line in lines]
     if request.config.getoption("--rewrite-goldens"):
@@ -63,9 +62,10 @@ def test_program_prints_what_the_page_says(run, data, tmp_path, mark, request):
     assert comparable(lines, numbers_vary=vary) == comparable(expected, numbers_vary=vary)
 
 
-def assert_equal_weights(folder):
-    """Compare what the instances saved: weights, and not the statistics of batch norms."""
+def assert_equal_weights(folder, count):
+    """Compare the weights that instances saved, but for the statistics of batch norms."""
     saved = [torch.load(path)["model_state_dict"] for path in folder.glob("*.pt")]
+    assert len(saved) == count
     for other in saved[1:]:
         for name, value in saved[0].items():
             if "running" not in name and "num_batches" not in name:
@@ -81,6 +81,7 @@ def rows(table: str) -> list[list[str]]:
     ]
 
 
+@pytest.mark.examples
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda c: c.name)
 def test_command_line_of_the_launcher_is_planned(command, tmp_path, mark):
     shown, code = plan(
@@ -90,6 +91,7 @@ def test_command_line_of_the_launcher_is_planned(command, tmp_path, mark):
     assert tuple(map(len, rows(shown))) == command.rows
 
 
+@pytest.mark.examples
 @pytest.mark.parametrize("command", [c for c in COMMANDS if c.repaired], ids=lambda c: c.name)
 def test_what_is_repaired_would_not_be_planned_as_meant(command, tmp_path, mark):
     shown, code = plan(command, tmp_path, mark, dry_run="yes")
@@ -97,6 +99,7 @@ def test_what_is_repaired_would_not_be_planned_as_meant(command, tmp_path, mark)
     assert command.as_printed in shown
 
 
+@pytest.mark.examples
 def test_command_line_for_one_host_runs_a_stand_in(tmp_path, mark):
     command = COMMANDS[0]
     shown, code = plan(command, tmp_path, mark, oversubscribe="yes")
@@ -105,6 +108,7 @@ def test_command_line_for_one_host_runs_a_stand_in(tmp_path, mark):
     assert sorted(int(x) for pair in found for x in pair) == list(range(16))
 
 
+@pytest.mark.examples
 def test_printed_topology_is_the_launchers(poprun):
     done = poprun("--num-replicas", 8, "--num-instances", 2, "--print-topology=yes", "--dry-run",
                   "true")  # fmt: skip
@@ -139,35 +143,6 @@ def test_options_are_shown_with_the_values_that_the_notebook_shows():
     )
     assert options.outputMode(poptorch.OutputMode.All).output_mode == 2
     assert options.deviceIterations(10).device_iterations == 10
-
-
-def test_printed_arguments_of_the_hands_on_session_are_read_as_it_shows(monkeypatch):
-    path = HERE / "programs" / "hands_on" / "utils.py"
-    spec = importlib.util.spec_from_file_location("utils", path)
-    utils = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(utils)
-    text = (HERE / "commands" / "hands_on.sh").read_text().replace("\\\n", "")
-    found = []
-    for line in text.splitlines():
-        monkeypatch.setattr("sys.argv", line.split()[1:])
-        found.append(utils.parse_arguments())
-    assert repr(found[0]) == (
-        "Namespace(async_dataloader=False, batch_size=64, device_iterations=1, "
-        "eight_bit_io=False, epochs=1, gradient_accumulation=3, precision='32.32', replicas=1)"
-    )
-    assert repr(found[1]) == (
-        "Namespace(async_dataloader=False, batch_size=64, device_iterations=1, "
-        "eight_bit_io=False, epochs=5, gradient_accumulation=3, precision='16.16', replicas=1)"
-    )
-    assert [one.gradient_accumulation for one in found] == [3, 3, 8, 8, 8, 8]
-    assert [one.device_iterations for one in found] == [1, 1, 1, 4, 4, 4]
-    assert [one.eight_bit_io for one in found] == [False] * 4 + [True] * 2
-    assert [one.async_dataloader for one in found] == [False] * 5 + [True]
-
-
-def test_printed_class_with_dots_is_no_python():
-    with pytest.raises(SyntaxError):
-        compile("class MyDataset(Dataset):\n    def __init__(self, ...):\n        ...", "", "exec")
 
 
 def test_every_program_is_run():

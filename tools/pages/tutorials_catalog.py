@@ -35,7 +35,8 @@ class Run:
     ``command`` is what the reader types; the program stands in ``file``, below this folder.
     ``launcher`` are options of poprun-py, or none for a process alone; ``notebook`` runs the file
     as the cells of a notebook. ``text`` is what the tutorial shows, ``about`` says what is another
-    here. Of what it shows, the ``last`` lines count, or all with 0.
+    here. Of what it shows, the ``last`` lines count, or all with 0. The weights of ``saves``
+    instances are in checkpoints afterwards.
     """
 
     name: str
@@ -53,6 +54,7 @@ class Run:
     numbers_vary: bool = True
     within: tuple[Within, ...] = ()
     by_default: bool = False
+    saves: int = 0
 
     @property
     def words(self) -> list[str]:
@@ -252,12 +254,12 @@ RUNS = (
     Run(
         "popdist-training-alone", _MEMORY, "recreated/popdist_training.py",
         "python popdist_training.py --batch-size 4 --device-iterations 4 --epochs 1",
-        within=(Within(r"loss ([\d.]+)", 0, 20),), environ=_LOOP,
+        within=(Within(r"loss ([\d.]+)", 0, 20),), environ=_LOOP, saves=1,
     ),
     Run(
         "popdist-training", _MEMORY, "recreated/popdist_training.py",
         "python popdist_training.py --batch-size 4 --epochs 1",
-        launcher=("--num-instances", "2", "--num-replicas", "4"), environ=_LOOP,
+        launcher=("--num-instances", "2", "--num-replicas", "4"), environ=_LOOP, saves=2,
     ),
     Run(
         "bert-metrics-alone", _MEMORY, "recreated/bert_metrics.py", "python bert_metrics.py",

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from support import cnns
 
+from examples import cnn_programs as cnns
 from tools.pages.cnn_options import PAGE, page
 
 
