@@ -9,17 +9,20 @@ import os
 import time
 import weakref
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 from support.processes import wait_until
 
 import poprun_py
 from poprun_py import JobFailedError, StartError, TimeLimitError, UsageError
+from poprun_py.instance.own_host.host_folders import sweep
 from poprun_py.jobs import output, registry
 from poprun_py.jobs.screen import Echo
 
 pytestmark = pytest.mark.mpi
 
+FILES = Path("/proc/self/fd")
 TALKS = ("sh", "-c", "echo out $RANK; echo err $RANK >&2; exec sleep 100")
 
 
@@ -119,7 +122,7 @@ def test_stop_from_any_thread_and_again_and_how_it_ended():
 
 
 def test_a_stop_that_is_in_a_hurry_kills_what_does_not_end(tmp_path, capsys):
-    """The user's own folder keeps what ``output`` read; on the screen nothing was to be shown."""
+    """The user's own folder keeps the output, and the screen stays empty."""
     stubborn = ["sh", "-c", "trap '' TERM INT; echo up; while :; do sleep 0.1; done"]
     folder = tmp_path / "runs"
     with poprun_py.start(stubborn, share_cores=True, grace=100, output_dir=folder) as job:
@@ -142,12 +145,21 @@ def test_a_job_that_is_stopped_before_its_programs_run():
     assert job.status().exit_code == code
 
 
-def test_a_time_limit_is_told_with_the_result():
+def test_a_time_limit_is_told_and_the_folder_is_held_until_the_handle_is_closed(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    before = len(list(FILES.iterdir()))
     with poprun_py.start(["sleep", 100], timeout=0.2, share_cores=True) as job:
         with pytest.raises(TimeLimitError, match=r"the time limit of 0\.2 s is over") as caught:
             job.wait(60)
         assert caught.value.result.timed_out
         assert job.status().exit_code == 124
+        [folder] = tmp_path.iterdir()
+        sweep([str(tmp_path)])
+        assert folder.exists()
+    assert list(tmp_path.iterdir()) == []
+    assert len(list(FILES.iterdir())) <= before
 
 
 def test_a_killed_launcher_is_told_and_nothing_of_its_job_is_left():

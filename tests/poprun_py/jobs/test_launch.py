@@ -23,7 +23,7 @@ def test_numbers_and_paths_are_words_and_options_are_keywords(capsys):
     )  # fmt: skip
     assert result.exit_code == 0
     result.raise_for_failure()
-    # What print would write to, not descriptors 1 and 2.
+    # The output goes to sys.stdout, as that of print does, and not to descriptor 1.
     assert sorted(capsys.readouterr().out.splitlines()) == [
         "0 good day --lr 0.1 3",
         "1 good day --lr 0.1 3",

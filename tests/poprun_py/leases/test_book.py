@@ -263,7 +263,7 @@ def test_a_mutex_that_a_stranger_keeps_locked_is_waited_for_shortly_and_once(sha
             lease.name_run("run-7")
             with opened(folder) as book:
                 assert [each.holder.run_id for each in book.holdings] == ["run-7"]
-        # This folder has waited, and the lease's own one; neither did so again.
+        # This folder and the one of the lease have waited once each.
         assert 1.9 < sum(pauses) / locked_files._STRANGER_SECONDS < 2.1
         lease.close()
 

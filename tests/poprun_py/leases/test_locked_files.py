@@ -81,7 +81,7 @@ def test_what_others_put_there_is_passed_over(folder, place):
     huge = os.open(place / "lease-huge", os.O_CREAT | os.O_RDWR)
     os.truncate(huge, 1 << 40)
     fcntl.flock(huge, fcntl.LOCK_EX)
-    # Reading a pipe, or all of the huge file, would take for ever.
+    # Reading the pipe or the whole huge file would never end.
     with folder.alone():
         assert [name for name, *_ in folder.living()] == ["lease-a"]
     assert (place / "notes").read_text() == "mine"

@@ -1,4 +1,4 @@
-"""Counting calls of functions: times depend on the machine and on what else it does."""
+"""A fixture that counts calls of functions, because times depend on the machine."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 @pytest.fixture(scope="session")
 def calls():
-    """Count the functions that are called in a call, Python's own and resumed generators too."""
+    """Give a function that counts all calls of functions within a call."""
 
     def counted(what) -> int:
         count = 0

@@ -1,4 +1,4 @@
-"""Jobs of many instances: what the launcher does again and again is little for each of them."""
+"""The work of the launcher's loop in jobs of many instances, counted in calls of functions."""
 
 from __future__ import annotations
 

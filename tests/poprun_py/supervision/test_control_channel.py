@@ -345,7 +345,7 @@ def test_who_asks_and_does_not_read_holds_up_nobody_and_is_left_after_a_while(
     channel, listener, turn = opened
     asked, answer = inspect(tmp_path, listener, turn)
     with asked:
-        # Would it wait for the reader, neither would return.
+        # If one of these waited for the reader, it would never return.
         answer("x" * (3 << 20))
         turn()
         monkeypatch.setattr(control_channel, "_READER_SECONDS", 0.0)

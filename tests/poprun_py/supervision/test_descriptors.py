@@ -29,7 +29,7 @@ crowd = [socket.socket(socket.AF_UNIX) for _ in range(34)]
 for each in crowd: each.connect(path)
 time.sleep(1000)
 """
-# Each case is a forked process: imports cost more than all the rest.
+# Each case runs in a fork, because the imports take longer than all cases together.
 LIMITED = """
 import json, os, resource, selectors, sys
 from poprun_py.errors import StartError
@@ -62,7 +62,7 @@ for case in json.loads(sys.argv[1]):
 
 
 def limited(*cases: tuple) -> list[list[str]]:
-    """Supervise commands with limits of open files; return what is said of each.
+    """Supervise commands with limits of open files; return the three lines printed for each.
 
     Args:
         cases: soft and hard limit, number of instances, and the words of the command.
@@ -82,7 +82,7 @@ def test_a_launcher_without_descriptors_says_what_to_do_and_does_not_spin():
     ((line, _, turns),) = limited((40, 40, 1, sys.executable, "-c", CROWD))
     assert line.startswith("0 of 1 instance connected, no more can be (Too many open files)")
     assert "ulimit -n" in line
-    # It waits for something some times a second.
+    # A launcher that waits wakes up a few times a second.
     assert int(turns) < 1000
 
 
