@@ -10,8 +10,8 @@ import sys
 import xml.etree.ElementTree as ElementTree
 
 import pytest
+from support.launcher.sysfs_trees import SNAPSHOTS
 from support.repository import ROOT
-from support.sysfs_trees import SNAPSHOTS
 
 from poprun_py.cli import main, run
 

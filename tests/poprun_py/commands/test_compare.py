@@ -6,7 +6,7 @@ import json
 import stat
 
 import pytest
-from support.made_runs import MadeAttempt, made_run
+from support.launcher.made_runs import MadeAttempt, made_run
 
 from poprun_py.cli import run
 

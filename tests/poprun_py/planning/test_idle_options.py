@@ -7,7 +7,8 @@ import json
 from dataclasses import replace
 
 import pytest
-from support.plans import plan_blindly
+from support.launcher.plans import plan_blindly
+from support.launcher.sysfs_trees import SNAPSHOTS
 from support.repository import ROOT
 
 from poprun_py import launcher
@@ -27,7 +28,6 @@ from poprun_py.pods.partition_use import refusal
 from poprun_py.supervision.job import LaunchResult
 
 _REACHED = Survey(shell=Shell(words=("ssh",)), addresses={}, machines={}, hostnames={})
-_HARDWARE = ROOT / "tests" / "support" / "snapshots"
 _IDLE = ROOT / "poprun_py" / "planning" / "idle_options.py"
 
 
@@ -227,7 +227,7 @@ def test_options_for_open_mpi_do_nothing_with_another():
     ],
 )
 def test_placement_that_changes_nothing(words, machine, part, capsys):
-    file = _HARDWARE / f"{machine}.json"
+    file = SNAPSHOTS / f"{machine}.json"
     assert run([*words, "--hardware", str(file), "--dry-run", "x"]) == 0
     lines = [line for line in capsys.readouterr().err.splitlines() if "no effect" in line]
     assert len(lines) == bool(part)

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.machines import machines
-from support.sysfs_trees import TREES, snapshot
+from support.launcher.machines import machines
+from support.launcher.sysfs_trees import TREES, snapshot
 
 from poprun_py.errors import UsageError
 from poprun_py.hardware.reader import Core, Machine, NumaNode

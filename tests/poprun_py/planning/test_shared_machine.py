@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.sysfs_trees import snapshot
+from support.launcher.sysfs_trees import snapshot
 
 from poprun_py.config.launch_config import LaunchConfig
 from poprun_py.hardware.reader import Machine

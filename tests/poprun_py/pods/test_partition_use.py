@@ -9,7 +9,7 @@ from itertools import product
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.partition_states import HOLDER, STATES, pod_in_state
+from support.launcher.partition_states import HOLDER, STATES, pod_in_state
 
 from popdist_py.environment import InstanceEnvironment
 from popdist_py.pods.errors import PodError
