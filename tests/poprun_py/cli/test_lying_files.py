@@ -15,7 +15,7 @@ from poprun_py.json_text import read_json
 from poprun_py.planning.plan_file import plan_to_json
 
 # A prime, so that values, and what stands in their place, come in all pairs in turn.
-FEW, MANY = 601, 11
+FEW, MANY = 601, 47
 
 
 @pytest.fixture
