@@ -269,7 +269,7 @@ def plans(data: bytes) -> None:
 
 
 def _plan_seeds() -> list[bytes]:
-    from support.run_folders import a_plan
+    from support.launcher.run_folders import a_plan
 
     from poprun_py.planning.plan_file import plan_to_json
 
@@ -283,7 +283,7 @@ def machines(data: bytes) -> None:
 
 
 def _machine_seeds() -> list[bytes]:
-    from support.sysfs_trees import SNAPSHOTS
+    from support.launcher.sysfs_trees import SNAPSHOTS
 
     return [(SNAPSHOTS / "example.json").read_bytes()]
 

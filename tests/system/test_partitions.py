@@ -11,7 +11,7 @@ import sys
 from dataclasses import replace
 
 import pytest
-from support.partition_states import FITTING, pod_in_state
+from support.launcher.partition_states import FITTING, pod_in_state
 from support.pod_servers import ServerProcess
 from support.processes import wait_until
 

@@ -1,6 +1,6 @@
 """The pictures of docs/placement.md and docs/index.md, and the blocks of text on the former.
 
-The machine of all of them is tests/support/snapshots/example.json.
+The machine of all of them is tests/support/launcher/snapshots/example.json.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from poprun_py.views.topology_text import topology_table
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "placement.md"
-MACHINE = ROOT / "tests" / "support" / "snapshots" / "example.json"
+MACHINE = ROOT / "tests" / "support" / "launcher" / "snapshots" / "example.json"
 BLOCK = re.compile(r"<!-- (table|domains|picture: [^>]+) -->\n```\n(.*?)```\n", re.DOTALL)
 # What each picture in docs shows.
 JOBS: dict[str, dict[str, Any]] = {

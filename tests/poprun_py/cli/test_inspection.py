@@ -10,8 +10,8 @@ import sys
 import xml.etree.ElementTree as ElementTree
 
 import pytest
+from support.launcher.sysfs_trees import SNAPSHOTS
 from support.repository import ROOT
-from support.sysfs_trees import SNAPSHOTS
 
 from poprun_py.cli import main, run
 
@@ -103,14 +103,6 @@ def test_a_picture_is_all_of_standard_output_and_starts_nothing(form, capsys):
     assert capsys.readouterr().out.replace("--dry-run", "") == whole
 
 
-@pytest.mark.parametrize("other", [["--run"], ["--print-hardware"]])
-def test_nothing_else_may_be_printed_beside_a_picture(other, capsys):
-    assert run(["--print-topology", "svg", *other, "true"]) == 2
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    assert "--print-topology svg and " + other[0] in captured.err
-
-
 def test_a_picture_may_be_of_a_larger_machine_and_of_a_saved_plan(capsys, tmp_path):
     path = str(tmp_path / "plan.json")
     job = ["-n", TOO_MANY, "--print-topology", "svg"]
@@ -157,54 +149,6 @@ def test_command_line_wins_over_the_imported_file(capsys, tmp_path):
     assert run(words) == 0
     data = json.loads(capsys.readouterr().out)
     assert (data["num_replicas"], [h["name"] for h in data["hosts"]]) == (4, ["a", "b"])
-
-
-@pytest.mark.parametrize(
-    ("words", "part"),
-    [
-        (["--import-config", "/no/such.toml", "x"], "No such file"),
-        (["--import-config", "/dev/null", "x"], "unknown suffix"),
-        (["--from-plan", "/dev/null"], "not JSON"),
-        (["--from-plan", "/etc/hostname", "prog"], "exclude one another"),
-        (["--hardware", "/dev/null", "x"], "not JSON"),
-        (["--hardware", "a", "--hardware-root", "b", "x"], "exclude one another"),
-        (["--host", "a", "--host-file", "b", "x"], "exclude one another"),
-        (["--host", "a,,b", "x"], "empty entry"),
-        (["--host", "a b", "x"], "no blanks"),
-        (["--host-file", "/dev/null", "x"], "no host in the file"),
-        (["--env", "1A=2", "x"], "expected NAME=VALUE"),
-        (["--env", "NOT_SET_ANYWHERE", "x"], "not set in this environment"),
-        (["--env-file", "/no/file", "x"], "No such file"),
-        (["--mpi-global-args", "'", "x"], "no closing quotation"),
-        (["--instance-mpi-local-args", "x", "x"], "INDEX"),
-        (["--instance-mpi-local-args", "7:-x A", "x"], "an index from 0 to 0"),
-        (["--only-output-from-instance", "1", "x"], "an index from 0 to 0"),
-        (["--ipus-per-replica", "3", "x"], "power of two"),
-        (["--num-ilds", "2", "x"], "--num-ilds 2"),
-        (["--num-replicas", "1048576", "--ipus-per-replica", "2", "x"], "2097152 IPUs: expected"),
-        (["--num-instances", "3", "--num-replicas", "3", "--host", "a,b", "x"], "over 2 hosts"),
-        (
-            ["--host", "a:1", "--num-instances", "2", "--num-replicas", "2", "x"],
-            "1 slot, 2 instances are",
-        ),
-        (["--num-instances", "4", "--num-replicas", "2", "x"], "0.5"),
-        (["--run", "--dry-run", "x"], "--run and --dry-run exclude one another"),
-        (["--run", "--export-plan", "/dev/null"], "no program given"),
-    ],
-)
-def test_bad_input_is_refused_in_one_line(words, part, capsys):
-    assert run(words) == 2
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    assert part in captured.err
-    assert len(captured.err.splitlines()) == 1
-
-
-def test_mpi_that_is_none(capsys):
-    assert run(["--mpi", "/bin/true", "--dry-run", "x"]) == 3
-    assert "expected Open MPI 4 or 5, or MPICH" in capsys.readouterr().err
-    assert run(["--mpi", "/no/such", "--dry-run", "x"]) == 3
-    assert len(capsys.readouterr().err.splitlines()) == 1
 
 
 @pytest.mark.parametrize("form", ["text", "json", "full-text", "full-json"])

@@ -6,16 +6,16 @@ import json
 import os
 
 import pytest
-from support.lying_json import lying_texts, lying_values
-from support.run_folders import a_plan, make_run
-from support.sysfs_trees import SNAPSHOTS
+from support.launcher.lying_json import lying_texts, lying_values
+from support.launcher.run_folders import a_plan, make_run
+from support.launcher.sysfs_trees import SNAPSHOTS
 
 from poprun_py import cli
 from poprun_py.json_text import read_json
 from poprun_py.planning.plan_file import plan_to_json
 
 # A prime, so that values, and what stands in their place, come in all pairs in turn.
-FEW, MANY = 601, 11
+FEW, MANY = 601, 47
 
 
 @pytest.fixture

@@ -112,12 +112,6 @@ def test_target_options_that_are_none(capsys, monkeypatch, text):
     assert (code, "expected a JSON object" in line, len(line) < 200) == (2, True, True)
 
 
-def test_configuration_files_and_plans_exclude_one_another(capsys):
-    for option in ("--import-config", "--export-config"):
-        code, line = refusal(capsys, "--from-plan", "p.json", option, "c.toml")
-        assert (code, "exclude one another" in line) == (2, True)
-
-
 def test_this_machine_needs_no_ssh_by_its_own_address():
     own = networks()
     assert own

@@ -8,7 +8,7 @@ import stat
 from pathlib import Path
 
 import pytest
-from support.run_folders import RUN_ID, make_run
+from support.launcher.run_folders import RUN_ID, make_run
 
 from poprun_py.cli import run
 

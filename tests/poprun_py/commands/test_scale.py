@@ -44,43 +44,6 @@ def test_own_options_stand_anywhere(words, own, others):
     assert _own_words(words.split()) == (own.split(), others.split())
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        ("train.py", "scale needs --instances COUNTS"),
-        ("--instances 1,2", "scale needs a PROGRAM"),
-        ("--instances 1,2 --", "scale needs a PROGRAM"),
-        ("--instances 2,x train.py", "expected counts of instances"),
-        ("--instances 1,1025 train.py", "--instances 1025: 1025 instances on a host with"),
-        ("--instances 1,3 --num-replicas 4 train.py", "--instances 3: --num-replicas 4 cannot"),
-        ("-n 2 --instances 1 train.py", "--num-instances is no option of scale"),
-        ("--dry-run --instances 1 train.py", "--dry-run is no option of scale"),
-        ("--live --instances 1 train.py", "--live is no option of scale"),
-        ("--version --instances 1 train.py", "--version is no option of scale"),
-        ("--timeline=t.json.gz --instances 1 train.py", "give --timeline alone"),
-        ("--instances 1 --repeats 0 train.py", "0 is not in the range"),
-        ("--instances 1 --output x.png train.py", "expected a name that ends in .html"),
-        ("--bogus --instances 1 train.py", "unknown option --bogus"),
-        ("--instances 1 train.py --instances", "requires an argument"),
-    ],
-)
-def test_what_is_not_accepted_starts_nothing(here, capsys, words, said):
-    assert run(["scale", *words.split()]) == 2
-    shown = capsys.readouterr()
-    assert shown.out == ""
-    assert said in shown.err
-    assert shown.err.count("\n") == 1
-    assert not (here / "runs").exists()
-
-
-def test_a_program_that_is_not_there_starts_nothing(here, capsys):
-    assert run(["scale", "--instances", "1,2", "other.py"]) == 3
-    said = capsys.readouterr().err
-    assert "other.py does not exist" in said
-    assert said.count("\n") == 1
-    assert not (here / "runs").exists()
-
-
 def test_help_teaches_with_examples(golden, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "100")
     assert run(["scale", "--help"]) == 0

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.machines import machines
-from support.sysfs_trees import GIB, SNAPSHOTS, TREES, Thread, Tree, regular, snapshot
+from support.launcher.machines import machines
+from support.launcher.sysfs_trees import GIB, SNAPSHOTS, TREES, Thread, Tree, regular, snapshot
 
 from poprun_py.hardware.reader import HardwareError, Machine, NumaNode, load_machines, read_machine
 from poprun_py.hardware.sysfs import format_cpu_list, parse_cpu_list

@@ -197,7 +197,7 @@ def test_many_hosts_have_longer_to_answer(tmp_path, monkeypatch):
     """The time that each host adds is all that these have."""
     monkeypatch.setattr(probe_hosts, "_SECONDS_OF_SSH", 30.0)
     fake = tmp_path / "ssh"
-    fake.write_text("#!/bin/sh\nexit 127\n")
+    fake.write_text("#!/bin/sh\nsleep 0.2\nexit 127\n")
     fake.chmod(0o755)
     hosts = tuple(Host(name=f"n{i}") for i in range(3))
     reports = request_reports(hosts, Shell((str(fake),)), REQUEST, limit_seconds=0.0)

@@ -6,7 +6,7 @@ import time
 from types import SimpleNamespace
 
 import pytest
-from support.sysfs_trees import snapshot
+from support.launcher.sysfs_trees import snapshot
 
 from poprun_py import leasing_elsewhere
 from poprun_py.config.launch_config import LaunchConfig

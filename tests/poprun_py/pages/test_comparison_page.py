@@ -7,7 +7,7 @@ import json
 import re
 
 import pytest
-from support.made_runs import MadeAttempt, made_run
+from support.launcher.made_runs import MadeAttempt, made_run
 
 from poprun_py.pages.comparison_page import comparison_page, scaling_page
 from poprun_py.runs.comparison import compare

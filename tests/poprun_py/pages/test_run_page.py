@@ -7,8 +7,8 @@ import re
 from urllib.parse import unquote
 
 import pytest
-from support.made_runs import made_run
-from support.run_folders import BEGAN, a_plan, make_run
+from support.launcher.made_runs import made_run
+from support.launcher.run_folders import BEGAN, a_plan, make_run
 
 from poprun_py.observation.records import StepRecord
 from poprun_py.pages.run_page import run_page

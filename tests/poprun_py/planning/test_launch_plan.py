@@ -12,7 +12,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.plans import plan_blindly
+from support.launcher.plans import plan_blindly
 
 from poprun_py import launcher
 from poprun_py.config.files import dump_config, parse_config

@@ -7,7 +7,7 @@ import json
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.plans import plan_blindly
+from support.launcher.plans import plan_blindly
 
 from popdist_py.pods.values import LINK_DOMAIN_IPUS
 from poprun_py import LaunchConfig, StartError, UsageError

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
-from support.sysfs_trees import snapshot
+from support.launcher.sysfs_trees import snapshot
 
 from poprun_py.config.launch_config import LaunchConfig
 from poprun_py.hardware.reader import Machine
@@ -38,8 +38,7 @@ def test_jobs_side_by_side_have_disjoint_cores(name, mode, instances, cores, dat
     options = {"process_placement": mode, "num_instances": instances, "cores_per_instance": cores}
     held = data.draw(st.sets(st.sampled_from(sorted(machine.allowed_cpus))))
     mine = share(machine, held, **options)
-    if mine is None:
-        return
+    assume(mine is not None)
     assert mine.cpus <= machine.allowed_cpus
     of_core = {cpu: core for core in machine.cores for cpu in core.cpus}
     assert not {of_core[cpu] for cpu in mine.cpus} & {of_core[cpu] for cpu in held}

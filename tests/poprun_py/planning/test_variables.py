@@ -7,7 +7,7 @@ from __future__ import annotations
 from itertools import pairwise
 
 import pytest
-from support.plans import plan_blindly
+from support.launcher.plans import plan_blindly
 
 from popdist_py.environment import INSTANCE_VARIABLES, InstanceEnvironment
 from poprun_py import LaunchConfig, UsageError

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from support.partition_states import FITTING, HOLDER, pod_in_state
+from support.launcher.partition_states import FITTING, HOLDER, pod_in_state
 
 from popdist_py.pods.rules import check_name
 from popdist_py.pods.values import Attachment

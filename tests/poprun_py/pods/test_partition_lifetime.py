@@ -8,7 +8,7 @@ import socket
 from dataclasses import replace
 
 import pytest
-from support.partition_states import FITTING, HOLDER, pod_in_state
+from support.launcher.partition_states import FITTING, HOLDER, pod_in_state
 
 from popdist_py.pods.database import FolderStore
 from popdist_py.pods.errors import NotEnoughIpusError, UnreachableError

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from support.partition_states import HOLDER, pod_in_state
+from support.launcher.partition_states import HOLDER, pod_in_state
 
 from poprun_py import launcher
 from poprun_py.config.launch_config import LaunchConfig

@@ -6,7 +6,7 @@ import json
 from types import SimpleNamespace
 
 import pytest
-from support.plans import plan_blindly
+from support.launcher.plans import plan_blindly
 from support.trace_tables import query
 
 from poprun_py import attempts

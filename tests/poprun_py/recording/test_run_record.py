@@ -8,7 +8,7 @@ import stat
 from pathlib import Path
 
 import pytest
-from support.plans import plan_blindly
+from support.launcher.plans import plan_blindly
 
 from poprun_py.config.launch_config import LaunchConfig
 from poprun_py.errors import StartError, UsageError

@@ -7,7 +7,7 @@ import signal
 from types import SimpleNamespace
 
 import pytest
-from support.plans import plan_blindly
+from support.launcher.plans import plan_blindly
 
 from popdist_py.timeline import merging
 from poprun_py import attempts, launcher

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from support.made_runs import MadeAttempt, made_run
+from support.launcher.made_runs import MadeAttempt, made_run
 
 from poprun_py.observation.instance_state import InstanceState
 from poprun_py.observation.job_view import JobView

@@ -7,7 +7,7 @@ import math
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.made_runs import BEGAN, MadeAttempt, made_run
+from support.launcher.made_runs import BEGAN, MadeAttempt, made_run
 
 from poprun_py.errors import UsageError
 from poprun_py.runs.targets import Target, losses, parse_target, reached_at

@@ -7,7 +7,7 @@ import re
 import xml.etree.ElementTree as ElementTree
 
 import pytest
-from support.sysfs_trees import SNAPSHOTS
+from support.launcher.sysfs_trees import SNAPSHOTS
 
 from poprun_py import (
     InstanceResult,

@@ -10,7 +10,7 @@ import subprocess
 import threading
 
 import pytest
-from support.run_folders import view_of
+from support.launcher.run_folders import view_of
 
 from poprun_py.errors import StartError
 from poprun_py.instance import protocol

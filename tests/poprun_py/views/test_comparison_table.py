@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from rich.cells import cell_len
-from support.made_runs import MadeAttempt, made_run
+from support.launcher.made_runs import MadeAttempt, made_run
 
 from poprun_py.runs.comparison import compare
 from poprun_py.runs.fairness import remarks_on

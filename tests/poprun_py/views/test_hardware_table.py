@@ -1,7 +1,7 @@
 """The table of a machine."""
 
 import pytest
-from support.sysfs_trees import TREES, snapshot
+from support.launcher.sysfs_trees import TREES, snapshot
 from support.terminals import colours_of, plain_lines
 
 from poprun_py.hardware.sysfs import format_cpu_list

@@ -1,6 +1,6 @@
 """Pictures of where instances are placed."""
 
-from support.sysfs_trees import snapshot
+from support.launcher.sysfs_trees import snapshot
 
 from poprun_py.planning.cpu_placement import PlacementPolicy, place
 from poprun_py.views.placement_picture import placement_line, placement_picture

@@ -7,7 +7,7 @@ import xml.etree.ElementTree as ElementTree
 from dataclasses import replace
 
 import pytest
-from support.sysfs_trees import SNAPSHOTS
+from support.launcher.sysfs_trees import SNAPSHOTS
 
 from poprun_py import LaunchConfig, plan
 from poprun_py.planning.mpi_commands import OPEN_MPI_5, Mpi

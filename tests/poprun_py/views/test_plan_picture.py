@@ -10,10 +10,10 @@ from itertools import pairwise
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.machines import machines
-from support.plans import plan_blindly
-from support.svg_boxes import SVG, boxes
-from support.sysfs_trees import SNAPSHOTS, snapshot
+from support.launcher.machines import machines
+from support.launcher.plans import plan_blindly
+from support.launcher.svg_boxes import SVG, boxes
+from support.launcher.sysfs_trees import SNAPSHOTS, snapshot
 
 from poprun_py import LaunchConfig, plan
 from poprun_py.hosts.host_list import Host

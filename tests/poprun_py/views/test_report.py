@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 
 import pytest
-from support.plans import plan_blindly
+from support.launcher.plans import plan_blindly
 
 from popdist_py.environment import COMPILING, INFERENCE, TRAINING
 from poprun_py.config.launch_config import LaunchConfig

@@ -7,7 +7,7 @@ import re
 
 from hypothesis import given
 from hypothesis import strategies as st
-from support.svg_boxes import boxes
+from support.launcher.svg_boxes import boxes
 
 from poprun_py.views.svg import (
     STYLE,

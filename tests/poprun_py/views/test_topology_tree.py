@@ -6,7 +6,7 @@ import re
 from dataclasses import replace
 
 import pytest
-from support.sysfs_trees import SNAPSHOTS
+from support.launcher.sysfs_trees import SNAPSHOTS
 from support.terminals import colours_of, plain_lines
 
 from poprun_py import LaunchConfig, plan

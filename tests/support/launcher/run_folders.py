@@ -8,7 +8,7 @@ import random
 from dataclasses import replace
 from pathlib import Path
 
-from support.sysfs_trees import SNAPSHOTS
+from support.launcher.sysfs_trees import SNAPSHOTS
 
 from poprun_py import LaunchConfig, plan
 from poprun_py.observation.instance_state import ACTIVITIES, InstanceState
