@@ -5,6 +5,7 @@ One set of constants holds for all of them; what each constant may be is in ``do
 
 from __future__ import annotations
 
+import functools
 from dataclasses import replace
 from itertools import pairwise
 
@@ -77,12 +78,12 @@ def test_fits_if_it_ran(published):
     "known", MEASURED, ids=lambda k: f"{k.name}, {k.ipu.name}, {k.replicas} replicas"
 )
 def test_throughput_is_near_the_published_one(known):
-    assert throughput(known.run) == pytest.approx(known.samples, rel=0.25)
+    assert known_throughput(known) == pytest.approx(known.samples, rel=0.25)
 
 
 def test_systems_rank_as_published():
     """Every pair of which one is 10 % faster for each IPU."""
-    ours = [throughput(k.run) / ipus(k) for k in MEASURED]
+    ours = [known_throughput(k) / ipus(k) for k in MEASURED]
     theirs = [k.samples / ipus(k) for k in MEASURED]
     order = sorted(range(len(theirs)), key=lambda index: theirs[index])
     for slower, faster in pairwise(order):
@@ -92,6 +93,11 @@ def test_systems_rank_as_published():
 
 def ipus(known):
     return known.replicas * known.run.placement.num_ipus
+
+
+@functools.cache
+def known_throughput(known):
+    return throughput(known.run)
 
 
 def throughput(run):

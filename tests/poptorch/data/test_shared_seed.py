@@ -2,30 +2,71 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
+import logging
 
 import pytest
 import torch
-from poptorch.data.loading import flat, read
 
+import popdist_py
+from popdist_py import poptorch
 from popdist_py.poptorch import DataLoader, Options
+from popdist_py.poptorch.data import shared_seed
 
-PROGRAM = Path(__file__).with_name("seed_program.py")
+DATA = torch.utils.data.TensorDataset(torch.arange(30))
+
+
+def epochs_of(loader):
+    return [[int(x) for (batch,) in loader for x in batch] for _ in range(2)]
+
+
+class Said(logging.Handler):
+    """Keeps the messages of the library's log while it is entered."""
+
+    def __enter__(self):
+        self.messages = []
+        logging.getLogger("poptorch::python").addHandler(self)
+        return self.messages
+
+    def __exit__(self, *_):
+        logging.getLogger("poptorch::python").removeHandler(self)
+
+    def emit(self, record):
+        self.messages.append(record.getMessage())
+
+
+def _found(mode):
+    """Read shuffled data without a seed of its own; return what was read and said."""
+    options = poptorch.DistributedOptions()
+    mode = poptorch.DataLoaderMode[mode]
+    shared_seed._seeds.clear()
+
+    def make(**arguments):
+        return DataLoader(options, DATA, batch_size=2, mode=mode, **arguments)
+
+    with Said() as messages:
+        loader = make(shuffle=True)
+        saved = loader.state_dict()
+        found = {"shuffled": epochs_of(loader), "seed": shared_seed.shared_seed(options)}
+        found["sampler"] = epochs_of(make(sampler=torch.utils.data.RandomSampler(DATA)))
+    # Like a later run: it draws another seed, and goes on with the order that was saved.
+    shared_seed._seeds.clear()
+    resumed = make(shuffle=True)
+    resumed.load_state_dict(saved)
+    found |= {"resumed": epochs_of(resumed), "later seed": shared_seed.shared_seed(options)}
+    # One instance that is alone in a call agrees with itself, and waits for nobody.
+    found["alone"] = popdist_py.execute_on_instances({1}, shared_seed.shared_seed, options)
+    return found | {"said": messages}
 
 
 @pytest.fixture(scope="module", params=["Sync", pytest.param("Async", marks=pytest.mark.sweep)])
-def job(request, shared_poprun):
-    done = shared_poprun("--num-instances", 2, "--num-replicas", 4, PROGRAM, request.param)
-    assert done.returncode == 0, done.stderr
-    lines = dict(line.split("<stdout>:", 1) for line in done.stdout.splitlines())
-    return [json.loads(lines[f"[1,{index}]"]) for index in range(2)], done.stderr
+def job(request, instances):
+    return instances.run(_found, request.param)
 
 
 @pytest.mark.mpi
 @pytest.mark.parametrize("what", ["shuffled", "sampler"])
 def test_instances_share_one_order(job, what):
-    first, second = (found[what] for found in job[0])
+    first, second = (found[what] for found in job)
     for epoch in range(2):
         assert len(first[epoch]) == len(second[epoch]) == 14
         assert not set(first[epoch]) & set(second[epoch]), "every element is read once"
@@ -34,28 +75,26 @@ def test_instances_share_one_order(job, what):
 
 @pytest.mark.mpi
 def test_the_seed_is_said_once_and_repeats_the_order(job):
-    (first, second), stderr = job
+    first, second = job
     assert first["seed"] == second["seed"]
     text = f"the instances share the seed {first['seed']}; set options.randomSeed({first['seed']})"
-    assert stderr.count(text) == 1
+    assert sum(text in line for line in first["said"] + second["said"]) == 1
     for process, found in enumerate((first, second)):
         options = Options().randomSeed(first["seed"])
         options.Distributed.configureProcessId(process, 2)
-        data = torch.utils.data.TensorDataset(torch.arange(30))
-        loader = DataLoader(options.replicationFactor(2), data, shuffle=True)
-        assert [flat(read(loader)), flat(read(loader))] == found["shuffled"]
+        assert epochs_of(DataLoader(options, DATA, 2, shuffle=True)) == found["shuffled"]
 
 
 @pytest.mark.mpi
 def test_a_saved_order_goes_on_whatever_a_later_run_draws(job):
-    for found in job[0]:
+    for found in job:
         assert found["later seed"] != found["seed"]
         assert found["resumed"] == found["shuffled"]
 
 
 @pytest.mark.mpi
 def test_an_instance_that_is_called_alone_waits_for_nobody(job):
-    first, second = job[0]
+    first, second = job
     assert first["alone"] is None
     assert isinstance(second["alone"], int)
 
@@ -63,27 +102,25 @@ def test_an_instance_that_is_called_alone_waits_for_nobody(job):
 def test_processes_that_nothing_connects_need_a_seed():
     options = Options()
     options.Distributed.configureProcessId(0, 2)
-    data = torch.utils.data.TensorDataset(torch.arange(30))
     with pytest.raises(AssertionError, match=r"2 processes that nothing connects.*randomSeed\(\)"):
-        DataLoader(options, data, shuffle=True)
+        DataLoader(options, DATA, shuffle=True)
     # A sampler's order is the program's own matter then.
-    sampler = torch.utils.data.RandomSampler(data)
-    DataLoader(options, data, sampler=sampler)
+    sampler = torch.utils.data.RandomSampler(DATA)
+    DataLoader(options, DATA, sampler=sampler)
     assert sampler.generator is None
 
 
 @pytest.mark.parametrize("seed", [3, 4])
 def test_a_seed_holds_for_samplers_whatever_an_instance_draws_besides(seed):
-    data = torch.utils.data.TensorDataset(torch.arange(30))
     shares = []
     for process in range(2):
         options = Options().randomSeed(seed)
         options.Distributed.configureProcessId(process, 2)
-        loader = DataLoader(options, data, sampler=torch.utils.data.RandomSampler(data))
+        loader = DataLoader(options, DATA, sampler=torch.utils.data.RandomSampler(DATA))
         epochs = []
         for _ in range(2):
             torch.rand(1 + process)  # such as for samples that one instance shows
-            epochs.append(flat(read(loader)))
+            epochs.append([int(x) for (batch,) in loader for x in batch])
         assert epochs[0] != epochs[1]
         shares.append(epochs)
     for first, second in zip(*shares, strict=True):

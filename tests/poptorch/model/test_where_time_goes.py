@@ -53,12 +53,16 @@ def trained():
 
 def test_a_step_is_made_of_its_activities(spent, trained):
     model, options, _ = trained
+    begin = time.perf_counter()
     for x, y in poptorch.DataLoader(options, SlowData(), batch_size=2):
         model(x, y)
+    elapsed = time.perf_counter() - begin
     seconds = spent()
     for name in ("compiling", "computing", "transferring", "reducing", "updating"):
         assert seconds[name] > 0, name
-    assert 24 * SLOW_SECONDS <= seconds["loading"] < 20 * 24 * SLOW_SECONDS
+    assert seconds["loading"] >= 24 * SLOW_SECONDS
+    told = sum(spent for name, spent in seconds.items() if name != "other")
+    assert told <= elapsed, "no moment is counted twice"
     assert seconds["validating"] == seconds["saving"] == 0
     assert ledger._words[ledger._SAMPLES] == 24
     assert ledger._words[ledger._TIMED_STEPS] == 5

@@ -1,9 +1,11 @@
-"""Instances that have the weights together: run by test_shared_weights.py, checks by assertions."""
+"""Checks of instances that have the weights together, by assertions.
+
+test_shared_weights.py runs them in instances of one host.
+"""
 
 from __future__ import annotations
 
 import os
-import time
 
 import numpy as np
 import torch
@@ -13,9 +15,6 @@ import popdist_py
 from popdist_py import poptorch
 from popdist_py.poptorch.update.shared_optimizer import SharedOptimizer
 
-popdist_py.init()
-ME, COUNT = popdist_py.getInstanceIndex(), popdist_py.getNumInstances()
-BATCH = 6 * COUNT
 SETTINGS = {
     "SGD": [{"lr": 0.1, "momentum": 0.9, "weight_decay": 0.01}, {"lr": 0.05, "momentum": 0.5}],
     "Adam": [{"lr": 0.01}],
@@ -38,8 +37,9 @@ class Net(nn.Module):
 
 def data(steps):
     generator = torch.Generator().manual_seed(5)
-    x = torch.randn(steps, BATCH, 5, generator=generator, dtype=torch.float64)
-    return x, torch.randint(0, 3, (steps, BATCH), generator=generator)
+    size = 6 * popdist_py.getNumInstances()
+    x = torch.randn(steps, size, 5, generator=generator, dtype=torch.float64)
+    return x, torch.randint(0, 3, (steps, size), generator=generator)
 
 
 def groups(net, settings):
@@ -57,7 +57,8 @@ def wrapped(net, optimizer):
 
 
 def own(batch):
-    return batch.view(COUNT, -1, *batch.shape[1:])[ME]
+    parts = batch.view(popdist_py.getNumInstances(), -1, *batch.shape[1:])
+    return parts[popdist_py.getInstanceIndex()]
 
 
 def train(model, xs, ys):
@@ -193,9 +194,9 @@ def check_loading_is_private_until_the_next_step():
     net = Net().double()
     model = wrapped(net, poptorch.optim.SGD(net.parameters(), lr=0.1))
     train(model, xs[:2], ys[:2])
-    for turn in range(COUNT):
+    for turn in range(popdist_py.getNumInstances()):
         popdist_py.barrier()
-        if turn == ME:
+        if turn == popdist_py.getInstanceIndex():
             model.copyWeightsToHost()
             with torch.no_grad():
                 for parameter in net.parameters():
@@ -291,17 +292,9 @@ def check_fewer_elements_than_slices():
     optimizer = poptorch.optim.AdamW(net.parameters(), lr=0.1, weight_decay=0.0, max_grad_norm=1.0)
     model = wrapped(net, optimizer)
     for _ in range(2):
-        model(torch.full((1, 3), float(ME)))
+        model(torch.full((1, 3), float(popdist_py.getInstanceIndex())))
     assert shares(model)
     model.copyWeightsToHost()
     assert np.allclose(net.weight.detach(), 0.8, atol=1e-3), net.weight
     (step,) = (v for k, v in optimizer.state_dict()["ipu_state"].items() if k.startswith("Step"))
     assert float(step) == 2
-
-
-for name, check in list(globals().items()):
-    if name.startswith("check_"):
-        start = time.perf_counter()
-        check()
-        if ME == 0:
-            print(name, "passed in", round(time.perf_counter() - start, 2), "s", flush=True)

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
+from poptorch.update import shared_weights_program
 
 pytestmark = pytest.mark.mpi
-PROGRAM = Path(__file__).with_name("shared_weights_program.py")
+CHECKS = [
+    check for name, check in vars(shared_weights_program).items() if name.startswith("check_")
+]
 
 
-@pytest.mark.timeout(150)
-@pytest.mark.parametrize("instances", [2, pytest.param(3, marks=pytest.mark.sweep)])
-def test_each_instance_updates_a_slice_for_all(poprun, instances):
-    done = poprun(
-        "--num-instances", instances, "--num-replicas", instances, "--oversubscribe", PROGRAM,
-        timeout=140,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.count("passed in") == 9
+@pytest.mark.parametrize("count", [2, pytest.param(3, marks=pytest.mark.sweep)])
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+def test_each_instance_updates_a_slice_for_all(instances, check, count):
+    instances.run(check, count=count)
