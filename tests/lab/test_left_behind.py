@@ -16,8 +16,8 @@ from support.processes import wait_until
 pytestmark = pytest.mark.hosts
 
 KINDS = ("launcher", "mpirun", "ssh", "daemon", "wrapper", "program")
-# Nobody is left who could remove anything; one host's; the daemon; who only connects.
-FEW = (KINDS, ("wrapper", "program"), ("daemon",), ("launcher", "ssh"))
+# Every process of the job; the wrappers and programs; the daemon; the launcher.
+FEW = (KINDS, ("wrapper", "program"), ("daemon",), ("launcher",))
 SUBSETS = [each for size in range(1, 7) for each in itertools.combinations(KINDS, size)]
 
 
@@ -98,7 +98,9 @@ def check(lab, hosts, notes, killed):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, number)
     job.send_signal(signal.SIGCONT)  # what enters the host stops with the launcher
-    job.communicate(timeout=60)
+    _, said = job.communicate(timeout=60)
+    assert job.returncode not in (0, 124)
+    assert said or "launcher" in killed
     wait_until(lambda: not hosts.processes(), 60)
     if "wrapper" not in killed:
         # Whoever was left on each host has done it.

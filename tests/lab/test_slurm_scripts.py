@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import re
 import sys
 from pathlib import Path
 
 import pytest
-from lab import slurm
-from lab.slurm import Slurm
 from support.processes import wait_until
 from support.repository import ROOT
 
@@ -18,17 +15,6 @@ from tools.running.own_commands import make_commands
 pytestmark = [pytest.mark.hosts, pytest.mark.timeout(360)]
 SCRIPTS = ROOT / "examples/deploy/slurm"
 ACCURACY = re.compile(r"test accuracy ([\d.]+) %")
-
-
-@pytest.fixture(scope="module")
-def cluster(lab):
-    """Slurm on the hosts of the module's lab."""
-    reason = slurm.missing()
-    if reason and os.environ.get("CI") == "true":
-        pytest.fail(reason)
-    if reason:
-        pytest.skip(reason)
-    return Slurm(lab)
 
 
 @pytest.fixture

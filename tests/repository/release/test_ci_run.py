@@ -21,7 +21,7 @@ TARGET = """
 """
 RUNS_TESTS = f"""\
 \t@cat test.py > /dev/null
-\t@{sys.executable} -m pytest -q -n 0 --rootdir . -c /dev/null test.py $(ARGS)
+\t@{sys.executable} -m pytest -q -p xdist.plugin -n 0 --rootdir . -c /dev/null test.py $(ARGS)
 """
 PASSES = "def test_passes(): pass\n"
 # The first time all fail; the second time those for which ``mended`` holds pass.
@@ -75,7 +75,7 @@ def ci(tmp_path):
         return subprocess.run(
             [folder / ".ci/run"], capture_output=True, text=True, timeout=300, cwd="/",
             env={**os.environ, "PATH": f"{bin_folder}:{os.environ['PATH']}",
-                 "XDG_STATE_HOME": str(tmp_path / "state")},
+                 "XDG_STATE_HOME": str(tmp_path / "state"), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
         )  # fmt: skip
 
     return run
