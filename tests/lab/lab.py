@@ -141,7 +141,7 @@ class LabHost:
         return ["nsenter", f"--target={self.init_pid}", "--net", "--uts", "--ipc", "--mount",
                 "--pid", f"--wd={ROOT}", "--", *map(str, words)]  # fmt: skip
 
-    def run(self, *words: object, timeout: float = 90, **settings) -> subprocess.CompletedProcess:
+    def run(self, *words: object, timeout: float = 150, **settings) -> subprocess.CompletedProcess:
         """Run a command on this host to its end."""
         process = self.start(*words, **settings)
         try:
@@ -174,7 +174,7 @@ class LabHost:
         )
 
     def poprun(
-        self, *words: object, timeout: float = 90, **settings
+        self, *words: object, timeout: float = 150, **settings
     ) -> subprocess.CompletedProcess:
         """Run ``poprun-py`` on this host to its end."""
         return self.run(sys.executable, "-m", "poprun_py", *words, timeout=timeout, **settings)

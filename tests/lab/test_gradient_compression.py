@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = [pytest.mark.hosts, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.hosts, pytest.mark.timeout(300)]
 PROGRAM = Path(__file__).with_name("accuracy_program.py")
 
 
@@ -19,7 +19,7 @@ def test_accuracy_of_the_digits_example(lab, seeds, epochs, accuracy):
     done = lab[0].poprun(
         *("--host", lab.names(), "--num-instances", "2", "--num-replicas", "4"),
         *("--only-output-from-instance", "0", "--output", "plain", PROGRAM, seeds, epochs),
-        timeout=170,
+        timeout=280,
     )
     assert done.returncode == 0, done.stderr[-3000:]
     found = json.loads(done.stdout)

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-pytestmark = [pytest.mark.hosts, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.hosts, pytest.mark.timeout(300)]
 
 
 def seconds_to_send(lab, count):

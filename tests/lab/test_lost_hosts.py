@@ -14,7 +14,7 @@ from lab.lab import Lab
 from lab.wire import IN, OUT, Faults, missing
 from support.processes import wait_until
 
-pytestmark = [pytest.mark.hosts, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.hosts, pytest.mark.timeout(300)]
 VENV = Path(sys.prefix)
 JOB = ["--num-instances", "2", "--num-replicas", "2"]
 POPRUN = (sys.executable, "-m", "poprun_py")
@@ -180,7 +180,7 @@ def test_an_interrupt_ends_the_job_on_every_host(lab, tmp_path):
     process, program = start_waiting(lab, tmp_path)
     launcher = lab[0].run("pgrep", "-f", "m poprun_py --host").stdout.split()
     lab[0].run("kill", f"-{int(signal.SIGINT)}", *launcher)
-    process.communicate(timeout=60)
+    process.communicate(timeout=120)
     assert process.returncode == 128 + signal.SIGINT
     for host in lab.hosts:
         wait_until(lambda host=host: not host.processes(program.name), 60, f"{host.name} keeps it")

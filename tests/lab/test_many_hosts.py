@@ -14,7 +14,7 @@ from support.repository import ROOT
 from support.terminals import LAUNCHER, Typist
 from system import parity_program
 
-pytestmark = [pytest.mark.hosts, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.hosts, pytest.mark.timeout(300)]
 VENV = Path(sys.prefix)
 
 

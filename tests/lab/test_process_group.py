@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from lab.lab import Lab
 
-pytestmark = [pytest.mark.hosts, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.hosts, pytest.mark.timeout(300)]
 PROGRAM = Path(__file__).with_name("process_group_program.py")
 
 
@@ -54,7 +54,7 @@ def test_a_model_is_the_same_on_two_hosts_as_on_one(lab):
 
 def test_hosts_find_one_another_without_the_launcher(lab):
     processes = start_alone(lab, (0, 1))
-    results = [process.communicate(timeout=60) for process in processes]
+    results = [process.communicate(timeout=120) for process in processes]
     assert not any(process.returncode for process in processes), results
     lines = [line for output, _ in results for line in ends(output)]
     assert len(lines) == 2
@@ -63,7 +63,7 @@ def test_hosts_find_one_another_without_the_launcher(lab):
 
 def test_a_network_that_is_not_there_is_named(lab):
     processes = start_alone(lab, (0, 1), GLOO_SOCKET_IFNAME="eth7")
-    for process, errors in [(each, each.communicate(timeout=60)[1]) for each in processes]:
+    for process, errors in [(each, each.communicate(timeout=120)[1]) for each in processes]:
         assert process.returncode
         assert "do not reach one another by TCP on eth7" in errors, errors
 

@@ -7,7 +7,7 @@ import pytest
 from poprun_py.runs.recorded_run import read_run
 from poprun_py.runs.run_files import RunFiles
 
-pytestmark = [pytest.mark.hosts, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.hosts, pytest.mark.timeout(300)]
 
 # The hosts of the lab have one clock, so that times can be compared.
 PROGRAM = """

@@ -14,7 +14,7 @@ import pytest
 from support.processes import wait_until
 from system.test_secrets import search
 
-pytestmark = [pytest.mark.hosts, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.hosts, pytest.mark.timeout(300)]
 POPRUN = (sys.executable, "-m", "poprun_py")
 MARK = "s3cret"
 # By name, how each is given. None is part of another one.
@@ -85,7 +85,7 @@ def check(host, launch, tmp_path, script, environ=None, *, is_typed):
         lines = list(command_lines())
     finally:
         (found / "go").touch()
-        out, err = job.communicate(timeout=60)
+        out, err = job.communicate(timeout=120)
     assert job.returncode == 1, err
     assert "as it should" in err
     for path in found.glob("*.json"):

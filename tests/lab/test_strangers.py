@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = [pytest.mark.hosts, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.hosts, pytest.mark.timeout(300)]
 STRANGER = Path(__file__).with_name("stranger_program.py")
 NOBODY = 65534
 PROGRAM = """

@@ -8,7 +8,7 @@ import sys
 import pytest
 from lab.lab import IPV6_SUBNET, Lab
 
-pytestmark = [pytest.mark.hosts, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.hosts, pytest.mark.timeout(300)]
 JOB = ("--num-instances", "2", "--num-replicas", "2")
 
 # What the instances of a job over IPv6 listen on, and are connected with; messages and collectives

@@ -9,7 +9,7 @@ import pytest
 from support.repository import ROOT
 from support.trace_tables import query
 
-pytestmark = [pytest.mark.hosts, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.hosts, pytest.mark.timeout(300)]
 
 PROGRAM = ROOT / "tests" / "system" / "timeline_program.py"
 

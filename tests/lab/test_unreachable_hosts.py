@@ -13,7 +13,7 @@ import pytest
 from lab.lab import Lab
 from support.repository import ROOT
 
-pytestmark = [pytest.mark.hosts, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.hosts, pytest.mark.timeout(300)]
 VENV = Path(sys.prefix)
 JOB = ["--num-instances", "2", "--num-replicas", "2"]
 
