@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.trainers
+pytestmark = [pytest.mark.trainers, pytest.mark.timeout(400)]
 
 _HERE = Path(__file__).parent
 _PROGRAMS = {
@@ -58,7 +58,6 @@ def _reports(found):
     return list(last.values())
 
 
-@pytest.mark.timeout(400)
 @pytest.mark.parametrize("name", _PROGRAMS)
 def test_a_trainer_ends_with_the_same_weights_over_popdist_and_gloo(started, name):
     pytest.importorskip(_PROGRAMS[name], reason=f"{name} is not installed")
