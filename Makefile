@@ -9,7 +9,7 @@ RELEASE_STAMP := $(VENV)/.installed-release
 MAKEFLAGS += --no-print-directory
 
 .DEFAULT_GOAL := help
-.PHONY: help demo docs test test-examples test-sweep test-all test-hosts test-numa fuzz test-soak soak system-packages bench seeds figures generated check release-check format install clean
+.PHONY: help demo docs test test-examples test-sweep test-all test-trainers test-hosts test-numa fuzz test-soak soak system-packages bench seeds figures generated check release-check format install clean
 
 help: ## list the targets
 	@echo "poprun-py: targets"
@@ -44,8 +44,14 @@ test-sweep: $(FRAMEWORKS_STAMP) ## run more combinations of what the default tes
 test-all: $(FRAMEWORKS_STAMP) ## run the default tests, examples, sweeps, trainers and their long versions
 	$(PYTEST) $(TESTS) --ignore=tests/lab --ignore=tests/numa -m "not soak" --hypothesis-profile=sweep $(ARGS)
 
+# Frameworks and torch's own tests take minutes: CI runs them where .ci/trainers says so.
+test-trainers: $(FRAMEWORKS_STAMP) ## run PyTorch's own tests and trainers (after changes of torch_backend or collectives)
+	$(BIN)/python -m pytest -q -n 2 --dist loadscope --durations=10 tests/frameworks tests/pytorch -m "trainers and not long" $(ARGS)
+	@[ -n "$(ARGS)" ] || .ci/trainers passed
+
+# Tests of a file share hosts, so that one worker runs all of them.
 test-hosts: $(DEV_STAMP) ## run the tests on several hosts made for the occasion (root, network namespaces)
-	$(BIN)/python -m pytest -q tests/lab -m "not long" $(ARGS)
+	$(BIN)/python -m pytest -q -n 2 --dist loadscope --durations=10 tests/lab -m "not long" $(ARGS)
 
 test-numa: $(DEV_STAMP) ## run the tests on an emulated machine with several NUMA nodes (qemu)
 	$(BIN)/python -m pytest -q tests/numa $(ARGS)

@@ -9,6 +9,8 @@ from support.parity import assert_equal_on_all_ranks, assert_same, found_over_bo
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+pytestmark = pytest.mark.trainers
+
 
 class _Branches(nn.Module):
     """Uses one of two branches in each step."""
@@ -347,7 +349,6 @@ def found():
     return found_over_both(2, _all_programs)
 
 
-@pytest.mark.sweep
 @pytest.mark.parametrize("name", _NAMES)
 def test_training_ends_with_what_it_ends_with_over_gloo(found, name):
     assert_same(found, name)

@@ -7,6 +7,8 @@ from support.parity import assert_equal_on_all_ranks, assert_same, found_over_bo
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 
+pytestmark = pytest.mark.trainers
+
 
 def _model():
     return nn.Sequential(nn.Linear(16, 24), nn.ReLU(), nn.Linear(24, 8))
@@ -128,7 +130,6 @@ def found():
     return found_over_both(4, _all_programs)
 
 
-@pytest.mark.sweep
 @pytest.mark.parametrize("name", [program.__name__ for program in _PROGRAMS])
 def test_four_ranks_end_with_what_they_end_with_over_gloo(found, name):
     # Sums of four depend on their order.

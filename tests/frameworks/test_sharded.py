@@ -10,6 +10,8 @@ import torch.distributed as dist
 from support.parity import assert_equal_on_all_ranks, assert_same, found_over_both, run_programs
 from torch import nn
 
+pytestmark = pytest.mark.trainers
+
 
 def _model():
     return nn.Sequential(nn.Linear(21, 30), nn.ReLU(), nn.Linear(30, 31), nn.ReLU(),
@@ -328,7 +330,6 @@ def found():
     return found_over_both(2, _all_programs)
 
 
-@pytest.mark.sweep
 @pytest.mark.parametrize("name", [program.__name__ for program in _PROGRAMS])
 def test_training_ends_with_what_it_ends_with_over_gloo(found, name):
     assert_same(found, name)

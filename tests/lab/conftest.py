@@ -1,11 +1,17 @@
-"""Hosts for any test that asks: ``make_lab(n)`` builds a lab of its own, ``lab`` is shared."""
+"""Hosts for tests: ``lab`` and ``cluster`` are shared by all modules, ``make_lab(n)`` builds more.
+
+Two workers of xdist may run tests at the same time. Each of them has labs of its own, and labs see
+nothing of one another.
+"""
 
 from __future__ import annotations
 
 import os
 
 import pytest
+from lab import slurm
 from lab.lab import Lab, missing
+from lab.slurm import Slurm
 
 
 @pytest.fixture(scope="session")
@@ -18,11 +24,23 @@ def lab_permitted():
         pytest.skip(f"no lab of hosts: {reason}")
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def lab(lab_permitted, tmp_path_factory):
-    """Two hosts that the tests of a module share and leave as they were."""
+    """Two hosts that all tests of a worker share and leave as they were."""
     with Lab(tmp_path_factory.mktemp("lab"), 2) as hosts:
         yield hosts
+
+
+@pytest.fixture(scope="session")
+def cluster(lab_permitted, tmp_path_factory):
+    """Two more hosts with Slurm, which all tests of a worker share and leave as they were."""
+    reason = slurm.missing()
+    if reason and os.environ.get("CI") == "true":
+        pytest.fail(reason)
+    if reason:
+        pytest.skip(reason)
+    with Lab(tmp_path_factory.mktemp("cluster"), 2) as hosts:
+        yield Slurm(hosts)
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import fcntl
 import ipaddress
 import json
 import os
@@ -19,6 +20,7 @@ import stat
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -139,7 +141,7 @@ class LabHost:
         return ["nsenter", f"--target={self.init_pid}", "--net", "--uts", "--ipc", "--mount",
                 "--pid", f"--wd={ROOT}", "--", *map(str, words)]  # fmt: skip
 
-    def run(self, *words: object, timeout: float = 90, **settings) -> subprocess.CompletedProcess:
+    def run(self, *words: object, timeout: float = 150, **settings) -> subprocess.CompletedProcess:
         """Run a command on this host to its end."""
         process = self.start(*words, **settings)
         try:
@@ -172,7 +174,7 @@ class LabHost:
         )
 
     def poprun(
-        self, *words: object, timeout: float = 90, **settings
+        self, *words: object, timeout: float = 150, **settings
     ) -> subprocess.CompletedProcess:
         """Run ``poprun-py`` on this host to its end."""
         return self.run(sys.executable, "-m", "poprun_py", *words, timeout=timeout, **settings)
@@ -299,15 +301,16 @@ class Lab:
         self._switch: subprocess.Popen | None = None
 
     def __enter__(self) -> Lab:
-        with contextlib.suppress(FileExistsError):
-            _SSH_FOLDER.mkdir()
-            _SSH_FOLDER.chmod(_MODE_OF_OURS)
         try:
-            self._make_keys()
-            self._start_switch()
-            for index in range(self.num_hosts):
-                self._add_host(index)
-            self._wait_for_sshd()
+            with _locked_home(fcntl.LOCK_SH):
+                with contextlib.suppress(FileExistsError):
+                    _SSH_FOLDER.mkdir()
+                    _SSH_FOLDER.chmod(_MODE_OF_OURS)
+                self._make_keys()
+                self._start_switch()
+                for index in range(self.num_hosts):
+                    self._add_host(index)
+                self._wait_for_sshd()
         except BaseException:
             self.close()
             raise
@@ -326,8 +329,8 @@ class Lab:
         if self._switch is not None:
             self._switch.kill()
             self._switch.wait()
-        # Of labs side by side the last removes it: the others' hosts would lose it.
-        with contextlib.suppress(OSError):
+        # The last of several labs removes the folder: the others' hosts would lose it.
+        with contextlib.suppress(OSError), _locked_home(fcntl.LOCK_EX):
             is_ours = stat.S_IMODE(_SSH_FOLDER.stat().st_mode) == _MODE_OF_OURS
             if is_ours and not _is_mounted(_SSH_FOLDER):
                 _SSH_FOLDER.rmdir()
@@ -425,6 +428,17 @@ class Lab:
                     log = (host.folder / "log").read_text()
                     raise RuntimeError(f"sshd of {host.name} does not answer: {log}")
                 time.sleep(0.05)
+
+
+@contextlib.contextmanager
+def _locked_home(operation: int) -> Iterator[None]:
+    """Hold a lock against other labs, also of other processes, that make or remove ``~/.ssh``."""
+    descriptor = os.open(_SSH_FOLDER.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(descriptor, operation)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def _first_child(process: subprocess.Popen) -> int:

@@ -1,15 +1,14 @@
 """Trains with DDP over the back end popdist, and prints what every rank has.
 
 The first argument is a size: of an all-reduce and an all-gather whose results are checked. The
-second, if any, is a rank that ends in the middle of the training, or ``endless``: calls that go on
-until one fails.
+second is optional. ``endless`` makes calls until one fails. ``late-2`` makes a call for which rank
+2 is late by minutes.
 """
 
 from __future__ import annotations
 
-import os
-import signal
 import sys
+import time
 from datetime import timedelta
 
 import torch
@@ -38,8 +37,11 @@ for step in range(5):
     optimizer.zero_grad()
     model(torch.randn(8, 300)).square().mean().backward()
     optimizer.step()
-    if step == 2 and how == str(rank):
-        os.kill(os.getpid(), signal.SIGKILL)
+if how == "late-2":
+    print("waits", flush=True)
+    if rank == 2:
+        time.sleep(300)
+    dist.all_reduce(everything)
 if how == "endless":
     print("goes on", flush=True)
 while how == "endless":

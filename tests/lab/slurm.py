@@ -6,15 +6,18 @@ The daemons live in the hosts' process namespaces and end with them.
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import time
 from pathlib import Path
 
 from lab.lab import Lab, LabHost
+from support.processes import wait_until
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "salloc", "sbatch", "srun")
 _PATH = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
+_GOING = {"PENDING", "CONFIGURING", "RUNNING", "COMPLETING"}
 _CONFIGURATION = """\
 ClusterName=lab
 SlurmctldHost=node0
@@ -99,9 +102,25 @@ class Slurm:
         if done.returncode:
             raise RuntimeError(f"{words} on {host.name}: {(Path(log.name)).read_text()}")
 
-    def run(self, *words: object, timeout: float = 90, env=None) -> subprocess.CompletedProcess:
+    def run(self, *words: object, timeout: float = 150, env=None) -> subprocess.CompletedProcess:
         """Run a command on the controller's host, with Slurm's configuration."""
         return self.lab[0].run(*words, timeout=timeout, env={**self.environ, **(env or {})})
+
+    def submit(self, *words: object) -> str:
+        """Submit a batch script and return the number of its job."""
+        done = self.run("sbatch", "--parsable", *words)
+        assert done.returncode == 0, done.stderr
+        return done.stdout.strip()
+
+    def states(self, job: str) -> set[str]:
+        """Return the states of a job, one for each job of an array."""
+        shown = self.run("scontrol", "--oneliner", "show", "job", job).stdout
+        return set(re.findall(r" JobState=(\w+)", shown))
+
+    def wait_for(self, job: str, limit: float = 150) -> set[str]:
+        """Return the states of a job that has ended, which ``sbatch --wait`` would notice late."""
+        wait_until(lambda: not self.states(job) & _GOING, limit, f"job {job} does not end")
+        return self.states(job)
 
     def _wait(self) -> None:
         deadline = time.monotonic() + 90

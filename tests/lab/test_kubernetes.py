@@ -21,7 +21,7 @@ from support.repository import ROOT
 
 from tools.running.own_commands import make_commands
 
-pytestmark = [pytest.mark.hosts, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.hosts, pytest.mark.timeout(300)]
 DOCKER = ROOT / "examples/deploy/docker"
 JOB = yaml.safe_load((ROOT / "examples/deploy/kubernetes/mpijob.yaml").read_text())
 # As the operator sets them for mpiImplementation OpenMPI.

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-pytestmark = [pytest.mark.hosts, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.hosts, pytest.mark.timeout(300)]
 
 
 def seconds_to_send(lab, count):
@@ -17,15 +17,11 @@ def seconds_to_send(lab, count):
     return time.monotonic() - begun
 
 
-def test_a_link_has_the_rate_that_it_was_given(make_lab):
+def test_a_link_has_its_rate_and_delay_or_the_kernel_is_named(make_lab):
     lab = make_lab(2)
-    lab[1].shape("2mbit")
-    # A burst of 256 KB passes at once, the rest at 250 KB/s.
-    assert seconds_to_send(lab, 1_000_000) > 2.5
-
-
-def test_a_delay_is_there_or_the_kernel_is_named(make_lab):
-    lab = make_lab(2)
+    lab[1].shape("4mbit")
+    # A burst of 256 KB passes at once, the rest at 500 KB/s.
+    assert seconds_to_send(lab, 1_000_000) > 1.2
     try:
         lab[1].shape("10gbit", "300ms")
     except RuntimeError as error:

@@ -9,7 +9,7 @@ import sys
 import pytest
 from support.processes import wait_until
 
-pytestmark = [pytest.mark.hosts, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.hosts, pytest.mark.timeout(300)]
 ONE_EACH = ["-n", "2", "--num-replicas", "2", "--cores-per-instance", "1"]
 SHOW = """
 import os, socket, sys, time
@@ -45,7 +45,7 @@ def job(lab, tmp_path):
 
     def end(name):
         (tmp_path / f"{name}.end").touch()
-        return started[name].communicate(timeout=60)
+        return started[name].communicate(timeout=120)
 
     start.end = end
     start.folder = tmp_path

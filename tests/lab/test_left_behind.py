@@ -16,8 +16,8 @@ from support.processes import wait_until
 pytestmark = pytest.mark.hosts
 
 KINDS = ("launcher", "mpirun", "ssh", "daemon", "wrapper", "program")
-# Nobody is left who could remove anything; one host's; the daemon; who only connects.
-FEW = (KINDS, ("wrapper", "program"), ("daemon",), ("launcher", "ssh"))
+# Every process of the job; the wrappers and programs; the daemon; the launcher.
+FEW = (KINDS, ("wrapper", "program"), ("daemon",), ("launcher",))
 SUBSETS = [each for size in range(1, 7) for each in itertools.combinations(KINDS, size)]
 
 
@@ -98,7 +98,9 @@ def check(lab, hosts, notes, killed):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, number)
     job.send_signal(signal.SIGCONT)  # what enters the host stops with the launcher
-    job.communicate(timeout=60)
+    _, said = job.communicate(timeout=120)
+    assert job.returncode not in (0, 124)
+    assert said or "launcher" in killed
     wait_until(lambda: not hosts.processes(), 60)
     if "wrapper" not in killed:
         # Whoever was left on each host has done it.
@@ -140,7 +142,7 @@ def test_a_living_job_of_another_launcher_keeps_its_folders(lab, hosts, tmp_path
     seen = (tmp_path / "notes/instance-3").stat().st_mtime_ns
     wait_until(lambda: (tmp_path / "notes/instance-3").stat().st_mtime_ns > seen)
     os.kill(hosts.by_kind()["launcher"][0], signal.SIGTERM)
-    job.communicate(timeout=60)
+    job.communicate(timeout=120)
     wait_until(lambda: not hosts.processes())
     assert hosts.files() == []
 

@@ -11,7 +11,7 @@ from lab.lab import Lab, LabHost
 from support.listening import Listening, all_in_network_of, an_mpi
 from support.processes import wait_until
 
-pytestmark = [pytest.mark.hosts, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.hosts, pytest.mark.timeout(300)]
 
 # The instances wait until the test has looked at all processes of their hosts.
 PROGRAM = """
@@ -83,7 +83,7 @@ def test_a_job_listens_on_its_network_and_on_loopback_alone(lab, tmp_path, mpi, 
         wait_until(lambda: (tmp_path / "ready").exists() or job.poll() is not None, 90)
         found = [listening_on(host) for host in lab.hosts]
         (tmp_path / "seen").mkdir()
-        stdout, stderr = job.communicate(timeout=60)
+        stdout, stderr = job.communicate(timeout=120)
     finally:
         job.kill()
     assert job.returncode == 0, stderr

@@ -10,7 +10,7 @@ from support.repository import ROOT
 from poprun_py.runs.recorded_run import read_run
 from poprun_py.runs.run_files import find_run
 
-pytestmark = [pytest.mark.hosts, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.hosts, pytest.mark.timeout(300)]
 
 PROGRAM = ROOT / "tests" / "system" / "run_files_program.py"
 

@@ -2,30 +2,24 @@
 
 from __future__ import annotations
 
-import os
+import re
 import sys
 
 import pytest
-from lab import slurm
-from lab.slurm import Slurm
 
-pytestmark = [pytest.mark.hosts, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.hosts, pytest.mark.timeout(300)]
 POPRUN = (sys.executable, "-m", "poprun_py")
 FOUR = ("--num-instances", "4", "--num-replicas", "4")
 
 
-@pytest.fixture(scope="module")
-def cluster(lab):
-    """Slurm on the hosts of the module's lab; without keys, so that nothing can go by ssh."""
-    reason = slurm.missing()
-    if reason and os.environ.get("CI") == "true":
-        pytest.fail(reason)
-    if reason:
-        pytest.skip(reason)
-    made = Slurm(lab)
-    for host in lab.hosts:
+@pytest.fixture(autouse=True, scope="module")
+def hidden_keys(cluster):
+    """Take the keys away, so that nothing can go by ssh."""
+    for host in cluster.lab.hosts:
         (host.ssh / "id_ed25519").rename(host.ssh / "hidden")
-    return made
+    yield
+    for host in cluster.lab.hosts:
+        (host.ssh / "hidden").rename(host.ssh / "id_ed25519")
 
 
 def places(text):
@@ -36,7 +30,7 @@ def places(text):
 
 @pytest.mark.parametrize(
     "asked",
-    [["-N2"], ["-N2", "--ntasks-per-node=2"], ["-N2", "-n4"], ["-N2", "srun", "-N1", "-n1"]],
+    [["-N2", "--ntasks-per-node=2"], ["-N2", "srun", "-N1", "-n1"]],
     ids=" ".join,
 )
 def test_an_allocation_is_used_without_naming_hosts(cluster, hello, asked):
@@ -60,12 +54,6 @@ def test_too_few_tasks_are_refused_with_the_fix(cluster, hello):
     assert len(errors) == 1
     assert "--ntasks-per-node=2" in errors[0]
     assert "--num-instances 2" in errors[0]
-
-
-def test_hosts_of_the_allocation_may_be_named(cluster, hello):
-    done = cluster.run("salloc", "-N2", *POPRUN, *FOUR, "--host", "node0,node1", hello)
-    assert done.returncode == 0, done.stderr
-    assert places(done.stdout) == ["node0", "node0", "node1", "node1"]
 
 
 def test_one_other_host_alone_is_reached_by_ssh(cluster, hello):
@@ -99,24 +87,25 @@ def test_the_batch_script_of_the_manual(cluster, hello, tmp_path):
         line for line in script.splitlines(keepends=True) if not line.startswith("source ")
     )
     (tmp_path / "job.sh").write_text(f"#!/bin/bash\n{script}")
-    done = cluster.run("sbatch", "--wait", f"--output={tmp_path}/out", tmp_path / "job.sh")
+    states = cluster.wait_for(cluster.submit(f"--output={tmp_path}/out", tmp_path / "job.sh"))
     out = (tmp_path / "out").read_text()
-    assert done.returncode == 0, done.stderr + out
+    assert states == {"COMPLETED"}, out
     assert places(out) == ["node0", "node0", "node1", "node1"]
 
 
 def test_check_goes_through_slurm_too(cluster, hello):
-    done = cluster.run("salloc", "-N2", *POPRUN, *FOUR, "--check", hello)
+    words = ("--host", "node0,node1")  # the allocation's hosts may be named too
+    done = cluster.run("salloc", "-N2", *POPRUN, *FOUR, *words, "--check", hello)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "node[0-1]" in done.stdout or "node1" in done.stdout
+    assert re.search(r"node\[0-1\]|node0 +node1", done.stdout.splitlines()[0])
 
 
-def test_a_failure_ends_the_step_everywhere(cluster, lab, script):
+def test_a_failure_ends_the_step_everywhere(cluster, script):
     program = script(
         "import os, sys, time\nsys.exit(9) if os.environ['RANK'] == '3' else time.sleep(60)\n"
     )
     done = cluster.run("salloc", "-N2", *POPRUN, *FOUR, program)
     assert done.returncode == 9
     assert "instance 3 (replica 3) on node1 failed first" in done.stderr
-    for host in lab.hosts:
+    for host in cluster.lab.hosts:
         assert not host.processes(program.name)

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import re
 import sys
 from pathlib import Path
 
 import pytest
-from lab import slurm
-from lab.slurm import Slurm
 from support.processes import wait_until
 from support.repository import ROOT
 
@@ -18,17 +15,6 @@ from tools.running.own_commands import make_commands
 pytestmark = [pytest.mark.hosts, pytest.mark.timeout(360)]
 SCRIPTS = ROOT / "examples/deploy/slurm"
 ACCURACY = re.compile(r"test accuracy ([\d.]+) %")
-
-
-@pytest.fixture(scope="module")
-def cluster(lab):
-    """Slurm on the hosts of the module's lab."""
-    reason = slurm.missing()
-    if reason and os.environ.get("CI") == "true":
-        pytest.fail(reason)
-    if reason:
-        pytest.skip(reason)
-    return Slurm(lab)
 
 
 @pytest.fixture
@@ -45,9 +31,7 @@ def project(tmp_path):
 
 def submit(cluster, project, *words):
     """Submit a script from the project's folder; returns the number of the job."""
-    done = cluster.run("sbatch", "--parsable", f"--chdir={project}", "--output=out-%a", *words)
-    assert done.returncode == 0, done.stderr
-    return done.stdout.strip()
+    return cluster.submit(f"--chdir={project}", "--output=out-%a", *words)
 
 
 def output(project):
@@ -55,18 +39,10 @@ def output(project):
     return "".join(path.read_text() for path in sorted(project.glob("out-*")))
 
 
-def states(cluster, job):
-    """Return the states of a job, one for each job of an array."""
-    shown = cluster.run("scontrol", "--oneliner", "show", "job", job).stdout
-    return set(re.findall(r" JobState=(\w+)", shown))
-
-
 def run(cluster, project, script):
-    """Run a script to its end, which ``sbatch --wait`` would notice late; returns its output."""
+    """Run a script to its end; returns its output."""
     job = submit(cluster, project, SCRIPTS / script)
-    going = {"PENDING", "CONFIGURING", "RUNNING", "COMPLETING"}
-    wait_until(lambda: not states(cluster, job) & going, 120, f"{script} does not end")
-    assert states(cluster, job) == {"COMPLETED"}, output(project)
+    assert cluster.wait_for(job) == {"COMPLETED"}, output(project)
     return output(project)
 
 
@@ -91,9 +67,9 @@ def test_a_training_goes_on_after_its_limit(cluster, project):
     try:
         wait_until(lambda: "step " in output(project), 60, "no step was made")
         cluster.run("scancel", "--batch", "--signal=USR1", job)
-        wait_until(lambda: states(cluster, job) == {"PENDING"}, 60, "it was not queued again")
+        wait_until(lambda: cluster.states(job) == {"PENDING"}, 60, "it was not queued again")
         # Slurm lets a job that was queued again wait for two minutes.
-        wait_until(lambda: states(cluster, job) == {"COMPLETED"}, 240, "it did not end well")
+        wait_until(lambda: cluster.states(job) == {"COMPLETED"}, 240, "it did not end well")
     finally:
         cluster.run("scancel", job)
     assert len(list((project / "runs" / f"slurm-{job}").glob("attempt-*"))) == 2

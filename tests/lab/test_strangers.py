@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = [pytest.mark.hosts, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.hosts, pytest.mark.timeout(300)]
 STRANGER = Path(__file__).with_name("stranger_program.py")
 NOBODY = 65534
 PROGRAM = """
@@ -48,7 +48,7 @@ def besieged(make_lab, tmp_path):
     for each in (*started, *strangers):
         met, said = each.communicate(timeout=20)
         assert each.returncode == 0, said
-        assert each in started or int(met) > 100
+        assert each in started or int(met) > 10
 
 
 def test_a_job_runs_among_strangers_and_tells_of_them_once(besieged, script, tmp_path):

@@ -30,7 +30,6 @@ class Case:
 
     options: tuple[str, ...]
     expected: tuple[tuple[str, str, int], ...]
-    exit_code: int = 0
     forbid: str | None = None
     limits: tuple[tuple[str, str], ...] = ()
 
@@ -59,9 +58,6 @@ CASES: dict[str, dict[str, Case]] = {
         ),
         "memory policy forbidden": Case(
             ("--num-instances=2",), (("0-3", "", 4), ("4-7", "", 4)), forbid="set_mempolicy"
-        ),
-        "memory policy forbidden, strict": Case(
-            ("--num-instances=2", STRICT), (), exit_code=3, forbid="set_mempolicy"
         ),
     },
     "2node-smt": {

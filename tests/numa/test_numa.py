@@ -54,17 +54,19 @@ def test_instances_run_where_the_plan_says(topology, name):
         pytest.skip(missing())
     case = CASES[topology][name]
     report = results(topology)[name]
-    assert report["exit_code"] == case.exit_code, report["log"]
+    assert report["exit_code"] == 0, report["log"]
     planned = [
         (_listed(i["cpus"]), _listed(i["memory_nodes"]), i["threads"])
         for i in report["plan"]["instances"]
     ]
-    for expected, plan, seen in zip(case.expected, planned, report["seen"], strict=False):
+    for expected, plan, seen in zip(case.expected, planned, report["seen"], strict=True):
         cpus, memory, threads = expected
         assert plan[2] == threads
-        assert plan[0] in (cpus, "")
+        # An instance that is not bound has no CPUs in the plan.
+        assert plan[0] == ("" if "--process-placement=disabled" in case.options else cpus)
         assert seen["cpus"] == cpus
         assert seen["omp_num_threads"] == str(threads)
+        # The probe reports no threads where torch brings no OpenMP library.
         assert seen["threads"] in (threads, None)
         allocation = seen["allocation"]
         assert allocation["policy"] == (f"bind:{memory}" if memory else "default")
@@ -72,7 +74,6 @@ def test_instances_run_where_the_plan_says(topology, name):
             assert plan[1] == memory
             assert set(allocation["nodes"]) <= set(_numbers(memory))
         assert allocation["pages"] > 0
-    assert len(planned) == len(case.expected) or case.exit_code
     if case.forbid:
         assert "memory policy is default instead of bind on nodes 0-1" in report["log"]
     elif STRICT in case.options:

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.trainers
+
 SUITE = Path(__file__).parent / "distributed_suite.py"
 _OF_FOUR_RANKS = (
     "test_3_level_hierarchical_model_averager",
@@ -71,12 +73,10 @@ def _check_passed(names, outcomes):
     assert {name: outcomes.get(name) for name in names} == dict.fromkeys(names, ("passed", ""))
 
 
-@pytest.mark.sweep
 def test_those_for_four_ranks_pass():
     _check_passed(_OF_FOUR_RANKS, _run(4, *_OF_FOUR_RANKS, timeout=100))
 
 
-@pytest.mark.sweep
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("part", _PARTS)
 def test_pytorch_s_own_tests_pass_but_for_those_that_are_different(part):
