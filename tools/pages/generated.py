@@ -45,11 +45,11 @@ GENERATORS: Mapping[str, Callable[[], Mapping[Path, str]]] = {
 }
 
 
-def outdated(name: str) -> dict[Path, str]:
-    """Return the files of a generator that hold something else than it makes, with their texts."""
+def outdated(files: Mapping[Path, str]) -> dict[Path, str]:
+    """Return those of the files, each with its text, that hold another text or do not exist."""
     return {
         path: text
-        for path, text in GENERATORS[name]().items()
+        for path, text in files.items()
         if not path.exists() or path.read_text(encoding="utf-8") != text
     }
 
@@ -60,7 +60,7 @@ def main(names: Sequence[str]) -> int:
         sys.stderr.write(f"no generator {unknown[0]}: there are {', '.join(GENERATORS)}\n")
         return 2
     for name in names or GENERATORS:
-        for path, text in outdated(name).items():
+        for path, text in outdated(GENERATORS[name]()).items():
             path.parent.mkdir(exist_ok=True)
             path.write_text(text, encoding="utf-8")
             sys.stdout.write(f"{path}\n")
