@@ -157,18 +157,16 @@ def _killed(rank, call, first_call, how):
         if how == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
         os._exit(3)
-    began = time.monotonic()
     with pytest.raises(dist.DistBackendError) as error:
         _CALLS[call]()
-    return str(error.value), time.monotonic() - began
+    return str(error.value)
 
 
 def _assert_lost(outcomes, *words):
     for outcome in outcomes[:1] + outcomes[2:]:
-        text, seconds = values([outcome])[0]
+        (text,) = values([outcome])
         for word in words:
             assert word in text
-        assert seconds < 8.0  # on a busy machine
 
 
 @pytest.mark.parametrize("first_call", [True, pytest.param(False, marks=pytest.mark.sweep)])
@@ -206,7 +204,7 @@ def test_a_rank_that_does_not_come_is_named_after_the_time_out(first_call):
     text, seconds = values(outcomes)[0]
     assert "rank 1" in text
     assert "did not arrive within 1.5 s (the timeout of the group)" in text
-    assert 1.4 < seconds < 6
+    assert seconds > 1.4
 
 
 def _time_outs(rank):
