@@ -36,6 +36,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
@@ -267,22 +268,33 @@ def _be_an_instance(address: str) -> None:
 
 
 def _reply_to(request: bytes, programs: dict[str, Any]) -> bytes:
+    instance = os.getpid()
+    path, name, args, limit = pickle.loads(request)
+    # This ends the instance at the limit, so that no instance outlives a session that was
+    # killed. faulthandler's own timer would block processes that the function forks.
+    watch = threading.Timer(limit, _give_up)
+    watch.daemon = True
+    watch.start()
     try:
-        path, name, args, limit = pickle.loads(request)
-        # At the limit this prints where the function hangs and ends the instance, so that no
-        # instance outlives a session that was killed.
-        faulthandler.dump_traceback_later(limit, exit=True)
         if path not in programs:
             spec = importlib.util.spec_from_file_location(f"program_{len(programs)}", path)
             programs[path] = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
             spec.loader.exec_module(programs[path])
         return pickle.dumps((getattr(programs[path], name)(*args), ""))
     except BaseException:
+        if os.getpid() != instance:
+            raise  # a process that the function forked ends as a program does
         return pickle.dumps((None, traceback.format_exc()))
     finally:
-        faulthandler.cancel_dump_traceback_later()
+        watch.cancel()
         sys.stdout.flush()
         sys.stderr.flush()
+
+
+def _give_up() -> None:
+    print("Timeout!", file=sys.stderr)
+    faulthandler.dump_traceback(all_threads=True)
+    os._exit(1)
 
 
 if __name__ == "__main__":

@@ -35,7 +35,7 @@ def found_over_both(count, run, limit=110.0):
         limit: of all, in seconds.
     """
     with tempfile.TemporaryDirectory(prefix="parity-") as folder:
-        written = values(run_ranks(count, run, folder, backend=None, limit=limit))
+        written = values(run_ranks(count, run, folder, backend=None, limit=limit, fresh=True))
     ranks = [torch.load(io.BytesIO(data), weights_only=False) for data in written]
     return {backend: [found[backend] for found in ranks] for backend in _BACKENDS}
 

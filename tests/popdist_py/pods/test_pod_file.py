@@ -21,16 +21,37 @@ from popdist_py.pods.errors import (
 )
 from popdist_py.pods.folder import list_pods, make_pod, open_pod, pods_root, remove_pod
 from popdist_py.pods.pod_file import SYSTEMS, format_pod, machine_pod, parse_pod, system_pod
-from popdist_py.pods.values import Agent, PartitionRequest, Pod
+from popdist_py.pods.values import Agent, Allocation, Cluster, PartitionRequest, Pod
+
+
+def test_the_file_of_a_known_system(golden):
+    golden("POD16.toml", format_pod(system_pod("POD16", "pod16", ["h0"])))
 
 
 @pytest.mark.parametrize("system", SYSTEMS)
-def test_known_systems(system, golden):
-    machines = SYSTEMS[system][0]
-    pod = system_pod(system, system.lower(), [f"h{i}" for i in range(max(1, machines // 16))])
-    golden(f"{system}.toml", format_pod(pod))
+def test_known_systems(system):
+    num_machines, num_domains = SYSTEMS[system][:2]
+    hosts = [f"h{i}" for i in range(max(1, num_machines // 16))]
+    pod = system_pod(system, "p", hosts)
+    assert parse_pod(format_pod(pod), "pod.toml") == pod
     assert len(pod.ipus()) == int(system[3:])
-    assert {ipu.domain for ipu in pod.ipus()} == set(range(SYSTEMS[system][1]))
+    assert {ipu.domain for ipu in pod.ipus()} == set(range(num_domains))
+    names = tuple(f"ag{number:02}" for number in range(1, num_machines + 1))
+    is_large = num_machines >= 16
+    size = system[3:]
+    assert tuple(agent.name for agent in pod.agents) == names
+    cluster = Cluster(
+        name=f"c{size}",
+        agents=names,
+        num_ilds=num_domains,
+        topology="torus" if is_large else "mesh",
+        is_looped=is_large,
+    )
+    assert pod.clusters == (cluster,)
+    assert pod.allocations == (Allocation(name=f"a{size}", cluster=f"c{size}", agents=names),)
+    assert [agent.num_ipus for agent in pod.agents] == [4] * num_machines
+    of_each = num_machines // len(hosts)
+    assert [agent.host for agent in pod.agents] == [host for host in hosts for _ in range(of_each)]
 
 
 def test_this_machine_is_one_domain_of_machines_of_four():

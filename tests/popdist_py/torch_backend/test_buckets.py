@@ -172,5 +172,5 @@ def _page_faults_of_a_step(rank, is_distributed):
 @pytest.mark.sweep
 def test_memory_that_a_step_frees_is_kept_for_the_next_one():
     pages = 36_000_000 // 4096
-    assert min(values(run_ranks(2, _page_faults_of_a_step, False))) > pages / 2
-    assert max(values(run_ranks(2, _page_faults_of_a_step, True))) < pages / 10
+    assert min(values(run_ranks(2, _page_faults_of_a_step, False, fresh=True))) > pages / 2
+    assert max(values(run_ranks(2, _page_faults_of_a_step, True, fresh=True))) < pages / 10

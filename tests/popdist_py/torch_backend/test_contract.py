@@ -599,7 +599,8 @@ def _parameters():
     for name, (_, _, gloo, sizes) in _CASES.items():
         for size in sizes:
             yield pytest.param("popdist", size, name, marks=[pytest.mark.sweep] * (size > 2))
-            if gloo:
+            # Two ranks of gloo show that the expectations are torch's.
+            if gloo and size == 2:
                 yield pytest.param("gloo", size, name, marks=pytest.mark.sweep)
 
 

@@ -2,7 +2,6 @@
 
 import signal
 import threading
-import time
 
 import pytest
 import torch
@@ -40,10 +39,8 @@ def _interrupted(rank, size):
             dist.all_reduce(torch.ones(size), group=group)
     dist.barrier()
     if rank == 1:
-        began = time.monotonic()
         with pytest.raises(RankLostError, match=r"rank 0 \(process \d+\) has left") as error:
             _reduce_thrice(group, size)  # it has arrived at the first meeting of the call
-        assert time.monotonic() - began < 15
     dist.barrier()
     return str(error.value)
 

@@ -9,7 +9,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 
 import pytest
 import torch
@@ -166,9 +165,7 @@ def test_another_user_who_floods_the_socket_keeps_no_rank_out(caplog):
         try:
             # Nobody listens at rank 0 yet: there is no room left, and who sends waits for nobody.
             wait_until(lambda: not has_room(name))
-            began = time.monotonic()
             sent = two.send(torch.ones(3), 0, 1)
-            assert time.monotonic() - began < 5
             received = torch.zeros(3)
             zero.receive(received, 2, 1).wait()
             sent.wait()

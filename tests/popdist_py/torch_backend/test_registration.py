@@ -36,19 +36,15 @@ def python(code, **variables):
 
 def test_the_registration_is_light():
     code = (
-        "import sys, time, torch\n"
+        "import sys, torch\n"
         "before = set(sys.modules)\n"
-        "start = time.process_time()\n"
         "import popdist_py.torch_backend as ours\n"
         "ours._autoload()\n"
-        "print(time.process_time() - start, *sorted(set(sys.modules) - before))\n"
+        "print(*sorted(set(sys.modules) - before))\n"
         "assert 'POPDIST' in torch.distributed.Backend._plugins\n"
     )
     out, err = python(code, TORCH_DEVICE_BACKEND_AUTOLOAD="0", POPDIST_TORCH_BACKEND="auto")
-    seconds, *modules = out.split()
-    assert set(modules) == _LIGHT
-    # About 0.001 s, and torch itself 0.9 s; another process may have the core meanwhile.
-    assert float(seconds) < 0.02
+    assert set(out.split()) == _LIGHT
     assert err == ""
 
 

@@ -4,7 +4,6 @@ import os
 import subprocess
 import sys
 import threading
-import time
 from datetime import timedelta
 
 import pytest
@@ -52,11 +51,9 @@ def _aborted(rank):
     dist.barrier(group)
     if rank == 0:
         work = dist.all_reduce(torch.ones(1), group=group, async_op=True)
-        began = time.monotonic()
         group.abort()
         with pytest.raises(GroupClosedError, match="was aborted"):
             work.wait()
-        assert time.monotonic() - began < 5
     else:
         # The first call may still meet that of rank 0.
         works = [dist.all_reduce(torch.ones(1), group=group, async_op=True) for _ in range(2)]

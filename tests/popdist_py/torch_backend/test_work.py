@@ -254,7 +254,7 @@ def _die_within_backward(rank, how):
     ],
 )
 def test_an_error_within_backward_is_an_exception_of_the_program(how, words):
-    first, second = run_ranks(2, _die_within_backward, how, timeout=2.0)
+    first, second = run_ranks(2, _die_within_backward, how, timeout=2.0, fresh=how == "killed")
     assert "RuntimeError" in first.kinds
     assert "all_reduce" in first.error
     assert re.search(words, first.error)
