@@ -49,8 +49,10 @@ def raise_error():
 
 
 def hold_the_lock():
-    """Hang in C with the interpreter's lock held."""
-    ctypes.PyDLL(None).sleep(1000)
+    """Hang in C with the interpreter's lock held, also after a signal has ended a sleep."""
+    sleep = ctypes.PyDLL(None).sleep
+    while True:
+        sleep(1000)
 
 
 FAULTS = {
