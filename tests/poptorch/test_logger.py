@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.logging import RichHandler
 from tqdm import tqdm
 
-from popdist_py.poptorch.logger import _take_level
+from popdist_py.poptorch.logger import _take_level, install_excepthook
 
 log = logging.getLogger("poptorch::python")
 
@@ -29,6 +29,22 @@ def root():
 def test_the_log_goes_to_stderr_in_one_format(capsys):
     log.warning("hello")
     assert capsys.readouterr().err.endswith(" [poptorch::python] [warning] hello\n")
+
+
+def test_an_exception_that_ends_the_program_is_logged(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "excepthook", sys.__excepthook__)
+    install_excepthook()
+    error = RuntimeError("told")
+    sys.excepthook(RuntimeError, error, None)
+    shown = capsys.readouterr().err
+    assert "[poptorch::python] [critical]" in shown
+    assert shown.count("RuntimeError: told") == 1
+
+
+def test_a_hook_that_stands_already_stays(monkeypatch):
+    monkeypatch.setattr(sys, "excepthook", print)
+    install_excepthook()
+    assert sys.excepthook is print
 
 
 def test_a_line_begins_a_line_while_a_bar_is_shown(capsys):

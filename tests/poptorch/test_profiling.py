@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
 
 import pytest
+from poptorch.forked_program import ForkedProgram
 from support.models import Mlp
 from support.trace_tables import query
 
@@ -71,6 +73,30 @@ def assert_has_all_steps(trace):
     return counts
 
 
+# What is registered for the end of the program is done here: a fork ends without it.
+_FORKED = """
+import atexit
+at_end = []
+atexit.register = lambda function, *args: at_end.append((function, args))
+"""
+_END = """
+for function, args in at_end:
+    function(*args)
+"""
+
+
+def test_a_program_that_enables_profiling_gets_a_timeline(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    program = tmp_path / "program.py"
+    program.write_text(_FORKED + (_PROGRAM % 'options.enableProfiling("reports")') + _STEPS + _END)
+    with contextlib.closing(ForkedProgram(program)) as running:
+        assert running.wait() == 0, running.stderr.read()
+    trace = tmp_path / "reports" / "instance-0.timeline.json.gz"
+    assert list(trace.parent.iterdir()) == [trace]
+    assert_has_all_steps(trace)
+
+
+@pytest.mark.sweep
 def test_a_program_that_fails_has_a_profile_and_logs_its_exception(tmp_path):
     # torchvision has operators that the library defines too: it comes second here.
     steps = _STEPS + "import torchvision\ntorchvision.models.resnet18\nraise RuntimeError('told')\n"

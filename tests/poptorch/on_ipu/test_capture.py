@@ -245,7 +245,11 @@ def test_what_goes_wrong_while_observing_stops_no_compilation(monkeypatch, place
 @pytest.mark.parametrize(
     ("make", "args"),
     [
-        (lambda: WithLoss(torchvision.models.resnet50()), images(224, batch=32)),
+        pytest.param(
+            lambda: WithLoss(torchvision.models.resnet50()),
+            images(224, batch=32),
+            marks=pytest.mark.sweep,
+        ),
         (
             lambda: Bert(layers=2, width=768, words=30522, heads=12),
             (torch.zeros(32, 384, dtype=torch.int64),) * 2,

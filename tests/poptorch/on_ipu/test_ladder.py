@@ -12,14 +12,16 @@ from torch import nn
 
 from popdist_py import poptorch
 
+# tests/popdist_py/ipu/test_ladder.py has the ladder by default, of a graph made by hand.
+pytestmark = pytest.mark.sweep
 models = pytest.importorskip("torchvision.models")
 
 BATCH = 64
 # Accumulation, device iterations, 8-bit input; cycles, and MiB that the first IPU receives.
 RUNGS = [
-    pytest.param(3, 1, False, 60_111_417, 4.5, marks=pytest.mark.sweep),
-    pytest.param(8, 1, False, 95_653_315, 12.0, marks=pytest.mark.sweep),
-    pytest.param(8, 4, False, 283_021_420, 48.0, marks=pytest.mark.sweep),
+    (3, 1, False, 60_111_417, 4.5),
+    (8, 1, False, 95_653_315, 12.0),
+    (8, 4, False, 283_021_420, 48.0),
     (8, 4, True, 278_393_266, 24.0),
 ]
 
@@ -62,7 +64,6 @@ def arguments(accumulation, iterations, dtype):
     return images, torch.empty(size, dtype=torch.int64, device="meta")
 
 
-@pytest.mark.sweep
 def test_float_runs_out_of_memory(model):
     wrapper = wrapper_of(model, is_half=False, accumulation=3, iterations=1)
     try:
