@@ -3,7 +3,7 @@
 import pytest
 import torch
 import torch.distributed as dist
-from support.parity import assert_equal_on_all_ranks, assert_same, found_over_both, run_programs
+from frameworks.parity import assert_equal_on_all_ranks, assert_same, found_over_both, run_programs
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 

@@ -8,13 +8,22 @@ import signal
 import subprocess
 import sys
 import time
+from typing import Any
 
+import psutil
 import pytest
 from support.repository import ROOT
 
 from tools.processes import LEASES, surrounding_variables, survivors, wait_until
 
-__all__ = ["LEASES", "remove_surroundings", "running_jobs", "survivors", "wait_until"]
+__all__ = [
+    "LEASES",
+    "connections",
+    "remove_surroundings",
+    "running_jobs",
+    "survivors",
+    "wait_until",
+]
 
 
 def remove_surroundings(monkeypatch):
@@ -71,3 +80,10 @@ def running_jobs(folder):
     for pid in left:
         os.kill(pid, signal.SIGKILL)
     assert not left, f"processes {left} outlived their job"
+
+
+def connections(kind: str = "inet") -> list[Any]:
+    """Return the sockets of this kind that this process has open."""
+    own = psutil.Process()
+    # psutil before 6 has the older name alone.
+    return (own.net_connections if hasattr(own, "net_connections") else own.connections)(kind)

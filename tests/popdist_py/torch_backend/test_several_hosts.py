@@ -10,7 +10,7 @@ from unittest import mock
 import pytest
 import torch
 import torch.distributed as dist
-from support.connections import connections
+from support.processes import connections
 from support.ranks import run_ranks, values
 
 from popdist_py.collectives.communicators import meeting_communicator

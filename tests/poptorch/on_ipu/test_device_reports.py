@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from support.captures import capture_as, captured
+from poptorch.on_ipu.captures import capture_as, captured
 from support.models import Mlp, classified, quiet_options
 
 import popdist_py.poptorch as poptorch

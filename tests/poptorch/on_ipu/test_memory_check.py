@@ -6,7 +6,7 @@ import logging
 from dataclasses import replace
 
 import pytest
-from support.captures import capture_as, captured
+from poptorch.on_ipu.captures import capture_as, captured
 from support.models import Mlp, classified, quiet_options
 
 import popdist_py.poptorch as poptorch

@@ -7,7 +7,7 @@ from typing import get_args
 
 import pytest
 import torch
-from support.captures import captured
+from poptorch.on_ipu.captures import captured
 from support.models import quiet_options
 
 from popdist_py import popart, poptorch
