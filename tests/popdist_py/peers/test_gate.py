@@ -300,6 +300,8 @@ def test_another_user_of_this_host_is_turned_away_by_name():
             try:
                 with stranger(gate, CLAIM) as theirs:
                     os._exit(0 if _all_of(theirs) == b"" else 1)
+            except ConnectionError:  # it was turned away before it had sent its claim
+                os._exit(0)
             finally:
                 os._exit(2)
         guests = []
