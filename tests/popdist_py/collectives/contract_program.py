@@ -34,7 +34,8 @@ def of_instance(instance, size, dtype):
 
 def check_reductions():
     for size in SIZES:
-        for dtype in DTYPES:
+        # The largest arrays go the same way whatever their type is.
+        for dtype in DTYPES if size < SIZES[-1] else DTYPES[:1]:
             everyone = [of_instance(i, size, dtype) for i in range(count)]
             for op, function in FUNCTIONS.items():
                 expected = everyone[0].copy()
