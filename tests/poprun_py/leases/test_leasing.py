@@ -194,7 +194,8 @@ def test_many_that_wait_look_seldom(job, holder, monkeypatch):
         holder("queue")
     with pytest.raises(StartError):
         job(wait_for_resources=0.9)
-    assert pauses[0] == pytest.approx(0.8)
+    # Other threads of this process sleep too, for shorter times.
+    assert max(pauses) == pytest.approx(0.8)
 
 
 def test_ctrl_c_ends_waiting_at_once(job, holder, place):

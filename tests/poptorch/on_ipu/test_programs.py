@@ -9,6 +9,8 @@ import sys
 import pytest
 from support.repository import ROOT
 
+import popdist_py
+import popdist_py.horovod.torch
 from popdist_py import poptorch
 
 PROGRAMS = ROOT / "tests" / "sdk_programs" / "recreated"
@@ -24,7 +26,15 @@ PROGRAMS = ROOT / "tests" / "sdk_programs" / "recreated"
 )
 def test_every_model_is_captured(program, models, tmp_path, monkeypatch, caplog):
     caplog.set_level(logging.DEBUG, logger="poptorch::python")
-    monkeypatch.setitem(sys.modules, "poptorch", poptorch)
+    # The names under which programs import the library.
+    for name, module in (
+        ("poptorch", poptorch),
+        ("popdist", popdist_py),
+        ("popdist.poptorch", popdist_py.poptorch),
+        ("horovod", popdist_py.horovod),
+        ("horovod.torch", popdist_py.horovod.torch),
+    ):
+        monkeypatch.setitem(sys.modules, name, module)
     monkeypatch.chdir(tmp_path)
     runpy.run_path(str(PROGRAMS / program), run_name="__main__")
     assert caplog.text.count("The forward is captured") == models
