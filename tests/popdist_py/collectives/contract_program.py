@@ -26,10 +26,12 @@ SIZES = [0, 1, 5, 1000, 40_000, 700_001]
 FUNCTIONS = {"sum": np.add, "max": np.maximum, "min": np.minimum, "prod": np.multiply}
 DTYPES = [np.float32, np.float64, np.float16, np.int8, np.int32, np.int64, np.uint8, np.bool_]
 Pair = namedtuple("Pair", "left right")
+LARGE = 9_000_001  # one process copies it from the memory of another
+_PATTERN = np.resize(np.arange(3, dtype=np.uint8), LARGE + 2)
 
 
 def of_instance(instance, size, dtype):
-    return ((np.arange(size) + instance) % 3).astype(dtype)
+    return _PATTERN[instance % 3 :][:size].astype(dtype)
 
 
 def check_reductions():
@@ -154,8 +156,7 @@ def check_moves():
             assert np.array_equal(x, of_instance(root, size, np.int64))
         for index, row in enumerate(popdist_py.all_gather(of_instance(me, size, np.float32))):
             assert np.array_equal(row, of_instance(index, size, np.float32))
-    # So large that one process copies from the memory of another.
-    large = of_instance(me, 9_000_001, np.uint8)
+    large = of_instance(me, LARGE, np.uint8)
     for index, row in enumerate(popdist_py.all_gather(large)):
         assert np.array_equal(row, of_instance(index, large.size, np.uint8))
     popdist_py.broadcast(large, count - 1)

@@ -1,23 +1,24 @@
-"""Instances that call different collectives; every one of them must get the error that says so."""
+"""Instances that call different collectives; every one of them must get the error that says so.
+
+Every argument is a way of joining: variables, ``A=1,B=2`` or nothing.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import sys
 from pathlib import Path
+from unittest import mock
 
 sys.path.insert(0, str(Path(__file__).parent))
 
 import numpy as np
-from jobs import join
+from jobs import ways
 
 import popdist_py
 from popdist_py import all_reduce, barrier, broadcast
 from popdist_py.collectives.communicators import shared_memory
 from popdist_py.collectives.within_host import host_group
-
-me = join().instance_index
-last = me == popdist_py.getNumInstances() - 1
 
 
 def _frozen():
@@ -48,25 +49,36 @@ CASES = {
     "objects": lambda: popdist_py.all_gather_object(1, name="b" if last else "a"),
     "buffer": lambda: popdist_py.context.communicator().gradient_buffer(8 + last),
 }
-for name, call in CASES.items():
-    try:
-        call()
-        raise AssertionError(f"{name}: no error")
-    except popdist_py.CollectiveMismatchError as error:
-        print(f"{name}: {error}")
-    # The job goes on: the error was raised everywhere, so everybody is at the same place.
-    assert all_reduce(1) == popdist_py.getNumInstances()
-assert not host_group._exposed_arrays
 
-# The first instance knew one of the two calls, so that it has now remembered fewer than the last.
-# It forgets them at another call, which must not decide how an array is reduced.
-shared_memory._MAX_PLANS = 8
-all_reduce(1.0, name="old")
-with contextlib.suppress(popdist_py.CollectiveMismatchError):
-    all_reduce(1.0, name="new" if last else "old")
-count = popdist_py.getNumInstances()
-for step in range(24):
-    large = np.full(1_500_003, me + 1.0)
-    all_reduce(large, name="large")
-    assert (large == count * (count + 1) / 2).all(), step
-    all_reduce(1.0, name=f"step {step}")
+
+def check_messages(way):
+    for name, call in CASES.items():
+        try:
+            call()
+            raise AssertionError(f"{name}: no error")
+        except popdist_py.CollectiveMismatchError as error:
+            print(f"[{way}] {name}: {error}")
+        # The job goes on: the error was raised everywhere, so everybody is at the same place.
+        assert all_reduce(1) == count
+    assert not host_group._exposed_arrays
+
+
+def check_plans_that_are_forgotten():
+    # The first instance knew one of the two calls, so that it has now remembered fewer than the
+    # last. It forgets them at another call, which must not decide how an array is reduced.
+    all_reduce(1.0, name="old")
+    with contextlib.suppress(popdist_py.CollectiveMismatchError):
+        all_reduce(1.0, name="new" if last else "old")
+    for step in range(24):
+        large = np.full(1_500_003, me + 1.0)
+        all_reduce(large, name="large")
+        assert (large == count * (count + 1) / 2).all(), step
+        all_reduce(1.0, name=f"step {step}")
+
+
+for way, comm in ways(sys.argv[1:]):
+    me, count = comm.instance_index, comm.num_instances
+    last = me == count - 1
+    check_messages(way)
+    with mock.patch.object(shared_memory, "_MAX_PLANS", 8):
+        check_plans_that_are_forgotten()
