@@ -207,7 +207,7 @@ while True:
 
 def test_writer_killed_at_any_moment_leaves_a_whole_checkpoint(tmp_path):
     dice, last, seconds = random.Random(4), 0, 0.0
-    for turn in range(20):
+    for turn in range(10):
         with subprocess.Popen(
             [sys.executable, "-c", WRITER, str(tmp_path)], stdout=subprocess.PIPE, cwd=ROOT
         ) as writer:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter, OrderedDict, namedtuple
 from dataclasses import dataclass
 
@@ -90,7 +91,7 @@ def test_views_without_a_common_element_are_reduced():
 
 def test_containers_may_be_deeper_than_python_recurses():
     innermost = x = [1]
-    for _ in range(20_000):
+    for _ in range(5 * sys.getrecursionlimit()):
         x = (x,)
     for found in (popdist_py.all_reduce(x), popdist_py.all_reduce(x, async_op=True).wait()):
         while found and isinstance(found, tuple):

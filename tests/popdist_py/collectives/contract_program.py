@@ -17,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 import numpy as np
 import pytest
 import torch
-from jobs import SMALL_MESSAGES, ways
+from jobs import SMALL_MESSAGES, WITHOUT_READING, ways
 
 import popdist_py
 from popdist_py.collectives.communicators.solo import SoloCommunicator
@@ -347,6 +347,8 @@ def check_groups():
 
 def check_forked_children():
     """A child's call would be taken for its parent's next one."""
+    if way == f"{WITHOUT_READING}=1":
+        return  # A child's calls are refused before any memory is read, and its end is expensive.
     before = popdist_py.all_reduce(np.ones(3), async_op=True)
     popdist_py.all_reduce(1)
     child = os.fork()

@@ -630,7 +630,8 @@ def check_sync_batch_norm_of_float64():
 
 CHECKS = [value for name, value in list(globals().items()) if name.startswith("check_")]
 
-if __name__ == "__main__":
+
+def make_all():
     warnings.simplefilter("error")
     with pytest.raises(ValueError, match="Horovod has not been initialized"):
         hvd.rank()
@@ -639,4 +640,8 @@ if __name__ == "__main__":
     for check in CHECKS:
         check()
         hvd.barrier()
+
+
+if __name__ == "__main__":
+    make_all()
     print(f"rank {hvd.rank()} of {hvd.size()}: {len(CHECKS)} checks")

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import runpy
+import sys
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
@@ -10,10 +13,19 @@ pytestmark = pytest.mark.mpi
 PROGRAM = Path(__file__).with_name("metrics_program.py")
 
 
+def _number_of_checks(folder):
+    with mock.patch.object(sys, "argv", [str(PROGRAM), folder]):
+        return len(runpy.run_path(str(PROGRAM))["checks"])
+
+
+def test_metrics_of_two_instances(instances, tmp_path):
+    assert instances.run(_number_of_checks, str(tmp_path)) == [8, 8]
+    assert (tmp_path / "metrics.csv").read_text() == "step,loss\n5,5.5\n10,10.5\n"
+
+
+@pytest.mark.sweep
 @pytest.mark.parametrize(
-    "variables",
-    [{}, pytest.param({"POPDIST_SHARED_MEMORY": "0"}, marks=pytest.mark.sweep)],
-    ids=["shared memory", "mpi"],
+    "variables", [{}, {"POPDIST_SHARED_MEMORY": "0"}], ids=["shared memory", "mpi"]
 )
 def test_metrics_of_three_instances(poprun, tmp_path, variables):
     done = poprun(
