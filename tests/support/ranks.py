@@ -30,6 +30,7 @@ _context.set_forkserver_preload(
         "hypothesis",
         "torch",
         "torch.distributed",
+        "torch._dynamo",  # DDP and optimizers import it
         "popdist_py.torch_backend.process_group",
     ]
 )
