@@ -7,8 +7,10 @@ read, and a look at what its jobs left behind.
 
 from __future__ import annotations
 
+import functools
 import gc
 import os
+import re
 import shutil
 import signal
 import sys
@@ -100,6 +102,26 @@ def pytest_collection_finish(session):
     """Keep the collected tests out of every later search for garbage."""
     gc.freeze()
     gc.enable()
+
+
+@functools.cache
+def _runs_in_instances(module: Path) -> bool:
+    return re.search(r"\binstances\.run\(", module.read_text()) is not None
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    """Keep all modules that use the fixture ``instances`` in one worker: it starts the job once."""
+    if config.option.dist != "loadscope":
+        return None
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Scheduling(LoadScopeScheduling):
+        def _split_scope(self, nodeid):
+            module = config.rootpath / nodeid.partition("::")[0]
+            return "instances" if _runs_in_instances(module) else super()._split_scope(nodeid)
+
+    return Scheduling(config, log)
 
 
 @pytest.fixture(autouse=True, scope="session")
