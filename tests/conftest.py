@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import gc
+import logging
 import os
 import re
 import shutil
@@ -91,6 +92,13 @@ def pytest_collection(session):
     gc.disable()
 
 
+def _let_torch_log_to_the_root():
+    """Save pytest from adding its handlers to fifty loggers of torch, six times in each test."""
+    for name, logger in logging.Logger.manager.loggerDict.items():
+        if name.partition(".")[0] == "torch" and isinstance(logger, logging.Logger):
+            logger.propagate = True
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items):
     """Begin with the modules that start jobs: they take longest, and none should be the last."""
@@ -99,7 +107,8 @@ def pytest_collection_modifyitems(items):
 
 
 def pytest_collection_finish(session):
-    """Keep the collected tests out of every later search for garbage."""
+    """Make every test cheaper: without loggers of torch, and less to search for garbage."""
+    _let_torch_log_to_the_root()
     gc.freeze()
     gc.enable()
 
