@@ -7,8 +7,11 @@ read, and a look at what its jobs left behind.
 
 from __future__ import annotations
 
+import functools
 import gc
+import logging
 import os
+import re
 import shutil
 import signal
 import sys
@@ -89,6 +92,13 @@ def pytest_collection(session):
     gc.disable()
 
 
+def _let_torch_log_to_the_root():
+    """Save pytest from adding its handlers to fifty loggers of torch, six times in each test."""
+    for name, logger in logging.Logger.manager.loggerDict.items():
+        if name.partition(".")[0] == "torch" and isinstance(logger, logging.Logger):
+            logger.propagate = True
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items):
     """Begin with the modules that start jobs: they take longest, and none should be the last."""
@@ -97,9 +107,30 @@ def pytest_collection_modifyitems(items):
 
 
 def pytest_collection_finish(session):
-    """Keep the collected tests out of every later search for garbage."""
+    """Make every test cheaper: without loggers of torch, and less to search for garbage."""
+    _let_torch_log_to_the_root()
     gc.freeze()
     gc.enable()
+
+
+@functools.cache
+def _runs_in_instances(module: Path) -> bool:
+    return re.search(r"\binstances\.run\(", module.read_text()) is not None
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    """Keep all modules that use the fixture ``instances`` in one worker: it starts the job once."""
+    if config.option.dist != "loadscope":
+        return None
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Scheduling(LoadScopeScheduling):
+        def _split_scope(self, nodeid):
+            module = config.rootpath / nodeid.partition("::")[0]
+            return "instances" if _runs_in_instances(module) else super()._split_scope(nodeid)
+
+    return Scheduling(config, log)
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -56,6 +56,9 @@ def forks(root: Path) -> Iterator[Forks]:
 
 
 def _serve() -> None:
+    # jupytext would import a grammar of web addresses, which takes longer than jupytext itself.
+    sys.modules["rfc3987_syntax"] = None
+
     import jupytext  # noqa: F401
     import matplotlib.figure  # noqa: F401
     import sklearn.datasets  # noqa: F401

@@ -12,7 +12,8 @@ Use the fixture ``instances`` of ``conftest.py``::
 A job of two instances starts in about two seconds, most of which are imports of torch and of the
 library. A call takes milliseconds. Each instance imports the test's file once and finds the
 function there by its name, so the function has to stand at the top level of the file. Arguments and
-values are pickled.
+values are pickled. Write the call as ``instances.run(``: ``conftest.py`` finds the files that have
+these words and gives all of them to one worker, which starts the job once.
 
 Tests may use this job for values that instances compute, exchange or refuse. The function restores
 what it changes in its process: random seeds, numbers of threads, variables, patched names. It may
