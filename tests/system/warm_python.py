@@ -68,6 +68,7 @@ def _become(
     os.chdir(folder)
     os.sched_setaffinity(0, cpus)
     sys.argv = words
+    sys.path[0] = os.path.dirname(words[0])  # noqa: PTH120
     runpy.run_path(words[0], run_name="__main__")
     sys.exit()
 
