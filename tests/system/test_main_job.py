@@ -42,8 +42,8 @@ def test_main_job_prints_table_bar_and_accuracy(poprun, golden, request, epochs,
     bars = [line for line in done.stderr.splitlines() if "%|" in line]
     assert len(bars) > 3
     assert all(line.count("[1,0]<stderr>:") == 1 for line in bars)
-    steps = 45 * epochs
-    assert re.search(rf"\| {steps}/{steps} steps \[[0-9:<]+, [1-9]\d+ samples/s, accuracy=", bars[-2])
+    count = f"{45 * epochs}/{45 * epochs}"
+    assert re.search(rf"\| {count} steps \[[0-9:<]+, [1-9]\d+ samples/s, accuracy=", bars[-2])
     assert not re.search(r"it/s|%/s", done.stderr)
     assert "\r" not in done.stderr
     assert "[1,1]<stderr>:epoch" not in done.stderr
