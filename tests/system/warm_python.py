@@ -65,6 +65,9 @@ def _become(
     """Run the program as Python runs a script, in the surroundings of an instance."""
     import runpy
 
+    from popdist_py.activities import ledger
+    from popdist_py.timeline import spans
+
     for number, descriptor in enumerate(descriptors, 1):
         os.dup2(descriptor, number)
     os.environ.clear()
@@ -73,6 +76,9 @@ def _become(
     os.sched_setaffinity(0, cpus)
     sys.argv = words
     sys.path[0] = os.path.dirname(words[0])  # noqa: PTH120
+    # To the library this is the program itself, whose import of it reads the environment.
+    ledger._is_program = True
+    spans._begin_as_asked(os.environ)
     runpy.run_path(words[0], run_name="__main__")
     sys.exit()
 
