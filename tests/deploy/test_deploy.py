@@ -33,6 +33,7 @@ def test_linters_have_nothing_to_say():
     lint(TOOLS / "shellcheck", "--severity=warning", *sorted(DEPLOY.glob("slurm/*.sbatch")))
 
 
+@pytest.mark.examples
 def test_an_mpijob_has_the_fields_of_the_api():
     # Their import takes two seconds, which the collection of every other test would pay.
     import jsonschema

@@ -38,8 +38,8 @@ def losses(stdout):
 
 @pytest.mark.mpi
 @pytest.mark.timeout(300)
-def test_under_the_launcher(poprun, program):
-    done = poprun("--num-instances", 2, "--num-replicas", 8, program, timeout=250)
+def test_under_the_launcher(poprun, warm, program):
+    done = poprun("--num-instances", 2, "--num-replicas", 8, *warm, program, timeout=250)
     assert done.returncode == 0, done.stderr
     found = losses(done.stdout)
     assert sorted(found) == [0, 1]

@@ -36,10 +36,10 @@ def folder(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def job(shared_poprun, folder):
+def job(shared_poprun, warm, folder):
     """A job of two instances, after it has ended."""
     words = (*TWO, "--ipu-model=mk2", "--output-dir=out", "--timeline", "--env=MINE=hush")
-    done = shared_poprun(*words, PROGRAM, "processes", cwd=folder)
+    done = shared_poprun(*words, *warm, PROGRAM, "processes", cwd=folder)
     assert done.returncode == 0, done.stderr
     return done
 

@@ -8,6 +8,7 @@ stopped, and jobs whose first failure matters, need instances of their own.
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import select
@@ -26,6 +27,9 @@ def serve(path: str) -> None:
     import popdist_py.poptorch  # noqa: F401
 
     torch.set_num_threads(1)
+    # A search for garbage would write to, and so copy, every page that a program shares with this.
+    gc.collect()
+    gc.freeze()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
         listener.bind(path)
@@ -61,6 +65,9 @@ def _become(
     """Run the program as Python runs a script, in the surroundings of an instance."""
     import runpy
 
+    from popdist_py.activities import ledger
+    from popdist_py.timeline import spans
+
     for number, descriptor in enumerate(descriptors, 1):
         os.dup2(descriptor, number)
     os.environ.clear()
@@ -68,6 +75,10 @@ def _become(
     os.chdir(folder)
     os.sched_setaffinity(0, cpus)
     sys.argv = words
+    sys.path[0] = os.path.dirname(words[0])  # noqa: PTH120
+    # To the library this is the program itself, whose import of it reads the environment.
+    ledger._is_program = True
+    spans._begin_as_asked(os.environ)
     runpy.run_path(words[0], run_name="__main__")
     sys.exit()
 
