@@ -76,7 +76,6 @@ ALONE = {
 AFTER_A_TRAINING = {
     "cnns/train.py", "cnns/restore.py", "cnns/validation.py", "cnns/weight_avg.py", "cnns/curve.py",
 }  # fmt: skip
-JOBS = {"ddp.py", "mpi.py", "course/speed_up_instance.py"}
 SEARCHES = {
     "sweep.py": "--learning-rates 0.25 --csv trials.csv --program {trial}",
     "sweeps/optuna_study.py": "--trials 1 --epochs 1 --jobs 1",
@@ -191,24 +190,41 @@ def _shown_by_programs(programs: list[tuple[str, ...]]) -> str:
                 del sys.modules[name]
 
 
+# torch keeps the address of a process group until its process ends, so one program that makes a
+# group is all that a job of the fixture can run.
+IN_THE_SESSIONS_JOB = {
+    "mpi.py": ("--size 12", r"^12 x 12 points on 2 rank\(s\): \d+ iterations"),
+    "course/speed_up_instance.py": ("--batch-size 8 --steps 1", r'"with reduction": \d'),
+}
+IN_JOBS_OF_THEIR_OWN = {"ddp.py": ("--epochs 1", r"^test accuracy \d+\.\d % on 2 ranks$")}
+
+
 @pytest.mark.mpi
 def test_programs_for_jobs_run_on_two_instances(instances):
-    programs = [
-        ("mpi.py", "--size", "12"),
-        ("ddp.py", "--epochs", "1"),
-        ("course/speed_up_instance.py", "--batch-size", "8", "--steps", "1"),
-    ]
-    assert {name for name, *_ in programs} == JOBS
+    programs = [(name, *words.split()) for name, (words, _) in IN_THE_SESSIONS_JOB.items()]
     first, second = instances.run(_shown_by_programs, programs)
-    for result in (
-        r"^12 x 12 points on 2 rank\(s\): \d+ iterations",
-        r"^test accuracy \d+\.\d % on 2 ranks$",
-        r'"with reduction": \d',
-    ):
+    for _, result in IN_THE_SESSIONS_JOB.values():
         assert len(re.findall(result, first, re.MULTILINE)) == 1, first
     assert second == ""
 
 
+@pytest.mark.mpi
+@pytest.mark.examples
+@pytest.mark.parametrize("program", IN_JOBS_OF_THEIR_OWN)
+def test_a_program_runs_in_a_job(poprun, program):
+    words, result = IN_JOBS_OF_THEIR_OWN[program]
+    done = poprun("--num-instances", 2, EXAMPLES / program, *words.split())
+    assert done.returncode == 0, done.stderr
+    assert len(re.findall(result, done.stdout.replace("[1,0]<stdout>:", ""), re.MULTILINE)) == 1
+
+
 def test_no_program_is_left_out():
-    shown = {*ALONE, *AFTER_A_TRAINING, *JOBS, *SEARCHES, *ELSEWHERE}
+    shown = {
+        *ALONE,
+        *AFTER_A_TRAINING,
+        *IN_THE_SESSIONS_JOB,
+        *IN_JOBS_OF_THEIR_OWN,
+        *SEARCHES,
+        *ELSEWHERE,
+    }
     assert shown == PROGRAMS
