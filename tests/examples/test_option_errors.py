@@ -5,10 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
-from examples.forks import forks
 from examples.test_programs import EXAMPLES, PROGRAMS
-from support.processes import remove_surroundings
-from support.repository import ROOT
 
 # Values that no program accepts, by option. The first option that a program has is tried.
 BAD = {
@@ -54,14 +51,6 @@ NEEDED = {
 }
 
 pytestmark = [pytest.mark.examples, pytest.mark.timeout(120)]
-
-
-@pytest.fixture(scope="module")
-def processes():
-    with pytest.MonkeyPatch.context() as patch:
-        remove_surroundings(patch)
-        with forks(ROOT) as found:
-            yield found
 
 
 @pytest.fixture

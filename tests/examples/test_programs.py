@@ -13,8 +13,6 @@ import runpy
 import sys
 
 import pytest
-from examples.forks import forks
-from support.processes import remove_surroundings
 from support.repository import ROOT
 
 from examples.common import sample_data
@@ -86,14 +84,6 @@ SEARCHES = {
 ELSEWHERE = {"train.py", "course/speed_up.py", "course/lightning_example.py"}
 
 pytestmark = pytest.mark.timeout(300)
-
-
-@pytest.fixture(scope="module")
-def processes():
-    with pytest.MonkeyPatch.context() as patch:
-        remove_surroundings(patch)
-        with forks(ROOT) as found:
-            yield found
 
 
 @pytest.fixture(scope="module")

@@ -361,7 +361,7 @@ def test_an_exception_that_threads_or_processes_outlive_is_told(program, before,
     if is_told:
         wait_until(lambda: seen.failed_process() == running.pid)
     else:
-        # Not written by hand: a program whose thread is a daemon has ended by now.
+        # The program may have ended already (a daemon thread does not hold it): communicate() copes.
         running.communicate("\n\n", 60)
         assert seen.failed_process() == 0
 
