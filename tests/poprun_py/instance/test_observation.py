@@ -361,7 +361,7 @@ def test_an_exception_that_threads_or_processes_outlive_is_told(program, before,
     if is_told:
         wait_until(lambda: seen.failed_process() == running.pid)
     else:
-        # The program may have ended already (a daemon thread does not hold it): communicate() copes.
+        # communicate() allows for the end of the program: a daemon thread does not delay it.
         running.communicate("\n\n", 60)
         assert seen.failed_process() == 0
 
