@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import tomllib
+from types import SimpleNamespace
 
 import pytest
 import yaml
@@ -17,7 +18,7 @@ from poprun_py.config.environment_options import INTERNAL_VARIABLES, OPTION_VARI
 from poprun_py.config.launch_config import options
 from poprun_py.config.option_kinds import option_name
 from tools.pages import man_pages
-from tools.pages.website import variables
+from tools.pages.website import source_pages, variables
 from tools.pages.website.navigation import PARTS
 
 DOCS = ROOT / "docs"
@@ -102,6 +103,16 @@ def read(page):
             suffix = before.split(".")[-1][:-4].strip()
             language = {"py": "python", "toml": "toml", "yml": "yaml"}.get(suffix, "")
         yield language, code
+
+
+@pytest.mark.parametrize("page", source_pages.TEXTS)
+def test_every_link_of_a_text_of_the_project_leads_to_a_file_from_docs_too(page):
+    source = [""]
+    app = SimpleNamespace(env=SimpleNamespace(note_dependency=str))
+    source_pages.put_texts_of_the_project(app, page, source)
+    links = re.findall(r"\]\((?!https?:)([^)#]+)", source[0])
+    assert links
+    assert [link for link in links if not (DOCS / link).exists()] == []
 
 
 def test_every_variable_of_the_code_is_told():

@@ -26,6 +26,8 @@ TEXTS = {
 _SCHEME = "project:"
 # [text](../examples/train.py), in a page of docs/ or of a folder in it
 _LINK = re.compile(r"\]\(((?:\.\./)+[^)#\s]+)(#[^)\s]*)?\)")
+# [text](tests/README.md), in a text that stands in ROOT
+_LINK_OF_A_TEXT = re.compile(r"\]\((?![a-z]+:|#)([^)#\s]+)(#[^)\s]*)?\)")
 _LANGUAGES = {".py": "python", ".yml": "yaml", ".toml": "toml", ".sh": "bash", ".json": "json"}
 
 
@@ -47,10 +49,18 @@ def put_texts_of_the_project(app: Sphinx, page: str, source: list[str]) -> None:
     if page in TEXTS:
         path = ROOT / TEXTS[page]
         app.env.note_dependency(str(path))
-        text = path.read_text(encoding="utf-8").replace("](docs/", "](")
-        for other, name in TEXTS.items():
-            text = text.replace(f"]({name})", f"]({other}.md)")
-        source[0] = text
+        source[0] = _LINK_OF_A_TEXT.sub(_as_in_docs, path.read_text(encoding="utf-8"))
+
+
+def _as_in_docs(link: re.Match[str]) -> str:
+    """Return a link of a text that stands in ROOT as a page in docs/ has it."""
+    target, heading = link[1], link[2] or ""
+    for page, name in TEXTS.items():
+        if target == name:
+            return f"]({page}.md{heading})"
+    if target.startswith("docs/"):
+        return f"]({target.removeprefix('docs/')}{heading})"
+    return f"](../{target})"
 
 
 def resolve_links(app: Sphinx, doctree: nodes.document, page: str) -> None:
