@@ -14,6 +14,7 @@ contexts: ``dynamic_context = test_function`` for the process of the tests and
 from __future__ import annotations
 
 import argparse
+import ast
 import collections
 import json
 import os
@@ -32,7 +33,7 @@ PACKAGES = ("poprun_py", "popdist_py")
 LEFT_OUT = re.compile(r"ReplaceBinaryOperator_BitOr|AddNot_annotation")
 MOST_TESTS = 30
 MOST_SECONDS = 45.0  # of the tests of one mutant, by their durations
-LIMIT = 240  # seconds, after which a mutant that hangs the tests counts as killed
+LIMIT = 600  # seconds, after which a mutant that hangs the tests counts as killed
 
 
 def sample(root: Path, seed: int, count: int) -> list[dict]:
@@ -90,15 +91,21 @@ class Reach:
                 self._seconds[name] += float(case.get("time") or 0)
 
     def tests(self, file: str, line: int) -> list[str]:
-        """Return the test functions that reach a line as words for pytest, cheapest first."""
-        names = set()
+        """Return the test functions that reach a line as words for pytest, cheapest first.
+
+        Where none does, as for a line that runs when the module is imported, these are the test
+        functions that reach any line of the module.
+        """
+        lines: dict[int, set[str]] = collections.defaultdict(set)
         for data in self._data:
-            for context in data.contexts_by_lineno(file).get(line, ()):
-                names |= {name for part in context.split("|") if (name := _dotted(part))}
-        ranked = sorted((self._seconds.get(name, 5.0), name) for name in names)
+            for number, contexts in data.contexts_by_lineno(file).items():
+                parts = (part for context in contexts for part in context.split("|"))
+                lines[number] |= {name for part in parts if (name := _dotted(part))}
+        reaching = lines[_first_line(self._root / file, line)] or set().union(*lines.values())
+        ranked = sorted((self._seconds.get(name, 5.0), name) for name in reaching)
         chosen, spent = [], 0.0
-        for seconds, name in ranked[:MOST_TESTS]:
-            if chosen and spent + seconds > MOST_SECONDS:
+        for seconds, name in ranked:
+            if len(chosen) == MOST_TESTS or (chosen and spent + seconds > MOST_SECONDS):
                 break
             word = self._word(name)
             if word:
@@ -114,6 +121,20 @@ class Reach:
             if (self._root / path).exists():
                 return "::".join((str(path), *parts[length:]))
         return None
+
+
+def _first_line(path: Path, line: int) -> int:
+    """Return the line on which the innermost statement begins that ``line`` belongs to.
+
+    Coverage counts a statement of several lines as its first one.
+    """
+    first, length = line, sys.maxsize
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.stmt) and node.lineno <= line <= (node.end_lineno or line):
+            lines = (node.end_lineno or line) - node.lineno
+            if lines < length:
+                first, length = node.lineno, lines
+    return first
 
 
 def _dotted(context: str) -> str:
