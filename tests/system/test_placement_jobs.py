@@ -58,7 +58,8 @@ def test_threads_that_the_user_set_stay(poprun, script):
     assert re.search("instance 0 has PID .*, OMP_NUM_THREADS 3$", done.stderr, re.MULTILINE)
 
 
-@pytest.mark.parametrize("threads", [None, pytest.param(1, marks=pytest.mark.sweep)])
+@pytest.mark.sweep
+@pytest.mark.parametrize("threads", [None, 1])
 def test_torch_takes_its_threads_from_the_plan_or_the_user(poprun, script, threads):
     program = script("import torch; print([0, torch.get_num_threads()])")
     words = () if threads is None else ("--env", f"OMP_NUM_THREADS={threads}")
