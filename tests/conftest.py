@@ -101,9 +101,9 @@ def _let_torch_log_to_the_root():
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items):
-    """Begin with the modules that start jobs: they take longest, and none should be the last."""
+    """Begin with the modules of one worker, then those that start jobs: both take longest."""
     jobs = {item.path for item in items if item.get_closest_marker("mpi")}
-    items.sort(key=lambda item: item.path not in jobs)
+    items.sort(key=lambda item: (not _shared_fixture(item.path), item.path not in jobs))
 
 
 def pytest_collection_finish(session):
@@ -113,14 +113,23 @@ def pytest_collection_finish(session):
     gc.enable()
 
 
+# Fixtures of the session that start processes with torch, and the code of a module that uses one.
+_SHARED = {
+    "instances": re.compile(r"\binstances\.run\("),
+    "warm": re.compile(r"^def .*\bwarm\b.*\):$", re.MULTILINE),
+}
+
+
 @functools.cache
-def _runs_in_instances(module: Path) -> bool:
-    return re.search(r"\binstances\.run\(", module.read_text()) is not None
+def _shared_fixture(module: Path) -> str:
+    """Return the name of the fixture of ``_SHARED`` that a module uses; "" for none."""
+    text = module.read_text()
+    return next((name for name, use in _SHARED.items() if use.search(text)), "")
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config, log):
-    """Keep all modules that use the fixture ``instances`` in one worker: it starts the job once."""
+    """Keep the modules that share such a fixture in one worker, which starts its processes once."""
     if config.option.dist != "loadscope":
         return None
     from xdist.scheduler import LoadScopeScheduling
@@ -128,7 +137,7 @@ def pytest_xdist_make_scheduler(config, log):
     class Scheduling(LoadScopeScheduling):
         def _split_scope(self, nodeid):
             module = config.rootpath / nodeid.partition("::")[0]
-            return "instances" if _runs_in_instances(module) else super()._split_scope(nodeid)
+            return _shared_fixture(module) or super()._split_scope(nodeid)
 
     return Scheduling(config, log)
 

@@ -28,12 +28,12 @@ def environments(text):
 
 
 @pytest.mark.timeout(200)
-def test_instances_get_every_variable_of_torchrun(poprun, script, tmp_path):
+def test_instances_get_every_variable_of_torchrun(poprun, warm, script, tmp_path):
     program = script(_PROGRAM)
     bare = {"PATH": os.environ["PATH"], "HOME": str(tmp_path)}
     torchrun = Path(sys.executable).with_name("torchrun")
     done = subprocess.run(
-        [torchrun, "--standalone", "--nproc-per-node", "2", "--max-restarts", "3", program],
+        [*warm, torchrun, "--standalone", "--nproc-per-node=2", "--max-restarts=3", program],
         env=bare, capture_output=True, text=True, check=True, timeout=100, cwd=tmp_path,
     )  # fmt: skip
     theirs = environments(done.stdout)
