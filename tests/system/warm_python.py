@@ -8,6 +8,7 @@ stopped, and jobs whose first failure matters, need instances of their own.
 
 from __future__ import annotations
 
+import atexit
 import gc
 import json
 import os
@@ -15,6 +16,7 @@ import select
 import signal
 import socket
 import sys
+import threading
 
 _MOST_BYTES = 1 << 17  # of a message: an environment, a folder and words
 
@@ -79,8 +81,22 @@ def _become(
     # To the library this is the program itself, whose import of it reads the environment.
     ledger._is_program = True
     spans._begin_as_asked(os.environ)
-    runpy.run_path(words[0], run_name="__main__")
+    kept = runpy.run_path(words[0], run_name="__main__")
+    if "mpi4py.MPI" not in sys.modules:  # else the usual end finalises MPI
+        _end_with(kept)
     sys.exit()
+
+
+def _end_with(kept: dict[str, object]) -> None:
+    """End without freeing the program's objects: those of DDP can wait for gloo's threads for ever.
+
+    A program of a process of its own has the start hook, which waits for these threads.
+    """
+    threading._shutdown()
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
 
 
 def ask(path: str, words: list[str]) -> int:
