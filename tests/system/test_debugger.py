@@ -46,30 +46,22 @@ def typist(tmp_path):
             pass
 
 
-@pytest.mark.parametrize(
-    ("where", "limits", "seconds"),
-    [
-        (1, ("--hang-timeout", "1"), 2),
-        pytest.param(0, ("--hang-timeout", "1", "--timeout", "6"), 7, marks=pytest.mark.sweep),
-    ],
-)
-def test_the_debugger_opens_in_one_instance_and_no_limit_counts(
-    typist, script, where, limits, seconds
-):
-    user = typist(*TWO, *limits, script(PROGRAM), str(where))
+@pytest.mark.parametrize("where", [pytest.param(0, marks=pytest.mark.sweep), 1])
+def test_the_debugger_opens_in_one_instance_and_no_limit_counts(typist, script, where):
+    began = time.monotonic()
+    user = typist(*TWO, "--hang-timeout", "1", "--timeout", "6", script(PROGRAM), str(where))
     user.expect(
         f"poprun-py: instance {where} is in the debugger; hang timeout and time limit pause\r\n"
     )
     user.expect("look here")
     user.expect(rf"^\[1,{where}\]<stdout>:\(Pdb\) ")
-    opened = time.monotonic()
     user.type("p x, 7 * 6\r")
     user.expect(rf"\({40 + where}, 42\)\r\n\[1,{where}\]<stdout>:\(Pdb\) ")
     # Lines are edited, as pdb does it anywhere.
     user.type("p 2\x1b[D1\r")
     user.expect(r"\r\n\[1,.\]<stdout>:12\r\n")
     user.expect(r"\(Pdb\) ")
-    user.wait_until(lambda: time.monotonic() > opened + seconds)
+    user.wait_until(lambda: time.monotonic() > began + 7)
     left = time.monotonic()
     user.type("c\r")
     others = 1 - where
