@@ -1,16 +1,9 @@
-"""Instances that call different collectives; every one of them must get the error that says so.
-
-Every argument is a way of joining: variables, ``A=1,B=2`` or nothing.
-"""
+"""Instances that call different collectives; every one of them must get the error that says so."""
 
 from __future__ import annotations
 
 import contextlib
-import sys
-from pathlib import Path
 from unittest import mock
-
-sys.path.insert(0, str(Path(__file__).parent))
 
 import numpy as np
 from jobs import ways
@@ -51,16 +44,18 @@ CASES = {
 }
 
 
-def check_messages(way):
+def messages():
+    found = {}
     for name, call in CASES.items():
         try:
             call()
             raise AssertionError(f"{name}: no error")
         except popdist_py.CollectiveMismatchError as error:
-            print(f"[{way}] {name}: {error}")
+            found[name] = str(error)
         # The job goes on: the error was raised everywhere, so everybody is at the same place.
         assert all_reduce(1) == count
     assert not host_group._exposed_arrays
+    return found
 
 
 def check_plans_that_are_forgotten():
@@ -76,9 +71,14 @@ def check_plans_that_are_forgotten():
         all_reduce(1.0, name=f"step {step}")
 
 
-for way, comm in ways(sys.argv[1:]):
-    me, count = comm.instance_index, comm.num_instances
-    last = me == count - 1
-    check_messages(way)
-    with mock.patch.object(shared_memory, "_MAX_PLANS", 8):
-        check_plans_that_are_forgotten()
+def messages_by_way(*words):
+    """Return what each case says in each way of joining: variables, ``A=1,B=2`` or nothing."""
+    global me, count, last
+    found = {}
+    for way, comm in ways(words):
+        me, count = comm.instance_index, comm.num_instances
+        last = me == count - 1
+        found[way] = messages()
+        with mock.patch.object(shared_memory, "_MAX_PLANS", 8):
+            check_plans_that_are_forgotten()
+    return found

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
 pytestmark = [pytest.mark.mpi, pytest.mark.timeout(180)]
-PROGRAM = Path(__file__).with_name("contract_program.py")
 
 
 @dataclass(frozen=True)
@@ -24,7 +25,6 @@ class Way:
 IN_SHARED_MEMORY = Way("")
 THROUGH_SLOTS = Way("TEST_WITHOUT_READING=1")
 MPI = Way("POPDIST_SHARED_MEMORY=0,TEST_SMALL_MESSAGES=1", "MpiCommunicator")
-# One job for each number of instances: what it costs is the start.
 JOBS = {
     "solo": (1, [Way("", "SoloCommunicator")]),
     "two instances": (
@@ -33,16 +33,11 @@ JOBS = {
     "three instances": (
         3,
         [
+            IN_SHARED_MEMORY,
+            THROUGH_SLOTS,
             MPI,
             Way("TEST_NUM_HOSTS=2,TEST_WITHOUT_SOCKETS=1,TEST_WITHOUT_READING=1", group="MpiGroup",
                 owners=2),
-        ],
-    ),
-    "three instances in further ways": (
-        3,
-        [
-            IN_SHARED_MEMORY,
-            THROUGH_SLOTS,
             Way("TEST_NUM_HOSTS=2", group="TcpGroup", owners=2),
             Way("TEST_NUM_HOSTS=3", group="TcpGroup", owners=3),
         ],
@@ -58,24 +53,31 @@ JOBS = {
         "solo",
         "two instances",
         pytest.param("three instances", marks=pytest.mark.sweep),
-        pytest.param("three instances in further ways", marks=pytest.mark.sweep),
         # Training of four instances on two hosts is among the default tests.
         pytest.param("two hosts with two instances", marks=pytest.mark.sweep),
         pytest.param("five instances", marks=pytest.mark.sweep),
     ],
 )
-def test_contract(poprun, job):
+def test_contract(request, job):
     """In each way of joining, all instances make all checks."""
-    instances, ways = JOBS[job]
-    done = poprun(
-        "--num-instances", instances, "--num-replicas", instances, "--oversubscribe", PROGRAM,
-        *(way.variables for way in ways), timeout=150,
-    )  # fmt: skip
-    assert done.returncode == 0, f"{done.stdout}\n{done.stderr[-3000:]}"
-    for way in ways:
-        said = f"[{way.variables}] {way.communicator} 16 checks, "
-        assert done.stdout.count(said) == instances, said
-        if way.owners:
-            assert done.stdout.count(f"{said}{way.group}") == way.owners, said
-    warnings = done.stderr.count("the hosts do not reach one another by TCP on any network")
-    assert warnings == sum("WITHOUT_SOCKETS" in way.variables for way in ways)
+    count, ways = JOBS[job]
+    words = [way.variables for way in ways]
+    if count == 1:
+        replies = [_make_all_checks(*words)]
+    else:
+        instances = request.getfixturevalue("instances")
+        replies = instances.run(_make_all_checks, *words, count=count, limit=150)
+    for number, way in enumerate(ways):
+        found = [joined[number] for joined, _ in replies]
+        assert [communicator for communicator, _ in found] == [way.communicator] * count
+        groups = [group for _, group in found]
+        assert groups.count(way.group) == (way.owners or count), way
+    warned = [text for _, warnings in replies for text in warnings]
+    assert len(warned) == sum("WITHOUT_SOCKETS" in way.variables for way in ways)
+    assert all("the hosts do not reach one another by TCP on any network" in t for t in warned)
+
+
+def _make_all_checks(*words):
+    with mock.patch.object(sys, "path", [str(Path(__file__).parent), *sys.path]):
+        import contract_program
+    return contract_program.make_all_checks(*words)

@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import re
+import time
 from pathlib import Path
+from unittest import mock
 
+import numpy as np
 import pytest
+from support.processes import wait_until
+
+import popdist_py
+from popdist_py import context
 
 pytestmark = pytest.mark.mpi
 PROGRAM = Path(__file__).with_name("loss_program.py")
@@ -32,8 +40,30 @@ def test_an_instance_that_ended_is_named(poprun, size):
     )
 
 
-def test_an_instance_that_does_not_come_is_named_after_the_time_limit(poprun):
-    seconds, message = run(poprun, 2, "stays away", 1, POPDIST_HANG_TIMEOUT="1.5")
+def _message_about_instance_1(ended):
+    """Wait for instance 1, which makes no call; return the seconds and the message of instance 0.
+
+    Instance 1 leaves when the file ``ended`` is there.
+    """
+    context.finalize()
+    try:
+        with mock.patch.dict(os.environ, {"POPDIST_HANG_TIMEOUT": "1.5"}):
+            popdist_py.init()
+        popdist_py.barrier()
+        if popdist_py.getInstanceIndex() == 1:
+            wait_until(ended.exists, 60)
+            return None
+        start = time.monotonic()
+        with pytest.raises(popdist_py.InstanceLostError) as error:
+            popdist_py.all_reduce(np.ones(1), name="loss")
+        return time.monotonic() - start, str(error.value)
+    finally:
+        ended.touch()
+        context.finalize()
+
+
+def test_an_instance_that_does_not_come_is_named_after_the_time_limit(instances, tmp_path):
+    (seconds, message), _ = instances.run(_message_about_instance_1, tmp_path / "ended")
     assert seconds > 1.4
     assert message.endswith("did not arrive within 1.5 s (POPDIST_HANG_TIMEOUT)")
     assert ": instance 1 (process " in message

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
 pytestmark = pytest.mark.mpi
-PROGRAM = Path(__file__).with_name("mismatch_program.py")
 EXPECTED = [
     "shape: {first} called all_reduce(op=sum, shape=(2,), dtype=float64); {last} called "
     "all_reduce(op=sum, shape=(3,), dtype=float64): all instances must make the same call",
@@ -45,14 +46,21 @@ EXPECTED = [
 ]
 
 
-def test_every_instance_hears_what_the_others_called(poprun):
+# Three instances show that those which made the same call are named together.
+@pytest.mark.parametrize("count", [2, pytest.param(3, marks=pytest.mark.sweep)])
+def test_every_instance_hears_what_the_others_called(instances, count):
     ways = ("", "TEST_NUM_HOSTS=2", "POPDIST_SHARED_MEMORY=0")
-    done = poprun(
-        "--num-instances", 3, "--num-replicas", 3, "--oversubscribe", PROGRAM, *ways
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-3000:]
-    for way in ways:
-        for text in EXPECTED:
-            line = f"[{way}] {text.format(first='instances 0, 1', last='instance 2')}"
-            assert done.stdout.count(line) == 3, f"{line}\n{done.stdout}"
-    assert done.stdout.count("all instances must make the same call") == 18 * 3 * len(ways)
+    names = {"first": "instance 0" if count == 2 else "instances 0, 1"}
+    names["last"] = f"instance {count - 1}"
+    for found in instances.run(_messages_by_way, *ways, count=count):
+        for way in ways:
+            said = [f"{case}: {text}" for case, text in found[way].items()]
+            assert {text.format(**names) for text in EXPECTED} <= set(said), way
+            assert len(said) == 18
+            assert all("all instances must make the same call" in text for text in said), said
+
+
+def _messages_by_way(*words):
+    with mock.patch.object(sys, "path", [str(Path(__file__).parent), *sys.path]):
+        import mismatch_program
+    return mismatch_program.messages_by_way(*words)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import runpy
 import sys
 from pathlib import Path
 from unittest import mock
 
 import pytest
+
+import popdist_py
+from popdist_py.checkpoint import Checkpoints
 
 pytestmark = pytest.mark.mpi
 PROGRAM = Path(__file__).with_name("metrics_program.py")
@@ -37,40 +41,31 @@ def test_metrics_of_three_instances(poprun, tmp_path, variables):
     assert (tmp_path / "metrics.csv").read_text() == "step,loss\n5,6.0\n10,11.0\n"
 
 
-RESUMED = """
-import sys
-import popdist_py
-from popdist_py.checkpoint import Checkpoints
-import json
-
-popdist_py.init()
-me = popdist_py.getInstanceIndex()
-metrics = popdist_py.Metrics(popdist_py.CsvSink("metrics.csv"))
-files = Checkpoints("checkpoints")
-newest = popdist_py.broadcast_object(files.latest() if me == 0 else None)
-begin = 0
-if newest is not None:
-    begin = newest.step
-    metrics.load_state_dict(json.loads(newest.data))
-for step in range(begin + 1, 13):
-    metrics.update(loss=step + me)
-    if step % 4 == 0:
-        metrics.log(step)
-    if step % 3 == 0:
-        state = metrics.state_dict()
-        if me == 0:
-            files.save(step, json.dumps(state).encode())
-        popdist_py.barrier()
-    if step == 8 and not begin:
-        sys.exit(5)
-"""
+def _train(folder, end):
+    """Log means of four steps and save every third step, from the newest checkpoint to ``end``."""
+    popdist_py.init()
+    me = popdist_py.getInstanceIndex()
+    metrics = popdist_py.Metrics(popdist_py.CsvSink(folder / "metrics.csv"))
+    files = Checkpoints(folder / "checkpoints")
+    newest = popdist_py.broadcast_object(files.latest() if me == 0 else None)
+    begin = 0
+    if newest is not None:
+        begin = newest.step
+        metrics.load_state_dict(json.loads(newest.data))
+    for step in range(begin + 1, end + 1):
+        metrics.update(loss=step + me)
+        if step % 4 == 0:
+            metrics.log(step)
+        if step % 3 == 0:
+            state = metrics.state_dict()
+            if me == 0:
+                files.save(step, json.dumps(state).encode())
+            popdist_py.barrier()
+    return begin
 
 
-def test_a_job_that_is_restarted_leaves_the_table_of_one_that_was_not(poprun, script, tmp_path):
-    words = ("--num-instances", 2, "--num-replicas", 2)
-    broken = poprun(*words, script(RESUMED))
-    assert broken.returncode == 5, broken.stderr
-    resumed = poprun(*words, script(RESUMED))
-    assert resumed.returncode == 0, resumed.stderr
+def test_a_training_that_is_resumed_leaves_the_table_of_one_that_was_not(instances, tmp_path):
+    assert instances.run(_train, tmp_path, 8) == [0, 0]
+    assert instances.run(_train, tmp_path, 12) == [6, 6]
     # Means over four steps of two instances: the checkpoint of step 6 held two of them.
     assert (tmp_path / "metrics.csv").read_text() == "step,loss\n4,3.0\n8,7.0\n12,11.0\n"

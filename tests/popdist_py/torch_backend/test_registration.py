@@ -34,8 +34,10 @@ def python(code, **variables):
     return done.stdout, done.stderr
 
 
+# Python's own end takes half a second once torch is imported.
+_END = "import os, sys; sys.stdout.flush(); os._exit(0)"
 # Each case has a fork of its own, since importing torch takes longest.
-_REGISTERING = """
+_REGISTERING = f"""
 import os, sys, torch, torch.distributed as d
 before = set(sys.modules)
 if os.fork() == 0:
@@ -52,11 +54,12 @@ for name, broken in (
 ):
     if os.fork() == 0:
         broken()
-        sys.stderr.write(f"{name}: ")
+        sys.stderr.write(f"{{name}}: ")
         import popdist_py.torch_backend
         sys.stderr.write("imported\\n")
         os._exit(0)
     assert os.wait()[1] == 0
+{_END}
 """
 
 
@@ -83,7 +86,8 @@ def test_the_registration_is_light_and_a_failure_is_a_line_and_no_error():
 def test_a_python_of_a_job_registers_without_the_entry_point(wanted):
     code = "import torch.distributed as d; print(d.Backend('popdist'), d.Backend('gloo'))\n"
     code += "print('popdist' in d.Backend.backend_list)\n"
-    code += "import sys; print('popdist_py.torch_backend.substitution' in sys.modules)"
+    code += "import sys; print('popdist_py.torch_backend.substitution' in sys.modules)\n"
+    code += _END
     hook = ROOT / "popdist_py" / "start_hook"
     out, err = python(
         code,

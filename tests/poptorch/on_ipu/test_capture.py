@@ -97,7 +97,7 @@ BY_HAND = {
 
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(n, marks=pytest.mark.sweep) if n == "resnet101" else n for n in BY_HAND],
+    [pytest.param(n, marks=pytest.mark.sweep) if "resnet" in n else n for n in BY_HAND],
 )
 def test_equals_the_graph_made_by_hand(name):
     make, args, expected = BY_HAND[name]
@@ -110,10 +110,11 @@ def test_equals_the_graph_made_by_hand(name):
         assert needed(graph, **options) == pytest.approx(needed(expected, **options), rel=0.03)
 
 
+LARGE = ("resnet", "mobilenet", "efficientnet")
 # Of those that do not train, these differ: a norm, dropout, and states of a recurrence.
-BOTH = [(name, True) for name in MODELS] + [
-    pytest.param(name, False, marks=pytest.mark.sweep) for name in ("cnn", "encoder", "lstm")
-]
+BOTH = [
+    pytest.param(name, True, marks=[pytest.mark.sweep] * (name in LARGE)) for name in MODELS
+] + [pytest.param(name, False, marks=pytest.mark.sweep) for name in ("cnn", "encoder", "lstm")]
 
 
 @pytest.mark.parametrize(("name", "training"), BOTH)
