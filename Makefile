@@ -54,7 +54,7 @@ test-hosts: $(DEV_STAMP) ## run the tests on several hosts made for the occasion
 	$(BIN)/python -m pytest -q -n 2 --dist loadscope --durations=10 tests/lab -m "not long" $(ARGS)
 
 test-numa: $(DEV_STAMP) ## run the tests on an emulated machine with several NUMA nodes (qemu)
-	$(BIN)/python -m pytest -q tests/numa $(ARGS)
+	$(BIN)/python -m pytest -q tests/numa -m "not long" $(ARGS)
 
 fuzz: $(DEV_STAMP) ## look for bytes that readers trip over, guided by coverage (ARGS="--seconds 60 TARGET")
 	$(BIN)/python -m pip install -q --disable-pip-version-check -c $(VENV)/constraints.txt --config-settings editable_mode=compat -e '.[fuzz]' || true

@@ -1,6 +1,7 @@
 """The digits example, trained with several seeds and compressions; prints mean accuracies as JSON.
 
-Arguments: the number of seeds, and of epochs. Run by test_gradient_compression.py on all hosts.
+Arguments: the number of seeds, the number of epochs, and the names of the compressions. Run by
+test_gradient_compression.py on all hosts.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ def main():
     seeds, epochs = range(int(sys.argv[1])), sys.argv[2]
     found = {
         compression: sum(accuracy(compression, seed, epochs) for seed in seeds) / len(seeds)
-        for compression in COMPRESSIONS
+        for compression in sys.argv[3:]
     }
     if popdist_py.getInstanceIndex() == 0:
         print(json.dumps(found))

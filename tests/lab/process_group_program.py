@@ -1,8 +1,8 @@
 """Trains with DDP over the back end popdist, and prints what every rank has.
 
 The first argument is a size: of an all-reduce and an all-gather whose results are checked. The
-second is optional. ``endless`` makes calls until one fails. ``late-2`` makes a call for which rank
-2 is late by minutes.
+second is optional and replaces the training. ``endless`` makes calls until one fails. ``late-2``
+makes a call for which rank 2 is late by minutes.
 """
 
 from __future__ import annotations
@@ -29,14 +29,6 @@ gathered = torch.empty(count * size)
 dist.all_gather_into_tensor(gathered, torch.full((size,), float(rank)))
 assert torch.equal(gathered, torch.arange(float(count)).repeat_interleave(size))
 
-torch.manual_seed(7)
-model = DistributedDataParallel(torch.nn.Sequential(torch.nn.Linear(300, 700), torch.nn.ReLU()))
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-for step in range(5):
-    torch.manual_seed(100 * step + rank)
-    optimizer.zero_grad()
-    model(torch.randn(8, 300)).square().mean().backward()
-    optimizer.step()
 if how == "late-2":
     print("waits", flush=True)
     if rank == 2:
@@ -46,6 +38,15 @@ if how == "endless":
     print("goes on", flush=True)
 while how == "endless":
     dist.all_reduce(everything)
+
+torch.manual_seed(7)
+model = DistributedDataParallel(torch.nn.Sequential(torch.nn.Linear(300, 700), torch.nn.ReLU()))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(5):
+    torch.manual_seed(100 * step + rank)
+    optimizer.zero_grad()
+    model(torch.randn(8, 300)).square().mean().backward()
+    optimizer.step()
 total = sum(parameter.double().sum() for parameter in model.parameters()).item()
 group = dist.group.WORLD
 print("rank", rank, group._membership._communicator.hosts, "mpi4py" in sys.modules, total.hex())

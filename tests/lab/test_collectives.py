@@ -30,6 +30,7 @@ def test_bits_do_not_depend_on_hosts(lab, tmp_path):
         names = lab.names(hosts)
         done = lab[0].poprun(
             *("--host", names, "--num-instances", str(instances), "--num-replicas", "8"),
+            *("--env", "TEST_STEPS=6"),
             PROGRAMS / "training_program.py",
             folder,
             "",

@@ -1,4 +1,7 @@
-"""The batch scripts of examples/deploy/slurm, submitted as they are to a real Slurm."""
+"""The batch scripts of examples/deploy/slurm, submitted as they are to a real Slurm.
+
+Their `poprun-py` is a script that adds an option to the example's: two epochs in place of ten.
+"""
 
 from __future__ import annotations
 
@@ -23,8 +26,16 @@ def project(tmp_path):
     (tmp_path / "examples").symlink_to(ROOT / "examples")
     commands = make_commands(ROOT, tmp_path / "commands")
     (tmp_path / ".venv" / "bin").mkdir(parents=True)
+    short = tmp_path / "short"
+    short.mkdir()
+    (short / "poprun-py").write_text(
+        "#!/bin/sh\n"
+        'case "$*" in *examples/train.py*) set -- "$@" --epochs 2; esac\n'
+        f'exec {commands}/poprun-py "$@"\n'
+    )
+    (short / "poprun-py").chmod(0o755)
     (tmp_path / ".venv" / "bin" / "activate").write_text(
-        f"export OMP_NUM_THREADS=1 PATH={commands}:{Path(sys.executable).parent}:$PATH\n"
+        f"export OMP_NUM_THREADS=1 PATH={short}:{commands}:{Path(sys.executable).parent}:$PATH\n"
     )
     return tmp_path
 
@@ -49,7 +60,7 @@ def run(cluster, project, script):
 @pytest.mark.parametrize("name", [pytest.param("one_node", marks=pytest.mark.long), "two_nodes"])
 def test_a_training(cluster, project, name):
     out = run(cluster, project, f"{name}.sbatch")
-    assert float(ACCURACY.search(out)[1]) > 90
+    assert float(ACCURACY.search(out)[1]) > 50
 
 
 def test_an_array_is_a_run_for_each_rate(cluster, project):

@@ -29,11 +29,12 @@ def missing() -> str:
 
 
 @cache
-def results(topology: str) -> dict[str, dict]:
-    """Boot the machine, run its cases in it and return what they reported, by name."""
+def results(topology: str, are_long: bool) -> dict[str, dict]:
+    """Boot the machine, run its long cases or the others, and return their reports by name."""
     faulthandler.cancel_dump_traceback_later()  # a boot is slow, not stuck
     script = HERE / "guest.py"
-    text = f"cd {HERE.parents[1]} && exec {sys.executable} {script} {topology}\n"
+    words = f"{topology} long" if are_long else topology
+    text = f"cd {HERE.parents[1]} && exec {sys.executable} {script} {words}\n"
     # The guest sees this file system; the script itself travels inside the machine's image.
     done = subprocess.run(
         [VM, "-t", str(BOOT_SECONDS), "/dev/stdin", topology],
@@ -47,13 +48,18 @@ def results(topology: str) -> dict[str, dict]:
 
 
 @pytest.mark.parametrize(
-    ("topology", "name"), [(topology, name) for topology in CASES for name in CASES[topology]]
+    ("topology", "name"),
+    [
+        pytest.param(topology, name, marks=[pytest.mark.long] if case.is_long else [])
+        for topology in CASES
+        for name, case in CASES[topology].items()
+    ],
 )
 def test_instances_run_where_the_plan_says(topology, name):
     if missing():
         pytest.skip(missing())
     case = CASES[topology][name]
-    report = results(topology)[name]
+    report = results(topology, case.is_long)[name]
     assert report["exit_code"] == 0, report["log"]
     planned = [
         (_listed(i["cpus"]), _listed(i["memory_nodes"]), i["threads"])
