@@ -79,8 +79,8 @@ SEARCHES = {
     "sweeps/optuna_study.py": "--trials 1 --epochs 1 --jobs 1",
     "sweeps/submitit_jobs.py": "--learning-rates 0.25 --program {trial}",
 }
-# tests/system runs train.py, and test_other_launchers ddp.py. The others start jobs that take long, or
-# need Lightning.
+# tests/system runs train.py, and test_other_launchers runs ddp.py. The others start jobs that take
+# long, or need Lightning.
 ELSEWHERE = {"train.py", "ddp.py", "course/speed_up.py", "course/lightning_example.py"}
 
 pytestmark = pytest.mark.timeout(300)
