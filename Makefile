@@ -35,8 +35,11 @@ test: $(DEV_STAMP) ## run the default tests (at most 180 s on 2 cores; TESTS=tes
 	@began=$$(date +%s); $(PYTEST) $(TESTS) $(ELSEWHERE) -m "not ($(NOT_DEFAULT))" $(ARGS); code=$$?; \
 	  echo "make test took $$(($$(date +%s) - began)) s (limit for all default tests on two cores: 180 s)"; exit $$code
 
+# Only their files are read: each worker would import all others, too, only to leave their tests out.
+EXAMPLES = $(sort $(shell grep -rlF --include='*.py' pytest.mark.examples $(TESTS)))
+
 test-examples: $(FRAMEWORKS_STAMP) ## run more of the examples, and the commands of every page
-	$(PYTEST) $(TESTS) -m "examples and not soak and not long" --ignore=tests/lab --ignore=tests/numa $(ARGS)
+	$(PYTEST) $(or $(EXAMPLES),$(TESTS)) -m "examples and not soak and not long" $(ARGS)
 
 test-sweep: $(FRAMEWORKS_STAMP) ## run more combinations of what the default tests show, and new property examples
 	$(PYTEST) $(TESTS) $(ELSEWHERE) -m "(sweep or hypothesis) and not (soak or long or examples or trainers)" --hypothesis-profile=sweep $(ARGS)

@@ -101,9 +101,24 @@ def _let_torch_log_to_the_root():
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items):
-    """Begin with the modules of one worker, then those that start jobs: both take longest."""
+    """Begin with the modules that take longest, none of which should be the last one.
+
+    These are the modules that share one worker, those with a time limit of ten minutes or more, and
+    those that start jobs.
+    """
+    long = {item.path for item in items if _time_limit(item) >= 600}
     jobs = {item.path for item in items if item.get_closest_marker("mpi")}
-    items.sort(key=lambda item: (not _shared_fixture(item.path), item.path not in jobs))
+    items.sort(
+        key=lambda item: (
+            not _shared_fixture(item.path), item.path not in long, item.path not in jobs
+        )
+    )  # fmt: skip
+
+
+def _time_limit(item) -> float:
+    """Return the seconds that a test's own marker gives it; 0 for none."""
+    marker = item.get_closest_marker("timeout")
+    return marker.args[0] if marker else 0
 
 
 def pytest_collection_finish(session):

@@ -320,26 +320,33 @@ def launched(launcher: str, poprun, folder: Path, *arguments: str, script=None, 
     return done.stdout
 
 
+TOGETHER = "together 201 of 201 samples; 1 given twice"
+
+
 @pytest.mark.mpi
-def test_three_launchers_start_the_same_training(poprun, data, tmp_path, strange_place):
-    """The script needs no torchrun, and works in a path with blanks."""
+@pytest.mark.parametrize(
+    "launchers",
+    [["poprun-py"], pytest.param(["poprun-py", "sh", "torchrun"], marks=pytest.mark.long)],
+)
+def test_each_launcher_starts_the_same_training(poprun, data, tmp_path, launchers):
     arguments = ("--data-dir", str(data), *SMALL, "--show-samples")
-    script, path = strange_place
-    (output,) = {
-        launched("sh", None, tmp_path, *arguments, script=script, path=path),
-        launched("torchrun", None, tmp_path, *arguments),
-        launched("poprun-py", poprun, tmp_path, *arguments),
-    }
-    assert "together 201 of 201 samples; 1 given twice" in output
+    (output,) = {launched(launcher, poprun, tmp_path, *arguments) for launcher in launchers}
+    assert TOGETHER in output
     assert "weights of the ranks differ by 0.0e+00" in output
 
 
 @pytest.mark.parametrize("barrier", [True, pytest.param(False, marks=pytest.mark.long)])
-def test_a_late_rank_is_waited_for_and_without_ddp_the_ranks_part(data, tmp_path, barrier):
+def test_a_late_rank_is_waited_for_and_without_ddp_the_ranks_part(
+    data, tmp_path, strange_place, barrier
+):
+    """The script that starts them needs no torchrun, and works in a path with blanks."""
+    script, path = strange_place
     options = ("--without-ddp",) if barrier else ("--without-barrier",)
     output = launched(
-        "sh", None, tmp_path, "--data-dir", str(data), *SMALL, "--late-rank", "5", *options
-    )
+        "sh", None, tmp_path, "--data-dir", str(data), *SMALL, "--late-rank", "4", "--show-samples",
+        *options, script=script, path=path,
+    )  # fmt: skip
+    assert TOGETHER in output
     waited = re.search(r"rank 0: (\S+) s in the barrier, (\S+) s in the first step", output)
     in_barrier, in_step = map(float, waited.groups())
     assert (in_barrier if barrier else in_step) > 1.5
@@ -359,13 +366,15 @@ def test_a_failing_rank_ends_the_script(tmp_path):
 
 
 @pytest.mark.mpi
-def test_lightning_trains_on_one_and_two_instances(poprun, data):
+@pytest.mark.parametrize("instances", [pytest.param(1, marks=pytest.mark.long), 2])
+def test_lightning_trains_on_instances(poprun, data, instances):
     pytest.importorskip("pytorch_lightning", reason="Lightning is not installed")
-    arguments = (COURSE / "lightning_example.py", "--data-dir", data, *SMALL)
-    for instances in (1, 2):
-        done = poprun("-n", instances, "--output", "plain", *arguments)
-        assert done.returncode == 0, done.stderr
-        assert f"on {instances} rank(s)" in done.stdout
+    done = poprun(
+        "-n", instances, "--output", "plain", COURSE / "lightning_example.py",
+        "--data-dir", data, *SMALL,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert f"on {instances} rank(s)" in done.stdout
 
 
 @pytest.mark.long

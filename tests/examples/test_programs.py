@@ -79,9 +79,9 @@ SEARCHES = {
     "sweeps/optuna_study.py": "--trials 1 --epochs 1 --jobs 1",
     "sweeps/submitit_jobs.py": "--learning-rates 0.25 --program {trial}",
 }
-# tests/system runs train.py. The others start jobs of their own that take long, or need Lightning,
-# and run with `make test-examples`.
-ELSEWHERE = {"train.py", "course/speed_up.py", "course/lightning_example.py"}
+# tests/system runs train.py, and test_other_launchers runs ddp.py. The others start jobs that take
+# long, or need Lightning.
+ELSEWHERE = {"train.py", "ddp.py", "course/speed_up.py", "course/lightning_example.py"}
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -146,8 +146,8 @@ def test_cnns_are_trained_gone_on_with_validated_averaged_and_drawn(run, tmp_pat
 @pytest.mark.parametrize(
     "program",
     ["sweep.py", "sweeps/submitit_jobs.py",
-     # Its job trains with torch, which takes seven seconds of a core.
-     pytest.param("sweeps/optuna_study.py", marks=pytest.mark.examples)],
+     # Its job trains with torch, which takes seven seconds of a core. test_sweeps starts it, too.
+     pytest.param("sweeps/optuna_study.py", marks=pytest.mark.long)],
 )  # fmt: skip
 def test_a_search_starts_a_job_and_shows_its_accuracy(program, run, places):
     words = f"{SEARCHES[program]} --num-instances 1 --num-replicas 1"
@@ -186,7 +186,6 @@ IN_THE_SESSIONS_JOB = {
     "mpi.py": ("--size 12", r"^12 x 12 points on 2 rank\(s\): \d+ iterations"),
     "course/speed_up_instance.py": ("--batch-size 8 --steps 1", r'"with reduction": \d'),
 }
-IN_JOBS_OF_THEIR_OWN = {"ddp.py": ("--epochs 1", r"^test accuracy \d+\.\d % on 2 ranks$")}
 
 
 @pytest.mark.mpi
@@ -198,22 +197,11 @@ def test_programs_for_jobs_run_on_two_instances(instances):
     assert second == ""
 
 
-@pytest.mark.mpi
-@pytest.mark.examples
-@pytest.mark.parametrize("program", IN_JOBS_OF_THEIR_OWN)
-def test_a_program_runs_in_a_job(poprun, program):
-    words, result = IN_JOBS_OF_THEIR_OWN[program]
-    done = poprun("--num-instances", 2, EXAMPLES / program, *words.split())
-    assert done.returncode == 0, done.stderr
-    assert len(re.findall(result, done.stdout.replace("[1,0]<stdout>:", ""), re.MULTILINE)) == 1
-
-
 def test_no_program_is_left_out():
     shown = {
         *ALONE,
         *AFTER_A_TRAINING,
         *IN_THE_SESSIONS_JOB,
-        *IN_JOBS_OF_THEIR_OWN,
         *SEARCHES,
         *ELSEWHERE,
     }

@@ -20,7 +20,7 @@ from tools.running.transcript import File, Terminal, differences, parse
 PAGES = [
     pytest.param("first-hour.md", marks=pytest.mark.long),
     pytest.param("examples/language_model.md", marks=pytest.mark.long),
-    pytest.param("examples/ddp.md", marks=pytest.mark.examples),
+    pytest.param("examples/ddp.md", marks=pytest.mark.long),
     pytest.param("examples/mpi.md", marks=pytest.mark.examples),
     pytest.param("examples/sweep.md", marks=pytest.mark.long),
     pytest.param("data-loading.md", marks=pytest.mark.long),
