@@ -36,6 +36,7 @@ JOBS = {
             MPI,
             Way("TEST_NUM_HOSTS=2,TEST_WITHOUT_SOCKETS=1,TEST_WITHOUT_READING=1", group="MpiGroup",
                 owners=2),
+            Way("TEST_NUM_HOSTS=3", group="TcpGroup", owners=3),
         ],
     ),
     "three instances in further ways": (
@@ -44,7 +45,6 @@ JOBS = {
             IN_SHARED_MEMORY,
             THROUGH_SLOTS,
             Way("TEST_NUM_HOSTS=2", group="TcpGroup", owners=2),
-            Way("TEST_NUM_HOSTS=3", group="TcpGroup", owners=3),
         ],
     ),
     "two hosts with two instances": (4, [Way("TEST_NUM_HOSTS=2", group="TcpGroup", owners=4)]),
@@ -58,18 +58,18 @@ JOBS = {
         "solo",
         "two instances",
         pytest.param("three instances", marks=pytest.mark.sweep),
-        pytest.param("three instances in further ways", marks=pytest.mark.sweep),
+        pytest.param("three instances in further ways", marks=pytest.mark.long),
         # Training of four instances on two hosts is among the default tests.
         pytest.param("two hosts with two instances", marks=pytest.mark.sweep),
-        pytest.param("five instances", marks=pytest.mark.sweep),
+        pytest.param("five instances", marks=pytest.mark.long),
     ],
 )
-def test_contract(poprun, job):
+def test_contract(poprun, warm, job):
     """In each way of joining, all instances make all checks."""
     instances, ways = JOBS[job]
     done = poprun(
-        "--num-instances", instances, "--num-replicas", instances, "--oversubscribe", PROGRAM,
-        *(way.variables for way in ways), timeout=150,
+        "--num-instances", instances, "--num-replicas", instances, "--oversubscribe",
+        *warm, PROGRAM, *(way.variables for way in ways), timeout=150,
     )  # fmt: skip
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr[-3000:]}"
     for way in ways:
