@@ -14,6 +14,7 @@ import os
 import re
 import shutil
 import signal
+import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -54,6 +55,7 @@ for _number, _handler in (
         signal.signal(_number, _handler)
 
 _FOLDER = pytest.StashKey[Path]()
+_WARM = ROOT / "tests" / "support" / "warm_python.py"
 
 
 def pytest_configure(config):
@@ -212,6 +214,24 @@ def instances(own_cache, tmp_path_factory):
         jobs = Instances(tmp_path_factory.mktemp("instances"), os.environ)
     yield jobs
     jobs.close()
+
+
+@pytest.fixture(scope="session")
+def warm(tmp_path_factory):
+    """Return the words in front of a program that runs it in a process with torch."""
+    address = tmp_path_factory.mktemp("warm") / "s"
+    with pytest.MonkeyPatch.context() as patch:
+        remove_surroundings(patch)
+        patch.setenv("PYTHONPATH", str(ROOT))
+        # OpenMP reads this once, in the server. Its threads would spin on the core of a program.
+        patch.setenv("OMP_WAIT_POLICY", "passive")
+        server = subprocess.Popen(
+            [sys.executable, _WARM, address], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
+    with server:
+        assert server.stdout.readline() == b"ready\n"
+        yield (sys.executable, "-S", _WARM, address)
+        server.stdin.close()
 
 
 @pytest.fixture

@@ -21,7 +21,11 @@ WITHOUT = () if importlib.util.find_spec("torchvision") else ("import torchvisio
 @pytest.mark.sweep
 @pytest.mark.parametrize(
     "words",
-    [("23", "warm"), ("7", "warm"), pytest.param(("all", "cold"), marks=pytest.mark.long)],
+    [
+        ("23", "warm"),
+        pytest.param(("7", "warm"), marks=pytest.mark.long),
+        pytest.param(("all", "cold"), marks=pytest.mark.long),
+    ],
     ids=" ".join,
 )
 @pytest.mark.timeout(300)

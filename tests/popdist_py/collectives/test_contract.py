@@ -39,7 +39,6 @@ JOBS = {
             Way("TEST_NUM_HOSTS=2,TEST_WITHOUT_SOCKETS=1,TEST_WITHOUT_READING=1", group="MpiGroup",
                 owners=2),
             Way("TEST_NUM_HOSTS=2", group="TcpGroup", owners=2),
-            Way("TEST_NUM_HOSTS=3", group="TcpGroup", owners=3),
         ],
     ),
     "two hosts with two instances": (4, [Way("TEST_NUM_HOSTS=2", group="TcpGroup", owners=4)]),
@@ -55,7 +54,7 @@ JOBS = {
         pytest.param("three instances", marks=pytest.mark.sweep),
         # Training of four instances on two hosts is among the default tests.
         pytest.param("two hosts with two instances", marks=pytest.mark.sweep),
-        pytest.param("five instances", marks=pytest.mark.sweep),
+        pytest.param("five instances", marks=pytest.mark.long),
     ],
 )
 def test_contract(request, job):

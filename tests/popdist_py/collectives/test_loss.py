@@ -116,9 +116,10 @@ def test_an_instance_that_ended_after_its_last_copy_spoils_no_result(
 
 @pytest.mark.sweep
 @pytest.mark.parametrize("hosts", ["1", "2"])
-def test_weights_of_two_steps_are_not_given_out(poprun, hosts):
+def test_weights_of_two_steps_are_not_given_out(poprun, warm, hosts):
     done = poprun(
         *("--num-instances", 2, "--num-replicas", 2, "--oversubscribe"),
+        *warm,
         PROGRAM.with_name("update_loss_program.py"),
         env={"TEST_NUM_HOSTS": hosts},
     )

@@ -15,11 +15,11 @@ BRIEFLY = "TEST_REPLICAS=4,TEST_STEPS=6,TEST_DETERMINISTIC=no"
 OVERLAPPED = f"{BRIEFLY},POPDIST_GRADIENT_OVERLAP=1"
 
 
-def train(poprun, folder, instances, *ways):
+def train(poprun, warm, folder, instances, *ways):
     """Train in each way; return the weights of every instance by way, and what was printed."""
     done = poprun(
-        "--num-instances", instances, "--num-replicas", instances, "--oversubscribe", PROGRAM,
-        folder, *ways, timeout=220,
+        "--num-instances", instances, "--num-replicas", instances, "--oversubscribe",
+        *warm, PROGRAM, folder, *ways, timeout=220,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
     found = {
@@ -30,17 +30,24 @@ def train(poprun, folder, instances, *ways):
 
 
 @pytest.fixture(scope="module")
-def alone(shared_poprun, tmp_path_factory):
+def alone(shared_poprun, warm, tmp_path_factory):
     """What one instance with all replicas learns."""
-    found, _ = train(shared_poprun, tmp_path_factory.mktemp("one"), 1, "", BRIEFLY)
+    found, _ = train(shared_poprun, warm, tmp_path_factory.mktemp("one"), 1, "", BRIEFLY)
     return {way: weights for way, (weights,) in found.items()}
 
 
 @pytest.fixture(scope="module")
-def of_two(shared_poprun, tmp_path_factory):
+def of_two(shared_poprun, warm, tmp_path_factory):
     """What two instances learn, and what they print."""
     ways = ("", "POPDIST_SHARED_MEMORY=0", OVERLAPPED, f"{OVERLAPPED},TEST_NUM_HOSTS=2")
-    return train(shared_poprun, tmp_path_factory.mktemp("two"), 2, *ways)
+    return train(shared_poprun, warm, tmp_path_factory.mktemp("two"), 2, *ways)
+
+
+@pytest.fixture(scope="module")
+def of_four(shared_poprun, warm, tmp_path_factory):
+    """What four instances learn on one host and on two."""
+    folder = tmp_path_factory.mktemp("four")
+    return train(shared_poprun, warm, folder, 4, "", "TEST_NUM_HOSTS=2")[0]
 
 
 def assert_equal_bits(instances, expected):
@@ -57,9 +64,9 @@ def test_bits_do_not_depend_on_the_split(of_two, alone):
 
 
 @pytest.mark.sweep
-def test_bits_do_not_depend_on_hosts(poprun, tmp_path, alone):
-    way = "TEST_NUM_HOSTS=2"
-    assert_equal_bits(train(poprun, tmp_path, 4, way)[0][way], alone[""])
+@pytest.mark.parametrize("way", ["", "TEST_NUM_HOSTS=2"], ids=["one host", "two hosts"])
+def test_bits_of_four_instances_do_not_depend_on_hosts(of_four, alone, way):
+    assert_equal_bits(of_four[way], alone[""])
 
 
 @pytest.mark.sweep
@@ -67,31 +74,30 @@ def test_bits_do_not_depend_on_shared_memory(of_two, alone):
     assert_equal_bits(of_two[0]["POPDIST_SHARED_MEMORY=0"], alone[""])
 
 
-@pytest.mark.sweep
-@pytest.mark.parametrize("instances", [4, pytest.param(8, marks=pytest.mark.long)])
-def test_bits_do_not_depend_on_any_split_of_8(poprun, tmp_path, alone, instances):
-    assert_equal_bits(train(poprun, tmp_path, instances, "")[0][""], alone[""])
+@pytest.mark.long
+def test_eight_instances_end_with_the_bits_of_one(poprun, warm, tmp_path, alone):
+    assert_equal_bits(train(poprun, warm, tmp_path, 8, "")[0][""], alone[""])
 
 
 @pytest.fixture(scope="module")
-def alone_with_12(shared_poprun, tmp_path_factory):
+def alone_with_12(shared_poprun, warm, tmp_path_factory):
     """What one instance with twelve replicas learns."""
-    found, _ = train(shared_poprun, tmp_path_factory.mktemp("one"), 1, TWELVE)
+    found, _ = train(shared_poprun, warm, tmp_path_factory.mktemp("one"), 1, TWELVE)
     return found[TWELVE][0]
 
 
-@pytest.mark.sweep
+@pytest.mark.long
 @pytest.mark.timeout(360)
 @pytest.mark.parametrize(
     "instances",
     [
         3,
-        pytest.param(6, marks=pytest.mark.long),
+        6,
         *(pytest.param(n, marks=pytest.mark.soak) for n in (2, 4, 12)),
     ],
 )
-def test_bits_do_not_depend_on_any_split_of_12(poprun, tmp_path, alone_with_12, instances):
-    assert_equal_bits(train(poprun, tmp_path, instances, TWELVE)[0][TWELVE], alone_with_12)
+def test_bits_do_not_depend_on_any_split_of_12(poprun, warm, tmp_path, alone_with_12, instances):
+    assert_equal_bits(train(poprun, warm, tmp_path, instances, TWELVE)[0][TWELVE], alone_with_12)
 
 
 @pytest.mark.sweep

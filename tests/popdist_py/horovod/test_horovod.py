@@ -45,8 +45,8 @@ def test_two_ranks(instances):
 
 @pytest.mark.mpi
 @pytest.mark.sweep
-def test_a_job_of_three_ranks(poprun):
-    done = poprun("--num-instances", 3, "--num-replicas", 3, "--oversubscribe", PROGRAM)
+def test_a_job_of_three_ranks(poprun, warm):
+    done = poprun("--num-instances", 3, "--num-replicas", 3, "--oversubscribe", *warm, PROGRAM)
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr[-3000:]}"
     for rank in range(3):
         assert f"rank {rank} of 3: {len(checks.CHECKS)} checks" in done.stdout

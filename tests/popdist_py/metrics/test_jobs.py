@@ -31,10 +31,10 @@ def test_metrics_of_two_instances(instances, tmp_path):
 @pytest.mark.parametrize(
     "variables", [{}, {"POPDIST_SHARED_MEMORY": "0"}], ids=["shared memory", "mpi"]
 )
-def test_metrics_of_three_instances(poprun, tmp_path, variables):
+def test_metrics_of_three_instances(poprun, warm, tmp_path, variables):
     done = poprun(
-        "--num-instances", 3, "--num-replicas", 3, "--oversubscribe", PROGRAM, tmp_path,
-        env=variables,
+        "--num-instances", 3, "--num-replicas", 3, "--oversubscribe",
+        *warm, PROGRAM, tmp_path, env=variables,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
     assert done.stdout.count("8 checks") == 3

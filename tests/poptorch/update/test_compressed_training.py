@@ -23,9 +23,9 @@ def assert_trained(done, instances, expected):
 @pytest.mark.mpi
 @pytest.mark.sweep
 @pytest.mark.timeout(150)
-def test_trainings_over_two_hosts(poprun):
+def test_trainings_over_two_hosts(poprun, warm):
     way = "TEST_NUM_HOSTS=2,TEST_BRIEFLY=1"
-    done = poprun("--num-instances", 2, "--num-replicas", 2, PROGRAM, way, timeout=140)
+    done = poprun("--num-instances", 2, "--num-replicas", 2, *warm, PROGRAM, way, timeout=140)
     assert_trained(done, 2, {way: "2 hosts, TcpGroup"})
 
 

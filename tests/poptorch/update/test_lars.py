@@ -188,12 +188,12 @@ def test_numbers_below_zero_are_refused(name):
 @pytest.mark.mpi
 @pytest.mark.sweep
 @pytest.mark.timeout(150)
-@pytest.mark.parametrize("instances", [2, 4])
-def test_every_split_trains_the_same_weights_bit_for_bit(poprun, tmp_path, instances):
+@pytest.mark.parametrize("instances", [2, pytest.param(4, marks=pytest.mark.long)])
+def test_every_split_trains_the_same_weights_bit_for_bit(poprun, warm, tmp_path, instances):
     program = SimpleNamespace(**runpy.run_path(str(PROGRAM)))
     done = poprun(
         "--num-instances", instances, "--num-replicas", program.REPLICAS, "--oversubscribe",
-        PROGRAM, tmp_path, timeout=140,
+        *warm, PROGRAM, tmp_path, timeout=140,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     expected = program.train(quiet_options().replicationFactor(program.REPLICAS), first=0)

@@ -74,7 +74,7 @@ def _bits(half, options):
 
 
 @pytest.mark.parametrize("half", [False, True], ids=["float", "half"])
-@pytest.mark.parametrize("count", [2, pytest.param(4, marks=pytest.mark.sweep)])
+@pytest.mark.parametrize("count", [2, pytest.param(4, marks=pytest.mark.long)])
 def test_every_split_ends_with_the_same_bits(instances, count, half):
     expected = _bits(half, poptorch.Options().replicationFactor(REPLICAS))
     found = instances.run(_bits_of_an_instance, half, count=count)
