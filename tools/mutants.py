@@ -33,6 +33,7 @@ PACKAGES = ("poprun_py", "popdist_py")
 LEFT_OUT = re.compile(r"ReplaceBinaryOperator_BitOr|AddNot_annotation")
 MOST_TESTS = 30
 MOST_SECONDS = 45.0  # of the tests of one mutant, by their durations
+NOT_DEFAULT = "soak or sweep or long or examples or trainers"
 LIMIT = 600  # seconds, after which a mutant that hangs the tests counts as killed
 
 
@@ -159,7 +160,10 @@ def nearby(root: Path, file: str) -> list[str]:
 
 
 def try_mutant(root: Path, mutant: dict, tests: list[str]) -> str:
-    """Return ``killed``, ``survived`` or ``untested`` for a mutant in the repository ``root``."""
+    """Return ``killed``, ``survived`` or ``untested`` for a mutant in the repository ``root``.
+
+    Of a whole folder only the default tests run.
+    """
     import cosmic_ray.plugins
     from cosmic_ray.mutating import use_mutation
 
@@ -175,7 +179,7 @@ def try_mutant(root: Path, mutant: dict, tests: list[str]) -> str:
             return "untested"
         process = subprocess.Popen(
             [python, "-m", "pytest", "-q", "-x", "-n", "0", "-p", "no:cacheprovider",
-             "-m", "not soak and not long", *tests],
+             "-m", f"not ({'soak or long' if '::' in tests[0] else NOT_DEFAULT})", *tests],
             cwd=root, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
             # Kept bytecode of a mutant could pass for that of the next one.
             env={**os.environ, "TMPDIR": folder, "PYTHONDONTWRITEBYTECODE": "1"},
