@@ -32,10 +32,12 @@ def test_every_instance_runs_on_its_host(lab, hello):
     assert lines(done.stdout) == [f"{i} {host} {' '.join(where)}" for i, host in enumerate(where)]
 
 
-def test_the_order_of_hosts_is_the_users(lab, hello):
-    done = lab[0].poprun("--host", "node1,node0", "--num-instances", "4", "--num-replicas", "4",
-                         hello)  # fmt: skip
+def test_the_order_of_hosts_and_the_name_of_their_network_are_the_users(lab, hello):
+    done = lab[0].poprun("-v", "--host", "node1,node0", "--num-instances", "4",
+                         "--num-replicas", "4", "--host-subnet", "eth0", hello)  # fmt: skip
     assert done.returncode == 0, done.stderr
+    for words in ("btl_tcp_if_include eth0 ", "prte_if_include eth0 ", "one another over eth0"):
+        assert words in done.stderr
     places = [line.split()[1] for line in lines(done.stdout)]
     assert places == ["node1", "node1", "node0", "node0"]
 
@@ -83,14 +85,14 @@ VARIABLES = {
 }
 
 
-@pytest.mark.parametrize("given", [None, "eth0"])
-def test_instances_on_every_host_get_their_variables_network_and_libraries(lab, script, given):
+def test_instances_on_every_host_get_their_variables_network_and_libraries(lab, script):
     program = script(f"NAMES = {list(VARIABLES)}\n{SEEN}")
-    network = given or "10.99.0.0/24"
+    network = "10.99.0.0/24"
     words = ["-v", "--host", "node[0-1]", "--env", "POPTORCH_LOG_LEVEL=OFF"]
     settings = {name: before for name, (before, _) in VARIABLES.items() if before}
     done = lab[0].poprun(
-        *(*words, *(["--host-subnet", given] if given else []), program),
+        *words,
+        program,
         env={**settings, "POPRUN_NUM_INSTANCES": "2"},
     )
     assert done.returncode == 0, done.stderr
