@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import logging.handlers
-import os
-import sys
 from collections import namedtuple
 from functools import partial
 from itertools import pairwise
@@ -15,7 +12,7 @@ from unittest import mock
 import numpy as np
 import pytest
 import torch
-from jobs import SMALL_MESSAGES, WITHOUT_READING, ways
+from jobs import SMALL_MESSAGES, ways
 
 import popdist_py
 from popdist_py.collectives.communicators.solo import SoloCommunicator
@@ -347,50 +344,6 @@ def check_groups():
         )
         assert found == (([0, count - 1], count - 1) if me in group else None)
     assert popdist_py.execute_on_instances(range(count + 3), popdist_py.all_reduce, 1) == count
-
-
-def check_forked_children():
-    """A child's call would be taken for its parent's next one."""
-    if way == f"{WITHOUT_READING}=1":
-        return  # A child's calls are refused before any memory is read, and its end is expensive.
-    before = popdist_py.all_reduce(np.ones(3), async_op=True)
-    popdist_py.all_reduce(1)
-    child = os.fork()
-    if child == 0:
-        calls = [
-            lambda: popdist_py.all_reduce(np.full(3, 100.0)),
-            lambda: popdist_py.all_reduce(np.ones(1_000_000)),
-            lambda: popdist_py.all_reduce({"a": 1}),
-            lambda: popdist_py.all_reduce(1, async_op=True).wait(),
-            lambda: popdist_py.all_gather_object(me),
-            lambda: popdist_py.gather(np.ones(2)),
-            lambda: popdist_py.reduce_scatter(np.ones(2 * count)),
-            popdist_py.synchronize,
-            lambda: popdist_py.execute_on_instances(range(count), popdist_py.all_reduce, 1),
-            # A group that was not used before.
-            lambda: popdist_py.execute_on_instances(range(1, count), popdist_py.barrier),
-            lambda: comm.gradient_buffer(8),
-        ]
-        # Instance 0 is not in the new group; with two instances, the other one is in it alone.
-        expected = len(calls) - (me == 0 or count == 2) if count > 1 else 0
-        refused = 0
-        for call in calls:
-            try:
-                call()
-            except popdist_py.ForkedProcessError:
-                refused += 1
-        before.wait()
-        if refused != expected:
-            print(f"{refused} calls were refused, not {expected}", file=sys.stderr, flush=True)
-        code = 7 if refused == expected else 1
-        # The child does not end what the parent holds. Python's whole end is expensive with torch.
-        if is_first_way and me == count - 1 > 0:
-            sys.exit(code)
-        if count > 1:
-            atexit._run_exitfuncs()
-        os._exit(code)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
-    assert popdist_py.all_reduce(np.full(3, me + 1.0)).tolist() == [count * (count + 1) / 2] * 3
 
 
 CHECKS = [value for name, value in list(globals().items()) if name.startswith("check_")]

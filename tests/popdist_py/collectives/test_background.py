@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -59,3 +60,24 @@ def test_a_child_does_not_train(monkeypatch):
     background.begin_in_child()
     with pytest.raises(popdist_py.ForkedProcessError, match="cannot make collective calls"):
         trained(torch.ones(1, 2), torch.zeros(1, dtype=torch.int64))
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("count", [1, 2, pytest.param(3, marks=pytest.mark.sweep)])
+def test_a_child_ends_as_usual_and_the_instances_go_on(poprun, count):
+    """In each way of joining; a child's call would be taken for its parent's next one."""
+    alone = {"": "SoloCommunicator"}
+    together = {
+        "": "SharedCommunicator",
+        "TEST_WITHOUT_READING=1": "SharedCommunicator",
+        "TEST_NUM_HOSTS=2": "SharedCommunicator",
+        "POPDIST_SHARED_MEMORY=0": "MpiCommunicator",
+    }
+    expected = alone if count == 1 else together
+    program = Path(__file__).with_name("forked_children_program.py")
+    words = ("--num-instances", count, "--num-replicas", count, "--oversubscribe")
+    done = poprun(*words, program, *expected)
+    assert done.returncode == 0, done.stderr[-3000:]
+    for way, communicator in expected.items():
+        line = f"[{way}] {communicator} of {count} goes on"
+        assert done.stdout.count(line) == count, done.stdout
