@@ -90,7 +90,6 @@ CASES: dict[str, dict[str, Case]] = {
         "even cores": Case(
             ("--num-instances=2", "--process-placement=spreadcores", STRICT),
             (("0-2", "0", 3), ("3-5", "0-1", 3)),
-            is_long=True,
         ),
     },
     "memonly": {

@@ -1,9 +1,13 @@
-"""The contract of a communicator, checked by every instance of a job; run by test_contract.py."""
+"""The contract of a communicator, checked by every instance of a job; run by test_contract.py.
+
+As a program it takes ways of joining, and prints what test_contract.py compares.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import logging.handlers
+import sys
 from collections import namedtuple
 from functools import partial
 from itertools import pairwise
@@ -377,3 +381,8 @@ def make_all_checks(*words):
     finally:
         logging.getLogger("popdist").removeHandler(warned)
     return found, [record.getMessage() for record in warned.buffer]
+
+
+if __name__ == "__main__":
+    for communicator, between_hosts in make_all_checks(*sys.argv[1:])[0]:
+        print(f"{communicator} {len(CHECKS)} checks, {between_hosts}")

@@ -156,6 +156,8 @@ if __name__ == "__main__":
     idle = AsynchronousDataAccessor([torch.ones(1)], sharing_strategy=SharingStrategy.Fork)
     for batch in loader:
         print("pids", loader._accessor._process.pid, idle._process.pid, flush=True)
+        while not os.path.exists({may_end!r}):
+            time.sleep(0.01)
         {ending}
 """
 
@@ -165,18 +167,20 @@ KILLED = "os.kill(os.getpid(), signal.SIGKILL)"
 
 def write_program(folder, **values):
     program = folder / "program.py"
-    program.write_text(textwrap.dedent(PROGRAM).format(**values))
+    program.write_text(textwrap.dedent(PROGRAM).format(may_end=str(may_end(program)), **values))
     return program
+
+
+def may_end(program):
+    """Return the file that lets a program end, once the test knows its processes."""
+    return program.with_suffix(".may-end")
 
 
 def family_of(program):
     """Return the processes that a program's loaders have started, once it has named them."""
     line = program.stdout.readline()
     assert line.startswith("pids "), program.stderr.read()
-    loaders = []
-    for pid in line.split()[1:]:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            loaders.append(psutil.Process(int(pid)))
+    loaders = [psutil.Process(int(pid)) for pid in line.split()[1:]]
     return [process for loader in loaders for process in (loader, *loader.children(recursive=True))]
 
 
@@ -203,6 +207,7 @@ def test_processes_of_a_fork_server_end_with_the_program(tmp_path, workers, endi
         start_new_session=True,
     )
     family = family_of(started)
+    may_end(program).touch()
     if ending == "signal.pause()":
         os.killpg(started.pid, signal.SIGINT)  # what ^C in a terminal does
     try:
@@ -214,10 +219,12 @@ def test_processes_of_a_fork_server_end_with_the_program(tmp_path, workers, endi
 
 
 def test_forked_processes_end_with_a_program_that_is_killed(tmp_path):
-    program = ForkedProgram(write_program(tmp_path, workers=2, ending=KILLED, strategy="Fork"))
+    path = write_program(tmp_path, workers=2, ending=KILLED, strategy="Fork")
+    program = ForkedProgram(path)
     try:
         family = family_of(program)
         assert len(family) == 4
+        may_end(path).touch()
         assert program.wait() == -signal.SIGKILL
         eventually_ended(family)
     finally:
