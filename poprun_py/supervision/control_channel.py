@@ -146,6 +146,8 @@ class ControlChannel:
         self.address = ""
         self._selector: selectors.BaseSelector
         self._sockets: list[socket.socket] = []
+        # Connections of no instance: they have not said who they are, or wait for an answer.
+        self._guests: set[socket.socket] = set()
         self._gate: Gate | None = None
         self._look_at = 0.0
         self._num_instances = num_instances
@@ -247,6 +249,8 @@ class ControlChannel:
                 channel.settimeout(_LAST_ANSWER_SECONDS)
                 channel.sendall(answer.unsent)
             self._end_answer(channel)
+        for guest in tuple(self._guests):
+            self._close_guest(guest)
         self._close_listeners()
 
     def _close_listeners(self) -> None:
@@ -299,6 +303,7 @@ class ControlChannel:
         self._await_hello(channel)
 
     def _await_hello(self, channel: socket.socket) -> None:
+        self._guests.add(channel)
         reader = protocol.Reader()
         self._selector.register(
             channel, selectors.EVENT_READ, lambda sock, _: self._greet(sock, reader)
@@ -321,16 +326,15 @@ class ControlChannel:
             if kind == protocol.STDIN and channel.family == socket.AF_UNIX:
                 self._selector.unregister(channel)
                 standard_input.pass_on(channel)
-                channel.close()
+                self._close_guest(channel)
                 return
             peer = self._peer(channel, hello_of(kind, payload))
         except BlockingIOError:
             return
         except (OSError, ValueError, IndexError, RecursionError):
-            if channel in self._selector.get_map():
-                self._selector.unregister(channel)
-            channel.close()
+            self._close_guest(channel)
             return
+        self._guests.remove(channel)
         self.peers[peer.index] = peer
         self._handlers[peer.index] = lambda _, events: self._serve(peer, reader, events)
         self._selector.unregister(channel)
@@ -341,6 +345,8 @@ class ControlChannel:
 
     def _begin_answer(self, channel: socket.socket, text: str) -> None:
         """Send the answer to an inspection in one or more frames, as its reader takes them."""
+        if channel not in self._guests:
+            return  # the job is over
         data = text.encode()
         size = protocol.MAX_PAYLOAD
         parts = [data[at : at + size] for at in range(0, len(data), size)] or [b""]
@@ -363,6 +369,10 @@ class ControlChannel:
 
     def _end_answer(self, channel: socket.socket) -> None:
         del self._answers[channel]
+        self._close_guest(channel)
+
+    def _close_guest(self, channel: socket.socket) -> None:
+        self._guests.remove(channel)
         with contextlib.suppress(KeyError, ValueError):
             self._selector.unregister(channel)
         channel.close()

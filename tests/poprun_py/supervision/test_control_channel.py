@@ -352,3 +352,26 @@ def test_who_asks_and_does_not_read_holds_up_nobody_and_is_left_after_a_while(
         channel.on_time(time.monotonic() + 2.0)
         turn()
         wait_until(lambda: not asked.recv(1 << 18))
+
+
+@pytest.mark.parametrize("said", [b"", protocol.pack(protocol.INSPECT, b'"stacks"')])
+def test_who_has_said_nothing_or_waits_for_an_answer_is_left_at_the_end(tmp_path, said):
+    channel = ControlChannel(1, listener := Listener())
+    with (
+        selectors.DefaultSelector() as selector,
+        socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asking,
+    ):
+        channel.open(selector, tmp_path, None)
+        asking.connect(str(tmp_path / SOCKET_NAME))
+        asking.sendall(said)
+        for _ in range(2):
+            for key, events in selector.select(1):
+                key.data(key.fileobj, events)
+        channel.close()
+        assert not selector.get_map()
+        asking.settimeout(30)
+        assert asking.recv(1) == b""
+        for name, *what in listener.told:
+            assert name == "inspected"
+            what[1]("an answer that comes too late")
+    assert len(listener.told) == (1 if said else 0)
