@@ -231,7 +231,8 @@ def warm(tmp_path_factory):
     with server:
         assert server.stdout.readline() == b"ready\n"
         yield (sys.executable, "-S", _WARM, address)
-        server.stdin.close()
+        # Processes that the tests have forked may hold the other end of its stdin.
+        server.terminate()
 
 
 @pytest.fixture

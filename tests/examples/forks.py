@@ -53,6 +53,8 @@ def forks(root: Path) -> Iterator[Forks]:
     )  # fmt: skip
     with process:
         yield Forks(process)
+        # Processes that the tests have forked may hold the other end of its stdin.
+        process.terminate()
 
 
 def _serve() -> None:

@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 import pytest
-from sdk_names.places import NAMES, forget
+from sdk_names.places import NAMES, forgotten
 from support.repository import ROOT
 
 
@@ -15,9 +15,8 @@ from support.repository import ROOT
 def names(monkeypatch):
     """Let this process import the names, and forget them afterwards."""
     monkeypatch.syspath_prepend(str(NAMES))
-    forget()
-    yield
-    forget()
+    with forgotten():
+        yield
 
 
 @pytest.fixture

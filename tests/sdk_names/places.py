@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
+from collections.abc import Iterator
+from types import ModuleType
 
 from support.repository import ROOT
 
@@ -12,5 +15,21 @@ PACKAGES = ("horovod", "popart", "popdist", "poptorch")
 
 def forget() -> None:
     """Let the next import of each package start anew."""
-    for name in [n for n in sys.modules if n.partition(".")[0] in PACKAGES]:
+    for name in _imported():
         del sys.modules[name]
+
+
+@contextlib.contextmanager
+def forgotten() -> Iterator[None]:
+    """Let imports start anew; afterwards modules of tests are back, which have such names too."""
+    before = _imported()
+    forget()
+    try:
+        yield
+    finally:
+        forget()
+        sys.modules.update(before)
+
+
+def _imported() -> dict[str, ModuleType]:
+    return {name: m for name, m in sys.modules.items() if name.partition(".")[0] in PACKAGES}

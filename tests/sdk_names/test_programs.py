@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from sdk_names.places import NAMES, forget
+from sdk_names.places import NAMES, forgotten
 from support.repository import ROOT
 
 HERE = Path(__file__).parent
@@ -101,9 +101,8 @@ TRAINED = "1 steps, 0.776101\n"
 
 
 def _printed_by_training() -> str:
-    with contextlib.redirect_stdout(io.StringIO()) as printed:
+    with contextlib.redirect_stdout(io.StringIO()) as printed, forgotten():
         exec(TRAINING, {"__name__": "__main__"})
-    forget()
     return printed.getvalue()
 
 
