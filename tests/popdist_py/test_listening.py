@@ -8,6 +8,7 @@ import select
 import socket
 
 import pytest
+from support.listening import free_port
 
 from popdist_py.start_hook import popdist_listening as listening
 
@@ -23,11 +24,6 @@ def listener(family: socket.AddressFamily, address: str | None = None, port: int
     made.bind((EVERYWHERE[family] if address is None else address, port))
     made.listen(77)
     return made
-
-
-def free_port() -> int:
-    with listener(socket.AF_INET) as found:
-        return found.getsockname()[1]
 
 
 @FAMILIES

@@ -1,11 +1,13 @@
-"""What processes listen on, as the kernel tells it, and the MPIs of this machine beside our own.
+"""What processes listen on, as the kernel tells it, free ports, and the MPIs of this machine.
 
 The kernel lists sockets by network namespace, so hosts of the lab are seen from outside.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
+import random
 import re
 import socket
 import struct
@@ -16,12 +18,13 @@ from pathlib import Path
 
 import pytest
 
-__all__ = ["Listening", "all_in_network_of", "an_mpi", "of_processes"]
+__all__ = ["Listening", "all_in_network_of", "an_mpi", "free_port", "of_processes"]
 
 # Folders of MPIs or paths of mpirun, as --mpi takes them.
 _OTHERS = (*os.environ.get("TEST_MPIS", "").split(os.pathsep), "/usr/bin/mpirun.openmpi",
            "/usr/bin/mpirun.mpich", "/usr/bin/mpirun")  # fmt: skip
 _LISTEN = "0A"
+_PORTS_OF_THE_KERNEL = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
 
 @dataclass(frozen=True)
@@ -32,6 +35,18 @@ class Listening:
     name: str
     address: str
     port: int
+
+
+def free_port() -> int:
+    """Return a port that is free, below those that the kernel gives to whoever names none.
+
+    A free one of the kernel's could be another test's before this one uses it.
+    """
+    lowest = int(_PORTS_OF_THE_KERNEL.read_text().split()[0])
+    while True:
+        port = random.SystemRandom().randrange(10_000, max(lowest, 20_000))
+        with contextlib.suppress(OSError), socket.create_server(("", port)):
+            return port
 
 
 def of_processes(pids: list[int]) -> list[Listening]:

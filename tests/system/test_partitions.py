@@ -12,6 +12,7 @@ from dataclasses import replace
 
 import pytest
 from support.launcher.partition_states import FITTING, pod_in_state
+from support.listening import free_port
 from support.pod_servers import ServerProcess
 from support.processes import wait_until
 
@@ -188,9 +189,7 @@ def test_a_saved_plan_uses_the_partition_when_it_runs(pods, poprun, tmp_path):
 
 
 def test_a_server_that_is_not_there_is_one_line(look, tmp_path):
-    with socket.socket() as closed:
-        closed.bind(("127.0.0.1", 0))
-        port = closed.getsockname()[1]
+    port = free_port()
     token = tmp_path / "token"
     token.write_text("x" * 40)
     token.chmod(0o600)

@@ -12,6 +12,7 @@ import time
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
+from support.listening import free_port
 from support.memory_pod import POD, MemoryPod
 from support.pod_servers import TOKEN, served
 from support.processes import wait_until
@@ -96,8 +97,7 @@ def test_an_address_that_is_none_is_refused(url):
 
 
 def test_a_port_without_a_server_is_an_error_of_one_line():
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = listener.getsockname()[1]
+    port = free_port()
     with opened(port) as store, pytest.raises(UnreachableError) as refused:
         store.pod()
     message = str(refused.value)

@@ -3,13 +3,13 @@
 import gc
 import os
 import random
-import socket
 import threading
 from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
+from support.listening import free_port
 from support.processes import wait_until
 from support.ranks import run_ranks, values
 
@@ -101,8 +101,7 @@ def _begun_again_in_one_store(rank, folder, port):
 
 
 def test_the_group_of_all_can_be_made_again_in_one_store(tmp_path):
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = str(free.getsockname()[1])
+    port = str(free_port())
     first, second = values(
         run_ranks(2, _begun_again_in_one_store, str(tmp_path), port, backend=None)
     )

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import re
-import socket
 import sys
 import time
 from pathlib import Path
 
 import pytest
+from support.listening import free_port
 from support.processes import survivors, wait_until
 from support.repository import ROOT
 
@@ -81,10 +81,9 @@ def terminal(checkout, tmp_path_factory):
 
 def read_page(name):
     """Return the text of a page with a free port for the one it names, which may be taken."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    return re.sub(r"\b1946[45]\b", port, (ROOT / "docs" / name).read_text(encoding="utf-8"))
+    return re.sub(
+        r"\b1946[45]\b", str(free_port()), (ROOT / "docs" / name).read_text(encoding="utf-8")
+    )
 
 
 @pytest.mark.parametrize("page", PAGES)
