@@ -86,6 +86,9 @@ def pytest_terminal_summary(terminalreporter, exitstatus, config):
 def pytest_unconfigure(config):
     """Remove it."""
     if _FOLDER in config.stash:
+        if "multiprocessing.util" in sys.modules:
+            # What it does at exit: its own folder is in this one, and it warns when that is gone.
+            sys.modules["multiprocessing.util"]._exit_function()
         shutil.rmtree(config.stash[_FOLDER], ignore_errors=True)
 
 
