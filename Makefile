@@ -132,7 +132,8 @@ $(STAMP): $(VENV)/.made setup.cfg setup.py constraints.txt
 
 $(DEV_STAMP): $(STAMP)
 	$(BIN)/python -m pip install -q --disable-pip-version-check -c $(VENV)/constraints.txt --config-settings editable_mode=compat -e '.[test,docs,examples,tutorials,sweeps]'
-	@# Compiles the tests with their assertions, once: else each worker of the first run would.
+	@# Compile the tests and their assertions once. Else each worker of the first run would do it.
+	@# A test file that cannot be imported is reported by make test, not here.
 	@$(BIN)/python -m compileall -q tools
 	@$(BIN)/python -m pytest -q -n 0 --collect-only tests >/dev/null 2>&1 || true
 	@touch $@

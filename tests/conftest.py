@@ -87,7 +87,8 @@ def pytest_unconfigure(config):
     """Remove it."""
     if _FOLDER in config.stash:
         if "multiprocessing.util" in sys.modules:
-            # What it does at exit: its own folder is in this one, and it warns when that is gone.
+            # Multiprocessing removes its own folder at exit, and warns if that folder is gone.
+            # It is in this one, so it goes first.
             sys.modules["multiprocessing.util"]._exit_function()
         shutil.rmtree(config.stash[_FOLDER], ignore_errors=True)
 
@@ -106,10 +107,10 @@ def _let_torch_log_to_the_root():
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items):
-    """Begin with the modules that take longest, none of which should be the last one.
+    """Begin with the modules that take longest, so that a run ends with short ones.
 
-    These are the modules that share one worker, those with a time limit of ten minutes or more, and
-    those that start jobs.
+    First come the modules that share one worker, then those with a time limit of ten minutes or
+    more, then those that start jobs.
     """
     long = {item.path for item in items if _time_limit(item) >= 600}
     jobs = {item.path for item in items if item.get_closest_marker("mpi")}
@@ -121,7 +122,7 @@ def pytest_collection_modifyitems(items):
 
 
 def _time_limit(item) -> float:
-    """Return the seconds that a test's own marker gives it; 0 for none."""
+    """Return the time limit that a test sets itself, in seconds, or 0."""
     marker = item.get_closest_marker("timeout")
     return marker.args[0] if marker else 0
 
@@ -142,14 +143,14 @@ _SHARED = {
 
 @functools.cache
 def _shared_fixture(module: Path) -> str:
-    """Return the name of the fixture of ``_SHARED`` that a module uses; "" for none."""
+    """Return which fixture of ``_SHARED`` a module uses, or an empty string."""
     text = module.read_text()
     return next((name for name, use in _SHARED.items() if use.search(text)), "")
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config, log):
-    """Keep the modules that share such a fixture in one worker, which starts its processes once."""
+    """Keep the modules that share a fixture in one worker, so that its processes start once."""
     if config.option.dist != "loadscope":
         return None
     from xdist.scheduler import LoadScopeScheduling

@@ -34,7 +34,7 @@ LEFT_OUT = re.compile(r"ReplaceBinaryOperator_BitOr|AddNot_annotation")
 MOST_TESTS = 30
 MOST_SECONDS = 45.0  # of the tests of one mutant, by their durations
 NOT_DEFAULT = "soak or sweep or long or examples or trainers"
-LIMIT = 600  # seconds, after which a mutant that hangs the tests counts as killed
+LIMIT = 600  # seconds for the tests of one mutant: they hang, or there are too many of them
 
 
 def sample(root: Path, seed: int, count: int) -> list[dict]:
@@ -125,9 +125,9 @@ class Reach:
 
 
 def _first_line(path: Path, line: int) -> int:
-    """Return the line on which the innermost statement begins that ``line`` belongs to.
+    """Return the first line of the innermost statement around ``line``.
 
-    Coverage counts a statement of several lines as its first one.
+    Coverage reports a statement of several lines under its first line.
     """
     first, length = line, sys.maxsize
     for node in ast.walk(ast.parse(path.read_text())):
@@ -160,7 +160,9 @@ def nearby(root: Path, file: str) -> list[str]:
 
 
 def try_mutant(root: Path, mutant: dict, tests: list[str]) -> str:
-    """Return ``killed``, ``survived`` or ``untested`` for a mutant in the repository ``root``.
+    """Try a mutant in the repository ``root``.
+
+    Return ``killed``, ``survived``, ``untested``, or ``timed out`` after ``LIMIT`` seconds.
 
     Of a whole folder only the default tests run.
     """
@@ -187,7 +189,7 @@ def try_mutant(root: Path, mutant: dict, tests: list[str]) -> str:
         try:
             code = process.wait(LIMIT)
         except subprocess.TimeoutExpired:
-            code = 1
+            return "timed out"
         finally:
             _end(process)
     return "survived" if code == 0 else "untested" if code == 5 else "killed"

@@ -21,7 +21,10 @@ def forget() -> None:
 
 @contextlib.contextmanager
 def forgotten() -> Iterator[None]:
-    """Let imports start anew; afterwards modules of tests are back, which have such names too."""
+    """Let imports start anew, and put the modules back afterwards.
+
+    Folders of tests have the same names as packages of the SDK.
+    """
     before = _imported()
     forget()
     try:

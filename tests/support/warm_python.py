@@ -22,7 +22,7 @@ _MOST_BYTES = 1 << 17  # of a message: an environment, a folder and words
 
 
 def serve(path: str) -> None:
-    """Import torch, then run a program for each connection, until stdin ends."""
+    """Import torch, then run a program for each connection, until stdin or a signal ends it."""
     import mpi4py  # noqa: F401
     import torch._dynamo  # optimizers import it
 
