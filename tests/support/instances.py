@@ -85,7 +85,7 @@ class Instances:
         replicas: int = 1,
         options: Sequence[str] = (),
         environ: Mapping[str, str] | None = None,
-        limit: float = 60.0,
+        limit: float = 110.0,
     ) -> list[Any]:
         """Return what ``function(*args)`` returns on each instance, by instance index.
 

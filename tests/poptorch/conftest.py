@@ -1,0 +1,13 @@
+"""Settings for all tests of the PopTorch API."""
+
+import pytest
+
+from popdist_py.poptorch.compilation import backend_choice
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _every_back_end_is_tried():
+    """Let no time decide which back ends are compiled: beside other load it runs out."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(backend_choice, "_ENOUGH_SECONDS", float("inf"))
+        yield
