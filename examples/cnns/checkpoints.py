@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from popdist_py import checkpoint as files
 from popdist_py.poptorch.checkpoint import TrainingCheckpoints, Weights, weights_of
 from popdist_py.poptorch.errors import Error
 
-__all__ = ["Checkpoints", "Resumed", "check_weights", "read", "weights"]
+__all__ = ["Checkpoints", "Newest", "check_weights", "newest", "read", "weights"]
 
 _FOLDER = "ckpt"
 _FEWEST = 3  # kept
@@ -30,16 +30,23 @@ _NETWORK = "network."  # what models.ForTraining calls the network in it
 
 
 @dataclass(frozen=True)
-class Resumed:
-    """Where a training goes on.
+class Newest:
+    """The newest checkpoint of a run that is whole.
 
     Attributes:
-        step: weight updates done.
-        own: what this instance saved of its own; of another number of instances, of instance 0.
+        weights: what it holds for readers.
+        damaged: the steps of later checkpoints, which are damaged.
     """
 
-    step: int
-    own: Mapping[str, Any] = field(default_factory=dict)
+    weights: Weights
+    damaged: tuple[int, ...]
+
+    @property
+    def done(self) -> ipu_utils.Progress:
+        """The weight updates that the training had made."""
+        kept = self.weights.extra
+        images = kept["done"] * kept["sizes"]["call"]
+        return ipu_utils.Progress(self.weights.step, images // kept["sizes"]["global_batch"])
 
 
 class Checkpoints:
@@ -92,24 +99,24 @@ class Checkpoints:
         with log.private():
             self._training.save(step, kept)
 
-    def resume(self) -> Resumed:
-        """Go on from the newest checkpoint that is whole, and cut off what was logged after it.
+    def resume(self, found: Newest) -> Mapping[str, Any]:
+        """Go on from the newest checkpoint, and cut off what was logged after it.
+
+        Returns:
+            What this instance saved of its own; of another number of instances, of instance 0.
 
         Raises:
-            ValueError: there is none, or it is of another model or of other sizes; nothing was
-                changed.
+            ValueError: it is of another model or of another global batch; nothing was changed.
         """
-        folder = self._run.folder
-        found, damaged = instances.on_instance_0(lambda: _newest(folder))
-        instances.together(lambda: self._check(found))
+        instances.together(lambda: self._check(found.weights))
         step, kept = self._training.resume()
-        self._done = kept["done"]
-        for lost in damaged:
+        self._done = found.done.of_epoch * self._sizes["global_batch"] // self._sizes["call"]
+        for lost in found.damaged:
             self._run.line(f"checkpoint of step {lost} is damaged: going on from step {step}")
         self._run.go_on(step)
         owns, index = kept["own"], popdist_py.getInstanceIndex()
         same_number = len(owns) == popdist_py.getNumInstances()
-        return Resumed(step, owns[index if same_number else 0])
+        return owns[index if same_number else 0]
 
     def _check(self, found: Weights) -> None:
         where = f"the checkpoint of step {found.step} in {self._run.folder}"
@@ -119,12 +126,6 @@ class Checkpoints:
             raise ValueError(
                 f"{where} is of a global batch of {saved['global_batch']:,} images, not "
                 f"{self._sizes['global_batch']:,}: change replicas or --gradient-accumulation-count"
-            )
-        if saved["call"] != self._sizes["call"] and found.extra["done"]:
-            raise ValueError(
-                f"{where} is in the middle of an epoch, with {saved['call']:,} images a call, and "
-                f"now a call has {self._sizes['call']:,}: give --batches-per-step and "
-                "--logs-per-epoch as before"
             )
 
 
@@ -198,8 +199,16 @@ def _shape(shape: tuple[int, ...] | None) -> str:
     return "missing" if shape is None else f"[{', '.join(map(str, shape))}]"
 
 
-def _newest(folder: Path) -> tuple[Weights, list[int]]:
-    """Return the newest whole checkpoint, and the steps of those after it, which are damaged."""
-    found = weights(folder)
-    steps = files.Checkpoints(folder / _FOLDER).steps()
-    return found, [step for step in steps if step > found.step]
+def newest(folder: Path) -> Newest:
+    """Return the newest checkpoint of a run that is whole; collective.
+
+    Raises:
+        ValueError: there is none, or it is no training's.
+    """
+
+    def read_it() -> Newest:
+        found = weights(folder)
+        steps = files.Checkpoints(folder / _FOLDER).steps()
+        return Newest(found, tuple(step for step in steps if step > found.step))
+
+    return instances.on_instance_0(read_it)

@@ -6,6 +6,7 @@ Nothing here builds a model or reads data.
 from __future__ import annotations
 
 import argparse
+import math
 from dataclasses import dataclass
 
 import torch
@@ -15,7 +16,10 @@ from popdist_py import poptorch
 from popdist_py.popart import RecomputationType
 
 __all__ = [
+    "START",
+    "Progress",
     "Sizes",
+    "Updates",
     "accumulation",
     "check",
     "device_iterations",
@@ -23,6 +27,7 @@ __all__ = [
     "replicas",
     "sizes",
     "training_options",
+    "updates",
     "validation_options",
 ]
 
@@ -57,6 +62,55 @@ def sizes(args: argparse.Namespace) -> Sizes:
         replicas(args),
         popdist_py.getNumInstances(),
     )
+
+
+@dataclass(frozen=True)
+class Updates:
+    """How many weight updates a training makes. The length of a device call has no part in it.
+
+    Attributes:
+        of_epoch: of one epoch; images that do not fill a global batch are left out.
+        total: of the training.
+    """
+
+    of_epoch: int
+    total: int
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How many weight updates a training has made.
+
+    Attributes:
+        total: since its start.
+        of_epoch: since the start of the current epoch.
+    """
+
+    total: int = 0
+    of_epoch: int = 0
+
+
+START = Progress()
+
+
+def updates(args: argparse.Namespace, num_samples: int) -> Updates:
+    """Return how many weight updates a training makes.
+
+    Args:
+        args: all options.
+        num_samples: images of an epoch.
+
+    Raises:
+        ValueError: the images are too few for one update.
+    """
+    global_batch = sizes(args).global_batch
+    of_epoch = num_samples // global_batch
+    if not of_epoch:
+        raise ValueError(
+            f"{num_samples:,} images are fewer than a global batch of {global_batch:,}: "
+            "lower --batch-size, --gradient-accumulation-count or the replicas"
+        )
+    return Updates(of_epoch, args.iterations or args.epochs * of_epoch)
 
 
 def replicas(args: argparse.Namespace) -> int:
@@ -150,42 +204,43 @@ def ignored(args: argparse.Namespace) -> str | None:
 # --- options of PopTorch ----------------------------------------------------------------------
 
 
-def device_iterations(args: argparse.Namespace, num_samples: int) -> int:
+def device_iterations(args: argparse.Namespace, num_samples: int, done: Progress = START) -> int:
     """Return the weight updates of one call of the device.
 
-    As many as ``--batches-per-step`` allows, but no more than lie between two lines of the log; all
-    of ``--iterations`` are done, and no more.
+    As many as ``--batches-per-step`` allows, but no more than lie between two lines of the log.
+    Calls of this length end with the epoch and with the training, so none is left out.
+
+    Args:
+        args: all options.
+        num_samples: images of an epoch.
+        done: where the training goes on.
 
     Raises:
         ValueError: the images are too few for one update.
     """
-    found = sizes(args)
-    updates = num_samples // found.global_batch
-    if not updates:
-        raise ValueError(
-            f"{num_samples:,} images are fewer than a global batch of {found.global_batch:,}: "
-            "lower --batch-size, --gradient-accumulation-count or the replicas"
-        )
-    most = max(1, args.batches_per_step // found.accumulation)
-    at_once = max(1, min(most, updates // args.logs_per_epoch))
-    if args.iterations is None:
-        return at_once
-    return next(n for n in range(at_once, 0, -1) if args.iterations % n == 0)
+    wanted = updates(args, num_samples)
+    most = max(1, args.batches_per_step // sizes(args).accumulation)
+    most = max(1, min(most, wanted.of_epoch // args.logs_per_epoch))
+    whole = math.gcd(wanted.of_epoch, done.of_epoch, max(0, wanted.total - done.total))
+    return next(n for n in range(min(most, whole), 0, -1) if whole % n == 0)
 
 
-def training_options(args: argparse.Namespace, num_samples: int | None = None) -> poptorch.Options:
+def training_options(
+    args: argparse.Namespace, num_samples: int | None = None, done: Progress = START
+) -> poptorch.Options:
     """Return the options of the training model.
 
     Args:
         args: all options of the program.
         num_samples: images of an epoch; without them a call of the device is one weight update.
+        done: where the training goes on.
 
     Raises:
         ValueError: the images are too few.
     """
     options = _options(args, device=0)
     if num_samples is not None:
-        options.deviceIterations(device_iterations(args, num_samples))
+        options.deviceIterations(device_iterations(args, num_samples, done))
     options.outputMode(poptorch.OutputMode.Sum)
     options.Training.gradientAccumulation(args.gradient_accumulation_count)
     if args.bn_span > 1:

@@ -33,6 +33,7 @@ import torch
 import validation
 import weight_avg
 from common.running import run as run_program
+from torch.optim.lr_scheduler import LambdaLR
 from tqdm import tqdm
 
 import popdist_py
@@ -80,11 +81,13 @@ def train(args: argparse.Namespace, resume: Path | None = None) -> Result:
     if args.seed is not None:
         torch.manual_seed(args.seed)
     seed = datasets.seed_of_order(args)
-    training = instances.together(lambda: _Training(args, seed))
+    found = None if resume is None else checkpoints.newest(resume)
+    done = ipu_utils.START if found is None else found.done
+    training = instances.together(lambda: _Training(args, seed, done))
     try:
         run = log.Run(args, resume)
         with contextlib.closing(run):
-            return training.carry_out(run, resume)
+            return training.carry_out(run, found)
     finally:
         training.close()
 
@@ -163,12 +166,15 @@ class _Training:
     Args:
         args: all options.
         seed: of the order of the images, alike on all instances.
+        done: where it goes on.
 
     Raises:
         ValueError: they do not go together, or the data are missing.
     """
 
-    def __init__(self, args: argparse.Namespace, seed: int) -> None:
+    def __init__(
+        self, args: argparse.Namespace, seed: int, done: ipu_utils.Progress = ipu_utils.START
+    ) -> None:
         self.args, self.sizes = args, ipu_utils.sizes(args)
         self.images = images = datasets.load(args, training=True)
         self.network = models.create(args, images.num_classes)
@@ -177,30 +183,39 @@ class _Training:
         if args.validation:
             others = datasets.load(args, training=False)
             self.validation = validation.Validation(self.network, args, others)
-        options = ipu_utils.training_options(args, len(images.data))
+        options = ipu_utils.training_options(args, len(images.data), done)
         self.at_once = options.device_iterations
         self.loader = datasets.loader(args, options, images, training=True, seed=seed)
-        self.steps_per_epoch = len(self.loader) * self.at_once
-        self.steps = args.iterations or args.epochs * self.steps_per_epoch
+        updates = ipu_utils.updates(args, len(images.data))
+        self.steps_per_epoch, self.steps = updates.of_epoch, updates.total
         self.schedule = lr_schedules.make(
             args,
             epochs=self.steps / self.steps_per_epoch,
             global_batch=self.sizes.global_batch,
         )
         module = models.ForTraining(self.network, args, images).train()
-        self.optimizer = optimizers.make(args, module, self.schedule.rate(0.0))
-        self.model = poptorch.trainingModel(module, options, optimizer=self.optimizer)
+        # LambdaLR multiplies the rate of 1 by the schedule's, one weight update after the other.
+        self.optimizer = optimizers.make(args, module, learning_rate=1.0)
+        self.scheduler = LambdaLR(self.optimizer, self._rate)
+        self.model = poptorch.trainingModel(module, options, self.optimizer, self.scheduler)
         self.step = 0
         self.accuracy: float | None = None
         self.meter, self.clock = _Meter(), _Clock()
 
-    def carry_out(self, run: log.Run, resume: Path | None) -> Result:
-        """Train to the end, or until a stop is asked for."""
+    def carry_out(self, run: log.Run, found: checkpoints.Newest | None) -> Result:
+        """Train to the end, or until a stop is asked for.
+
+        Args:
+            run: the log.
+            found: the checkpoint from which the training goes on; None from the start.
+        """
         self.run = run
         self.checkpoints = checkpoints.Checkpoints(run, self.model, self.loader, self.args)
-        if resume is not None:
-            found = self.checkpoints.resume()
-            self.step, self.meter = found.step, _Meter(**found.own)
+        if found is not None:
+            self.meter = _Meter(**self.checkpoints.resume(found))
+            self.scheduler.last_epoch = self.step = found.done.total
+            # The schedule is another one than before if --epochs has changed.
+            optimizers.set_rate(self.optimizer, self._rate(self.step))
         self._say_what_runs()
         self.clock.go_on()
         with instances.stop_requests() as stop_is_asked, self._bar() as bar:
@@ -235,12 +250,15 @@ class _Training:
     def epoch(self) -> float:
         return self.step / self.steps_per_epoch
 
+    def _rate(self, done: int) -> float:
+        """Return the learning rate of the weight update after ``done`` others.
+
+        It is that of the update's middle, so a warm-up does not begin with a rate of 0.
+        """
+        return self.schedule.rate((done + 0.5) / self.steps_per_epoch)
+
     def _call(self, batch: tuple[torch.Tensor, torch.Tensor]) -> None:
         """Have the device do one call; then log, validate and save where that is due."""
-        # That of the middle: a warm-up begins with the first call, not with a rate of 0.
-        rate = self.schedule.rate((self.step + self.at_once / 2) / self.steps_per_epoch)
-        optimizers.set_rate(self.optimizer, rate)
-        self.model.setOptimizer(self.optimizer)
         right, loss = self.model(*batch)
         images = len(batch[1])
         self.meter.add(loss, right, images // self.sizes.micro_batch, images)
@@ -248,7 +266,7 @@ class _Training:
         self.step += self.at_once
         saves = self._is_due(self.args.ckpts_per_epoch)
         if saves or self._is_due(self.args.logs_per_epoch):
-            self._log(rate)
+            self._log()
         if saves:
             self._validate()
             self._save()
@@ -263,7 +281,7 @@ class _Training:
         )
         return reached > was or self.step >= self.steps
 
-    def _log(self, rate: float) -> None:
+    def _log(self) -> None:
         meter, self.meter = self.meter, _Meter()
         speed = self.clock.lap()
         found = self.run.training(
@@ -271,7 +289,7 @@ class _Training:
             self.epoch,
             meter.loss / meter.micro_batches,
             100 * meter.right / meter.images,
-            rate,
+            self._rate(self.step - 1),
             speed,
         )
         self.clock.go_on()

@@ -89,7 +89,8 @@ class TrainingCheckpoints:
                 and lists, tuples and dictionaries of them.
 
         Raises:
-            Error: the model has not run yet, or ``extra`` holds something else.
+            Error: the model has not run yet, or ``extra`` or the state of the model's scheduler
+                holds something else.
         """
         _check_extra(extra or {})
         with activities.doing(activities.SAVING, "save"):
@@ -105,9 +106,11 @@ class TrainingCheckpoints:
         instances = communicator.gather_object(_to_bytes(own))
         if instances is None:
             return
+        training = self._model.training_state()
+        _check_loadable(training["scheduler"], "The state_dict() of the scheduler")
         state = {
             "version": _VERSION,
-            "training": self._model.training_state(),
+            "training": training,
             "instances": list(instances),
             "epoch": self._epoch,
             "done": self._done,

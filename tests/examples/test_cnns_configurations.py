@@ -301,7 +301,7 @@ def test_options_reach_poptorch():
     )
     args = parsed(*words.split())
     ipu_utils = cnns.module("ipu_utils")
-    options = ipu_utils.training_options(args, 50_000)
+    options = ipu_utils.training_options(args, 49_500)
     assert options.replication_factor == 4
     assert options.Training.gradient_accumulation == 6
     assert options.available_memory_proportion == {0: 0.1, 1: 0.3}
@@ -310,7 +310,7 @@ def test_options_reach_poptorch():
     # Random roundings would make the answers depend on who shares the images.
     assert not ipu_utils.validation_options(args).Precision.stochastic_rounding
     assert options._execution_strategy.is_pipelined
-    # 50,000 images are 65 updates of 32 x 6 x 4, and 16 lines of a log.
+    # 49,500 images are 64 updates of 32 x 6 x 4, and 16 lines of a log.
     assert options.device_iterations == 4
 
 
@@ -321,26 +321,36 @@ def test_options_reach_poptorch():
     most=st.integers(1, 50),
     logs=st.integers(1, 30),
     iterations=st.none() | st.integers(1, 60),
+    done=st.integers(0, 100),
 )
-def test_calls_fit_into_epochs_and_between_lines(
-    samples, micro, accumulation, most, logs, iterations
+def test_calls_fill_epochs_and_trainings_and_fit_between_lines(
+    samples, micro, accumulation, most, logs, iterations, done
 ):
     ipu_utils = cnns.module("ipu_utils")
     args = SimpleNamespace(
         batch_size=micro, gradient_accumulation_count=accumulation, replicas=1,
-        batches_per_step=most, logs_per_epoch=logs, iterations=iterations,
+        batches_per_step=most, logs_per_epoch=logs, iterations=iterations, epochs=3,
     )  # fmt: skip
     updates = samples // (micro * accumulation)
     if not updates:
         with pytest.raises(ValueError, match="fewer than a global batch"):
             ipu_utils.device_iterations(args, samples)
         return
-    at_once = ipu_utils.device_iterations(args, samples)
+    total = 3 * updates if iterations is None else iterations
+    assert ipu_utils.updates(args, samples) == ipu_utils.Updates(updates, total)
+    progress = ipu_utils.Progress(done, done % updates)
+    at_once = ipu_utils.device_iterations(args, samples, progress)
     assert 1 <= at_once <= updates
     assert at_once * accumulation <= max(most, accumulation)
     assert at_once == 1 or at_once * logs <= updates
-    if iterations is not None:
-        assert iterations % at_once == 0
+    # No call is cut off: neither by the end of an epoch, nor by that of the training.
+    assert updates % at_once == 0
+    assert (updates - done % updates) % at_once == 0
+    assert done >= total or (total - done) % at_once == 0
+    # The same options go on with calls of the same length.
+    first = ipu_utils.device_iterations(args, samples)
+    place = ipu_utils.Progress(first, first % updates)
+    assert ipu_utils.device_iterations(args, samples, place) == first
 
 
 def test_the_launchers_numbers_count(monkeypatch):

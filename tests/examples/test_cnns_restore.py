@@ -161,7 +161,6 @@ REFUSED = [
     (("--config", "cifar10_resnet8"), "was trained without --config, which stays"),
     (("--replicas", "3"), "3 replicas with micro-batches of 4 do not reach it; take --replicas 1"),
     (("--gradient-accumulation-count", "2"), "a global batch of 4 images is asked for"),
-    (("--batches-per-step", "3"), "is in the middle of an epoch, with 4 images a call"),
 ]
 
 
@@ -179,6 +178,86 @@ def test_what_would_make_another_training_is_refused(stopped, words, said, capsy
 
 def contents(folder):
     return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize(
+    ("calls", "words"),
+    [
+        (14, ("--batches-per-step", "3", "--logs-per-epoch", "1")),
+        (14, ("--logs-per-epoch", "5", "--ckpts-per-epoch", "3")),
+        (1, ("--batches-per-step", "1000", "--logs-per-epoch", "1")),
+    ],
+    ids=str,
+)
+def test_other_logging_goes_on_to_the_same_bits(whole, stopped, tmp_path, calls, words):
+    """In the middle of an epoch, where calls of two updates fit, and where they do not."""
+    if calls == 14:
+        folder = shutil.copytree(stopped, tmp_path / "run")
+    else:
+        folder = stopped_after(calls, tmp_path)
+    assert restore(folder, *words).steps == STEPS
+    assert_same_training(folder, whole)
+
+
+def assert_same_training(folder, whole):
+    """Compare all but what calls of another length have of their own: the data's position."""
+    found, expected = (cnns.training_in(each) for each in (folder, whole))
+    assert cnns.same(found["training"], expected["training"])
+    for one, other in zip(found["instances"], expected["instances"], strict=True):
+        assert cnns.same(one["buffers"], other["buffers"])
+        assert cnns.same(one["host_buffers"], other["host_buffers"])
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--precision", "16.16"),
+        ("--gradient-accumulation-count", "2", "--batch-size", "2", "--optimiser", "RMSProp"),
+        pytest.param(
+            ("--replicas", "2", "--batch-size", "2", "--deterministic"), marks=pytest.mark.sweep
+        ),
+        pytest.param(("--optimiser", "LARS", "--precision", "16.32"), marks=pytest.mark.sweep),
+        pytest.param(
+            ("--lr-schedule", "exponential", "--generated-samples", "31"), marks=pytest.mark.sweep
+        ),
+    ],
+    ids=" ".join,
+)
+def test_how_often_it_logs_and_saves_changes_no_weight(tmp_path, words):
+    """The images that are left over in an epoch are left out alike."""
+    length = ("--generated-samples", "26", "--epochs", "2", "--warmup-epochs", "1", *words)
+    logging = [
+        ("--logs-per-epoch", "6", "--batches-per-step", "1", "--no-validation"),
+        ("--logs-per-epoch", "1", "--batches-per-step", "1000", "--ckpts-per-epoch", "1"),
+        ("--logs-per-epoch", "1", "--batches-per-step", "4", "--ckpts-per-epoch", "3"),
+        ("--logs-per-epoch", "4", "--batches-per-step", "1000", "--ckpts-per-epoch", "0.5"),
+    ]
+    runs = [
+        train("--log-dir", tmp_path / str(number), *length, *each)
+        for number, each in enumerate(logging)
+    ]
+    assert len({run.steps for run in runs}) == 1
+    for run in runs[1:]:
+        assert_same_training(run.folder, runs[0].folder)
+
+
+def test_a_checkpoint_of_before_rates_of_updates_goes_on(copy, whole, monkeypatch):
+    """It holds neither a scheduler nor its base rates."""
+    link = cnns.module("train").poptorch.PoplarExecutor.load_training_state
+
+    def older(self, shared, instances):
+        settings = [
+            {name: value for name, value in group.items() if name != "initial_lr"}
+            for group in shared["settings"]
+        ]
+        rest = {name: value for name, value in shared.items() if name != "scheduler"}
+        link(self, {**rest, "settings": settings}, instances)
+
+    monkeypatch.setattr(cnns.module("train").poptorch.PoplarExecutor, "load_training_state", older)
+    restore(copy)
+    found, expected = (cnns.training_in(each)["training"] for each in (copy, whole))
+    assert cnns.same(found["model"], expected["model"])
+    assert cnns.same(found["settings"], expected["settings"])
 
 
 def test_more_epochs_and_other_logs_are_accepted(copy, capsys):

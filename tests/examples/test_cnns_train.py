@@ -10,6 +10,7 @@ import signal
 import pytest
 
 from examples import cnn_programs as cnns
+from popdist_py.poptorch.update.device_optimizer import DeviceOptimizer
 
 pytestmark = [pytest.mark.examples, pytest.mark.timeout(300)]
 SHORT = (*cnns.TINY, "--batches-per-step", "1", "--no-validation", "--iterations", "2")
@@ -49,16 +50,25 @@ def refused(train, capfd, code, *words):
 # --- what a training leaves -------------------------------------------------------------------
 
 
-def test_a_training_logs_validates_and_saves(train, capfd, monkeypatch):
-    rates = []
-    optimizers = cnns.module("optimizers")
-    own = optimizers.set_rate
-    monkeypatch.setattr(
-        optimizers, "set_rate", lambda optimizer, rate: (rates.append(rate), own(optimizer, rate))
-    )
+@pytest.fixture
+def rates(monkeypatch):
+    """Return the list of the rates that weight updates on the device have had."""
+    found, own = [], DeviceOptimizer._update
+
+    def update(self, loss_scale):
+        (rate,) = {group["lr"] for group in self._optimizer.param_groups}
+        found.append(rate)
+        own(self, loss_scale)
+
+    monkeypatch.setattr(DeviceOptimizer, "_update", update)
+    return found
+
+
+@pytest.mark.parametrize("batches_per_step", [1, 1000])
+def test_a_training_logs_validates_and_saves(train, capfd, rates, batches_per_step):
     result = train(
         *cnns.TINY, "--epochs", "3", "--logs-per-epoch", "2", "--ckpts-per-epoch", "0.5",
-        "--batches-per-step", "1", "--warmup-epochs", "1",
+        "--batches-per-step", batches_per_step, "--warmup-epochs", "1",
     )  # fmt: skip
     assert (result.steps, result.stopped) == (18, False)
     training = cnns.table(result.folder / "training.csv")
@@ -77,7 +87,8 @@ def test_a_training_logs_validates_and_saves(train, capfd, monkeypatch):
     assert out[-1].endswith(f"img/s, log in {result.folder}")
     assert out == (result.folder / "log.txt").read_text().splitlines()
     # 2^-7 x 4 images, after an epoch of 6 steps; tenths of it from half of the training on, and
-    # hundredths from three quarters on. Each step has the rate of its middle.
+    # hundredths from three quarters on. Each step has the rate of its middle, also where a call of
+    # the device makes three.
     base = 4 / 128
     wanted = [base * (step + 0.5) / 6 for step in range(6)] + [base] * 3
     assert rates == pytest.approx([*wanted, *[base / 10] * 4, *[base / 100] * 5])
@@ -86,13 +97,13 @@ def test_a_training_logs_validates_and_saves(train, capfd, monkeypatch):
 
 def test_iterations_are_done_and_no_more(train):
     result = train(*cnns.TINY, "--no-validation", "--iterations", "14", "--logs-per-epoch", "2")
-    # Calls of 2 updates: 3 would pass 14, and 3 are between two lines.
+    # Calls of 2 updates: both the epochs of 6 and the training end with one.
     assert result.steps == 14
     rows = cnns.table(result.folder / "training.csv")
     assert int(rows[-1]["step"]) == 14
     assert float(rows[-1]["epoch"]) == pytest.approx(14 / 6)
-    # The last call has the rate of its middle, after 13 steps of a warm-up of 5 epochs.
-    assert float(rows[-1]["rate"]) == pytest.approx(4 / 128 * 13 / 30)
+    # The last step has the rate of its middle, in a warm-up of 5 epochs.
+    assert float(rows[-1]["rate"]) == pytest.approx(4 / 128 * 13.5 / 30)
     assert result.accuracy is None
 
 

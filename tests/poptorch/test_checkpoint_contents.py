@@ -45,6 +45,32 @@ def test_extra_that_could_not_be_loaded_is_refused(tmp_path, value):
     assert not list(tmp_path.iterdir())
 
 
+class Tenth:
+    """A rate as an object, whose attributes are in the scheduler's state."""
+
+    def __init__(self, unit):
+        self.unit = unit
+
+    def __call__(self, updates):
+        return 0.1**updates
+
+
+@pytest.mark.parametrize("unit", ["update", datetime.timedelta(1)], ids=repr)
+def test_a_scheduler_that_could_not_be_loaded_is_refused(tmp_path, unit):
+    model = training()
+    optimizer = model._link.optimizer
+    model.setOptimizer(optimizer, torch.optim.lr_scheduler.LambdaLR(optimizer, Tenth(unit)))
+    model(torch.ones(1, 2), torch.zeros(1, dtype=torch.long))
+    checkpoints = TrainingCheckpoints(tmp_path, model)
+    if unit == "update":
+        checkpoints.save(1)
+        assert checkpoints.resume()[0] == 1
+        return
+    with pytest.raises(poptorch.Error, match=r"state_dict\(\) of the scheduler holds more"):
+        checkpoints.save(1)
+    assert not list(tmp_path.iterdir())
+
+
 def test_numpys_floats_among_the_optimisers_settings_are_floats(tmp_path):
     trained(tmp_path, lr=np.float64(0.25)).save(1)
     model = training()

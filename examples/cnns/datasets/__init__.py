@@ -224,16 +224,18 @@ def loader(
     batch_size = args.batch_size if training else args.valid_batch_size
     batching = options.batching(training=False)
     distributed = options.Distributed
+    # An epoch of the training holds whole weight updates, however many of them a call makes.
     split = Split(
         distributed.processId,
         distributed.numProcesses,
         batch_size * batching.num_groups,
-        batching.num_steps,
+        batching.gradient_accumulation if training else batching.num_steps,
     )
     count = len(images.data)
-    if training and count < split.step:
+    call = split.instances * batch_size * batching.num_slices
+    if training and count < call:
         raise DataError(
-            f"{count:,} images to train on are given, one step needs {split.step:,} "
+            f"{count:,} images to train on are given, one step needs {call:,} "
             f"(micro-batch {batch_size} x {batching.num_groups * split.instances} replicas x "
             f"gradient accumulation {batching.gradient_accumulation} x device iterations "
             f"{batching.device_iterations}): make one of these smaller, or give more images"

@@ -30,7 +30,8 @@ class Split:
         instance: number of this instance, and
         instances: how many there are.
         width: images of a row for one instance: micro-batch x local replicas.
-        rows: rows of a step: device iterations x gradient accumulation.
+        rows: rows of a step: gradient accumulation of a training, device iterations of a
+            validation.
     """
 
     instance: int
@@ -40,7 +41,7 @@ class Split:
 
     @property
     def step(self) -> int:
-        """Images of one call of the model, on all instances."""
+        """Images of one weight update, or of one call of a validation, on all instances."""
         return self.instances * self.width * self.rows
 
     def own(self, order: np.ndarray) -> np.ndarray:

@@ -241,6 +241,11 @@ class Call:
             {name: tree.rebuild(tensors) for name, tree in self.keywords},
         )
 
+    @property
+    def num_samples(self) -> int:
+        """The first dimension of the first tensor that has one; 0 if there is none."""
+        return next((leaf.shape[0] for leaf in self.leaves if leaf.dim()), 0)
+
     def fits(self, other: Call) -> bool:
         """Tell quickly whether ``other`` has the same structure, shapes and dtypes."""
         return (

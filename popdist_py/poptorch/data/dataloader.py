@@ -307,6 +307,15 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         themselves is not part of it. A sampler of the program's own may have a ``state_dict()``;
         of others, torch's attribute ``generator`` is saved.
         """
+        return {**self._state(), "batch_elements": self._elements_of_batch}
+
+    @property
+    def _elements_of_batch(self) -> int | None:
+        """Elements of one batch on all instances; None if the data set decides."""
+        combined = self._sizes.combined
+        return None if combined is None else combined * self._options.Distributed.numProcesses
+
+    def _state(self) -> dict[str, Any]:
         if self._accessor is not None:
             return self._accessor.state_dict()
         if self._resume is not None:
@@ -323,12 +332,32 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Take what state_dict() returned; the next ``iter()`` goes on with the very next batch.
 
-        The batches before it are loaded once more and thrown away.
+        The batches before it are loaded once more and thrown away. A loader with another batch
+        size, such as for other device iterations, goes on after as many elements.
         """
+        state = {**state_dict, "position": self._position_of(state_dict)}
         if self._accessor is not None:
-            self._accessor.load_state_dict(state_dict)
+            self._accessor.load_state_dict(state)
         else:
-            self._resume = dict(state_dict)
+            self._resume = state
+
+    def _position_of(self, state: Mapping[str, Any]) -> int:
+        """Return how many batches of this loader are those that had been handed out."""
+        position: int = state["position"]
+        before: int | None = state.get("batch_elements")  # earlier versions did not save it
+        now = self._elements_of_batch
+        if before is None or now is None or before == now:
+            return position
+        batches, rest = divmod(position * before, now)
+        if rest:
+            logger.warning(
+                "The loaded state is %s into an epoch, which batches of %d do not reach: %s "
+                "read again",
+                counted(position * before, "element"),
+                now,
+                f"{counted(rest, 'element')} {'is' if rest == 1 else 'are'}",
+            )
+        return batches
 
     def _loader_source(self, size: int | None) -> Source:
         """Answer an accessor that asks what its loader process shall iterate.

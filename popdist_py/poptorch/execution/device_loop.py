@@ -6,7 +6,7 @@ Knows the batching, the replica back end and when the update's steps come; what 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -74,12 +74,18 @@ class Program:
         self._losses_in_sum = batching.num_steps if is_sum else 1
         self._like: list[torch.Tensor] | None = None  # results that are not returned, without data
 
-    def run(self, call: Call, leaves: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    def run(
+        self,
+        call: Call,
+        leaves: Sequence[torch.Tensor],
+        after_update: Callable[[], None] | None = None,
+    ) -> list[torch.Tensor]:
         """Run one call and return its result tensors.
 
         Args:
             call: the arguments.
             leaves: their tensors on the device.
+            after_update: called after each weight update.
         """
         batching, update = self._batching, self._update
         micro_batches = batching.combined_micro_batches(leaves)
@@ -104,6 +110,8 @@ class Program:
                     if micro == accumulation - 1:
                         # The outputs leave after the update: anchors return the new weights.
                         update.step(number)
+                        if after_update is not None:
+                            after_update()
                     self.anchors.after_step(step, inputs, outputs)
                     self.counters.output(step)
                     if collectors and batching.wanted(step):

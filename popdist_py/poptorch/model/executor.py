@@ -6,7 +6,6 @@ modules that it is made of: it computes and writes nothing itself.
 
 from __future__ import annotations
 
-import copy
 import datetime
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -15,7 +14,7 @@ from typing import Any, Final
 
 import torch
 from torch import nn
-from torch.nn.utils.parametrize import is_parametrized
+from torch.optim.lr_scheduler import LRScheduler
 
 from popdist_py import activities, context, heartbeat
 from popdist_py.environment import BETWEEN_CALLS, COMPILING, INFERENCE, TRAINING
@@ -66,11 +65,12 @@ class PoplarExecutor(DeviceReports):
         *,
         training: bool,
         optimizer: torch.optim.Optimizer | None = None,
+        scheduler: LRScheduler | None = None,
     ) -> None:
         options._freeze()
         heartbeat.expect()
         self._user_model = model
-        self._model = _shallow_copy(model)
+        self._model = watched_module.shallow_copy(model)
         self._options = _own_options(options, training=training)
         self._training = training
         self._activity = activities.COMPUTING if training else activities.VALIDATING
@@ -90,7 +90,7 @@ class PoplarExecutor(DeviceReports):
         self._link: OptimizerLink | None = None
         if training:
             assert optimizer is not None
-            self._link = OptimizerLink(self._options, optimizer)
+            self._link = OptimizerLink(self._options, optimizer, scheduler)
             self._wrap_user_model()
 
     # -- the user's module --------------------------------------------------------------------
@@ -314,13 +314,14 @@ class PoplarExecutor(DeviceReports):
         with activities.doing(activities.TRANSFERRING, "inputs"):
             leaves = self._transfer.inputs(call.leaves, widen_integers=widen)
         trace = compiled.executable.trace
-        results = compiled.program.run(call, leaves)
+        after_update = None if self._link is None else self._link.after_update
+        results = compiled.program.run(call, leaves, after_update)
         if trace.changed_inputs:
             self._transfer.write_back(trace.changed_inputs, call.leaves, leaves)
         with activities.doing(activities.TRANSFERRING, "results"):
             results = self._transfer.to_host(results)
         if self._training:
-            heartbeat.step(_num_samples(call), compiled.program.loss_in(results))
+            heartbeat.step(call.num_samples, compiled.program.loss_in(results))
         else:
             heartbeat.call()
         if compiled.ipu_rows is not None:
@@ -371,23 +372,30 @@ class PoplarExecutor(DeviceReports):
             raise Error("copyNamedBuffersToDevice() needs Options.updatableNamedBuffers([names])")
         compiled.state.upload(only=frozenset(names))
 
-    def setOptimizer(self, optimizer: torch.optim.Optimizer) -> None:
+    def setOptimizer(
+        self, optimizer: torch.optim.Optimizer, scheduler: LRScheduler | None = None
+    ) -> None:
         """Use the settings of ``optimizer`` from the next call on.
 
         The state on the device stays for one of the same kind that brings no state itself.
 
+        Args:
+            optimizer: the user's optimiser.
+            scheduler: is stepped after each weight update inside a call; None keeps the settings
+                as they are until the next setOptimizer().
+
         Raises:
             AssertionError: an optimiser that the device does not know.
             ValueError: amsgrad, or a mean strategy other than the compiled one.
-            Error: an attribute that was constant at compile time has changed, or this is an
-                inference model.
+            Error: an attribute that was constant at compile time has changed, a scheduler that
+                cannot be stepped after each weight update, or this is an inference model.
         """
         if self._link is None:
             raise Error(
                 "setOptimizer() is for training models: an inference model updates nothing. Give "
                 "the optimizer to poptorch.trainingModel()"
             )
-        is_other = self._link.replace(optimizer)
+        is_other = self._link.replace(optimizer, scheduler)
         if self._compiled is None:
             return
         if self._link.fits_program:
@@ -466,7 +474,7 @@ class PoplarExecutor(DeviceReports):
         if self._unwatch is not None:
             self._unwatch()
             self._unwatch = None
-        self._model = _shallow_copy(self._user_model)
+        self._model = watched_module.shallow_copy(self._user_model)
 
     def _fetch(self) -> None:
         """Bring the user's module and optimiser up to date."""
@@ -625,14 +633,6 @@ class PoplarExecutor(DeviceReports):
         return self._require_compiled().program.anchors.get(short_name)
 
 
-def _num_samples(call: Call) -> int:
-    """Return how many samples a call takes: the first dimension of its first tensor that has one.
-
-    0 if there is none.
-    """
-    return next((leaf.shape[0] for leaf in call.leaves if leaf.dim()), 0)
-
-
 def _transfer(options: Options) -> Transfer:
     """Return what happens to tensors between host and device.
 
@@ -652,12 +652,3 @@ def _own_options(options: Options, *, training: bool) -> Options:
         own.outputMode(own.resolved_output_mode(training))
     own._freeze()
     return own
-
-
-def _shallow_copy(module: nn.Module) -> nn.Module:
-    """Return a module with the same attributes; a parametrised one refuses copy.copy()."""
-    if not is_parametrized(module):
-        return copy.copy(module)
-    twin: nn.Module = object.__new__(type(module))
-    twin.__dict__.update(vars(module))
-    return twin

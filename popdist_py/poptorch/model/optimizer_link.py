@@ -1,15 +1,16 @@
-"""The user's optimiser of a training model, and its state on the device.
+"""The user's optimiser and scheduler of a training model, and their state on the device.
 
-This module checks an optimiser, gives its settings and loaded state to the device, and fetches the
-device's state. The update itself is ``update/``'s.
+This module checks an optimiser, gives its settings and loaded state to the device, steps its
+scheduler after each update, and fetches the device's state. The update itself is ``update/``'s.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import torch
+from torch.optim import lr_scheduler
 
 from popdist_py.poptorch import enums, optim
 from popdist_py.poptorch.compilation.compiler import Compiled
@@ -18,6 +19,7 @@ from popdist_py.poptorch.update.optimizer_rules import (
     Layout,
     OptimizerRules,
     check_optimizer,
+    check_scheduler,
     mean_strategy,
 )
 from popdist_py.poptorch.weights.replica_grouping import join_groups, split_groups
@@ -34,6 +36,7 @@ class OptimizerLink:
     Args:
         options: the wrapper's frozen options.
         optimizer: the user's optimiser.
+        scheduler: is stepped after each weight update; None for none.
 
     Attributes:
         optimizer: the user's optimiser at present.
@@ -41,9 +44,15 @@ class OptimizerLink:
     Raises:
         AssertionError: an optimiser that the device does not know.
         ValueError: amsgrad.
+        Error: a scheduler that cannot be stepped after each weight update.
     """
 
-    def __init__(self, options: Options, optimizer: torch.optim.Optimizer) -> None:
+    def __init__(
+        self,
+        options: Options,
+        optimizer: torch.optim.Optimizer,
+        scheduler: lr_scheduler.LRScheduler | None = None,
+    ) -> None:
         self._options = options
         self._compiled: Compiled | None = None
         self._layout: Layout | None = None
@@ -52,7 +61,8 @@ class OptimizerLink:
         self._rules = self._new_rules()
         # Any: one of torch's, and perhaps one of ours, which mypy takes for a contradiction.
         self.optimizer: Any = optimizer
-        self._accept(optimizer)
+        self._scheduler: lr_scheduler.LRScheduler | None = None
+        self._accept(optimizer, scheduler)
 
     def _new_rules(self) -> OptimizerRules:
         return OptimizerRules(
@@ -94,7 +104,9 @@ class OptimizerLink:
 
     # -- the user's optimiser -----------------------------------------------------------------
 
-    def replace(self, optimizer: torch.optim.Optimizer) -> bool:
+    def replace(
+        self, optimizer: torch.optim.Optimizer, scheduler: lr_scheduler.LRScheduler | None = None
+    ) -> bool:
         """Use ``optimizer`` from now on; return whether it is another object than before.
 
         The device learns of it by :meth:`sync`.
@@ -102,17 +114,22 @@ class OptimizerLink:
         Raises:
             AssertionError: an optimiser that the device does not know.
             ValueError: amsgrad, or a mean strategy other than the compiled one.
-            Error: an attribute that was constant at compile time has changed.
+            Error: an attribute that was constant at compile time has changed, or a scheduler that
+                cannot be stepped after each weight update.
         """
         is_other = optimizer is not self.optimizer
         if is_other:
             self.fetch_state()
             self._rules = self._new_rules()
-        self._accept(optimizer)
+        self._accept(optimizer, scheduler)
         return is_other
 
-    def _accept(self, optimizer: torch.optim.Optimizer) -> None:
+    def _accept(
+        self, optimizer: torch.optim.Optimizer, scheduler: lr_scheduler.LRScheduler | None
+    ) -> None:
         check_optimizer(optimizer)
+        if scheduler is not None:
+            check_scheduler(scheduler, optimizer)
         is_compiled = self._compiled is not None
         self._rules.accept(optimizer, compiled=is_compiled)
         training = self._options.Training
@@ -127,7 +144,7 @@ class OptimizerLink:
             self._options._unfreeze()
             training.set(**{name: strategy})
             self._options._freeze()
-        self.optimizer = optimizer
+        self.optimizer, self._scheduler = optimizer, scheduler
 
     @property
     def fits_program(self) -> bool:
@@ -137,6 +154,22 @@ class OptimizerLink:
     def sync(self) -> None:
         """Give the device the optimiser's values."""
         self._training.optimizer.sync(self.optimizer)
+
+    @property
+    def after_update(self) -> Callable[[], None] | None:
+        """What the device calls after each weight update; None without a scheduler."""
+        return None if self._scheduler is None else self._step_scheduler
+
+    def _step_scheduler(self) -> None:
+        """Let the next weight update have the scheduler's next values.
+
+        Raises:
+            Error: the scheduler changes an attribute that was constant at compile time.
+        """
+        assert self._scheduler is not None
+        self._scheduler.step()
+        self._rules.accept(self.optimizer, compiled=True)
+        self.sync()
 
     def connect(self) -> None:
         """Let a PopTorch optimiser read and write its state on the device."""
@@ -221,6 +254,15 @@ class OptimizerLink:
         scaler = self._training.scaler
         if scaler is not None and state is not None:
             scaler.load_state(state)
+
+    def scheduler_state(self) -> dict[str, Any] | None:
+        """Return the scheduler's ``state_dict()``; None without a scheduler."""
+        return None if self._scheduler is None else self._scheduler.state_dict()
+
+    def load_scheduler_state(self, state: Mapping[str, Any] | None) -> None:
+        """Give a scheduler the state that :meth:`scheduler_state` returned, if there are both."""
+        if self._scheduler is not None and state is not None:
+            self._scheduler.load_state_dict(dict(state))
 
     # -- settings -----------------------------------------------------------------------------
 

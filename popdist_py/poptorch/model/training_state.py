@@ -29,6 +29,7 @@ def shared_state(module: nn.Module, link: OptimizerLink) -> dict[str, Any]:
         "optimizer": link.state_tensors(),
         "rates": link.loaded_rates(),
         "loss_scaling": link.loss_scaling(),
+        "scheduler": link.scheduler_state(),
     }
 
 
@@ -67,6 +68,7 @@ def load_host_state(
     module.load_state_dict(shared["model"])
     link.load_settings(shared["settings"])
     link.load_attributes(shared.get("attributes", {}))  # not saved by earlier versions
+    link.load_scheduler_state(shared.get("scheduler"))  # likewise
     module.load_state_dict(own_state(instances)["host_buffers"], strict=False)
 
 

@@ -9,6 +9,7 @@ from typing import Any, NoReturn
 import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
+from torch.optim.lr_scheduler import LRScheduler
 
 from popdist_py.poptorch import enums, old_spellings, optim
 from popdist_py.poptorch.errors import Error
@@ -32,6 +33,7 @@ def trainingModel(
     model: nn.Module | PoplarExecutor,
     options: Options | None = None,
     optimizer: torch.optim.Optimizer | None = None,
+    scheduler: LRScheduler | None = None,
 ) -> PoplarExecutor:
     """Wrap ``model`` for training on emulated IPUs.
 
@@ -39,11 +41,14 @@ def trainingModel(
         model: its forward returns the loss, alone or with other outputs.
         options: how it runs; the defaults of Options if None.
         optimizer: SGD with a learning rate of 0.01 if None.
+        scheduler: one of torch.optim.lr_scheduler over ``optimizer``; it is stepped after each
+            weight update, also inside of a call with several device iterations. PopTorch has no
+            such argument: there, a learning rate holds for a whole call.
 
     Raises:
         AssertionError: ``model`` is no module.
         Error: ``options`` are no Options; torch.jit or torch.compile made the module or a part; a
-            lazy layer has no weights yet.
+            lazy layer has no weights yet; a scheduler that cannot be stepped after each update.
         RuntimeError: the module is wrapped for training already.
     """
     checked = _checked(options)
@@ -55,7 +60,7 @@ def trainingModel(
     if optimizer is None:
         # A group, because torch refuses an empty list of parameters.
         optimizer = optim.SGD([{"params": list(module.parameters())}], lr=0.01)
-    return PoplarExecutor(module, checked, training=True, optimizer=optimizer)
+    return PoplarExecutor(module, checked, training=True, optimizer=optimizer, scheduler=scheduler)
 
 
 @old_spellings.takes("poptorch.inferenceModel()")

@@ -8,13 +8,14 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
+from torch.optim import lr_scheduler
 
 from popdist_py.poptorch import enums, optim
 from popdist_py.poptorch.errors import Error
 from popdist_py.poptorch.logger import logger
 from popdist_py.poptorch.update.device_optimizer import is_kept, kind_of
 
-__all__ = ["Layout", "OptimizerRules", "check_optimizer", "mean_strategy"]
+__all__ = ["Layout", "OptimizerRules", "check_optimizer", "check_scheduler", "mean_strategy"]
 
 # Subclasses of these run their parent's arithmetic only.
 _KNOWN: Final = (
@@ -65,6 +66,31 @@ def check_optimizer(optimizer: torch.optim.Optimizer) -> None:
             betas = group["betas"]
             is_pair = isinstance(betas, tuple | list) and len(betas) == 2
             assert is_pair, f"betas is {betas!r}: expected a pair of numbers"
+
+
+def check_scheduler(scheduler: Any, optimizer: torch.optim.Optimizer) -> None:
+    """Check that ``scheduler`` can be stepped after each weight update of ``optimizer``.
+
+    Raises:
+        Error: not a scheduler of torch, one that needs a metric, or one of another optimiser.
+    """
+    for part in (scheduler, *getattr(scheduler, "_schedulers", ())):
+        name = type(part).__name__
+        if isinstance(part, lr_scheduler.ReduceLROnPlateau):
+            raise Error(
+                f"scheduler has a {name}, which needs a metric at each step: call its step(metric) "
+                "between calls of the model, and then setOptimizer(optimizer)"
+            )
+        if not isinstance(part, lr_scheduler.LRScheduler):
+            raise Error(
+                f"scheduler is of type {name}: expected one of torch.optim.lr_scheduler, such as "
+                "LambdaLR(optimizer, function of the number of updates)"
+            )
+    if scheduler.optimizer is not optimizer:
+        raise Error(
+            f"scheduler is a {type(scheduler).__name__} of another optimizer than the one that "
+            "updates the weights: make the scheduler with the optimizer that is given beside it"
+        )
 
 
 def mean_strategy(optimizer: torch.optim.Optimizer) -> enums.MeanReductionStrategy:

@@ -12,10 +12,11 @@ from typing import Any, Final
 
 import torch
 from torch import nn
+from torch.nn.utils.parametrize import is_parametrized
 
 from popdist_py.poptorch.weights.replica_grouping import GroupableParameter
 
-__all__ = ["is_wrapped", "watch"]
+__all__ = ["is_wrapped", "shallow_copy", "watch"]
 
 Fetch = Callable[[], bool]
 
@@ -113,6 +114,15 @@ class _WatchedTensor:
 
 def _new_object(kind: type, *arguments: Any) -> Any:
     return kind.__new__(kind, *arguments)
+
+
+def shallow_copy(module: nn.Module) -> nn.Module:
+    """Return a module with the same attributes; a parametrised one refuses copy.copy()."""
+    if not is_parametrized(module):
+        return copy.copy(module)
+    twin: nn.Module = object.__new__(type(module))
+    twin.__dict__.update(vars(module))
+    return twin
 
 
 def plain_class(module: nn.Module) -> type:

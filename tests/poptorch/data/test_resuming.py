@@ -226,6 +226,64 @@ def test_a_sampler_of_a_share_goes_on():
     assert [list(other) for _ in range(2)] == expected
 
 
+@pytest.mark.parametrize(
+    ("way", "before", "now", "rest"),
+    [
+        ("sync", 3, 1, 0),
+        ("sync", 1, 3, 0),
+        ("sync", 2, 3, 0),
+        ("sync", 1, 2, 2),
+        ("async", 2, 3, 0),
+        pytest.param("workers", 2, 3, 0, marks=pytest.mark.sweep),
+    ],
+)
+def test_other_device_iterations_go_on_after_as_many_elements(way, before, now, rest, caplog):
+    """``rest`` elements of a batch that had been begun are read again."""
+
+    def made(iterations):
+        options = Options().deviceIterations(iterations).randomSeed(7)
+        return DataLoader(options, numbers(26), batch_size=2, shuffle=True, **WAYS[way])
+
+    def of_one_epoch(loader):
+        found = flat(read(loader))
+        loader.terminate()
+        return found
+
+    whole = of_one_epoch(made(1))
+    done = 3 if before == 1 else 6 // before
+    first = made(before)
+    seen = flat(read(itertools.islice(first, done)))
+    state = saved(first.state_dict())
+    first.terminate()
+    assert seen == whole[: 2 * before * done]
+    second = made(now)
+    second.load_state_dict(state)
+    assert saved(second.state_dict())["position"] == 2 * before * done // (2 * now)
+    assert of_one_epoch(second) == whole[len(seen) - rest : 26 // (2 * now) * 2 * now]
+    said = [record.message for record in caplog.records if "loaded state" in record.message]
+    assert len(said) == bool(rest)
+    if rest:
+        assert "is 6 elements into an epoch, which batches of 4 do not reach: 2 elements" in said[0]
+
+
+def test_another_number_of_instances_goes_on_after_as_many_elements():
+    def made(instances, iterations):
+        options = Options().deviceIterations(iterations)
+        options.Distributed.configureProcessId(0, instances)
+        return DataLoader(options, numbers(24), batch_size=2)
+
+    loader = made(2, 1)
+    read(itertools.islice(loader, 3))
+    state = saved(loader.state_dict())
+    for instances, iterations, position in [(1, 2, 3), (1, 1, 6), (2, 3, 1), (3, 2, 1)]:
+        other = made(instances, iterations)
+        other.load_state_dict(state)
+        assert other.state_dict()["position"] == position
+    del state["batch_elements"]  # as earlier versions saved it
+    other.load_state_dict(state)
+    assert other.state_dict()["position"] == 3
+
+
 def test_a_state_of_another_kind_of_sampler_is_no_error():
     shuffled = DataLoader(Options(), numbers(10), batch_size=2, shuffle=True)
     plain = DataLoader(Options(), numbers(10), batch_sampler=[[0, 1], [2, 3]])
