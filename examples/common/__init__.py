@@ -5,6 +5,6 @@ A program of ``examples/NAME/`` finds these modules after
 that is missing is named in one line, so programs import such packages after these modules.
 """
 
-from common.optional_packages import name_missing_packages
+from .optional_packages import name_missing_packages
 
 name_missing_packages()
