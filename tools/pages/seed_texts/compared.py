@@ -101,10 +101,17 @@ def _quantities(quantities: Sequence[Quantity], lines: Sequence[str]) -> tuple[s
 
 
 def _exit_code(command: TextCommand) -> tuple[str, str]:
+    printed, run = _words(command.text), _words(shlex.join(command.here))
     is_code = tuple(command.here) == ("python", "-c", command.text)
-    as_printed = is_code or _words(command.text) == _words(shlex.join(command.here))
-    how = "The command as printed ended" if as_printed else "A command in its place ended"
-    words = f"{how} with exit code {command.code}; the text shows no output to compare with."
+    as_printed = is_code or printed == run
+    added = [word for word in run if word not in printed]
+    if as_printed:
+        how = "The command as printed"
+    elif printed == [word for word in run if word in printed]:
+        how = f"The command as printed, with `{shlex.join(added)}` added,"
+    else:
+        how = "Another command in its place"
+    words = f"{how} ended with exit code {command.code}; the text shows no output to compare with."
     return (YES if as_printed else PARTLY), words
 
 
