@@ -104,15 +104,26 @@ def _exit_code(command: TextCommand) -> tuple[str, str]:
     printed, run = _words(command.text), _words(shlex.join(command.here))
     is_code = tuple(command.here) == ("python", "-c", command.text)
     as_printed = is_code or printed == run
-    added = [word for word in run if word not in printed]
+    added = _added(printed, run)
     if as_printed:
         how = "The command as printed"
-    elif printed == [word for word in run if word in printed]:
+    elif added is not None:
         how = f"The command as printed, with `{shlex.join(added)}` added,"
     else:
         how = "Another command in its place"
     words = f"{how} ended with exit code {command.code}; the text shows no output to compare with."
     return (YES if as_printed else PARTLY), words
+
+
+def _added(printed: Sequence[str], run: Sequence[str]) -> list[str] | None:
+    """Return the words that ``run`` has besides ``printed``; None unless it has all of these."""
+    rest, added = list(printed), []
+    for word in run:
+        if rest and word == rest[0]:
+            rest.pop(0)
+        else:
+            added.append(word)
+    return None if rest else added
 
 
 def _words(command: str) -> list[str]:
