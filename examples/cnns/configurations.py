@@ -17,9 +17,12 @@ from typing import Any, NoReturn
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 import ipu_utils
-import yaml
 from arguments import DATASETS, make_parser
 from common.arguments import Parser, nearest
+
+# The modules above name a package that is missing below, with how to install it.
+# isort: split
+import yaml
 
 __all__ = [
     "complete",

@@ -292,8 +292,8 @@ def open_dataset(args, parser: Parser, say) -> dict[str, Dataset]:
             say(f"{args.path_to_folder} was missing: sample faces are there now")
         popdist_py.barrier()
         light, heavy = (LFWDataset(args.path_to_folder, t, index, count) for t in (LIGHT, HEAVY))
-    except (OSError, ImportError) as error:
-        reason = getattr(error, "strerror", None) or error
+    except OSError as error:
+        reason = error.strerror or error
         parser.error(f"-path_to_folder {args.path_to_folder}: {reason}")
     if not len(light):
         parser.error(f"{args.path_to_folder} has fewer jpg files than there are instances, {count}")

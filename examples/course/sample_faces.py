@@ -14,10 +14,10 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
-from PIL import Image, ImageOps
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from common.running import make_once
+from PIL import Image, ImageOps
 
 __all__ = ["find_or_make", "make_faces"]
 
@@ -32,7 +32,7 @@ def find_or_make(folder: Path) -> tuple[Path, bool]:
 
     Raises:
         FileNotFoundError: there is such a folder, and no jpg file in it.
-        ImportError: scikit-image is missing.
+        ModuleNotFoundError: scikit-image is missing.
         OSError: the folder cannot be written.
     """
     if make_once(folder, lambda beside: make_faces(beside / folder.name)):
@@ -80,8 +80,8 @@ def main(argv: list[str] | None = None) -> None:
     args = parser.parse_args(argv)
     try:
         _, made = find_or_make(args.folder)
-    except (OSError, ImportError) as error:
-        reason = getattr(error, "strerror", None) or error
+    except OSError as error:
+        reason = error.strerror or error
         parser.error(f"{args.folder}: {reason}")
     count = sum(1 for _ in args.folder.rglob("*.jpg"))
     print(f"{count} pictures {'are now' if made else 'were already'} in {args.folder}")

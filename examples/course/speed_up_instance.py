@@ -62,14 +62,19 @@ def kinds_of_steps(batch_size: int) -> dict[str, Step]:
     }  # fmt: skip
 
 
-def seconds_of(step: Step, count: int) -> float:
-    """Return the seconds of one of ``count`` steps, the mean of all instances."""
+def seconds_of_one(step: Step, count: int, meet: Callable[[], None] = lambda: None) -> float:
+    """Return the seconds of one of ``count`` steps of this process; ``meet`` comes before them."""
     step()  # what was done before has left other things in the caches
-    dist.barrier()
+    meet()
     began = time.perf_counter()
     for _ in range(count):
         step()
-    total = torch.tensor((time.perf_counter() - began) / count)
+    return (time.perf_counter() - began) / count
+
+
+def seconds_of(step: Step, count: int) -> float:
+    """Return the seconds of one of ``count`` steps, the mean of all instances."""
+    total = torch.tensor(seconds_of_one(step, count, dist.barrier))
     dist.all_reduce(total)
     return float(total) / dist.get_world_size()
 

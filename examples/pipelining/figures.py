@@ -19,10 +19,6 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.patches import Rectangle
-
 from popdist_py.ipu.graph import Placement
 from popdist_py.ipu.schedule import Cell, Schedule, schedule
 from popdist_py.ipu.settings import Settings
@@ -30,6 +26,9 @@ from popdist_py.ipu.settings import Settings
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from common.arguments import Parser, positive
 from common.drawing import COLOURS, mark, new_figure, save
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
 from profile_folder import Profile, ipus_at_work, read_profile, until_update
 
 LETTERS = {"forward": "F", "recompute": "R", "backward": "B", "update": "U"}

@@ -19,14 +19,16 @@ import sys
 import threading
 from pathlib import Path
 
-import optuna
-from optuna.storages import JournalStorage
-from optuna.storages.journal import JournalFileBackend
-
 import poprun_py
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from common.arguments import HelpFormat, Parser, positive, rate, writable_file
+
+# The modules above name a package that is missing below, with how to install it.
+# isort: split
+import optuna
+from optuna.storages import JournalStorage
+from optuna.storages.journal import JournalFileBackend
 
 _EPOCH = re.compile(r"^epoch (\d+): accuracy ([\d.]+) %$", re.MULTILINE)
 # Seconds from one look at a job's output to the next.

@@ -13,11 +13,13 @@ import argparse
 import sys
 from pathlib import Path
 
-import submitit
-
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from common.arguments import HelpFormat, Parser, positive, rate, readable_file, writable_folder
 from common.running import run
+
+# The modules above name a package that is missing below, with how to install it.
+# isort: split
+import submitit
 
 TRAIN = Path(__file__).resolve().parents[1] / "train.py"
 

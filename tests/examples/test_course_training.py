@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import importlib
 import json
 import os
@@ -22,6 +23,7 @@ MODULES = (
     "lightning_example",
     "speed_up",
     "speed_up_instance",
+    "threads_or_processes",
 )
 SMALL = ("--epochs", "1", "--items", "201", "--batch-size", "25")
 
@@ -128,6 +130,52 @@ def test_data_parallel_sums_the_gradients(course, batch):
     model(images).square().mean().backward()
     for own, parameter in zip(summed, model.parameters(), strict=True):
         torch.testing.assert_close(own, parameter.grad)
+
+
+def test_threads_of_data_parallel_train_as_one_device(course):
+    import torch
+
+    program = course("threads_or_processes")
+    model = course("fashion_mnist").FashionCNN().eval()  # no sample depends on the others
+    alone = copy.deepcopy(model)
+    optimizer = torch.optim.Adam(alone.parameters())
+    threads = program.DataParallelThreads(model)
+    images, labels = torch.rand(8, 1, 28, 28), torch.randint(10, (8,))
+    for _ in range(2):
+        expected = torch.nn.functional.cross_entropy(alone(images), labels)
+        optimizer.zero_grad()
+        expected.backward()
+        assert threads.step(images, labels) == pytest.approx(expected.item(), rel=1e-4)
+        for own, weights in zip(model.parameters(), alone.parameters(), strict=True):
+            torch.testing.assert_close(own.grad, weights.grad, rtol=1e-4, atol=1e-5)
+        optimizer.step()
+    assert [len(times) for times in threads.seconds.values()] == [2] * len(program.PARTS)
+
+
+def test_runs_of_threads_and_processes_take_turns_and_medians_count(course, monkeypatch, capsys):
+    program = course("threads_or_processes")
+    order = []
+    dp, ddp = iter([0.2, 0.9, 0.3]), iter([0.1, 0.15, 0.8])
+    parts = dict.fromkeys(program.PARTS, 0.01)
+
+    def next_dp(batch_size, steps):
+        order.append(("dp", batch_size, steps))
+        return next(dp), parts
+
+    def next_ddp(instances, batch_size, steps):
+        order.append(("ddp", batch_size, steps))
+        assert instances == 2
+        return {"run": next(ddp)}
+
+    monkeypatch.setattr(program, "dp_seconds", next_dp)
+    monkeypatch.setattr(program, "job", next_ddp)
+    found = program.main(["--repetitions", "3", "--steps", "7", "--batch-size", "64"])
+    assert order == [("dp", 64, 7), ("ddp", 64, 7)] * 3
+    assert found.ratio == pytest.approx(2.0)
+    out = capsys.readouterr().out
+    assert "DP, 2 threads of a process    300.0 ms a step (200.0 to 900.0)" in out
+    assert "DDP is 2.00 times as fast as DP (FashionCNN, global batch 64, 2 of" in out
+    assert "medians of 3 runs of 7 steps, in turn" in out
 
 
 def test_the_primary_sends_itself_nothing(course):

@@ -81,7 +81,10 @@ SEARCHES = {
 }
 # tests/system runs train.py, and test_other_launchers runs ddp.py. The others start jobs that take
 # long, or need Lightning.
-ELSEWHERE = {"train.py", "ddp.py", "course/speed_up.py", "course/lightning_example.py"}
+ELSEWHERE = {
+    "train.py", "ddp.py", "course/speed_up.py", "course/threads_or_processes.py",
+    "course/lightning_example.py",
+}  # fmt: skip
 
 pytestmark = pytest.mark.timeout(300)
 

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import ast
+import configparser
 import importlib
+import os
+import re
 import subprocess
 import sys
 
@@ -104,3 +108,77 @@ def test_ctrl_c_is_one_line_and_exit_code_130(rank, said):
         cwd=ROOT / "examples", env={"RANK": rank},
     )  # fmt: skip
     assert (done.returncode, done.stdout, done.stderr) == (130, "", said)
+
+
+# A program with the arguments that let it come to a package, by the name of the package's module.
+# ``{here}`` is an empty folder, in which it runs.
+NEEDS = {
+    "matplotlib": "pipelining/figures.py ramp-up",
+    "PIL": "course/sample_faces.py {here}/faces",
+    "pytorch_lightning": "course/lightning_example.py",
+    "sklearn": "ddp.py",
+    "optuna": "sweeps/optuna_study.py",
+    "submitit": "sweeps/submitit_jobs.py --learning-rates 1",
+    "yaml": "cnns/train.py --config mk2_resnet8_test",
+    "jupytext": "common/notebooks.py {examples}/pipelining/walkthrough.py",
+    "wandb": "cnns/train.py --config mk2_resnet8_test --wandb --log-dir {here}",
+    "skimage": "course/lfw_dataset.py",
+}
+WITHOUT = """
+import pathlib, runpy, sys
+sys.modules[sys.argv[1]] = None
+sys.argv = sys.argv[2:]
+sys.path.insert(0, str(pathlib.Path(sys.argv[0]).parent))
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+@pytest.mark.parametrize(
+    "module",
+    [pytest.param(name, marks=[pytest.mark.sweep] * (name != "skimage")) for name in NEEDS],
+)
+def test_a_missing_package_is_named_in_one_line_with_how_to_install_it(shared, tmp_path, module):
+    program, *words = NEEDS[module].format(here=tmp_path, examples=ROOT / "examples").split()
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT, module, ROOT / "examples" / program, *words],
+        cwd=tmp_path, capture_output=True, text=True, timeout=100, check=False,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    name, _ = shared("optional_packages").PACKAGES[module]
+    assert done.returncode in (1, 2)
+    assert "Traceback" not in done.stderr
+    assert f"python -m pip install {name}" in done.stderr.splitlines()[-1]
+
+
+def test_every_optional_package_of_the_examples_is_known_with_its_extra(shared):
+    packages = shared("optional_packages").PACKAGES
+    config = configparser.ConfigParser()
+    config.read(ROOT / "setup.cfg")
+    options = config["options"]
+    required = {re.split(r"[ ><=]", line)[0] for line in options["install_requires"].split("\n")}
+    files = list((ROOT / "examples").rglob("*.py"))
+    own = {path.stem for path in files} | {path.parent.name for path in files}
+    found = set().union(*(third_party(path) for path in files)) - own - required
+    assert found - packages.keys() == {"poprun_py", "popdist_py"}
+    assert packages.keys() - found <= {"crc32c"}  # which tfrecord imports
+    for name, extra in packages.values():
+        lines = config["options.extras_require"][extra].splitlines()
+        assert name in {re.split(r"[ ><=]", line)[0] for line in lines}, name
+
+
+def third_party(path):
+    """Return the modules that a program imports and Python does not have, by their first name."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found |= {alias.name.partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            found.add(node.module.partition(".")[0])
+    return found - sys.stdlib_module_names
+
+
+def test_another_module_that_is_missing_keeps_its_traceback(shared):
+    how_to_install = shared("optional_packages").how_to_install
+    assert how_to_install(ModuleNotFoundError("no", name="no_such_module")) is None
+    assert how_to_install(ImportError("cannot import x", name="PIL")) is None
+    assert "needs pillow" in how_to_install(ModuleNotFoundError("no", name="PIL.Image"))

@@ -23,6 +23,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 from examples.common.arguments import Parser, rate
+from tools.pages.seed_texts.compared import NO, PARTLY, YES, Comparison, compare
 from tools.pages.seed_texts.index import texts as all_texts
 from tools.pages.seed_texts.running import place
 from tools.pages.seed_texts.values import Text, TextCommand
@@ -43,13 +44,7 @@ class Shown:
 #: By a text's title and one of its commands, as the text prints it.
 Printed = Mapping[tuple[str, str], Shown]
 
-_AS_SHOWN, _DIFFERS, _SILENT, _NOT_RUN = "as shown", "differs", "nothing shown", "not run"
-_KINDS = {
-    _AS_SHOWN: "As the text shows it.",
-    _DIFFERS: "Differs from the text.",
-    _SILENT: "The text shows no output.",
-    _NOT_RUN: "Not run.",
-}
+_HOLDS = (YES, PARTLY, NO)
 _HEAD = """# The hands-on texts, command by command
 
 Every command that the texts print, in their order: what the text shows below it, what is shown
@@ -65,30 +60,17 @@ writes this page. The texts' own programs [run as they are printed](tutorials-ve
   ([how](device.md)). Nothing here ran on an IPU.
 - **Left out** of what is shown: bars on their way, and the folders of the run.
 
-"As shown" counts the commands of which all lines of the text are shown here too, in their order;
-numbers that vary between runs are not compared. Below those of "nothing shown" the text shows no
-output.
+Each command ends with whether it **holds here**, and what was compared to say so: lines, fields or
+numbers that the text shows, or the exit code alone where it shows nothing.
+
+- **yes**: all of these are the same here, and the command is run as printed.
+- **partly**: some are, or another command is run in its place: a smaller model, fewer or other
+  data.
+- **no**: none is, or the command is not run.
+
+Lines that are shown here besides the text's are not compared.
 
 """
-
-
-# A bar whose line has no end, as notebooks show it.
-_UNENDED = re.compile(r"((?:it/s|s/it)[^\]\n]*\])(?=\w)")
-
-
-def kind_of(command: TextCommand, shown: Shown | None) -> str:
-    """Say how what is printed here compares with what the text shows."""
-    if not command.here:
-        return _NOT_RUN
-    if not command.shows:
-        return _SILENT
-    shows = _UNENDED.sub(r"\1\n", "\n".join(command.shows)).splitlines()
-    wanted, found = (
-        comparable([line.strip() for line in lines], numbers_vary=command.numbers_vary)
-        for lines in (shows, shown.lines if shown else ())
-    )
-    rest = iter(found)
-    return _AS_SHOWN if all(line in rest for line in wanted) else _DIFFERS
 
 
 def page(texts: Iterable[Text], printed: Printed) -> str:
@@ -98,17 +80,19 @@ def page(texts: Iterable[Text], printed: Printed) -> str:
 
 
 def _summary(texts: Sequence[Text], printed: Printed) -> str:
-    lines = [f"| text | commands | {' | '.join(_KINDS)} |", "|---|" + "--:|" * 5]
+    lines = [f"| text | commands | {' | '.join(_HOLDS)} |", "|---|" + "--:|" * 4]
     total: Counter[str] = Counter()
     for text in texts:
-        kinds = Counter(kind_of(one, printed.get((text.title, one.text))) for one in text.commands)
+        kinds = Counter(
+            _compared(one, printed.get((text.title, one.text))).holds for one in text.commands
+        )
         total += kinds
         lines.append(f"| [{text.title}](#{_anchor(text.title)}) | {_cells(kinds)} |")
     return "\n".join([*lines, f"| together | {_cells(total)} |"]) + "\n"
 
 
 def _cells(kinds: Counter[str]) -> str:
-    return " | ".join(str(number) for number in (kinds.total(), *(kinds[kind] for kind in _KINDS)))
+    return " | ".join(str(number) for number in (kinds.total(), *(kinds[kind] for kind in _HOLDS)))
 
 
 def _anchor(title: str) -> str:
@@ -128,8 +112,13 @@ def _command(command: TextCommand, shown: Shown | None) -> str:
         parts.append(f"\nThe text shows:\n\n{_block(command.shows)}")
     if command.here:
         parts.append(f"\n{_here(command, shown)}\n\n{_printed(shown)}")
-    parts.append(f"\n{_KINDS[kind_of(command, shown)]} {command.why}\n")
+    found = _compared(command, shown)
+    parts.append(f"\n**Holds here: {found.holds}.** {found.compared} {command.why}\n")
     return "".join(parts)
+
+
+def _compared(command: TextCommand, shown: Shown | None) -> Comparison:
+    return compare(command, None if shown is None else shown.lines)
 
 
 def _here(command: TextCommand, shown: Shown | None) -> str:
@@ -201,7 +190,9 @@ def run(
             out = here.folder / f"out-{index}"
             out.mkdir()
             seconds = command.seconds * patience
-            done = here.run(command.here, command.folder, {"out": str(out)}, seconds)
+            compiling = any(line.startswith("Graph compilation") for line in command.shows)
+            values = {"out": str(out)}
+            done = here.run(command.here, command.folder, values, seconds, compiling=compiling)
             if problem := done.problem(command.code, seconds):
                 failures.append("\n".join([f"{command.text}: {problem}", *done.lines]))
                 continue

@@ -21,12 +21,17 @@ _PASSING = re.compile(
 )
 
 
-def visible(output: str) -> list[str]:
+def visible(output: str, *, compiling: bool = False) -> list[str]:
     """Return the lines that stay, each instance's together, without what passes.
 
-    Of a bar that is drawn again when it is full, the last drawing stays.
+    Of a bar that is drawn again when it is full, the last drawing stays. Bars of compilations are
+    left out; with ``compiling`` their complete drawings stay, each on a line of its own.
     """
-    lines = [line for line in shown(_COMPILING.sub("", output)) if not _PASSING.search(line)]
+
+    def bar(drawn: re.Match[str]) -> str:
+        return f"\n{drawn[0]}\n" if compiling and "100/100" in drawn[0] else ""
+
+    lines = [line for line in shown(_COMPILING.sub(bar, output)) if not _PASSING.search(line)]
     lines = [
         line
         for line, after in itertools.pairwise([*lines, ""])

@@ -8,6 +8,7 @@ memory holds the next item, and hands out its tensors without a copy. The other 
 from __future__ import annotations
 
 import contextlib
+import functools
 import multiprocessing
 import os
 import pickle
@@ -19,7 +20,7 @@ from typing import Any, Final
 
 import torch
 
-from popdist_py import activities
+from popdist_py import activities, context
 from popdist_py.poptorch.calls import custom_types
 from popdist_py.poptorch.data import drawn_orders, loader_process
 from popdist_py.poptorch.data.loader_messages import (
@@ -41,11 +42,13 @@ from popdist_py.poptorch.data.shared_slots import Slot, read
 from popdist_py.poptorch.data.told_epochs import ToldEpochs
 from popdist_py.poptorch.enums import SharingStrategy
 from popdist_py.poptorch.errors import Error
+from popdist_py.poptorch.logger import logger
 
 __all__ = ["AsynchronousDataAccessor"]
 
 _SECONDS_TO_STOP: Final = 10.0  # as long as PopTorch waits before it sends a signal
 _SECONDS_TO_TERMINATE: Final = 5.0
+_MISS_SLEEP_TIME: Final = 0.1  # milliseconds, PopTorch's default
 
 _NAME: Final = "poptorch-data-loader"  # of the loader process
 _UNGUARDED: Final = 86  # how it ends where importing the program makes an accessor
@@ -65,8 +68,9 @@ class AsynchronousDataAccessor:
             custom types: a DataLoader, a data set, any iterable. Must be picklable unless the
             strategy is Fork.
         buffer_size: how many items are kept in memory, the one in use included.
-        miss_sleep_time_in_ms: upper bound of the time lost when the next item is not ready yet.
-            This process is woken when it is, so nothing is lost, whatever the value.
+        miss_sleep_time_in_ms: without effect, which is logged once for another value than 0.1.
+            PopTorch looks again after this time when the next item is not ready yet; here the
+            operating system wakes this process as soon as the item is ready.
         load_indefinitely: whether to load the next epoch before it is asked for.
         early_preload: whether to start loading now rather than at the first ``iter()``.
         sharing_strategy: how the process is started and gets the data set: ForkServer, Fork,
@@ -91,7 +95,7 @@ class AsynchronousDataAccessor:
         self,
         dataset: Any,
         buffer_size: int = 3,
-        miss_sleep_time_in_ms: float = 0.1,
+        miss_sleep_time_in_ms: float = _MISS_SLEEP_TIME,
         load_indefinitely: bool = True,
         early_preload: bool = False,
         sharing_strategy: SharingStrategy | str = SharingStrategy.ForkServer,
@@ -300,9 +304,21 @@ def _check(buffer_size: int, miss_sleep_time_in_ms: float, rebatched_size: int |
     assert miss_sleep_time_in_ms >= 0, (
         f"miss_sleep_time_in_ms is {miss_sleep_time_in_ms}: it must not be negative"
     )
+    if miss_sleep_time_in_ms != _MISS_SLEEP_TIME:
+        _say_no_miss_sleep()
     assert rebatched_size is None or rebatched_size > 1, (
         f"rebatched_size is {rebatched_size}: it must be None or greater than 1"
     )
+
+
+@functools.cache
+def _say_no_miss_sleep() -> None:
+    """Log once in a program, on instance 0, that there is no time between looks."""
+    if context.environment().instance_index == 0:
+        logger.warning(
+            "miss_sleep_time_in_ms does nothing here: the program is woken as soon as the next "
+            "item is ready, and loses no time between looks; leave it out"
+        )
 
 
 def _strategy_of(given: Any) -> SharingStrategy:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -11,8 +12,10 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 from torch.optim.lr_scheduler import LRScheduler
 
+from popdist_py import context
 from popdist_py.poptorch import enums, old_spellings, optim
 from popdist_py.poptorch.errors import Error
+from popdist_py.poptorch.logger import logger
 from popdist_py.poptorch.model.executor import PoplarExecutor
 from popdist_py.poptorch.model.saved_model import SavedModel
 from popdist_py.poptorch.options.options import Options
@@ -141,12 +144,24 @@ def _check_modules(model: nn.Module) -> None:
                 f"{'torch.jit' if scripted else 'torch.compile'}, which is unsupported: the "
                 "wrapper compiles it itself. Use the plain torch.nn.Module"
             )
+        if isinstance(module, nn.DataParallel):
+            _say_one_device()
     for name, parameter in model.named_parameters():
         if is_lazy(parameter):
             raise Error(
                 f"Parameter {name!r} has no shape yet: call the module once on the host, so that "
                 "its lazy layers learn theirs"
             )
+
+
+@cache
+def _say_one_device() -> None:
+    """Log once in a program, on instance 0, that nn.DataParallel divides nothing here."""
+    if context.environment().instance_index == 0:
+        logger.warning(
+            "nn.DataParallel does nothing on emulated IPUs: each replica runs the whole model. "
+            "Leave it out; Options.replicationFactor(n) divides the batches over n replicas"
+        )
 
 
 class _Callable(nn.Module):

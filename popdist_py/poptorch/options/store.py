@@ -9,9 +9,10 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar, cast
 
 from popdist_py.poptorch import old_spellings
+from popdist_py.poptorch.options import printed
 
 __all__ = ["OptionStore", "check_count"]
 
@@ -83,12 +84,16 @@ class OptionStore:
 
     def changed(self) -> dict[str, Any]:
         """Return the values that differ from their defaults, or have none."""
-        defaults = self.__dict__.get("_defaults", {})  # none in objects that older versions saved
+        defaults = self._default_values()
         return {
             name: value
             for name, value in self._values.items()
             if name not in defaults or value != defaults[name]
         }
+
+    def _default_values(self) -> dict[str, Any]:
+        """Return the values that a new object has; empty in objects that older versions saved."""
+        return cast(dict[str, Any], self.__dict__.get("_defaults", {}))
 
     def exists(self, name: str) -> bool:
         """Tell whether an option of this name has a value."""
@@ -114,6 +119,9 @@ class OptionStore:
         values = self.__dict__.get("_values", {})
         if name in values:
             return values[name]
+        fixed = printed.fixed_fields(type(self).__name__)
+        if name in fixed:
+            return fixed[name]
         old = old_spellings.find(self._place, name)
         if old is not None:
             return old_spellings.attribute(old, self)
@@ -196,9 +204,7 @@ class OptionStore:
         return (type(self).__name__, sorted(self._values.items()), sorted(groups))
 
     def __repr__(self) -> str:
-        values = [f"{name}={value!r}" for name, value in self._values.items()]
-        groups = [f"{name}={group!r}" for name, group in self._groups().items()]
-        return f"{type(self).__name__}({', '.join(values + groups)})"
+        return printed.options_text(self)
 
 
 def check_count(setter: str, given: int) -> None:

@@ -6,7 +6,7 @@ places. ``recorder.py`` records the blocks.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import count
 from typing import Any
 
@@ -51,7 +51,8 @@ class Stage:
         return self
 
     def __repr__(self) -> str:
-        return f"Stage({', '.join(map(repr, self._blocks))})"
+        ipu = "" if self._ipu_id is None else f".ipu({self._ipu_id})"
+        return f"Stage({', '.join(map(repr, self._blocks))}){ipu}"
 
 
 class _IExecutionStrategy:
@@ -69,6 +70,13 @@ class _IExecutionStrategy:
     def stage(self, block_id: str) -> Stage:
         """Return the stage of a block; AssertionError if no stage has it."""
         raise NotImplementedError(f"{type(self).__name__} has no stages")
+
+    def _parts(self) -> Sequence[Any]:
+        """Return the stages or phases that a program would give to make an equal strategy."""
+        return ()
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({', '.join(map(repr, self._parts()))})"
 
 
 def _stage_of(spec: Any) -> Stage:
@@ -138,6 +146,11 @@ class ShardedExecution(_IExecutionStrategy):
     def _description(self) -> tuple[Any, ...]:
         return (type(self).__name__, self._auto_stage, _described(self._stages))
 
+    def _parts(self) -> Sequence[Any]:
+        if self._auto_stage is not None:
+            return (self._auto_stage,)
+        return tuple(dict.fromkeys(stage for stage, _ in self._stages.values()))
+
     def _placer(self) -> PlaceBlock:
         if self._auto_stage == AutoStage.SameAsIpu:
             return _same_as_ipu()
@@ -205,6 +218,9 @@ class Phase:
                 f"a Phase takes either Stages or block ids, not both: got {arg}"
             )
             self._stages = [Stage(*(str(block) for block in arg))]
+
+    def __repr__(self) -> str:
+        return f"Phase({', '.join(map(repr, self._stages))})"
 
     @property
     def stages(self) -> list[Stage]:
@@ -282,6 +298,9 @@ class _PhasedExecution(_IExecutionStrategy):
 
     def _description(self) -> tuple[Any, ...]:
         return (type(self).__name__, self._separate_backward_phase, _described(self._stages))
+
+    def _parts(self) -> Sequence[Any]:
+        return self._phases
 
     def _placer(self) -> PlaceBlock:
         return self._listed

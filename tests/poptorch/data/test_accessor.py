@@ -1,6 +1,7 @@
 """Loading in a process of its own: order, epochs, structures, errors, and a clean end."""
 
 import gc
+import inspect
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ from poptorch.data.loading import ASYNC, FORK, REBATCHED, Stream, flat, numbers,
 from popdist_py import poptorch
 from popdist_py.poptorch import DataLoader, DataLoaderMode, Options, SharingStrategy
 from popdist_py.poptorch.calls.custom_types import ICustomArgParser, registerCustomArgParser
+from popdist_py.poptorch.data import accessor as accessor_module
 from popdist_py.poptorch.data.accessor import AsynchronousDataAccessor
 
 
@@ -315,3 +317,33 @@ def test_a_subclass_changes_each_batch_once(mode):
         accessor = AsynchronousDataAccessor(loader, **FORK)
         assert read(accessor) == [[100, 101], [102, 103]]
         accessor.terminate()
+
+
+def test_the_time_between_looks_is_said_to_do_nothing_once(caplog):
+    accessor_module._say_no_miss_sleep.cache_clear()
+    items = [torch.zeros(1)]
+    for options in ({}, {"miss_sleep_time_in_ms": 0.1}):
+        AsynchronousDataAccessor(items, sharing_strategy="Fork", **options).terminate()
+    assert not caplog.messages
+    for time in (0, 5.0, 0):
+        loader = DataLoader(
+            Options(),
+            torch.utils.data.TensorDataset(torch.zeros(2, 1)),
+            mode=DataLoaderMode.Async,
+            async_options={"miss_sleep_time_in_ms": time, "sharing_strategy": "Fork"},
+        )
+        loader.terminate()
+    (message,) = caplog.messages
+    assert message.startswith("miss_sleep_time_in_ms does nothing here: the program is woken")
+
+
+def test_every_argument_acts_or_is_said_to_do_nothing():
+    # Those that act have tests in this file; a new one has to be put into one of the two sets.
+    acting = {
+        *("dataset", "buffer_size", "load_indefinitely", "early_preload", "sharing_strategy"),
+        "rebatched_size",
+    }
+    assert {*inspect.signature(AsynchronousDataAccessor).parameters} == {
+        *acting,
+        "miss_sleep_time_in_ms",
+    }

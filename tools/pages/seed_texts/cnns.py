@@ -105,6 +105,29 @@ TEXT = Text(
             "Three epochs show the same as fifty.",
         ),
         TextCommand(
+            "poprun --print-topology=yes, with 8 replicas and 2 instances",
+            (
+                " ===========================================",
+                "|              poprun topology              |",
+                "|===========================================|",
+                "| hosts     |           localhost           |",
+                "|-----------|-------------------------------|",
+                "| ILDs      |               0               |",
+                "|-----------|-------------------------------|",
+                "| instances |       0       |       1       |",
+                "|-----------|-------------------------------|",
+                "| replicas  | 0 | 1 | 2 | 3 | 4 | 5 | 6 | 7 |",
+                " -------------------------------------------",
+            ),
+            (
+                "poprun", "--print-topology=yes", "--num-replicas", "8", "--num-instances", "2",
+                "python", "-c", "pass",
+            ),
+            ".",
+            "The text names the option alone; the program of this job does nothing.",
+            numbers_vary=False,
+        ),
+        TextCommand(
             "POPLAR_ENGINE_OPTIONS='{\"opt.enableMultiAccessCopies\":\"false\"}' poprun -vv "
             "--mpi-global-args='--tag-output --allow-run-as-root' "
             "--mpi-local-args='-x POPLAR_ENGINE_OPTIONS' --ipus-per-replica 1 --numa-aware 1 "
@@ -159,6 +182,19 @@ TEXT = Text(
             _FOLDER,
             "There is no network here: Weights & Biases keeps the run in a folder.",
             keep=(*_LINES, r"You can sync"),
+        ),
+        _trained(
+            "--pipeline --shards 1 --pipeline-schedule Sequential --enable-recompute",
+            "python train.py --config mk2_resnet8_test --epochs 1 --pipeline --shards 1 "
+            "--pipeline-schedule Sequential --enable-recompute --pipeline-splits layer2.0 layer3.0",
+            "The text gives options without a model; a small network stands for the reader's, and "
+            "without --pipeline-splits the accepted ones are listed.",
+        ),
+        TextCommand(
+            "gc-info -l", (), ("gc-info", "-l"), ".",
+            "The devices are those of an emulated machine; below its IPUs the command lists their "
+            "groups, which are left out above.",
+            keep=(r"^Graphcore", r"^Partition", r"\[Fabric\]"), numbers_vary=False,
         ),
     ),
 )  # fmt: skip

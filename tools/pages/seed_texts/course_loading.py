@@ -7,21 +7,19 @@ from tools.pages.seed_texts.values import Figure, Text, TextCommand
 __all__ = ["FIGURES", "TEXT"]
 
 _PROGRAM = ("python", "examples/course/lfw_dataset.py", "-path_to_folder", "{data}/lfw")
+_SNIPPET = (
+    "import multiprocessing; cores = multiprocessing.cpu_count(); "
+    'print(f"Number of cores: {cores}, Number of threads: {2*cores}")'
+)
 
 TEXT = Text(
     title='The course on distributed data loading and training, module "distributed data loading"',
     page="course.md",
     commands=(
         TextCommand(
-            text="import multiprocessing; cores = multiprocessing.cpu_count(); "
-            'print(f"Number of cores: {cores}, Number of threads: {2*cores}")',
+            text=_SNIPPET,
             shows=(),
-            here=(
-                "python",
-                "-c",
-                "import multiprocessing; cores = multiprocessing.cpu_count(); "
-                'print(f"Number of cores: {cores}, Number of threads: {2*cores}")',
-            ),
+            here=("python", "-c", _SNIPPET),
             folder=".",
             why="The snippet is the text's. cpu_count() counts hardware threads already, so that "
             "its second number is right on no machine: course.md shows what is there.",
@@ -34,6 +32,7 @@ TEXT = Text(
             why="Without LFW on the disk, 100 of its faces that scikit-image ships stand for its "
             "13,233 pictures, in four versions each.",
             keep=("pictures of",),
+            at_most_partly=True,  # other pictures
         ),
         TextCommand(
             text="python lfw_dataset.py -visualize_batch",
@@ -42,6 +41,7 @@ TEXT = Text(
             folder=".",
             why="Without a screen the batch is written to a file.",
             keep=("points",),
+            at_most_partly=True,  # other pictures
         ),
         TextCommand(
             text="python lfw_dataset.py -get_timing -num_workers 1",
@@ -50,6 +50,7 @@ TEXT = Text(
             folder=".",
             why="Passes of 10 batches instead of 100 keep it short, as the text's hint says.",
             keep=("Timing",),
+            at_most_partly=True,  # other pictures
         ),
     ),
 )

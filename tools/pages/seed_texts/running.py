@@ -70,9 +70,18 @@ class Place:
         return self.folder / "data"
 
     def run(
-        self, words: Sequence[str], folder: str, values: Mapping[str, str], seconds: float
+        self,
+        words: Sequence[str],
+        folder: str,
+        values: Mapping[str, str],
+        seconds: float,
+        *,
+        compiling: bool = False,
     ) -> Outcome:
-        """Run ``words`` in ``folder`` of the copy, after putting in the values of ``{names}``."""
+        """Run ``words`` in ``folder`` of the copy, after putting in the values of ``{names}``.
+
+        With ``compiling``, the lines have the complete bars of compilations too.
+        """
         command = [_filled(word, {"data": str(self.data), **values}) for word in words]
         if command[0] in ("python", "python3"):
             command[0] = sys.executable
@@ -90,7 +99,7 @@ class Place:
                 _end(process)
             output.seek(0)
             text = output.read().decode(errors="replace")
-        lines = tuple(visible(self._without_places(text, values)))
+        lines = tuple(visible(self._without_places(text, values), compiling=compiling))
         return Outcome(lines, code, time.monotonic() - began)
 
     def _environ(self) -> dict[str, str]:

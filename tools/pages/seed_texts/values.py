@@ -5,7 +5,23 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-__all__ = ["Figure", "Text", "TextCommand"]
+__all__ = ["FIELDS", "OPTIONS", "Figure", "Quantity", "Text", "TextCommand"]
+
+#: Patterns for ``by_names``: what stands before ``=``, and options of a command line.
+FIELDS = r"(?<![\w.])([A-Za-z_]\w*)="
+OPTIONS = r"(?<![\w-])(--?[a-z][\w-]*)"
+
+
+@dataclass(frozen=True)
+class Quantity:
+    """A number that a text shows, and the pattern that finds ours in what is shown here."""
+
+    name: str
+    text: float
+    #: A regular expression whose only group is the number.
+    here: str
+    #: Ours counts as equal if neither is more than this many times the other.
+    factor: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -31,6 +47,14 @@ class TextCommand:
     numbers_vary: bool = True
     #: At most this long, in seconds, on two cores.
     seconds: int = 120
+    #: Compare the names that this pattern's group finds, not lines: for what is typeset otherwise.
+    by_names: str = ""
+    #: Compare these numbers, not lines.
+    quantities: Sequence[Quantity] = ()
+    #: What else was compared, or was not, in one or two sentences.
+    compared: str = ""
+    #: Whether the row can at most be "partly": less than the text's command is run, for example.
+    at_most_partly: bool = False
 
 
 @dataclass(frozen=True)
