@@ -274,6 +274,7 @@ class _Training:
             rate,
             speed,
         )
+        self.run.memory(self.step, self.model)
         self.clock.go_on()
         if not math.isfinite(found["loss"]):
             raise NotFinite(
