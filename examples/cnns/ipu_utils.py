@@ -19,6 +19,7 @@ __all__ = [
     "accumulation",
     "check",
     "device_iterations",
+    "distribution",
     "ignored",
     "replicas",
     "sizes",
@@ -113,6 +114,12 @@ def check(args: argparse.Namespace) -> None:
             f"a pipeline over {args.shards} IPUs accumulates {least} micro-batches or more, and "
             f"{found.accumulation} are asked for: take --gradient-accumulation-count {least}"
         )
+    if args.distributed and args.batches_per_step != 1:
+        raise ValueError(
+            f"--distributed is given with --batches-per-step {args.batches_per_step}: with it 1 is "
+            "accepted; add --batches-per-step 1, or leave --distributed out, which the launcher "
+            "does not need"
+        )
     _proportions(args)
     _ipu_ids(args)
 
@@ -145,6 +152,19 @@ def ignored(args: argparse.Namespace) -> str | None:
     if not found:
         return None
     return f"{' and '.join(found)}: ignored, the launcher gives {replicas(args)} replicas"
+
+
+def distribution(args: argparse.Namespace) -> str | None:
+    """Return the line about what --distributed does here; None where it is not given."""
+    if not args.distributed:
+        return None
+    if popdist_py.isPopdistEnvSet():
+        does = f"the launcher distributes the training, over {popdist_py.getNumInstances()}"
+        return f"--distributed has no effect of its own: {does} instances"
+    return (
+        "--distributed has no effect: one process trains; poprun --num-instances N python "
+        "train.py ... distributes the training"
+    )
 
 
 # --- options of PopTorch ----------------------------------------------------------------------
