@@ -12,6 +12,8 @@ import torch
 
 import popdist_py
 from popdist_py import poptorch
+from popdist_py.devices.attaching import machine_of_process, pod_of_process
+from popdist_py.pods.errors import PodError
 from popdist_py.popart import RecomputationType
 
 __all__ = [
@@ -235,6 +237,8 @@ def _options(args: argparse.Namespace, device: int) -> poptorch.Options:
         options = poptorch.Options().replicationFactor(args.replicas)
         if device < len(ids := _ipu_ids(args)):  # without a second id, any free one validates
             options.useIpuId(ids[device])
+            if not options.Emulator.is_ipu_model:
+                _check_device(args, ids[device])
     if args.seed is not None:
         options.randomSeed(args.seed)
     if args.device is not None:
@@ -250,6 +254,19 @@ def _options(args: argparse.Namespace, device: int) -> poptorch.Options:
     if proportions := _proportions(args):
         options.setAvailableMemoryProportion(proportions)
     return options
+
+
+def _check_device(args: argparse.Namespace, ipu_id: int) -> None:
+    """Check that the device of an id has the IPUs of all replicas.
+
+    Raises:
+        ValueError: it has not, or there is none. Now, since validation begins after an epoch.
+    """
+    try:
+        pod = pod_of_process() or machine_of_process()
+        pod.check_device(args.replicas * (1 << (args.shards - 1).bit_length()), ipu_id)
+    except PodError as error:
+        raise ValueError(f"--select-ipus {ipu_id}: {error}") from None
 
 
 def _set_precision(options: poptorch.Options, args: argparse.Namespace) -> None:

@@ -141,6 +141,16 @@ class ProgramPod:
         usable = partition.state is not PartitionState.ERROR
         return usable and any(len(each.ipus) == num_ipus for each in self.devices(partition))
 
+    def check_device(self, num_ipus: int, device: int) -> None:
+        """Check that there is a device of this id for so many IPUs, be it held or not.
+
+        Raises:
+            InvalidRequestError: there is none, or it has another number of IPUs.
+            PodError: the pod cannot be asked, or it is not clear which partition is meant.
+        """
+        partition = self.partition()
+        device_by_id(partition, tuple(self.devices(partition)), device, _size_for(num_ipus))
+
     def held_ids(self) -> frozenset[int]:
         """Return the ids of the partition's devices of which somebody holds an IPU.
 
@@ -193,7 +203,7 @@ class ProgramPod:
 
     def _attach(self, num_ipus: int, device_id: int | None) -> HeldDevice:
         partition = self.partition()
-        size = 1 << (num_ipus - 1).bit_length()
+        size = _size_for(num_ipus)
         offered = tuple(self.devices(partition))
         if device_id is not None:
             return self._attach_one(partition, device_by_id(partition, offered, device_id, size))
@@ -228,6 +238,11 @@ class ProgramPod:
             user=self.store.user,
             program=_program(),
         )
+
+
+def _size_for(num_ipus: int) -> int:
+    """Return how many IPUs the smallest device for so many has."""
+    return 1 << (num_ipus - 1).bit_length()
 
 
 def device_by_id(

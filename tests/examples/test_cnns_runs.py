@@ -280,6 +280,14 @@ def test_a_training_averages_at_its_end(tmp_path, words, capsys):
     assert cnns.module("torch").load(folder / "weights.pt", weights_only=True).keys()
 
 
+@pytest.mark.parametrize("ids", ["99", "0 99", "0 17"])
+def test_ids_are_checked_before_anything_is_trained(tmp_path, ids, capsys):
+    error = refused(lambda: train("--log-dir", tmp_path, "--select-ipus", *ids.split()), capsys)
+    assert f"--select-ipus {ids.split()[-1]}: " in error
+    assert "its devices of 1 IPU have the ids 0 to 15" in error
+    assert list(tmp_path.iterdir()) == []
+
+
 # --- Weights & Biases ---------------------------------------------------------------------------
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import stat
 from pathlib import Path
@@ -13,7 +14,7 @@ from support.models import Mlp, classified, quiet_options
 
 import popdist_py.poptorch as poptorch
 from popdist_py.devices import attaching
-from popdist_py.pods.errors import PodError
+from popdist_py.pods.errors import InvalidRequestError, PodError
 from popdist_py.pods.finding import find_pod
 from popdist_py.pods.machine import existing_machine
 from poprun_py.devices import survey as module_of_survey
@@ -33,6 +34,8 @@ def machine(tmp_path, monkeypatch):
 
     with patch.multiple(attaching, _pod=None, _machine=None, _was_sought=False):
         yield held
+        # Models refer to themselves, and give their devices back while the folder is there.
+        gc.collect()
         if attaching._machine is not None:
             attaching._machine.store.close()
 
@@ -78,6 +81,16 @@ def test_ids_are_those_that_gc_info_lists(machine, ipu_id, replicas, said):
     with pytest.raises(poptorch.Error, match=said):
         compiled(ipu_id, replicas)
     assert machine() == []
+
+
+def test_an_id_can_be_checked_though_it_is_held(machine):
+    kept = compiled(3)
+    pod = attaching.machine_of_process()
+    pod.check_device(1, 3)
+    pod.check_device(3, 24)
+    with pytest.raises(InvalidRequestError, match="and 2 are needed"):
+        pod.check_device(2, 3)
+    assert kept.isAttachedToDevice()
 
 
 def test_a_program_that_names_no_id_has_no_limit_and_makes_nothing(machine, tmp_path):
