@@ -100,10 +100,12 @@ def print_leases(config: LaunchConfig) -> None:
 def print_check(config: LaunchConfig) -> int:
     """Print the table of --check; a red cell is a launch that could not start."""
     from poprun_py.hosts.survey import check_hosts
+    from poprun_py.planning.copied_command import refuse_copied
     from poprun_py.planning.inputs import Purpose, gather_inputs
     from poprun_py.planning.user_program import resolve_program
     from poprun_py.views.check_table import check_table
 
+    refuse_copied(config)
     config = replace(config, program=resolve_program(config.program))
     inputs = gather_inputs(config, os.environ, Purpose.CHECK)
     checked = check_hosts(

@@ -20,6 +20,7 @@ from poprun_py.hardware.reader import Machine
 from poprun_py.hosts.host_list import Host
 from poprun_py.leases.book import Lease
 from poprun_py.leasing import Leased, lease_share, leases_place
+from poprun_py.planning.copied_command import refuse_copied
 from poprun_py.planning.inputs import (
     Inputs,
     Purpose,
@@ -224,6 +225,7 @@ def _gathered(
     if not isinstance(config, LaunchConfig):
         raise UsageError(f"{config!r} cannot be planned: expected a LaunchConfig")
     environ = os.environ if environ is None else environ
+    refuse_copied(config)
     config = replace(config, program=resolve_program(config.program))
     # What is wrong with the options alone is refused before any host is asked.
     found = hosts_of(config, environ) if hosts is None else hosts

@@ -172,6 +172,8 @@ def _ipu(parser: argparse.ArgumentParser) -> None:
     _flag(group, "--enable-half-partials", "sum up products in half precision")
     group.add_argument("--batches-per-step", type=positive, default=1000,
                        help="most batches on the device until it returns to the host")  # fmt: skip
+    _flag(group, "--distributed", "of the TensorFlow application: needs --batches-per-step 1; the "
+          "launcher distributes without it")  # fmt: skip
     group.add_argument("--replicas", type=positive, default=1, help="without the launcher only")
     group.add_argument("--shards", type=positive, default=1, help="IPUs of one replica")
     group.add_argument("--sharding-exclude-filter", nargs="+", default=[], metavar="NAME",

@@ -13,6 +13,8 @@ import torch
 
 import popdist_py
 from popdist_py import poptorch
+from popdist_py.devices.attaching import machine_of_process, pod_of_process
+from popdist_py.pods.errors import PodError
 from popdist_py.popart import RecomputationType
 
 __all__ = [
@@ -23,6 +25,7 @@ __all__ = [
     "accumulation",
     "check",
     "device_iterations",
+    "distribution",
     "ignored",
     "replicas",
     "sizes",
@@ -167,6 +170,12 @@ def check(args: argparse.Namespace) -> None:
             f"a pipeline over {args.shards} IPUs accumulates {least} micro-batches or more, and "
             f"{found.accumulation} are asked for: take --gradient-accumulation-count {least}"
         )
+    if args.distributed and args.batches_per_step != 1:
+        raise ValueError(
+            f"--distributed is given with --batches-per-step {args.batches_per_step}: with it 1 is "
+            "accepted; add --batches-per-step 1, or leave --distributed out, which the launcher "
+            "does not need"
+        )
     _proportions(args)
     _ipu_ids(args)
 
@@ -199,6 +208,19 @@ def ignored(args: argparse.Namespace) -> str | None:
     if not found:
         return None
     return f"{' and '.join(found)}: ignored, the launcher gives {replicas(args)} replicas"
+
+
+def distribution(args: argparse.Namespace) -> str | None:
+    """Return the line about what --distributed does here; None where it is not given."""
+    if not args.distributed:
+        return None
+    if popdist_py.isPopdistEnvSet():
+        does = f"the launcher distributes the training, over {popdist_py.getNumInstances()}"
+        return f"--distributed has no effect of its own: {does} instances"
+    return (
+        "--distributed has no effect: one process trains; poprun --num-instances N python "
+        "train.py ... distributes the training"
+    )
 
 
 # --- options of PopTorch ----------------------------------------------------------------------
@@ -270,6 +292,8 @@ def _options(args: argparse.Namespace, device: int) -> poptorch.Options:
         options = poptorch.Options().replicationFactor(args.replicas)
         if device < len(ids := _ipu_ids(args)):  # without a second id, any free one validates
             options.useIpuId(ids[device])
+            if not options.Emulator.is_ipu_model:
+                _check_device(args, ids[device])
     if args.seed is not None:
         options.randomSeed(args.seed)
     if args.device is not None:
@@ -285,6 +309,19 @@ def _options(args: argparse.Namespace, device: int) -> poptorch.Options:
     if proportions := _proportions(args):
         options.setAvailableMemoryProportion(proportions)
     return options
+
+
+def _check_device(args: argparse.Namespace, ipu_id: int) -> None:
+    """Check that the device of an id has the IPUs of all replicas.
+
+    Raises:
+        ValueError: it has not, or there is none. Now, since validation begins after an epoch.
+    """
+    try:
+        pod = pod_of_process() or machine_of_process()
+        pod.check_device(args.replicas * (1 << (args.shards - 1).bit_length()), ipu_id)
+    except PodError as error:
+        raise ValueError(f"--select-ipus {ipu_id}: {error}") from None
 
 
 def _set_precision(options: poptorch.Options, args: argparse.Namespace) -> None:

@@ -21,12 +21,14 @@ from typing import Any
 
 import configurations
 import ipu_utils
+import memory_use
 import models
 from arguments import make_parser
 from instances import on_instance_0
 from tqdm import tqdm
 
 import popdist_py
+from popdist_py import poptorch
 from popdist_py.atomic_file import replaced_at_end
 
 __all__ = [
@@ -64,6 +66,9 @@ class Run:
         if folder is None:
             on_instance_0(lambda: write_arguments(self.folder, args))
         shared = [wandb(self.folder)] if wandb else []
+        self._memory = popdist_py.Metrics(shared[:], reductions=memory_use.REDUCTIONS)
+        self._logs_memory = bool(wandb)
+        self._of_ipus: dict[str, float] | None = None
         if args.tensorboard:
             shared.append(popdist_py.TensorBoardSink(self.folder / "tensorboard"))
         self._metrics = {
@@ -108,6 +113,16 @@ class Run:
             f"{found['accuracy']:.1f} % | lr {rate:.4g} | {images_per_second:.0f} img/s"
         )
         return found
+
+    def memory(self, step: int, model: poptorch.PoplarExecutor) -> None:
+        """Log the memory utilisation of a compiled model to Weights & Biases; collective."""
+        if not self._logs_memory:
+            return
+        if self._of_ipus is None:  # does not change any more
+            self._of_ipus = memory_use.of_ipus(model) if self._speaks else {}
+        self._memory.update({**self._of_ipus, **memory_use.of_host()})
+        with private():
+            self._memory.log(step)
 
     def validation(self, step: int, epoch: float, accuracy: float) -> None:
         """Log an accuracy over all validation images, in per cent; collective."""

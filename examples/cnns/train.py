@@ -292,6 +292,7 @@ class _Training:
             self._rate(self.step - 1),
             speed,
         )
+        self.run.memory(self.step, self.model)
         self.clock.go_on()
         if not math.isfinite(found["loss"]):
             raise NotFinite(
@@ -318,8 +319,9 @@ class _Training:
         return tqdm(total=self.steps, initial=self.step, unit="step", disable=not shown)
 
     def _say_what_runs(self) -> None:
-        if line := ipu_utils.ignored(self.args):
-            self.run.line(line)
+        for line in (ipu_utils.ignored(self.args), ipu_utils.distribution(self.args)):
+            if line:
+                self.run.line(line)
         args, found = self.args, self.sizes
         is_random = args.generated_data or args.synthetic_data
         images = f"random images ({args.dataset})" if is_random else args.dataset

@@ -27,7 +27,14 @@ if TYPE_CHECKING:
     from popdist_py.pods.store import PodStore
     from popdist_py.pods.values import Attachment, Device, Holder, Partition
 
-__all__ = ["HeldDevice", "ProgramPod", "device_by_id", "pod_of_process", "request_timeout"]
+__all__ = [
+    "HeldDevice",
+    "ProgramPod",
+    "device_by_id",
+    "machine_of_process",
+    "pod_of_process",
+    "request_timeout",
+]
 
 _PARTITION: Final = "IPUOF_VIPU_API_PARTITION_ID"
 _GCD: Final = "IPUOF_VIPU_API_GCD_ID"
@@ -134,6 +141,16 @@ class ProgramPod:
         usable = partition.state is not PartitionState.ERROR
         return usable and any(len(each.ipus) == num_ipus for each in self.devices(partition))
 
+    def check_device(self, num_ipus: int, device: int) -> None:
+        """Check that there is a device of this id for so many IPUs, be it held or not.
+
+        Raises:
+            InvalidRequestError: there is none, or it has another number of IPUs.
+            PodError: the pod cannot be asked, or it is not clear which partition is meant.
+        """
+        partition = self.partition()
+        device_by_id(partition, tuple(self.devices(partition)), device, _size_for(num_ipus))
+
     def held_ids(self) -> frozenset[int]:
         """Return the ids of the partition's devices of which somebody holds an IPU.
 
@@ -186,7 +203,7 @@ class ProgramPod:
 
     def _attach(self, num_ipus: int, device_id: int | None) -> HeldDevice:
         partition = self.partition()
-        size = 1 << (num_ipus - 1).bit_length()
+        size = _size_for(num_ipus)
         offered = tuple(self.devices(partition))
         if device_id is not None:
             return self._attach_one(partition, device_by_id(partition, offered, device_id, size))
@@ -221,6 +238,11 @@ class ProgramPod:
             user=self.store.user,
             program=_program(),
         )
+
+
+def _size_for(num_ipus: int) -> int:
+    """Return how many IPUs the smallest device for so many has."""
+    return 1 << (num_ipus - 1).bit_length()
 
 
 def device_by_id(
@@ -291,6 +313,7 @@ def _program() -> str:
 _lock = threading.Lock()
 _was_sought = False
 _pod: ProgramPod | None = None
+_machine: ProgramPod | None = None
 # A forked child must not end what belongs to its parent, and the end of a store gives back.
 _of_parents: list[ProgramPod] = []
 
@@ -308,15 +331,34 @@ def pod_of_process() -> ProgramPod | None:
     return _pod
 
 
+def machine_of_process() -> ProgramPod:
+    """Return the pod of this machine, for a program without a pod that names a device's id.
+
+    Raises:
+        PodError: it cannot be made or used.
+    """
+    global _machine
+    with _lock:
+        if _machine is None:
+            from popdist_py.pods.machine import open_machine
+
+            # No variable names a partition of it: it has one.
+            _machine = _kept(ProgramPod(open_machine(os.environ), {}))
+    return _machine
+
+
 def _open() -> ProgramPod | None:
     # Where no device is needed, neither databases nor servers are imported.
     from popdist_py.pods.finding import find_pod
 
     store = find_pod(None, os.environ, timeout=request_timeout(os.environ))
-    if store is None:
-        return None
-    atexit.register(_close, store, os.getpid())
-    return ProgramPod(store, os.environ)
+    return None if store is None else _kept(ProgramPod(store, os.environ))
+
+
+def _kept(pod: ProgramPod) -> ProgramPod:
+    """Return a pod that takes back everything when the process ends."""
+    atexit.register(_close, pod.store, os.getpid())
+    return pod
 
 
 def _close(store: PodStore, pid: int) -> None:
@@ -327,10 +369,9 @@ def _close(store: PodStore, pid: int) -> None:
 
 
 def _begin_child() -> None:
-    global _lock, _pod, _was_sought
-    if _pod is not None:
-        _of_parents.append(_pod)
-    _lock, _pod, _was_sought = threading.Lock(), None, False
+    global _lock, _pod, _machine, _was_sought
+    _of_parents.extend(each for each in (_pod, _machine) if each is not None)
+    _lock, _pod, _machine, _was_sought = threading.Lock(), None, None, False
 
 
 os.register_at_fork(after_in_child=_begin_child)

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from popdist_py.pods.machine import MACHINE_PARTITION
+from popdist_py.pods.pod_file import MACHINE_IPUS
 from popdist_py.pods.values import IPUS_PER_MACHINE, Device, Ipu, device_id
 
 __all__ = [
@@ -26,7 +28,7 @@ __all__ = [
 
 # What programs have that no launcher started: emulated IPUs do not run out, and a Pod16 is a
 # usual system. PopTorch's own limit, 64 IPUs for one process, would fill several screens.
-FREE_PARTITION, NUM_FREE_IPUS = "emulated", 16
+FREE_PARTITION, NUM_FREE_IPUS = MACHINE_PARTITION, MACHINE_IPUS
 
 # Mk2: the generation that ``poptorch.ipuHardwareVersion()`` names.
 ARCHITECTURE = "ipu2"

@@ -7,7 +7,6 @@ its instances.
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -16,7 +15,7 @@ from popdist_py.pods.errors import PodError
 from popdist_py.pods.values import Attachment
 from popdist_py.pods.values import Partition as PodPartition
 from poprun_py.devices.partitions import Holder, Partition
-from poprun_py.devices.survey import holders_of, printable, survey
+from poprun_py.devices.survey import holders_of, program_of, survey
 from poprun_py.errors import StartError
 from poprun_py.supervision.inspection import running_jobs
 
@@ -107,14 +106,4 @@ def _holders(attachment: Attachment, jobs: Mapping[int, Any]) -> Iterable[Holder
             ]
         except (LookupError, TypeError, ValueError):
             pass  # what another version answers
-    return [
-        Holder(
-            pid=holder.pid,
-            instance=None,
-            host=printable(holder.host),
-            ipus=attachment.ipus,
-            command=printable(holder.program),
-            user=printable(holder.user),
-            seconds=max(0.0, time.time() - attachment.since),
-        )
-    ]
+    return [program_of(attachment)]

@@ -1,27 +1,31 @@
-"""Which partitions there are now: the free IPUs, and one partition for each running job.
+"""Which partitions there are now: the IPUs of this machine, and one for each running job.
 
-Reads /proc, and asks the launchers of running jobs.
+Reads /proc, and asks the launchers of running jobs, and the pod of this machine.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from popdist_py.pods.errors import PodError
+from popdist_py.pods.values import Attachment
 from poprun_py.devices.partitions import Holder, Partition, free_partition
+from poprun_py.errors import StartError
 from poprun_py.leases.book import user_name
 from poprun_py.supervision.inspection import running_jobs
 
-__all__ = ["holders_of", "printable", "survey"]
+__all__ = ["holders_of", "printable", "program_of", "survey"]
 
 
 def survey() -> tuple[list[Partition], list[int]]:
     """Return the partitions, the free one first, and the launchers that do not answer."""
     host = os.uname().nodename
-    partitions, silent = [free_partition(host)], []
+    partitions, silent = [replace(free_partition(host), holders=_holders_of_ids())], []
     for launcher, holdings in running_jobs().items():
         try:
             if holdings is None or holdings["num_ipus"]:
@@ -30,6 +34,38 @@ def survey() -> tuple[list[Partition], list[int]]:
             # Nor does what another version answers, or anybody's socket in /tmp.
             silent.append(launcher)
     return partitions, silent
+
+
+def _holders_of_ids() -> tuple[Holder, ...]:
+    """Return the programs that name ids of this machine's IPUs, and hold them.
+
+    Raises:
+        StartError: the pod of this machine cannot be asked.
+    """
+    from popdist_py.pods.machine import existing_machine
+
+    try:
+        store = existing_machine(os.environ)
+        if store is None:
+            return ()
+        with contextlib.closing(store):
+            return tuple(program_of(each) for each in store.attachments())
+    except PodError as error:
+        raise StartError(str(error)) from None
+
+
+def program_of(attachment: Attachment) -> Holder:
+    """Return the process that attached to IPUs of a pod."""
+    holder = attachment.holder
+    return Holder(
+        pid=holder.pid,
+        instance=None,
+        host=printable(holder.host),
+        ipus=attachment.ipus,
+        command=printable(holder.program),
+        user=printable(holder.user),
+        seconds=max(0.0, time.time() - attachment.since),
+    )
 
 
 def _partition_of(launcher: int, holdings: Any, host: str) -> Partition:

@@ -35,18 +35,10 @@ CALL_FILE = "call"
 _SETTING = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=")
 # Before a Python module, for us as for Python.
 _MODULE = "-m"
-# Hyphens, dashes and the minus sign, which word processors put in place of "-" and "--".
-_DASHES = "\u2010\u2011\u2012\u2013\u2014\u2015\u2212"
 
 
 def resolve_program(program: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the words that are run: a script or ``-m MODULE`` runs under this Python.
-
-    Raises:
-        UsageError: the program is an option that went wrong when it was copied from a document.
-    """
-    if program and not Path(program[0]).exists():
-        _refuse_copied_option(program[0])
+    """Return the words that are run: a script or ``-m MODULE`` runs under this Python."""
     if program and program[0] == _MODULE:
         return (sys.executable, *program)
     if program and program[0].endswith(".py"):
@@ -54,19 +46,6 @@ def resolve_program(program: tuple[str, ...]) -> tuple[str, ...]:
         script = f"./{program[0]}" if program[0].startswith("-") else program[0]
         return (sys.executable, script, *program[1:])
     return program
-
-
-def _refuse_copied_option(word: str) -> None:
-    if word[:1].isspace() and word.lstrip().startswith("-"):
-        raise UsageError(
-            f"program {word!r} is an option behind a blank: expected {word.strip()}; a backslash "
-            "continues a line only as the last character of it"
-        )
-    if word[:1] in _DASHES:
-        raise UsageError(
-            f"program {word!r} begins with a dash that documents print: expected two hyphens, "
-            f"--{word.lstrip(_DASHES)}"
-        )
 
 
 def absolute_program(

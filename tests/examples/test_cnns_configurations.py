@@ -284,6 +284,7 @@ def test_saved_options_are_the_same_when_they_are_read():
         ("--select-ipus 0 1 2", "AUTO"),
         ("--select-ipus 1 1", "two different ids"),
         ("--base-learning-rate-exponent nan", "-64 to 64"),
+        ("--distributed", "with --batches-per-step 1000: with it 1 is accepted; add --batches-"),
     ],
 )
 def test_options_that_do_not_go_together_are_refused_in_one_line(capsys, words, said):
@@ -351,6 +352,17 @@ def test_calls_fill_epochs_and_trainings_and_fit_between_lines(
     first = ipu_utils.device_iterations(args, samples)
     place = ipu_utils.Progress(first, first % updates)
     assert ipu_utils.device_iterations(args, samples, place) == first
+
+
+def test_distributed_says_who_distributes(monkeypatch):
+    ipu_utils = cnns.module("ipu_utils")
+    args = parsed("--generated-data", "--distributed", "--batches-per-step", "1")
+    assert ipu_utils.device_iterations(args, 64) == 1
+    assert "no effect: one process trains; poprun --num-instances N" in ipu_utils.distribution(args)
+    monkeypatch.setattr(ipu_utils.popdist_py, "isPopdistEnvSet", lambda: True)
+    monkeypatch.setattr(ipu_utils.popdist_py, "getNumInstances", lambda: 2)
+    assert ipu_utils.distribution(args).endswith("distributes the training, over 2 instances")
+    assert ipu_utils.distribution(parsed("--generated-data")) is None
 
 
 def test_the_launchers_numbers_count(monkeypatch):

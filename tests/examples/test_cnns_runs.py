@@ -8,7 +8,9 @@ import os
 import re
 import subprocess
 import sys
+from types import SimpleNamespace
 
+import psutil
 import pytest
 import torch
 
@@ -278,6 +280,14 @@ def test_a_training_averages_at_its_end(tmp_path, words, capsys):
     assert cnns.module("torch").load(folder / "weights.pt", weights_only=True).keys()
 
 
+@pytest.mark.parametrize("ids", ["99", "0 99", "0 17"])
+def test_ids_are_checked_before_anything_is_trained(tmp_path, ids, capsys):
+    error = refused(lambda: train("--log-dir", tmp_path, "--select-ipus", *ids.split()), capsys)
+    assert f"--select-ipus {ids.split()[-1]}: " in error
+    assert "its devices of 1 IPU have the ids 0 to 15" in error
+    assert list(tmp_path.iterdir()) == []
+
+
 # --- Weights & Biases ---------------------------------------------------------------------------
 
 
@@ -306,5 +316,35 @@ def test_only_online_needs_a_login(tmp_path, mode):
     else:
         assert done.returncode == 0, done.stderr
         (record,) = tmp_path.glob("logs/*/wandb/offline-run-*/run-*.wandb")
-        assert b"validation/accuracy" in record.read_bytes()
+        for name in (b"validation/accuracy", b"memory/ipu_percent", b"memory/host_bytes"):
+            assert name in record.read_bytes()
         assert record.stat().st_mode & 0o777 == 0o600
+
+
+def test_memory_utilisation_is_logged_with_the_other_metrics(tmp_path, monkeypatch):
+    logged = {}
+
+    class Run:
+        def log(self, values, step):
+            logged.setdefault(step, {}).update(values)
+
+        def finish(self):
+            pass
+
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setattr(
+        "popdist_py.metrics.wandb_sink.find_spec", lambda _: SimpleNamespace(origin="x")
+    )
+    monkeypatch.setattr(
+        "popdist_py.metrics.wandb_sink.import_module",
+        lambda _: SimpleNamespace(init=lambda **_: Run()),
+    )
+    train("--log-dir", tmp_path, "--wandb", "--epochs", "1", "--no-validation")
+    assert logged
+    for values in logged.values():
+        assert values["training/loss"] > 0
+        # A small network: its code and weights, and far from all tiles.
+        assert 0 < values["memory/ipu_percent"] < 100
+        assert 1e5 < values["memory/ipu_bytes"] < 900e6
+        assert 1e7 < values["memory/host_bytes"] < psutil.virtual_memory().total
+        assert 0 < values["memory/host_percent"] <= 100

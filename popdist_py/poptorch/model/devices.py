@@ -1,8 +1,8 @@
 """Emulated IPU devices: which exist, and which model holds one.
 
 Where a pod is configured, a model of a program that no launcher started attaches to a device of the
-pod, which no other process has then. Elsewhere emulated IPUs do not run out, and only an id that
-options name is held, against the other models of this process.
+pod, which no other process has then. Elsewhere emulated IPUs do not run out, and only a model whose
+options name an id attaches to a device: of the machine that ``gc-info -l`` lists.
 """
 
 from __future__ import annotations
@@ -14,7 +14,12 @@ import weakref
 from typing import Any, Final
 
 from popdist_py import context
-from popdist_py.devices.attaching import HeldDevice, ProgramPod, pod_of_process
+from popdist_py.devices.attaching import (
+    HeldDevice,
+    ProgramPod,
+    machine_of_process,
+    pod_of_process,
+)
 from popdist_py.errors import counted
 from popdist_py.pods.errors import InUseError, PodError
 from popdist_py.poptorch.errors import Error
@@ -28,9 +33,9 @@ _VERSION: Final = 2
 # PopTorch's own variable: a model waits for a device that is held in place of an error.
 _WAIT: Final = "POPTORCH_WAIT_FOR_IPU"
 
-# Without a pod: who has the ids that options name.
+# Under the launcher, and of models of a device: who has the ids that options name.
 _holders: dict[int, weakref.ref[Any]] = {}
-# With one: what gives a model's device back, also when the model is dropped.
+# Elsewhere: what gives a model's device back, also when the model is dropped.
 _given: weakref.WeakKeyDictionary[Any, weakref.finalize[[HeldDevice], Any]] = (
     weakref.WeakKeyDictionary()
 )
@@ -85,14 +90,17 @@ def acquire(holder: Any, options: Options, num_ipus: int, *, patient: bool = Tru
     """
     ipu_id = options.ipu_id if options.exists("ipu_id") else None
     try:
-        pod = None if context.is_launched() or options.Emulator.is_ipu_model else pod_of_process()
-        if pod is not None:
-            return _acquire_of(pod, holder, num_ipus, ipu_id, patient=patient)
+        if not context.is_launched() and not options.Emulator.is_ipu_model:
+            pod = pod_of_process()
+            if pod is None and ipu_id is not None:
+                pod = machine_of_process()
+            if pod is not None:
+                return _acquire_of(pod, holder, num_ipus, ipu_id, patient=patient)
     except PodError as error:
         which = "a device" if ipu_id is None else f"device with id {ipu_id}"
         raise Error(f"Failed to acquire {which}: {error}") from error
-    # The launcher gives every instance an id of its own. A program that names an id has to find
-    # that device free.
+    # The launcher gives every instance an id of its own. A model of a device whose options name an
+    # id has to find it free of the other models of this process.
     if ipu_id is not None and not options.shares_devices:
         _acquire_id(ipu_id, holder)
     return True

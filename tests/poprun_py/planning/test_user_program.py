@@ -1,4 +1,4 @@
-"""What is taken for the program: Python modules, found without being imported, and no options."""
+"""What is taken for the program: Python modules, found without being imported."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from poprun_py.errors import StartError, UsageError
+from poprun_py.errors import StartError
 from poprun_py.planning.user_program import require_program, resolve_program
 
 
@@ -71,18 +71,3 @@ def test_the_variables_of_python_count(folder):
     assert problem("elsewhere", {"PYTHONPATH": str(folder / "lib")}) == ""
     assert problem("alone") == ""
     assert "was not found" in problem("alone", {"PYTHONSAFEPATH": "1"})
-
-
-@pytest.mark.parametrize(
-    ("word", "said"),
-    [
-        (" --vipu-partition=p", "is an option behind a blank: expected --vipu-partition=p"),
-        ("\u2013num-instances", "begins with a dash that documents print: .* --num-instances$"),
-        ("\u2014num-replicas=4", "begins with a dash that documents print: .* --num-replicas=4$"),
-    ],
-)
-def test_an_option_that_went_wrong_when_it_was_copied_is_no_program(word, said, folder):
-    with pytest.raises(UsageError, match=said):
-        resolve_program((word, "train.py"))
-    (folder / word).touch()
-    assert resolve_program((word, "train.py")) == (word, "train.py")

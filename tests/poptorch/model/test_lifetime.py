@@ -96,6 +96,7 @@ class TestLifeCycle:
             second(x)
         first.detachFromDevice()
         second(x)
+        second.detachFromDevice()
 
     def test_no_device(self):
         options = quiet_options().useOfflineIpuTarget()

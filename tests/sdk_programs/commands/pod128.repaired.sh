@@ -5,4 +5,4 @@ xxx.xxx.1.1,xxx.xxx.1.2,xxx.xxx.1.3,xxx.xxx.1.4,xxx.xxx.2.1,xxx.xxx.2.2,xxx.xxx.
 --allow-run-as-root --mca oob_tcp_if_include xxx.xxx.0.0/16 --mca btl_tcp_if_include xxx.xxx.0.0/16" \
 --mpi-local-args="-x LD_LIBRARY_PATH -x TF_CPP_VMODULE=poplar_compiler=1 -x PATH -x PYTHONPATH \
 -x IPUOF_VIPU_API_TIMEOUT=600 -x POPLAR_ENGINE_OPTIONS -x TF_POPLAR_FLAGS" --ipus-per-replica 1 --num-replicas=128 --num-instances=64 \
-python3 --config mk2_resnet50_mlperf_pod128_lars --data-dir your_dataset_path
+python3 train.py --config mk2_resnet50_mlperf_pod128_lars --data-dir your_dataset_path

@@ -6,4 +6,4 @@ xxx.xxx.3.1,xxx.xxx.3.2,xxx.xxx.3.3,xxx.xxx.3.4,xxx.xxx.4.1,xxx.xxx.4.2,xxx.xxx.
 --allow-run-as-root --mca oob_tcp_if_include xxx.xxx.0.0/16 --mca btl_tcp_if_include xxx.xxx.0.0/16" \
 --mpi-local-args="-x LD_LIBRARY_PATH -x TF_CPP_VMODULE=poplar_compiler=1 -x PATH -x PYTHONPATH \
 -x IPUOF_VIPU_API_TIMEOUT=600 -x POPLAR_ENGINE_OPTIONS -x TF_POPLAR_FLAGS" --ipus-per-replica 1 --num-replicas=256 --num-instances=128 \
-python3 --config mk2_resnet50_mlperf_pod256_lars --data-dir your_dataset_path
+python3 train.py --config mk2_resnet50_mlperf_pod256_lars --data-dir your_dataset_path

@@ -47,8 +47,9 @@ def _planned(text: str, name: str, repaired: str) -> TextCommand:
         text, (),
         ("env", "POPRUN_DRY_RUN=yes", "bash", f"tests/sdk_programs/commands/{name}.repaired.sh"),
         ".",
-        f"The hosts are not there, so that the launcher plans the command and starts nothing. As "
-        f"printed it is refused: {repaired}.",
+        "The hosts are not there, so that the launcher plans the command and starts nothing. As "
+        "printed, one line refuses it, at the dry run too, and names "
+        f"{repaired}. The repaired command is in tests/sdk_programs/commands/{name}.repaired.sh.",
         keep=(r"^  -H ", r"_tcp_if_include"), numbers_vary=False,
     )  # fmt: skip
 
@@ -64,7 +65,9 @@ TEXT = Text(
     (
         TextCommand(
             "pip install -r requirements.txt", (), (), _FOLDER,
-            "make installs what the examples need; requirements.txt lists it.",
+            "Installing PyTorch takes minutes. It succeeds in a new virtual environment, with "
+            "poprun-py from this copy of the repository and wandb, and the text's --wandb command "
+            "runs there: a long test in tests/examples/test_example_folders.py does both.",
         ),
         _trained(
             "python3 train.py --dataset imagenet --data-dir path-to/imagenet",
@@ -87,11 +90,12 @@ TEXT = Text(
         TextCommand(
             "python3 -m pytest", (),
             (
-                "python", "-m", "pytest", "-q", "-p", "no:cacheprovider",
-                "tests/examples/test_cnns_schedules.py",
+                "python", "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k",
+                "test_cnns_schedules",
             ),
-            ".",
-            "The tests are those of tests/examples/test_cnns_*.py; a file of them stands for all.",
+            _FOLDER,
+            "The tests are those of tests/examples/test_cnns_*.py, which test/ starts; a file of "
+            "them stands for all.",
             keep=(r"\bpassed\b",),
         ),
         _trained(
@@ -163,15 +167,19 @@ TEXT = Text(
             "$WORKSPACE/examples/applications/tensorflow/cnns/training/train.py "
             "--config mk2_resnet50_mlperf_pod64_lars --data-dir your_dataset_path",
             "pod64",
-            "two lines end with a backslash and go on behind it",
+            "three faults: --vipu-partition and --num-replicas stand behind a backslash and a "
+            "blank, so that a shell takes the blank as their first character, and the network "
+            "xxx,xxx,xxx.0/16 of oob_tcp_if_include has commas for points",
         ),
         _planned(
             _several_pods(_HOSTS_OF_TWO, 64, 128), "pod128",
-            "the list of hosts has a blank, and python3 lacks its train.py",
+            "two faults: a blank behind xxx.xxx.1.4 ends the list of hosts, so that the next hosts "
+            "are the program, and python3 --config lacks the script train.py",
         ),
         _planned(
             _several_pods(_HOSTS_OF_FOUR, 128, 256), "pod256",
-            "the list of hosts has blanks and lacks a comma, and python3 lacks its train.py",
+            "two faults: three blanks are in the list of hosts, one without a comma between "
+            "xxx.xxx.2.4 and xxx.xxx.3.1, and python3 --config lacks the script train.py",
         ),
         TextCommand(
             "python train.py --config mk2_resnet8_test --wandb", (),

@@ -37,7 +37,8 @@ TEXT = Text(
     (
         TextCommand(
             "pip install -r requirements.txt", (), (), _FOLDER,
-            "make installs what the examples need; requirements.txt lists it.",
+            "Installing PyTorch takes minutes; a long test in "
+            "tests/examples/test_example_folders.py does it in a new virtual environment.",
         ),
         TextCommand(
             "python main.py --batch-size 64 --precision 32.32 --gradient-accumulation 3 --epochs 1",

@@ -1,0 +1,176 @@
+"""The faults of command lines that were copied from a document, all of them in one error.
+
+Documents break lines, and print blanks, dashes and commas that a shell takes literally. The words
+behind such a fault are no options any more: they are parsed again as they were meant, so that one
+error names the later faults too. Only looks at whether a word is a file or program of this machine.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from pathlib import Path
+
+from poprun_py.config.launch_config import LaunchConfig
+from poprun_py.config.option_kinds import option_name
+from poprun_py.errors import UsageError
+from poprun_py.hosts.host_list import are_host_names
+from poprun_py.planning.mpi_arguments import split_args
+
+__all__ = ["refuse_copied"]
+
+# Hyphens, dashes and the minus sign, which word processors put in place of "-" and "--".
+_DASHES = "\u2010\u2011\u2012\u2013\u2014\u2015\u2212"
+_PYTHON = re.compile(r"python(\d+(\.\d+)?)?")
+# Python's own long options: any other one behind its name is meant for a script that is missing.
+_OF_PYTHON = (
+    "--check-hash-based-pycs", "--help", "--help-all", "--help-env", "--help-xoptions", "--version",
+)  # fmt: skip
+# Python's short options with a value, which may be a word of its own; -c and -m name the program.
+_WITH_VALUE = ("-W", "-X", "--check-hash-based-pycs")
+_PROGRAMS = ("-c", "-m")
+_MPI_ARGUMENTS = ("mpi_global_args", "mpi_local_args")
+_INTERFACES = ("_if_include", "_if_exclude")
+_MCA = ("--mca", "-mca", "--prtemca", "--pmixmca", "--omca")
+# Documents print xxx.xxx.xxx.0/xx, which is planned as any other network.
+_NETWORK = re.compile(r"[^./]+(?:\.[^./]+){3}/(?:[12]?\d|3[0-2]|x+)|[^/]*:[^/]*/\d{1,3}")
+_CONTINUED = "a backslash continues a line only as the last character of it"
+
+
+def refuse_copied(config: LaunchConfig) -> None:
+    """Refuse a command line with faults that copying it from a document makes.
+
+    Raises:
+        UsageError: it has some; names each with what is expected.
+    """
+    faults = list(_faults(config))
+    if len(faults) == 1:
+        raise UsageError(faults[0])
+    if faults:
+        numbered = (f"({number}) {fault}" for number, fault in enumerate(faults, start=1))
+        raise UsageError(f"the command has {len(faults)} faults: {'; '.join(numbered)}")
+
+
+def _faults(config: LaunchConfig) -> Iterator[str]:
+    program, host = config.program, config.host
+    texts = [
+        (config.named(field), text) for field in _MPI_ARGUMENTS for text in getattr(config, field)
+    ]
+    while (found := _broken_at(host, program)) is not None:
+        # Only a broken command line needs the parser once more.
+        from poprun_py.config.command_line import parse
+
+        fault, words = found
+        yield fault
+        try:
+            values = parse(words)
+        except UsageError as error:
+            yield str(error)
+            return
+        program, host = tuple(values["program"]), values.get("host")
+        texts += [(option_name(f), text) for f in _MPI_ARGUMENTS for text in values.get(f, ())]
+    for option, text in texts:
+        yield from _network_faults(text, option)
+    if fault := _missing_script(program):
+        yield fault
+
+
+def _broken_at(host: str | None, program: Sequence[str]) -> tuple[str, tuple[str, ...]] | None:
+    """Return the fault where the options ended too early, and the words behind it as meant.
+
+    None where the program is one.
+    """
+    if not program or _is_there(program[0]):
+        return None
+    word, rest = program[0], tuple(program[1:])
+    if word[:1].isspace():
+        meant = word.strip()
+        what = "is an option behind a blank" if meant.startswith("-") else "begins with a blank"
+        fault = f"program {word!r} {what}: expected {meant or 'no blank'}; {_CONTINUED}"
+        return fault, (meant, *rest) if meant else rest
+    if word[:1] in _DASHES:
+        meant = f"--{word.lstrip(_DASHES)}"
+        fault = (
+            f"program {word!r} begins with a dash that documents print: expected two hyphens, "
+            f"{meant}"
+        )
+        return fault, (meant, *rest)
+    return None if host is None else _broken_hosts(host, program)
+
+
+def _broken_hosts(host: str, program: Sequence[str]) -> tuple[str, tuple[str, ...]] | None:
+    """Return the fault of a host list that a blank ends, and the words behind the whole list."""
+    parts, rest = [host], list(program)
+    while rest and _is_part_of_list(parts[-1], rest[0]):
+        parts.append(rest.pop(0))
+    if len(parts) == 1:
+        return None
+    joints = [(one.strip(",").split(",")[-1], other) for one, other in pairwise(parts)]
+    missing = [
+        f"{last} and {other.split(',')[0]}"
+        for (last, other), one in zip(joints, parts, strict=False)
+        if not one.endswith(",") and not other.startswith(",")
+    ]
+    blanks = ", ".join(last for last, _ in joints)
+    commas = f", and no comma between {', '.join(missing)}" if missing else ""
+    whole = ",".join(part.strip(",") for part in parts)
+    fault = (
+        f"--host has a blank behind {blanks}{commas}: expected names separated by one comma, "
+        f"without blanks, --host {whole}"
+    )
+    return fault, tuple(rest)
+
+
+def _is_part_of_list(before: str, word: str) -> bool:
+    """Tell whether a word behind a host list goes on with it, and is no program."""
+    if "," not in f"{before[-1:]}{word}" or word.endswith(".py") or _is_there(word):
+        return False
+    return are_host_names(word.strip(",").split(","))
+
+
+def _is_there(word: str) -> bool:
+    return Path(word).exists() or shutil.which(word) is not None
+
+
+def _network_faults(text: str, option: str) -> Iterator[str]:
+    """Yield the faults of the lists of interfaces and networks in arguments of MPI."""
+    try:
+        words = split_args(text, option)
+    except UsageError:
+        return  # refused by those who split them for the launch
+    for index, word in enumerate(words):
+        if word not in _MCA or len(words) < index + 3:
+            continue
+        key, value = words[index + 1 : index + 3]
+        if not key.endswith(_INTERFACES):
+            continue
+        for entry in value.removeprefix("^").split(","):
+            if entry and ("/" not in entry or _NETWORK.fullmatch(entry)):
+                continue
+            meant = value.replace(",", ".")
+            hint = f"; did you mean {meant}?" if _NETWORK.fullmatch(meant) else ""
+            what = f"{entry!r} is no network" if entry else "an entry is empty"
+            yield (
+                f"{option}: {key} {value!r}: {what}; expected names of interfaces, or networks of "
+                f"four parts joined by points, such as 10.3.0.0/16, separated by commas{hint}"
+            )
+
+
+def _missing_script(program: Sequence[str]) -> str:
+    """Return what is wrong with ``python --option``; nothing where Python gets a program."""
+    if not program or not _PYTHON.fullmatch(Path(program[0]).name):
+        return ""
+    words = iter(program[1:])
+    for word in words:
+        if not word.startswith("-") or word == "-" or word[:2] in _PROGRAMS:
+            return ""
+        if word in _WITH_VALUE:
+            next(words, None)
+        elif word.startswith("--") and word.partition("=")[0] not in _OF_PYTHON:
+            return (
+                f"program {program[0]} {word} has no script: {word} is no option of Python; "
+                f"expected the script before it, {program[0]} train.py {word}"
+            )
+    return ""
