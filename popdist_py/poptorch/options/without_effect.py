@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from popdist_py.errors import counted
 from popdist_py.poptorch.enums import Liveness
 from popdist_py.poptorch.logger import logger
 from popdist_py.poptorch.options.options import Options
@@ -22,7 +23,7 @@ from popdist_py.poptorch.placement.execution_strategies import (
     SerialPhasedExecution,
 )
 
-__all__ = ["Idle", "idle_options", "say_idle_options"]
+__all__ = ["Idle", "idle_options", "say_absent_ipus", "say_idle_options"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,6 +195,17 @@ def _engine(given: Mapping[str, str]) -> Iterator[Idle]:
     # Profiles are never too large for the memory here.
     idle = (name for name in given if not is_report(name) and name != "debug.allowOutOfMemory")
     yield from (Idle(f"engine option {name}") for name in idle)
+
+
+def say_absent_ipus(options: Options, num_ipus: int) -> None:
+    """Warn if memory proportions are set for IPUs that a model does not use, on instance 0."""
+    absent = sorted(ipu for ipu in options.available_memory_proportion if ipu >= num_ipus)
+    if absent and options.Distributed.processId == 0:
+        logger.warning(
+            "setAvailableMemoryProportion names %s, and the model uses %s: IPUs are counted from 0",
+            ", ".join(f"IPU{ipu}" for ipu in absent),
+            counted(num_ipus, "IPU"),
+        )
 
 
 def say_idle_options(options: Options) -> None:

@@ -294,6 +294,15 @@ def test_options_as_they_are_say_nothing(log):
     assert log.records == []
 
 
+def test_memory_proportions_of_ipus_that_a_model_does_not_use(log):
+    compiled(quiet_options().setAvailableMemoryProportion({"IPU0": 0.5, "IPU1": 0.4, "IPU3": 0.1}))
+    (line,) = texts(log, logging.WARNING)
+    assert line == (
+        "setAvailableMemoryProportion names IPU1, IPU3, and the model uses 1 IPU: IPUs are counted "
+        "from 0"
+    )
+
+
 def test_only_instance_0_speaks(log):
     options = poptorch.Options().logDir("logs")
     options.Distributed.configureProcessId(1, 2)
