@@ -185,10 +185,18 @@ def _ipu(parser: argparse.ArgumentParser) -> None:
                        help="first layer of each later stage; left out: lists them")  # fmt: skip
     group.add_argument("--pipeline-schedule", default="Grouped", type=str.capitalize,
                        choices=("Grouped", "Interleaved", "Sequential"),
-                       help="its order; PopTorch groups what is asked to interleave")  # fmt: skip
-    _flag(group, "--enable-recompute", "compute activations again in the backward pass")
+                       help="order of forwards and backwards: a forward and a backward of every "
+                       "IPU at a time; by turns, with fewer activations kept; or one micro-batch "
+                       "after the other")  # fmt: skip
+    _flag(
+        group,
+        "--enable-recompute",
+        "compute activations again in the backward pass: a pipeline keeps what enters its stages",
+    )
     group.add_argument("--available-memory-proportion", type=share, nargs="+",
-                       help="of convolutions; with a pipeline also two for each stage")  # fmt: skip
+                       help="share of the memory that a convolution or matrix product may plan "
+                       "with; or two for each stage: of convolutions and of matrix "
+                       "products")  # fmt: skip
     group.add_argument("--select-ipus", nargs="+", metavar="ID",
                        help="id of the device for training, and another one for validation, "
                        "without which any free one validates; AUTO chooses both")  # fmt: skip

@@ -267,9 +267,15 @@ def training_options(
     options.Training.gradientAccumulation(args.gradient_accumulation_count)
     if args.bn_span > 1:
         options.Training.distributedBatchNormReplicaGroupSize(args.bn_span)
-    if args.enable_recompute:
-        options._Popart.set("autoRecomputation", int(RecomputationType.Standard))
+    options._Popart.set("autoRecomputation", int(_recomputation(args)))
     return options
+
+
+def _recomputation(args: argparse.Namespace) -> RecomputationType:
+    """Return what is computed again: PopTorch's pipelines do so unless they are told not to."""
+    if not args.enable_recompute:
+        return RecomputationType.NoRecompute
+    return RecomputationType.Pipeline if _is_pipelined(args) else RecomputationType.Standard
 
 
 def validation_options(args: argparse.Namespace) -> poptorch.Options:
@@ -304,6 +310,8 @@ def _options(args: argparse.Namespace, device: int) -> poptorch.Options:
         options.enableSyntheticData(True)
     if not args.pipeline or args.pipeline_schedule == "Sequential":
         options.setExecutionStrategy(poptorch.ShardedExecution())
+    elif args.pipeline_schedule == "Interleaved":
+        options.setExecutionStrategy(poptorch.PipelinedExecution().setSchedule("interleaved"))
     options.autoRoundNumIPUs(True)
     _set_precision(options, args)
     if proportions := _proportions(args):
@@ -336,8 +344,8 @@ def _set_precision(options: poptorch.Options, args: argparse.Namespace) -> None:
 def _proportions(args: argparse.Namespace) -> dict[str, float]:
     """Return the available memory proportion of each IPU.
 
-    One value is of all IPUs. Otherwise there are two of each stage, for convolutions and for other
-    products: the model of the device knows one, that of the convolutions.
+    One value is of all products. Otherwise there are two of each stage: the first is returned, and
+    matrix products are marked with the second where the network is cut.
 
     Raises:
         ValueError: another number of values.

@@ -49,6 +49,8 @@ class CycleModel:
         operation_cycles: for each program of an operation: launch, synchronisation, rearranging;
             fitted to the steady state of ResNet-101 over two IPUs (7.11 million cycles for each
             more micro-batch).
+        part_cycles: for each further part of a product that is done in several, one after the
+            other; assumed, half of a program.
         host_bandwidth: bytes a second from the host; fitted to the cycles that 8-bit input saves
             there (4.63 million for 24 MiB).
         call_seconds: for each call of the host; fitted to what those runs take beside their
@@ -59,6 +61,7 @@ class CycleModel:
     product_share: float = 0.7
     memory_share: float = 0.25
     operation_cycles: int = 4_050
+    part_cycles: int = 2_025
     host_bandwidth: float = 7.2e9
     call_seconds: float = 25e-3
     sync_cycles: int = 2_000
@@ -371,10 +374,10 @@ class _Device:
 
     def _products(self, operation: Operation, *, backward: bool) -> float:
         stage, total = self.stage, 0.0
-        operands, partials = operation.output.type, stage.settings.partials
+        operands, partials = operation.output.type, stage.partials(operation)
         tiles = stage.tiles / self.ipu.tiles
         rate = self.ipu.product_rate(operands, partials) * tiles * self.model.product_share
-        limit = stage.proportion(operation) * stage.memory
+        limit = stage.limit(operation)
         needed = any(name in stage.graph.needs_gradient for name in operation.inputs[:1])
         for number, shape in enumerate(shapes(operation, stage.graph, backward=backward)):
             if backward and number == 0 and not needed:
@@ -383,7 +386,8 @@ class _Device:
             parts = max(operation.product.serial if operation.product else 1, -(-held // limit))
             total += shape.flops / rate
             total += shape.repeats * held / (stage.tiles * self.ipu.exchange_rate)
-            total += shape.repeats * parts * self.model.operation_cycles
+            launched = self.model.operation_cycles + (parts - 1) * self.model.part_cycles
+            total += shape.repeats * launched
         return total
 
 

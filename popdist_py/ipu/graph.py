@@ -94,6 +94,7 @@ class Product:
             those of one time. The code is there once.
         reads: how often each element of the first operand is read, above 1 in convolutions; the
             model looks it up where it counts.
+        is_convolution: whether it has the settings of convolutions, not those of matrix products.
     """
 
     rows: int
@@ -103,6 +104,7 @@ class Product:
     serial: int = 1
     repeats: int = 1
     reads: float = 1.0
+    is_convolution: bool = False
 
     @property
     def flops(self) -> int:

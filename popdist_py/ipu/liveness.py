@@ -36,6 +36,11 @@ __all__ = [
 # A convolution's block of the input with its border, in parts of what its positions read alone:
 # 2 is that of 5 x 5 positions and a kernel of 3 x 3.
 _BORDER: Final = 2.0
+# How much memory the planner counts for a product, in parts of what the tiles hold of it at a time:
+# operands before and after they are rearranged, partials and their sums. No source tells; 6 is the
+# most with which the default proportion bounds no product of ResNet-101 over two IPUs, whose memory
+# and cycles are published.
+_PLANNED: Final = 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,10 +100,20 @@ class Stage:
     tiles: int
     memory: int
 
-    def proportion(self, operation: Operation) -> float:
-        """Return the available memory proportion of an operation: its own, or the IPU's."""
-        own = operation.memory_proportion
-        return self.settings.proportion(self.ipu) if own is None else own
+    def limit(self, operation: Operation) -> float:
+        """Return the bytes of its product that the tiles may hold at a time.
+
+        The available memory proportion decides: the operation's own, or the IPU's.
+        """
+        proportion = operation.memory_proportion
+        if proportion is None:
+            is_convolution = _is_convolution(operation)
+            proportion = self.settings.proportion(self.ipu, is_convolution=is_convolution)
+        return proportion * self.memory / _PLANNED
+
+    def partials(self, operation: Operation) -> Type:
+        """Return the type of the sums inside an operation's product."""
+        return self.settings.partials_of(is_convolution=_is_convolution(operation))
 
     @cached_property
     def fetches(self) -> bool:
@@ -127,6 +142,10 @@ class Stage:
         read = {name for o in others for name in o.inputs} | set(self.graph.outputs)
         made = {operation.output.name for operation in self.operations}
         return frozenset(self.graph.root_of[name] for name in read & made)
+
+
+def _is_convolution(operation: Operation) -> bool:
+    return operation.product is not None and operation.product.is_convolution
 
 
 def stage_of(graph: Graph, placement: Placement, settings: Settings, ipu: IPU, stage: int) -> Stage:
@@ -345,11 +364,10 @@ def _product_bytes(stage: Stage, operation: Operation, *, backward: bool) -> int
     """Return the working set of an operation's products, as large as the proportion lets it be."""
     if operation.product is None:
         return 0
-    limit = round(stage.proportion(operation) * stage.memory)
     product = _read(operation, operation.product, stage.graph)
-    types = operation.output.type, stage.settings.partials
+    types = operation.output.type, stage.partials(operation)
     sizes = bool(operation.weights), stage.graph.batch, backward
-    return min(limit, _held(product, *sizes, *types, stage.tiles))
+    return min(round(stage.limit(operation)), _held(product, *sizes, *types, stage.tiles))
 
 
 @lru_cache(maxsize=4096)

@@ -5,7 +5,6 @@ Nothing here computes. Defaults are PopTorch's.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, Literal, TypeAlias
 
@@ -107,7 +106,11 @@ class Settings:
             at once; PopTorch does so where a ``recomputationCheckpoint`` stands in it (uncertain).
         weight_location: of weights; likewise the other three.
         partials: type of the sums inside products.
-        memory_proportion: available memory proportion, for all IPUs or for each.
+        matmul_partials: the same of matrix products that are not convolutions; None for
+            ``partials``.
+        memory_proportion: available memory proportion of products, for all IPUs or for each.
+        matmul_proportion: the same of matrix products that are not convolutions; None for
+            ``memory_proportion``.
         io_tiles: tiles that only load and store; their memory is not the others'.
         overlaps_io: whether inputs and outputs are marked to be loaded and stored by I/O tiles
             while the others compute. Without it I/O tiles have no part in what the host sends.
@@ -133,7 +136,9 @@ class Settings:
     optimizer_location: Location = field(default_factory=Location)
     activation_location: Location = field(default_factory=Location)
     partials: Type = "float32"
+    matmul_partials: Type | None = None
     memory_proportion: float | tuple[float, ...] = 0.6
+    matmul_proportion: float | tuple[float, ...] | None = None
     io_tiles: int = 0
     overlaps_io: bool = False
     output_mode: OutputMode | None = None
@@ -157,13 +162,10 @@ class Settings:
                 f"output_return_period is {self.output_return_period}: it has to divide "
                 f"device_iterations, {self.device_iterations}"
             )
-        if any(not 0 < value <= 1 for value in self._proportions):
-            raise ValueError("memory_proportion lies above 0 and is at most 1")
-
-    @property
-    def _proportions(self) -> Sequence[float]:
-        value = self.memory_proportion
-        return value if isinstance(value, tuple) else (value,)
+        for name in ("memory_proportion", "matmul_proportion"):
+            given = getattr(self, name)
+            if given is not None and any(not 0 < value <= 1 for value in _of_each(given)):
+                raise ValueError(f"{name} lies above 0 and is at most 1")
 
     @property
     def is_pipelined(self) -> bool:
@@ -198,10 +200,20 @@ class Settings:
             return self.micro_batches // self.output_return_period
         return self.micro_batches if mode == "all" else 1
 
-    def proportion(self, ipu: int) -> float:
-        """Return the available memory proportion of an IPU; the last one given holds further on."""
-        values = self._proportions
+    def proportion(self, ipu: int, *, is_convolution: bool = True) -> float:
+        """Return the available memory proportion of an IPU; the last one given holds further on.
+
+        Args:
+            ipu: which one.
+            is_convolution: of which products.
+        """
+        is_other = not is_convolution and self.matmul_proportion is not None
+        values = _of_each(self.matmul_proportion if is_other else self.memory_proportion)
         return values[min(ipu, len(values) - 1)]
+
+    def partials_of(self, *, is_convolution: bool) -> Type:
+        """Return the type of the sums inside convolutions, or inside other products."""
+        return self.partials if is_convolution else self.matmul_partials or self.partials
 
     def recompute_for(self, placement: Placement) -> Recompute:
         """Return what is kept, the default looked up."""
@@ -217,3 +229,10 @@ class Settings:
             return frozenset()
         alone = placement.num_stages == 1 or not self.is_pipelined or self.recomputes_last
         return frozenset(range(placement.num_stages - (0 if alone else 1)))
+
+
+def _of_each(given: float | tuple[float, ...] | None) -> tuple[float, ...]:
+    """Return what is given for all IPUs, or for each, as one value or several."""
+    if given is None:
+        return ()
+    return given if isinstance(given, tuple) else (given,)

@@ -129,10 +129,10 @@ def _changes(run: Run) -> Iterator[tuple[Kind, str, Run]]:
         more = replace(settings, io_tiles=2 * settings.io_tiles)
         change = f"{more.io_tiles} I/O tiles, not {settings.io_tiles}"
         yield "I/O tiles", change, replace(run, settings=more)
-    lower = replace(settings, memory_proportion=0.1)
+    lower = replace(settings, memory_proportion=0.1, matmul_proportion=None)
     yield "proportion", "an available memory proportion of 0.1", replace(run, settings=lower)
-    if settings.partials != "float16":
-        half_sums = replace(settings, partials="float16")
+    if settings.partials != "float16" or settings.matmul_partials == "float32":
+        half_sums = replace(settings, partials="float16", matmul_partials=None)
         yield "half partials", "partials in float16", replace(run, settings=half_sums)
     if settings.is_pipelined and run.placement.num_stages > 1:
         splits = best_splits(run, run.placement.num_stages, tries_all=False)

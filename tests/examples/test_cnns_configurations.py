@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from examples import cnn_programs as cnns
+from popdist_py.popart import RecomputationType
 
 PODS = {
     "mk2_resnet50_mlperf_pod16_bs20": (20, 6, 16, 1920),
@@ -311,6 +312,7 @@ def test_options_reach_poptorch():
     # Random roundings would make the answers depend on who shares the images.
     assert not ipu_utils.validation_options(args).Precision.stochastic_rounding
     assert options._execution_strategy.is_pipelined
+    assert options._Popart.options["autoRecomputation"] == RecomputationType.Pipeline
     # 49,500 images are 64 updates of 32 x 6 x 4, and 16 lines of a log.
     assert options.device_iterations == 4
 

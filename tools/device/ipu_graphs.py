@@ -91,7 +91,7 @@ class Builder:
         into, out = channels
         depth = into // groups * kernel**2
         weight = self.weight(f"{name}.weight", depth * out)
-        product = Product(side**2, depth, out // groups, groups)
+        product = Product(side**2, depth, out // groups, groups, is_convolution=True)
         return self.add(name, "product", [x], side**2 * out, weights=[weight], product=product)
 
     def norm(self, name: str, x: str, channels: int, *, has_statistics: bool = True) -> str:

@@ -301,7 +301,7 @@ def unet(side: int, batch: int, type: Type = "float16") -> Graph:
     x = double("bottom", x, (into, 1024))
     into = 1024
     for level, (skip, channels, _) in reversed(list(enumerate(skips))):
-        product = Product(side**2, into, 4 * channels)
+        product = Product(side**2, into, 4 * channels, is_convolution=True)
         weight = build.weight(f"up.{level}.weight", into * 4 * channels)
         bias = build.weight(f"up.{level}.bias", channels)
         side *= 2

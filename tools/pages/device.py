@@ -223,6 +223,20 @@ def _limit(known: Published, name: str) -> float:
     )
 
 
+def proportions() -> str:
+    """Return what ResNet-50 needs and takes with each available memory proportion."""
+    graph = resnet([3, 4, 6, 3], 224, 8, "float16")
+    lines = ["| proportion | working set at the peak, MB | needed, MB | cycles |", "|---" * 4 + "|"]
+    for share in (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6):
+        settings = Settings(accumulation=8, recompute="stage", memory_proportion=share)
+        run = Run(graph, Placement.cut(graph), settings, MK2)
+        own = run.fullest
+        sizes = (own.by_category()["working set"] / 1e6, own.needed / 1e6)
+        cells = (f"{share:g}", *(f"{size:.1f}" for size in sizes), f"{run.cycles:,}")
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
 def figures() -> str:
     """Return the devices' figures, with the source of those of Mk2."""
     lines = [f"| figure | {' | '.join(IPUS)} | source (mk2) |", "|---" * (len(IPUS) + 2) + "|"]
@@ -237,7 +251,7 @@ def figures() -> str:
 # What is made anew, in the order of the page.
 PARTS = (
     *(ladder, advice, reports, questions, published, margins, throughputs),
-    *(grids, counts, figures),
+    *(grids, counts, proportions, figures),
 )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import copy
 from collections.abc import Iterator, Sequence
-from functools import cache
+from functools import cache, partial
 from itertools import accumulate, pairwise
 
 import torch
@@ -46,10 +46,13 @@ def place(network: nn.Module, args: argparse.Namespace) -> None:
         _begin_stages(network, cuts)
     overlaps = args.pipeline and args.pipeline_schedule != "Sequential"
     if args.enable_recompute and not overlaps:  # such a pipeline recomputes its stages as a whole
-        if args.pipeline:
+        if args.pipeline and args.shards == 1:
             _keep_inputs(network, cuts)
         else:
             _keep_blocks(network)
+    shares = args.available_memory_proportion or []
+    if len(shares) > 1:
+        _limit_products(network, cuts if args.shards > 1 else [], shares[1::2])
 
 
 def _layers(network: nn.Module, prefix: str = "") -> dict[str, nn.Module]:
@@ -210,6 +213,16 @@ def _keep_blocks(network: nn.Module) -> None:
             layer.register_forward_hook(_kept_result)
 
 
+def _limit_products(network: nn.Module, cuts: Sequence[str], shares: Sequence[float]) -> None:
+    """Mark the matrix products of each stage with their share of the memory."""
+    stage = 0
+    for name, layer in _layers(network).items():
+        stage += name in cuts
+        for part in layer.modules():
+            if isinstance(part, nn.Linear):
+                part.register_forward_hook(partial(_limited, shares[stage]))
+
+
 # Functions of the module, so that a network with these hooks can be pickled.
 
 
@@ -219,3 +232,7 @@ def _kept_input(_layer: nn.Module, args: tuple[torch.Tensor]) -> tuple[torch.Ten
 
 def _kept_result(_layer: nn.Module, _args: tuple, result: torch.Tensor) -> torch.Tensor:
     return poptorch.recomputationCheckpoint(result)
+
+
+def _limited(share: float, _layer: nn.Module, _args: tuple, result: torch.Tensor) -> torch.Tensor:
+    return poptorch.set_available_memory(result, share)

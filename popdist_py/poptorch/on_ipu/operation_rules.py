@@ -202,7 +202,8 @@ def _convolved(arguments: tuple[Any, ...], output: Seen, batch: int) -> Multipli
     else:
         rows = output.shape[0] * prod(output.shape[2:])
         depth, columns = kernel.shape[1] * positions, kernel.shape[0] // groups
-    return Multiplied(image, kernel, Product(per_sample(rows, batch), depth, columns, groups))
+    product = Product(per_sample(rows, batch), depth, columns, groups, is_convolution=True)
+    return Multiplied(image, kernel, product)
 
 
 def attention_products(query: Seen, value: Seen, batch: int) -> tuple[Product, Product]:

@@ -5,6 +5,7 @@ Nothing here asks the model anything, or changes an option.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, Final
@@ -29,10 +30,9 @@ from popdist_py.poptorch.update.device_optimizer import kind_of
 
 __all__ = ["optimizer_of", "run_of", "settings_of"]
 
-# A pipelined execution is a sharded one too, so it comes first.
+# A pipelined execution is a sharded one too; it says its own schedule.
 _STRATEGIES: Final[Mapping[type, Strategy]] = MappingProxyType(
     {
-        PipelinedExecution: "grouped",
         ShardedExecution: "sharded",
         SerialPhasedExecution: "serial phased",
         ParallelPhasedExecution: "parallel phased",
@@ -126,8 +126,10 @@ def settings_of(
         accumulator_location=_location(options, "location_accumulator"),
         optimizer_location=_location(options, "location_optimizer"),
         activation_location=_location(options, "location_activation"),
-        partials=_partials(options),
-        memory_proportion=_proportions(options, captured.placement),
+        partials=_partials(options, is_convolution=True),
+        matmul_partials=_partials(options, is_convolution=False),
+        memory_proportion=_proportions(options, captured.placement, is_convolution=True),
+        matmul_proportion=_proportions(options, captured.placement, is_convolution=False),
         io_tiles=io_tiles,
         overlaps_io=options.overlap_conditions(training).allowed,
         output_mode=_OUTPUT_MODES[batching.output_mode],
@@ -169,9 +171,10 @@ def _state_type(optimizer: torch.optim.Optimizer, name: str) -> Type:
 
 def _strategy(options: Options) -> Strategy:
     chosen = options._execution_strategy
-    strategy = next(name for kind, name in _STRATEGIES.items() if isinstance(chosen, kind))
     is_off = options._Popart.options.get("enablePipelining") is False
-    return "sharded" if is_off and strategy == "grouped" else strategy
+    if isinstance(chosen, PipelinedExecution) and not is_off:
+        return chosen._schedule
+    return next(name for kind, name in _STRATEGIES.items() if isinstance(chosen, kind))
 
 
 def _recompute(options: Options) -> Recompute:
@@ -204,19 +207,45 @@ def _location(options: Options, name: str) -> Location:
     return Location(**fields)
 
 
-def _partials(options: Options) -> Type:
-    """Return the type of sums: half if that is said of matrix products or of convolutions."""
+def _partials(options: Options, *, is_convolution: bool) -> Type:
+    """Return the type of sums inside convolutions, or inside matrix products."""
     session = options._Popart.options
-    convolutions = session.get("convolutionOptions", {}).get("partialsType")
-    return "float16" if "half" in (session.get("partialsTypeMatMuls"), convolutions) else "float32"
+    given = session.get("partialsTypeMatMuls")
+    if is_convolution:
+        given = session.get("convolutionOptions", {}).get("partialsType")
+    return "float16" if given == "half" else "float32"
 
 
-def _proportions(options: Options, placement: Placement) -> float | tuple[float, ...]:
+def _proportions(
+    options: Options, placement: Placement, *, is_convolution: bool
+) -> float | tuple[float, ...]:
     """Return the share of each IPU, the default for those that are not named."""
     given: Mapping[int, float] = options.available_memory_proportion
-    default = float(Settings().proportion(0))
+    default = _default_proportion(options, is_convolution=is_convolution)
     if not given:
         return default
     return tuple(
         max(given.get(ipu, default), LEAST_PROPORTION) for ipu in range(placement.num_ipus)
     )
+
+
+def _default_proportion(options: Options, *, is_convolution: bool) -> float:
+    """Return the share of IPUs that ``setAvailableMemoryProportion`` does not name.
+
+    Raises:
+        Error: the session options have one that is not a number from 0 to 1.
+    """
+    name = "convolutionOptions" if is_convolution else "matmulOptions"
+    given: Any = options._Popart.options.get(name, {}).get("availableMemoryProportion")
+    if given is None:
+        return Settings().proportion(0)
+    try:
+        share = float(given)
+    except (TypeError, ValueError):
+        share = math.nan
+    if not 0 <= share <= 1:
+        raise Error(
+            f"The session option {name} has availableMemoryProportion {given!r}: expected a "
+            "number from 0 to 1"
+        )
+    return max(share, LEAST_PROPORTION)

@@ -15,6 +15,7 @@ from torch.overrides import TorchFunctionMode
 from popdist_py.poptorch import forward_phase
 from popdist_py.poptorch.enums import MultiConvPlanType
 from popdist_py.poptorch.errors import Error
+from popdist_py.poptorch.logger import logger
 
 __all__ = ["MultiConv"]
 
@@ -43,6 +44,10 @@ class _Counter(TorchFunctionMode):
     ) -> Any:
         self.convolutions += func in _CONVOLUTIONS
         return func(*args, **(kwargs or {}))
+
+
+# What was said already.
+_said: set[str] = set()
 
 
 class _Active(threading.local):
@@ -125,10 +130,21 @@ class MultiConv:
         if forward_phase.is_running():
             if _active.any:
                 raise Error("Nested poptorch.MultiConv is not supported: end the outer one first")
+            self._say_what_is_hardware_s()
             _active.any = True
             self._counter = _Counter()
             self._counter.__enter__()  # type: ignore[no-untyped-call]
         return self
+
+    def _say_what_is_hardware_s(self) -> None:
+        """Log the settings, once in a program: the model of the device knows none of them."""
+        names = [name for name in self._settings if name not in _said]
+        _said.update(names)
+        if names:
+            logger.info(
+                "These settings of MultiConv change the speed or memory of hardware only: %s",
+                ", ".join(names),
+            )
 
     def __exit__(
         self,

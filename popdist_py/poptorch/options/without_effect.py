@@ -12,12 +12,18 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from popdist_py.errors import counted
+from popdist_py.poptorch.enums import Liveness
 from popdist_py.poptorch.logger import logger
 from popdist_py.poptorch.options.options import Options
 from popdist_py.poptorch.options.profile_folder import is_report
 from popdist_py.poptorch.options.store import OptionStore
+from popdist_py.poptorch.placement.execution_strategies import (
+    ParallelPhasedExecution,
+    SerialPhasedExecution,
+)
 
-__all__ = ["Idle", "idle_options", "say_idle_options"]
+__all__ = ["Idle", "idle_options", "say_absent_ipus", "say_idle_options"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,9 +65,6 @@ _RULES: Final[Mapping[str, _Rule]] = {
 # Session options, by what comes before the first dot. Those that are not named are hardware's.
 _SESSION_RULES: Final[Mapping[str, _Rule]] = {
     "enableStableNorm": _Rule(Idle("enableStableNorm")),
-    "convolutionOptions": _Rule(
-        Idle("Training.setConvolutionDithering"), lambda given: "enableConvDithering" in given
-    ),
     **{
         name: _Rule(Idle(f"_Popart {name}", _NO_FILES))
         for name in (
@@ -117,6 +120,17 @@ _READ: Final = frozenset(
     }
 )
 
+# Session options that hold options of an operation: those that the model of the device reads.
+_READ_OF_OPERATION: Final[Mapping[str, frozenset[str]]] = {
+    "convolutionOptions": frozenset({"availableMemoryProportion", "partialsType"}),
+    "matmulOptions": frozenset({"availableMemoryProportion"}),
+}
+_DITHERING: Final = "convolutionOptions enableConvDithering"
+
+# What the model of the device does where a program chooses among ways.
+_PHASES: Final = "each phase fetches its tensors and sends them off the chip"
+_LOADED: Final = "I/O tiles load and store what the host sends and gets only"
+
 # What was said already: several models of a program have the same options.
 _said: set[Idle] = set()
 
@@ -133,13 +147,39 @@ def _find(options: Options) -> Iterator[Idle]:
             rule = _RULES.get(name)
             if rule is not None and rule.applies(value):
                 yield rule.idle
+            if name.startswith("location_"):
+                tiles = [key for key in ("useIOTilesToLoad", "useIOTilesToStore") if value.get(key)]
+                yield from (Idle(f"TensorLocationSettings.{key}", _LOADED) for key in tiles)
+    yield from _phases(options._execution_strategy)
     if options._source_location_excludes:
         yield Idle("sourceLocationExcludes")
     for name, value in options._Popart.changed().items():
         if name == "engineOptions":
             yield from _engine(value)
+        elif name in _READ_OF_OPERATION:
+            yield from _of_operation(name, value)
         elif name not in _READ:
             yield from _session(name, value)
+
+
+def _phases(strategy: object) -> Iterator[Idle]:
+    if not isinstance(strategy, SerialPhasedExecution | ParallelPhasedExecution):
+        return
+    if strategy._separate_backward_phase:
+        yield Idle("useSeparateBackwardPhase", "the last forward and its backward are one")
+    if isinstance(strategy, SerialPhasedExecution) and strategy._liveness != Liveness.AlwaysLive:
+        yield Idle("setTensorsLiveness", _PHASES)
+    if isinstance(strategy, ParallelPhasedExecution) and strategy._off_chip_after_forward:
+        yield Idle("sendTensorsOffChipAfterFwd", _PHASES)
+
+
+def _of_operation(name: str, given: Mapping[str, Any]) -> Iterator[Idle]:
+    for key in given:
+        option = f"{name} {key}"
+        if option == _DITHERING:
+            yield Idle("Training.setConvolutionDithering")
+        elif key not in _READ_OF_OPERATION[name]:
+            yield Idle(f"_Popart {option}")
 
 
 def _session(name: str, value: Any) -> Iterator[Idle]:
@@ -155,6 +195,17 @@ def _engine(given: Mapping[str, str]) -> Iterator[Idle]:
     # Profiles are never too large for the memory here.
     idle = (name for name in given if not is_report(name) and name != "debug.allowOutOfMemory")
     yield from (Idle(f"engine option {name}") for name in idle)
+
+
+def say_absent_ipus(options: Options, num_ipus: int) -> None:
+    """Warn if memory proportions are set for IPUs that a model does not use, on instance 0."""
+    absent = sorted(ipu for ipu in options.available_memory_proportion if ipu >= num_ipus)
+    if absent and options.Distributed.processId == 0:
+        logger.warning(
+            "setAvailableMemoryProportion names %s, and the model uses %s: IPUs are counted from 0",
+            ", ".join(f"IPU{ipu}" for ipu in absent),
+            counted(num_ipus, "IPU"),
+        )
 
 
 def say_idle_options(options: Options) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from itertools import count
-from typing import Any
+from typing import Any, Literal, TypeAlias, get_args
 
 from popdist_py.poptorch.enums import AutoStage, Liveness
 from popdist_py.poptorch.placement.block_places import BlockPlace, PlaceBlock
@@ -16,11 +16,14 @@ from popdist_py.poptorch.placement.block_places import BlockPlace, PlaceBlock
 __all__ = [
     "ParallelPhasedExecution",
     "Phase",
+    "PipelineSchedule",
     "PipelinedExecution",
     "SerialPhasedExecution",
     "ShardedExecution",
     "Stage",
 ]
+
+PipelineSchedule: TypeAlias = Literal["grouped", "interleaved"]
 
 
 class Stage:
@@ -170,6 +173,31 @@ class PipelinedExecution(ShardedExecution):
     """
 
     is_pipelined = True
+    # Of objects that older versions saved, which have none.
+    _schedule: PipelineSchedule = "grouped"
+
+    def setSchedule(self, schedule: PipelineSchedule) -> PipelinedExecution:
+        """Set the order of forwards and backwards in the model of the device.
+
+        It counts in memory and time, and changes no number. PopTorch has no such option: after
+        TensorFlow's PipelineSchedule.
+
+        Args:
+            schedule: ``grouped`` is PopTorch's pipeline and the default: in each cycle every IPU
+                does a forward and a backward. With ``interleaved`` they take turns, so that a stage
+                keeps activations of about half as many micro-batches, and each turn lasts as long
+                as the slowest forward or backward in it.
+
+        Raises:
+            ValueError: any other schedule.
+        """
+        if schedule not in get_args(PipelineSchedule):
+            raise ValueError(f"setSchedule({schedule!r}): expected 'grouped' or 'interleaved'")
+        self._schedule = schedule
+        return self
+
+    def _description(self) -> tuple[Any, ...]:
+        return (*super()._description(), self._schedule)
 
 
 def _same_as_ipu() -> PlaceBlock:

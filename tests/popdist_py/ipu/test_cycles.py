@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 
 from popdist_py.ipu.cycles import CycleModel, cycles, operation_cycles
 from popdist_py.ipu.graph import Placement
+from popdist_py.ipu.liveness import backward_moments, forward_moments, stage_of
+from popdist_py.ipu.memory import memory
 from popdist_py.ipu.settings import ADAM, HALF_ADAM, MOMENTUM, Location, Settings
 from popdist_py.ipu.specification import BOW, MK1, MK2
 from tools.device.ipu_graphs import mlp, resnet, transformer, with_8_bit_input, with_checkpoints
@@ -192,6 +194,106 @@ def test_an_operation_s_own_proportion_makes_it_slower():
         replace(o, memory_proportion=1e-4) if o.kind == "product" else o for o in HALF.operations
     )
     assert throughput(replace(HALF, operations=low)) < throughput()
+
+
+@given(
+    blocks=st.lists(st.integers(1, 2), min_size=4, max_size=4),
+    batch=st.integers(1, 32),
+    is_half=st.booleans(),
+    shares=st.lists(st.floats(0.01, 1), min_size=2, max_size=2).map(sorted),
+    of_matmuls=st.booleans(),
+)
+def test_a_larger_proportion_takes_no_less_memory_and_no_more_cycles(
+    blocks, batch, is_half, shares, of_matmuls
+):
+    graph = resnet(blocks, 64, batch, "float16" if is_half else "float32")
+    name = "matmul_proportion" if of_matmuls else "memory_proportion"
+
+    def found(share):
+        options = replace(BASE, recompute="none", **{name: share})
+        where = Placement.cut(graph)
+        (own,) = memory(graph, where, options, MK2).ipus
+        stage = stage_of(graph, where, options, MK2, 0)
+        temporaries = [moment.temporary for moment in backward_moments(stage, stage.saved)]
+        return own.not_always_live, temporaries, cycles(graph, where, options, MK2).total
+
+    (least, small, slow), (most, large, fast) = map(found, shares)
+    assert least <= most
+    assert all(one <= other for one, other in zip(small, large, strict=True))
+    assert slow >= fast
+
+
+def test_every_proportion_that_the_text_calls_reasonable_counts_on_resnet_50():
+    """From 0.05 on, until the largest convolution has all that it asks for."""
+    graph = resnet([3, 4, 6, 3], 224, 8, "float16")
+    where = Placement.cut(graph)
+    needed, taken = [], []
+    for share in (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6):
+        options = replace(BASE, recompute="stage", memory_proportion=share)
+        needed.append(memory(graph, where, options, MK2).fullest.needed)
+        taken.append(cycles(graph, where, options, MK2).total)
+    assert all(less < more for less, more in pairwise(needed))
+    assert all(slower > faster for slower, faster in pairwise(taken))
+
+
+def test_each_sort_of_product_has_a_proportion():
+    graph = resnet([1, 1, 1, 1], 64, 64, "float16")
+    where = Placement.cut(graph)
+
+    def temporaries(**options):
+        stage = stage_of(graph, where, replace(BASE, **options), MK2, 0)
+        return {m.name.split()[0]: m.temporary for m in forward_moments(stage)}
+
+    before, after = temporaries(), temporaries(matmul_proportion=1e-4)
+    assert {name for name in before if before[name] != after[name]} == {"fc"}
+    before, after = (
+        temporaries(matmul_proportion=0.6),
+        temporaries(matmul_proportion=0.6, memory_proportion=1e-4),
+    )
+    changed = {name for name in before if before[name] != after[name]}
+    assert changed == {o.name for o in graph.operations if o.product} - {"fc"}
+
+
+@given(
+    works=st.lists(st.integers(1, 64), min_size=2, max_size=5),
+    batch=st.integers(1, 32),
+    more=st.integers(0, 8),
+    recompute=st.sampled_from(["none", "stage"]),
+)
+def test_an_interleaved_pipeline_stashes_no_more_and_is_no_faster(works, batch, more, recompute):
+    graph = mlp([64, *(16 * work for work in works)], batch)
+    where = Placement.cut(graph, [f"layers.{index}" for index in range(1, len(works))])
+
+    def found(strategy, accumulation):
+        options = replace(BASE, strategy=strategy, accumulation=accumulation, recompute=recompute)
+        report = memory(graph, where, options, MK2)
+        stash = [own.by_category().get("stash", 0) for own in report.ipus]
+        return stash, cycles(graph, where, options, MK2).window
+
+    count = 2 * len(works) - 1 + more
+    (kept, taken), (less, longer) = found("grouped", count), found("interleaved", count)
+    assert all(one <= other for one, other in zip(less, kept, strict=True))
+    assert longer >= taken
+    # Steady state: each further micro-batch.
+    assert found("interleaved", count + 1)[1] - longer >= found("grouped", count + 1)[1] - taken
+
+
+@pytest.mark.parametrize("strategy", ["grouped", "interleaved"])
+@pytest.mark.parametrize("stages", [2, 3, 5])
+def test_recomputation_in_pipelines_takes_more_cycles_and_less_memory(strategy, stages):
+    graph = resnet([1, 1, 1, 1], 64, 16, "float16")
+    where = Placement.cut(graph, ["layer1", "layer2", "layer3", "layer4"][: stages - 1])
+
+    def found(recompute):
+        options = Settings(accumulation=9, strategy=strategy, recompute=recompute)
+        report = memory(graph, where, options, MK2)
+        return [own.needed for own in report.ipus], cycles(graph, where, options, MK2).total
+
+    (less, slow), (more, fast) = found("stage"), found("none")
+    assert slow > fast
+    assert all(one < other for one, other in zip(less[:-1], more[:-1], strict=True))
+    # The last stage has its backward at once, and makes nothing again.
+    assert less[-1] == more[-1]
 
 
 def test_repeated_products_take_a_launch_each_time():

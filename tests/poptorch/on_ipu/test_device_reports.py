@@ -103,7 +103,7 @@ def test_the_device_is_the_one_named(monkeypatch):
 
 
 def test_a_report_of_what_does_not_fit_says_how_to_help(monkeypatch):
-    capture_as(monkeypatch, captured(resnet([3, 4, 6, 3], 224, 64)))
+    capture_as(monkeypatch, captured(resnet([3, 4, 23, 3], 64, 64)))
     options = quiet_options()
     options.setExecutionStrategy(poptorch.ShardedExecution())
     model = training(options)

@@ -59,7 +59,7 @@ def test_enforced(monkeypatch, log):
     assert saved == sorted(saved, reverse=True)
     assert len(saved) > 3
     # What a program has to say for it stands below each.
-    assert "      options.Precision.setPartialsType(torch.half)" in lines[helping + 1 :: 2]
+    assert "      batch_size of poptorch.DataLoader" in lines[helping + 1 :: 2]
     assert log.records == []
 
 

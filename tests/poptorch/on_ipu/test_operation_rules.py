@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 from hypothesis import given
@@ -31,6 +33,9 @@ def convolution(image, kernel, output, *, batch=1, transposed=False, groups=1):
     return product("convolution", *arguments, output=output, batch=batch)
 
 
+conv = partial(Product, is_convolution=True)
+
+
 @pytest.mark.parametrize(
     ("found", "expected"),
     [
@@ -42,15 +47,15 @@ def convolution(image, kernel, output, *, batch=1, transposed=False, groups=1):
         (product("bmm", seen(3, 8, 2), seen(3, 2, 5), batch=4), Product(2, 2, 5, 3)),
         (product("mv", seen(8, 3), seen(3), batch=4), Product(2, 3, 1)),
         (product("linear", seen(8, 7, 3), seen(5, 3), seen(5), batch=4), Product(14, 3, 5)),
-        (convolution((2, 4, 9, 9), (6, 4, 3, 3), (2, 6, 7, 7), batch=2), Product(49, 36, 6)),
+        (convolution((2, 4, 9, 9), (6, 4, 3, 3), (2, 6, 7, 7), batch=2), conv(49, 36, 6)),
         (
             convolution((2, 4, 9, 9), (4, 1, 3, 3), (2, 4, 7, 7), batch=2, groups=4),
-            Product(49, 9, 1, 4),
+            conv(49, 9, 1, 4),
         ),
-        (convolution((2, 4, 9), (6, 4, 3), (2, 6, 7), batch=2), Product(7, 12, 6)),
+        (convolution((2, 4, 9), (6, 4, 3), (2, 6, 7), batch=2), conv(7, 12, 6)),
         (
             convolution((2, 4, 5, 5), (4, 6, 2, 2), (2, 6, 10, 10), batch=2, transposed=True),
-            Product(25, 4, 24),
+            conv(25, 4, 24),
         ),
     ],
 )

@@ -8,6 +8,7 @@ import torch
 import popdist_py.poptorch as poptorch
 from popdist_py import popart
 from popdist_py.ipu.graph import Placement
+from popdist_py.ipu.liveness import forward_moments, stage_of
 from popdist_py.ipu.memory import memory
 from popdist_py.ipu.schedule import schedule
 from popdist_py.ipu.settings import Optimizer, Settings
@@ -177,6 +178,7 @@ def test_all_outputs_take_longer_than_the_last():
     ("strategy", "expected"),
     [
         (poptorch.PipelinedExecution(), "grouped"),
+        (poptorch.PipelinedExecution().setSchedule("interleaved"), "interleaved"),
         (poptorch.ShardedExecution(), "sharded"),
         (poptorch.SerialPhasedExecution("a"), "serial phased"),
         (poptorch.ParallelPhasedExecution("a"), "parallel phased"),
@@ -188,6 +190,23 @@ def test_strategies(strategy, expected):
     assert schedule(made.placement, made.settings).rows
 
 
+def test_an_interleaved_pipeline_keeps_less_and_takes_longer():
+    turns = run(
+        lambda o: o.setExecutionStrategy(poptorch.PipelinedExecution().setSchedule("interleaved"))
+    )
+    assert 0 < always(turns, "stash") < always(run(), "stash")
+    assert turns.cycles > run().cycles
+    assert str(schedule(turns.placement, turns.settings)) != str(
+        schedule(run().placement, run().settings)
+    )
+
+    def off(options):
+        options.setExecutionStrategy(poptorch.PipelinedExecution().setSchedule("interleaved"))
+        options._Popart.set("enablePipelining", False)
+
+    assert run(off).settings.strategy == "sharded"
+
+
 def test_stages_in_turn_take_longer_than_a_pipeline():
     sharded = run(lambda o: o.setExecutionStrategy(poptorch.ShardedExecution()))
     assert sharded.cycles > run(recomputing(popart.RecomputationType.NoRecompute)).cycles
@@ -196,14 +215,61 @@ def test_stages_in_turn_take_longer_than_a_pipeline():
 def test_a_share_of_each_ipu():
     made = run(lambda o: o.setAvailableMemoryProportion({"IPU1": 0}))
     assert made.settings.memory_proportion == (Settings().proportion(0), 0.01)
+    assert made.settings.matmul_proportion == made.settings.memory_proportion
     assert run().settings.memory_proportion == Settings().memory_proportion
 
 
-def test_partials_of_either_sort():
-    matmuls = run(lambda o: o._Popart.set("partialsTypeMatMuls", "half"))
-    convolutions = run(lambda o: o._Popart.set("convolutionOptions", {"partialsType": "half"}))
-    assert matmuls.settings.partials == convolutions.settings.partials == "float16"
+def working_set(run, kind):
+    """The largest working set of the convolutions of a run, or of its matrix products."""
+    (stage,) = range(run.placement.num_stages)
+    here = stage_of(run.graph, run.placement, run.settings, run.ipu, stage)
+    kinds = {o.name: o.product.is_convolution for o in here.operations if o.product}
+    sizes = {m.name.split()[0]: m.temporary for m in forward_moments(here)}
+    return max(sizes[name] for name, is_one in kinds.items() if is_one == (kind == "convolution"))
+
+
+def test_convolutions_and_matrix_products_have_options_of_their_own():
+    def found(change=lambda _: None):
+        made = run(change, ONE)
+        return working_set(made, "convolution"), working_set(made, "matmul"), made.cycles
+
+    def session(name, **values):
+        return found(lambda o: o._Popart.set(name, values))
+
+    conv, matmul, cycles = found()
+    for name in ("availableMemoryProportion", "partialsType"):
+        value = "half" if name == "partialsType" else "0.02"
+        less = session("convolutionOptions", **{name: value})
+        assert less[0] < conv
+        assert less[1] == matmul
+        assert (less[2] > cycles) == (name == "availableMemoryProportion")
+    less = session("matmulOptions", availableMemoryProportion=0.001)
+    assert less[0] == conv
+    assert less[1] < matmul
+    assert less[2] > cycles
+    less = found(lambda o: o._Popart.set("partialsTypeMatMuls", "half"))
+    assert less[0] == conv
+    assert less[1] < matmul
+    both = found(lambda o: o.Precision.setPartialsType(torch.half))
+    assert both[0] < conv
+    assert both[1] < matmul
     assert run(lambda o: o.Precision.setPartialsType(torch.float)) == run()
+
+
+def test_a_share_of_an_ipu_goes_before_that_of_a_sort():
+    def change(options):
+        options._Popart.set("convolutionOptions", {"availableMemoryProportion": "0.3"})
+        options.setAvailableMemoryProportion({"IPU0": 0.1})
+
+    made = run(change).settings
+    assert made.memory_proportion == (0.1, 0.3)
+    assert made.matmul_proportion == (0.1, Settings().proportion(0))
+
+
+@pytest.mark.parametrize("share", ["much", 1.5, -1])
+def test_shares_of_a_sort_are_numbers_from_0_to_1(share):
+    with pytest.raises(poptorch.Error, match="matmulOptions has availableMemoryProportion"):
+        run(lambda o: o._Popart.set("matmulOptions", {"availableMemoryProportion": share}))
 
 
 def test_the_device_is_the_one_named():

@@ -1,5 +1,7 @@
 """MultiConv: no number changes; settings are checked."""
 
+import logging
+
 import pytest
 import torch
 from support.models import inside
@@ -10,6 +12,7 @@ from popdist_py.poptorch.enums import (
     MultiConvPlanType,
 )
 from popdist_py.poptorch.errors import Error
+from popdist_py.poptorch.operators import multi_conv
 
 
 @pytest.fixture
@@ -25,6 +28,20 @@ def test_multi_conv_changes_no_number(conv):
         with inside(), multi.enableConvDithering(True):
             results = (conv(x), conv(x * 2))
         assert all(map(torch.equal, results, (conv(x), conv(x * 2))))
+
+
+def test_settings_that_change_hardware_only_are_named_once(conv, caplog, monkeypatch):
+    monkeypatch.setattr(multi_conv, "_said", set())
+    caplog.set_level(logging.INFO, logger="poptorch::python")
+    for _ in range(2):
+        with inside(), ops.MultiConv().availableMemoryProportions(0.1).cycleBackOff(0.1):
+            conv(torch.ones(1, 2, 8, 8))
+    with inside(), ops.MultiConv():
+        conv(torch.ones(1, 2, 8, 8))
+    assert [record.getMessage() for record in caplog.records] == [
+        "These settings of MultiConv change the speed or memory of hardware only: available memory "
+        "proportions, cycle back off"
+    ]
 
 
 def test_multi_conv_counts_its_convolutions(conv):

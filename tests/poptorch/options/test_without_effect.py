@@ -100,6 +100,42 @@ _SAID = {
         "_Popart accumulationFactor (the setters of Options decide)",
     ),
 }
+# Of the model of the device, which moves the tensors of phases in one way only.
+_SAID |= {
+    name: (choose, text)
+    for name, choose, text in (
+        (
+            "separate backward phases",
+            lambda o: o.setExecutionStrategy(
+                poptorch.SerialPhasedExecution("a").useSeparateBackwardPhase()
+            ),
+            "useSeparateBackwardPhase (the last forward",
+        ),
+        (
+            "liveness of phases",
+            lambda o: o.setExecutionStrategy(
+                poptorch.SerialPhasedExecution("a").setTensorsLiveness(
+                    poptorch.Liveness.OffChipAfterFwd
+                )
+            ),
+            "setTensorsLiveness (each phase fetches",
+        ),
+        (
+            "parallel phases whose tensors leave",
+            lambda o: o.setExecutionStrategy(
+                poptorch.ParallelPhasedExecution("a").sendTensorsOffChipAfterFwd()
+            ),
+            "sendTensorsOffChipAfterFwd (each phase fetches",
+        ),
+        (
+            "I/O tiles for tensors",
+            lambda o: o.TensorLocations.setWeightLocation(
+                poptorch.TensorLocationSettings().useIOTilesToLoad()
+            ),
+            "TensorLocationSettings.useIOTilesToLoad (I/O tiles load",
+        ),
+    )
+}
 # What only hardware can do better or worse.
 _HARDWARE = {
     "Options.appendToLocationExcludes": (
@@ -124,6 +160,16 @@ _HARDWARE = {
     "any session option": (
         lambda o: o._Popart.set("outlineThreshold", 1.0),
         "_Popart outlineThreshold",
+    ),
+    "an option of convolutions": (
+        lambda o: o._Popart.set("convolutionOptions", {"partialsType": "half", "pass": "FC"}),
+        "_Popart convolutionOptions pass",
+    ),
+    "an option of matrix products": (
+        lambda o: o._Popart.set(
+            "matmulOptions", {"availableMemoryProportion": "0.1", "use128BitConvUnitLoad": "true"}
+        ),
+        "_Popart matmulOptions use128BitConvUnitLoad",
     ),
     "any engine option": (
         lambda o: o._Popart.setEngineOptions({"target.size": "1"}),
@@ -231,7 +277,8 @@ def test_all_of_them_make_one_line(log):
         choose(options)
     compiled(options)
     (line,) = texts(log, logging.WARNING)
-    assert line.count(" (") == len(_SAID)
+    # Of the execution strategies the last one counts.
+    assert line.count(" (") == len(_SAID) - 2
 
 
 def test_options_as_they_are_say_nothing(log):
@@ -245,6 +292,15 @@ def test_options_as_they_are_say_nothing(log):
     options._Popart.setEngineOptions({"autoReport.all": "false"})
     compiled(options)
     assert log.records == []
+
+
+def test_memory_proportions_of_ipus_that_a_model_does_not_use(log):
+    compiled(quiet_options().setAvailableMemoryProportion({"IPU0": 0.5, "IPU1": 0.4, "IPU3": 0.1}))
+    (line,) = texts(log, logging.WARNING)
+    assert line == (
+        "setAvailableMemoryProportion names IPU1, IPU3, and the model uses 1 IPU: IPUs are counted "
+        "from 0"
+    )
 
 
 def test_only_instance_0_speaks(log):

@@ -53,6 +53,15 @@ def stages(placement):
     return [block.stage for block in placement.blocks]
 
 
+def test_a_pipeline_has_one_of_two_schedules():
+    strategy = PipelinedExecution("a", "b")
+    plain = strategy._description()
+    assert strategy.setSchedule("interleaved") is strategy
+    assert strategy._description() != plain == strategy.setSchedule("grouped")._description()
+    with pytest.raises(ValueError, match="expected 'grouped' or 'interleaved'"):
+        strategy.setSchedule("sequential")
+
+
 # --- Stages and ids -------------------------------------------------------------------------------
 
 
