@@ -14,22 +14,30 @@ import sysconfig
 from pathlib import Path
 from typing import TextIO
 
-from popdist_py.environment import SDK_NAMES
+from popdist_py.environment import IPU_MODEL, SDK_COMMAND, SDK_NAMES, is_popdist_environment
 
 _USAGE = """\
-usage: python -m popdist_py [--sdk-names auto|yes] PROGRAM [ARGUMENTS]
-       python -m popdist_py [--sdk-names auto|yes] -m MODULE [ARGUMENTS]
-       python -m popdist_py [--sdk-names auto|yes] -c CODE [ARGUMENTS]
+usage: python -m popdist_py [OPTIONS] PROGRAM [ARGUMENTS]
+       python -m popdist_py [OPTIONS] -m MODULE [ARGUMENTS]
+       python -m popdist_py [OPTIONS] -c CODE [ARGUMENTS]
        python -m popdist_py --install-names | --remove-names
 
 Runs `python PROGRAM`, where import poptorch, popdist, horovod and popart find the
-emulation of popdist_py.
+emulation of popdist_py. A program that imports poptorch runs as on an Mk2: a model
+that its memory has no room for is refused, or a warning with POPDIST_IPU_MEMORY=warn.
 
---sdk-names      auto (the default): what is not installed; yes: even what is
---install-names  give them to every program of this Python environment
---remove-names   take them away again
+options:
+--sdk-names auto|yes      auto (the default): what is not installed; yes: even what is
+--ipu-model mk1|mk2|bow   another IPU, also for programs that import popdist_py.poptorch
+
+--install-names           give the names to every program of this Python environment
+--remove-names            take them away again
 """
-_MODES = ("auto", "yes")
+# The variable of each option, and the values of the option.
+_OPTIONS = {
+    "--sdk-names": (SDK_NAMES, ("auto", "yes")),
+    "--ipu-model": (IPU_MODEL, ("mk1", "mk2", "bow")),
+}
 _HOOK = str(Path(__file__).resolve().parent / "start_hook")
 # A .pth file of one line, which Python runs when it starts: the finder asks where else a package
 # is, also in the base of a virtual environment, which would stand behind a folder named here. Files
@@ -55,32 +63,39 @@ def main() -> int:
         return 0
     if arguments in (["--install-names"], ["--remove-names"]):
         return _change_environment(install=arguments == ["--install-names"])
-    mode = os.environ.get(SDK_NAMES)
-    if arguments and arguments[0].startswith("--"):
-        option, equals, mode = arguments.pop(0).partition("=")
+    given: dict[str, str] = {}
+    while arguments and arguments[0].startswith("--"):
+        option, equals, value = arguments.pop(0).partition("=")
         if not equals and arguments:
-            mode = arguments.pop(0)
-        if option != "--sdk-names" or mode not in _MODES:
-            given = f"{option} {mode}".rstrip()
+            value = arguments.pop(0)
+        variable, values = _OPTIONS.get(option, ("", ()))
+        if value not in values:
             return _refuse(
-                f"{given}: expected --sdk-names auto or yes, --install-names, --remove-names or "
-                "--help; the options of the program stand behind it"
+                f"{f'{option} {value}'.rstrip()}: expected --sdk-names auto or yes, --ipu-model "
+                "mk1, mk2 or bow, --install-names, --remove-names or --help; the options of the "
+                "program stand behind it"
             )
+        given[variable] = value
     if sys.flags.ignore_environment or sys.flags.no_site:
         return _refuse(
             "Python's options -E, -I and -S keep it from looking for the SDK's names: leave them "
             "out, or give the names to the environment with --install-names"
         )
-    os.environ.update(_variables(mode if mode in _MODES else "auto"))
+    os.environ.update(_variables(given))
     return os.execv(sys.executable, [sys.executable, *_options_of_python(), *arguments])
 
 
-def _variables(mode: str) -> dict[str, str]:
-    """Return the variables that let the Pythons of a program find the names."""
+def _variables(given: dict[str, str]) -> dict[str, str]:
+    """Return the variables that let the Pythons of a program find the names, and those given."""
+    mode = os.environ.get(SDK_NAMES, "")
+    names = mode if mode in _OPTIONS["--sdk-names"][1] else "auto"
+    # In an instance of a job, the launcher has decided it.
+    command = {} if is_popdist_environment(os.environ) else {SDK_COMMAND: "1"}
     path = os.environ.get("PYTHONPATH", "")
     # First, once: Python runs the sitecustomize that it finds first.
     rest = [entry for entry in path.split(os.pathsep) if entry != _HOOK] if path else []
-    return {SDK_NAMES: mode, "PYTHONPATH": os.pathsep.join([_HOOK, *rest])}
+    hooked = os.pathsep.join([_HOOK, *rest])
+    return {SDK_NAMES: names, "PYTHONPATH": hooked, **command, **given}
 
 
 def _options_of_python() -> list[str]:

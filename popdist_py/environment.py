@@ -89,6 +89,10 @@ LOOPBACK = "lo"
 # where they are not installed, "yes" even there, else never. Read by start_hook/sitecustomize.py.
 SDK_NAMES = "POPDIST_SDK_NAMES"
 
+# Beyond PopRun: "1" where poprun starts a program, or python -m popdist_py in place of the SDK's
+# python. A program that imports poptorch then runs as on hardware.
+SDK_COMMAND = "POPDIST_SDK_COMMAND"
+
 # Beyond PopRun: the back end that a program of torch.distributed gets for CPU tensors: "auto" the
 # one that it names, else this one where it names gloo, popdist or nothing.
 TORCH_BACKEND = "POPDIST_TORCH_BACKEND"
@@ -122,6 +126,7 @@ INSTANCE_VARIABLES = frozenset(
         NETWORK,
         SECRET,
         DEBUGGER,
+        SDK_COMMAND,
         SDK_NAMES,
         TORCH_BACKEND,
         TIMELINE,

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import sys
 
-__all__ = ["command_name"]
+__all__ = ["SDK_NAME", "command_name"]
+
+# The name that the SDK gives its launcher.
+SDK_NAME = "poprun"
 
 _USUAL = "poprun-py"
 _OF_PODS = "poprun-py-pod"
-_OTHERS = ("poprun", "gc-info", "gc-monitor", _OF_PODS)
+_OTHERS = (SDK_NAME, "gc-info", "gc-monitor", _OF_PODS)
 
 
 def command_name() -> str:

@@ -24,12 +24,14 @@ from popdist_py.environment import (
     RESTART_COUNT,
     RUN_FILES,
     RUN_ID,
+    SDK_COMMAND,
     SDK_NAMES,
     STACKS,
     TIMELINE,
     TORCH_BACKEND,
     InstanceEnvironment,
 )
+from poprun_py.command_name import SDK_NAME, command_name
 from poprun_py.config.environment_options import INTERNAL_VARIABLES, is_option_variable
 from poprun_py.config.launch_config import LaunchConfig
 from poprun_py.config.option_kinds import is_word
@@ -79,7 +81,7 @@ _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _OF_OUTER_JOB = {
     *("POPRUN_CPUS", "POPRUN_MEMORY_NODES", RUN_ID),
     *(DEBUGGER, HEARTBEAT, NETWORK, NODE_DEVICE_ID, RESTART_COUNT, STACKS),
-    *(RUN_FILES, TIMELINE),
+    *(RUN_FILES, SDK_COMMAND, TIMELINE),
     *("GROUP_WORLD_SIZE", "NODE_RANK", "ROLE_NAME", "ROLE_RANK", "ROLE_WORLD_SIZE"),
     *("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS"),
     *("TORCHELASTIC_USE_AGENT_STORE", "TORCHELASTIC_ERROR_FILE"),
@@ -134,6 +136,8 @@ def common_variables(
     if reached is not None and reached.network:
         variables[NETWORK] = reached.network
     variables[SDK_NAMES] = config.sdk_names
+    if command_name() == SDK_NAME:
+        variables[SDK_COMMAND] = "1"
     variables[TORCH_BACKEND] = config.torch_backend
     if config.ipu_model is not None:
         variables[IPU_MODEL] = config.ipu_model

@@ -16,6 +16,8 @@ import pytest
 from support.repository import ROOT
 from support.surroundings import new_environment
 
+from popdist_py.environment import InstanceEnvironment
+
 SEEN = """
 import os, sys
 print(__name__, __package__, __file__, sys.argv, sys.orig_argv[1:], sys.flags.dev_mode)
@@ -119,11 +121,37 @@ def test_it_may_be_started_as_a_file_or_a_function(python):
         assert done.stdout == "popart\n", (words, done.stderr)
 
 
+VARIABLES = """
+import os
+print(*map(os.environ.get, ("POPDIST_SDK_NAMES", "POPDIST_IPU", "POPDIST_SDK_COMMAND")))
+"""
+
+
+def test_options_are_variables_of_the_program(python):
+    job = InstanceEnvironment().to_environ()
+    for words, variables, says in (
+        ((), {}, "auto None 1"),
+        (("--ipu-model", "bow"), {}, "auto bow 1"),
+        (("--sdk-names=yes", "--ipu-model=mk1"), {"POPDIST_IPU": "bow"}, "yes mk1 1"),
+        (("--ipu-model", "mk2", "--sdk-names", "auto"), {}, "auto mk2 1"),
+        # In an instance of a job, the launcher has decided it.
+        ((), job, "auto None None"),
+        ((), {**job, "POPDIST_SDK_COMMAND": "1"}, "auto None 1"),
+    ):
+        done = python(*words, "-c", VARIABLES, **variables)
+        assert done.stdout == f"{says}\n", (words, done.stderr)
+
+
 def test_a_wrong_option_is_one_line(python):
     for words, says in (
         (("--sdk-names", "maybe", "x.py"), "--sdk-names maybe: expected --sdk-names auto or yes"),
         (("--sdk-names=no", "x.py"), "--sdk-names no: expected --sdk-names auto or yes"),
         (("--sdk-names",), "--sdk-names: expected --sdk-names auto or yes"),
+        (
+            ("--ipu-model", "mk3", "x.py"),
+            "--ipu-model mk3: expected .* --ipu-model mk1, mk2 or bow",
+        ),
+        (("--sdk-names=yes", "--ipu-model"), "--ipu-model: expected --sdk-names auto or yes"),
         (("--install-nmaes",), "--install-nmaes: expected .* --install-names"),
     ):
         done = python(*words)

@@ -16,7 +16,8 @@ from sdk_programs.running import plan, run_program
 from support.processes import survivors, wait_until
 from support.repository import ROOT
 
-from tools.pages.tutorials_catalog import COMMANDS, HERE, RUNS
+from examples.common.sample_data import make_cifar10
+from tools.pages.tutorials_catalog import COMMANDS, HERE, RUNS, Run
 from tools.running.printed import comparable
 
 pytestmark = [pytest.mark.mpi, pytest.mark.timeout(300)]
@@ -85,6 +86,21 @@ def rows(table: str) -> list[list[str]]:
         for line in table.splitlines()
         if re.match(r"\s*\| (hosts|ILDs|instances|replicas) ", line)
     ]
+
+
+@pytest.mark.examples
+def test_the_hands_on_session_begins_out_of_memory(tmp_path, mark):
+    data = tmp_path / "data"
+    (data / "lfw").mkdir(parents=True)
+    make_cifar10(data, training=3 * 64 + 3, test=5)
+    first = (HERE / "commands" / "hands_on.sh").read_text().splitlines()[0]
+    run = Run("hands-on-memory", "", "programs/hands_on/main.py", first)
+    assert "--batch-size 64 --precision 32.32" in first
+    lines, code = run_program(run, tmp_path, data, mark)
+    text = "\n".join(lines)
+    assert code == 1, text
+    assert "poplar_graph_memory_allocation_error': Out of memory on IPU 1: " in text
+    assert "] loss:" not in text
 
 
 @pytest.mark.examples

@@ -175,8 +175,8 @@ RUNS = (
         "python main.py --batch-size 8 --precision 32.32 --gradient-accumulation 3 --epochs 1",
         text="Namespace(async_data_loader=False, batch_size=64, device_iterations=1,  \n"
         "eight_bit_io=False, epochs=1, gradient_accumulation=3, precision='32.32', replicas=1)",
-        about="The slides' first command with a micro-batch of 8 instead of 64. There it ends with "
-        "an out-of-memory error of the IPU, which has no memory limit here.",
+        about="The slides' first command with a micro-batch of 8 instead of 64. With 64 it ends "
+        "with an out-of-memory error of the IPU, there and here.",
         within=(Within(r"loss: ([\d.]+), acc", 0, 10),), environ=_LOOP,
     ),
     Run(

@@ -53,7 +53,7 @@ command](seeds.md) shows what stands for it:
 |---|---|
 | `python3 train.py --dataset imagenet --data-dir path-to/imagenet`, `--config my_config`, `--config my_config --epochs 50`, `--config mk2_resnet8_test --wandb` | the CNN application, which is written in TensorFlow; [the application here](cnns.md) has its options and commands |
 | `python restore.py --restore-path ...`, `validation.py` | the same |
-| the hands-on session's [commands](../tests/sdk_programs/commands/hands_on.sh) with a micro-batch of 64 | time: ResNet-101 on two cores. Two of them are run smaller, above; [The session here](hands-on.md) has a program that reads all of them, and one that goes through their steps, the out-of-memory error too |
+| the hands-on session's [commands](../tests/sdk_programs/commands/hands_on.sh) with a micro-batch of 64 | time: ResNet-101 on two cores. Two of them are run smaller, above. The first one, as it is printed, ends with an out-of-memory error here too. [The session here](hands-on.md) has a program that reads all of them, and one that goes through their steps, the out-of-memory error too |
 | `distributed_example.py` of the course | its text; [the course here](course.md) has a program of that name |
 | `python3 -m pip install -r requirements.txt`, `jupyter-notebook`, `ssh -NL` | nothing of this project |
 """  # noqa: E501

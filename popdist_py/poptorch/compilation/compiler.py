@@ -184,7 +184,7 @@ class Compiler:
         executable = earlier or self._trace(call, sizes, state)
         self.placed(self._check_placement(executable.placement, batching))
         run = self._run(executable.captured)
-        check_memory(run, self.options)
+        check_memory(run, self.options, state, executable.placement.num_ipus)
         self._give_buffers(executable.trace, state, batching)
         steps = count()
 

@@ -4,5 +4,5 @@ Here PopTorch's models and options become the values of ``popdist_py.ipu``, and 
 reports, errors and counters.
 Nothing here computes what an operation needs in memory or cycles, or changes what a model computes.
 May call: ipu, placement, calls, options, weights, update, execution, enums, logger, errors, and the
-library's popart, run_files, timeline.
+library's environment, popart, run_files, timeline.
 """

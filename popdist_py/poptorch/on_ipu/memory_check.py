@@ -7,12 +7,17 @@ from __future__ import annotations
 
 from typing import Final
 
+from popdist_py.environment import IPU_MEMORY
+from popdist_py.errors import counted
+from popdist_py.ipu.memory_report import IpuMemory
 from popdist_py.ipu.searches import Run
 from popdist_py.ipu.what_if import OutOfMemory, explain
 from popdist_py.poptorch.errors import Error
 from popdist_py.poptorch.logger import logger
 from popdist_py.poptorch.on_ipu.spelled_advice import spelled
 from popdist_py.poptorch.options.options import Options
+from popdist_py.poptorch.placement.execution_strategies import ShardedExecution
+from popdist_py.poptorch.weights.device_state import DeviceState
 
 __all__ = ["check_memory"]
 
@@ -22,17 +27,21 @@ _UNKNOWN: Final = (
     "Whether an %s has room for this model cannot be told: its forward does what cannot be "
     "captured (POPTORCH_LOG_LEVEL=DEBUG says what). The emulation runs all the same"
 )
+# The first sentences of the warnings of this process: a model that is compiled again is not news.
+_warned: Final[set[str]] = set()
 
 
-def check_memory(run: Run | None, options: Options) -> None:
+def check_memory(run: Run | None, options: Options, state: DeviceState, num_ipus: int) -> None:
     """Look whether there is room for a run, and do what ``Emulator.memory`` says if not.
 
-    All instances have the same run, so they decide alike; instance 0 warns. Where that cannot be
-    told, the run goes on: it needs none of this.
+    All instances have the same run, so they decide alike; instance 0 warns. A run about which the
+    model of the device cannot be asked goes on, unless its weights alone are too large.
 
     Args:
         run: what is compiled; None if the model of the device cannot be asked.
         options: of the run.
+        state: weights and buffers of the replicas.
+        num_ipus: the number of IPUs of a replica.
 
     Raises:
         Error: there is no room, and that is enforced.
@@ -41,32 +50,94 @@ def check_memory(run: Run | None, options: Options) -> None:
     speaks = options.Distributed.processId == 0
     if mode == "off" or (mode == "warn" and not speaks):
         return
+    fullest = _fullest(run)
+    if run is None or fullest is None:
+        lacking = _lacking_for_weights(options, state, num_ipus)
+        if not lacking and mode == "enforce" and speaks:
+            logger.warning(_UNKNOWN, options.Emulator.ipu.name.capitalize())
+    else:
+        lacking = "" if fullest.fits else _first_line(OutOfMemory(fullest, ()))
+    if not lacking:
+        return
+    if mode == "enforce":
+        lack = _explained(run)
+        raise Error(f"{lack or lacking}\n{_how_to_run(options)}", type=_ERROR_TYPE)
+    if lacking not in _warned:
+        _warned.add(lacking)
+        logger.warning("%s", _line(lacking, _explained(run), options))
+
+
+def _fullest(run: Run | None) -> IpuMemory | None:
+    """Return the IPU with the least room; None if the model of the device has no answer."""
+    try:
+        return None if run is None else run.fullest
+    except Exception:
+        logger.debug("The model of the device has no answer", exc_info=True)
+        return None
+
+
+def _explained(run: Run | None) -> OutOfMemory | None:
+    """Return why a run does not fit, with advice; None if the model of the device cannot tell."""
     try:
         lack = None if run is None else explain(run)
     except Exception:
-        logger.debug("The model of the device has no answer", exc_info=True)
-        run = lack = None
-    if run is None and mode == "enforce" and speaks:
-        logger.warning(_UNKNOWN, options.Emulator.ipu.name.capitalize())
-    if run is None or lack is None:
-        return
-    if mode == "enforce":
-        raise Error(str(spelled(lack)), type=_ERROR_TYPE)
-    logger.warning("%s", _line(run, spelled(lack)))
+        logger.debug("The model of the device has no advice", exc_info=True)
+        return None
+    return None if lack is None else spelled(lack)
 
 
-def _line(run: Run, lack: OutOfMemory) -> str:
-    """Return what lacks, the best advice, and how to see more, in one line."""
-    lacking, *_ = str(lack).splitlines()
-    helping = [advice for advice in lack.advice if advice.fits] or lack.advice
-    better = "".join(
-        f", {advice.saved / 1e6:,.1f} MB less with {advice.change}"
-        + (", which fits" if advice.fits else "")
-        + (f" ({advice.how})" if advice.how else "")
-        for advice in helping[:1]
-    )
+def _lacking_for_weights(options: Options, state: DeviceState, num_ipus: int) -> str:
+    """Return what lacks if the weights alone are larger than the IPUs; else an empty text."""
+    is_on_chip = not options.TensorLocations.exists("location_weight")
+    if not is_on_chip or not isinstance(options._execution_strategy, ShardedExecution):
+        return ""
+    # A parameter that differs between groups of replicas has a number for each of them.
+    own = [p for name, p in state.parameters.items() if name.endswith("[0]") or name[-1] != "]"]
+    needed = sum(tensor.nbytes for tensor in (*own, *state.buffers.values()))
+    ipu = options.Emulator.ipu
+    available = num_ipus * ipu.tiles * ipu.tile_bytes
+    if needed <= available:
+        return ""
     return (
-        f"{lacking} That is of an {run.ipu.name.capitalize()}{better}. "
-        "The emulation runs all the same: print(model.memoryReport()) shows more, "
-        'Options.Emulator.memory("off") ends this line'
+        f"Out of memory: weights and buffers alone need {needed:,} bytes but "
+        f"{counted(num_ipus, 'IPU')} only {'has' if num_ipus == 1 else 'have'} {available:,}."
     )
+
+
+def _line(lacking: str, lack: OutOfMemory | None, options: Options) -> str:
+    """Return what lacks, the best advice, how to enforce, and how to see more, in one line."""
+    advice = () if lack is None else lack.advice
+    helping = [each for each in advice if each.fits] or advice
+    better = "".join(
+        f", {each.saved / 1e6:,.1f} MB less with {each.change}"
+        + (", which fits" if each.fits else "")
+        + (f" ({each.how})" if each.how else "")
+        for each in helping[:1]
+    )
+    more = "" if lack is None else "print(model.memoryReport()) shows more, "
+    return (
+        f"{lacking} That is of an {options.Emulator.ipu.name.capitalize()}{better}. "
+        f"The emulation runs all the same: {_how_to_enforce(options)} refuses such a model, "
+        f'{more}Options.Emulator.memory("off") ends this line'
+    )
+
+
+def _how_to_enforce(options: Options) -> str:
+    """Return what makes an error of the warning."""
+    if options.Emulator.exists("memory"):
+        return 'Options.Emulator.memory("enforce")'
+    if options.Emulator.device_named is not None:
+        return f"{IPU_MEMORY}=enforce"
+    return f"{IPU_MEMORY}=enforce, or --ipu-model {options.Emulator.ipu.name},"
+
+
+def _how_to_run(options: Options) -> str:
+    """Return what makes a warning of the error."""
+    program = 'Options.Emulator.memory("warn")'
+    if options.Emulator.exists("memory"):
+        return f"The emulation runs such a model all the same with {program}."
+    return f"The emulation runs such a model all the same with {IPU_MEMORY}=warn, or {program}."
+
+
+def _first_line(lack: OutOfMemory) -> str:
+    return str(lack).partition("\n")[0]

@@ -1,23 +1,33 @@
 """Which IPU's memory and time a program has, and what happens if the memory is too small.
 
 The rules between program, launcher and environment, as values. Nothing here asks the model of the
-device, or reads ``os.environ`` by itself.
+device, or reads ``os.environ`` or ``sys.modules`` by itself.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
 from typing import Final, Literal, TypeAlias, cast, get_args
 
-from popdist_py.environment import IPU_MEMORY, IPU_MODEL
+from popdist_py.environment import IPU_MEMORY, IPU_MODEL, SDK_COMMAND
 from popdist_py.ipu.specification import BOW, IPU, IPUS, MK1, MK2
 
-__all__ = ["ASSUMED_IPU", "OFFLINE_TARGETS", "DeviceEnvironment", "MemoryMode", "ipu_of", "mode_of"]
+__all__ = [
+    "ASSUMED_IPU",
+    "OFFLINE_TARGETS",
+    "DeviceEnvironment",
+    "MemoryMode",
+    "has_sdk_names",
+    "ipu_of",
+    "mode_of",
+]
 
 MemoryMode: TypeAlias = Literal["enforce", "warn", "off"]
 
-# Whose memory is looked at where no device is named.
+# Whose memory is looked at where no device is named, and the device of the SDK's programs.
 ASSUMED_IPU: Final = MK2
 # By the numbers of ``Options.useOfflineIpuTarget``.
 OFFLINE_TARGETS: Final[Mapping[int, IPU]] = {1: MK1, 2: MK2, 21: BOW}
@@ -26,6 +36,10 @@ OFFLINE_TARGETS: Final[Mapping[int, IPU]] = {1: MK1, 2: MK2, 21: BOW}
 _USES_MODEL: Final = "POPTORCH_IPU_MODEL"
 _MODEL_VERSION: Final = "POPTORCH_IPU_MODEL_VERSION"
 _VERSIONS: Final[Mapping[str, IPU]] = {f"ipu{n}": ipu for n, ipu in OFFLINE_TARGETS.items()}
+
+# The SDK's own names of PopTorch, and the folder in which they are ours.
+_SDK_NAMES: Final = ("poptorch", "popdist.poptorch")
+_SDK_FOLDER: Final = Path(__file__).parents[2] / "sdk_names"
 
 
 def ipu_of(call: str, given: object) -> IPU:
@@ -56,6 +70,16 @@ def mode_of(call: str, given: object) -> MemoryMode:
     return cast(MemoryMode, given)
 
 
+def has_sdk_names(modules: Mapping[str, ModuleType]) -> bool:
+    """Tell whether a program has imported this PopTorch by one of the SDK's names.
+
+    Args:
+        modules: of the program, as in ``sys.modules``.
+    """
+    files = (getattr(modules.get(name), "__file__", None) for name in _SDK_NAMES)
+    return any(file is not None and _SDK_FOLDER in Path(file).parents for file in files)
+
+
 @dataclass(frozen=True, slots=True)
 class DeviceEnvironment:
     """What variables say of the device; a program's own words win over them.
@@ -65,16 +89,23 @@ class DeviceEnvironment:
         uses_model: whether ``POPTORCH_IPU_MODEL`` is set.
         model: which one that is: ``POPTORCH_IPU_MODEL_VERSION``, Mk2 if it is not set.
         memory: of ``POPDIST_IPU_MEMORY``.
+        is_sdk_program: whether one of the SDK's commands started a program with the SDK's names,
+            which then runs as on hardware.
     """
 
     ipu: IPU | None = None
     uses_model: bool = False
     model: IPU = ASSUMED_IPU
     memory: MemoryMode | None = None
+    is_sdk_program: bool = False
 
     @classmethod
-    def of(cls, environ: Mapping[str, str]) -> DeviceEnvironment:
+    def of(cls, environ: Mapping[str, str], modules: Mapping[str, ModuleType]) -> DeviceEnvironment:
         """Read the variables; an empty one counts as unset.
+
+        Args:
+            environ: the variables.
+            modules: of the program, as in ``sys.modules``.
 
         Raises:
             ValueError: a value that is not known.
@@ -90,6 +121,7 @@ class DeviceEnvironment:
             uses_model=environ.get(_USES_MODEL, "") not in ("", "0"),
             model=_VERSIONS[version],
             memory=mode_of(f"{IPU_MEMORY}={memory}", memory) if memory else None,
+            is_sdk_program=environ.get(SDK_COMMAND) == "1" and has_sdk_names(modules),
         )
 
     def named(self, *, uses_model: bool | None) -> IPU | None:
@@ -101,7 +133,9 @@ class DeviceEnvironment:
         if self.ipu is not None:
             return self.ipu
         wanted = self.uses_model if uses_model is None else uses_model
-        return self.model if wanted else None
+        if wanted:
+            return self.model
+        return ASSUMED_IPU if self.is_sdk_program else None
 
 
 def _one_of(words: Mapping[str, object] | tuple[str, ...]) -> str:

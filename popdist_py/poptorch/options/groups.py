@@ -6,6 +6,7 @@ Every default of a group stands here, once. Options themselves live in ``options
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Mapping
 from typing import Any, Final, Literal, TypeVar, cast, get_args
 
@@ -525,7 +526,7 @@ class _EmulatorOptions(OptionStore):
             double_precision=False,
             deterministic_reduction=os.environ.get("POPDIST_DETERMINISTIC", "0") == "1",
         )
-        self._declare(_environment=DeviceEnvironment.of(os.environ))
+        self._declare(_environment=DeviceEnvironment.of(os.environ, sys.modules))
 
     def replicaExecution(self, how: Execution) -> _EmulatorOptions:
         """Choose how local replicas run.
@@ -560,9 +561,9 @@ class _EmulatorOptions(OptionStore):
     def device(self, ipu: Literal["mk1", "mk2", "bow"] | IPU) -> _EmulatorOptions:
         """Name the IPU: a model has to fit into its memory, and its cycles and latencies count.
 
-        The default is what the launcher's ``--ipu-model`` or ``POPDIST_IPU`` says, then what
-        ``useIpuModel`` and ``POPTORCH_IPU_MODEL`` do. Where none of them names one, cycles and
-        latencies are the host's, and memory is looked at as if it were an Mk2's.
+        The default is that of ``--ipu-model`` or ``POPDIST_IPU``, then that of ``useIpuModel`` and
+        ``POPTORCH_IPU_MODEL``, then an Mk2 for a program that imports ``poptorch`` under ``poprun``
+        or ``python -m popdist_py``. Else times are the host's, and a model warns as on an Mk2.
 
         Args:
             ipu: a name, or any :class:`popdist_py.ipu.specification.IPU`.
@@ -601,8 +602,7 @@ class _EmulatorOptions(OptionStore):
     def device_named(self) -> IPU | None:
         """The IPU that program, launcher or environment name, in this order."""
         own: IPU | None = self._values.get("device")
-        uses_model = self._values.get("uses_ipu_model")
-        return own or self._environment.named(uses_model=uses_model)
+        return own or self._environment.named(uses_model=self._values.get("uses_ipu_model"))
 
     @property
     def ipu(self) -> IPU:

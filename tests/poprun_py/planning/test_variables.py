@@ -4,6 +4,7 @@ settings of our libraries reach every host.
 
 from __future__ import annotations
 
+import sys
 from itertools import pairwise
 
 import pytest
@@ -159,6 +160,15 @@ def test_the_ipu_of_the_model_reaches_every_instance():
     sent, command = told(environ={"POPDIST_IPU": "mk1"})
     assert sent["POPDIST_IPU"] == "mk1"
     assert not any("POPDIST_IPU" in word for word in command)
+
+
+@pytest.mark.parametrize("index", [0, 1])
+def test_poprun_says_by_its_name_that_programs_run_as_on_hardware(monkeypatch, index):
+    assert not any("POPDIST_SDK_COMMAND" in word for word in told(index=index)[1])
+    monkeypatch.setattr(sys, "argv", ["/opt/bin/poprun"])
+    assert "POPDIST_SDK_COMMAND=1" in told(index=index)[1]
+    # An instance of such a job may start another launcher.
+    assert "POPDIST_SDK_COMMAND" not in mpi_environment({"POPDIST_SDK_COMMAND": "1"})
 
 
 def test_an_instance_of_another_job_passes_nothing_of_itself_on():

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import copy
 import pickle
+import sys
 from dataclasses import replace
+from types import ModuleType
 
 import pytest
+from support.repository import ROOT
 
 import popdist_py.poptorch as poptorch
 from popdist_py.ipu.specification import BOW, IPUS, MK1, MK2
@@ -77,6 +80,51 @@ def test_who_names_the_device(variables, change, expected, monkeypatch):
     own = emulator(monkeypatch, change or (lambda _: None), **variables)
     assert own.device_named == expected
     assert own.memory_mode == ("warn" if expected is None else "enforce")
+
+
+SDK_COMMAND = "POPDIST_SDK_COMMAND"
+
+
+@pytest.fixture
+def sdk_modules(monkeypatch):
+    """Return a function that lets this process have modules of the SDK's names."""
+
+    def have(**files):
+        for name, file in files.items():
+            module = ModuleType(name.replace("_", "."))
+            if file is not None:
+                module.__file__ = file
+            monkeypatch.setitem(sys.modules, module.__name__, module)
+
+    return have
+
+
+OURS = str(ROOT / "popdist_py" / "sdk_names" / "NAME" / "__init__.py")
+
+
+@pytest.mark.parametrize("name", ["poptorch", "popdist_poptorch"])
+def test_programs_with_the_sdks_names_run_as_on_an_mk2_under_its_commands(
+    name, sdk_modules, monkeypatch
+):
+    sdk_modules(**{name: OURS})
+    own = emulator()
+    assert (own.device_named, own.memory_mode) == (None, "warn")
+    own = emulator(monkeypatch, **{SDK_COMMAND: "1"})
+    assert (own.device_named, own.memory_mode) == (MK2, "enforce")
+    assert emulator(change=lambda o: o.useIpuModel(False)).device_named is MK2
+    assert emulator(change=lambda o: o.Emulator.memory("warn")).memory_mode == "warn"
+    assert emulator(monkeypatch, **{MEMORY: "warn"}).memory_mode == "warn"
+    assert emulator(monkeypatch, **{NAMED: "bow"}).device_named is BOW
+
+
+@pytest.mark.parametrize(
+    "modules",
+    [{}, {"poptorch": "/sdk/poptorch/__init__.py"}, {"poptorch": None}, {"popdist": OURS}],
+)
+def test_other_programs_do_not(modules, sdk_modules, monkeypatch):
+    sdk_modules(**modules)
+    own = emulator(monkeypatch, **{SDK_COMMAND: "1"})
+    assert (own.device_named, own.memory_mode) == (None, "warn")
 
 
 def test_the_model_is_asked_for_memory_or_for_times():

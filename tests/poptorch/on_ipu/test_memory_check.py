@@ -10,12 +10,19 @@ from poptorch.on_ipu.captures import capture_as, captured
 from support.models import Mlp, classified, quiet_options
 
 import popdist_py.poptorch as poptorch
+from popdist_py.ipu import searches
+from popdist_py.ipu.specification import MK2
 from popdist_py.ipu.what_if import Advice
 from popdist_py.poptorch.on_ipu import memory_check
 from tools.device.ipu_graphs import mlp, resnet
 
 LARGE = captured(resnet([3, 4, 6, 3], 224, 64), ["layer3.0"])
 SMALL = captured(mlp([6, 8, 4], 2))
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_warned_of_yet(monkeypatch):
+    monkeypatch.setattr(memory_check, "_warned", set())
 
 
 @pytest.fixture
@@ -54,12 +61,15 @@ def test_enforced(monkeypatch, log):
     helping = lines.index("What would help, each alone:") + 1
     assert helping - largest == 5 + 1
     assert any("layer" in line for line in lines[largest:helping])
-    saving = lines[helping::2]
+    saving = lines[helping:-1:2]
     saved = [float(line.split()[0].replace(",", "")) for line in saving]
     assert saved == sorted(saved, reverse=True)
     assert len(saved) > 3
     # What a program has to say for it stands below each.
     assert "      batch_size of poptorch.DataLoader" in lines[helping + 1 :: 2]
+    # The last line says how to go on.
+    assert "POPDIST_IPU_MEMORY=warn" in lines[-1]
+    assert 'Options.Emulator.memory("warn")' in lines[-1]
     assert log.records == []
 
 
@@ -70,15 +80,66 @@ def test_a_smaller_model_compiles_after_the_error(monkeypatch):
 
 
 def test_said_once_where_no_device_is_named(monkeypatch, log):
-    training = compiled(monkeypatch, LARGE, pipelined)
-    training(*classified(2))
+    for _ in range(2):
+        training = compiled(monkeypatch, LARGE, pipelined)
+        training(*classified(2))
     (record,) = log.records
     line = record.getMessage()
     assert line.startswith("Out of memory on IPU ")
     assert " of an Mk2, " in line
     assert " MB less with " in line
     assert "model.memoryReport()" in line
+    assert "POPDIST_IPU_MEMORY=enforce, or --ipu-model mk2, refuses such a model" in line
     assert len(line.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("variables", "change", "expected"),
+    [
+        ({"POPDIST_IPU_MEMORY": "warn"}, None, "POPDIST_IPU_MEMORY=enforce, or --ipu-model mk2,"),
+        ({"POPDIST_IPU_MEMORY": "warn", "POPDIST_IPU": "bow"}, None, "POPDIST_IPU_MEMORY=enforce"),
+        ({}, lambda o: o.Emulator.memory("warn"), 'Options.Emulator.memory("enforce")'),
+        (
+            {"POPDIST_IPU_MEMORY": "enforce"},
+            lambda o: o.Emulator.memory("warn"),
+            'Options.Emulator.memory("enforce")',
+        ),
+    ],
+)
+def test_the_line_says_what_enforces(monkeypatch, log, variables, change, expected):
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+
+    def changed(options):
+        pipelined(options)
+        if change is not None:
+            change(options)
+
+    compiled(monkeypatch, LARGE, changed)
+    assert f"all the same: {expected} refuses such a model" in log.text
+
+
+def test_weights_that_are_too_large_by_themselves_need_no_model_of_the_device(monkeypatch, log):
+    tiny = replace(MK2, name="tiny", tiles=1, tile_bytes=16)
+    compiled(monkeypatch, None, lambda o: o.Emulator.device(tiny).memory("warn"))
+    (record,) = log.records
+    line = record.getMessage()
+    lacking = "weights and buffers alone need 368 bytes but 1 IPU only has 16."
+    assert line.startswith(f"Out of memory: {lacking} ")
+    assert "memoryReport" not in line  # it could not tell
+    with pytest.raises(poptorch.Error, match=lacking) as raised:
+        compiled(monkeypatch, None, lambda o: o.Emulator.device(tiny))
+    assert raised.value.type == "poplar_graph_memory_allocation_error"
+
+
+def test_weights_off_the_chip_may_be_as_large_as_they_like(monkeypatch, log):
+    def off_chip(options):
+        away = poptorch.TensorLocationSettings().useOnChipStorage(False)
+        options.TensorLocations.setWeightLocation(away)
+        options.Emulator.device(replace(MK2, name="tiny", tiles=1, tile_bytes=16)).memory("warn")
+
+    assert compiled(monkeypatch, None, off_chip).isCompiled()
+    assert log.records == []
 
 
 def test_the_line_has_an_advice_that_is_enough(monkeypatch, log):
@@ -124,19 +185,27 @@ def test_silent_where_it_fits(monkeypatch, log):
     assert log.records == []
 
 
-def unanswerable(_):
+def unanswerable(*_):
     raise ZeroDivisionError
 
 
 @pytest.mark.parametrize("forward", [SMALL, None])
 def test_what_cannot_be_told_is_said_where_it_would_be_enforced(monkeypatch, log, forward):
-    monkeypatch.setattr(memory_check, "explain", unanswerable)
+    monkeypatch.setattr(searches, "memory", unanswerable)
     assert compiled(monkeypatch, forward).isCompiled()
     assert log.records == []
     assert compiled(monkeypatch, forward, lambda o: o.Emulator.device("mk1")).isCompiled()
     (record,) = log.records
     assert record.getMessage().startswith("Whether an Mk1 has room for this model cannot be told")
     assert "all the same" in record.getMessage()
+
+
+def test_a_lack_without_advice_is_said_too(monkeypatch, log):
+    monkeypatch.setattr(memory_check, "explain", unanswerable)
+    compiled(monkeypatch, LARGE, pipelined)
+    assert "Out of memory on IPU " in log.text
+    with pytest.raises(poptorch.Error, match="Out of memory on IPU "):
+        compiled(monkeypatch, LARGE, lambda o: o.Emulator.device("mk1"))
 
 
 def test_what_only_the_model_refuses_stops_no_emulation(monkeypatch, log):
@@ -155,6 +224,7 @@ def test_executables_from_a_cache_are_looked_at_too(monkeypatch, log, tmp_path):
 
     compiled(monkeypatch, LARGE, change)
     assert len(log.records) == 1
+    memory_check._warned.clear()
     # Nothing is traced a second time: the graph comes with the executable.
     compiled(monkeypatch, None, change)
     assert len(log.records) == 2
