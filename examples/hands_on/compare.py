@@ -25,7 +25,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
 from typing import NoReturn
@@ -123,11 +123,9 @@ def modelled(rung: Rung) -> Modelled:
     from popdist_py.poptorch.on_ipu.run_of import run_of
 
     args = program.parse_arguments(rung.flags.split())
-    captured, model = _captured(args.precision, args.batch_size)
+    captured, model = _captured(args.precision, args.batch_size, args.eight_bit_io)
     optimizer = program.build_optimizer(model, args.precision)
     run = run_of(captured, program.training_options(args), optimizer, training=True)
-    if args.eight_bit_io:
-        run = _with_8_bit_input(run)
     asked = run.graph, run.placement, run.settings
     took = cycles(*asked, run.ipu)
     return Modelled(
@@ -141,7 +139,7 @@ def modelled(rung: Rung) -> Modelled:
 
 
 @cache
-def _captured(precision: str, batch: int):
+def _captured(precision: str, batch: int, eight_bit_io: bool):
     """Return the graph of main.py's network, and the network, whose weights have shapes only."""
     import main as program
     import torch
@@ -149,27 +147,15 @@ def _captured(precision: str, batch: int):
     from popdist_py.poptorch.on_ipu.capture import capture
 
     words = ["--precision", precision, "--batch-size", str(batch)]
-    args = program.parse_arguments(words)
+    args = program.parse_arguments(words + ["--eight-bit-io"] * eight_bit_io)
     dtype = torch.float16 if precision[:2] == "16" else torch.float32
+    dtype = torch.uint8 if eight_bit_io else dtype
     with torch.device("meta"):
         model = program.build_model(args)
         images = torch.empty(batch * args.gradient_accumulation, 3, 64, 64, dtype=dtype)
         labels = torch.empty(len(images), dtype=torch.int64)
     opts = program.training_options(args)
     return capture(model, opts, (images, labels), training=True), model
-
-
-def _with_8_bit_input(run):
-    """Return a run whose images come with 8 bits, and are cast and normalised on the device."""
-    from popdist_py.ipu.graph import Operation
-
-    first, *others = run.graph.inputs
-    image = replace(first, name="image", type="uint8")
-    normalize = Operation("normalize", "elementwise", (image.name,), first)
-    operations = (normalize, *run.graph.operations)
-    graph = replace(run.graph, inputs=(image, *others), operations=operations)
-    placement = replace(run.placement, stages=(0, *run.placement.stages))
-    return replace(run, graph=graph, placement=placement)
 
 
 def measured(rung: Rung, fits: bool, args: argparse.Namespace) -> Measured:

@@ -47,6 +47,8 @@ class Estimates:
         base_code: control code, stack and library of any program.
         distinct_code: vertices and exchange of a pass of an operation; equal ones share it.
         call_code: calling that, for each pass of each operation.
+        profile_code: counting cycles for a profile, for each pass of each operation; assumed: two
+            counts of 4 bytes, and four instructions.
         gaps: share of all variables that lies between them.
         grain: bytes of a tensor that stay together on a tile; vectors are 8 bytes, the widest loads
             16.
@@ -55,12 +57,15 @@ class Estimates:
     base_code: int = 32 * 1024
     distinct_code: int = 448
     call_code: int = 48
+    profile_code: int = 24
     gaps: float = 0.05
     grain: int = 16
 
 
 ESTIMATES: Final = Estimates()
 
+# What is no variable: no gaps lie in it.
+_CODE: Final[tuple[Category, ...]] = ("code", "profiling")
 # What the forward of a phase fetches, and its backward beside that; the update needs both.
 _FETCHED: Final[tuple[Category, ...]] = ("weights", "accumulators")
 
@@ -96,7 +101,7 @@ def ipu_memory(
     streams = [p for s in stages for p in _streams(graph, placement, settings, s)]
     if not settings.overlaps_io:
         parts += streams
-    variables = sum(part.bytes for part in parts if part.category != "code")
+    variables = sum(part.bytes for part in parts if part.category not in _CODE)
     gaps = round(variables * estimates.gaps)
     parts.append(Contribution("between variables", "gaps", gaps, True))
     return IpuMemory(
@@ -246,6 +251,9 @@ def _code(
     }
     for name, size in parts.items():
         yield Contribution(name, "code", size * tiles, True)
+    if settings.is_profiled:
+        size = estimates.profile_code * calls
+        yield Contribution("counters of cycles", "profiling", size * tiles, True)
 
 
 def _passes(operation: Operation, settings: Settings) -> int:

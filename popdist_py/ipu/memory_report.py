@@ -16,6 +16,7 @@ Category: TypeAlias = Literal[
     "optimiser state",
     "stash",
     "code",
+    "profiling",
     "streams",
     "activations",
     "gradients",
@@ -42,7 +43,7 @@ class Contribution:
 
     def group(self, depth: int) -> str:
         """Return the name under which it is counted together with others of its category."""
-        if self.category == "code":
+        if self.category in ("code", "profiling"):
             return "the whole program"
         if self.category == "working set":
             return self.name

@@ -25,7 +25,8 @@ from popdist_py.ipu.schedule import Schedule, schedule
 from popdist_py.ipu.schedule_views import grid
 from popdist_py.ipu.searches import Run
 from popdist_py.ipu.settings import Settings
-from popdist_py.ipu.transfers import copied_bytes, host_traffic
+from popdist_py.ipu.tile_balance import tile_balance
+from popdist_py.ipu.transfers import copied_bytes, host_traffic, request_bytes
 from popdist_py.ipu.what_if import OutOfMemory, explain
 
 __all__ = [
@@ -213,13 +214,15 @@ class IpuExecution:
     Attributes:
         ipu: which one.
         busy: share of the call in which it computes.
+        tile_balance: work of its mean tile over that of its busiest one.
         received: bytes from the host.
-        sent: bytes to the host.
+        sent: bytes to the host: outputs, and the requests of tiles that read or write there.
         copied: bytes of activations to other IPUs; training brings as many back as gradients.
     """
 
     ipu: int
     busy: float
+    tile_balance: float
     received: int
     sent: int
     copied: int
@@ -350,12 +353,14 @@ class ExecutionPage(Report):
         return Section(title, tuple(map(Column, columns)), rows)
 
     def _ipus(self) -> Section:
-        names = ("IPU", "busy", "idle", "from the host", "to the host", "to other IPUs")
+        names = ("IPU", "busy", "idle", "tile balance")
+        names += ("from the host", "to the host", "to other IPUs")
         rows: tuple[tuple[Cell, ...], ...] = tuple(
             (
                 str(one.ipu),
                 Share(one.busy),
                 str(Share(1 - one.busy)),
+                f"{one.tile_balance:.2%}",
                 *(f"{size / 1e6:,.3f}" for size in (one.received, one.sent, one.copied)),
             )
             for one in self.ipus
@@ -411,7 +416,12 @@ def execution_page(run: Run) -> ExecutionPage:
     copied = [0] * placement.num_ipus
     for stage, ipu in enumerate(placement.ipus):
         copied[ipu] += settings.micro_batches * copied_bytes(graph, placement, stage)
-    traffic = host_traffic(graph, placement, settings)
+    balances = tile_balance(graph, placement, settings, run.ipu, run.model, run.estimates.grain)
+    traffic = zip(
+        host_traffic(graph, placement, settings),
+        request_bytes(graph, placement, settings, run.ipu),
+        strict=True,
+    )
     work = [stage.work for stage in report.stages]
     return ExecutionPage(
         device=run.ipu.name,
@@ -420,8 +430,15 @@ def execution_page(run: Run) -> ExecutionPage:
         report=report,
         stage_ipus=placement.ipus,
         ipus=tuple(
-            IpuExecution(ipu, report.busy[ipu], own.received, own.sent, copied[ipu])
-            for ipu, own in enumerate(traffic)
+            IpuExecution(
+                ipu=ipu,
+                busy=report.busy[ipu],
+                tile_balance=balances[ipu],
+                received=own.received,
+                sent=own.sent + requests,
+                copied=copied[ipu],
+            )
+            for ipu, (own, requests) in enumerate(traffic)
         ),
         imbalance=max(work) * len(work) / sum(work) if any(work) else 1.0,
         idle_share=schedule(placement, settings.one_window).idle_share,

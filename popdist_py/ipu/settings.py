@@ -117,6 +117,7 @@ class Settings:
         output_mode: what the host gets of a call; None is PopTorch's: "final" when training.
         output_return_period: N of "every n": it divides the device iterations.
         synthetic_data: whether nothing comes from the host or goes there.
+        is_profiled: whether tiles count the cycles of each program for a profile.
 
     Raises:
         ValueError: a number that has to be positive is not, that of I/O tiles is none that PopTorch
@@ -144,6 +145,7 @@ class Settings:
     output_mode: OutputMode | None = None
     output_return_period: int = 1
     synthetic_data: bool = False
+    is_profiled: bool = False
 
     def __post_init__(self) -> None:
         for name in ("accumulation", "device_iterations", "replicas", "output_return_period"):

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
 from popdist_py.ipu.graph import Type
+from popdist_py.ipu.identical_parts import reused
 from popdist_py.ipu.memory_report import IpuMemory
 from popdist_py.ipu.searches import Run, best_splits, places_to_cut, with_checkpoints
 from popdist_py.ipu.settings import SGD, Location
@@ -32,6 +33,8 @@ Kind: TypeAlias = Literal[
     "proportion",
     "half partials",
     "splits",
+    "identical parts",
+    "profiling",
 ]
 
 _OFF_CHIP = Location(on_chip=False)
@@ -63,7 +66,7 @@ class OutOfMemory:
 
     Attributes:
         memory: of the IPU that lacks the most.
-        advice: what would help, what saves most first.
+        advice: what would help, what saves most first; what makes another model comes last.
     """
 
     memory: IpuMemory
@@ -102,7 +105,8 @@ def explain(run: Run) -> OutOfMemory | None:
         if after.needed < own.needed or after.fits:
             saved = max(0, own.needed - after.needed)
             found.append(Advice(change, saved, after.fits, kind))
-    ordered = sorted(found, key=lambda advice: -advice.saved)
+    # Sharing weights makes another model, so that comes last.
+    ordered = sorted(found, key=lambda one: (one.kind == "identical parts", -one.saved))
     return OutOfMemory(own, tuple(ordered))
 
 
@@ -134,12 +138,25 @@ def _changes(run: Run) -> Iterator[tuple[Kind, str, Run]]:
     if settings.partials != "float16" or settings.matmul_partials == "float32":
         half_sums = replace(settings, partials="float16", matmul_partials=None)
         yield "half partials", "partials in float16", replace(run, settings=half_sums)
+    yield from _program_changes(run)
     if settings.is_pipelined and run.placement.num_stages > 1:
         splits = best_splits(run, run.placement.num_stages, tries_all=False)
         if splits is not None:
             names = [graph.operations[splits.stages.index(s)].name for s in splits.ipus[1:]]
             change = f"stages that begin at {', '.join(names)}"
             yield "splits", change, replace(run, placement=splits)
+
+
+def _program_changes(run: Run) -> Iterator[tuple[Kind, str, Run]]:
+    """Yield what needs another program: fewer weights, or one that takes no profile."""
+    graph, settings = run.graph, run.settings
+    reuse = reused(graph, run.placement)
+    if reuse is not None:
+        change = f"identical parts reused: {reuse.kept} called {reuse.calls} times, and so on"
+        yield "identical parts", change, replace(run, graph=reuse.graph)
+    if settings.is_profiled:
+        plain = replace(settings, is_profiled=False)
+        yield "profiling", "no profiling on the IPU", replace(run, settings=plain)
 
 
 def _in_half(run: Run) -> Run:

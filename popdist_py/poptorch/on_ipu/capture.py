@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from popdist_py.errors import counted
 from popdist_py.poptorch.calls.call_signature import CallSignature
@@ -27,6 +26,7 @@ from popdist_py.poptorch.on_ipu.captured import Captured
 from popdist_py.poptorch.on_ipu.dataflow import forward_of
 from popdist_py.poptorch.on_ipu.observations import Observed, Observer
 from popdist_py.poptorch.on_ipu.tidying import captured_of
+from popdist_py.poptorch.on_ipu.unknown_values import UnknownValues
 from popdist_py.poptorch.options.options import Options
 from popdist_py.poptorch.placement.recorder import record_placement
 from popdist_py.poptorch.weights.device_state import DeviceState
@@ -137,13 +137,19 @@ def capture(
     # Whatever a program computes with while the modules hold tensors without data has none either.
     with (
         torch.inference_mode(False),
-        FakeTensorMode(allow_non_fake_inputs=True),
+        UnknownValues() as mode,
         _without_tracebacks(),
     ):
         try:
-            state = DeviceState(model, model, transfer.dtype, replicas, _without_data)
+            state = DeviceState(
+                model,
+                model,
+                transfer.dtype,
+                replicas,
+                lambda host, dtype: mode.unknown(host.shape, dtype),
+            )
             run = _FakeRun(model, options, call, state, training=training)
-            return run.captured(_micro_batch(call, sizes, transfer))
+            return run.captured(_micro_batch(call, sizes, transfer, mode))
         finally:
             torch.set_rng_state(random)
 
@@ -159,21 +165,16 @@ def _without_tracebacks() -> Iterator[None]:
         log.disabled = was_disabled
 
 
-def _without_data(host: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    return torch.empty(host.shape, dtype=dtype)
-
-
 def _micro_batch(
-    call: Call, sizes: Sequence[int], transfer: Transfer
+    call: Call, sizes: Sequence[int], transfer: Transfer, mode: UnknownValues
 ) -> Callable[[bool], list[torch.Tensor]]:
     """Return what makes the tensors of a micro-batch, with narrow integers widened or not."""
 
     def make(widen_integers: bool) -> list[torch.Tensor]:
         return [
             transfer.to_device(
-                torch.empty(
-                    tensor.shape if tensor.dim() == 0 else (size, *tensor.shape[1:]),
-                    dtype=tensor.dtype,
+                mode.unknown(
+                    tensor.shape if tensor.dim() == 0 else (size, *tensor.shape[1:]), tensor.dtype
                 ),
                 widen_integers=widen_integers,
             )

@@ -25,7 +25,10 @@ from typing import Any, Final
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
+from torch._subclasses.fake_tensor import DataDependentOutputException
+from torch.utils._pytree import tree_map_only
+
+from popdist_py.poptorch.on_ipu.unknown_values import UnknownValues
 
 __all__ = [
     "LOSSES",
@@ -42,7 +45,10 @@ OWN_LOSS: Final = "own"
 _TYPES: Final[Mapping[str, torch.dtype]] = MappingProxyType(
     {
         name: getattr(torch, name)
-        for name in ("float32", "float16", "int64", "int32", "int8", "uint8", "bool")
+        for name in (
+            *("float32", "float16", "float64", "bfloat16"),
+            *("int64", "int32", "int16", "int8", "uint8", "bool"),
+        )
     }
 )
 # Frames of a traceback that tell the user nothing: ours, torch's, and those of imports.
@@ -302,8 +308,13 @@ def with_loss(example: Example, loss: str) -> Iterator[Example]:
 
 def _first_output(example: Example) -> torch.Tensor:
     """Return the size and type of the model's first output, from a forward without numbers."""
-    with user_code("the forward"), FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
-        made = example.module(*example.args, **example.kwargs)
+    with user_code("the forward"), UnknownValues() as mode, torch.no_grad():
+        args, kwargs = tree_map_only(
+            torch.Tensor,
+            lambda tensor: mode.unknown(tensor.shape, tensor.dtype),
+            (example.args, dict(example.kwargs)),
+        )
+        made = example.module(*args, **kwargs)
     found = _first_tensor(made)
     return torch.empty(tuple(found.shape), dtype=found.dtype, device="meta")
 

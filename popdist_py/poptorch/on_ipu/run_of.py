@@ -20,6 +20,7 @@ from popdist_py.poptorch import enums
 from popdist_py.poptorch.errors import Error
 from popdist_py.poptorch.on_ipu.captured import LEAST_PROPORTION, Captured
 from popdist_py.poptorch.options.options import Options
+from popdist_py.poptorch.options.profile_folder import profile_folder
 from popdist_py.poptorch.placement.execution_strategies import (
     ParallelPhasedExecution,
     PipelinedExecution,
@@ -89,7 +90,8 @@ def run_of(
         replicas: over all instances; None takes what the options say.
 
     Raises:
-        Error: a session option has a value that PopART does not know.
+        Error: a session option has a value that PopART does not know, or the engine options in
+            ``POPLAR_ENGINE_OPTIONS`` are not JSON.
     """
     if replicas is None:
         replicas = options.replication_factor * options.Distributed.numProcesses
@@ -108,7 +110,8 @@ def settings_of(
     """Return the options that change memory, schedule or time on the device.
 
     Raises:
-        Error: a session option has a value that PopART does not know.
+        Error: a session option has a value that PopART does not know, or the engine options in
+            ``POPLAR_ENGINE_OPTIONS`` are not JSON.
     """
     locations = options.TensorLocations
     io_tiles = locations("numIOTiles") if locations.exists("numIOTiles") else 0
@@ -135,6 +138,7 @@ def settings_of(
         output_mode=_OUTPUT_MODES[batching.output_mode],
         output_return_period=batching.output_period,
         synthetic_data=options.synthetic_data,
+        is_profiled=profile_folder(options) is not None,
     )
 
 

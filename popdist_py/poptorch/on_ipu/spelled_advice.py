@@ -36,6 +36,10 @@ _SPELLINGS: Final[Mapping[Kind, str]] = MappingProxyType(
         "I/O tiles": "options.TensorLocations.numIOTiles",
         "proportion": 'options.setAvailableMemoryProportion({"IPU0": 0.1}), and so for each IPU',
         "half partials": "options.Precision.setPartialsType(torch.half)",
+        "identical parts": "one module that the forward calls again, as in "
+        "nn.ModuleList([layer] * n), where layers may share their weights",
+        "profiling": "a run without options.enableProfiling(), and without autoReport in "
+        "POPLAR_ENGINE_OPTIONS",
         "splits": "poptorch.BeginBlock(module, ipu_id=i) where stage i begins",
     }
 )

@@ -13,6 +13,8 @@ import pytest
 from popdist_py.ipu.cycles import cycles
 from popdist_py.ipu.graph import Placement
 from popdist_py.ipu.memory import memory
+from popdist_py.ipu.reports import execution_page
+from popdist_py.ipu.searches import Run
 from popdist_py.ipu.settings import ADAM, HALF_ADAM, Settings
 from popdist_py.ipu.specification import MK2
 from popdist_py.ipu.transfers import host_traffic
@@ -88,6 +90,22 @@ def test_received_bytes_are_those_of_hardware(accumulation, iterations, is_8_bit
     assert first.received == mib * 2**20
     # 768 B and 2.0 kB of labels where they were shown.
     assert second.received == accumulation * iterations * 64 * 4
+
+
+@pytest.mark.parametrize(
+    ("row", "first", "second"),
+    list(zip(RUNS, (51.8, 138, 552, 551), (141, 141, 142, 142), strict=True)),
+)
+def test_sent_bytes_are_those_of_hardware(row, first, second):
+    """Its kB are of 1,024 bytes, as its 768 B and 4.5 MB show."""
+    ipus = execution_page(Run(*run(*row[:3]), MK2)).ipus
+    assert [one.sent / 1024 for one in ipus] == pytest.approx([first, second], rel=0.002)
+
+
+def test_tiles_are_nearly_as_balanced_as_on_hardware():
+    """Both IPUs have 100.00 % there."""
+    page = execution_page(Run(*run(8, 4, True), MK2))
+    assert all(0.99 < one.tile_balance <= 1 for one in page.ipus)
 
 
 def test_cycles_are_close_to_those_of_hardware():

@@ -6,12 +6,14 @@ import pytest
 
 from popdist_py.ipu.graph import Placement
 from popdist_py.ipu.settings import ADAM, Location, Settings
+from popdist_py.ipu.specification import MK2
 from popdist_py.ipu.transfers import (
     Traffic,
     all_reduce_bytes,
     copied_bytes,
     fetched_bytes,
     host_traffic,
+    request_bytes,
     streamed_bytes,
 )
 from tools.device.ipu_graphs import mlp, transformer
@@ -45,6 +47,28 @@ def test_inference_returns_everything_and_synthetic_data_nothing():
     assert host_traffic(GRAPH, PLACEMENT, inference)[2].sent == 3 * (4 * 5 * 4 + 4)
     none = Settings(accumulation=5, synthetic_data=True)
     assert set(host_traffic(GRAPH, PLACEMENT, none)) == {Traffic(0, 0)}
+
+
+def test_tiles_send_requests_for_what_they_exchange_with_the_host():
+    settings = Settings(accumulation=5, device_iterations=2)
+    # 160 bytes of data on two tiles and 16 of labels on one, ten times; scores and a loss once.
+    sent = (10 * 2 * 12, 0, 10 * 12 + 12 + 12)
+    assert request_bytes(GRAPH, PLACEMENT, settings, MK2) == sent
+    none = Settings(accumulation=5, synthetic_data=True)
+    assert request_bytes(GRAPH, PLACEMENT, none, MK2) == (0, 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("options", "tiles"),
+    [({}, 1472), ({"io_tiles": 64}, 1408), ({"io_tiles": 64, "overlaps_io": True}, 64)],
+    ids=str,
+)
+def test_requests_come_from_the_tiles_of_the_stream(options, tiles):
+    wide = mlp([10_000, 5], batch=40)
+    placement = Placement.cut(wide)
+    settings = Settings(is_training=False, **options)
+    # 800 bytes of scores, 160 of labels and a loss of 4 are on 9, 2 and 1 tiles.
+    assert request_bytes(wide, placement, settings, MK2) == (12 * (tiles + 2 + 9 + 1),)
 
 
 def test_copies_between_stages():

@@ -27,7 +27,10 @@ def why():
 def test_why_the_ladder_begins_out_of_memory(golden, why):
     golden("out_of_memory.txt", f"{why}\n")
     assert why.memory.needed > why.memory.capacity == MK2.memory
-    assert [a.saved for a in why.advice] == sorted((a.saved for a in why.advice), reverse=True)
+    saved = [a.saved for a in why.advice if a.kind != "identical parts"]
+    assert saved == sorted(saved, reverse=True)
+    # Sharing weights makes another model.
+    assert why.advice[-1].kind == "identical parts"
     # Half precision comes first, as in the tutorial, and is enough.
     assert why.advice[0].change == "half precision: all but second moments in float16"
     assert why.advice[0].fits
@@ -46,6 +49,25 @@ def test_saved_bytes_are_what_the_changed_run_lacks(why):
     )
     fewer = replace(LADDER, graph=FLOAT.with_batch(32))
     assert saved["micro-batches of 32, not 64"] == why.memory.needed - fewer.fullest.needed
+
+
+def test_profiling_is_named_if_it_is_on(why):
+    assert "profiling" not in [advice.kind for advice in why.advice]
+    settings = replace(LADDER.settings, is_profiled=True)
+    profiled = explain(replace(LADDER, settings=settings))
+    (found,) = [advice for advice in profiled.advice if advice.kind == "profiling"]
+    assert found.saved == profiled.memory.needed - why.memory.needed > 0
+    assert profiled.memory.by_category()["profiling"] == found.saved
+
+
+def test_identical_parts_are_named_if_there_are_any(why):
+    found = why.advice[-1]
+    assert found.change == "identical parts reused: layer3.8 called 15 times, and so on"
+    # The weights, accumulators and states of 14 blocks of 1,121,280 elements, and of the others.
+    assert found.saved > 14 * 1_117_184 * 4 * 4
+    graph = mlp([30_000, 30_000, 10], 1)  # no two layers have equal sizes
+    lack = explain(Run(graph, Placement.cut(graph), Settings(), MK2))
+    assert "identical parts" not in [advice.kind for advice in lack.advice]
 
 
 def test_nothing_to_explain_where_it_fits():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -13,6 +15,7 @@ from popdist_py.ipu.memory import memory
 from popdist_py.ipu.schedule import schedule
 from popdist_py.ipu.settings import Optimizer, Settings
 from popdist_py.ipu.specification import BOW, MK2
+from popdist_py.ipu.what_if import explain
 from popdist_py.poptorch.on_ipu.captured import Captured
 from popdist_py.poptorch.on_ipu.run_of import optimizer_of, run_of
 from tools.device.ipu_graphs import resnet, with_checkpoints
@@ -76,6 +79,19 @@ SHARDED = {"useReplicatedTensorSharding": True}
 )
 def test_what_an_option_saves(change, category):
     assert 0 <= always(run(change), category) < always(run(), category)
+
+
+def test_a_profile_needs_memory(monkeypatch):
+    profiled = run(lambda options: options.enableProfiling("folder"))
+    assert always(profiled, "profiling") > always(run(), "profiling") == 0
+    (advice,) = (
+        one
+        for one in explain(replace(profiled, ipu=replace(MK2, tile_bytes=200_000))).advice
+        if one.kind == "profiling"
+    )
+    assert advice.saved == profiled.fullest.needed - run().fullest.needed
+    monkeypatch.setenv("POPLAR_ENGINE_OPTIONS", '{"autoReport.all": "true"}')
+    assert run().fullest == profiled.fullest
 
 
 @pytest.mark.parametrize("kind", ["Weight", "Optimizer", "Accumulator"])

@@ -1,0 +1,126 @@
+"""A mode in which tensors have sizes and no data, but small ones that follow from no input keep it.
+
+A forward may decide by such a value: torchvision's ``Normalize`` asks whether a deviation is 0, its
+random transforms draw what they do. Inputs and weights stay unknown, so whatever reads their values
+raises an error.
+Nothing here knows models, or what is captured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+__all__ = ["UnknownValues"]
+
+# Means, kernels and drawn numbers have fewer elements; an operation on two of them has a result of
+# at most a million.
+_MOST_ELEMENTS: Final = 1024
+
+
+class UnknownValues(FakeTensorMode):
+    """Runs operations without data, except those on small tensors that all have it."""
+
+    def __init__(self) -> None:
+        super().__init__(allow_non_fake_inputs=True)
+        # Memory that operations in here made: changing it changes nothing of the program's.
+        self._own: set[StorageWeakRef] = set()
+        # Memory into which values were written that nothing tells.
+        self._lost: set[StorageWeakRef] = set()
+        # False inside an operation without data, which may be made of others.
+        self._keeps_data = True
+
+    def unknown(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        """Return a tensor whose values nothing tells, inside the mode."""
+        before, self._keeps_data = self._keeps_data, False
+        try:
+            return torch.empty(shape, dtype=dtype)
+        finally:
+            self._keeps_data = before
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Tell torch that its compiler needs no detour here: it takes longer than the operation."""
+        return False
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Any,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """Run an operation, with data where that is known."""
+        named = dict(kwargs or {})
+        if not self._keeps_data:
+            return super().__torch_dispatch__(func, types, args, named)
+        written = _written(func, args, named)
+        if FakeTensor in types and not written:
+            return self._without_data(func, types, args, named)
+        tensors = list(_tensors((args, named)))
+        is_known = bool(tensors) and all(map(self._is_known, tensors))
+        if is_known and all(_memory(each) in self._own for each in written):
+            return self._with_data(func, args, named)
+        if written:
+            # The change is lost: the program's own tensors stay as they are.
+            self._lost.update(_memory(each) for each in written if not _is_fake(each))
+            args, named = tree_map_only(torch.Tensor, self._as_fake, (args, named))
+        result = self._without_data(func, types, args, named)
+        if not tensors and all(map(_could_be_known, _tensors(result))):
+            return self._with_data(func, args, named)
+        return result
+
+    def _without_data(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        before, self._keeps_data = self._keeps_data, False
+        try:
+            return super().__torch_dispatch__(func, types, args, kwargs)
+        finally:
+            self._keeps_data = before
+
+    def _with_data(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        result = func(*args, **kwargs)
+        known = {_memory(each) for each in _tensors((args, kwargs))}
+        self._own.update(m for m in map(_memory, _tensors(result)) if m not in known)
+        return result
+
+    def _as_fake(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor if _is_fake(tensor) else self.from_tensor(tensor)
+
+    def _is_known(self, tensor: torch.Tensor) -> bool:
+        is_plain = type(tensor) is torch.Tensor and not tensor.requires_grad
+        return is_plain and _could_be_known(tensor) and _memory(tensor) not in self._lost
+
+
+def _written(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
+    """Return the tensors that an operation changes."""
+    if not isinstance(func, torch._ops.OpOverload) or not func._schema.is_mutable:
+        return []
+    given = dict(enumerate(args)) | dict(kwargs)
+    changed = [
+        given.get(position, given.get(argument.name))
+        for position, argument in enumerate(func._schema.arguments)
+        if argument.alias_info is not None and argument.alias_info.is_write
+    ]
+    return list(_tensors(changed))
+
+
+def _tensors(values: Any) -> Iterator[torch.Tensor]:
+    return (each for each in tree_leaves(values) if isinstance(each, torch.Tensor))
+
+
+def _could_be_known(tensor: torch.Tensor) -> bool:
+    is_small = tensor.numel() <= _MOST_ELEMENTS
+    return is_small and tensor.device.type == "cpu" and tensor.layout is torch.strided
+
+
+def _is_fake(tensor: torch.Tensor) -> bool:
+    return isinstance(tensor, FakeTensor)
+
+
+def _memory(tensor: torch.Tensor) -> StorageWeakRef:
+    return StorageWeakRef(tensor.untyped_storage())

@@ -1,0 +1,117 @@
+"""Forwards without values: what still has one, and reports on inputs of every type."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from popdist_py import poptorch
+from popdist_py.poptorch.on_ipu.unknown_values import UnknownValues
+
+transforms = pytest.importorskip("torchvision.transforms")
+STATISTICS = {"mean": [0.485, 0.456, 0.406], "std": [0.229, 0.224, 0.225]}
+DTYPES = [
+    *(torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.bool),
+    *(torch.float16, torch.bfloat16, torch.float32, torch.float64),
+]
+
+
+class Normalized(nn.Module):
+    """A model whose device casts and transforms the images, as with 8-bit I/O."""
+
+    def __init__(self, transform: object, dtype: torch.dtype = torch.float32) -> None:
+        super().__init__()
+        self.transform, self.dtype = transform, dtype
+        self.layer = nn.Conv2d(3, 4, 3)
+
+    def forward(self, images: torch.Tensor, labels: torch.Tensor) -> object:
+        made = self.layer(self.transform(images.to(self.dtype))).mean((2, 3))
+        return made, nn.functional.cross_entropy(made, labels)
+
+
+def wrapped(transform: object, dtype: torch.dtype = torch.float32) -> poptorch.PoplarExecutor:
+    model = Normalized(transform, dtype).to(dtype)
+    options = poptorch.Options()
+    options.showCompilationProgressBar(False)
+    optimizer = poptorch.optim.SGD(model.parameters(), lr=0.1)
+    return poptorch.trainingModel(model, options, optimizer)
+
+
+def call(dtype: torch.dtype, device: str = "meta") -> tuple[torch.Tensor, torch.Tensor]:
+    return (
+        torch.zeros(2, 3, 8, 8, device=device).to(dtype),
+        torch.zeros(2, dtype=torch.int64, device=device),
+    )
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_every_report_takes_inputs_of_every_type(dtype):
+    model = wrapped(transforms.Normalize(**STATISTICS), torch.float16)
+    for report in (model.memoryReport(*call(dtype)), model.executionReport(*call(dtype))):
+        assert str(report)
+        assert report.to_json()
+        assert report._repr_html_()
+    received = model.executionReport(*call(dtype)).ipus[0].received
+    width = {torch.int64: 4, torch.float64: 4, torch.bfloat16: 4}.get(dtype, dtype.itemsize)
+    assert received == 2 * 3 * 8 * 8 * width + 2 * 4
+    assert str(model.schedule(*call(dtype)))
+
+
+def test_shapes_tell_what_compiling_does():
+    model = wrapped(transforms.Normalize(**STATISTICS))
+    asked = [model.memoryReport(*call(torch.uint8)), model.executionReport(*call(torch.uint8))]
+    model.compile(*call(torch.uint8, "cpu"))
+    assert [model.memoryReport(), model.executionReport()] == asked
+
+
+@pytest.mark.parametrize(
+    "transform",
+    [
+        transforms.Compose(
+            [transforms.ConvertImageDtype(torch.float32), transforms.Normalize(**STATISTICS)]
+        ),
+        transforms.GaussianBlur(3, (0.5, 1.0)),
+        transforms.RandomHorizontalFlip(),
+        transforms.RandomResizedCrop(6),
+        transforms.ColorJitter(0.1),
+        transforms.RandomErasing(1.0),
+    ],
+    ids=lambda one: type(one).__name__,
+)
+def test_transforms_that_read_values_of_their_own(transform):
+    model = wrapped(transform)
+    before = torch.get_rng_state()
+    assert str(model.memoryReport(*call(torch.uint8)))
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_a_model_that_reads_its_input_is_refused():
+    model = wrapped(lambda images: images if images.sum() > 0 else -images)
+    with pytest.raises(poptorch.Error, match="needs the value of a tensor"):
+        model.memoryReport(*call(torch.uint8))
+
+
+def test_small_values_that_follow_from_no_input_are_known():
+    with UnknownValues() as mode:
+        given = mode.unknown((3,), torch.float32)
+        steps = torch.arange(4) * 2
+        assert steps.tolist() == [0, 2, 4, 6]
+        steps[0] = 5
+        assert steps.tolist() == [5, 2, 4, 6]
+        for lost in (given, given.half(), given + torch.ones(3), torch.zeros(2000)):
+            with pytest.raises(Exception, match="_local_scalar_dense"):
+                lost.sum().item()
+        mixed = torch.zeros(3)
+        mixed[0] = given[0]  # from now on what it holds follows from an input
+        with pytest.raises(Exception, match="_local_scalar_dense"):
+            mixed.sum().item()
+
+
+def test_tensors_of_the_program_stay_as_they_are():
+    own = torch.ones(3)
+    with UnknownValues():
+        assert (own == 1).all()
+        own.add_(1)
+        own.view(3, 1).mul_(2)
+    assert own.tolist() == [1, 1, 1]
