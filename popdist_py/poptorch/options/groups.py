@@ -318,7 +318,10 @@ class _PrecisionOptions(_SessionGroup):
         super().__init__(popart, half_float_casting=enums.HalfFloatCastingBehavior.Default)
 
     def enableFloatingPointExceptions(self, enabled: bool) -> _PrecisionOptions:
-        """Raise Error for divisions by zero, invalid operations and overflows on the device."""
+        """Raise Error for divisions by zero, invalid operations and overflows on the device.
+
+        Every result counts, in any format, and so do weights, buffers and running statistics.
+        """
         assert isinstance(enabled, bool), (
             f"enableFloatingPointExceptions needs a bool, got {type(enabled)}"
         )
