@@ -267,13 +267,6 @@ def test_engine_options_of_the_environment_are_an_object(monkeypatch):
         compiled(poptorch.Options())
 
 
-def test_a_correction_that_cannot_be_left_out_says_so(log):
-    poptorch.optim.AdamW(Mlp().parameters(), bias_correction=True)
-    assert log.records == []
-    poptorch.optim.AdamW(Mlp().parameters(), bias_correction=False)
-    assert "bias_correction=False is ignored" in log.text
-
-
 @pytest.mark.parametrize("share", [1.5, -0.1, float("nan"), "0.5"])
 def test_a_share_of_the_memory_is_from_0_to_1(share):
     with pytest.raises(AssertionError, match=r"memory proportion.*for IPU0"):
