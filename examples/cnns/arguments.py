@@ -105,7 +105,11 @@ def _data(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--image-size", type=positive, help="side of an image that the model sees")
     _flag(group, "--eight-bit-io", "transfer images as 8 bits")
     _flag(group, "--hostside-norm", "normalise images on the host, not on the IPU", default=True)
-    _flag(group, "--standard-imagenet", "read every image in the order of the data set")
+    _flag(
+        group,
+        "--standard-imagenet",
+        "one order of all images, in place of files of its own for each instance",
+    )
     _flag(group, "--dataset-cache", "keep ImageNet's images in memory", default=True)
     group.add_argument("--workers", type=worker_count, default=0,
                        help="processes of each instance that load images")  # fmt: skip

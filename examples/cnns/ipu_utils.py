@@ -188,7 +188,7 @@ def training_options(args: argparse.Namespace, num_samples: int | None = None) -
         options.deviceIterations(device_iterations(args, num_samples))
     options.outputMode(poptorch.OutputMode.Sum)
     options.Training.gradientAccumulation(args.gradient_accumulation_count)
-    if args.bn_span > 1:
+    if args.bn_span > 1 and args.norm == "batch":
         options.Training.distributedBatchNormReplicaGroupSize(args.bn_span)
     if args.enable_recompute:
         options._Popart.set("autoRecomputation", int(RecomputationType.Standard))

@@ -23,6 +23,7 @@ sys.path.append(str(Path(__file__).resolve().parents[1]))
 import checkpoints
 import configurations
 import datasets
+import idle_options
 import instances
 import ipu_utils
 import log
@@ -301,6 +302,8 @@ class _Training:
 
     def _say_what_runs(self) -> None:
         if line := ipu_utils.ignored(self.args):
+            self.run.line(line)
+        if line := idle_options.line(self.args):
             self.run.line(line)
         args, found = self.args, self.sizes
         is_random = args.generated_data or args.synthetic_data
