@@ -257,6 +257,11 @@ def main(argv: list[str] | None = None) -> None:
     args = parser.parse_args(argv)
     if args.width % args.heads:
         parser.error(f"--width {args.width} cannot be divided among --heads {args.heads}")
+    parser.say_idle(
+        args,
+        (popdist_py.isPopdistEnvSet(), "the launcher gives the replicas", "replicas"),
+        (args.checkpoints is None, "no --checkpoints", "save_every"),
+    )
 
     popdist_py.init()
     torch.manual_seed(args.seed)

@@ -151,6 +151,11 @@ def main(argv: list[str] | None = None) -> float:
     parser.add_argument("--replicas", type=positive, default=8, help="without the launcher only")
     parser.add_argument("--seed", type=int, default=42)
     args = parser.parse_args(argv)
+    parser.say_idle(
+        args,
+        (popdist_py.isPopdistEnvSet(), "the launcher gives the replicas", "replicas"),
+        (args.dataset == "digits", "scikit-learn has the digits", "data_dir"),
+    )
 
     popdist_py.init()
     torch.manual_seed(args.seed)

@@ -105,7 +105,11 @@ def _data(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--image-size", type=positive, help="side of an image that the model sees")
     _flag(group, "--eight-bit-io", "transfer images as 8 bits")
     _flag(group, "--hostside-norm", "normalise images on the host, not on the IPU", default=True)
-    _flag(group, "--standard-imagenet", "read every image in the order of the data set")
+    _flag(
+        group,
+        "--standard-imagenet",
+        "one order of all images, in place of files of its own for each instance",
+    )
     _flag(group, "--dataset-cache", "keep ImageNet's images in memory", default=True)
     group.add_argument("--workers", type=worker_count, default=0,
                        help="processes of each instance that load images")  # fmt: skip
@@ -200,7 +204,7 @@ def _ipu(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--select-ipus", nargs="+", metavar="ID",
                        help="id of the device for training, and another one for validation, "
                        "without which any free one validates; AUTO chooses both")  # fmt: skip
-    _flag(group, "--fp-exceptions", "stop at NaN and overflow")
+    _flag(group, "--fp-exceptions", "stop at NaN and overflow, also of weights and statistics")
     _flag(group, "--deterministic", "the same bits for any number of instances")
     group.add_argument("--device", choices=DEVICES,
                        help="the IPU that has to have room for the model")  # fmt: skip

@@ -143,6 +143,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--figure", type=figure_file, default="learning-curve.svg", help="file")
     parser.add_argument("--epochs", type=positive, help="of the training, without the folder")
     args = parser.parse_args(argv)
+    parser.say_idle(args, (args.run is not None, "the run is trained", "epochs"))
     popdist_py.init()
     try:
         _draw(args)

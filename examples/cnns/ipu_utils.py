@@ -265,7 +265,7 @@ def training_options(
         options.deviceIterations(device_iterations(args, num_samples, done))
     options.outputMode(poptorch.OutputMode.Sum)
     options.Training.gradientAccumulation(args.gradient_accumulation_count)
-    if args.bn_span > 1:
+    if args.bn_span > 1 and args.norm == "batch":
         options.Training.distributedBatchNormReplicaGroupSize(args.bn_span)
     options._Popart.set("autoRecomputation", int(_recomputation(args)))
     return options

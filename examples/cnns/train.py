@@ -23,6 +23,7 @@ sys.path.append(str(Path(__file__).resolve().parents[1]))
 import checkpoints
 import configurations
 import datasets
+import idle_options
 import instances
 import ipu_utils
 import log
@@ -319,7 +320,11 @@ class _Training:
         return tqdm(total=self.steps, initial=self.step, unit="step", disable=not shown)
 
     def _say_what_runs(self) -> None:
-        for line in (ipu_utils.ignored(self.args), ipu_utils.distribution(self.args)):
+        for line in (
+            ipu_utils.ignored(self.args),
+            ipu_utils.distribution(self.args),
+            idle_options.line(self.args),
+        ):
             if line:
                 self.run.line(line)
         args, found = self.args, self.sizes

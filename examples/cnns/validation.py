@@ -16,6 +16,7 @@ sys.path.append(str(Path(__file__).resolve().parents[1]))
 import checkpoints
 import configurations
 import datasets
+import idle_options
 import instances
 import ipu_utils
 import log
@@ -99,6 +100,8 @@ def main(argv: list[str] | None = None) -> list[float]:
     popdist_py.init()
     try:
         args = arguments_of(folder, own)
+        if (line := idle_options.line_of_validation(own)) and popdist_py.getInstanceIndex() == 0:
+            print(line, flush=True)
         return _validate_all(folder, args, None if is_all else 1)
     except ValueError as error:
         instances.end(error)

@@ -18,6 +18,7 @@ sys.path.append(str(Path(__file__).resolve().parents[1]))
 import checkpoints
 import configurations
 import datasets
+import idle_options
 import instances
 import ipu_utils
 import log
@@ -181,6 +182,9 @@ def main(argv: list[str] | None = None) -> Averaged:
     popdist_py.init()
     try:
         args = arguments_of(folder, own)
+        own_too = ("weight_avg", "weight_avg_count", "weight_avg_decay", "batch_size", "seed")
+        if line := idle_options.line_of_validation(own, besides=own_too):
+            _print(line)
         args.weight_avg = args.weight_avg or "mean"
         return average(folder, args, _print)
     except ValueError as error:

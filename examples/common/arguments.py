@@ -6,6 +6,7 @@ import argparse
 import difflib
 import importlib.util
 import os
+import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import NoReturn
@@ -39,6 +40,24 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """End the program with exit code 2."""
         self.exit(2, f"{self.prog}: error: {message} (--help lists the arguments)\n")
+
+    def say_idle(self, args: argparse.Namespace, *rules: tuple[bool, str, str]) -> None:
+        """Print the line about arguments that do nothing beside the others; once for a job.
+
+        Args:
+            args: as they were read. An argument that has its default is not named.
+            rules: whether arguments do nothing, the reason for a reader, and their names in
+                ``args``, with spaces between them.
+        """
+        words = {action.dest: action.option_strings for action in self._actions}
+        found = [
+            f"{max(words[name], key=len)} ({reason})"
+            for applies, reason, names in rules
+            for name in names.split()
+            if applies and getattr(args, name) != self.get_default(name)
+        ]
+        if found and os.environ.get("RANK", "0") == "0":
+            print(f"{self.prog}: without effect here: {', '.join(found)}", file=sys.stderr)
 
 
 def positive(text: str) -> int:

@@ -296,6 +296,7 @@ def arguments(argv: list[str] | None):
             f"--batch-size {min(args.batch_size)}: each of the {args.devices} devices needs an "
             f"image, give {args.devices} or more"
         )
+    parser.say_idle(args, (args.compute == "ipu", "times are modelled", "n_reps"))
     args.batch_size = sorted(set(args.batch_size))
     return args
 

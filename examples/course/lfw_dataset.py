@@ -305,10 +305,28 @@ def open_dataset(args, parser: Parser, say) -> dict[str, Dataset]:
     return {kind: kinds[kind]() for kind in chosen}
 
 
+def _say_idle(parser: Parser, args) -> None:
+    measures = args.get_timing or args.plot is not None
+    loads = args.count_messages or args.visualize_batch
+    parser.say_idle(
+        args,
+        (not args.visualize_batch, "no -visualize_batch", "output"),
+        (not measures, "neither -get_timing nor -plot", "batches_to_check keep_workers"),
+        (args.plot is None, "no -plot", "workers"),
+        (
+            measures and args.plot is not None and not loads,
+            "-plot goes through -workers",
+            "num_workers",
+        ),
+        (not measures and not loads, "nothing is loaded", "num_workers multiprocessing_context"),
+    )
+
+
 def main(argv: list[str] | None = None) -> list[Timing]:
     """Do what the options ask for; returns what was measured."""
     parser = make_parser()
     args = parser.parse_args(argv)
+    _say_idle(parser, args)
     popdist_py.init()
     torch.manual_seed(args.seed)
     torch.set_num_threads(1)  # as torch does in a worker, so that the main process has no more

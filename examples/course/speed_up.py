@@ -167,6 +167,7 @@ def arguments(argv: list[str] | None):
     args = parser.parse_args(argv)
     if args.batch_size % 2:
         parser.error(f"--batch-size {args.batch_size}: two instances share it, give an even number")
+    parser.say_idle(args, (args.quick, "--quick chooses it", "steps repetitions"))
     if args.quick:
         args.steps, args.repetitions = 8, 1
     if "RANK" in os.environ:

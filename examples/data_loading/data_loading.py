@@ -325,6 +325,9 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
         parser.error(f"--json {args.json} is given, its folder does not exist")
     if args.json and not _is_writable(args.json.absolute()):
         parser.error(f"--json {args.json} is given, it cannot be written: give another file")
+    parser.say_idle(
+        args, (popdist_py.isPopdistEnvSet(), "the launcher gives the replicas", "replicas")
+    )
     return args
 
 

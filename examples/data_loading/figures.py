@@ -344,6 +344,14 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
         )
     if args.file.suffix not in (".svg", ".png", ".pdf"):
         parser.error(f"{args.file} is given, the name of a .svg, .png or .pdf file is accepted")
+    sizes = "batch_size replicas gradient_accumulation device_iterations"
+    is_of_time, why = args.figure == "throughput", f"the figure {args.figure} has none"
+    parser.say_idle(
+        args,
+        (is_of_time, why, sizes),
+        (is_of_time or args.figure == "batching", why, "stages"),
+        (not is_of_time, f"the figure {args.figure} shows nothing measured", "measured"),
+    )
     if args.measured:
         args.measured = _read(args.measured, parser)
     return args

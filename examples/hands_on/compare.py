@@ -323,6 +323,8 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
         path = getattr(args, name)
         if path and not path.parent.is_dir():
             parser.error(f"argument --{name}: {path.parent} is no folder")
+    trained = "repeats model side batch_size data_dir"
+    parser.say_idle(args, (args.steps == 0, "--steps 0 trains nothing", trained))
     return args
 
 

@@ -92,6 +92,9 @@ def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
         parser.error(why)
     if args.times and not args.times.parent.is_dir():
         parser.error(f"argument --times: {args.times.parent} is no folder")
+    parser.say_idle(
+        args, (popdist_py.isPopdistEnvSet(), "the launcher gives the replicas", "replicas")
+    )
     args.shown = _shown(args, theirs, parser)
     return args
 

@@ -262,6 +262,8 @@ def parse_arguments(argv: list[str] | None) -> tuple[Parser, argparse.Namespace]
         parser.error("--ipus: the figure of the optimiser is of the tutorial's network, on 4 IPUs")
     if args.figure == "offload" and args.micro_batches is not None and args.micro_batches < 7:
         parser.error(f"--micro-batches {args.micro_batches}: 7 or more fill a pipeline of 4 IPUs")
+    is_measured = args.compare is not None
+    parser.say_idle(args, (is_measured, "--compare draws what was measured", "ipus micro_batches"))
     return parser, args
 
 

@@ -256,6 +256,7 @@ def parse_arguments(argv: list[str] | None) -> tuple[Parser, argparse.Namespace]
             f"--inference-iterations {args.inference_iterations} does not fill a pipeline of "
             f"{IPUS} IPUs: give {IPUS} or more, or --strategy sharded"
         )
+    parser.say_idle(args, (not args.profile, "no --profile", "profile_dir"))
     return parser, args
 
 

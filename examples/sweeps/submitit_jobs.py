@@ -85,6 +85,7 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     args = parser.parse_args(argv)
     if args.cluster == "slurm" and submitit.AutoExecutor.which() != "slurm":
         parser.error("--cluster slurm: this machine has no srun; use one that has, or local")
+    parser.say_idle(args, (args.cluster == "local", "no --cluster slurm", "partition cpus"))
     return args
 
 

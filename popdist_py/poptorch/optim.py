@@ -121,7 +121,8 @@ class AdamW(Optimizer, torch.optim.AdamW):
     """Adam with decoupled weight decay, with torch.optim.AdamW's arithmetic.
 
     Args:
-        bias_correction: accepted; the correction is always applied, as on the device.
+        bias_correction: False leaves out the correction of the moments, which begin at zero. It
+            counts on the device: ``step()`` on the CPU is torch's, with the correction.
     """
 
     _own: ClassVar = {
@@ -155,11 +156,6 @@ class AdamW(Optimizer, torch.optim.AdamW):
         max_grad_norm: float | None = None,
     ) -> None:
         self._begin(torch.optim.AdamW, locals())
-        if bias_correction is False:
-            logger.warning(
-                "bias_correction=False is ignored: AdamW corrects the bias on the device too; "
-                "poptorch.optim.LAMB can leave it out"
-            )
 
 
 class RMSprop(Optimizer, torch.optim.RMSprop):

@@ -31,7 +31,8 @@ from popdist_py.poptorch.errors import Error
 from popdist_py.poptorch.execution.anchors import Anchors
 from popdist_py.poptorch.execution.device_context import DeviceContext, Mode
 from popdist_py.poptorch.execution.device_loop import Program
-from popdist_py.poptorch.execution.modes import FloatingPointTraps, MixedPrecision, OneThread
+from popdist_py.poptorch.execution.floating_point_traps import FloatingPointTraps
+from popdist_py.poptorch.execution.modes import MixedPrecision, OneThread
 from popdist_py.poptorch.execution.random_streams import RandomStreams
 from popdist_py.poptorch.execution.replicas import DeviceModel, Forward
 from popdist_py.poptorch.execution.timings import Counters

@@ -1,7 +1,7 @@
-"""Modes that a model may run in: mixed half and float, traps on bad results, one thread.
+"""Modes that a model may run in: mixed half and float, one thread.
 
 Each is a context; which ones a model needs is decided while compiling. All run in
-``WithoutValueReads``.
+``WithoutValueReads``. The mode for exceptions is in ``floating_point_traps.py``.
 """
 
 from __future__ import annotations
@@ -14,13 +14,11 @@ import torch.nn.functional as F
 from torch import nn
 from torch.distributions import Distribution
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from popdist_py.poptorch.calls.nested_values import tensors_of
-from popdist_py.poptorch.errors import Error
 from popdist_py.poptorch.execution.batch_folding import folded_now
 
-__all__ = ["FloatingPointTraps", "MixedPrecision", "OneThread", "WithoutValueReads"]
+__all__ = ["MixedPrecision", "OneThread", "WithoutValueReads"]
 
 _HALF_AND_FLOAT: Final = {torch.float16, torch.float32}
 
@@ -146,56 +144,6 @@ def _cast(value: Any, dtype: torch.dtype) -> Any:
     if isinstance(value, dict):
         return {key: _cast(item, dtype) for key, item in value.items()}
     return value
-
-
-_COMPARISONS: Final = ("lt", "le", "gt", "ge", "eq", "ne", "maximum", "minimum")
-# These make tensors without computing: their result may hold anything.
-_UNCHECKED: Final = ("empty", "new_empty", "empty_like", "empty_strided", "_to_copy", "copy_",
-                     "fill_", "full", "full_like", "masked_fill", "where", "detach", "view",
-                     "clone", "isnan", "isinf", "isfinite", "zero_", "expand")  # fmt: skip
-
-
-class FloatingPointTraps(TorchDispatchMode):
-    """Raises when an operation is invalid, divides by zero, or overflows."""
-
-    def __torch_dispatch__(
-        self,
-        func: Any,
-        types: Any,
-        args: Sequence[Any] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
-        result = func(*args, **(kwargs or {}))
-        name = func.__name__.split(".")[0]
-        if name in _UNCHECKED:
-            return result
-        if name in _COMPARISONS and any(_has_nan(t) for t in tensors_of(args)):
-            raise Error(f"Floating point exception: {name} compares with NaN")
-        if any(_is_bad(t) for t in tensors_of(result)) and not any(
-            _has_nan(t) for t in tensors_of(args)
-        ):
-            _check_new(name, args, result)
-        return result
-
-
-def _check_new(name: str, args: Sequence[Any], result: Any) -> None:
-    """Raise unless infinities only passed through."""
-    if any(_has_nan(t) for t in tensors_of(result)):
-        raise Error(f"Floating point exception: invalid operation in {name}")
-    if not any(_is_bad(t) for t in tensors_of(args)):
-        raise Error(f"Floating point exception: division by zero or overflow in {name}")
-
-
-def _is_floating(value: Any) -> bool:
-    return isinstance(value, torch.Tensor) and value.is_floating_point()
-
-
-def _is_bad(value: Any) -> bool:
-    return _is_floating(value) and not bool(torch.isfinite(value).all())
-
-
-def _has_nan(value: Any) -> bool:
-    return _is_floating(value) and bool(torch.isnan(value).any())
 
 
 class OneThread:

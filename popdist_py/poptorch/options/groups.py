@@ -14,7 +14,7 @@ import torch
 
 from popdist_py.ipu.specification import IPU
 from popdist_py.poptorch import enums, old_spellings
-from popdist_py.poptorch.options import session
+from popdist_py.poptorch.options import engine_options, session
 from popdist_py.poptorch.options.device_choice import (
     ASSUMED_IPU,
     DeviceEnvironment,
@@ -319,7 +319,7 @@ class _PrecisionOptions(_SessionGroup):
         super().__init__(popart, half_float_casting=enums.HalfFloatCastingBehavior.Default)
 
     def enableFloatingPointExceptions(self, enabled: bool) -> _PrecisionOptions:
-        """Raise Error for divisions by zero, invalid operations and overflows on the device."""
+        """Raise Error for divisions by zero, invalid operations and overflows, also of weights."""
         assert isinstance(enabled, bool), (
             f"enableFloatingPointExceptions needs a bool, got {type(enabled)}"
         )
@@ -330,7 +330,7 @@ class _PrecisionOptions(_SessionGroup):
     @property
     def floating_point_exceptions(self) -> bool:
         """Whether invalid operations and overflows on the device raise."""
-        return bool(self._popart.options.get("enableFloatingPointChecks"))
+        return engine_options.trap(self._popart.options)
 
     def enableStochasticRounding(self, enabled: bool) -> _PrecisionOptions:
         """Round half results up or down at random, so that their expectation is exact."""

@@ -9,10 +9,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from popdist_py.poptorch.options import from_text
+from popdist_py.poptorch.options import engine_options, from_text
 from popdist_py.poptorch.options.options import Options
 
-__all__ = ["is_report", "profile_folder"]
+__all__ = ["profile_folder"]
 
 _DIRECTORY = "autoReport.directory"
 
@@ -25,10 +25,7 @@ def profile_folder(options: Options) -> Path | None:
     """
     given: Mapping[str, Any] = options._Popart.changed().get("engineOptions", {})
     wanted = {**given, **from_text.engine_environment()}
-    reports = {name: str(value).lower() for name, value in wanted.items() if is_report(name)}
-    return Path(str(wanted.get(_DIRECTORY) or ".")) if "true" in reports.values() else None
-
-
-def is_report(name: str) -> bool:
-    """Tell whether an engine option asks for a part of the profile."""
-    return name.startswith("autoReport.")
+    asked = engine_options.REPORTS & wanted.keys()
+    if not any(engine_options.is_on(wanted[name]) for name in asked):
+        return None
+    return Path(str(wanted.get(_DIRECTORY) or "."))

@@ -1,13 +1,14 @@
 """Which options do nothing on emulated IPUs, and how a program learns of it.
 
-The one place that knows them. There are two kinds: a program would look in vain for what the first
-promise, such as a report, so they are said aloud; the second change only what hardware does and no
-model of it knows, so they are said to those who log at INFO. What changes memory or time in the
-model of the device does something. Nothing here changes an option, or refuses one.
+The one place that knows them. There are two kinds: the first promise something that does not exist
+here, such as a file; the second change what only hardware does, and no model of it knows. Each kind
+is one line. What changes memory or time in the model of the device does something. Nothing here
+changes an option, or refuses one.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -15,8 +16,9 @@ from typing import Any, Final
 from popdist_py.errors import counted
 from popdist_py.poptorch.enums import Liveness
 from popdist_py.poptorch.logger import logger
+from popdist_py.poptorch.options import engine_options
+from popdist_py.poptorch.options.idle_variables import idle_variables, unknown_key
 from popdist_py.poptorch.options.options import Options
-from popdist_py.poptorch.options.profile_folder import is_report
 from popdist_py.poptorch.options.store import OptionStore
 from popdist_py.poptorch.placement.execution_strategies import (
     ParallelPhasedExecution,
@@ -192,9 +194,9 @@ def _session(name: str, value: Any) -> Iterator[Idle]:
 
 
 def _engine(given: Mapping[str, str]) -> Iterator[Idle]:
-    # Profiles are never too large for the memory here.
-    idle = (name for name in given if not is_report(name) and name != "debug.allowOutOfMemory")
-    yield from (Idle(f"engine option {name}") for name in idle)
+    for name in given:
+        if name not in engine_options.ACTING:
+            yield Idle(f"engine option {name}", unknown_key(name))
 
 
 def say_absent_ipus(options: Options, num_ipus: int) -> None:
@@ -209,12 +211,15 @@ def say_absent_ipus(options: Options, num_ipus: int) -> None:
 
 
 def say_idle_options(options: Options) -> None:
-    """Log what :func:`idle_options` finds, each option once in a program, on instance 0."""
+    """Log options and variables that do nothing, each once in a program, on instance 0."""
     if options.Distributed.processId != 0:
         return
-    found = [idle for idle in idle_options(options) if idle not in _said]
+    of_environment = [Idle(name, why) for name, why in idle_variables(os.environ)]
+    found = [idle for idle in (*idle_options(options), *of_environment) if idle not in _said]
     _said.update(found)
     if missed := ", ".join(str(idle) for idle in found if idle.why):
         logger.warning("These options do nothing on emulated IPUs: %s", missed)
     if for_hardware := ", ".join(str(idle) for idle in found if not idle.why):
-        logger.info("These options change the speed or memory of hardware only: %s", for_hardware)
+        logger.warning(
+            "These options change the speed or memory of hardware only: %s", for_hardware
+        )

@@ -20,6 +20,7 @@ from popdist_py.poptorch.optimizer_state import Rates
 from popdist_py.poptorch.update import rates
 from popdist_py.poptorch.update.half_weights import HalfWeights
 from popdist_py.poptorch.update.tf_rmsprop import TensorFlowRMSprop
+from popdist_py.poptorch.update.uncorrected_adamw import UncorrectedAdamW
 
 __all__ = ["DeviceOptimizer", "Kind", "is_kept", "kind_of", "parameter_groups"]
 
@@ -417,4 +418,6 @@ def _make(
         if getattr(source, "use_tf_variant", False):
             return TensorFlowRMSprop(groups)
         return torch.optim.RMSprop(groups, foreach=True)
+    if kind is torch.optim.AdamW and not getattr(source, "bias_correction", True):
+        return UncorrectedAdamW(groups)
     return kind(groups, lr=1.0, fused=True)  # type: ignore[no-any-return]

@@ -32,6 +32,7 @@ _KNOWN: Final = (
 )
 _GLOBAL: Final = ("loss_scaling", "max_grad_norm")
 _BUILT_IN: Final = (
+    "bias_correction",
     "use_tf_variant",
     "use_combined_accum",
     "accum_type",

@@ -113,26 +113,6 @@ def test_doubles_are_floats_unless_asked_for():
     assert out.dtype == torch.float64
 
 
-@pytest.mark.parametrize(
-    ("function", "bad"),
-    [
-        (lambda x: 1 / x, 0.0),
-        (lambda x: x.sqrt(), -1.0),
-        (lambda x: (x * 1e20) * 1e20, 1.0),
-        (lambda x: x - x / 2, float("inf")),
-        (lambda x: (x < 1).float(), float("nan")),
-    ],
-)
-def test_traps(function, bad):
-    options = quiet_options()
-    options.Precision.enableFloatingPointExceptions(True)
-    inference = poptorch.inferenceModel(function, options)
-    inference(torch.full((2,), 1e-3))
-    with pytest.raises(poptorch.Error, match="Floating point exception"):
-        inference(torch.full((2,), bad))
-    poptorch.inferenceModel(function, quiet_options())(torch.full((2,), bad))
-
-
 def test_bytes_are_cast_on_the_device():
     class Bytes(nn.Module):
         def __init__(self):

@@ -14,7 +14,7 @@ from torch import nn
 import popdist_py
 from popdist_py import poptorch
 from popdist_py.poptorch import old_spellings
-from popdist_py.poptorch.options import without_effect
+from popdist_py.poptorch.options import engine_options, without_effect
 from popdist_py.poptorch.options.store import OptionStore
 
 # Setters that change what a model does: tests of these models see it.
@@ -95,6 +95,15 @@ _SAID = {
         lambda o: o._Popart.set("exportPoplarVertexGraph", "graph"),
         "_Popart exportPoplarVertexGraph (no such files are written)",
     ),
+    "an unknown engine option": (
+        lambda o: o._Popart.setEngineOptions({"opt.enableMultiAccesCopies": "false"}),
+        "engine option opt.enableMultiAccesCopies (an unknown key: did you mean "
+        "opt.enableMultiAccessCopies?)",
+    ),
+    "an engine option like no other": (
+        lambda o: o._Popart.setEngineOptions({"zzz": "1"}),
+        "engine option zzz (an unknown key)",
+    ),
     "a session option that a setter has": (
         lambda o: o._Popart.set("accumulationFactor", 4),
         "_Popart accumulationFactor (the setters of Options decide)",
@@ -171,10 +180,13 @@ _HARDWARE = {
         ),
         "_Popart matmulOptions use128BitConvUnitLoad",
     ),
-    "any engine option": (
-        lambda o: o._Popart.setEngineOptions({"target.size": "1"}),
-        "engine option target.size",
-    ),
+    **{
+        f"engine option {name}": (
+            lambda o, name=name: o._Popart.setEngineOptions({name: "1"}),
+            f"engine option {name}",
+        )
+        for name in ("target.hostSyncTimeout", "opt.enableMultiAccessCopies", "prng.seed")
+    },
 }
 
 
@@ -234,7 +246,7 @@ def test_effects_that_no_other_test_looks_at(log, capsys):
 
 def test_every_setter_is_known():
     said = {*_SAID, *_HARDWARE, *_DEPRECATED}
-    groups = [_EFFECTS, _NO_OPTIONS, _RIGHT_ANYWAY, {n for n in said if "." in n}]
+    groups = [_EFFECTS, _NO_OPTIONS, _RIGHT_ANYWAY, {n for n in said if "." in n and " " not in n}]
     known = set().union(*groups)
     assert sum(map(len, groups)) == len(known), "a setter has one kind"
     assert set(setters()) == known
@@ -253,13 +265,13 @@ def test_what_is_missing_is_said_once(what, log):
 
 
 @pytest.mark.parametrize("what", _HARDWARE)
-def test_what_only_hardware_has_is_said_to_those_who_ask(what, log):
+def test_what_only_hardware_has_is_said_once(what, log):
     choose, text = _HARDWARE[what]
     options = poptorch.Options()
     choose(options)
-    compiled(options)
-    assert texts(log, logging.WARNING) == []
-    assert texts(log, logging.INFO) == [
+    for _ in range(2):
+        compiled(options.clone())
+    assert texts(log, logging.WARNING) == [
         f"These options change the speed or memory of hardware only: {text}"
     ]
 
@@ -273,11 +285,11 @@ def test_what_is_deprecated_says_so_at_once(what, log, monkeypatch):
 
 def test_all_of_them_make_one_line(log):
     options = poptorch.Options()
-    for choose, _ in _SAID.values():
-        choose(options)
+    for what, (choose, _) in _SAID.items():
+        if "engine" not in what:  # they replace each other
+            choose(options)
     compiled(options)
     (line,) = texts(log, logging.WARNING)
-    # Of the execution strategies the last one counts.
     assert line.count(" (") == len(_SAID) - 2
 
 
@@ -317,17 +329,74 @@ def test_training_models_say_it_too(log):
     assert len(texts(log, logging.WARNING)) == 1
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "text"),
+    [
+        ("POPLAR_ENGINE_OPTIONS", '{"opt.enableMultiAccessCopies": "false", "prng.seed": "1"}',
+         "hardware only: opt.enableMultiAccessCopies of POPLAR_ENGINE_OPTIONS, prng.seed of "
+         "POPLAR_ENGINE_OPTIONS"),
+        ("POPLAR_ENGINE_OPTIONS", '{"target.hostSyncTimeOut": "3000"}',
+         "IPUs: target.hostSyncTimeOut of POPLAR_ENGINE_OPTIONS (an unknown key: did you mean "
+         "target.hostSyncTimeout?)"),
+        ("POPLAR_RUNTIME_OPTIONS", "{}", "hardware only: POPLAR_RUNTIME_OPTIONS"),
+        ("POPLAR_LOG_LEVEL", "DEBUG", "IPUs: POPLAR_LOG_LEVEL (POPTORCH_LOG_LEVEL sets the level"),
+        ("TF_POPLAR_FLAGS", "--executable_cache_path=here", "IPUs: TF_POPLAR_FLAGS (models are"),
+        ("TF_CPP_VMODULE", "poplar_compiler=1", "IPUs: TF_CPP_VMODULE (models are PyTorch's)"),
+        ("IPUOF_LOG_LEVEL", "DEBUG", "IPUs: IPUOF_LOG_LEVEL (POPTORCH_LOG_LEVEL sets the level"),
+        ("IPUOF_CONFIG_PATH", "file", "IPUs: IPUOF_CONFIG_PATH (IPUOF_VIPU_API_PARTITION_ID"),
+        ("IPUOF_VIPU_API_TIMEOUTS", "1", "IPUs: IPUOF_VIPU_API_TIMEOUTS (an unknown variable: did "
+         "you mean IPUOF_VIPU_API_TIMEOUT?)"),
+    ],
+)  # fmt: skip
+def test_variables_that_do_nothing_are_said_once_by_instance_0(name, value, text, log, monkeypatch):
+    monkeypatch.setenv(name, value)
+    for process in (1, 0, 0):
+        options = poptorch.Options()
+        options.Distributed.configureProcessId(process, 2)
+        compiled(options)
+    (line,) = texts(log, logging.WARNING)
+    assert text in line
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("POPLAR_ENGINE_OPTIONS", '{"debug.allowOutOfMemory": "true", "autoReport.all": "false"}'),
+        ("IPUOF_VIPU_API_TIMEOUT", "600"),
+        ("IPUOF_LOG_LEVEL", "WARN"),
+        ("TF_CPP_VMODULE", "event_manager=1"),
+        ("TF_CPP_MIN_LOG_LEVEL", "3"),
+    ],
+)
+def test_variables_that_act_or_are_of_others_say_nothing(name, value, log, monkeypatch):
+    monkeypatch.setenv(name, value)
+    compiled(poptorch.Options())
+    assert log.records == []
+
+
+@pytest.mark.parametrize("where", ["program", "environment"])
+@pytest.mark.parametrize("name", ["debug.floatPointOpException", "debug.nanOverflowException"])
+def test_engine_options_switch_on_floating_point_exceptions(name, where, monkeypatch):
+    options = poptorch.Options()
+    assert not options.Precision.floating_point_exceptions
+    if where == "program":
+        options._Popart.setEngineOptions({name: "true"})
+    else:
+        monkeypatch.setenv("POPLAR_ENGINE_OPTIONS", f'{{"{name}": "true"}}')
+    inference = poptorch.inferenceModel(lambda x: 1 / x, options.showCompilationProgressBar(False))
+    with pytest.raises(poptorch.Error, match="Floating point exception"):
+        inference(torch.zeros(1))
+
+
+def test_engine_options_have_one_kind_each():
+    assert not engine_options.ACTING & engine_options.IDLE
+    assert engine_options.REPORTS < engine_options.ACTING
+
+
 def test_engine_options_of_the_environment_are_an_object(monkeypatch):
     monkeypatch.setenv("POPLAR_ENGINE_OPTIONS", "autoReport.all=true")
     with pytest.raises(poptorch.Error, match="expected a JSON object"):
         compiled(poptorch.Options())
-
-
-def test_a_correction_that_cannot_be_left_out_says_so(log):
-    poptorch.optim.AdamW(Mlp().parameters(), bias_correction=True)
-    assert log.records == []
-    poptorch.optim.AdamW(Mlp().parameters(), bias_correction=False)
-    assert "bias_correction=False is ignored" in log.text
 
 
 @pytest.mark.parametrize("share", [1.5, -0.1, float("nan"), "0.5"])

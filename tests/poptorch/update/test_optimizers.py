@@ -136,6 +136,52 @@ def test_lamb_follows_its_formula_and_its_own_step(correction):
     assert_equal_weights(model, by_hand, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("maximize", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_adamw_without_bias_correction_follows_its_formula(maximize, dtype):
+    model = WithLoss(nn.Linear(2, 1, bias=False)).to(dtype)
+    weight = model.model.weight.detach().float()
+    optimizer = optim.AdamW(
+        model.parameters(), lr=0.01, betas=(0.8, 0.9), weight_decay=0.1, maximize=maximize,
+        bias_correction=False,
+    )  # fmt: skip
+    training = poptorch.trainingModel(model, quiet_options(), optimizer)
+    first, second = torch.zeros(1, 2), torch.zeros(1, 2)
+    x, y = torch.tensor([[1.0, 2.0]]), torch.tensor([[3.0]])
+    for _ in range(3):
+        gradient = 2 * (x @ weight.T - y) * x * (-1 if maximize else 1)
+        first = 0.8 * first + 0.2 * gradient
+        second = 0.9 * second + 0.1 * gradient**2
+        weight = weight * (1 - 0.01 * 0.1) - 0.01 * first / (second.sqrt() + 1e-8)
+        training(x.to(dtype), y.to(dtype))
+    tolerance = {} if dtype == torch.float32 else {"rtol": 3e-3, "atol": 3e-3}
+    torch.testing.assert_close(model.model.weight.detach().float(), weight, **tolerance)
+    assert optimizer.state_dict()["ipu_state"]["Step___model.weight"] == 3
+
+
+def test_bias_correction_can_be_switched_after_compiling():
+    """The next call takes the other update; the moments stay."""
+    weights = []
+    for switched in (False, True):
+        torch.manual_seed(0)
+        model = Mlp()
+        optimizer = optim.AdamW(model.parameters(), lr=0.01, bias_correction=not switched)
+        training = poptorch.trainingModel(model, quiet_options(), optimizer)
+        training(*classified(4))
+        first = copy.deepcopy(dict(model.named_parameters()))
+        optimizer.bias_correction = not optimizer.bias_correction
+        training.setOptimizer(optimizer)
+        training(*classified(4))
+        weights.append((first["layers.0.weight"], model.layers[0].weight.detach()))
+    (one, then), (other, then_other) = weights
+    assert not torch.equal(one, other)
+    assert not torch.equal(then, then_other)
+    torch.manual_seed(0)
+    model = Mlp()
+    steps(model, optim.AdamW(model.parameters(), lr=0.01), 2)
+    assert not torch.equal(model.layers[0].weight, then)
+
+
 @pytest.mark.parametrize("kind", [optim.SGD, optim.Adam, optim.AdamW])
 def test_gradients_are_clipped_before_the_update(kind):
     model = Mlp()

@@ -45,10 +45,22 @@ VARIABLES: dict[str, dict[str, str]] = {
         "POPTORCH_WAIT_FOR_IPU": "1: wait for devices that somebody else holds.",
         "POPDIST_IPU": "IPU whose memory and time models have: `mk1`, `mk2` or `bow`.",
         "POPDIST_IPU_MEMORY": "Of a model that is too large for it: `enforce`, `warn` or `off`.",
-        "POPLAR_ENGINE_OPTIONS": "JSON; of it, `autoReport.*` writes profiles.",
+        "POPLAR_ENGINE_OPTIONS": (
+            "JSON; `autoReport.*` writes profiles, `debug.floatPointOpException` stops at "
+            "overflows; a line names the keys that do nothing."
+        ),
         "PVTI_OPTIONS": "JSON; `enable` and `directory` record a timeline of the process.",
         "IPUOF_VIPU_API_GCD_ID": "Of a partition with several GCDs, the one to use.",
         "IPUOF_VIPU_API_TIMEOUT": "Seconds of one request to a pod's server. Unset: 120.",
+    },
+    "Without effect, which a line says": {
+        "IPUOF_CONFIG_PATH": "`IPUOF_VIPU_API_PARTITION_ID` names a partition.",
+        "POPART_CACHE_DIR": "`POPTORCH_CACHE_DIR` keeps executables.",
+        "POPART_LOG_LEVEL": "`POPTORCH_LOG_LEVEL` sets the level of the log.",
+        "POPLAR_LOG_LEVEL": "The same.",
+        "POPLAR_RUNTIME_OPTIONS": "It changes hardware only.",
+        "POPLIBS_LOG_LEVEL": "As `POPLAR_LOG_LEVEL`.",
+        "TF_POPLAR_FLAGS": "Models are PyTorch's.",
     },
 }
 

@@ -1,0 +1,124 @@
+"""A mode for floating-point exceptions: invalid operations, overflows and divisions by zero raise.
+
+An IPU checks each instruction. Here every operation of torch is checked after it ran: its results,
+and the tensors that it wrote, such as weights and running statistics. NaN and infinities that a
+program itself puts into tensors raise nothing, and neither do those that pass through.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from popdist_py.poptorch.calls.nested_values import tensors_of
+from popdist_py.poptorch.errors import Error
+
+__all__ = ["FloatingPointTraps"]
+
+_COMPARISONS: Final = frozenset({"lt", "le", "gt", "ge", "eq", "ne", "maximum", "minimum"})
+# These make memory that holds anything, move values, or only look at them: they compute nothing.
+_UNCHECKED: Final = frozenset(
+    {
+        *("empty", "new_empty", "empty_like", "empty_strided", "new_empty_strided"),
+        *("detach", "alias", "view", "_unsafe_view", "expand", "clone", "t", "transpose"),
+        *("permute", "select", "slice", "as_strided", "squeeze", "unsqueeze", "split", "zero_"),
+        *("isnan", "isinf", "isfinite"),
+    }
+)
+_CONVERSIONS: Final = frozenset({"_to_copy", "copy_", "_foreach_copy_"})
+# torch's schema of batch norm does not say that it writes these.
+_STATISTICS: Final = frozenset({"running_mean", "running_var"})
+
+Named = tuple[str, torch.Tensor]  # an argument's name, and one of its tensors
+
+
+class FloatingPointTraps(TorchDispatchMode):
+    """Raises Error when an operation is invalid, divides by zero, or overflows."""
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Any,
+        args: Sequence[Any] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        """Run the operation, and check what it made."""
+        kwargs = kwargs or {}
+        name = func.__name__.split(".")[0]
+        if name in _UNCHECKED:
+            return func(*args, **kwargs)
+        written = list(_written(func, args, kwargs))
+        # A conversion does not read what it writes into, which may be memory that holds anything.
+        before = [] if name in _CONVERSIONS else [tensor for _, tensor in written]
+        were_bad = list(map(_is_bad, before)) or [False] * len(written)
+        had_nan = any(map(_has_nan, before))
+        result = func(*args, **kwargs)
+        values = [*args, *kwargs.values()]
+        if name in _COMPARISONS and any(map(_has_nan, tensors_of(values))):
+            raise Error(f"Floating point exception: {name} compares with NaN")
+        own = {id(tensor) for _, tensor in written}
+        made = [("", tensor) for tensor in tensors_of(result) if id(tensor) not in own]
+        made += [pair for pair, was_bad in zip(written, were_bad, strict=True) if not was_bad]
+        bad = [(argument, tensor) for argument, tensor in made if _is_bad(tensor)]
+        if bad:
+            read = [tensor for tensor in tensors_of(values) if id(tensor) not in own]
+            _check_new(
+                _described(name, bad[0]),
+                bad=[tensor for _, tensor in bad],
+                had_nan=had_nan or any(map(_has_nan, read)) or _has(values, math.isnan),
+                # What the updates of optimisers write are weights and their state: no infinity
+                # passes into them.
+                had_infinity=not _is_update(name)
+                and (any(were_bad) or any(map(_is_bad, read)) or _has(values, math.isinf)),
+            )
+        return result
+
+
+def _check_new(
+    where: str, *, bad: Sequence[torch.Tensor], had_nan: bool, had_infinity: bool
+) -> None:
+    """Raise for NaN or infinities that the arguments of an operation did not have."""
+    if had_nan:
+        return
+    if any(map(_has_nan, bad)):
+        raise Error(f"Floating point exception: invalid operation in {where}")
+    if not had_infinity:
+        raise Error(f"Floating point exception: division by zero or overflow in {where}")
+
+
+def _written(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[Named]:
+    """Yield the floating-point tensors among the arguments that an operation writes."""
+    for number, argument in enumerate(func._schema.arguments):
+        alias = argument.alias_info
+        if (alias is not None and alias.is_write) or argument.name in _STATISTICS:
+            value = args[number] if number < len(args) else kwargs.get(argument.name)
+            yield from ((argument.name, t) for t in tensors_of(value) if t.is_floating_point())
+
+
+def _is_update(name: str) -> bool:
+    return name.startswith(("_foreach_", "_fused_")) and name not in _CONVERSIONS
+
+
+def _described(name: str, bad: Named) -> str:
+    """Return an operation in words, with the argument that it wrote."""
+    argument, tensor = bad
+    if name in _CONVERSIONS:
+        return f"a conversion to {str(tensor.dtype).removeprefix('torch.')}"
+    return f"{argument} of {name}" if argument in _STATISTICS else name.strip("_")
+
+
+def _has(values: Sequence[Any], test: Any) -> bool:
+    """Tell whether one of the numbers among the arguments is NaN, or infinite."""
+    return any(isinstance(value, float) and test(value) for value in values)
+
+
+def _is_bad(value: torch.Tensor) -> bool:
+    return value.is_floating_point() and not bool(torch.isfinite(value).all())
+
+
+def _has_nan(value: torch.Tensor) -> bool:
+    return value.is_floating_point() and bool(torch.isnan(value).any())
