@@ -308,10 +308,7 @@ def _options(args: argparse.Namespace, device: int) -> poptorch.Options:
         options.Emulator.deterministicReduction()
     if args.synthetic_data:
         options.enableSyntheticData(True)
-    if not args.pipeline or args.pipeline_schedule == "Sequential":
-        options.setExecutionStrategy(poptorch.ShardedExecution())
-    elif args.pipeline_schedule == "Interleaved":
-        options.setExecutionStrategy(poptorch.PipelinedExecution().setSchedule("interleaved"))
+    _set_schedule(options, args)
     options.autoRoundNumIPUs(True)
     _set_precision(options, args)
     if proportions := _proportions(args):
@@ -330,6 +327,14 @@ def _check_device(args: argparse.Namespace, ipu_id: int) -> None:
         pod.check_device(args.replicas * (1 << (args.shards - 1).bit_length()), ipu_id)
     except PodError as error:
         raise ValueError(f"--select-ipus {ipu_id}: {error}") from None
+
+
+def _set_schedule(options: poptorch.Options, args: argparse.Namespace) -> None:
+    """Set in which order the IPUs of a replica work; a grouped pipeline is PopTorch's default."""
+    if not args.pipeline or args.pipeline_schedule == "Sequential":
+        options.setExecutionStrategy(poptorch.ShardedExecution())
+    elif args.pipeline_schedule == "Interleaved":
+        options.setExecutionStrategy(poptorch.PipelinedExecution().setSchedule("interleaved"))
 
 
 def _set_precision(options: poptorch.Options, args: argparse.Namespace) -> None:
