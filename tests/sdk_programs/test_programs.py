@@ -155,13 +155,13 @@ def test_options_are_shown_with_the_values_that_the_notebook_shows():
         assert value in shown
     assert (options.output_mode, options.connection_type, options.sync_pattern) == (4, 0, 0)
     assert repr(options.Training.gradientAccumulation(10)).startswith(
-        "_TrainingOptions(gradient_accumulation=10, "
-        "accumulation_and_replication_reduction_type=<ReductionType.Mean: 1>, "
-        "meanAccumulationAndReplicationReductionStrategy=<MeanReductionStrategy.Post: 1>"
+        "_TrainingOptions(\n    gradient_accumulation=10,  # default: 1\n"
+        "    accumulation_and_replication_reduction_type=<ReductionType.Mean: 1>,\n"
+        "    meanAccumulationAndReplicationReductionStrategy=<MeanReductionStrategy.Post: 1>,\n"
     )
     location = poptorch.TensorLocationSettings().useOnChipStorage(False)
     assert repr(options.TensorLocations.setOptimizerLocation(location)).startswith(
-        "_TensorLocationOptions(location_optimizer={'onChip': 0}"
+        "_TensorLocationOptions(\n    location_optimizer={'onChip': 0},"
     )
     assert options.outputMode(poptorch.OutputMode.All).output_mode == 2
     assert options.deviceIterations(10).device_iterations == 10

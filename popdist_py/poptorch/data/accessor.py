@@ -68,9 +68,9 @@ class AsynchronousDataAccessor:
             custom types: a DataLoader, a data set, any iterable. Must be picklable unless the
             strategy is Fork.
         buffer_size: how many items are kept in memory, the one in use included.
-        miss_sleep_time_in_ms: without effect, which is logged once for another value than 0.1.
-            PopTorch looks again after this time when the next item is not ready yet; here the
-            operating system wakes this process as soon as the item is ready.
+        miss_sleep_time_in_ms: PopTorch looks again after this time when the next item is not ready
+            yet. Here the operating system wakes this process as soon as the item is ready, so it
+            never sleeps longer, as with 0. Values other than 0 and 0.1 are said to do nothing.
         load_indefinitely: whether to load the next epoch before it is asked for.
         early_preload: whether to start loading now rather than at the first ``iter()``.
         sharing_strategy: how the process is started and gets the data set: ForkServer, Fork,
@@ -304,7 +304,7 @@ def _check(buffer_size: int, miss_sleep_time_in_ms: float, rebatched_size: int |
     assert miss_sleep_time_in_ms >= 0, (
         f"miss_sleep_time_in_ms is {miss_sleep_time_in_ms}: it must not be negative"
     )
-    if miss_sleep_time_in_ms != _MISS_SLEEP_TIME:
+    if miss_sleep_time_in_ms not in (0, _MISS_SLEEP_TIME):
         _say_no_miss_sleep()
     assert rebatched_size is None or rebatched_size > 1, (
         f"rebatched_size is {rebatched_size}: it must be None or greater than 1"

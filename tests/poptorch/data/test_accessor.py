@@ -322,10 +322,10 @@ def test_a_subclass_changes_each_batch_once(mode):
 def test_the_time_between_looks_is_said_to_do_nothing_once(caplog):
     accessor_module._say_no_miss_sleep.cache_clear()
     items = [torch.zeros(1)]
-    for options in ({}, {"miss_sleep_time_in_ms": 0.1}):
+    for options in ({}, {"miss_sleep_time_in_ms": 0.1}, {"miss_sleep_time_in_ms": 0}):
         AsynchronousDataAccessor(items, sharing_strategy="Fork", **options).terminate()
     assert not caplog.messages
-    for time in (0, 5.0, 0):
+    for time in (2, 5.0, 2):
         loader = DataLoader(
             Options(),
             torch.utils.data.TensorDataset(torch.zeros(2, 1)),
