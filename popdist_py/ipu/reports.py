@@ -353,8 +353,8 @@ class ExecutionPage(Report):
         return Section(title, tuple(map(Column, columns)), rows)
 
     def _ipus(self) -> Section:
-        names = ("IPU", "busy", "idle", "tile balance")
-        names += ("from the host", "to the host", "to other IPUs")
+        moved = ("from the host", "to the host", "to other IPUs")
+        names = ("IPU", "busy", "idle", "tile balance", *moved)
         rows: tuple[tuple[Cell, ...], ...] = tuple(
             (
                 str(one.ipu),
