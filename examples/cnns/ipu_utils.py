@@ -308,15 +308,22 @@ def _options(args: argparse.Namespace, device: int) -> poptorch.Options:
         options.Emulator.deterministicReduction()
     if args.synthetic_data:
         options.enableSyntheticData(True)
-    if not args.pipeline or args.pipeline_schedule == "Sequential":
-        options.setExecutionStrategy(poptorch.ShardedExecution())
-    elif args.pipeline_schedule == "Interleaved":
-        options.setExecutionStrategy(poptorch.PipelinedExecution().setSchedule("interleaved"))
+    options.setExecutionStrategy(_strategy(args))
     options.autoRoundNumIPUs(True)
     _set_precision(options, args)
     if proportions := _proportions(args):
         options.setAvailableMemoryProportion(proportions)
     return options
+
+
+def _strategy(args: argparse.Namespace) -> poptorch.ShardedExecution | poptorch.PipelinedExecution:
+    """Return how the IPUs of a replica take turns."""
+    if not args.pipeline or args.pipeline_schedule == "Sequential":
+        return poptorch.ShardedExecution()
+    pipelined = poptorch.PipelinedExecution()
+    if args.pipeline_schedule == "Interleaved":
+        pipelined.setSchedule("interleaved")
+    return pipelined
 
 
 def _check_device(args: argparse.Namespace, ipu_id: int) -> None:
