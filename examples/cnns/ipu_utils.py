@@ -308,12 +308,22 @@ def _options(args: argparse.Namespace, device: int) -> poptorch.Options:
         options.Emulator.deterministicReduction()
     if args.synthetic_data:
         options.enableSyntheticData(True)
-    _set_schedule(options, args)
+    options.setExecutionStrategy(_strategy(args))
     options.autoRoundNumIPUs(True)
     _set_precision(options, args)
     if proportions := _proportions(args):
         options.setAvailableMemoryProportion(proportions)
     return options
+
+
+def _strategy(args: argparse.Namespace) -> poptorch.ShardedExecution | poptorch.PipelinedExecution:
+    """Return how the IPUs of a replica take turns."""
+    if not args.pipeline or args.pipeline_schedule == "Sequential":
+        return poptorch.ShardedExecution()
+    pipelined = poptorch.PipelinedExecution()
+    if args.pipeline_schedule == "Interleaved":
+        pipelined.setSchedule("interleaved")
+    return pipelined
 
 
 def _check_device(args: argparse.Namespace, ipu_id: int) -> None:
@@ -327,14 +337,6 @@ def _check_device(args: argparse.Namespace, ipu_id: int) -> None:
         pod.check_device(args.replicas * (1 << (args.shards - 1).bit_length()), ipu_id)
     except PodError as error:
         raise ValueError(f"--select-ipus {ipu_id}: {error}") from None
-
-
-def _set_schedule(options: poptorch.Options, args: argparse.Namespace) -> None:
-    """Set in which order the IPUs of a replica work; a grouped pipeline is PopTorch's default."""
-    if not args.pipeline or args.pipeline_schedule == "Sequential":
-        options.setExecutionStrategy(poptorch.ShardedExecution())
-    elif args.pipeline_schedule == "Interleaved":
-        options.setExecutionStrategy(poptorch.PipelinedExecution().setSchedule("interleaved"))
 
 
 def _set_precision(options: poptorch.Options, args: argparse.Namespace) -> None:

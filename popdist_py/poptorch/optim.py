@@ -35,13 +35,18 @@ VELOCITY_SCALING_IGNORED: Final = (
     "velocity_scaling is ignored: it only applies with use_combined_accum=True"
 )
 
+_VELOCITY_SCALING_IDLE: Final = (
+    "velocity_scaling has no effect here: it would change how a half velocity is rounded, and the "
+    "velocity is kept unscaled"
+)
+
 
 class SGD(Optimizer, torch.optim.SGD):
     """Stochastic gradient descent, with torch.optim.SGD's arithmetic.
 
     Args:
         loss_scaling: factor on the loss before, and divisor of the gradients after the backward.
-        velocity_scaling: factor on the velocity of the combined accumulator.
+        velocity_scaling: factor on the velocity of the combined accumulator. It has no effect here.
         use_combined_accum: let velocity and gradient accumulator share one tensor.
         accum_type: float32 or float16, the format of the gradient accumulator.
         velocity_accum_type: the same for the velocity.
@@ -83,8 +88,10 @@ class SGD(Optimizer, torch.optim.SGD):
         is_given = velocity_scaling is not None or any(
             group["velocity_scaling"] != default for group in self.param_groups
         )
-        if is_given and not use_combined_accum:
-            logger.warning(VELOCITY_SCALING_IGNORED)
+        if is_given:
+            logger.warning(
+                _VELOCITY_SCALING_IDLE if use_combined_accum else VELOCITY_SCALING_IGNORED
+            )
 
 
 class Adam(Optimizer, torch.optim.Adam):

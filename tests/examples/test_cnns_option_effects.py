@@ -87,6 +87,7 @@ ACTS = {
 ELSEWHERE = {
     "--data-dir": "test_cnns_datasets.test_data_set_is_inferred_from_its_files",
     "--standard-imagenet": "test_cnns_option_effects.test_one_order_for_all_instances",
+    "--distributed": "test_cnns_configurations.test_distributed_says_who_distributes",
     "--weight-avg": "test_cnns_runs.test_a_training_averages_at_its_end",
     "--weight-avg-count": "test_cnns_runs.test_an_average_is_that_of_the_last_weights",
     "--weight-avg-decay": "test_cnns_runs.test_an_average_is_that_of_the_last_weights",

@@ -41,6 +41,9 @@ _BUILT_IN: Final = (
     "second_order_momentum_accum_type",
 )
 
+# How torch's optimisers compute on the host.
+_SWITCHES_OF_TORCH: Final = ("foreach", "fused", "capturable", "differentiable")
+
 
 def check_optimizer(optimizer: torch.optim.Optimizer) -> None:
     """Check that the device can run ``optimizer``.
@@ -154,6 +157,8 @@ class OptimizerRules:
             optimizer.variable_attrs.markAsVariable("loss_scaling")
         self._look_for_unexpected(optimizer)
         self._look_for_ignored(optimizer)
+        if self._values is None:
+            self._look_for_idle(optimizer)
         values = _settings(optimizer)
         if compiled and self._values is not None:
             for name, value in self._constants.items():
@@ -207,6 +212,16 @@ class OptimizerRules:
         if self._ignored not in (None, ignored):
             self._say(optim.VELOCITY_SCALING_IGNORED)
         self._ignored = ignored
+
+    def _look_for_idle(self, optimizer: torch.optim.Optimizer) -> None:
+        """Say which of torch's switches for its own update do nothing."""
+        groups = optimizer.param_groups
+        found = [name for name in _SWITCHES_OF_TORCH if any(group.get(name) for group in groups)]
+        if found:
+            self._say(
+                f"{', '.join(found)} of {type(optimizer).__name__} without effect: the device has "
+                "its own update"
+            )
 
     def _say(self, text: str) -> None:
         if text not in self._said:

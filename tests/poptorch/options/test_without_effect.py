@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from support.models import Mlp, classified, quiet_options
+from support.repository import ROOT
 from torch import nn
 
 import popdist_py
@@ -250,6 +251,13 @@ def test_every_setter_is_known():
     known = set().union(*groups)
     assert sum(map(len, groups)) == len(known), "a setter has one kind"
     assert set(setters()) == known
+
+
+def test_every_setter_that_acts_is_in_the_test_of_a_model():
+    folder = ROOT / "tests" / "poptorch"
+    files = [path for path in folder.rglob("test_*.py") if path.name != "test_options.py"]
+    text = "".join(path.read_text(encoding="utf-8") for path in files)
+    assert [name for name in sorted(_EFFECTS) if f".{name.split('.')[1]}(" not in text] == []
 
 
 @pytest.mark.parametrize("what", _SAID)
