@@ -47,7 +47,7 @@ from common.arguments import (  # noqa: E402
 from networks import NETWORKS, too_few_values  # noqa: E402
 from rungs import RUNGS, Rung  # noqa: E402
 
-MIB = 2**20
+KIB, MIB = 2**10, 2**20
 # What tells a program that it is an instance of a job.
 _OF_A_JOB = ("POPDIST_", "POPRUN_", "OMPI_", "PMIX_", "PRTE_", "PMI_")
 
@@ -61,6 +61,7 @@ class Modelled:
         images: of the call.
         seconds: of the call on the device alone.
         received: MiB from the host.
+        sent: KiB to the host.
         memory: share of its memory that the fullest tile needs.
         busy: share of the call in which the IPU computes.
     """
@@ -69,6 +70,7 @@ class Modelled:
     images: int
     seconds: float
     received: tuple[float, ...]
+    sent: tuple[float, ...]
     memory: tuple[float, ...]
     busy: tuple[float, ...]
 
@@ -106,6 +108,8 @@ class Row:
             "session's cycles": rung.cycles,
             "modelled MiB to IPU 0": model.received[0],
             "session's MiB to IPU 0": rung.received,
+            **{f"modelled KiB from IPU {ipu}": size for ipu, size in enumerate(model.sent)},
+            **{f"session's KiB from IPU {ipu}": (rung.sent or (None, None))[ipu] for ipu in (0, 1)},
             **{f"modelled memory of IPU {ipu}": share for ipu, share in enumerate(model.memory)},
             "session's run fitted": rung.fits,
             **{f"modelled busy share of IPU {ipu}": share for ipu, share in enumerate(model.busy)},
@@ -119,7 +123,7 @@ def modelled(rung: Rung) -> Modelled:
 
     from popdist_py.ipu.cycles import cycles
     from popdist_py.ipu.memory import memory
-    from popdist_py.ipu.transfers import host_traffic
+    from popdist_py.ipu.reports import execution_page
     from popdist_py.poptorch.on_ipu.run_of import run_of
 
     args = program.parse_arguments(rung.flags.split())
@@ -128,11 +132,13 @@ def modelled(rung: Rung) -> Modelled:
     run = run_of(captured, program.training_options(args), optimizer, training=True)
     asked = run.graph, run.placement, run.settings
     took = cycles(*asked, run.ipu)
+    ipus = execution_page(run).ipus
     return Modelled(
         took.total,
         took.samples,
         took.seconds,
-        tuple(traffic.received / MIB for traffic in host_traffic(*asked)),
+        tuple(one.received / MIB for one in ipus),
+        tuple(one.sent / KIB for one in ipus),
         tuple(own.fullest_tile / own.tile_bytes for own in memory(*asked, run.ipu).ipus),
         took.busy,
     )

@@ -18,6 +18,7 @@ class Rung:
         fits: whether it ran.
         cycles: of one call.
         received: MiB that the first IPU got from the host in one call.
+        sent: KiB that both IPUs sent to the host in one call.
         call_seconds: seconds of a call from the second epoch on.
     """
 
@@ -27,6 +28,7 @@ class Rung:
     fits: bool
     cycles: int | None = None
     received: float | None = None
+    sent: tuple[float, float] | None = None
     call_seconds: float | None = None
 
     @property
@@ -49,13 +51,13 @@ RUNGS = (
     Rung("base", "single precision",
          "--batch-size 64 --precision 32.32 --gradient-accumulation 3", False),
     Rung("half", "half precision",
-         f"{_HALF} --gradient-accumulation 3", True, 60_111_417, 4.5),
+         f"{_HALF} --gradient-accumulation 3", True, 60_111_417, 4.5, (51.8, 141)),
     Rung("accumulation", "accumulation of 8",
-         f"{_HALF} --gradient-accumulation 8", True, 95_653_315, 12.0, 1 / 2.10),
+         f"{_HALF} --gradient-accumulation 8", True, 95_653_315, 12.0, (138, 141), 1 / 2.10),
     Rung("iterations", "4 device iterations",
-         _LONG, True, 283_021_420, 48.0, 1.88),
+         _LONG, True, 283_021_420, 48.0, (552, 142), 1.88),
     Rung("8-bit", "8-bit I/O",
-         f"{_LONG} --eight-bit-io", True, 278_393_266, 24.0, 1 / 1.77),
+         f"{_LONG} --eight-bit-io", True, 278_393_266, 24.0, (551, 142), 1 / 1.77),
     Rung("async", "asynchronous loader",
-         f"{_LONG} --eight-bit-io --async-dataloader", True, None, None, 1 / 2.75),
+         f"{_LONG} --eight-bit-io --async-dataloader", True, None, None, None, 1 / 2.75),
 )  # fmt: skip

@@ -16,12 +16,12 @@ __all__ = ["Reuse", "reused"]
 
 @dataclass(frozen=True, slots=True)
 class Reuse:
-    """A graph in which one of several identical modules is called in the place of all.
+    """A graph that calls one of several identical modules in the place of all.
 
     Attributes:
-        graph: the same operations, with fewer weights.
-        kept: the module that is called most often.
-        calls: how often that is.
+        graph: It has the same operations as before and fewer weights.
+        kept: The graph calls this module most often.
+        calls: The graph calls ``kept`` so many times.
     """
 
     graph: Graph
@@ -85,7 +85,7 @@ def _groups(graph: Graph, placement: Placement) -> Iterator[list[_Module]]:
 
 
 def _shape(graph: Graph, operation: Operation, start: int) -> tuple[object, ...]:
-    """Return what has to be equal: all but names outside the module."""
+    """Return the operation's sizes and its name inside the module, which have to be equal."""
     weights: list[Weight] = [graph.weight_of[name] for name in operation.weights]
     return (
         operation.name[start:],

@@ -1,4 +1,4 @@
-"""Tile balance of each IPU: the work of its mean tile over that of its busiest one.
+"""Tile balance of each IPU: the mean work of its tiles, divided by the most work of a tile.
 
 What an operation reads and makes lies on the tiles in whole grains, from the same tile on, as in
 ``memory``. A tile that holds a grain more has that much more work.

@@ -275,9 +275,11 @@ def test_modelled_columns_are_those_of_the_page_about_the_device(module, tmp_pat
     for row, line in zip(rows, lines, strict=False):
         assert f"{max(row.modelled.memory):.0%}" == line[5]
         if row.rung.cycles:
-            assert f"{row.modelled.cycles:,}" == line[9]
+            assert f"{row.modelled.cycles:,}" == line[11]
             assert f"{row.modelled.received[0]}" == line[7]
-            assert (f"{row.rung.cycles:,}", f"{row.rung.received}") == (line[8], line[6])
+            assert (f"{row.rung.cycles:,}", f"{row.rung.received}") == (line[10], line[6])
+            assert ", ".join(f"{size:.3g}" for size in row.modelled.sent) == line[9]
+            assert ", ".join(f"{size:g}" for size in row.rung.sent) == line[8]
     assert [row.modelled.fits for row in rows] == [row.rung.fits for row in rows]
     assert rows[4].modelled == rows[5].modelled
     drawn = figure.read_text()

@@ -284,5 +284,21 @@ def with_8_bit_input(graph: Graph) -> Graph:
     """Return a graph whose first input comes as uint8 and is cast and normalised on the device."""
     first, *others = graph.inputs
     image = replace(first, name="image", type="uint8")
-    normalize = Operation("normalize", "elementwise", ("image",), first)
-    return replace(graph, inputs=(image, *others), operations=(normalize, *graph.operations))
+    cast, centred = replace(first, name="cast:out"), replace(first, name="subtract:out")
+    statistics = tuple(
+        Weight(name, 3, first.type, is_trained=False) for name in ("mean", "deviation")
+    )
+    normalize = (
+        Operation("cast", "elementwise", (image.name,), cast),
+        Operation("subtract", "add", (cast.name,), centred, weights=("mean",), is_in_place=True),
+        Operation(
+            "divide", "elementwise", (centred.name,), first, weights=("deviation",),
+            is_in_place=True,
+        ),
+    )  # fmt: skip
+    return replace(
+        graph,
+        inputs=(image, *others),
+        weights=(*statistics, *graph.weights),
+        operations=(*normalize, *graph.operations),
+    )

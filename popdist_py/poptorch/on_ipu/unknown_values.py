@@ -1,9 +1,8 @@
-"""A mode in which tensors have sizes and no data, but small ones that follow from no input keep it.
+"""A dispatch mode for forwards without data: tensors have sizes, small constants have values too.
 
-A forward may decide by such a value: torchvision's ``Normalize`` asks whether a deviation is 0, its
-random transforms draw what they do. Inputs and weights stay unknown, so whatever reads their values
-raises an error.
-Nothing here knows models, or what is captured.
+A forward may read constants: torchvision's ``Normalize`` asks whether a deviation is 0, and random
+transforms read the numbers that they draw. Inputs and weights have no values, so an operation that
+reads one raises an error. This module does not know models or captured graphs.
 """
 
 from __future__ import annotations
@@ -28,15 +27,15 @@ class UnknownValues(FakeTensorMode):
 
     def __init__(self) -> None:
         super().__init__(allow_non_fake_inputs=True)
-        # Memory that operations in here made: changing it changes nothing of the program's.
+        # Memory that operations made inside the mode. Only this memory may be changed.
         self._own: set[StorageWeakRef] = set()
-        # Memory into which values were written that nothing tells.
+        # Memory that holds unknown values since an operation wrote them there.
         self._lost: set[StorageWeakRef] = set()
-        # False inside an operation without data, which may be made of others.
+        # False inside an operation without data: it may call other operations.
         self._keeps_data = True
 
     def unknown(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-        """Return a tensor whose values nothing tells, inside the mode."""
+        """Return a tensor without values."""
         before, self._keeps_data = self._keeps_data, False
         try:
             return torch.empty(shape, dtype=dtype)
@@ -45,7 +44,7 @@ class UnknownValues(FakeTensorMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Tell torch that its compiler needs no detour here: it takes longer than the operation."""
+        """Leave out the wrapper that torch.compile would need: it costs more than an operation."""
         return False
 
     def __torch_dispatch__(
@@ -67,7 +66,7 @@ class UnknownValues(FakeTensorMode):
         if is_known and all(_memory(each) in self._own for each in written):
             return self._with_data(func, args, named)
         if written:
-            # The change is lost: the program's own tensors stay as they are.
+            # Fake copies are changed, so that the program's own tensors stay as they are.
             self._lost.update(_memory(each) for each in written if not _is_fake(each))
             args, named = tree_map_only(torch.Tensor, self._as_fake, (args, named))
         result = self._without_data(func, types, args, named)

@@ -27,6 +27,13 @@ FILE = str(Path(__file__).with_name("command_models.py"))
         ("3x4", (2, 3, 4), torch.float32),
         ("7:int64", (2, 7), torch.int64),
         (":uint8", (2,), torch.uint8),
+        *(
+            (f"3:{str(dtype)[6:]}", (2, 3), dtype)
+            for dtype in (
+                *(torch.float16, torch.float64, torch.bfloat16),
+                *(torch.int64, torch.int32, torch.int16, torch.int8, torch.bool),
+            )
+        ),
         ("1x1:float16", (2, 1, 1), torch.float16),
     ],
 )
