@@ -205,7 +205,7 @@ def _ipu(parser: argparse.ArgumentParser) -> None:
                        help="id of the device for training, and another one for validation, "
                        "without which any free one validates; AUTO chooses both")  # fmt: skip
     _flag(group, "--fp-exceptions", "stop at NaN and overflow, also of weights and statistics")
-    _flag(group, "--deterministic", "the same bits for any number of instances")
+    _flag(group, "--deterministic", "the same bits for any number of instances and threads")
     group.add_argument("--device", choices=DEVICES,
                        help="the IPU that has to have room for the model")  # fmt: skip
 

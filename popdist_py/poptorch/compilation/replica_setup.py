@@ -75,7 +75,10 @@ class ReplicaSetup:
             trusted: what agreed when this very model was compiled before.
             tell: told what happens, in a word or two.
         """
-        by_rule = how == "auto" and self.options.exists("random_seed")
+        is_repeatable = (
+            self.options.exists("random_seed") or self.options.Emulator.deterministic_reduction
+        )
+        by_rule = how == "auto" and is_repeatable
         if by_rule and _has_lstm(placement):
             how = "loop"  # it has a kernel of its own, which no captured graph has
         key = ""

@@ -552,8 +552,8 @@ class _EmulatorOptions(OptionStore):
     def deterministicReduction(self, enabled: bool = True) -> _EmulatorOptions:
         """Add the replicas' gradients in one fixed order, whatever the split over instances.
 
-        The same R replicas then give the same bits for every number of instances. The default is
-        what ``POPDIST_DETERMINISTIC=1`` says.
+        The same R replicas then give the same bits for every number of instances and threads: the
+        model computes on one thread. The default is what ``POPDIST_DETERMINISTIC=1`` says.
         """
         self.set(deterministic_reduction=enabled)
         return self
