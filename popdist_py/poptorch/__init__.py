@@ -6,6 +6,11 @@ import sys
 from typing import TYPE_CHECKING
 
 from popdist_py import __version__
+
+# Before torch, whose import loads the OpenMP runtime. It has no effect on a torch that is there.
+from popdist_py.start_hook import popdist_thread_waiting  # noqa: F401
+
+# isort: split
 from popdist_py.poptorch import (
     autocasting,
     enums,

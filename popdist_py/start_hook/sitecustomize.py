@@ -2,6 +2,7 @@
 
 Programs of the SDK find its names, and programs of torch.distributed find the back end popdist.
 MPI's sockets are kept to the job's network, and multiprocessing's sockets to the job's folder.
+OpenMP threads that wait sleep soon.
 
 The folder leaves ``sys.path`` again, and the user's own ``sitecustomize`` is run. It stays on
 PYTHONPATH, so that the Pythons that a program starts find the names as well.
@@ -41,6 +42,11 @@ def _keep_sockets() -> None:
     popdist_sockets_finder.start()
 
 
+def _let_threads_sleep() -> None:
+    """Let OpenMP threads that wait sleep soon."""
+    import popdist_thread_waiting  # type: ignore[import-not-found]  # noqa: F401
+
+
 def _step_aside() -> None:
     """Take this folder off ``sys.path``, then run the user's ``sitecustomize`` if there is one."""
     here = os.path.dirname(os.path.abspath(__file__))
@@ -60,4 +66,5 @@ _add_names()
 _add_back_end()
 _keep_mpi()
 _keep_sockets()
+_let_threads_sleep()
 _step_aside()

@@ -87,6 +87,9 @@ INSTANCES_GET = """
 - `ACCELERATE_USE_CPU=true` in jobs of several instances, on hosts without GPUs, unless the user
   sets it: Accelerate and the Trainer of Transformers else train a model of its own in every
   instance, in silence.
+- `GOMP_SPINCOUNT=100` in every Python, unless the user sets it or `OMP_WAIT_POLICY`:
+  [threads that wait](../emulation.md#threads-that-wait) sleep soon. On other hosts, instances get
+  the user's value.
 """
 
 PODS = """

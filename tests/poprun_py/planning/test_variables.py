@@ -132,6 +132,11 @@ def test_settings_of_our_libraries_reach_other_hosts_and_stand_on_no_command():
     assert not any("DETERMINISTIC" in word or "hush" in word for word in command)
 
 
+@pytest.mark.parametrize("name", ["ACCELERATE_USE_CPU", "GOMP_SPINCOUNT", "OMP_WAIT_POLICY"])
+def test_variables_that_instances_set_if_unset_reach_other_hosts_too(name):
+    assert told(environ={name: "7"})[0] == {**_SETTINGS, name: "7"}
+
+
 def test_on_this_machine_instances_inherit_them():
     assert told(hosts="")[0] == {}
 
