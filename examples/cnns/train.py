@@ -19,6 +19,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+# Before torch: its threads then sleep soon while they wait for one another.
+from popdist_py import poptorch
+
+# isort: split
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 import checkpoints
 import configurations
@@ -38,7 +42,6 @@ from torch.optim.lr_scheduler import LambdaLR
 from tqdm import tqdm
 
 import popdist_py
-from popdist_py import poptorch
 from popdist_py.ipu.memory_report import MemoryReport
 
 __all__ = ["NotFinite", "Result", "carry_out", "main", "memory_report", "train"]

@@ -17,12 +17,15 @@ import sys
 import time
 from pathlib import Path
 
+# Before torch: its threads then sleep soon while they wait for one another.
+from popdist_py import poptorch
+
+# isort: split
 import torch
 import torchvision
 from tqdm import tqdm
 
 import popdist_py
-from popdist_py import poptorch
 
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent)]

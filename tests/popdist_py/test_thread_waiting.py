@@ -40,3 +40,15 @@ def _run(*words: str, **own: str) -> str:
         [sys.executable, *words], check=True, text=True, stdout=subprocess.PIPE,
         env={**environ, "PYTHONPATH": str(ROOT), **own},
     ).stdout  # fmt: skip
+
+
+@pytest.mark.parametrize("program", ["hands_on/main.py", "cnns/train.py"])
+def test_examples_that_train_long_set_it_before_they_import_torch(program, tmp_path):
+    (tmp_path / "torch.py").write_text(f"{SHOW}\nraise SystemExit\n")
+    path = str(ROOT / "examples" / program)
+    code = f"""
+import runpy, sys
+sys.path.insert(0, {str(tmp_path)!r})
+runpy.run_path({path!r}, run_name="example")
+"""
+    assert _run("-c", code) == f"{CASES[0][1]}\n"
