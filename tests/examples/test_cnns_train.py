@@ -16,8 +16,8 @@ pytestmark = [pytest.mark.examples, pytest.mark.timeout(300)]
 SHORT = (*cnns.TINY, "--batches-per-step", "1", "--no-validation", "--iterations", "2")
 # With gradient accumulation, and without.
 PODS = {
-    "mk2_resnet50_mlperf_pod16_bs20": 0.76,
-    "mk2_resnet50_mlperf_pod256_lars": 0.70,
+    "mk2_resnet50_mlperf_pod16_bs20": 0.66,
+    "mk2_resnet50_mlperf_pod256_lars": 0.60,
 }
 
 

@@ -5,6 +5,7 @@ Each way either warns once and runs the model, or refuses it with exit code 1.
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import subprocess
@@ -14,6 +15,8 @@ import pytest
 from support.repository import ROOT
 
 pytestmark = [pytest.mark.sweep, pytest.mark.mpi]
+# A job with a way to start that others show, too: three seconds of a core each.
+_long = functools.partial(pytest.param, marks=pytest.mark.long)
 
 # The weights of the host have no memory of their own; those of the device have 1.15 GB.
 PROGRAM = """
@@ -71,16 +74,16 @@ def commands(tmp_path):
         ("python", (), OURS, "", {}, False),
         ("python", (), OURS, NAMED, {}, True),
         ("popdist_py", (), SDK, "", {}, True),
-        ("popdist_py", (), SDK, "", {"POPDIST_IPU_MEMORY": "warn"}, False),
-        ("popdist_py", ("--ipu-model", "mk2"), OURS, "", {}, True),
+        _long("popdist_py", (), SDK, "", {"POPDIST_IPU_MEMORY": "warn"}, False),
+        _long("popdist_py", ("--ipu-model", "mk2"), OURS, "", {}, True),
         ("poprun-py", (), OURS, "", {}, False),
-        ("poprun-py", (), SDK, "", {}, False),
-        ("poprun-py", (), SDK, NAMED, {}, True),
+        _long("poprun-py", (), SDK, "", {}, False),
+        _long("poprun-py", (), SDK, NAMED, {}, True),
         ("poprun-py", ("--ipu-model", "mk2"), OURS, "", {}, True),
         ("poprun", (), SDK, "", {}, True),
         ("poprun", (), SDK, "", {"POPDIST_IPU_MEMORY": "warn"}, False),
-        ("poprun", (), OURS, "", {}, False),
-        ("poprun", ("--ipu-model", "mk2"), SDK, "", {}, True),
+        _long("poprun", (), OURS, "", {}, False),
+        _long("poprun", ("--ipu-model", "mk2"), SDK, "", {}, True),
     ],
 )
 def test_it_warns_once_or_is_refused(

@@ -117,7 +117,7 @@ class Place:
         }
 
     def _without_places(self, text: str, values: Mapping[str, str]) -> str:
-        """Leave out where this run took place: its folders and the name of the machine."""
+        """Leave out where this run took place: its folders, its machine, and other jobs there."""
         for name, path in {
             **values,
             "data": str(self.data),
@@ -125,6 +125,7 @@ class Place:
         }.items():
             text = text.replace(path, name)
         text = text.replace(str(ROOT), "poprun-py")
+        text = re.sub(r", in use by: \[[\d ]+\]", "", text)
         return re.sub(rf"\b{re.escape(socket.gethostname())}\b", "localhost", text)
 
 
