@@ -33,6 +33,7 @@ WAYS: dict[str, dict[str, str]] = {
     "passive": {"OMP_WAIT_POLICY": "passive"},
     "1000 spins": {"GOMP_SPINCOUNT": "1000"},
     "10000 spins": {"GOMP_SPINCOUNT": "10000"},
+    "100000 spins": {"GOMP_SPINCOUNT": "100000"},
     "runtime's": {"GOMP_SPINCOUNT": "300000"},
 }
 BASE = "passive"

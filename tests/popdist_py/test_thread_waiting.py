@@ -1,4 +1,4 @@
-"""OpenMP threads that wait sleep soon, unless the user decides how they wait."""
+"""OpenMP threads that wait sleep after a millisecond, unless the user decides how they wait."""
 
 from __future__ import annotations
 

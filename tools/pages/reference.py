@@ -87,8 +87,8 @@ INSTANCES_GET = """
 - `ACCELERATE_USE_CPU=true` in jobs of several instances, on hosts without GPUs, unless the user
   sets it: Accelerate and the Trainer of Transformers else train a model of its own in every
   instance, in silence.
-- `GOMP_SPINCOUNT=100` in every Python, unless the user sets it or `OMP_WAIT_POLICY`:
-  [threads that wait](../emulation.md#threads-that-wait) sleep soon. On other hosts, instances get
+- `GOMP_SPINCOUNT=30000` in every Python, unless the user sets it or `OMP_WAIT_POLICY`:
+  [threads that wait](../emulation.md#threads-that-wait) sleep after about a millisecond. On other hosts, instances get
   the user's value.
 """
 
