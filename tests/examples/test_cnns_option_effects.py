@@ -15,6 +15,8 @@ from support.repository import ROOT
 
 from examples import cnn_programs as cnns
 
+pytestmark = pytest.mark.examples
+
 RANDOM = "--generated-data --generated-samples 24"
 TINY = "--image-size 8 --model-size 8 --batch-size 4 --precision 32.32 --seed 3 --no-tensorboard"
 PIPELINE = "--pipeline --shards 2 --pipeline-splits layer2.0"

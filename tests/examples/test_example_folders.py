@@ -13,6 +13,8 @@ import pytest
 from packaging.requirements import Requirement
 from support.repository import ROOT
 
+pytestmark = pytest.mark.examples
+
 EXAMPLES = ROOT / "examples"
 FILES = sorted(EXAMPLES.glob("*/requirements.txt"))
 OWN = "../.."
@@ -111,7 +113,6 @@ def test_requirements_install_in_a_clean_environment(tmp_path, folder, program):
         assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.examples
 def test_pytest_in_the_folder_of_the_cnns_runs_their_tests():
     words = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--collect-only"]
     here = "tests/examples/test_cnns_schedules.py"
