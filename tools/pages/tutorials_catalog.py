@@ -232,7 +232,6 @@ RUNS = (
     ),
     Run(
         "multi-conv", _MEMORY, "recreated/multi_conv.py", "python multi_conv.py",
-        numbers_vary=False,
     ),
     Run(
         "custom-op", _MEMORY, "recreated/custom_op.py", "python custom_op.py",

@@ -49,7 +49,7 @@ from popdist_py.poptorch.on_ipu.memory_check import check_memory
 from popdist_py.poptorch.on_ipu.run_of import run_of
 from popdist_py.poptorch.options.options import Options
 from popdist_py.poptorch.options.profile_folder import profile_folder
-from popdist_py.poptorch.options.without_effect import say_absent_ipus, say_idle_options
+from popdist_py.poptorch.options.without_effect import say_idle_in_model, say_idle_options
 from popdist_py.poptorch.placement.block_places import Placement
 from popdist_py.poptorch.placement.pipeline_depth import check_pipeline_depth
 from popdist_py.poptorch.placement.recorder import record_placement
@@ -292,7 +292,7 @@ class Compiler:
         if self.options._execution_strategy.is_pipelined:
             check_pipeline_depth(placement.num_stages, batching, training=self.training)
         ipus = placement.num_ipus
-        say_absent_ipus(self.options, ipus)
+        say_idle_in_model(self.options, placement)
         rounded = 1 << (ipus - 1).bit_length()
         if rounded != ipus:
             if not self.options.auto_round_num_ipus:

@@ -15,7 +15,7 @@ from torch.overrides import TorchFunctionMode
 from popdist_py.poptorch import forward_phase
 from popdist_py.poptorch.enums import MultiConvPlanType
 from popdist_py.poptorch.errors import Error
-from popdist_py.poptorch.logger import logger
+from popdist_py.poptorch.placement.recorder import current_recorder
 
 __all__ = ["MultiConv"]
 
@@ -46,10 +46,6 @@ class _Counter(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-# What was said already.
-_said: set[str] = set()
-
-
 class _Active(threading.local):
     any: bool = False
 
@@ -77,7 +73,7 @@ class MultiConv:
         """
         valid = all(isinstance(one, float) and 0.0 <= one <= 1.0 for one in _as_list(value, float))
         assert valid, f"Invalid available memory proportions {value!r}: expected 0.0 to 1.0"
-        return self._set("available memory proportions", value)
+        return self._set("availableMemoryProportions", value)
 
     def partialsTypes(self, value: torch.dtype | list[torch.dtype]) -> MultiConv:
         """Set the dtype of partial sums: torch.float or torch.half, for all or for each.
@@ -89,7 +85,7 @@ class MultiConv:
             raise ValueError(
                 f"Invalid partials types {value!r}: expected torch.float or torch.half, or a list"
             )
-        return self._set("partials types", value)
+        return self._set("partialsTypes", value)
 
     def planType(self, value: MultiConvPlanType | None) -> MultiConv:
         """Set whether convolutions are planned together; None leaves it to the device.
@@ -100,17 +96,17 @@ class MultiConv:
         assert value is None or isinstance(value, MultiConvPlanType), (
             f"Invalid plan type {value!r}: expected a poptorch.MultiConvPlanType or None"
         )
-        return self._set("plan type", value)
+        return self._set("planType", value)
 
     def perConvReservedTiles(self, value: int) -> MultiConv:
         """Set how many tiles are kept for each convolution."""
         assert isinstance(value, int), f"Invalid perConvReservedTiles {value!r}: expected an int"
-        return self._set("reserved tiles", value)
+        return self._set("perConvReservedTiles", value)
 
     def cycleBackOff(self, value: float) -> MultiConv:
         """Set how much slower than the fastest plan a plan may be."""
         assert isinstance(value, float), f"Invalid cycleBackOff {value!r}: expected a float"
-        return self._set("cycle back off", value)
+        return self._set("cycleBackOff", value)
 
     def enableConvDithering(self, value: bool | list[bool]) -> MultiConv:
         """Set whether convolutions are laid out from different tiles, for all or for each.
@@ -120,7 +116,7 @@ class MultiConv:
         """
         if not all(isinstance(one, bool) for one in _as_list(value, bool)):
             raise ValueError(f"Invalid convolution dithering {value!r}: expected bool or a list")
-        return self._set("convolution dithering", value)
+        return self._set("enableConvDithering", value)
 
     def _set(self, name: str, value: Any) -> MultiConv:
         self._settings[name] = value
@@ -130,20 +126,18 @@ class MultiConv:
         if forward_phase.is_running():
             if _active.any:
                 raise Error("Nested poptorch.MultiConv is not supported: end the outer one first")
-            self._say_what_is_hardware_s()
+            self._record_settings()
             _active.any = True
             self._counter = _Counter()
             self._counter.__enter__()  # type: ignore[no-untyped-call]
         return self
 
-    def _say_what_is_hardware_s(self) -> None:
-        """Log the settings, once in a program: the model of the device knows none of them."""
-        names = [name for name in self._settings if name not in _said]
-        _said.update(names)
-        if names:
-            logger.info(
-                "These settings of MultiConv change the speed or memory of hardware only: %s",
-                ", ".join(names),
+    def _record_settings(self) -> None:
+        """Record the settings, of which compiling warns: no model of the device knows them."""
+        recorder = current_recorder()
+        if recorder is not None:
+            recorder.use_idle_settings(
+                f"MultiConv.{name}" for name, value in self._settings.items() if value is not None
             )
 
     def __exit__(
@@ -166,8 +160,8 @@ class MultiConv:
         for name, value in self._settings.items():
             if isinstance(value, (list, tuple)) and len(value) != convolutions:
                 raise Error(
-                    f"the MultiConv has {convolutions} convolutions but {len(value)} {name}: give "
-                    "one value for all, or one for each"
+                    f"the MultiConv has {convolutions} convolutions but {len(value)} values of "
+                    f"{name}: give one value for all, or one for each"
                 )
 
 

@@ -9,7 +9,7 @@ changes an option, or refuses one.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -20,12 +20,13 @@ from popdist_py.poptorch.options import engine_options
 from popdist_py.poptorch.options.idle_variables import idle_variables, unknown_key
 from popdist_py.poptorch.options.options import Options
 from popdist_py.poptorch.options.store import OptionStore
+from popdist_py.poptorch.placement.block_places import Placement
 from popdist_py.poptorch.placement.execution_strategies import (
     ParallelPhasedExecution,
     SerialPhasedExecution,
 )
 
-__all__ = ["Idle", "idle_options", "say_absent_ipus", "say_idle_options"]
+__all__ = ["Idle", "idle_options", "say_idle_in_model", "say_idle_options"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,27 +200,38 @@ def _engine(given: Mapping[str, str]) -> Iterator[Idle]:
             yield Idle(f"engine option {name}", unknown_key(name))
 
 
-def say_absent_ipus(options: Options, num_ipus: int) -> None:
-    """Warn if memory proportions are set for IPUs that a model does not use, on instance 0."""
-    absent = sorted(ipu for ipu in options.available_memory_proportion if ipu >= num_ipus)
-    if absent and options.Distributed.processId == 0:
+def say_idle_in_model(options: Options, placement: Placement) -> None:
+    """Log what does nothing in the model that was traced, on instance 0.
+
+    These are memory proportions of IPUs that the model does not use, and settings of operators in
+    its forward that only hardware has.
+    """
+    if options.Distributed.processId != 0:
+        return
+    ipus = placement.num_ipus
+    if absent := sorted(ipu for ipu in options.available_memory_proportion if ipu >= ipus):
         logger.warning(
             "setAvailableMemoryProportion names %s, and the model uses %s: IPUs are counted from 0",
             ", ".join(f"IPU{ipu}" for ipu in absent),
-            counted(num_ipus, "IPU"),
+            counted(ipus, "IPU"),
         )
+    _say(map(Idle, placement.idle_settings))
 
 
 def say_idle_options(options: Options) -> None:
     """Log options and variables that do nothing, each once in a program, on instance 0."""
-    if options.Distributed.processId != 0:
-        return
-    of_environment = [Idle(name, why) for name, why in idle_variables(os.environ)]
-    found = [idle for idle in (*idle_options(options), *of_environment) if idle not in _said]
+    if options.Distributed.processId == 0:
+        of_environment = [Idle(name, why) for name, why in idle_variables(os.environ)]
+        _say((*idle_options(options), *of_environment))
+
+
+def _say(idle: Iterable[Idle]) -> None:
+    """Log what was not logged before in this program: one line for each of the two kinds."""
+    found = [one for one in idle if one not in _said]
     _said.update(found)
-    if missed := ", ".join(str(idle) for idle in found if idle.why):
+    if missed := ", ".join(str(one) for one in found if one.why):
         logger.warning("These options do nothing on emulated IPUs: %s", missed)
-    if for_hardware := ", ".join(str(idle) for idle in found if not idle.why):
+    if for_hardware := ", ".join(str(one) for one in found if not one.why):
         logger.warning(
             "These options change the speed or memory of hardware only: %s", for_hardware
         )

@@ -57,6 +57,7 @@ class Placement:
         ipu_of_parameter: index of the IPU that holds each parameter: that of its first use.
         operations: name of each operation's result and the index of its IPU, in order.
         reads_buffers: whether Python code of the forward reads the value of a buffer.
+        idle_settings: settings of operators that do nothing here, as programs write them.
     """
 
     blocks: tuple[BlockPlace, ...] = ()
@@ -65,3 +66,4 @@ class Placement:
     ipu_of_parameter: dict[str, int] = field(default_factory=dict)
     operations: tuple[tuple[str, int], ...] = ()
     reads_buffers: bool = False
+    idle_settings: tuple[str, ...] = ()

@@ -67,6 +67,7 @@ class _Recorder(TorchFunctionMode):
         self._on_device = WeakIdKeyDictionary()
         self._mark(inputs, depends=True)
         self.reads_buffers = False
+        self.idle_settings: dict[str, None] = {}  # a set in order
         self._on_host = 0  # how many host functions are being run
         self._names: dict[int, str] = {}
 
@@ -96,6 +97,10 @@ class _Recorder(TorchFunctionMode):
     def restart_auto_ids(self) -> None:
         """Begin to count blocks without an id from 0 again."""
         self._next_auto_id = 0
+
+    def use_idle_settings(self, names: Iterable[str]) -> None:
+        """The forward uses an operator with these settings, which do nothing here."""
+        self.idle_settings.update(dict.fromkeys(names))
 
     # What the forward does:
 
@@ -255,6 +260,7 @@ def record_placement(
     placement.operations = tuple(recorder.operations)
     placement.ipu_of_parameter = recorder.ipu_of_parameter
     placement.reads_buffers = recorder.reads_buffers
+    placement.idle_settings = tuple(recorder.idle_settings)
     if isinstance(module, torch.nn.Module):
         for name, _ in module.named_parameters():
             placement.ipu_of_parameter.setdefault(name, 0)

@@ -1,18 +1,17 @@
 """MultiConv: no number changes; settings are checked."""
 
-import logging
-
 import pytest
 import torch
-from support.models import inside
+from support.models import inside, quiet_options
 from torch import nn
 
+from popdist_py import poptorch
 from popdist_py.poptorch import ops
 from popdist_py.poptorch.enums import (
     MultiConvPlanType,
 )
 from popdist_py.poptorch.errors import Error
-from popdist_py.poptorch.operators import multi_conv
+from popdist_py.poptorch.options import without_effect
 
 
 @pytest.fixture
@@ -30,18 +29,43 @@ def test_multi_conv_changes_no_number(conv):
         assert all(map(torch.equal, results, (conv(x), conv(x * 2))))
 
 
-def test_settings_that_change_hardware_only_are_named_once(conv, caplog, monkeypatch):
-    monkeypatch.setattr(multi_conv, "_said", set())
-    caplog.set_level(logging.INFO, logger="poptorch::python")
+class Convolution(nn.Module):
+    """A model of one convolution, in the MultiConv that ``make`` returns."""
+
+    def __init__(self, make):
+        super().__init__()
+        self.conv = nn.Conv2d(2, 2, 3)
+        self.make = make
+
+    def forward(self, x):
+        with self.make():
+            return self.conv(x)
+
+
+def test_settings_are_warned_of_once_by_instance_0(caplog, monkeypatch):
+    monkeypatch.setattr(without_effect, "_said", set())
+    some = Convolution(lambda: ops.MultiConv().availableMemoryProportions(0.1).cycleBackOff(0.1))
+    none = Convolution(lambda: ops.MultiConv().planType(None))
+    for model, process in ((some, 1), (none, 0), (some, 0), (some, 0)):
+        options = quiet_options()
+        options.Distributed.configureProcessId(process, 2)
+        poptorch.inferenceModel(model, options).compile(torch.ones(1, 2, 8, 8))
+    assert [(record.levelname, record.getMessage()) for record in caplog.records] == [
+        ("WARNING",
+         "These options change the speed or memory of hardware only: "
+         "MultiConv.availableMemoryProportions, MultiConv.cycleBackOff")
+    ]  # fmt: skip
+
+
+def test_settings_of_a_cached_executable_are_warned_of(caplog, monkeypatch, tmp_path):
+    model = Convolution(lambda: ops.MultiConv().perConvReservedTiles(10))
     for _ in range(2):
-        with inside(), ops.MultiConv().availableMemoryProportions(0.1).cycleBackOff(0.1):
-            conv(torch.ones(1, 2, 8, 8))
-    with inside(), ops.MultiConv():
-        conv(torch.ones(1, 2, 8, 8))
-    assert [record.getMessage() for record in caplog.records] == [
-        "These settings of MultiConv change the speed or memory of hardware only: available memory "
-        "proportions, cycle back off"
-    ]
+        monkeypatch.setattr(without_effect, "_said", set())
+        options = quiet_options().enableExecutableCaching(str(tmp_path))
+        poptorch.inferenceModel(model, options).compile(torch.ones(1, 2, 8, 8))
+    text = "These options change the speed or memory of hardware only: "
+    warned = [one.getMessage() for one in caplog.records if one.levelname == "WARNING"]
+    assert warned == [text + "MultiConv.perConvReservedTiles"] * 2
 
 
 def test_multi_conv_counts_its_convolutions(conv):
@@ -50,7 +74,7 @@ def test_multi_conv_counts_its_convolutions(conv):
             for _ in range(count):
                 conv(torch.ones(1, 2, 8, 8))
 
-    with pytest.raises(Error, match="2 convolutions but 3 available memory"):
+    with pytest.raises(Error, match="2 convolutions but 3 values of availableMem"):
         run(ops.MultiConv().availableMemoryProportions([0.1, 0.2, 0.3]), 2)
     with pytest.raises(Error, match="Unexpected end_multi_conv"):
         run(ops.MultiConv(), 0)
