@@ -278,6 +278,22 @@ def test_the_parts_are_drawn(course, tmp_path):
         assert f'id="{name}"' in drawn
 
 
+def test_quick_is_a_repetition_of_8_steps(course, monkeypatch, capsys):
+    program = course("speed_up")
+    started = []
+    names = ("start", "run", "half batch", "optimiser", "without reduction", "with reduction")
+
+    def job(instances, batch_size, steps):
+        started.append((instances, steps))
+        return dict.fromkeys(names, 1.0)
+
+    monkeypatch.setattr(program, "job", job)
+    program.main(["--quick"])
+    assert started == [(1, 8), (2, 8)]
+    program.main([])
+    assert started[2:] == [(1, 30), (2, 30)] * 3
+
+
 def test_speed_up_starts_its_instances_itself(course, monkeypatch, capsys):
     monkeypatch.setenv("RANK", "0")
     with pytest.raises(SystemExit, match="2"):

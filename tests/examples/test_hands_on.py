@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 from support.processes import survivors, wait_until
@@ -268,7 +269,7 @@ def test_a_comparison_that_is_ended_ends_its_run(start, pictures, send, number):
 def test_modelled_columns_are_those_of_the_page_about_the_device(module, tmp_path, capsys):
     files = {name: tmp_path / f"ladder.{name}" for name in ("csv", "json")}
     figure = tmp_path / "ladder.svg"
-    words = [f"--{name}={path}" for name, path in files.items()]
+    words = ["--csv", str(files["csv"]), "--json", str(files["json"])]
     rows = module("compare").main([*words, "--steps", "0", "--figure", str(figure)])
     page = (ROOT / "docs" / "device.md").read_text().partition("<!-- ladder -->")[2]
     lines = [line.strip("| ").split(" | ") for line in page.splitlines()[3:8]]
@@ -302,6 +303,24 @@ def test_what_cannot_be_compared_is_one_line(module, words, said, capsys):
     error = capsys.readouterr().err
     assert said in error
     assert error.count("\n") == 1
+
+
+def test_each_step_is_run_as_often_as_asked_for(module, monkeypatch):
+    compare = module("compare")
+    runs = []
+
+    def run(command):
+        runs.append(command)
+        times = {"samples": 6, "seconds": [[9, len(runs)]]}  # the first call compiles
+        Path(command[-1]).write_text(json.dumps(times))
+        return 0, ""
+
+    monkeypatch.setattr(compare, "_run", run)
+    for words, count, images_per_second in ([], 1, 6), (["--repeats", "3"], 3, 3):
+        runs.clear()
+        args = compare.parse_arguments(words)
+        assert compare.measured(compare.RUNGS[1], True, args).rate == images_per_second
+        assert len(runs) == count
 
 
 def test_several_instances_do_not_compare(module, monkeypatch):

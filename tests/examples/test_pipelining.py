@@ -222,6 +222,7 @@ def test_the_page_counts_as_the_schedule_does(example):
     [
         (("ramp-up",), ("all-ipus-work", "after 9 steps", "ramp-up-backward-3-5")),
         (("ramp-up", "--micro-batches", "6"), ("7 would",)),
+        (("ramp-up", "--ipus", "3"), ("3 IPUs: after 6 steps",)),
         (("strategies",), ("pipelined: 22 steps", "sharded: 64 steps", "1.0 of 4 IPUs")),
         (("progression",), ("progression-backward-0-11", "#5fbf77", "#e0605e")),
         (("offload",), ("state-on-2", "update-off-2", "off the chip")),

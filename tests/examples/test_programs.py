@@ -40,7 +40,10 @@ ALONE = {
     "course/data_parallel.py": (
         "--data-dir {data} --batch-size 8 --figure figure.svg", r"forward: 6 = 3 x M",
     ),
-    "course/distributed_example.py": (ONE_EPOCH, r"on 1 rank\(s\)"),
+    "course/distributed_example.py": (
+        ONE_EPOCH + " --show-environment",
+        r"(?s)RANK= +which of them this is\n.*on 1 rank\(s\)",
+    ),
     "course/fashion_mnist.py": (ONE_EPOCH, r"test accuracy \d"),
     "course/lfw_dataset.py": (
         "-path_to_folder {faces} -visualize_batch -output batch.png", "the batch is in batch.png",
@@ -186,8 +189,16 @@ def _shown_by_programs(programs: list[tuple[str, ...]]) -> str:
 # torch keeps the address of a process group until its process ends, so one program that makes a
 # group is all that a job of the fixture can run.
 IN_THE_SESSIONS_JOB = {
-    "mpi.py": ("--size 12", r"^12 x 12 points on 2 rank\(s\): \d+ iterations"),
-    "course/speed_up_instance.py": ("--batch-size 8 --steps 1", r'"with reduction": \d'),
+    "mpi.py": (
+        # With the default tolerance there are 180 iterations.
+        "--size 12 --tolerance 0.001",
+        r"^12 x 12 points on 2 rank\(s\): 40 iterations",
+    ),
+    "course/speed_up_instance.py": (
+        # The start took from 1970 to now.
+        "--batch-size 8 --steps 1 --began 1",
+        r'"start": \d{10}\..*"with reduction": \d',
+    ),
 }
 
 

@@ -83,6 +83,22 @@ def test_trials_end_in_every_way_and_the_study_goes_on(example, monkeypatch, tmp
     assert "\n6 trials: " in capsys.readouterr().out
 
 
+def test_a_job_has_the_time_limit_and_the_pod_of_the_study(example, monkeypatch):
+    program = example("optuna_study")
+    started = []
+
+    def start(_, **given):
+        started.append((given["timeout"], given["pod"]))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(program.poprun_py, "start", start)
+    trial = program.optuna.trial.FixedTrial({"learning_rate": 0.1, "width": 10})
+    for words in ([], ["--timeout", "7", "--pod", "lab"]):
+        with pytest.raises(KeyboardInterrupt):
+            program.run_trial(trial, program.parse_arguments(words))
+    assert started == [(None, None), (7, "lab")]
+
+
 def test_ctrl_c_stops_the_jobs_and_the_study(tmp_path):
     name, value = "STUDY_TEST_MARK", f"study-{os.getpid()}-{time.monotonic_ns()}"
     words = ["--num-instances", "1", "--num-replicas", "1", "--epochs", "1000000"]
@@ -142,6 +158,22 @@ def test_tasks_of_submitit_are_gathered(script, tmp_path):
     assert lines[1].split() == ["0.25", "25.0", "%"]
     assert re.search(r"2 +-  instance 0 on .* failed first", lines[2]), lines
     assert lines[-1] == "best: learning rate 0.25 with 25.0 %"
+
+
+def test_slurm_is_asked_for_what_is_given(example, monkeypatch, tmp_path):
+    program = example("submitit_jobs")
+    srun = tmp_path / "srun"  # submitit looks whether there is one
+    srun.touch(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    words = ["--cluster", "slurm", "--folder", str(tmp_path / "logs")]
+    more = ["--partition", "batch", "--cpus", "3", "--minutes", "7"]
+    asked = []
+    for given in (words, words + more):
+        executor = program.executor_of(program.parse_arguments(given))
+        assert executor.folder == tmp_path / "logs"
+        parameters = executor._executor.parameters
+        asked.append([parameters.get(name) for name in ("partition", "cpus_per_task", "time")])
+    assert asked == [[None, 2, 60], ["batch", 3, 7]]
 
 
 def test_slurm_is_refused_where_there_is_none(example, monkeypatch, capsys):
