@@ -18,6 +18,8 @@ from torch.utils.data import SequentialSampler, TensorDataset
 
 from popdist_py import poptorch
 
+pytestmark = pytest.mark.examples
+
 EXAMPLES = ROOT / "examples"
 # Options that become options of PopTorch: the function that makes those, and what is given.
 MAKES_OPTIONS = {
@@ -195,7 +197,6 @@ def test_every_option_is_in_a_test():
     assert untested == {}
 
 
-@pytest.mark.examples
 @pytest.mark.parametrize("name", MAKES_OPTIONS)
 def test_options_reach_poptorch(name, program):
     parse, make, given = MAKES_OPTIONS[name]
@@ -206,7 +207,6 @@ def test_options_reach_poptorch(name, program):
         assert make(module, args)._description() != before, option
 
 
-@pytest.mark.examples
 @pytest.mark.parametrize("name", LEARNING_RATES)
 def test_the_learning_rate_is_the_optimisers(name, program, monkeypatch):
     main = program(name)["main"]
@@ -248,7 +248,6 @@ class _Ending:
         raise Ended
 
 
-@pytest.mark.examples
 @pytest.mark.parametrize("name", IDLE)
 def test_what_does_nothing_is_said(name, program, capsys, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
@@ -257,7 +256,6 @@ def test_what_does_nothing_is_said(name, program, capsys, monkeypatch, tmp_path)
         assert said_by(module, parse, words, capsys, monkeypatch) == [line]
 
 
-@pytest.mark.examples
 @pytest.mark.parametrize("name", LAUNCHED)
 def test_replicas_are_the_launchers(name, program, capsys, monkeypatch):
     for variable, value in {
