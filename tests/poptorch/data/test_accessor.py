@@ -338,7 +338,7 @@ def test_the_time_between_looks_is_said_to_do_nothing_once(caplog):
 
 
 def test_every_argument_acts_or_is_said_to_do_nothing():
-    # Those that act have tests in this file; a new one has to be put into one of the two sets.
+    # Tests in this file show the effect of the others. Put a new argument into one of the two sets.
     acting = {
         *("dataset", "buffer_size", "load_indefinitely", "early_preload", "sharing_strategy"),
         "rebatched_size",
