@@ -21,7 +21,7 @@ OF_MAKERS = {"jupytext", "pytest"}
 
 
 def declared() -> dict[str, Requirement]:
-    """Return the requirements in setup.cfg by name: those of poprun-py itself, and of its extras."""
+    """Return the requirements in setup.cfg by name: those of poprun-py and of its extras."""
     parser = configparser.ConfigParser()
     parser.read(ROOT / "setup.cfg")
     lines = parser["options"]["install_requires"].splitlines()
