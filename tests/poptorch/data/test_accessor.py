@@ -319,7 +319,7 @@ def test_a_subclass_changes_each_batch_once(mode):
         accessor.terminate()
 
 
-def test_the_time_between_looks_is_said_to_do_nothing_once(caplog):
+def test_a_sleep_time_is_said_to_do_nothing_once(caplog):
     accessor_module._say_no_miss_sleep.cache_clear()
     items = [torch.zeros(1)]
     for options in ({}, {"miss_sleep_time_in_ms": 0.1}, {"miss_sleep_time_in_ms": 0}):
@@ -334,7 +334,7 @@ def test_the_time_between_looks_is_said_to_do_nothing_once(caplog):
         )
         loader.terminate()
     (message,) = caplog.messages
-    assert message.startswith("miss_sleep_time_in_ms does nothing here: the program is woken")
+    assert message.startswith("miss_sleep_time_in_ms does nothing here: the operating system")
 
 
 def test_every_argument_acts_or_is_said_to_do_nothing():
