@@ -1,12 +1,12 @@
-"""A training step in half precision by how OpenMP's threads wait, alone and beside other load.
+"""Times of a training step in half precision for several settings of waiting OpenMP threads.
 
 python benchmarks/thread_waiting.py [--rounds 15] [--threads N] [--busy 2] [--json]
 
-Every way of waiting has a process of its own that trains a ResNet-18 (16.16, 8 images of 32x32).
-In each round each process makes one step while the others sleep, and ``--busy`` processes compute
-in endless loops or are stopped. Rows have medians in milliseconds, and the median over the rounds
-of the time as a multiple of that of "passive" in the same round. The least time is what a machine
-with other load tells best of one without.
+Each setting has a process of its own that trains a ResNet-18 (16.16, 8 images of 32x32). In each
+round, each process makes one step while the others sleep. The steps are measured alone, and beside
+``--busy`` processes in endless loops. Rows have the median and the least time in milliseconds, and
+the median of the ratio to "passive" in the same round. On a machine with other load, the least time
+is the best estimate for a machine without it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from show_rows import show_rows
 
 ROOT = Path(__file__).resolve().parents[1]
 NAMES = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
-# "default" is what the library sets, "runtime's" what libgomp does unless something is set.
+# "default" is the library's setting, "runtime's" is libgomp's own default.
 WAYS: dict[str, dict[str, str]] = {
     "default": {},
     "passive": {"OMP_WAIT_POLICY": "passive"},
@@ -40,7 +40,7 @@ BASE = "passive"
 
 
 def main() -> None:
-    """Measure, or be one of the processes that are measured."""
+    """Measure, or with --trains run one of the measured processes."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
@@ -57,7 +57,7 @@ def main() -> None:
 
 def train() -> None:
     """Make one step for each line of stdin, and print its seconds."""
-    # First, as in a program that imports the API before torch.
+    # Before torch, so that the library's setting has its effect.
     from popdist_py import poptorch  # noqa: I001
     import torch
     import torchvision
@@ -88,7 +88,7 @@ def train() -> None:
 
 
 def rows(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """Yield a row for each way of waiting and load."""
+    """Yield a row for each setting and load."""
     with ExitStack() as stack:
         trainings = {
             way: stack.enter_context(started(WAYS[way], args.threads)) for way in args.ways
@@ -125,14 +125,14 @@ def started(variables: dict[str, str], threads: int) -> Iterator[subprocess.Pope
     ) as process:  # fmt: skip
         assert process.stdout is not None
         if process.stdout.readline() != "ready\n":
-            raise SystemExit("a process that trains has ended")
+            raise SystemExit("a training process ended before its first step")
         yield process
         process.kill()
 
 
 @contextmanager
 def endless_loop() -> Iterator[subprocess.Popen[bytes]]:
-    """Start a process that only takes time, and end it."""
+    """Start a process in an endless loop, and end it."""
     process = subprocess.Popen([sys.executable, "-c", "while True: pass"])
     try:
         yield process

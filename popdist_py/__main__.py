@@ -24,11 +24,13 @@ usage: python -m popdist_py [OPTIONS] PROGRAM [ARGUMENTS]
 
 Runs `python PROGRAM`, where import poptorch, popdist, horovod and popart find the
 emulation of popdist_py. A program that imports poptorch runs as on an Mk2: a model
-that its memory has no room for is refused, or a warning with POPDIST_IPU_MEMORY=warn.
+that does not fit into an Mk2's memory is refused. With POPDIST_IPU_MEMORY=warn it runs,
+and a warning says how much memory it lacks.
 
 options:
---sdk-names auto|yes      auto (the default): what is not installed; yes: even what is
---ipu-model mk1|mk2|bow   another IPU, also for programs that import popdist_py.poptorch
+--sdk-names auto|yes      auto (the default): replace packages that are not installed;
+                          yes: replace installed packages too
+--ipu-model mk1|mk2|bow   use this IPU, also for programs that import popdist_py.poptorch
 
 --install-names           give the names to every program of this Python environment
 --remove-names            take them away again
@@ -86,10 +88,10 @@ def main() -> int:
 
 
 def _variables(given: dict[str, str]) -> dict[str, str]:
-    """Return the variables that let the Pythons of a program find the names, and those given."""
+    """Return the variables for the Pythons of a program: where the names are, and ``given``."""
     mode = os.environ.get(SDK_NAMES, "")
     names = mode if mode in _OPTIONS["--sdk-names"][1] else "auto"
-    # In an instance of a job, the launcher has decided it.
+    # In an instance of a job, the launcher has decided whether the program is the SDK's.
     command = {} if is_popdist_environment(os.environ) else {SDK_COMMAND: "1"}
     path = os.environ.get("PYTHONPATH", "")
     # First, once: Python runs the sitecustomize that it finds first.

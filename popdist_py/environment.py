@@ -89,8 +89,8 @@ LOOPBACK = "lo"
 # where they are not installed, "yes" even there, else never. Read by start_hook/sitecustomize.py.
 SDK_NAMES = "POPDIST_SDK_NAMES"
 
-# Beyond PopRun: "1" where poprun starts a program, or python -m popdist_py in place of the SDK's
-# python. A program that imports poptorch then runs as on hardware.
+# Beyond PopRun: "1" if poprun or python -m popdist_py started the program. If the program imports
+# poptorch, its models then have the memory of an IPU, as on hardware.
 SDK_COMMAND = "POPDIST_SDK_COMMAND"
 
 # Beyond PopRun: the back end that a program of torch.distributed gets for CPU tensors: "auto" the

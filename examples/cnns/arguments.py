@@ -108,7 +108,8 @@ def _data(parser: argparse.ArgumentParser) -> None:
     _flag(
         group,
         "--standard-imagenet",
-        "one order of all images, in place of files of its own for each instance",
+        "all instances share the images of all files, in one order; without it, each instance "
+        "reads files of its own",
     )
     _flag(group, "--dataset-cache", "keep ImageNet's images in memory", default=True)
     group.add_argument("--workers", type=worker_count, default=0,
@@ -176,8 +177,8 @@ def _ipu(parser: argparse.ArgumentParser) -> None:
     _flag(group, "--enable-half-partials", "sum up products in half precision")
     group.add_argument("--batches-per-step", type=positive, default=1000,
                        help="most batches on the device until it returns to the host")  # fmt: skip
-    _flag(group, "--distributed", "of the TensorFlow application: needs --batches-per-step 1; the "
-          "launcher distributes without it")  # fmt: skip
+    _flag(group, "--distributed", "an option of the TensorFlow application, accepted with "
+          "--batches-per-step 1; the launcher distributes with and without it")  # fmt: skip
     group.add_argument("--replicas", type=positive, default=1, help="without the launcher only")
     group.add_argument("--shards", type=positive, default=1, help="IPUs of one replica")
     group.add_argument("--sharding-exclude-filter", nargs="+", default=[], metavar="NAME",
@@ -189,17 +190,17 @@ def _ipu(parser: argparse.ArgumentParser) -> None:
                        help="first layer of each later stage; left out: lists them")  # fmt: skip
     group.add_argument("--pipeline-schedule", default="Grouped", type=str.capitalize,
                        choices=("Grouped", "Interleaved", "Sequential"),
-                       help="order of forwards and backwards: a forward and a backward of every "
-                       "IPU at a time; by turns, with fewer activations kept; or one micro-batch "
-                       "after the other")  # fmt: skip
+                       help="order of forwards and backwards: in each cycle, every IPU does both; "
+                       "forwards and backwards alternate, so that fewer activations are kept; or "
+                       "one micro-batch after the other")  # fmt: skip
     _flag(
         group,
         "--enable-recompute",
-        "compute activations again in the backward pass: a pipeline keeps what enters its stages",
+        "compute activations again in the backward pass; a pipeline keeps the inputs of its stages",
     )
     group.add_argument("--available-memory-proportion", type=share, nargs="+",
-                       help="share of the memory that a convolution or matrix product may plan "
-                       "with; or two for each stage: of convolutions and of matrix "
+                       help="share of the memory that a convolution or matrix product may use; or "
+                       "two shares for each stage: of convolutions and of matrix "
                        "products")  # fmt: skip
     group.add_argument("--select-ipus", nargs="+", metavar="ID",
                        help="id of the device for training, and another one for validation, "

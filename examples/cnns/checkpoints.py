@@ -31,11 +31,11 @@ _NETWORK = "network."  # what models.ForTraining calls the network in it
 
 @dataclass(frozen=True)
 class Newest:
-    """The newest checkpoint of a run that is whole.
+    """The newest checkpoint of a run that is not damaged.
 
     Attributes:
-        weights: what it holds for readers.
-        damaged: the steps of later checkpoints, which are damaged.
+        weights: its weights and settings.
+        damaged: the steps of later checkpoints, all of which are damaged.
     """
 
     weights: Weights
@@ -43,7 +43,7 @@ class Newest:
 
     @property
     def done(self) -> ipu_utils.Progress:
-        """The weight updates that the training had made."""
+        """The number of weight updates that the training had made."""
         kept = self.weights.extra
         images = kept["done"] * kept["sizes"]["call"]
         return ipu_utils.Progress(self.weights.step, images // kept["sizes"]["global_batch"])
@@ -103,10 +103,11 @@ class Checkpoints:
         """Go on from the newest checkpoint, and cut off what was logged after it.
 
         Returns:
-            What this instance saved of its own; of another number of instances, of instance 0.
+            The state that this instance saved; that of instance 0 if the number of instances has
+            changed.
 
         Raises:
-            ValueError: it is of another model or of another global batch; nothing was changed.
+            ValueError: the checkpoint is of another model or global batch; nothing was changed.
         """
         instances.together(lambda: self._check(found.weights))
         step, kept = self._training.resume()

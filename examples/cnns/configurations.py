@@ -20,7 +20,7 @@ import ipu_utils
 from arguments import DATASETS, make_parser
 from common.arguments import Parser, nearest
 
-# The modules above name a package that is missing below, with how to install it.
+# After the modules above: they make a missing package one line that says how to install it.
 # isort: split
 import yaml
 

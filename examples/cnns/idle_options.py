@@ -1,7 +1,7 @@
-"""The options of the CNN programs that do nothing beside the others, for one line of the log.
+"""Rules for options of the CNN programs that have no effect beside the others, for a log line.
 
-Only options that differ from their defaults are named. What cannot go together is an error, in
-``ipu_utils.py``; options that the launcher decides on are there too.
+The line names options that differ from their defaults. Combinations that are errors are checked in
+``ipu_utils.py``, which also names the options that the launcher decides on.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ Test = Callable[[argparse.Namespace], bool]
 
 @dataclass(frozen=True)
 class _Rule:
-    """Options that do nothing, and when.
+    """A condition under which options have no effect.
 
     Attributes:
-        names: of the options.
-        applies: tells whether they do nothing.
-        reason: why, for a reader.
+        names: the names of the options.
+        applies: a function of all arguments; True if the options have no effect.
+        reason: the reason that the log gives.
     """
 
     names: tuple[str, ...]
@@ -36,7 +36,7 @@ class _Rule:
 
 
 def _unless(name: str, *values: str) -> Test:
-    """Return a test whether an option has none of these values."""
+    """Return a function that tells whether an option's value is not one of ``values``."""
     return lambda args: getattr(args, name) not in values
 
 
@@ -47,7 +47,7 @@ def _reads_no_photographs(args: argparse.Namespace) -> bool:
 _RULES = (
     _Rule(("groups",), _unless("norm", "group"), "there are no group norms"),
     _Rule(("bn_span", "bn_momentum"), _unless("norm", "batch"), "there are no batch norms"),
-    _Rule(("generated_data",), lambda args: args.synthetic_data, "--synthetic-data counts"),
+    _Rule(("generated_data",), lambda args: args.synthetic_data, "--synthetic-data replaces it"),
     _Rule(
         ("generated_samples",),
         lambda args: not (args.generated_data or args.synthetic_data),
@@ -65,20 +65,22 @@ _RULES = (
     _Rule(
         ("standard_imagenet",),
         lambda args: args.deterministic,
-        "--deterministic has that order too",
+        "--deterministic has one order for all instances",
     ),
     _Rule(
         ("standard_imagenet",),
         lambda _: popdist_py.getNumInstances() == 1,
-        "one instance reads all images in that order",
+        "a single instance has one order of all images",
     ),
     _Rule(("dataset_cache",), _reads_no_photographs, "only photographs are cached"),
     _Rule(("valid_batch_size",), lambda args: not args.validation, "nothing is validated"),
-    _Rule(("loss_scaling",), lambda args: args.precision == "32.32", "nothing is half precision"),
+    _Rule(
+        ("loss_scaling",), lambda args: args.precision == "32.32", "no number is in half precision"
+    ),
     _Rule(
         ("stochastic_rounding",),
         lambda args: args.precision == "32.32",
-        "nothing is half precision",
+        "no number is in half precision",
     ),
     _Rule(("weight_avg_count",), _unless("weight_avg", "mean", "exponential"), "no --weight-avg"),
     _Rule(
@@ -109,12 +111,12 @@ _RULES = (
     _Rule(
         ("sharding_include_filter", "sharding_exclude_filter"),
         lambda args: args.pipeline or args.shards == 1,
-        "the program chooses no place to cut",
+        "the program does not choose where to cut",
     ),
     _Rule(("config_path",), lambda args: args.config is None, "no --config"),
 )
 
-# What a validation does not depend on.
+# Options on which a validation does not depend.
 _ONLY_OF_TRAINING = frozenset(
     {
         *("bn_span", "bn_momentum", "standard_imagenet", "epochs", "iterations", "batch_size"),
@@ -131,7 +133,7 @@ _ONLY_OF_TRAINING = frozenset(
 
 
 def line(args: argparse.Namespace) -> str | None:
-    """Return the line about options of a training that do nothing; None if there are none."""
+    """Return the log line that names options of a training without effect; None without any."""
     defaults = vars(make_parser("", "").parse_args([]))
     reasons: dict[str, str] = {}
     for rule in _RULES:
@@ -142,11 +144,11 @@ def line(args: argparse.Namespace) -> str | None:
 
 
 def line_of_validation(own: Mapping[str, object], *, besides: Collection[str] = ()) -> str | None:
-    """Return the line about options that only a training has; None if none is given.
+    """Return the log line that names options only for trainings; None if none of them is given.
 
     Args:
-        own: the options that are given, by name.
-        besides: options of trainings that the program has too.
+        own: the given options by name.
+        besides: options that this program uses although others use them only in trainings.
     """
     args = argparse.Namespace(**own)
     names = [name for name in own if name in _ONLY_OF_TRAINING and name not in besides]
@@ -167,7 +169,7 @@ def _said(words: list[str]) -> str | None:
 
 
 def _spelled(name: str, args: argparse.Namespace) -> str:
-    """Return an option as a command line has it."""
+    """Return the spelling of an option on a command line."""
     words = {action.dest: action.option_strings for action in make_parser("", "")._actions}
     value = getattr(args, name)
     return words[name][-1 if value is False else 0]

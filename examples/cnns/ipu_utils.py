@@ -69,11 +69,11 @@ def sizes(args: argparse.Namespace) -> Sizes:
 
 @dataclass(frozen=True)
 class Updates:
-    """How many weight updates a training makes. The length of a device call has no part in it.
+    """The numbers of weight updates of a training. They do not depend on the length of a call.
 
     Attributes:
-        of_epoch: of one epoch; images that do not fill a global batch are left out.
-        total: of the training.
+        of_epoch: updates of one epoch; images that do not fill a global batch are left out.
+        total: updates of the whole training.
     """
 
     of_epoch: int
@@ -82,11 +82,11 @@ class Updates:
 
 @dataclass(frozen=True)
 class Progress:
-    """How many weight updates a training has made.
+    """The number of weight updates that a training has made.
 
     Attributes:
-        total: since its start.
-        of_epoch: since the start of the current epoch.
+        total: updates since its start.
+        of_epoch: updates since the start of the current epoch.
     """
 
     total: int = 0
@@ -97,11 +97,11 @@ START = Progress()
 
 
 def updates(args: argparse.Namespace, num_samples: int) -> Updates:
-    """Return how many weight updates a training makes.
+    """Return the numbers of weight updates of a training.
 
     Args:
         args: all options.
-        num_samples: images of an epoch.
+        num_samples: the number of images of an epoch.
 
     Raises:
         ValueError: the images are too few for one update.
@@ -172,9 +172,9 @@ def check(args: argparse.Namespace) -> None:
         )
     if args.distributed and args.batches_per_step != 1:
         raise ValueError(
-            f"--distributed is given with --batches-per-step {args.batches_per_step}: with it 1 is "
-            "accepted; add --batches-per-step 1, or leave --distributed out, which the launcher "
-            "does not need"
+            f"--distributed is given with --batches-per-step {args.batches_per_step}: only 1 is "
+            "accepted with it; give --batches-per-step 1, or leave --distributed out, which the "
+            "launcher does not need"
         )
     _proportions(args)
     _ipu_ids(args)
@@ -211,7 +211,7 @@ def ignored(args: argparse.Namespace) -> str | None:
 
 
 def distribution(args: argparse.Namespace) -> str | None:
-    """Return the line about what --distributed does here; None where it is not given."""
+    """Return the log line that says that --distributed has no effect; None if it is not given."""
     if not args.distributed:
         return None
     if popdist_py.isPopdistEnvSet():
@@ -229,13 +229,13 @@ def distribution(args: argparse.Namespace) -> str | None:
 def device_iterations(args: argparse.Namespace, num_samples: int, done: Progress = START) -> int:
     """Return the weight updates of one call of the device.
 
-    As many as ``--batches-per-step`` allows, but no more than lie between two lines of the log.
-    Calls of this length end with the epoch and with the training, so none is left out.
+    The number is at most that of ``--batches-per-step`` and that between two lines of the log. It
+    divides the updates of an epoch and of the training, so that no update is left out.
 
     Args:
         args: all options.
-        num_samples: images of an epoch.
-        done: where the training goes on.
+        num_samples: the number of images of an epoch.
+        done: the updates that the training has made before.
 
     Raises:
         ValueError: the images are too few for one update.
@@ -254,8 +254,9 @@ def training_options(
 
     Args:
         args: all options of the program.
-        num_samples: images of an epoch; without them a call of the device is one weight update.
-        done: where the training goes on.
+        num_samples: the number of images of an epoch; with None, a call of the device makes one
+            weight update.
+        done: the updates that the training has made before.
 
     Raises:
         ValueError: the images are too few.
@@ -272,7 +273,7 @@ def training_options(
 
 
 def _recomputation(args: argparse.Namespace) -> RecomputationType:
-    """Return what is computed again: PopTorch's pipelines do so unless they are told not to."""
+    """Return the recomputation to set: without a setting, PopTorch's pipelines recompute."""
     if not args.enable_recompute:
         return RecomputationType.NoRecompute
     return RecomputationType.Pipeline if _is_pipelined(args) else RecomputationType.Standard
@@ -317,7 +318,7 @@ def _options(args: argparse.Namespace, device: int) -> poptorch.Options:
 
 
 def _strategy(args: argparse.Namespace) -> poptorch.ShardedExecution | poptorch.PipelinedExecution:
-    """Return how the IPUs of a replica take turns."""
+    """Return the execution strategy of the IPUs of a replica."""
     if not args.pipeline or args.pipeline_schedule == "Sequential":
         return poptorch.ShardedExecution()
     pipelined = poptorch.PipelinedExecution()
@@ -327,10 +328,13 @@ def _strategy(args: argparse.Namespace) -> poptorch.ShardedExecution | poptorch.
 
 
 def _check_device(args: argparse.Namespace, ipu_id: int) -> None:
-    """Check that the device of an id has the IPUs of all replicas.
+    """Check that a device has this id and the IPUs for all replicas.
+
+    Both ids are checked before the training: the validation would attach to its device only after
+    an epoch.
 
     Raises:
-        ValueError: it has not, or there is none. Now, since validation begins after an epoch.
+        ValueError: the id is unknown, or the device has another number of IPUs.
     """
     try:
         pod = pod_of_process() or machine_of_process()
@@ -351,8 +355,8 @@ def _set_precision(options: poptorch.Options, args: argparse.Namespace) -> None:
 def _proportions(args: argparse.Namespace) -> dict[str, float]:
     """Return the available memory proportion of each IPU.
 
-    One value is of all products. Otherwise there are two of each stage: the first is returned, and
-    matrix products are marked with the second where the network is cut.
+    One value holds for all products. Otherwise there are two values for each stage. This function
+    returns the first, of convolutions; ``models.placement`` marks matrix products with the second.
 
     Raises:
         ValueError: another number of values.

@@ -118,7 +118,7 @@ class Run:
         """Log the memory utilisation of a compiled model to Weights & Biases; collective."""
         if not self._logs_memory:
             return
-        if self._of_ipus is None:  # does not change any more
+        if self._of_ipus is None:  # it stays the same once the model is compiled
             self._of_ipus = memory_use.of_ipus(model) if self._speaks else {}
         self._memory.update({**self._of_ipus, **memory_use.of_host()})
         with private():

@@ -1,6 +1,6 @@
-"""Memory utilisation for Weights & Biases: of the modelled IPUs, and of the hosts.
+"""Memory utilisation of the modelled IPUs and of the hosts, as metrics for Weights & Biases.
 
-Names and units are those of the table in docs/cnns.md. Nothing here writes a log.
+docs/cnns.md has a table of the names and units.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from popdist_py import poptorch
 
 __all__ = ["REDUCTIONS", "of_host", "of_ipus"]
 
-#: How the numbers of all instances become one; that of the IPUs is instance 0's, all are alike.
+#: The reduction of each metric over the instances. The IPUs' memory is the same in all of them.
 REDUCTIONS = {
     "memory/ipu_percent": "last",
     "memory/ipu_bytes": "last",
@@ -21,15 +21,15 @@ REDUCTIONS = {
 
 
 def of_ipus(model: poptorch.PoplarExecutor) -> dict[str, float]:
-    """Return what the model of the device says of the fullest IPU of a compiled model.
+    """Return the modelled memory of the fullest IPU of a compiled model.
 
-    Nothing where there is no graph of it.
+    The result is empty if the model's forward cannot be captured as a graph.
     """
     try:
         page = model.memoryReport()
     except poptorch.Error:
         return {}
-    # A tile without room makes a program impossible: the fullest one says how close it is.
+    # A program fits if every tile has room, so the fullest tile shows how much room is left.
     by_tile = {max(ipu.fullest_tile, ipu.fullest_io_tile): ipu for ipu in page.ipus}
     fullest = max(by_tile)
     return {
@@ -39,7 +39,7 @@ def of_ipus(model: poptorch.PoplarExecutor) -> dict[str, float]:
 
 
 def of_host() -> dict[str, float]:
-    """Return the memory of this process, and how full this host's memory is."""
+    """Return the memory of this process, and the share of this host's memory that is in use."""
     return {
         "memory/host_percent": psutil.virtual_memory().percent,
         "memory/host_bytes": psutil.Process().memory_info().rss,

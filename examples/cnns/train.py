@@ -19,7 +19,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-# Before torch: its threads then sleep soon while they wait for one another.
+# Imported before torch, so that torch's waiting threads sleep after about a millisecond.
 from popdist_py import poptorch
 
 # isort: split
@@ -170,7 +170,7 @@ class _Training:
     Args:
         args: all options.
         seed: of the order of the images, alike on all instances.
-        done: where it goes on.
+        done: the updates that the training has made before.
 
     Raises:
         ValueError: they do not go together, or the data are missing.
@@ -198,7 +198,7 @@ class _Training:
             global_batch=self.sizes.global_batch,
         )
         module = models.ForTraining(self.network, args, images).train()
-        # LambdaLR multiplies the rate of 1 by the schedule's, one weight update after the other.
+        # LambdaLR multiplies the rate of 1 by the schedule's value for each weight update.
         self.optimizer = optimizers.make(args, module, learning_rate=1.0)
         self.scheduler = LambdaLR(self.optimizer, self._rate)
         self.model = poptorch.trainingModel(module, options, self.optimizer, self.scheduler)
@@ -211,14 +211,14 @@ class _Training:
 
         Args:
             run: the log.
-            found: the checkpoint from which the training goes on; None from the start.
+            found: the checkpoint from which the training goes on; None to start from the beginning.
         """
         self.run = run
         self.checkpoints = checkpoints.Checkpoints(run, self.model, self.loader, self.args)
         if found is not None:
             self.meter = _Meter(**self.checkpoints.resume(found))
             self.scheduler.last_epoch = self.step = found.done.total
-            # The schedule is another one than before if --epochs has changed.
+            # With another --epochs, the schedule differs from that of the checkpoint.
             optimizers.set_rate(self.optimizer, self._rate(self.step))
         self._say_what_runs()
         self.clock.go_on()
@@ -255,9 +255,9 @@ class _Training:
         return self.step / self.steps_per_epoch
 
     def _rate(self, done: int) -> float:
-        """Return the learning rate of the weight update after ``done`` others.
+        """Return the learning rate of the weight update that follows ``done`` updates.
 
-        It is that of the update's middle, so a warm-up does not begin with a rate of 0.
+        The schedule is read at the middle of the update, so a warm-up does not begin with 0.
         """
         return self.schedule.rate((done + 0.5) / self.steps_per_epoch)
 

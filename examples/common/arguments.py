@@ -42,12 +42,12 @@ class Parser(argparse.ArgumentParser):
         self.exit(2, f"{self.prog}: error: {message} (--help lists the arguments)\n")
 
     def say_idle(self, args: argparse.Namespace, *rules: tuple[bool, str, str]) -> None:
-        """Print the line about arguments that do nothing beside the others; once for a job.
+        """Print one line that names arguments without effect; of several instances, one prints.
 
         Args:
-            args: as they were read. An argument that has its default is not named.
-            rules: whether arguments do nothing, the reason for a reader, and their names in
-                ``args``, with spaces between them.
+            args: the arguments. Those that have their defaults are not named.
+            rules: for each group of arguments, whether they have no effect, the reason to print,
+                and their names in ``args``, with spaces between them.
         """
         words = {action.dest: action.option_strings for action in self._actions}
         found = [

@@ -1,4 +1,4 @@
-"""Packages that only some examples need: one line names a missing one and how to install it."""
+"""Error line for a missing optional package, in place of a traceback: how to install it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from types import TracebackType
 
 __all__ = ["PACKAGES", "how_to_install", "name_missing_packages"]
 
-#: By the name under which a program imports it: pip's name, and the extra of poprun-py that has it.
+#: For the name of each module: the package's name for pip, and poprun-py's extra that contains it.
 PACKAGES: Mapping[str, tuple[str, str]] = {
     "PIL": ("pillow", "tutorials"),
     "crc32c": ("crc32c", "tutorials"),
@@ -29,7 +29,7 @@ PACKAGES: Mapping[str, tuple[str, str]] = {
 
 
 def how_to_install(error: BaseException) -> str | None:
-    """Return one line that names the package that is missing; None for every other error."""
+    """Return a line that says how to install a missing package; None for every other error."""
     if not isinstance(error, ModuleNotFoundError):
         return None
     found = PACKAGES.get((error.name or "").partition(".")[0])
@@ -43,7 +43,7 @@ def how_to_install(error: BaseException) -> str | None:
 
 
 def name_missing_packages() -> None:
-    """Print the line in place of a traceback, also for what a program imports at its top."""
+    """Print such a line in place of the traceback when an optional package is missing."""
     otherwise = sys.excepthook
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:

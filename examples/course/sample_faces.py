@@ -32,7 +32,7 @@ def find_or_make(folder: Path) -> tuple[Path, bool]:
 
     Raises:
         FileNotFoundError: there is such a folder, and no jpg file in it.
-        ModuleNotFoundError: scikit-image is missing.
+        ModuleNotFoundError: scikit-image is not installed.
         OSError: the folder cannot be written.
     """
     if make_once(folder, lambda beside: make_faces(beside / folder.name)):

@@ -63,8 +63,8 @@ def kinds_of_steps(batch_size: int) -> dict[str, Step]:
 
 
 def seconds_of_one(step: Step, count: int, meet: Callable[[], None] = lambda: None) -> float:
-    """Return the seconds of one of ``count`` steps of this process; ``meet`` comes before them."""
-    step()  # what was done before has left other things in the caches
+    """Return the mean seconds of ``count`` steps of this process, after a call of ``meet``."""
+    step()  # a first step without a time, because the caches hold other data
     meet()
     began = time.perf_counter()
     for _ in range(count):

@@ -1,4 +1,4 @@
-"""Is distributed data parallel faster than data parallel, and how much?
+"""Measures how much faster distributed data parallel is than data parallel.
 
 python examples/course/threads_or_processes.py
 python examples/course/threads_or_processes.py --batch-size 512 --repetitions 9
@@ -7,8 +7,8 @@ Both train FashionCNN on the same global batch with two devices; a device is a c
 (DP) is one process with a thread for each device, and does in every step what the course lists:
 copy the model to the devices, scatter the batch, forward in parallel, gather the outputs, scatter
 the gradients of the loss, backward in parallel, sum the gradients, update. Distributed data
-parallel (DDP) is two processes that keep their models and reduce the gradients. Runs of both take
-turns, and medians count; nothing else should run meanwhile.
+parallel (DDP) is two processes that keep their models and reduce the gradients. Runs of both
+alternate, and the medians are printed. Run no other programs at the same time.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ PARTS = ("replicate the model", "forward", "backward", "reduce and update")
 
 @dataclass(frozen=True)
 class Found:
-    """Seconds of a step, one for each run, and the medians of the parts of a step of DP."""
+    """The measured seconds of a step in each run, and the medians of the parts of a DP step."""
 
     dp: Sequence[float]
     ddp: Sequence[float]
@@ -48,7 +48,7 @@ class Found:
 
     @property
     def ratio(self) -> float:
-        """How many times as fast DDP is."""
+        """The speed of DDP, divided by that of DP."""
         return statistics.median(self.dp) / statistics.median(self.ddp)
 
 
@@ -63,7 +63,7 @@ class DataParallelThreads:
         self.seconds: dict[str, list[float]] = {part: [] for part in PARTS}
 
     def step(self, images: torch.Tensor, labels: torch.Tensor) -> float:
-        """Train on a batch; returns its loss."""
+        """Train on a batch, and return its loss."""
         began = time.perf_counter()
         replicas = [self.model, *(copy.deepcopy(self.model) for _ in range(self.devices - 1))]
         for replica in replicas:
@@ -111,7 +111,7 @@ def dp_seconds(batch_size: int, steps: int) -> tuple[float, dict[str, float]]:
 
 
 def print_result(found: Found, args) -> None:
-    """Print both times, where that of DP goes, and the ratio with its setting."""
+    """Print both times, the parts of a DP step, and the ratio with the settings."""
     for name, times in (("DP, 2 threads of a process", found.dp), ("DDP, 2 processes", found.ddp)):
         low, middle, high = (1e3 * f(times) for f in (min, statistics.median, max))
         print(f"{name:27} {middle:7.1f} ms a step ({low:.1f} to {high:.1f})")
@@ -129,7 +129,7 @@ def arguments(argv: list[str] | None):
     parser = Parser(description=__doc__, formatter_class=HelpFormat)
     add = parser.add_argument
     add("--batch-size", type=positive, default=128, help="images of the global batch")
-    add("--steps", type=positive, default=30, help="of a run")
+    add("--steps", type=positive, default=30, help="training steps of a run")
     add("--repetitions", type=positive, default=5, help="runs of which the median counts")
     add("--json", action="store_true", help="print the figures as JSON")
     args = parser.parse_args(argv)
@@ -141,7 +141,7 @@ def arguments(argv: list[str] | None):
 
 
 def main(argv: list[str] | None = None) -> Found:
-    """Measure, print and return what was found."""
+    """Measure, and print and return the result."""
     from tqdm import tqdm
 
     args = arguments(argv)

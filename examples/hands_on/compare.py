@@ -60,8 +60,8 @@ class Modelled:
         cycles: of the call.
         images: of the call.
         seconds: of the call on the device alone.
-        received: MiB from the host.
-        sent: KiB to the host.
+        received: MiB that each IPU gets from the host.
+        sent: KiB that each IPU sends to the host.
         memory: share of its memory that the fullest tile needs.
         busy: share of the call in which the IPU computes.
     """

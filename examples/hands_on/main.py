@@ -17,7 +17,7 @@ import sys
 import time
 from pathlib import Path
 
-# Before torch: its threads then sleep soon while they wait for one another.
+# Imported before torch, so that torch's waiting threads sleep after about a millisecond.
 from popdist_py import poptorch
 
 # isort: split

@@ -18,7 +18,7 @@ class Rung:
         fits: whether it ran.
         cycles: of one call.
         received: MiB that the first IPU got from the host in one call.
-        sent: KiB that both IPUs sent to the host in one call.
+        sent: KiB that the first and the second IPU sent to the host in one call.
         call_seconds: seconds of a call from the second epoch on.
     """
 

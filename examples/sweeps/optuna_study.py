@@ -24,7 +24,7 @@ import poprun_py
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from common.arguments import HelpFormat, Parser, positive, rate, writable_file
 
-# The modules above name a package that is missing below, with how to install it.
+# After the modules above: they make a missing package one line that says how to install it.
 # isort: split
 import optuna
 from optuna.storages import JournalStorage

@@ -17,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from common.arguments import HelpFormat, Parser, positive, rate, readable_file, writable_folder
 from common.running import run
 
-# The modules above name a package that is missing below, with how to install it.
+# After the modules above: they make a missing package one line that says how to install it.
 # isort: split
 import submitit
 

@@ -142,11 +142,11 @@ class ProgramPod:
         return usable and any(len(each.ipus) == num_ipus for each in self.devices(partition))
 
     def check_device(self, num_ipus: int, device: int) -> None:
-        """Check that there is a device of this id for so many IPUs, be it held or not.
+        """Check that the device of this id exists and has the size for ``num_ipus``, held or free.
 
         Raises:
-            InvalidRequestError: there is none, or it has another number of IPUs.
-            PodError: the pod cannot be asked, or it is not clear which partition is meant.
+            InvalidRequestError: the id is unknown, or the device has another number of IPUs.
+            PodError: the pod does not answer, or it is not clear which partition is meant.
         """
         partition = self.partition()
         device_by_id(partition, tuple(self.devices(partition)), device, _size_for(num_ipus))
@@ -241,7 +241,7 @@ class ProgramPod:
 
 
 def _size_for(num_ipus: int) -> int:
-    """Return how many IPUs the smallest device for so many has."""
+    """Return the number of IPUs of the smallest device that has ``num_ipus`` IPUs or more."""
     return 1 << (num_ipus - 1).bit_length()
 
 
@@ -335,14 +335,14 @@ def machine_of_process() -> ProgramPod:
     """Return the pod of this machine, for a program without a pod that names a device's id.
 
     Raises:
-        PodError: it cannot be made or used.
+        PodError: the pod cannot be made or used.
     """
     global _machine
     with _lock:
         if _machine is None:
             from popdist_py.pods.machine import open_machine
 
-            # No variable names a partition of it: it has one.
+            # This pod has one partition, so no environment variable has to choose one.
             _machine = _kept(ProgramPod(open_machine(os.environ), {}))
     return _machine
 
@@ -356,7 +356,7 @@ def _open() -> ProgramPod | None:
 
 
 def _kept(pod: ProgramPod) -> ProgramPod:
-    """Return a pod that takes back everything when the process ends."""
+    """Return ``pod``, whose devices are given back when the process ends."""
     atexit.register(_close, pod.store, os.getpid())
     return pod
 

@@ -49,8 +49,8 @@ class CycleModel:
         operation_cycles: for each program of an operation: launch, synchronisation, rearranging;
             fitted to the steady state of ResNet-101 over two IPUs (7.11 million cycles for each
             more micro-batch).
-        part_cycles: for each further part of a product that is done in several, one after the
-            other; assumed, half of a program.
+        part_cycles: for each part after the first of a product that is computed in several parts,
+            one after the other; assumed to be half of ``operation_cycles``.
         host_bandwidth: bytes a second from the host; fitted to the cycles that 8-bit input saves
             there (4.63 million for 24 MiB).
         call_seconds: for each call of the host; fitted to what those runs take beside their

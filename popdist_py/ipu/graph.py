@@ -94,7 +94,7 @@ class Product:
             those of one time. The code is there once.
         reads: how often each element of the first operand is read, above 1 in convolutions; the
             model looks it up where it counts.
-        is_convolution: whether it has the settings of convolutions, not those of matrix products.
+        is_convolution: whether the settings of convolutions apply, or those of matrix products.
     """
 
     rows: int

@@ -1,7 +1,7 @@
-"""Identical parts of a graph: numbered modules that do the same with weights of the same sizes.
+"""Search for identical parts of a graph: numbered modules with equal operations and weight sizes.
 
-A program may call one of them in the place of all, so that their weights are on the chip once.
-Nothing here knows what that saves.
+A program may call one of these modules in the place of all. The chip then holds its weights once.
+The module does not compute how much memory that saves.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ class Reuse:
     """A graph that calls one of several identical modules in the place of all.
 
     Attributes:
-        graph: It has the same operations as before and fewer weights.
-        kept: The graph calls this module most often.
-        calls: The graph calls ``kept`` so many times.
+        graph: The graph has the same operations as before and fewer weights.
+        kept: The name of the module that the graph calls most often.
+        calls: The number of calls of ``kept``.
     """
 
     graph: Graph
@@ -32,8 +32,9 @@ class Reuse:
 def reused(graph: Graph, placement: Placement) -> Reuse | None:
     """Return a graph whose identical modules share their weights; None if none are identical.
 
-    Modules are identical if they are numbered members of one module (``layers.3``), stand in one
-    stage, and all their operations and weights have equal sizes. The outermost ones come first.
+    Modules are identical if they are numbered members of one module (``layers.3``), are in the
+    same stage, and have operations and weights of equal sizes. Where such modules contain others,
+    the outer ones share their weights.
     """
     shared: dict[str, str] = {}
     best: tuple[int, str] = (1, "")
@@ -64,7 +65,7 @@ _Module = tuple[str, Sequence[Operation]]
 
 
 def _groups(graph: Graph, placement: Placement) -> Iterator[list[_Module]]:
-    """Yield the modules that are identical, in the order of their depth."""
+    """Yield groups of identical modules, outer modules before inner ones."""
     modules: dict[str, list[Operation]] = {}
     stages: dict[str, set[int]] = {}
     for operation, stage in zip(graph.operations, placement.stages, strict=True):
@@ -85,7 +86,7 @@ def _groups(graph: Graph, placement: Placement) -> Iterator[list[_Module]]:
 
 
 def _shape(graph: Graph, operation: Operation, start: int) -> tuple[object, ...]:
-    """Return the operation's sizes and its name inside the module, which have to be equal."""
+    """Return the properties of an operation that have to be equal in identical modules."""
     weights: list[Weight] = [graph.weight_of[name] for name in operation.weights]
     return (
         operation.name[start:],

@@ -36,10 +36,10 @@ __all__ = [
 # A convolution's block of the input with its border, in parts of what its positions read alone:
 # 2 is that of 5 x 5 positions and a kernel of 3 x 3.
 _BORDER: Final = 2.0
-# How much memory the planner counts for a product, in parts of what the tiles hold of it at a time:
-# operands before and after they are rearranged, partials and their sums. No source tells; 6 is the
-# most with which the default proportion bounds no product of ResNet-101 over two IPUs, whose memory
-# and cycles are published.
+# The planner counts operands before and after rearranging, partials and their sums. This factor is
+# its count, divided by the bytes that the tiles hold at a time. No source gives it. The memory and
+# cycles of ResNet-101 over two IPUs are published: with more than 6, the default proportion would
+# divide one of its products, and the model would no longer agree with these figures.
 _PLANNED: Final = 6
 
 
@@ -101,9 +101,9 @@ class Stage:
     memory: int
 
     def limit(self, operation: Operation) -> float:
-        """Return the bytes of its product that the tiles may hold at a time.
+        """Return the bytes of an operation's product that the tiles may hold at a time.
 
-        The available memory proportion decides: the operation's own, or the IPU's.
+        They follow from the operation's available memory proportion, or else from the IPU's.
         """
         proportion = operation.memory_proportion
         if proportion is None:

@@ -47,8 +47,8 @@ class Estimates:
         base_code: control code, stack and library of any program.
         distinct_code: vertices and exchange of a pass of an operation; equal ones share it.
         call_code: calling that, for each pass of each operation.
-        profile_code: counting cycles for a profile, for each pass of each operation; assumed: two
-            counts of 4 bytes, and four instructions.
+        profile_code: counting cycles for a profile, for each pass of each operation; assumed to be
+            two counters of 4 bytes and four instructions.
         gaps: share of all variables that lies between them.
         grain: bytes of a tensor that stay together on a tile; vectors are 8 bytes, the widest loads
             16.
@@ -64,7 +64,7 @@ class Estimates:
 
 ESTIMATES: Final = Estimates()
 
-# What is no variable: no gaps lie in it.
+# These categories hold no variables, so the share for gaps does not count for them.
 _CODE: Final[tuple[Category, ...]] = ("code", "profiling")
 # What the forward of a phase fetches, and its backward beside that; the update needs both.
 _FETCHED: Final[tuple[Category, ...]] = ("weights", "accumulators")

@@ -214,9 +214,9 @@ class IpuExecution:
     Attributes:
         ipu: which one.
         busy: share of the call in which it computes.
-        tile_balance: work of its mean tile over that of its busiest one.
+        tile_balance: mean work of its tiles, divided by the work of its busiest tile.
         received: bytes from the host.
-        sent: bytes to the host: outputs, and the requests of tiles that read or write there.
+        sent: bytes to the host: outputs, and the requests of tiles that exchange data with it.
         copied: bytes of activations to other IPUs; training brings as many back as gradients.
     """
 

@@ -106,11 +106,11 @@ class Settings:
             at once; PopTorch does so where a ``recomputationCheckpoint`` stands in it (uncertain).
         weight_location: of weights; likewise the other three.
         partials: type of the sums inside products.
-        matmul_partials: the same of matrix products that are not convolutions; None for
-            ``partials``.
+        matmul_partials: type of the sums inside matrix products that are not convolutions; None
+            for ``partials``.
         memory_proportion: available memory proportion of products, for all IPUs or for each.
-        matmul_proportion: the same of matrix products that are not convolutions; None for
-            ``memory_proportion``.
+        matmul_proportion: available memory proportion of matrix products that are not
+            convolutions; None for ``memory_proportion``.
         io_tiles: tiles that only load and store; their memory is not the others'.
         overlaps_io: whether inputs and outputs are marked to be loaded and stored by I/O tiles
             while the others compute. Without it I/O tiles have no part in what the host sends.
@@ -167,7 +167,7 @@ class Settings:
         for name in ("memory_proportion", "matmul_proportion"):
             given = getattr(self, name)
             if given is not None and any(not 0 < value <= 1 for value in _of_each(given)):
-                raise ValueError(f"{name} lies above 0 and is at most 1")
+                raise ValueError(f"{name} is {given}: expected numbers above 0 and at most 1")
 
     @property
     def is_pipelined(self) -> bool:
@@ -206,8 +206,8 @@ class Settings:
         """Return the available memory proportion of an IPU; the last one given holds further on.
 
         Args:
-            ipu: which one.
-            is_convolution: of which products.
+            ipu: the number of the IPU.
+            is_convolution: True for convolutions, False for other matrix products.
         """
         is_other = not is_convolution and self.matmul_proportion is not None
         values = _of_each(self.matmul_proportion if is_other else self.memory_proportion)
@@ -234,7 +234,7 @@ class Settings:
 
 
 def _of_each(given: float | tuple[float, ...] | None) -> tuple[float, ...]:
-    """Return what is given for all IPUs, or for each, as one value or several."""
+    """Return a setting for all IPUs, or for each, as a tuple; empty if it is not given."""
     if given is None:
         return ()
     return given if isinstance(given, tuple) else (given,)

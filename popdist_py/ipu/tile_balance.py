@@ -1,8 +1,8 @@
 """Tile balance of each IPU: the mean work of its tiles, divided by the most work of a tile.
 
-What an operation reads and makes lies on the tiles in whole grains, from the same tile on, as in
-``memory``. A tile that holds a grain more has that much more work.
-Nothing here knows how long a call takes.
+The inputs, weights and output of an operation are spread over the tiles in whole grains, from the
+same tile on, as in ``memory``. A tile's work grows with its number of grains. The module does not
+know how long a call takes.
 """
 
 from __future__ import annotations
@@ -29,12 +29,13 @@ def tile_balance(
     """Return a share between 0 and 1 for each IPU of a replica; 1 for one without work.
 
     Args:
-        graph: of the forward.
-        placement: of its operations.
-        settings: of the run.
+        graph: the operations of the forward.
+        placement: the stage of each operation, and the IPU of each stage.
+        settings: the settings of the run.
         ipu: the device.
-        model: of time; launching and synchronising are the same on all tiles, and left out.
-        grain: bytes that stay together on a tile.
+        model: the model of time. Launching and synchronising are left out, because they take the
+            same time on all tiles.
+        grain: the number of bytes that stay together on a tile.
     """
     tiles = ipu.tiles - settings.io_tiles
     alone = replace(model, operation_cycles=0)
@@ -51,7 +52,7 @@ def tile_balance(
 
 
 def _sizes(graph: Graph, operation: Operation) -> Iterator[int]:
-    """Yield the bytes of all that an operation reads and makes."""
+    """Yield the bytes of each input, weight and output of an operation."""
     yield from map(graph.bytes_of, (*operation.inputs, operation.output.name))
     yield from (graph.weight_of[name].bytes for name in operation.weights)
 

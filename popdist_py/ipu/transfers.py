@@ -1,8 +1,8 @@
 """Bytes between an IPU and the host, other IPUs, other replicas and Streaming Memory.
 
-Exact where shapes tell, except what tiles send to the host beside the outputs: that is inferred
-from one published profile. What programs add of their own (profiling, say) is not in it.
-Nothing here knows how long it takes.
+The bytes follow from shapes and are exact, except for the requests that tiles send to the host:
+these are inferred from one published profile. Bytes that programs add, such as those of profiling,
+are not counted. The module does not know how long a transfer takes.
 """
 
 from __future__ import annotations
@@ -26,13 +26,14 @@ __all__ = [
     "streamed_bytes",
 ]
 
-# What a tile sends to the host for each tensor of a micro-batch that it exchanges with the host,
-# beside the tensor's data. Inferred from a profile of ResNet-101 on two Mk2, whose first IPU reads
-# images and returns nothing: it sends 51.8, 138 and 552 kB in 3, 8 and 32 micro-batches, each time
-# 12 bytes for each of 1,472 tiles.
+# Bytes of the request that a tile sends to the host for each tensor of a micro-batch that it reads
+# or writes there. Inferred from a profile of ResNet-101 on two Mk2. The first IPU reads images and
+# returns no output: it sends 51.8, 138 and 552 kB in 3, 8 and 32 micro-batches. That is 12 bytes
+# for each of its 1,472 tiles and each micro-batch.
 _REQUEST: Final = 12
-# A tile that exchanges a tensor holds at least so many bytes of it. Inferred from the second IPU of
-# the same profile, which returns 128,002 bytes and sends 141 or 142 kB: 93 to 97 would do.
+# The least number of bytes that a tile holds of a tensor that it exchanges with the host. Inferred
+# from the second IPU of the same profile, which returns 128,002 bytes and sends 141 or 142 kB:
+# every value from 93 to 97 agrees with that.
 _LEAST_BYTES: Final = 96
 
 
@@ -67,9 +68,9 @@ def received_bytes(graph: Graph, placement: Placement, stage: int) -> int:
 def request_bytes(
     graph: Graph, placement: Placement, settings: Settings, ipu: IPU
 ) -> tuple[int, ...]:
-    """Return what each IPU of a replica sends to the host in one call beside its outputs.
+    """Return the bytes of the requests that each IPU of a replica sends to the host in one call.
 
-    Each tile asks for what it reads and announces what it writes, tensor by tensor.
+    For each tensor, a tile that reads or writes a part of it sends one request.
     """
     sent = [0] * placement.num_ipus
     if settings.synthetic_data:
@@ -89,7 +90,7 @@ def request_bytes(
 
 
 def _inputs_of(graph: Graph, placement: Placement, stage: int) -> Iterator[Tensor]:
-    """Return the inputs of the graph that a stage is the first to read."""
+    """Return the inputs of the graph that ``stage`` reads before all other stages."""
     first: dict[str, int] = {}
     for operation, where in zip(graph.operations, placement.stages, strict=True):
         for name in operation.inputs:

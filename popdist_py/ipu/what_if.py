@@ -66,7 +66,8 @@ class OutOfMemory:
 
     Attributes:
         memory: of the IPU that lacks the most.
-        advice: what would help, what saves most first; what makes another model comes last.
+        advice: changes that would help, those that save most first. A change that makes another
+            model comes last.
     """
 
     memory: IpuMemory
@@ -105,7 +106,7 @@ def explain(run: Run) -> OutOfMemory | None:
         if after.needed < own.needed or after.fits:
             saved = max(0, own.needed - after.needed)
             found.append(Advice(change, saved, after.fits, kind))
-    # Sharing weights makes another model, so that comes last.
+    # Sharing weights makes another model, so that advice comes last.
     ordered = sorted(found, key=lambda one: (one.kind == "identical parts", -one.saved))
     return OutOfMemory(own, tuple(ordered))
 
@@ -148,7 +149,7 @@ def _changes(run: Run) -> Iterator[tuple[Kind, str, Run]]:
 
 
 def _program_changes(run: Run) -> Iterator[tuple[Kind, str, Run]]:
-    """Yield what needs another program: fewer weights, or one that takes no profile."""
+    """Yield the changes that need another program: shared weights, or a run without a profile."""
     graph, settings = run.graph, run.settings
     reuse = reused(graph, run.placement)
     if reuse is not None:

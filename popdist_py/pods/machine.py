@@ -1,8 +1,8 @@
-"""The pod of a machine for which none is configured: the IPUs that ``gc-info -l`` lists.
+"""The pod of a machine without a configured pod: the IPUs that ``gc-info -l`` lists.
 
-Only a program that names a device's id asks it, so that ids are checked and exclude one another;
-programs that take any device have as many as they want. It lies beside this user's pods, hidden,
-and is made when an id is named for the first time.
+Programs that name the id of a device attach to it: the id is checked, and only one program at a
+time holds a device. Programs that take any device do not use it, and have as many IPUs as they
+want. The pod is a hidden folder beside this user's pods, made when a program first names an id.
 """
 
 from __future__ import annotations
@@ -26,34 +26,34 @@ MACHINE_PARTITION: Final = "emulated"
 
 
 def existing_machine(environ: Mapping[str, str]) -> FolderStore | None:
-    """Open the pod of this machine; None where no program has named an id yet.
+    """Open the pod of this machine; None if no program has named an id yet.
 
     Raises:
-        PodError: it cannot be used.
+        PodError: the pod cannot be used.
     """
     root = _root(environ)
     return open_pod(root, MACHINE_PARTITION) if (root / MACHINE_PARTITION).is_dir() else None
 
 
 def open_machine(environ: Mapping[str, str]) -> FolderStore:
-    """Open the pod of this machine; make it first where there is none.
+    """Open the pod of this machine, and make it first if it does not exist.
 
     Raises:
-        PodError: it cannot be made or used.
+        PodError: the pod cannot be made or used.
     """
     from popdist_py.pods.pod_file import MACHINE_IPUS, machine_pod
     from popdist_py.pods.values import PartitionRequest
 
     root = _root(environ)
-    # Another program may make either at the same time.
+    # Another program may make the pod or its partition at the same time.
     if not (root / MACHINE_PARTITION).is_dir():
         try:
             with suppress(NameTakenError):
                 make_pod(root, machine_pod(MACHINE_PARTITION))
         except PodError as error:
             raise PodError(
-                f"{error}; the ids in use are kept there: set POPRUN_PODS to a folder that can be "
-                "written, or name no id"
+                f"{error}; the list of ids in use is kept there: set POPRUN_PODS to a folder that "
+                "can be written, or name no id"
             ) from None
     store = open_pod(root, MACHINE_PARTITION)
     if not store.partitions():
@@ -65,5 +65,5 @@ def open_machine(environ: Mapping[str, str]) -> FolderStore:
 
 
 def _root(environ: Mapping[str, str]) -> Path:
-    """Return the folder of this machine: hosts may share the one of the user's pods."""
+    """Return the folder of this machine's pod; hosts may share the folder of the user's pods."""
     return pods_root(environ) / f".machine-{os.uname().nodename}"

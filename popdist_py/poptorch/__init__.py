@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 from popdist_py import __version__
 
-# Before torch, whose import loads the OpenMP runtime. It has no effect on a torch that is there.
+# Imported before torch, because importing torch loads the OpenMP runtime, which reads this module's
+# setting. If the program has imported torch already, the setting has no effect.
 from popdist_py.start_hook import popdist_thread_waiting  # noqa: F401
 
 # isort: split

@@ -36,8 +36,8 @@ VELOCITY_SCALING_IGNORED: Final = (
 )
 
 _VELOCITY_SCALING_IDLE: Final = (
-    "velocity_scaling has no effect here: it would change how a half velocity is rounded, and the "
-    "velocity is kept unscaled"
+    "velocity_scaling has no effect here: on hardware it changes how a half velocity is rounded; "
+    "here the velocity is kept unscaled"
 )
 
 
@@ -128,8 +128,8 @@ class AdamW(Optimizer, torch.optim.AdamW):
     """Adam with decoupled weight decay, with torch.optim.AdamW's arithmetic.
 
     Args:
-        bias_correction: False leaves out the correction of the moments, which begin at zero. It
-            counts on the device: ``step()`` on the CPU is torch's, with the correction.
+        bias_correction: False leaves out the correction of the moments, which begin at zero. This
+            has an effect on the device only: ``step()`` on the CPU is torch's, and corrects.
     """
 
     _own: ClassVar = {

@@ -2,7 +2,7 @@
 
 Programs of the SDK find its names, and programs of torch.distributed find the back end popdist.
 MPI's sockets are kept to the job's network, and multiprocessing's sockets to the job's folder.
-OpenMP threads that wait sleep soon.
+Waiting OpenMP threads spin for about a millisecond before they sleep.
 
 The folder leaves ``sys.path`` again, and the user's own ``sitecustomize`` is run. It stays on
 PYTHONPATH, so that the Pythons that a program starts find the names as well.
@@ -43,7 +43,7 @@ def _keep_sockets() -> None:
 
 
 def _let_threads_sleep() -> None:
-    """Let OpenMP threads that wait sleep soon."""
+    """Make waiting OpenMP threads sleep after about a millisecond."""
     import popdist_thread_waiting  # type: ignore[import-not-found]  # noqa: F401
 
 

@@ -170,8 +170,8 @@ class LaunchConfig(Shown):
     ipu_model: str | None = option(
         None, choice("mk1", "mk2", "bow"), "Job",
         "IPU whose memory and time the models of all instances have (POPDIST_IPU): one that does"
-        " not fit is refused. Unset: an Mk2's memory, warnings only; as poprun, mk2 for programs"
-        " that import poptorch.",
+        " not fit is refused. Unset: a warning if a model does not fit into an Mk2. The command"
+        " poprun sets mk2 for programs that import poptorch.",
     )  # fmt: skip
     num_ilds: int | None = option(
         None, whole(1), "Job", "IPU-Link domains; each gets the same number of instances and has at"

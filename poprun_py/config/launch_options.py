@@ -35,8 +35,8 @@ class LaunchOptions(TypedDict, total=False):
 
     ipu_model: Literal["mk1", "mk2", "bow"] | None
     """IPU whose memory and time the models of all instances have (POPDIST_IPU): one that does not
-    fit is refused. Unset: an Mk2's memory, warnings only; as poprun, mk2 for programs that
-    import poptorch.
+    fit is refused. Unset: a warning if a model does not fit into an Mk2. The command poprun
+    sets mk2 for programs that import poptorch.
     """
 
     num_ilds: int | None

@@ -1,6 +1,6 @@
-"""Which partitions there are now: the IPUs of this machine, and one for each running job.
+"""The current partitions: the IPUs of this machine, and one partition for each running job.
 
-Reads /proc, and asks the launchers of running jobs, and the pod of this machine.
+Reads /proc, and queries the launchers of running jobs and the pod of this machine.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ def survey() -> tuple[list[Partition], list[int]]:
 
 
 def _holders_of_ids() -> tuple[Holder, ...]:
-    """Return the programs that name ids of this machine's IPUs, and hold them.
+    """Return the programs that hold devices of this machine by their ids.
 
     Raises:
-        StartError: the pod of this machine cannot be asked.
+        StartError: the pod of this machine cannot be read.
     """
     from popdist_py.pods.machine import existing_machine
 

@@ -1,8 +1,9 @@
-"""The faults of command lines that were copied from a document, all of them in one error.
+"""Check for faults that copying a command from a document makes; one error names all of them.
 
-Documents break lines, and print blanks, dashes and commas that a shell takes literally. The words
-behind such a fault are no options any more: they are parsed again as they were meant, so that one
-error names the later faults too. Only looks at whether a word is a file or program of this machine.
+Documents break lines, and print blanks, dashes and commas that a shell takes literally. Such a
+fault ends the options early, and the parser takes the rest for the program. This module parses the
+rest again with the fault mended, so that the error names later faults too. It only reads from this
+machine whether a word is a file or a program.
 """
 
 from __future__ import annotations
@@ -24,26 +25,27 @@ __all__ = ["refuse_copied"]
 # Hyphens, dashes and the minus sign, which word processors put in place of "-" and "--".
 _DASHES = "\u2010\u2011\u2012\u2013\u2014\u2015\u2212"
 _PYTHON = re.compile(r"python(\d+(\.\d+)?)?")
-# Python's own long options: any other one behind its name is meant for a script that is missing.
+# Python's own long options. Any other long option before a script belongs to a missing script.
 _OF_PYTHON = (
     "--check-hash-based-pycs", "--help", "--help-all", "--help-env", "--help-xoptions", "--version",
 )  # fmt: skip
-# Python's short options with a value, which may be a word of its own; -c and -m name the program.
+# Python's options whose value may be the next word.
 _WITH_VALUE = ("-W", "-X", "--check-hash-based-pycs")
+# Python's options that name the program.
 _PROGRAMS = ("-c", "-m")
 _MPI_ARGUMENTS = ("mpi_global_args", "mpi_local_args")
 _INTERFACES = ("_if_include", "_if_exclude")
 _MCA = ("--mca", "-mca", "--prtemca", "--pmixmca", "--omca")
-# Documents print xxx.xxx.xxx.0/xx, which is planned as any other network.
+# Documents print xxx.xxx.xxx.0/xx for a network; a dry run accepts that too.
 _NETWORK = re.compile(r"[^./]+(?:\.[^./]+){3}/(?:[12]?\d|3[0-2]|x+)|[^/]*:[^/]*/\d{1,3}")
-_CONTINUED = "a backslash continues a line only as the last character of it"
+_CONTINUED = "a backslash continues a line only if it is the line's last character"
 
 
 def refuse_copied(config: LaunchConfig) -> None:
-    """Refuse a command line with faults that copying it from a document makes.
+    """Check a command line for faults that copying it from a document makes.
 
     Raises:
-        UsageError: it has some; names each with what is expected.
+        UsageError: the command has such faults. The message names each, and what is expected.
     """
     faults = list(_faults(config))
     if len(faults) == 1:
@@ -59,7 +61,7 @@ def _faults(config: LaunchConfig) -> Iterator[str]:
         (config.named(field), text) for field in _MPI_ARGUMENTS for text in getattr(config, field)
     ]
     while (found := _broken_at(host, program)) is not None:
-        # Only a broken command line needs the parser once more.
+        # Imported here, because a command without faults does not need the parser again.
         from poprun_py.config.command_line import parse
 
         fault, words = found
@@ -78,30 +80,30 @@ def _faults(config: LaunchConfig) -> Iterator[str]:
 
 
 def _broken_at(host: str | None, program: Sequence[str]) -> tuple[str, tuple[str, ...]] | None:
-    """Return the fault where the options ended too early, and the words behind it as meant.
+    """Return the fault that ended the options early, and the following words with it mended.
 
-    None where the program is one.
+    None if the program exists, or no fault is found.
     """
-    if not program or _is_there(program[0]):
+    if not program or not program[0] or _is_there(program[0]):
         return None
     word, rest = program[0], tuple(program[1:])
     if word[:1].isspace():
         meant = word.strip()
-        what = "is an option behind a blank" if meant.startswith("-") else "begins with a blank"
+        what = "is an option after a blank" if meant.startswith("-") else "begins with a blank"
         fault = f"program {word!r} {what}: expected {meant or 'no blank'}; {_CONTINUED}"
         return fault, (meant, *rest) if meant else rest
     if word[:1] in _DASHES:
         meant = f"--{word.lstrip(_DASHES)}"
         fault = (
-            f"program {word!r} begins with a dash that documents print: expected two hyphens, "
-            f"{meant}"
+            f"program {word!r} begins with a dash, which documents print in place of hyphens: "
+            f"expected two hyphens, {meant}"
         )
         return fault, (meant, *rest)
     return None if host is None else _broken_hosts(host, program)
 
 
 def _broken_hosts(host: str, program: Sequence[str]) -> tuple[str, tuple[str, ...]] | None:
-    """Return the fault of a host list that a blank ends, and the words behind the whole list."""
+    """Return the fault of a host list that contains blanks, and the words after the whole list."""
     parts, rest = [host], list(program)
     while rest and _is_part_of_list(parts[-1], rest[0]):
         parts.append(rest.pop(0))
@@ -117,21 +119,25 @@ def _broken_hosts(host: str, program: Sequence[str]) -> tuple[str, tuple[str, ..
     commas = f", and no comma between {', '.join(missing)}" if missing else ""
     whole = ",".join(part.strip(",") for part in parts)
     fault = (
-        f"--host has a blank behind {blanks}{commas}: expected names separated by one comma, "
+        f"--host has a blank after {blanks}{commas}: expected names separated by one comma, "
         f"without blanks, --host {whole}"
     )
     return fault, tuple(rest)
 
 
 def _is_part_of_list(before: str, word: str) -> bool:
-    """Tell whether a word behind a host list goes on with it, and is no program."""
+    """Tell whether a word after a host list continues the list, and is not the program."""
     if "," not in f"{before[-1:]}{word}" or word.endswith(".py") or _is_there(word):
         return False
     return are_host_names(word.strip(",").split(","))
 
 
 def _is_there(word: str) -> bool:
-    return Path(word).exists() or shutil.which(word) is not None
+    try:
+        is_file = Path(word).exists()
+    except OSError:  # the word is longer than the name of a file may be
+        is_file = False
+    return is_file or shutil.which(word) is not None
 
 
 def _network_faults(text: str, option: str) -> Iterator[str]:
@@ -139,7 +145,7 @@ def _network_faults(text: str, option: str) -> Iterator[str]:
     try:
         words = split_args(text, option)
     except UsageError:
-        return  # refused by those who split them for the launch
+        return  # the planner reports this error
     for index, word in enumerate(words):
         if word not in _MCA or len(words) < index + 3:
             continue
@@ -151,15 +157,16 @@ def _network_faults(text: str, option: str) -> Iterator[str]:
                 continue
             meant = value.replace(",", ".")
             hint = f"; did you mean {meant}?" if _NETWORK.fullmatch(meant) else ""
-            what = f"{entry!r} is no network" if entry else "an entry is empty"
+            what = f"{entry!r} is not a network" if entry else "an entry is empty"
             yield (
                 f"{option}: {key} {value!r}: {what}; expected names of interfaces, or networks of "
-                f"four parts joined by points, such as 10.3.0.0/16, separated by commas{hint}"
+                f"four parts with points between them, such as 10.3.0.0/16, separated by "
+                f"commas{hint}"
             )
 
 
 def _missing_script(program: Sequence[str]) -> str:
-    """Return what is wrong with ``python --option``; nothing where Python gets a program."""
+    """Return the fault of ``python --option`` without a script; an empty text if there is none."""
     if not program or not _PYTHON.fullmatch(Path(program[0]).name):
         return ""
     words = iter(program[1:])
@@ -170,7 +177,7 @@ def _missing_script(program: Sequence[str]) -> str:
             next(words, None)
         elif word.startswith("--") and word.partition("=")[0] not in _OF_PYTHON:
             return (
-                f"program {program[0]} {word} has no script: {word} is no option of Python; "
+                f"program {program[0]} {word} has no script: {word} is not an option of Python; "
                 f"expected the script before it, {program[0]} train.py {word}"
             )
     return ""

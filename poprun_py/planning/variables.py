@@ -67,12 +67,12 @@ Pairs = tuple[tuple[str, str], ...]
 PLANNED_THREADS = "OMP_NUM_THREADS"
 # What PopRun copies from its own environment, by name.
 FORWARDED_VARIABLES = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "POPLAR_ENGINE_OPTIONS")
-# Prefixes of the variables that instances on other hosts get too: settings of our libraries, and
-# variables that an instance sets itself if the user has not: ACCELERATE_USE_CPU
-# (instance/launcher_link.py) and GOMP_SPINCOUNT (popdist_thread_waiting.py of the start hook).
-# Thread counts are handled elsewhere: they are planned for each host's CPUs, or forwarded if the
-# user set them. Paths and limits of this machine's system are not for other hosts.
+# Variables for which an instance sets a default: ACCELERATE_USE_CPU (instance/launcher_link.py) and
+# GOMP_SPINCOUNT (popdist_thread_waiting.py of the start hook). OMP_WAIT_POLICY replaces the latter.
 _OWN_IF_UNSET = ("ACCELERATE_USE_CPU", "GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
+# Prefixes of the variables that instances on other hosts get too: settings of our libraries, and
+# the user's values of those above. Thread counts are planned for each host's CPUs, or forwarded if
+# the user set them. Paths and limits of this machine's system are not for other hosts.
 _TRAVELLING = ("POPDIST_", "POPTORCH_", "POPLAR_", *_OWN_IF_UNSET)
 TARGET_OPTIONS = "POPLAR_TARGET_OPTIONS"
 _EXPORT = re.compile(r"^export\s+")

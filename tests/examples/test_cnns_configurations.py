@@ -285,7 +285,7 @@ def test_saved_options_are_the_same_when_they_are_read():
         ("--select-ipus 0 1 2", "AUTO"),
         ("--select-ipus 1 1", "two different ids"),
         ("--base-learning-rate-exponent nan", "-64 to 64"),
-        ("--distributed", "with --batches-per-step 1000: with it 1 is accepted; add --batches-"),
+        ("--distributed", "with --batches-per-step 1000: only 1 is accepted with it; give"),
     ],
 )
 def test_options_that_do_not_go_together_are_refused_in_one_line(capsys, words, said):
@@ -346,11 +346,11 @@ def test_calls_fill_epochs_and_trainings_and_fit_between_lines(
     assert 1 <= at_once <= updates
     assert at_once * accumulation <= max(most, accumulation)
     assert at_once == 1 or at_once * logs <= updates
-    # No call is cut off: neither by the end of an epoch, nor by that of the training.
+    # Neither the end of an epoch nor the end of the training cuts a call short.
     assert updates % at_once == 0
     assert (updates - done % updates) % at_once == 0
     assert done >= total or (total - done) % at_once == 0
-    # The same options go on with calls of the same length.
+    # A restored training with the same options has calls of the same length.
     first = ipu_utils.device_iterations(args, samples)
     place = ipu_utils.Progress(first, first % updates)
     assert ipu_utils.device_iterations(args, samples, place) == first

@@ -25,7 +25,7 @@ def modules():
 
 
 def arguments(*argv, batch_size, accumulation):
-    """Return arguments with what configurations would have filled in."""
+    """Return arguments with the values that configurations would have filled in."""
     args = cnns.module("arguments").make_parser("", "").parse_args(["--device", "mk2", *argv])
     args.dataset, args.model_size, args.norm, args.image_size = "cifar-10", "8", "batch", 32
     args.batch_size, args.gradient_accumulation_count, args.seed = batch_size, accumulation, 1
@@ -33,14 +33,14 @@ def arguments(*argv, batch_size, accumulation):
 
 
 def placed(args):
-    """Return the module that trains, cut as the arguments say."""
+    """Return the module for training, cut into the stages that the arguments give."""
     models = cnns.module("models")
     network = models.create(args, 10)
     models.place(network, args)
     return models.ForTraining(network, args, ON_HOST)
 
 
-# Two IPUs in each order, and one: the options of the program in the model of the device.
+# Options for two IPUs with each pipeline schedule, and for one IPU.
 CUT = ("--pipeline", "--shards", "2", "--pipeline-splits", "layer2.0")
 ORDERS = {
     "Grouped": CUT,

@@ -1,4 +1,4 @@
-"""Each option of the CNN programs acts, or a line says that it does not; one table has them all.
+"""Each option of the CNN programs has an effect, or a line says that it has none.
 
 An option acts if a training that is made with it, and not started, differs from one without it.
 """
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.examples
 RANDOM = "--generated-data --generated-samples 24"
 TINY = "--image-size 8 --model-size 8 --batch-size 4 --precision 32.32 --seed 3 --no-tensorboard"
 PIPELINE = "--pipeline --shards 2 --pipeline-splits layer2.0"
-# By the option: what is given beside it, and what is given with it.
+# For each option: the words without it, and the words with it.
 ACTS = {
     "--model": ("", "--model resnext --model-size 11"),
     "--model-size": ("", "--model-size 14"),
@@ -85,7 +85,7 @@ ACTS = {
     "--name-suffix": ("", "--name-suffix one"),
     "--config": ("", "--config digits_resnet8"),
 }  # fmt: skip
-# Options that count while a training runs, or after it, and the tests that show what they do.
+# Options that have an effect during or after a training, and the tests that show the effect.
 ELSEWHERE = {
     "--data-dir": "test_cnns_datasets.test_data_set_is_inferred_from_its_files",
     "--standard-imagenet": "test_cnns_option_effects.test_one_order_for_all_instances",
@@ -100,22 +100,22 @@ ELSEWHERE = {
     "--wandb": "test_cnns_runs.test_only_online_needs_a_login",
     "--config-path": "test_cnns_configurations.test_a_wrong_file_is_refused_in_one_line",
 }
-# What does nothing beside other options, and the reason that the line gives.
+# Options without effect beside other options, and the reason that the line gives.
 IDLE = [
     ("", "--groups 4", "no group norms"),
     ("--group-norm", "--BN-momentum 0.9", "no batch norms"),
     ("--group-norm --replicas 2", "--BN-span 2", "no batch norms"),
-    ("--synthetic-data --no-generated-data", "--generated-data", "--synthetic-data counts"),
+    ("--synthetic-data --no-generated-data", "--generated-data", "--synthetic-data replaces it"),
     ("", "--data-dir {data}", "random images are not read"),
     ("{photographs}", "--generated-samples 16", "the images are not random"),
     ("--eight-bit-io", "--no-hostside-norm", "the IPU normalises"),
     ("", "--standard-imagenet", "other images have one order only"),
-    ("{photographs}", "--standard-imagenet", "one instance reads all images in that order"),
-    ("{photographs} --deterministic", "--standard-imagenet", "--deterministic has that order too"),
+    ("{photographs}", "--standard-imagenet", "a single instance has one order"),
+    ("{photographs} --deterministic", "--standard-imagenet", "one order for all instances"),
     ("", "--no-dataset-cache", "only photographs are cached"),
     ("--no-validation", "--valid-batch-size 2", "nothing is validated"),
-    ("", "--loss-scaling 2", "nothing is half precision"),
-    ("", "--no-stochastic-rounding", "nothing is half precision"),
+    ("", "--loss-scaling 2", "no number is in half precision"),
+    ("", "--no-stochastic-rounding", "no number is in half precision"),
     ("", "--weight-avg-count 2", "no --weight-avg"),
     ("--weight-avg mean", "--weight-avg-decay 0.5", "no --weight-avg exponential"),
     ("--lr-schedule cosine", "--learning-rate-decay 0.2", "no --lr-schedule stepped"),
@@ -129,8 +129,8 @@ IDLE = [
     ("", "--rmsprop-epsilon 0.1", "no --optimiser RMSProp"),
     ("", "--lars-eeta 0.1", "no --optimiser LARS"),
     ("", "--lars-epsilon 0.1", "no --optimiser LARS"),
-    ("", "--sharding-exclude-filter layer1", "chooses no place to cut"),
-    (PIPELINE, "--sharding-include-filter layer1", "chooses no place to cut"),
+    ("", "--sharding-exclude-filter layer1", "does not choose where to cut"),
+    (PIPELINE, "--sharding-include-filter layer1", "does not choose where to cut"),
     ("", "--config-path configs.yml", "no --config"),
 ]  # fmt: skip
 
@@ -143,7 +143,7 @@ def programs():
 
 @pytest.fixture(scope="module")
 def photographs(tmp_path_factory):
-    """A small ImageNet, and the words that train on it."""
+    """A small ImageNet, and the arguments to train on it."""
     folder = tmp_path_factory.mktemp("data") / "imagenet"
     for part in ("train", "validation"):
         for number in range(8):
@@ -155,7 +155,7 @@ def photographs(tmp_path_factory):
 
 @pytest.fixture
 def arguments(photographs):
-    """Read words, after those of a tiny training."""
+    """Parse arguments, after those of a tiny training."""
     folder, words_of = photographs
 
     def read(*words):
@@ -170,7 +170,7 @@ def arguments(photographs):
 
 
 def facts(args):
-    """All that follows from the options before a training starts."""
+    """Return all values that follow from the options before a training starts."""
     torch.manual_seed(0)
     training = cnns.module("train")._Training(args, cnns.module("datasets").seed_of_order(args))
     try:
@@ -293,7 +293,7 @@ def test_configurations_have_no_option_that_does_nothing():
 
 
 def test_one_order_for_all_instances(arguments, monkeypatch):
-    """Of two instances each reads files of its own, or both share one order."""
+    """Each of two instances reads files of its own, or both share one order."""
     for name, value in {
         "NUM_TOTAL_REPLICAS": 2, "NUM_LOCAL_REPLICAS": 1, "REPLICA_INDEX_OFFSET": 0,
         "UNIFORM_REPLICAS_PER_INSTANCE": 1, "NUM_LOCAL_INSTANCES": 2,

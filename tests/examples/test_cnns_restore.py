@@ -190,7 +190,7 @@ def contents(folder):
     ids=str,
 )
 def test_other_logging_goes_on_to_the_same_bits(whole, stopped, tmp_path, calls, words):
-    """In the middle of an epoch, where calls of two updates fit, and where they do not."""
+    """Restore in the middle of an epoch, after an even or an odd number of updates."""
     if calls == 14:
         folder = shutil.copytree(stopped, tmp_path / "run")
     else:
@@ -200,7 +200,7 @@ def test_other_logging_goes_on_to_the_same_bits(whole, stopped, tmp_path, calls,
 
 
 def assert_same_training(folder, whole):
-    """Compare all but what calls of another length have of their own: the data's position."""
+    """Compare all but the position in the data, which depends on the length of a call."""
     found, expected = (cnns.training_in(each) for each in (folder, whole))
     assert cnns.same(found["training"], expected["training"])
     for one, other in zip(found["instances"], expected["instances"], strict=True):
@@ -224,7 +224,7 @@ def assert_same_training(folder, whole):
     ids=" ".join,
 )
 def test_how_often_it_logs_and_saves_changes_no_weight(tmp_path, words):
-    """The images that are left over in an epoch are left out alike."""
+    """The images after the last full global batch of an epoch are left out in both."""
     length = ("--generated-samples", "26", "--epochs", "2", "--warmup-epochs", "1", *words)
     logging = [
         ("--logs-per-epoch", "6", "--batches-per-step", "1", "--no-validation"),
@@ -242,7 +242,7 @@ def test_how_often_it_logs_and_saves_changes_no_weight(tmp_path, words):
 
 
 def test_a_checkpoint_of_before_rates_of_updates_goes_on(copy, whole, monkeypatch):
-    """It holds neither a scheduler nor its base rates."""
+    """Earlier versions saved neither a scheduler nor its base rates."""
     link = cnns.module("train").poptorch.PoplarExecutor.load_training_state
 
     def older(self, shared, instances):

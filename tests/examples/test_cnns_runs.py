@@ -343,7 +343,7 @@ def test_memory_utilisation_is_logged_with_the_other_metrics(tmp_path, monkeypat
     assert logged
     for values in logged.values():
         assert values["training/loss"] > 0
-        # A small network: its code and weights, and far from all tiles.
+        # The code and weights of a small network need only a part of the tiles' memory.
         assert 0 < values["memory/ipu_percent"] < 100
         assert 1e5 < values["memory/ipu_bytes"] < 900e6
         assert 1e7 < values["memory/host_bytes"] < psutil.virtual_memory().total

@@ -52,7 +52,7 @@ def refused(train, capfd, code, *words):
 
 @pytest.fixture
 def rates(monkeypatch):
-    """Return the list of the rates that weight updates on the device have had."""
+    """Return a list to which each weight update on the device appends its learning rate."""
     found, own = [], DeviceOptimizer._update
 
     def update(self, loss_scale):

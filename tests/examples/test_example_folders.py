@@ -1,4 +1,4 @@
-"""The folders of examples as their readers use them: requirements.txt, and pytest of the CNNs."""
+"""Commands that readers type in the folders of examples: pip with requirements.txt, and pytest."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ OF_MAKERS = {"jupytext", "pytest"}
 
 
 def declared() -> dict[str, Requirement]:
-    """Return what setup.cfg names, by name: what poprun-py needs itself, and its extras."""
+    """Return the requirements in setup.cfg by name: those of poprun-py and of its extras."""
     parser = configparser.ConfigParser()
     parser.read(ROOT / "setup.cfg")
     lines = parser["options"]["install_requires"].splitlines()
@@ -67,13 +67,13 @@ def test_requirements_are_those_that_setup_cfg_names(file):
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.parent.name)
 def test_requirements_hold_what_the_programs_import(file):
     listed = {Requirement(line).name for line in lines_of(file)[1:]} | {"poprun-py"}
-    # Not listed: what poprun-py brings itself, and what only the makers of a folder import.
+    # Not listed: packages that poprun-py requires itself, and those only for making a folder.
     own = {Requirement(line).name for line in importlib.metadata.requires("poprun-py")
            if "extra ==" not in line}  # fmt: skip
     known = {_folded(name) for name in listed | own | OF_MAKERS}
     installed = importlib.metadata.packages_distributions()
     for module in imports_of(file.parent) & installed.keys():
-        # Several packages may share a name, as google.
+        # Several packages may share a module's name, such as google.
         assert known & {_folded(name) for name in installed[module]}, module
 
 
@@ -98,7 +98,7 @@ def test_the_cnns_bring_weights_and_biases():
 def test_requirements_install_in_a_clean_environment(tmp_path, folder, program):
     environ = {name: value for name, value in os.environ.items()
                if not name.startswith(("PYTHON", "VIRTUAL_ENV", "WANDB"))}  # fmt: skip
-    # The versions of CI: others of torch bring gigabytes for GPUs.
+    # The versions of CI, because other builds of torch contain gigabytes for GPUs.
     environ |= {"WANDB_MODE": "offline", "PIP_CONSTRAINT": str(ROOT / "constraints.txt")}
     python = tmp_path / "venv" / "bin" / "python"
     subprocess.run([sys.executable, "-m", "venv", str(tmp_path / "venv")], check=True)

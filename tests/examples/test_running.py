@@ -110,7 +110,7 @@ def test_ctrl_c_is_one_line_and_exit_code_130(rank, said):
     assert (done.returncode, done.stdout, done.stderr) == (130, "", said)
 
 
-# A program with the arguments that let it come to a package, by the name of the package's module.
+# For the name of each module, a program and arguments with which it imports that module.
 # ``{here}`` is an empty folder, in which it runs.
 NEEDS = {
     "matplotlib": "pipelining/figures.py ramp-up",
@@ -167,7 +167,7 @@ def test_every_optional_package_of_the_examples_is_known_with_its_extra(shared):
 
 
 def third_party(path):
-    """Return the modules that a program imports and Python does not have, by their first name."""
+    """Return the top-level names of modules outside the standard library that a program imports."""
     found = set()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):

@@ -1,4 +1,4 @@
-"""OpenMP threads that wait sleep after a millisecond, unless the user decides how they wait."""
+"""Waiting OpenMP threads sleep after a millisecond, unless the user sets how they wait."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_programs_of_the_module_popdist_py_get_a_spin_count(own, expected, tmp_p
 
 
 def test_the_poptorch_api_sets_it_before_it_imports_torch(tmp_path):
-    # This torch ends the program, so that the test takes no longer than the import up to there.
+    # This stand-in for torch ends the program, so that the test does not import the real one.
     (tmp_path / "torch.py").write_text(f"{SHOW}\nraise SystemExit\n")
     code = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import popdist_py.poptorch"
     assert _run("-c", code) == f"{CASES[0][1]}\n"

@@ -134,7 +134,7 @@ def test_options_are_variables_of_the_program(python):
         (("--ipu-model", "bow"), {}, "auto bow 1"),
         (("--sdk-names=yes", "--ipu-model=mk1"), {"POPDIST_IPU": "bow"}, "yes mk1 1"),
         (("--ipu-model", "mk2", "--sdk-names", "auto"), {}, "auto mk2 1"),
-        # In an instance of a job, the launcher has decided it.
+        # In an instance of a job, the launcher has set the variable or not.
         ((), job, "auto None None"),
         ((), {**job, "POPDIST_SDK_COMMAND": "1"}, "auto None 1"),
     ):

@@ -1,4 +1,4 @@
-"""A model with 1.1 GB of weights, for which no IPU has room, in each of the ways to start it.
+"""A model with 1.1 GB of weights, which fits on no IPU, started in each possible way.
 
 Each way either warns once and runs the model, or refuses it with exit code 1.
 """
@@ -15,10 +15,10 @@ import pytest
 from support.repository import ROOT
 
 pytestmark = [pytest.mark.sweep, pytest.mark.mpi]
-# A job with a way to start that others show, too: three seconds of a core each.
+# These jobs take three seconds of a core each, and other cases show the same.
 _long = functools.partial(pytest.param, marks=pytest.mark.long)
 
-# The weights of the host have no memory of their own; those of the device have 1.15 GB.
+# The host's weights are expanded from one element; those of the device need 1.15 GB.
 PROGRAM = """
 import torch
 NAMES

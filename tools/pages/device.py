@@ -26,8 +26,8 @@ from tools.device.ipu_published import PUBLISHED, THROUGHPUTS, Published
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "device.md"
-# Precision, accumulation, device iterations, 8-bit input; what hardware did: cycles, MiB that the
-# first IPU received, KiB that both sent.
+# Options of each run: precision, accumulation, device iterations, 8-bit input. Then measurements on
+# hardware: cycles, MiB that the first IPU received, KiB that the first and the second IPU sent.
 RUNS = (
     ("32.32", 3, 1, False, None, None, None),
     ("16.16", 3, 1, False, 60_111_417, 4.5, "51.8, 141"),
@@ -227,7 +227,7 @@ def _limit(known: Published, name: str) -> float:
 
 
 def proportions() -> str:
-    """Return what ResNet-50 needs and takes with each available memory proportion."""
+    """Return a table of ResNet-50's memory and cycles with each available memory proportion."""
     graph = resnet([3, 4, 6, 3], 224, 8, "float16")
     lines = ["| proportion | working set at the peak, MB | needed, MB | cycles |", "|---" * 4 + "|"]
     for share in (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6):

@@ -88,8 +88,8 @@ INSTANCES_GET = """
   sets it: Accelerate and the Trainer of Transformers else train a model of its own in every
   instance, in silence.
 - `GOMP_SPINCOUNT=30000` in every Python, unless the user sets it or `OMP_WAIT_POLICY`:
-  [threads that wait](../emulation.md#threads-that-wait) sleep after about a millisecond. On other
-  hosts, instances get the user's value.
+  [waiting threads](../emulation.md#threads-that-wait) sleep after about a millisecond. Instances on
+  other hosts get the user's value too.
 """
 
 PODS = """

@@ -52,7 +52,7 @@ here when it runs, and why that differs. `make seeds` runs all of them in a copy
 writes this page. The texts' own programs [run as they are printed](tutorials-verbatim.md), too.
 
 - **The text's** is what stands below "The text shows": it was printed on IPUs, or on the machine of
-  who wrote the text.
+  the text's author.
 - **Measured here**, on two cores: times, items a second and what bars say of them; losses and
   accuracies, which come of real training. The pictures are generated files in the format of the
   text's data set, so that accuracies are not those of the text.
@@ -60,15 +60,15 @@ writes this page. The texts' own programs [run as they are printed](tutorials-ve
   ([how](device.md)). Nothing here ran on an IPU.
 - **Left out** of what is shown: bars on their way, and the folders of the run.
 
-Each command ends with whether it **holds here**, and what was compared to say so: lines, fields or
-numbers that the text shows, or the exit code alone where it shows nothing.
+Each row ends with a line that says whether the command **holds here**, and what was compared:
+lines, fields or numbers that the text shows, or only the exit code if the text shows no output.
 
 - **yes**: all of these are the same here, and the command is run as printed.
-- **partly**: some are, or another command is run in its place: a smaller model, fewer or other
-  data.
-- **no**: none is, or the command is not run.
+- **partly**: some of these are the same, or another command is run in its place: with a smaller
+  model, or with less or other data.
+- **no**: none of these is the same, or the command is not run.
 
-Lines that are shown here besides the text's are not compared.
+Lines that are shown only here are not compared.
 
 """
 

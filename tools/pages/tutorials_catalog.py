@@ -281,21 +281,21 @@ COMMANDS = (
         repaired="Two backslashes end their lines, without a blank behind them, and points in "
         "`xxx,xxx,xxx.0/16`.",
         as_printed="the command has 3 faults: (1) program ' --vipu-partition=pod64_partition_name' "
-        "is an option behind a blank",
+        "is an option after a blank",
         rows=(4, 1, 32, 64), about=_CNN_HOSTS,
     ),
     Command(
         "pod128",
         repaired="The blank in the list of hosts, where a line was broken, and `train.py` behind "
         "`python3`.",
-        as_printed="the command has 2 faults: (1) --host has a blank behind xxx.xxx.1.4",
+        as_printed="the command has 2 faults: (1) --host has a blank after xxx.xxx.1.4",
         rows=(8, 2, 64, 128), about=_CNN_HOSTS,
     ),
     Command(
         "pod256",
         repaired="Three blanks and one missing comma in the list of hosts, and `train.py` behind "
         "`python3`.",
-        as_printed="the command has 2 faults: (1) --host has a blank behind xxx.xxx.1.4, "
+        as_printed="the command has 2 faults: (1) --host has a blank after xxx.xxx.1.4, "
         "xxx.xxx.2.4, xxx.xxx.3.4, and no comma between xxx.xxx.2.4 and xxx.xxx.3.1",
         rows=(16, 4, 128, 256), about=_CNN_HOSTS,
     ),

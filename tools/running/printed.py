@@ -22,10 +22,10 @@ _PASSING = re.compile(
 
 
 def visible(output: str, *, compiling: bool = False) -> list[str]:
-    """Return the lines that stay, each instance's together, without what passes.
+    """Return the lines that stay on a screen, those of each instance together.
 
-    Of a bar that is drawn again when it is full, the last drawing stays. Bars of compilations are
-    left out; with ``compiling`` their complete drawings stay, each on a line of its own.
+    If a bar is drawn again when it is full, the last drawing stays. Bars of compilations are left
+    out; with ``compiling``, their complete drawings stay, each on a line of its own.
     """
 
     def bar(drawn: re.Match[str]) -> str:

@@ -224,7 +224,7 @@ def loader(
     batch_size = args.batch_size if training else args.valid_batch_size
     batching = options.batching(training=False)
     distributed = options.Distributed
-    # An epoch of the training holds whole weight updates, however many of them a call makes.
+    # An epoch of a training consists of whole weight updates, whatever their number in a call.
     split = Split(
         distributed.processId,
         distributed.numProcesses,

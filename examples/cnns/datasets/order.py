@@ -30,8 +30,8 @@ class Split:
         instance: number of this instance, and
         instances: how many there are.
         width: images of a row for one instance: micro-batch x local replicas.
-        rows: rows of a step: gradient accumulation of a training, device iterations of a
-            validation.
+        rows: rows of a step: in a training the gradient accumulation, in a validation the device
+            iterations.
     """
 
     instance: int
@@ -41,7 +41,7 @@ class Split:
 
     @property
     def step(self) -> int:
-        """Images of one weight update, or of one call of a validation, on all instances."""
+        """The images of one weight update, or of one call of a validation, on all instances."""
         return self.instances * self.width * self.rows
 
     def own(self, order: np.ndarray) -> np.ndarray:

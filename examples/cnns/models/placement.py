@@ -214,7 +214,7 @@ def _keep_blocks(network: nn.Module) -> None:
 
 
 def _limit_products(network: nn.Module, cuts: Sequence[str], shares: Sequence[float]) -> None:
-    """Mark the matrix products of each stage with their share of the memory."""
+    """Give the matrix products of each stage their available memory proportion."""
     stage = 0
     for name, layer in _layers(network).items():
         stage += name in cuts

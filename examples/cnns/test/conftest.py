@@ -1,7 +1,7 @@
-"""``python3 -m pytest`` in the folder of the CNN application: its tests, in tests/examples.
+"""Hook for ``python3 -m pytest`` in the folder of the CNN application: it runs the tests.
 
-They use fixtures of the project's tests, and therefore stand among them. All but those with the
-marker ``long`` run. Options such as ``-x`` and ``-k NAME`` are passed on.
+The tests are in tests/examples of the repository, because they use fixtures from there. Tests with
+the marker ``long`` are left out. Options such as ``-x`` and ``-k NAME`` are passed on.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ ROOT = HERE.parents[2]
 
 
 def pytest_cmdline_main(config: pytest.Config) -> int:
-    """Run the tests of the application in place of a search for some here."""
+    """Run the tests in tests/examples in place of collecting tests from this folder."""
     files = sorted(map(str, (ROOT / "tests" / "examples").glob("test_cnns_*.py")))
     if not files:
         raise pytest.UsageError(

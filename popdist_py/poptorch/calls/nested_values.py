@@ -243,7 +243,7 @@ class Call:
 
     @property
     def num_samples(self) -> int:
-        """The first dimension of the first tensor that has one; 0 if there is none."""
+        """The first dimension of the first tensor that has dimensions; 0 without such a tensor."""
         return next((leaf.shape[0] for leaf in self.leaves if leaf.dim()), 0)
 
     def fits(self, other: Call) -> bool:

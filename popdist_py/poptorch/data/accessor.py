@@ -68,9 +68,9 @@ class AsynchronousDataAccessor:
             custom types: a DataLoader, a data set, any iterable. Must be picklable unless the
             strategy is Fork.
         buffer_size: how many items are kept in memory, the one in use included.
-        miss_sleep_time_in_ms: PopTorch looks again after this time when the next item is not ready
-            yet. Here the operating system wakes this process as soon as the item is ready, so it
-            never sleeps longer, as with 0. Values other than 0 and 0.1 are said to do nothing.
+        miss_sleep_time_in_ms: the time after which PopTorch checks again for an item that was not
+            ready. Here the operating system wakes this process as soon as the item is ready, so
+            every value acts as 0. A warning says so for values other than 0 and the default.
         load_indefinitely: whether to load the next epoch before it is asked for.
         early_preload: whether to start loading now rather than at the first ``iter()``.
         sharing_strategy: how the process is started and gets the data set: ForkServer, Fork,
@@ -313,11 +313,11 @@ def _check(buffer_size: int, miss_sleep_time_in_ms: float, rebatched_size: int |
 
 @functools.cache
 def _say_no_miss_sleep() -> None:
-    """Log once in a program, on instance 0, that there is no time between looks."""
+    """Warn once in a program, on instance 0, that the time has no effect."""
     if context.environment().instance_index == 0:
         logger.warning(
-            "miss_sleep_time_in_ms does nothing here: the program is woken as soon as the next "
-            "item is ready, and loses no time between looks; leave it out"
+            "miss_sleep_time_in_ms does nothing here: the operating system wakes the program as "
+            "soon as the next item is ready; leave it out"
         )
 
 

@@ -311,7 +311,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
 
     @property
     def _elements_of_batch(self) -> int | None:
-        """Elements of one batch on all instances; None if the data set decides."""
+        """The number of elements of one batch of all instances; None if the data set decides."""
         combined = self._sizes.combined
         return None if combined is None else combined * self._options.Distributed.numProcesses
 
@@ -332,8 +332,8 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Take what state_dict() returned; the next ``iter()`` goes on with the very next batch.
 
-        The batches before it are loaded once more and thrown away. A loader with another batch
-        size, such as for other device iterations, goes on after as many elements.
+        The batches before it are loaded once more and thrown away. If the size of a batch has
+        changed, such as with other device iterations, the loader skips the same number of elements.
         """
         state = {**state_dict, "position": self._position_of(state_dict)}
         if self._accessor is not None:
@@ -342,7 +342,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
             self._resume = state
 
     def _position_of(self, state: Mapping[str, Any]) -> int:
-        """Return how many batches of this loader are those that had been handed out."""
+        """Return the number of this loader's batches that hold the elements handed out before."""
         position: int = state["position"]
         before: int | None = state.get("batch_elements")  # earlier versions did not save it
         now = self._elements_of_batch
@@ -351,8 +351,8 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         batches, rest = divmod(position * before, now)
         if rest:
             logger.warning(
-                "The loaded state is %s into an epoch, which batches of %d do not reach: %s "
-                "read again",
+                "The loaded state is %s into an epoch, which is not a multiple of the batch size "
+                "%d: %s read again",
                 counted(position * before, "element"),
                 now,
                 f"{counted(rest, 'element')} {'is' if rest == 1 else 'are'}",

@@ -1,8 +1,8 @@
-"""A mode for floating-point exceptions: invalid operations, overflows and divisions by zero raise.
+"""A dispatch mode that raises an error for invalid operations, overflows and divisions by zero.
 
-An IPU checks each instruction. Here every operation of torch is checked after it ran: its results,
-and the tensors that it wrote, such as weights and running statistics. NaN and infinities that a
-program itself puts into tensors raise nothing, and neither do those that pass through.
+An IPU checks each instruction. This mode checks each operation of torch after it ran: its results,
+and the tensors that it wrote, such as weights and running statistics. An operation whose arguments
+contain NaN or infinities already, such as the infinities of a mask, may return them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from popdist_py.poptorch.errors import Error
 __all__ = ["FloatingPointTraps"]
 
 _COMPARISONS: Final = frozenset({"lt", "le", "gt", "ge", "eq", "ne", "maximum", "minimum"})
-# These make memory that holds anything, move values, or only look at them: they compute nothing.
+# These operations compute no values: they return uninitialised memory, or move or test values.
 _UNCHECKED: Final = frozenset(
     {
         *("empty", "new_empty", "empty_like", "empty_strided", "new_empty_strided"),
@@ -52,7 +52,7 @@ class FloatingPointTraps(TorchDispatchMode):
         if name in _UNCHECKED:
             return func(*args, **kwargs)
         written = list(_written(func, args, kwargs))
-        # A conversion does not read what it writes into, which may be memory that holds anything.
+        # A conversion overwrites its target without reading it: the target may be uninitialised.
         before = [] if name in _CONVERSIONS else [tensor for _, tensor in written]
         were_bad = list(map(_is_bad, before)) or [False] * len(written)
         had_nan = any(map(_has_nan, before))
@@ -70,8 +70,8 @@ class FloatingPointTraps(TorchDispatchMode):
                 _described(name, bad[0]),
                 bad=[tensor for _, tensor in bad],
                 had_nan=had_nan or any(map(_has_nan, read)) or _has(values, math.isnan),
-                # What the updates of optimisers write are weights and their state: no infinity
-                # passes into them.
+                # An optimiser's update writes weights and their state, where every infinity is an
+                # overflow, even if a gradient was infinite before.
                 had_infinity=not _is_update(name)
                 and (any(were_bad) or any(map(_is_bad, read)) or _has(values, math.isinf)),
             )
@@ -104,7 +104,7 @@ def _is_update(name: str) -> bool:
 
 
 def _described(name: str, bad: Named) -> str:
-    """Return an operation in words, with the argument that it wrote."""
+    """Return a description of an operation for an error, with the argument that it wrote."""
     argument, tensor = bad
     if name in _CONVERSIONS:
         return f"a conversion to {str(tensor.dtype).removeprefix('torch.')}"

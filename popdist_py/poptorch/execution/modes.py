@@ -1,7 +1,7 @@
-"""Modes that a model may run in: mixed half and float, one thread.
+"""Contexts in which models run: mixed precision of half and float, and computing on one thread.
 
-Each is a context; which ones a model needs is decided while compiling. All run in
-``WithoutValueReads``. The mode for exceptions is in ``floating_point_traps.py``.
+The compiler decides which of them a model needs. All models run in ``WithoutValueReads``. The mode
+for floating-point exceptions is in ``floating_point_traps.py``.
 """
 
 from __future__ import annotations

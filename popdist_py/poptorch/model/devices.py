@@ -1,8 +1,8 @@
 """Emulated IPU devices: which exist, and which model holds one.
 
 Where a pod is configured, a model of a program that no launcher started attaches to a device of the
-pod, which no other process has then. Elsewhere emulated IPUs do not run out, and only a model whose
-options name an id attaches to a device: of the machine that ``gc-info -l`` lists.
+pod, and no other process can use that device. Without a pod, emulated IPUs do not run out. A model
+attaches only if its options name an id: to the device of that id that ``gc-info -l`` lists.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ _VERSION: Final = 2
 # PopTorch's own variable: a model waits for a device that is held in place of an error.
 _WAIT: Final = "POPTORCH_WAIT_FOR_IPU"
 
-# Under the launcher, and of models of a device: who has the ids that options name.
+# The model that holds each id that options name: under the launcher, and with useIpuModel.
 _holders: dict[int, weakref.ref[Any]] = {}
-# Elsewhere: what gives a model's device back, also when the model is dropped.
+# In all other programs: a finalizer for each model, which gives its device back.
 _given: weakref.WeakKeyDictionary[Any, weakref.finalize[[HeldDevice], Any]] = (
     weakref.WeakKeyDictionary()
 )
@@ -99,8 +99,8 @@ def acquire(holder: Any, options: Options, num_ipus: int, *, patient: bool = Tru
     except PodError as error:
         which = "a device" if ipu_id is None else f"device with id {ipu_id}"
         raise Error(f"Failed to acquire {which}: {error}") from error
-    # The launcher gives every instance an id of its own. A model of a device whose options name an
-    # id has to find it free of the other models of this process.
+    # The launcher gives every instance an id of its own, so only models of this process can compete
+    # for an id. The same holds for useIpuModel, which attaches to no device.
     if ipu_id is not None and not options.shares_devices:
         _acquire_id(ipu_id, holder)
     return True

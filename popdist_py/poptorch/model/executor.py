@@ -381,8 +381,8 @@ class PoplarExecutor(DeviceReports):
 
         Args:
             optimizer: the user's optimiser.
-            scheduler: is stepped after each weight update inside a call; None keeps the settings
-                as they are until the next setOptimizer().
+            scheduler: a scheduler of torch, stepped after each weight update inside a call. With
+                None, the settings stay as they are until the next setOptimizer().
 
         Raises:
             AssertionError: an optimiser that the device does not know.

@@ -36,7 +36,7 @@ class OptimizerLink:
     Args:
         options: the wrapper's frozen options.
         optimizer: the user's optimiser.
-        scheduler: is stepped after each weight update; None for none.
+        scheduler: a scheduler of torch, stepped after each weight update; None for no scheduler.
 
     Attributes:
         optimizer: the user's optimiser at present.
@@ -157,11 +157,11 @@ class OptimizerLink:
 
     @property
     def after_update(self) -> Callable[[], None] | None:
-        """What the device calls after each weight update; None without a scheduler."""
+        """The function to call after each weight update; None without a scheduler."""
         return None if self._scheduler is None else self._step_scheduler
 
     def _step_scheduler(self) -> None:
-        """Let the next weight update have the scheduler's next values.
+        """Step the scheduler, and give the device its values for the next weight update.
 
         Raises:
             Error: the scheduler changes an attribute that was constant at compile time.
@@ -260,7 +260,7 @@ class OptimizerLink:
         return None if self._scheduler is None else self._scheduler.state_dict()
 
     def load_scheduler_state(self, state: Mapping[str, Any] | None) -> None:
-        """Give a scheduler the state that :meth:`scheduler_state` returned, if there are both."""
+        """Give the scheduler, if there is one, the result of :meth:`scheduler_state`."""
         if self._scheduler is not None and state is not None:
             self._scheduler.load_state_dict(dict(state))
 

@@ -45,8 +45,8 @@ def trainingModel(
         options: how it runs; the defaults of Options if None.
         optimizer: SGD with a learning rate of 0.01 if None.
         scheduler: one of torch.optim.lr_scheduler over ``optimizer``; it is stepped after each
-            weight update, also inside of a call with several device iterations. PopTorch has no
-            such argument: there, a learning rate holds for a whole call.
+            weight update, also inside a call with several device iterations. PopTorch has no such
+            argument: its learning rate stays the same during a call.
 
     Raises:
         AssertionError: ``model`` is no module.
@@ -156,7 +156,7 @@ def _check_modules(model: nn.Module) -> None:
 
 @cache
 def _say_one_device() -> None:
-    """Log once in a program, on instance 0, that nn.DataParallel divides nothing here."""
+    """Warn once in a program, on instance 0, that nn.DataParallel has no effect."""
     if context.environment().instance_index == 0:
         logger.warning(
             "nn.DataParallel does nothing on emulated IPUs: each replica runs the whole model. "

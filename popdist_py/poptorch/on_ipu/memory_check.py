@@ -27,20 +27,20 @@ _UNKNOWN: Final = (
     "Whether an %s has room for this model cannot be told: its forward does what cannot be "
     "captured (POPTORCH_LOG_LEVEL=DEBUG says what). The emulation runs all the same"
 )
-# The first sentences of the warnings of this process: a model that is compiled again is not news.
+# The first sentences of this process's warnings, so that a model compiled again warns only once.
 _warned: Final[set[str]] = set()
 
 
 def check_memory(run: Run | None, options: Options, state: DeviceState, num_ipus: int) -> None:
-    """Look whether there is room for a run, and do what ``Emulator.memory`` says if not.
+    """Check whether a run fits into memory; if not, do what ``Emulator.memory`` says.
 
-    All instances have the same run, so they decide alike; instance 0 warns. A run about which the
-    model of the device cannot be asked goes on, unless its weights alone are too large.
+    All instances have the same run, so all decide alike; instance 0 warns. If the model of the
+    device cannot compute the memory of a run, only its weights and buffers are counted.
 
     Args:
         run: what is compiled; None if the model of the device cannot be asked.
         options: of the run.
-        state: weights and buffers of the replicas.
+        state: the weights and buffers of the replicas.
         num_ipus: the number of IPUs of a replica.
 
     Raises:
@@ -87,11 +87,12 @@ def _explained(run: Run | None) -> OutOfMemory | None:
 
 
 def _lacking_for_weights(options: Options, state: DeviceState, num_ipus: int) -> str:
-    """Return what lacks if the weights alone are larger than the IPUs; else an empty text."""
+    """Return an error text if the weights alone exceed the IPUs' memory; else an empty text."""
     is_on_chip = not options.TensorLocations.exists("location_weight")
     if not is_on_chip or not isinstance(options._execution_strategy, ShardedExecution):
         return ""
-    # A parameter that differs between groups of replicas has a number for each of them.
+    # A parameter that differs between groups of replicas is there once for each group, as name[0],
+    # name[1], and so on. An IPU holds one of these.
     own = [p for name, p in state.parameters.items() if name.endswith("[0]") or name[-1] != "]"]
     needed = sum(tensor.nbytes for tensor in (*own, *state.buffers.values()))
     ipu = options.Emulator.ipu
@@ -105,7 +106,7 @@ def _lacking_for_weights(options: Options, state: DeviceState, num_ipus: int) ->
 
 
 def _line(lacking: str, lack: OutOfMemory | None, options: Options) -> str:
-    """Return what lacks, the best advice, how to enforce, and how to see more, in one line."""
+    """Return the warning: the missing memory, the best advice, and which options change this."""
     advice = () if lack is None else lack.advice
     helping = [each for each in advice if each.fits] or advice
     better = "".join(
@@ -123,7 +124,7 @@ def _line(lacking: str, lack: OutOfMemory | None, options: Options) -> str:
 
 
 def _how_to_enforce(options: Options) -> str:
-    """Return what makes an error of the warning."""
+    """Return the setting that turns the warning into an error."""
     if options.Emulator.exists("memory"):
         return 'Options.Emulator.memory("enforce")'
     if options.Emulator.device_named is not None:
@@ -132,7 +133,7 @@ def _how_to_enforce(options: Options) -> str:
 
 
 def _how_to_run(options: Options) -> str:
-    """Return what makes a warning of the error."""
+    """Return a sentence with the setting that turns the error into a warning."""
     program = 'Options.Emulator.memory("warn")'
     if options.Emulator.exists("memory"):
         return f"The emulation runs such a model all the same with {program}."

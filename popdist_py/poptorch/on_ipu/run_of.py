@@ -31,7 +31,7 @@ from popdist_py.poptorch.update.device_optimizer import kind_of
 
 __all__ = ["optimizer_of", "run_of", "settings_of"]
 
-# A pipelined execution is a sharded one too; it says its own schedule.
+# PipelinedExecution is missing here: its schedule is the strategy.
 _STRATEGIES: Final[Mapping[type, Strategy]] = MappingProxyType(
     {
         ShardedExecution: "sharded",
@@ -237,7 +237,7 @@ def _default_proportion(options: Options, *, is_convolution: bool) -> float:
     """Return the share of IPUs that ``setAvailableMemoryProportion`` does not name.
 
     Raises:
-        Error: the session options have one that is not a number from 0 to 1.
+        Error: the session options set a share that is not a number from 0 to 1.
     """
     name = "convolutionOptions" if is_convolution else "matmulOptions"
     given: Any = options._Popart.options.get(name, {}).get("availableMemoryProportion")

@@ -1,8 +1,8 @@
-"""A dispatch mode for forwards without data: tensors have sizes, small constants have values too.
+"""A dispatch mode for forwards without data: tensors have sizes, and small constants have values.
 
-A forward may read constants: torchvision's ``Normalize`` asks whether a deviation is 0, and random
-transforms read the numbers that they draw. Inputs and weights have no values, so an operation that
-reads one raises an error. This module does not know models or captured graphs.
+A forward may read constants: torchvision's ``Normalize`` checks whether a deviation is 0, and
+random transforms read the numbers that they draw. Inputs and weights have no values: an operation
+that reads one raises an error. This module does not know models or captured graphs.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 __all__ = ["UnknownValues"]
 
-# Means, kernels and drawn numbers have fewer elements; an operation on two of them has a result of
-# at most a million.
+# Means, kernels and drawn numbers have fewer elements. The result of an operation on two tensors of
+# this size has at most about a million.
 _MOST_ELEMENTS: Final = 1024
 
 
 class UnknownValues(FakeTensorMode):
-    """Runs operations without data, except those on small tensors that all have it."""
+    """Runs operations without data, except those whose tensors are small and all have data."""
 
     def __init__(self) -> None:
         super().__init__(allow_non_fake_inputs=True)
-        # Memory that operations made inside the mode. Only this memory may be changed.
+        # Memory allocated inside the mode. Operations may write only to this memory.
         self._own: set[StorageWeakRef] = set()
-        # Memory that holds unknown values since an operation wrote them there.
+        # Memory whose values became unknown because an operation without data wrote to it.
         self._lost: set[StorageWeakRef] = set()
-        # False inside an operation without data: it may call other operations.
+        # False inside an operation without data, whose inner operations have no data either.
         self._keeps_data = True
 
     def unknown(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
@@ -44,7 +44,10 @@ class UnknownValues(FakeTensorMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Leave out the wrapper that torch.compile would need: it costs more than an operation."""
+        """Return False, so that torch adds no wrapper for torch.compile around each operation.
+
+        The wrapper takes longer than an operation without data.
+        """
         return False
 
     def __torch_dispatch__(
@@ -54,7 +57,7 @@ class UnknownValues(FakeTensorMode):
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        """Run an operation, with data where that is known."""
+        """Run an operation, with data if all its tensors have data."""
         named = dict(kwargs or {})
         if not self._keeps_data:
             return super().__torch_dispatch__(func, types, args, named)

@@ -1,7 +1,7 @@
 """Which IPU's memory and time a program has, and what happens if the memory is too small.
 
-The rules between program, launcher and environment, as values. Nothing here asks the model of the
-device, or reads ``os.environ`` or ``sys.modules`` by itself.
+The rules between program, launcher and environment, as values. The module does not call the model
+of the device, and gets ``os.environ`` and ``sys.modules`` as arguments.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ __all__ = [
 
 MemoryMode: TypeAlias = Literal["enforce", "warn", "off"]
 
-# Whose memory is looked at where no device is named, and the device of the SDK's programs.
+# The IPU whose memory is checked if no device is named, and the device of programs of the SDK.
 ASSUMED_IPU: Final = MK2
 # By the numbers of ``Options.useOfflineIpuTarget``.
 OFFLINE_TARGETS: Final[Mapping[int, IPU]] = {1: MK1, 2: MK2, 21: BOW}
@@ -37,7 +37,7 @@ _USES_MODEL: Final = "POPTORCH_IPU_MODEL"
 _MODEL_VERSION: Final = "POPTORCH_IPU_MODEL_VERSION"
 _VERSIONS: Final[Mapping[str, IPU]] = {f"ipu{n}": ipu for n, ipu in OFFLINE_TARGETS.items()}
 
-# The SDK's own names of PopTorch, and the folder in which they are ours.
+# The SDK's names for PopTorch, and our folder with packages of these names.
 _SDK_NAMES: Final = ("poptorch", "popdist.poptorch")
 _SDK_FOLDER: Final = Path(__file__).parents[2] / "sdk_names"
 
@@ -74,7 +74,7 @@ def has_sdk_names(modules: Mapping[str, ModuleType]) -> bool:
     """Tell whether a program has imported this PopTorch by one of the SDK's names.
 
     Args:
-        modules: of the program, as in ``sys.modules``.
+        modules: the modules of the program, as in ``sys.modules``.
     """
     files = (getattr(modules.get(name), "__file__", None) for name in _SDK_NAMES)
     return any(file is not None and _SDK_FOLDER in Path(file).parents for file in files)
@@ -89,8 +89,8 @@ class DeviceEnvironment:
         uses_model: whether ``POPTORCH_IPU_MODEL`` is set.
         model: which one that is: ``POPTORCH_IPU_MODEL_VERSION``, Mk2 if it is not set.
         memory: of ``POPDIST_IPU_MEMORY``.
-        is_sdk_program: whether one of the SDK's commands started a program with the SDK's names,
-            which then runs as on hardware.
+        is_sdk_program: whether ``poprun`` or ``python -m popdist_py`` started the program and it
+            imports the SDK's names, so that it runs as on hardware.
     """
 
     ipu: IPU | None = None
@@ -105,7 +105,7 @@ class DeviceEnvironment:
 
         Args:
             environ: the variables.
-            modules: of the program, as in ``sys.modules``.
+            modules: the modules of the program, as in ``sys.modules``.
 
         Raises:
             ValueError: a value that is not known.

@@ -1,7 +1,7 @@
-"""The options of Poplar's engine by name: which have an effect here, and which have none.
+"""Names of Poplar's engine options, with and without an effect here.
 
-They come from ``Options._Popart.setEngineOptions`` and from the variable POPLAR_ENGINE_OPTIONS.
-Source of the names: the Poplar API reference, class Engine.
+Programs set them by ``Options._Popart.setEngineOptions`` and the variable POPLAR_ENGINE_OPTIONS.
+The names are those of the class Engine in the Poplar API reference.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from popdist_py.poptorch.options import from_text
 
 __all__ = ["ACTING", "IDLE", "REPORTS", "is_on", "trap"]
 
-# Each asks for a part of the profile, which is a timeline here.
+# Each of these options requests a part of the profile. All write a timeline here.
 REPORTS: Final = frozenset(
     {
         "autoReport.all",
@@ -31,7 +31,7 @@ ACTING: Final = frozenset(
         *REPORTS,
         *_TRAPS,
         "autoReport.directory",
-        # Here a report of a model that does not fit is written in any case.
+        # The report of a model that does not fit is written here with and without this option.
         "debug.allowOutOfMemory",
     }
 )
@@ -100,7 +100,7 @@ def is_on(value: Any) -> bool:
 
 
 def trap(session_options: Mapping[str, Any]) -> bool:
-    """Tell whether session options, or the environment, switch on floating-point exceptions."""
+    """Tell whether the session options or the environment enable floating-point exceptions."""
     if session_options.get("enableFloatingPointChecks"):
         return True
     given = {**session_options.get("engineOptions", {}), **from_text.engine_environment()}

@@ -72,10 +72,10 @@ class _PopartOptions(OptionStore):
         self.set(key, {**self.options.get(key, {}), **entries})
 
     def check(self) -> None:
-        """Check the names of all session options that were set.
+        """Check all session options that were set.
 
         Raises:
-            Error: an unknown name.
+            Error: an unknown name, or a value that is not a dictionary where one is expected.
         """
         session.check(self.options)
 
@@ -319,7 +319,7 @@ class _PrecisionOptions(_SessionGroup):
         super().__init__(popart, half_float_casting=enums.HalfFloatCastingBehavior.Default)
 
     def enableFloatingPointExceptions(self, enabled: bool) -> _PrecisionOptions:
-        """Raise Error for divisions by zero, invalid operations and overflows, also of weights."""
+        """Raise Error for divisions by zero, invalid operations and overflows on the device."""
         assert isinstance(enabled, bool), (
             f"enableFloatingPointExceptions needs a bool, got {type(enabled)}"
         )
@@ -561,9 +561,9 @@ class _EmulatorOptions(OptionStore):
     def device(self, ipu: Literal["mk1", "mk2", "bow"] | IPU) -> _EmulatorOptions:
         """Name the IPU: a model has to fit into its memory, and its cycles and latencies count.
 
-        The default is that of ``--ipu-model`` or ``POPDIST_IPU``, then that of ``useIpuModel`` and
-        ``POPTORCH_IPU_MODEL``, then an Mk2 for a program that imports ``poptorch`` under ``poprun``
-        or ``python -m popdist_py``. Else times are the host's, and a model warns as on an Mk2.
+        Defaults, the first that is set: ``--ipu-model`` or ``POPDIST_IPU``; ``useIpuModel`` or
+        ``POPTORCH_IPU_MODEL``; an Mk2 for programs that import ``poptorch`` under ``poprun`` or
+        ``python -m popdist_py``. Else times are the host's, and models too large for an Mk2 warn.
 
         Args:
             ipu: a name, or any :class:`popdist_py.ipu.specification.IPU`.

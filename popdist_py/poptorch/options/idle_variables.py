@@ -1,6 +1,6 @@
-"""Environment variables of the Poplar SDK and of TensorFlow for IPUs that do nothing here.
+"""Search for environment variables of the Poplar SDK and its TensorFlow that have no effect here.
 
-Programs and scripts for hardware set them. Nothing here changes one, or refuses one.
+Programs and scripts for hardware set them. The module only reads variables.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ __all__ = ["idle_variables"]
 
 _ENGINE: Final = "POPLAR_ENGINE_OPTIONS"
 _NO_LOG: Final = "POPTORCH_LOG_LEVEL sets the level of the log here"
-_NO_TENSORFLOW: Final = "models are PyTorch's"
-# By their names, with what to know. An empty reason: it changes what only hardware has.
+_NO_TENSORFLOW: Final = "models are written in PyTorch here"
+# The reason for each variable, as a warning gives it. Empty if it changes only hardware.
 _IDLE: Final = {
     "IPUOF_CONFIG_PATH": "IPUOF_VIPU_API_PARTITION_ID names a partition here",
     "POPART_CACHE_DIR": "POPTORCH_CACHE_DIR keeps executables here",
@@ -26,7 +26,7 @@ _IDLE: Final = {
     "POPLIBS_LOG_LEVEL": _NO_LOG,
     "TF_POPLAR_FLAGS": f"{_NO_TENSORFLOW}; POPTORCH_CACHE_DIR keeps executables here",
 }
-# The launcher gives these to every instance, with this value unless the user gave another one.
+# The launcher sets these variables for every instance, to this value unless the user set another.
 _SET_BY_LAUNCHER: Final = {"IPUOF_LOG_LEVEL": "WARN"}
 _ACTING: Final = frozenset(
     {
@@ -41,7 +41,7 @@ _PREFIXES: Final = ("IPUOF_", "TF_POPLAR_")
 
 
 def idle_variables(environ: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """Yield the variables that do nothing, or their keys, each with the reason why.
+    """Yield each variable or key without effect, and the reason.
 
     Args:
         environ: the variables of the process.
@@ -54,6 +54,8 @@ def idle_variables(environ: Mapping[str, str]) -> Iterator[tuple[str, str]]:
             yield f"{name} of {_ENGINE}", unknown_key(name)
     known = {*_IDLE, *_SET_BY_LAUNCHER, *_ACTING}
     for name, value in sorted(environ.items()):
+        if not value:
+            continue  # an empty variable counts as unset
         if name in _IDLE:
             yield name, _IDLE[name]
         elif name in _SET_BY_LAUNCHER:
@@ -66,7 +68,7 @@ def idle_variables(environ: Mapping[str, str]) -> Iterator[tuple[str, str]]:
 
 
 def unknown_key(name: str) -> str:
-    """Return a text that says that an engine option is unknown; empty for a known one."""
+    """Return the reason for an unknown engine option, with the nearest name; empty for known."""
     known = engine_options.ACTING | engine_options.IDLE
     return "" if name in known else _unknown("key", name, known)
 

@@ -1,7 +1,7 @@
-"""How options print: grouped by part, one field a line, changed values marked with their default.
+"""Text of options for ``print``: grouped, one field a line, with the default of changed values.
 
-The fields are those that PopTorch prints, and this library's own. A few of PopTorch's have only one
-value here and no setter; their values are in this module.
+The fields are those that PopTorch prints, and this library's own. This module has the values of a
+few fields of PopTorch that cannot be changed here.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ _INDENT: Final = "    "
 
 
 def options_text(options: Any) -> str:
-    """Return the fields of an OptionStore and of its groups, one a line, as a call in Python."""
+    """Return the fields of an OptionStore and its groups, one a line, in the form of a call."""
     return "\n".join(_lines("", options, inside=False)).removesuffix(",")
 
 
 def fixed_fields(group: str) -> Mapping[str, Any]:
-    """Return the fields of PopTorch that have one value here, for the name of a group's class."""
+    """Return PopTorch's fields that cannot be changed here, for the class name of a group."""
     if group != "_PrecisionOptions":
         return {}
     # Every operator computes in the type of its inputs.
@@ -28,10 +28,10 @@ def fixed_fields(group: str) -> Mapping[str, Any]:
 
 
 def _lines(label: str, store: Any, *, inside: bool) -> Iterator[str]:
-    """Yield the lines of a store; one that is ``inside`` another leaves out what both have."""
+    """Yield the lines of a store; a store ``inside`` another leaves out the fields of both."""
     fields = [*_own_fields(store), *_part_fields(store, inside=inside)]
     if not inside:
-        # A warning is logged by the call that causes it, so none is kept for later.
+        # Warnings are logged at once, so these two fields of PopTorch are always empty.
         fields += ["_warnings={},", "_warnings_disabled=set(),", f"_is_frozen={store._is_frozen},"]
     opening = f"{label}{type(store).__name__}("
     if not fields:

@@ -132,13 +132,19 @@ _KNOWN: Final = frozenset(
 )
 
 
+# The session options that this library reads and that hold options themselves.
+_DICTIONARIES: Final = frozenset({"convolutionOptions", "engineOptions", "matmulOptions"})
+
+
 def check(options: Mapping[str, Any]) -> None:
     """Check the names of session options; of dotted ones, the part before the first dot.
 
     Raises:
-        Error: an unknown name.
+        Error: a name is unknown, or an option that holds other options is not a dictionary.
     """
-    for name in options:
+    for name, value in options.items():
         stem = name.partition(".")[0]
         if stem not in _KNOWN and stem != "patterns":
             raise Error(f"Unknown session option {name!r} set with Options._Popart.set()")
+        if name in _DICTIONARIES and not isinstance(value, Mapping):
+            raise Error(f"Session option {name!r} is {value!r}: expected a dictionary of options")

@@ -92,7 +92,7 @@ class OptionStore:
         }
 
     def _default_values(self) -> dict[str, Any]:
-        """Return the values that a new object has; empty in objects that older versions saved."""
+        """Return the default values; empty for objects that older versions saved."""
         return cast(dict[str, Any], self.__dict__.get("_defaults", {}))
 
     def exists(self, name: str) -> bool:

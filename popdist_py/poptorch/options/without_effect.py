@@ -1,9 +1,9 @@
 """Which options do nothing on emulated IPUs, and how a program learns of it.
 
-The one place that knows them. There are two kinds: the first promise something that does not exist
-here, such as a file; the second change what only hardware does, and no model of it knows. Each kind
-is one line. What changes memory or time in the model of the device does something. Nothing here
-changes an option, or refuses one.
+There are two kinds, and one line of the log for each. Options of the first kind ask for something
+that does not exist here, such as a file. Options of the second kind change only hardware, and the
+model of the device does not know them. Options that change memory or time in that model have an
+effect, so they are in neither kind. This module only reads options.
 """
 
 from __future__ import annotations
@@ -123,16 +123,16 @@ _READ: Final = frozenset(
     }
 )
 
-# Session options that hold options of an operation: those that the model of the device reads.
+# Session options that are dictionaries, and the keys that the model of the device reads.
 _READ_OF_OPERATION: Final[Mapping[str, frozenset[str]]] = {
     "convolutionOptions": frozenset({"availableMemoryProportion", "partialsType"}),
     "matmulOptions": frozenset({"availableMemoryProportion"}),
 }
 _DITHERING: Final = "convolutionOptions enableConvDithering"
 
-# What the model of the device does where a program chooses among ways.
+# Reasons: the model of the device has one behaviour where hardware has several.
 _PHASES: Final = "each phase fetches its tensors and sends them off the chip"
-_LOADED: Final = "I/O tiles load and store what the host sends and gets only"
+_LOADED: Final = "I/O tiles load and store only data from and to the host"
 
 # What was said already: several models of a program have the same options.
 _said: set[Idle] = set()
@@ -169,7 +169,7 @@ def _phases(strategy: object) -> Iterator[Idle]:
     if not isinstance(strategy, SerialPhasedExecution | ParallelPhasedExecution):
         return
     if strategy._separate_backward_phase:
-        yield Idle("useSeparateBackwardPhase", "the last forward and its backward are one")
+        yield Idle("useSeparateBackwardPhase", "the last forward and its backward are one phase")
     if isinstance(strategy, SerialPhasedExecution) and strategy._liveness != Liveness.AlwaysLive:
         yield Idle("setTensorsLiveness", _PHASES)
     if isinstance(strategy, ParallelPhasedExecution) and strategy._off_chip_after_forward:
@@ -211,7 +211,7 @@ def say_idle_in_model(options: Options, placement: Placement) -> None:
     ipus = placement.num_ipus
     if absent := sorted(ipu for ipu in options.available_memory_proportion if ipu >= ipus):
         logger.warning(
-            "setAvailableMemoryProportion names %s, and the model uses %s: IPUs are counted from 0",
+            "setAvailableMemoryProportion names %s, but the model uses %s, counted from IPU0",
             ", ".join(f"IPU{ipu}" for ipu in absent),
             counted(ipus, "IPU"),
         )

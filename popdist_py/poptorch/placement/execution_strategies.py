@@ -75,7 +75,7 @@ class _IExecutionStrategy:
         raise NotImplementedError(f"{type(self).__name__} has no stages")
 
     def _parts(self) -> Sequence[Any]:
-        """Return the stages or phases that a program would give to make an equal strategy."""
+        """Return the stages or phases that make an equal strategy, for its repr()."""
         return ()
 
     def __repr__(self) -> str:
@@ -173,14 +173,14 @@ class PipelinedExecution(ShardedExecution):
     """
 
     is_pipelined = True
-    # Of objects that older versions saved, which have none.
+    # The default of the class, because objects that older versions saved lack the attribute.
     _schedule: PipelineSchedule = "grouped"
 
     def setSchedule(self, schedule: PipelineSchedule) -> PipelinedExecution:
         """Set the order of forwards and backwards in the model of the device.
 
-        It counts in memory and time, and changes no number. PopTorch has no such option: after
-        TensorFlow's PipelineSchedule.
+        The schedule changes memory and time, but no result. PopTorch has no such option; it is
+        modelled on TensorFlow's PipelineSchedule.
 
         Args:
             schedule: ``grouped`` is PopTorch's pipeline and the default: in each cycle every IPU
@@ -189,7 +189,7 @@ class PipelinedExecution(ShardedExecution):
                 as the slowest forward or backward in it.
 
         Raises:
-            ValueError: any other schedule.
+            ValueError: the schedule is unknown.
         """
         if schedule not in get_args(PipelineSchedule):
             raise ValueError(f"setSchedule({schedule!r}): expected 'grouped' or 'interleaved'")

@@ -41,7 +41,7 @@ _BUILT_IN: Final = (
     "second_order_momentum_accum_type",
 )
 
-# How torch's optimisers compute on the host.
+# Arguments that choose how torch's optimisers compute on the host.
 _SWITCHES_OF_TORCH: Final = ("foreach", "fused", "capturable", "differentiable")
 
 
@@ -76,7 +76,7 @@ def check_scheduler(scheduler: Any, optimizer: torch.optim.Optimizer) -> None:
     """Check that ``scheduler`` can be stepped after each weight update of ``optimizer``.
 
     Raises:
-        Error: not a scheduler of torch, one that needs a metric, or one of another optimiser.
+        Error: it is not a scheduler of torch, it needs a metric, or its optimiser is another one.
     """
     for part in (scheduler, *getattr(scheduler, "_schedulers", ())):
         name = type(part).__name__
@@ -92,8 +92,8 @@ def check_scheduler(scheduler: Any, optimizer: torch.optim.Optimizer) -> None:
             )
     if scheduler.optimizer is not optimizer:
         raise Error(
-            f"scheduler is a {type(scheduler).__name__} of another optimizer than the one that "
-            "updates the weights: make the scheduler with the optimizer that is given beside it"
+            f"scheduler is a {type(scheduler).__name__} of another optimizer than the model's: "
+            "make the scheduler with the optimizer that you give to the model"
         )
 
 
@@ -214,7 +214,7 @@ class OptimizerRules:
         self._ignored = ignored
 
     def _look_for_idle(self, optimizer: torch.optim.Optimizer) -> None:
-        """Say which of torch's switches for its own update do nothing."""
+        """Warn of arguments that choose how torch computes its update on the host."""
         groups = optimizer.param_groups
         found = [name for name in _SWITCHES_OF_TORCH if any(group.get(name) for group in groups)]
         if found:

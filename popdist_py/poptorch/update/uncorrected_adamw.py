@@ -1,4 +1,4 @@
-"""AdamW without bias correction, which torch lacks: only the update rule."""
+"""The update rule of AdamW without bias correction, which torch does not have."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ __all__ = ["UncorrectedAdamW"]
 
 
 class UncorrectedAdamW(torch.optim.Optimizer):
-    """Adam with decoupled weight decay, whose moments are used as they are.
+    """AdamW without bias correction: the moments are used as they are.
 
-    Both moments begin at zero, so the first updates differ from those of torch.optim.AdamW. Groups
-    hold lr, betas, eps, weight_decay and maximize.
+    Both moments begin at zero, so the first updates differ from those of torch.optim.AdamW. The
+    parameter groups hold lr, betas, eps, weight_decay and maximize.
     """
 
     def __init__(self, params: Any) -> None:

@@ -224,7 +224,7 @@ def test_a_larger_proportion_takes_no_less_memory_and_no_more_cycles(
 
 
 def test_every_proportion_that_the_text_calls_reasonable_counts_on_resnet_50():
-    """From 0.05 on, until the largest convolution has all that it asks for."""
+    """Larger proportions need more memory, up to the share of the largest convolution."""
     graph = resnet([3, 4, 6, 3], 224, 8, "float16")
     where = Placement.cut(graph)
     needed, taken = [], []
@@ -292,7 +292,7 @@ def test_recomputation_in_pipelines_takes_more_cycles_and_less_memory(strategy, 
     (less, slow), (more, fast) = found("stage"), found("none")
     assert slow > fast
     assert all(one < other for one, other in zip(less[:-1], more[:-1], strict=True))
-    # The last stage has its backward at once, and makes nothing again.
+    # The last stage does its backward at once, so it recomputes nothing.
     assert less[-1] == more[-1]
 
 

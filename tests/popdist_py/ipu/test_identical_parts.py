@@ -1,4 +1,4 @@
-"""Identical parts: which modules do the same, and the graph in which they share their weights."""
+"""Identical parts of a graph: which modules are identical, and the graph with shared weights."""
 
 from __future__ import annotations
 

@@ -97,13 +97,13 @@ def test_received_bytes_are_those_of_hardware(accumulation, iterations, is_8_bit
     list(zip(RUNS, (51.8, 138, 552, 551), (141, 141, 142, 142), strict=True)),
 )
 def test_sent_bytes_are_those_of_hardware(row, first, second):
-    """Its kB are of 1,024 bytes, as its 768 B and 4.5 MB show."""
+    """The profile's kB have 1,024 bytes, as its 768 B and 4.5 MB show."""
     ipus = execution_page(Run(*run(*row[:3]), MK2)).ipus
     assert [one.sent / 1024 for one in ipus] == pytest.approx([first, second], rel=0.002)
 
 
 def test_tiles_are_nearly_as_balanced_as_on_hardware():
-    """Both IPUs have 100.00 % there."""
+    """In the profile of hardware, both IPUs have 100.00 %."""
     page = execution_page(Run(*run(8, 4, True), MK2))
     assert all(0.99 < one.tile_balance <= 1 for one in page.ipus)
 

@@ -292,7 +292,7 @@ def test_an_operation_s_own_proportion_bounds_its_working_set():
         return {m.name.split()[0]: m.temporary for m in forward_moments(stage)}
 
     own, plain = temporaries(replace(graph, operations=operations)), temporaries(graph)
-    # The planner counts six times what the tiles hold at a time.
+    # The planner counts six times the bytes that the tiles hold at a time.
     assert own["layers.1"] == round(0.001 * MK2.memory / 6) < plain["layers.1"]
     assert own["layers.0"] == plain["layers.0"]
 

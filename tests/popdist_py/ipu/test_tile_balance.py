@@ -14,7 +14,7 @@ INFERENCE = Settings(is_training=False)
 
 
 def doubled(elements: int) -> Graph:
-    """Return a graph of one operation, which reads and makes as many bytes."""
+    """Return a graph of one operation with an input and an output of ``elements`` each."""
     data, made = Tensor("x", elements), Tensor("y", elements)
     operation = Operation("double", "elementwise", ("x",), made)
     return Graph((data,), (), (operation,), ("y",), batch=1)

@@ -1,4 +1,4 @@
-"""Faults that a command line has from the document that it was copied from, named all at once."""
+"""Faults of command lines that were copied from a document: one error names all of them."""
 
 from __future__ import annotations
 
@@ -37,15 +37,15 @@ def fault(words) -> str:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ([" --vipu-partition=p", "x"], "is an option behind a blank: expected --vipu-partition=p;"),
+        ([" --vipu-partition=p", "x"], "is an option after a blank: expected --vipu-partition=p;"),
         (["-n", "2", " train.py"], "program ' train.py' begins with a blank: expected train.py; a"),
-        (["\u2013num-instances", "2"], "a dash that documents print: .* --num-instances$"),
-        (["\u2014num-replicas=4", "x"], "a dash that documents print: .* --num-replicas=4$"),
+        (["\u2013num-instances", "2"], "begins with a dash, .* two hyphens, --num-instances$"),
+        (["\u2014num-replicas=4", "x"], "begins with a dash, .* two hyphens, --num-replicas=4$"),
     ],
 )
 def test_a_word_that_is_no_program(words, said, folder):
     assert re.search(said, fault(words))
-    # The name is the user's own where there is such a file.
+    # A file of this name is the user's program.
     program = next(word for word in words if word[0] in " \u2013\u2014")
     (folder / program).touch()
     assert fault(words) == ""
@@ -54,12 +54,14 @@ def test_a_word_that_is_no_program(words, said, folder):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ("--host a, b,c -n 2 x", "a blank behind a: expected names separated .* --host a,b,c$"),
-        ("--host a, b x", "behind a: .* --host a,b$"),
-        ("--host=a ,b x", "behind a: .* --host a,b$"),
-        ("--host a,b c,d x", "behind b, and no comma between b and c: .* --host a,b,c,d$"),
+        ("--host a, b,c -n 2 x", "a blank after a: expected names separated .* --host a,b,c$"),
+        ("--host a, b x", "after a: .* --host a,b$"),
+        ("--host=a ,b x", "after a: .* --host a,b$"),
+        # The second word is longer than the name of a file may be.
+        (f"--host a, {','.join(f'n{i}' for i in range(100))} x", "after a: .* --host a,n0,n1,"),
+        ("--host a,b c,d x", "after b, and no comma between b and c: .* --host a,b,c,d$"),
         ("--host 10.0.0.1, 10.0.0.2 10.0.0.3, 10.0.0.4 x",
-         "behind 10.0.0.1, 10.0.0.2, 10.0.0.3, and no comma between 10.0.0.2 and 10.0.0.3: "),
+         "after 10.0.0.1, 10.0.0.2, 10.0.0.3, and no comma between 10.0.0.2 and 10.0.0.3: "),
     ],
 )  # fmt: skip
 def test_blanks_in_a_host_list(words, said):
@@ -78,9 +80,9 @@ def test_a_program_behind_a_host_list(words):
 @pytest.mark.parametrize(
     ("value", "said"),
     [
-        ("1,2,3.0/16", "'3.0/16' is no network; expected .*; did you mean 1.2.3.0/16\\?$"),
-        ("10.3.0.0/16,10.4.0/16", "'10.4.0/16' is no network; expected names of interfaces"),
-        ("10.3.0.0/33", "'10.3.0.0/33' is no network"),
+        ("1,2,3.0/16", "'3.0/16' is not a network; expected .*; did you mean 1.2.3.0/16\\?$"),
+        ("10.3.0.0/16,10.4.0/16", "'10.4.0/16' is not a network; expected names of interfaces"),
+        ("10.3.0.0/33", "'10.3.0.0/33' is not a network"),
         ("eth0,", "an entry is empty"),
         ("10.3.0.0/16", ""),
         ("xxx.xxx.xxx.0/16,xxx.xxx.xxx.0/xx", ""),
@@ -97,9 +99,9 @@ def test_lists_of_interfaces(option, value, said):
 @pytest.mark.parametrize(
     ("program", "said"),
     [
-        ("python3 --config c", "--config is no option of Python; .*, python3 train.py --config"),
-        ("/usr/bin/python3.11 -u --epochs=2", "no script: --epochs=2 is no option of Python"),
-        ("python -X dev --data d", "no script: --data is no option of Python"),
+        ("python3 --config c", "--config is not an option of Python; .* python3 train.py --config"),
+        ("/usr/bin/python3.11 -u --epochs=2", "no script: --epochs=2 is not an option of Python"),
+        ("python -X dev --data d", "no script: --data is not an option of Python"),
         ("python3 train.py --config c", ""),
         ("python3 -m train --config c", ""),
         ("python3 -c pass --config c", ""),
@@ -120,12 +122,12 @@ def test_python_without_a_script(program, said):
 #: What is wrong in the commands as printed, in order.
 FAULTS = {
     "pod64": [
-        "' --vipu-partition=pod64_partition_name' is an option behind a blank",
-        "' --num-replicas=64' is an option behind a blank",
-        "--mpi-global-args: oob_tcp_if_include 'xxx,xxx,xxx.0/16': 'xxx.0/16' is no network",
+        "' --vipu-partition=pod64_partition_name' is an option after a blank",
+        "' --num-replicas=64' is an option after a blank",
+        "--mpi-global-args: oob_tcp_if_include 'xxx,xxx,xxx.0/16': 'xxx.0/16' is not a network",
     ],
     "pod128": [
-        "--host has a blank behind xxx.xxx.1.4: expected",
+        "--host has a blank after xxx.xxx.1.4: expected",
         "program python3 --config has no script",
     ],
     "pod256": [
@@ -138,7 +140,7 @@ FAULTS = {
 @pytest.mark.parametrize("dry", [["--dry-run"], []], ids=["dry run", "launch"])
 @pytest.mark.parametrize("name", FAULTS)
 def test_one_line_names_all_faults_of_a_printed_command(name, dry, capsys):
-    # A shell joins continued lines, shlex does not.
+    # A shell joins continued lines, but shlex does not.
     words = shlex.split((PRINTED / f"{name}.sh").read_text().replace("\\\n", ""))
     assert run([*dry, *words[words.index("poprun") + 1 :]]) == 2
     (line,) = [each for each in capsys.readouterr().err.splitlines() if "error:" in each]

@@ -1,4 +1,4 @@
-"""What is taken for the program: Python modules, found without being imported."""
+"""The program of a job: Python modules, found without being imported."""
 
 from __future__ import annotations
 

@@ -172,7 +172,7 @@ def test_poprun_says_by_its_name_that_programs_run_as_on_hardware(monkeypatch, i
     assert not any("POPDIST_SDK_COMMAND" in word for word in told(index=index)[1])
     monkeypatch.setattr(sys, "argv", ["/opt/bin/poprun"])
     assert "POPDIST_SDK_COMMAND=1" in told(index=index)[1]
-    # An instance of such a job may start another launcher.
+    # An instance of a job that poprun started may start another launcher.
     assert "POPDIST_SDK_COMMAND" not in mpi_environment({"POPDIST_SDK_COMMAND": "1"})
 
 

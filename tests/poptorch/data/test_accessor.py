@@ -319,7 +319,7 @@ def test_a_subclass_changes_each_batch_once(mode):
         accessor.terminate()
 
 
-def test_the_time_between_looks_is_said_to_do_nothing_once(caplog):
+def test_a_sleep_time_is_said_to_do_nothing_once(caplog):
     accessor_module._say_no_miss_sleep.cache_clear()
     items = [torch.zeros(1)]
     for options in ({}, {"miss_sleep_time_in_ms": 0.1}, {"miss_sleep_time_in_ms": 0}):
@@ -334,11 +334,11 @@ def test_the_time_between_looks_is_said_to_do_nothing_once(caplog):
         )
         loader.terminate()
     (message,) = caplog.messages
-    assert message.startswith("miss_sleep_time_in_ms does nothing here: the program is woken")
+    assert message.startswith("miss_sleep_time_in_ms does nothing here: the operating system")
 
 
 def test_every_argument_acts_or_is_said_to_do_nothing():
-    # Those that act have tests in this file; a new one has to be put into one of the two sets.
+    # Tests in this file show the effect of the others. Put a new argument into one of the two sets.
     acting = {
         *("dataset", "buffer_size", "load_indefinitely", "early_preload", "sharing_strategy"),
         "rebatched_size",

@@ -238,7 +238,7 @@ def test_a_sampler_of_a_share_goes_on():
     ],
 )
 def test_other_device_iterations_go_on_after_as_many_elements(way, before, now, rest, caplog):
-    """``rest`` elements of a batch that had been begun are read again."""
+    """``rest`` elements of an incomplete batch are read again."""
 
     def made(iterations):
         options = Options().deviceIterations(iterations).randomSeed(7)
@@ -263,7 +263,7 @@ def test_other_device_iterations_go_on_after_as_many_elements(way, before, now, 
     said = [record.message for record in caplog.records if "loaded state" in record.message]
     assert len(said) == bool(rest)
     if rest:
-        assert "is 6 elements into an epoch, which batches of 4 do not reach: 2 elements" in said[0]
+        assert "which is not a multiple of the batch size 4: 2 elements are read again" in said[0]
 
 
 def test_another_number_of_instances_goes_on_after_as_many_elements():

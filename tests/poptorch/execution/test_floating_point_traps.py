@@ -1,4 +1,4 @@
-"""Floating-point exceptions: every operation that overflows, divides by zero or is invalid."""
+"""Floating-point exceptions: operations that overflow, divide by zero or are invalid raise."""
 
 from __future__ import annotations
 

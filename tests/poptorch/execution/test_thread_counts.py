@@ -96,7 +96,7 @@ def bits(
     found = [tensor for _ in range(2) for tensor in training(x, y)]
     found += training.state_dict().values()
     training.detachFromDevice()
-    # No seed: what runs the replicas must not be a matter of time either.
+    # Without a seed: the way in which replicas run must not depend on measured times either.
     options = quiet_options().replicationFactor(2)
     options.Emulator.deterministicReduction(deterministic)
     options.Emulator.doublePrecision(dtype == torch.float64)
@@ -156,5 +156,5 @@ def test_no_time_decides_what_runs_the_replicas_of_an_inference_model():
     options.Emulator.deterministicReduction()
     model = poptorch.inferenceModel(Mlp(), options)
     model(torch.ones(8, 6))
-    # It is None while several take turns and are timed.
+    # The name is None while several back ends are timed.
     assert model._compiled.program.replicas.back_end is not None

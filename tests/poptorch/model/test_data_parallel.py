@@ -1,4 +1,4 @@
-"""nn.DataParallel inside and around a wrapper runs as one device, and one line says what to use."""
+"""nn.DataParallel inside and around a wrapper runs as one device, and a warning says so."""
 
 from __future__ import annotations
 

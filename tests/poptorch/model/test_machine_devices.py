@@ -1,4 +1,4 @@
-"""Without a pod, a program that names a device's id attaches to this machine, alone."""
+"""Without a pod, programs that name ids attach to devices of this machine, one at a time."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from poprun_py.devices.survey import survey
 
 @pytest.fixture(autouse=True)
 def machine(tmp_path, monkeypatch):
-    """Give a function that returns the process and IPUs of each holder, as gc-monitor shows it."""
+    """Return a function that returns the process and IPUs of each holder, as in gc-monitor."""
     monkeypatch.setenv("POPRUN_PODS", str(tmp_path / "pods"))
     monkeypatch.setattr(module_of_survey, "running_jobs", dict)
 
@@ -34,7 +34,7 @@ def machine(tmp_path, monkeypatch):
 
     with patch.multiple(attaching, _pod=None, _machine=None, _was_sought=False):
         yield held
-        # Models refer to themselves, and give their devices back while the folder is there.
+        # Models refer to themselves. They have to be collected while the pod's folder still exists.
         gc.collect()
         if attaching._machine is not None:
             attaching._machine.store.close()
@@ -116,7 +116,7 @@ def test_other_programs(machine, monkeypatch):
             kept.attachToDevice()
     finally:
         program.close()
-    # The dead hold nothing.
+    # Processes that were killed hold no devices.
     kept.attachToDevice()
     assert machine() == [(os.getpid(), (5,))]
 

@@ -87,7 +87,7 @@ SDK_COMMAND = "POPDIST_SDK_COMMAND"
 
 @pytest.fixture
 def sdk_modules(monkeypatch):
-    """Return a function that lets this process have modules of the SDK's names."""
+    """Return a function that adds modules with the SDK's names to this process."""
 
     def have(**files):
         for name, file in files.items():

@@ -67,7 +67,7 @@ def test_enforced(monkeypatch, log):
     assert len(saved) > 3
     # What a program has to say for it stands below each.
     assert "      batch_size of poptorch.DataLoader" in lines[helping + 1 :: 2]
-    # The last line says how to go on.
+    # The last line says how to run the model all the same.
     assert "POPDIST_IPU_MEMORY=warn" in lines[-1]
     assert 'Options.Emulator.memory("warn")' in lines[-1]
     assert log.records == []

@@ -1,4 +1,4 @@
-"""Forwards without values: what still has one, and reports on inputs of every type."""
+"""Forwards without values: tensors that keep values, and reports on inputs of every type."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ DTYPES = [
 
 
 class Normalized(nn.Module):
-    """A model whose device casts and transforms the images, as with 8-bit I/O."""
+    """A model that casts and transforms images on the device, as with 8-bit I/O."""
 
     def __init__(self, transform: object, dtype: torch.dtype = torch.float32) -> None:
         super().__init__()

@@ -315,6 +315,14 @@ def test_unknown_session_options_fail_when_the_model_is_compiled():
         poptorch.inferenceModel(nn.Linear(1, 1), options)(torch.ones(1, 1))
 
 
+@pytest.mark.parametrize("name", ["convolutionOptions", "engineOptions", "matmulOptions"])
+def test_session_options_that_have_to_be_dictionaries(name):
+    options = poptorch.Options()
+    options._Popart.set(name, "half")
+    with pytest.raises(poptorch.Error, match=f"'{name}' is 'half': expected a dictionary"):
+        poptorch.inferenceModel(nn.Linear(1, 1), options)(torch.ones(1, 1))
+
+
 def test_log_levels():
     for level in ("TRACE", "DEBUG", "INFO", "ERR", "OFF", 3, "WARN"):
         poptorch.setLogLevel(level)

@@ -1,4 +1,4 @@
-"""How options print: PopTorch's fields, grouped by part, one field a line, changes marked."""
+"""Printed options: PopTorch's fields, grouped, one field a line, changed values marked."""
 
 from __future__ import annotations
 

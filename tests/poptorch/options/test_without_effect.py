@@ -110,7 +110,7 @@ _SAID = {
         "_Popart accumulationFactor (the setters of Options decide)",
     ),
 }
-# Of the model of the device, which moves the tensors of phases in one way only.
+# Options of phases without effect: the model of the device moves their tensors in one way only.
 _SAID |= {
     name: (choose, text)
     for name, choose, text in (
@@ -319,8 +319,7 @@ def test_memory_proportions_of_ipus_that_a_model_does_not_use(log):
     compiled(quiet_options().setAvailableMemoryProportion({"IPU0": 0.5, "IPU1": 0.4, "IPU3": 0.1}))
     (line,) = texts(log, logging.WARNING)
     assert line == (
-        "setAvailableMemoryProportion names IPU1, IPU3, and the model uses 1 IPU: IPUs are counted "
-        "from 0"
+        "setAvailableMemoryProportion names IPU1, IPU3, but the model uses 1 IPU, counted from IPU0"
     )
 
 
@@ -350,7 +349,7 @@ def test_training_models_say_it_too(log):
         ("POPLAR_RUNTIME_OPTIONS", "{}", "hardware only: POPLAR_RUNTIME_OPTIONS"),
         ("POPLAR_LOG_LEVEL", "DEBUG", "IPUs: POPLAR_LOG_LEVEL (POPTORCH_LOG_LEVEL sets the level"),
         ("TF_POPLAR_FLAGS", "--executable_cache_path=here", "IPUs: TF_POPLAR_FLAGS (models are"),
-        ("TF_CPP_VMODULE", "poplar_compiler=1", "IPUs: TF_CPP_VMODULE (models are PyTorch's)"),
+        ("TF_CPP_VMODULE", "poplar_compiler=1", "IPUs: TF_CPP_VMODULE (models are written in"),
         ("IPUOF_LOG_LEVEL", "DEBUG", "IPUs: IPUOF_LOG_LEVEL (POPTORCH_LOG_LEVEL sets the level"),
         ("IPUOF_CONFIG_PATH", "file", "IPUs: IPUOF_CONFIG_PATH (IPUOF_VIPU_API_PARTITION_ID"),
         ("IPUOF_VIPU_API_TIMEOUTS", "1", "IPUs: IPUOF_VIPU_API_TIMEOUTS (an unknown variable: did "
@@ -375,6 +374,8 @@ def test_variables_that_do_nothing_are_said_once_by_instance_0(name, value, text
         ("IPUOF_LOG_LEVEL", "WARN"),
         ("TF_CPP_VMODULE", "event_manager=1"),
         ("TF_CPP_MIN_LOG_LEVEL", "3"),
+        ("POPLAR_LOG_LEVEL", ""),
+        ("IPUOF_LOG_LEVEL", ""),
     ],
 )
 def test_variables_that_act_or_are_of_others_say_nothing(name, value, log, monkeypatch):

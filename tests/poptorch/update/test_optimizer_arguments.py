@@ -1,4 +1,4 @@
-"""Each argument of each optimiser acts, is refused, or a line says that it does nothing."""
+"""Each argument of each optimiser has an effect, is refused, or a warning says it has none."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ KINDS = {
     kind.__name__: kind
     for kind in (optim.SGD, optim.Adam, optim.AdamW, optim.RMSprop, optim.LAMB, optim.LARS)
 }
-# A value other than the default of each argument, and what it needs beside it.
+# For each argument, a value other than its default, and the arguments that it needs.
 GIVEN: dict[str, tuple[Any, dict[str, Any]]] = {
     "lr": (0.5, {}),
     "momentum": (0.5, {}),
@@ -62,7 +62,7 @@ def arguments_of(kind):
 
 
 def after_two_steps(kind, **arguments):
-    """Weights, state and rates, and what the device's model counts for each element."""
+    """Return weights, state and rates, and the modelled bytes for each element."""
     torch.manual_seed(0)
     model = Mlp()
     known = {name: v for name, v in arguments.items() if name in arguments_of(kind)}

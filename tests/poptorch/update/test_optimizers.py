@@ -160,7 +160,7 @@ def test_adamw_without_bias_correction_follows_its_formula(maximize, dtype):
 
 
 def test_bias_correction_can_be_switched_after_compiling():
-    """The next call takes the other update; the moments stay."""
+    """The next call has the other update rule, with the same moments."""
     weights = []
     for switched in (False, True):
         torch.manual_seed(0)

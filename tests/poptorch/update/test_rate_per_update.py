@@ -15,7 +15,7 @@ from popdist_py.poptorch import layerwise, optim
 from popdist_py.poptorch.checkpoint import TrainingCheckpoints
 
 CALLS, UPDATES, ACCUMULATION, REPLICAS = 2, 3, 2, 2
-# Ours, the reference on the CPU, and arguments of both.
+# Our optimiser, the reference on the CPU, and the arguments of both.
 OPTIMIZERS = {
     "SGD": (optim.SGD, torch.optim.SGD, {"lr": 0.1}),
     "momentum": (optim.SGD, torch.optim.SGD, {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.01}),
@@ -42,7 +42,7 @@ SCHEDULERS = {
 def options(updates=UPDATES):
     found = quiet_options().deviceIterations(updates).replicationFactor(REPLICAS)
     found.Training.gradientAccumulation(ACCUMULATION)
-    # The same back end each time, so that weights may be compared to the bit.
+    # Always the same back end, so that weights can be compared bit by bit.
     found.Emulator.replicaExecution("loop")
     return found
 
@@ -69,7 +69,7 @@ def in_groups(optimizer):
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_each_update_of_each_group_has_its_rate(name):
-    """As torch's loop has it, and to the bit as calls of one update, which the program steps."""
+    """The weights are those of torch's loop, and to the bit those of calls of one update."""
     kind, theirs, arguments = OPTIMIZERS[name]
     model = Mlp()
     reference, one_by_one = copy.deepcopy(model), copy.deepcopy(model)
@@ -181,7 +181,7 @@ def nested_plateau(optimizer):
         (nested_plateau, "ReduceLROnPlateau, which needs a metric"),
         (
             lambda _: SCHEDULERS["StepLR"](optim.SGD(Mlp().parameters(), lr=0.1)),
-            "scheduler is a StepLR of another optimizer than the one that updates the weights",
+            "scheduler is a StepLR of another optimizer than the model's",
         ),
     ],
 )
@@ -201,7 +201,7 @@ def test_what_cannot_be_stepped_after_each_update_is_refused(make, said):
 def test_a_scheduler_without_its_optimizer_is_refused():
     model = Mlp()
     scheduler = SCHEDULERS["StepLR"](optim.SGD(model.parameters(), lr=0.1))
-    with pytest.raises(poptorch.Error, match="of another optimizer than the one that updates"):
+    with pytest.raises(poptorch.Error, match="of another optimizer than the model's"):
         poptorch.trainingModel(model, options(), scheduler=scheduler)
 
 

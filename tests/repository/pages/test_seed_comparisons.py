@@ -1,4 +1,4 @@
-"""What docs/seeds.md says was compared, and whether a command of the texts holds here."""
+"""Comparisons in docs/seeds.md: whether a command of the texts holds here."""
 
 from __future__ import annotations
 

@@ -47,8 +47,8 @@ def _planned(text: str, name: str, repaired: str) -> TextCommand:
         text, (),
         ("env", "POPRUN_DRY_RUN=yes", "bash", f"tests/sdk_programs/commands/{name}.repaired.sh"),
         ".",
-        "The hosts are not there, so that the launcher plans the command and starts nothing. As "
-        "printed, one line refuses it, at the dry run too, and names "
+        "These hosts do not exist here, so the launcher plans the command and starts nothing. As "
+        "printed, the command is refused, also with --dry-run, with one error that names "
         f"{repaired}. The repaired command is in tests/sdk_programs/commands/{name}.repaired.sh.",
         keep=(r"^  -H ", r"_tcp_if_include"), numbers_vary=False,
     )  # fmt: skip
@@ -94,8 +94,8 @@ TEXT = Text(
                 "test_cnns_schedules",
             ),
             _FOLDER,
-            "The tests are those of tests/examples/test_cnns_*.py, which test/ starts; a file of "
-            "them stands for all.",
+            "The folder test/ starts the tests in tests/examples/test_cnns_*.py. One of these "
+            "files is run here in place of all.",
             keep=(r"\bpassed\b",),
         ),
         _trained(
@@ -128,7 +128,7 @@ TEXT = Text(
                 "python", "-c", "pass",
             ),
             ".",
-            "The text names the option alone; the program of this job does nothing.",
+            "The text names only the option, so a program that does nothing is started.",
             numbers_vary=False,
         ),
         TextCommand(
@@ -167,19 +167,19 @@ TEXT = Text(
             "$WORKSPACE/examples/applications/tensorflow/cnns/training/train.py "
             "--config mk2_resnet50_mlperf_pod64_lars --data-dir your_dataset_path",
             "pod64",
-            "three faults: --vipu-partition and --num-replicas stand behind a backslash and a "
-            "blank, so that a shell takes the blank as their first character, and the network "
-            "xxx,xxx,xxx.0/16 of oob_tcp_if_include has commas for points",
+            "three faults: a backslash and a blank precede --vipu-partition and --num-replicas, so "
+            "that a shell takes the blank as their first character, and the network "
+            "xxx,xxx,xxx.0/16 of oob_tcp_if_include has commas in place of points",
         ),
         _planned(
             _several_pods(_HOSTS_OF_TWO, 64, 128), "pod128",
-            "two faults: a blank behind xxx.xxx.1.4 ends the list of hosts, so that the next hosts "
-            "are the program, and python3 --config lacks the script train.py",
+            "two faults: a blank after xxx.xxx.1.4 ends the list of hosts, so that the next hosts "
+            "are taken for the program, and python3 --config lacks the script train.py",
         ),
         _planned(
             _several_pods(_HOSTS_OF_FOUR, 128, 256), "pod256",
-            "two faults: three blanks are in the list of hosts, one without a comma between "
-            "xxx.xxx.2.4 and xxx.xxx.3.1, and python3 --config lacks the script train.py",
+            "two faults: three blanks are in the list of hosts, one of them without a comma "
+            "between xxx.xxx.2.4 and xxx.xxx.3.1, and python3 --config lacks the script train.py",
         ),
         TextCommand(
             "python train.py --config mk2_resnet8_test --wandb", (),
@@ -195,13 +195,13 @@ TEXT = Text(
             "--pipeline --shards 1 --pipeline-schedule Sequential --enable-recompute",
             "python train.py --config mk2_resnet8_test --epochs 1 --pipeline --shards 1 "
             "--pipeline-schedule Sequential --enable-recompute --pipeline-splits layer2.0 layer3.0",
-            "The text gives options without a model; a small network stands for the reader's, and "
-            "without --pipeline-splits the accepted ones are listed.",
+            "The text gives options without a model, so a small network is trained. Without "
+            "--pipeline-splits, the program would only list the accepted splits.",
         ),
         TextCommand(
             "gc-info -l", (), ("gc-info", "-l"), ".",
-            "The devices are those of an emulated machine; below its IPUs the command lists their "
-            "groups, which are left out above.",
+            "The devices are those of an emulated machine. After the IPUs, the command lists "
+            "groups of IPUs, which are left out above.",
             keep=(r"^Graphcore", r"^Partition", r"\[Fabric\]"), numbers_vary=False,
         ),
     ),

@@ -1,7 +1,8 @@
-"""Whether a command of a text holds here, with one sentence that says what was compared.
+"""Comparison of the output that a text shows for a command with the output here.
 
-A row holds ("yes") if all that the text shows is shown here, or if the text shows nothing and the
-command runs here as it is printed. It holds partly if some of that is so, and else it does not.
+A command holds ("yes") if all that the text shows is shown here, or if the text shows no output and
+the command runs here as it is printed. It holds partly if only some of the output is shown here, or
+another command is run in its place. Otherwise it does not hold.
 """
 
 from __future__ import annotations
@@ -18,22 +19,22 @@ from tools.running.printed import comparable
 __all__ = ["NO", "PARTLY", "YES", "Comparison", "compare"]
 
 YES, PARTLY, NO = "yes", "partly", "no"
-# A bar whose line has no end, as notebooks show it.
+# A progress bar without a line break behind it, as notebooks show it.
 _UNENDED = re.compile(r"((?:it/s|s/it)[^\]\n]*\])(?=\w)")
-# Options that only say where files are; the text leaves them out or names the reader's folders.
+# Options for folders, and the file names that follow them, are not compared.
 _PLACES = {"--data-dir", "--log-dir", "--profile-dir", "-path_to_folder", "-output"}
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Whether a command holds here, and what was compared to say so."""
+    """The result (YES, PARTLY or NO), and a sentence that says what was compared."""
 
     holds: str
     compared: str
 
 
 def compare(command: TextCommand, lines: Sequence[str] | None) -> Comparison:
-    """Compare what a text shows with the lines shown here, which are None before a first run."""
+    """Compare the output that a text shows with ``lines``, the output here; None if never run."""
     if not command.here:
         return Comparison(NO, "Nothing was compared: it is not run here.")
     if lines is None:
@@ -127,10 +128,10 @@ def _added(printed: Sequence[str], run: Sequence[str]) -> list[str] | None:
 
 
 def _words(command: str) -> list[str]:
-    """Return the words of a command without where files are and what Python is called."""
+    """Return the words of a command to compare: without folders, and with one name for Python."""
     try:
         words = shlex.split(command)
-    except ValueError:  # a quotation of code, not of a shell
+    except ValueError:  # the text prints Python code, whose quotation marks may have no partner
         words = command.split()
     kept: list[str] = []
     skip = False

@@ -58,11 +58,11 @@ TEXT = Text(
             shows=(),
             here=("python", "threads_or_processes.py", "--steps", "20", "--repetitions", "3"),
             folder=_COURSE,
-            why="The text's factor is that of GPUs; two threads against two processes on two cores "
-            "stand for them.",
+            why="The text's factor is that of GPUs. Here, two threads are compared with two "
+            "processes on two cores.",
             keep=(r"^DDP is",),
             quantities=(
-                Quantity("DDP's speed, DP's being 1,", 2.5, r"^DDP is ([\d.]+) times", factor=1.25),
+                Quantity("DDP's speed over DP's:", 2.5, r"^DDP is ([\d.]+) times", factor=1.25),
             ),
             compared="The text's 2 to 3 is taken as 2.5 within a factor of 1.25.",
             at_most_partly=True,

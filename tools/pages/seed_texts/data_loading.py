@@ -20,7 +20,7 @@ _SPEED = (
 
 
 def _quantities(batch: int, synthetic: float, real: float) -> tuple[Quantity, ...]:
-    """Return what a case shows, for what is modelled of an IPU here."""
+    """Return the numbers of a case that the model of the device has too."""
     return (
         Quantity("global batch", batch, r"^global batch (\d+) "),
         Quantity(
@@ -34,7 +34,7 @@ def _quantities(batch: int, synthetic: float, real: float) -> tuple[Quantity, ..
     )  # fmt: skip
 
 
-_NOT_THE_HOST = "The DataLoader's throughput is that of another host and was not compared."
+_NOT_THE_HOST = "The DataLoader's throughput depends on the host and was not compared."
 
 
 TEXT = Text(

@@ -56,9 +56,9 @@ TEXT = Text(
             "The session shows the option once as async_data_loader and once as async_dataloader.",
             keep=(r"^Namespace", r"^Out of memory", r"then it fits$"),
             code=1, numbers_vary=False, seconds=300, by_names=FIELDS,
-            compared="That it fails for lack of memory, as the session says of this command, shows "
-            "in exit code 1 and the line that names the IPU. How much memory is missing was not "
-            "compared: the session shows it in a picture only.",
+            compared="The session says that this command runs out of memory. Here it does so too: "
+            "it ends with exit code 1 and a line that names the IPU. The amount of missing memory "
+            "was not compared, because the session shows it only in a picture.",
             at_most_partly=True,
         ),
         _command(

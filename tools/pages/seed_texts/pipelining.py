@@ -78,8 +78,8 @@ def _cell(text: str, number: int, shows: str) -> TextCommand:
     ]  # fmt: skip
     return TextCommand(
         text, (shows,), ("python", "-c", "; ".join(program)), ".",
-        "The fields are grouped by part, one a line, and changed values are marked. There is no "
-        "autocast here, so its fields are off and empty.",
+        "The fields are grouped, one a line, and changed values are marked. There is no autocast "
+        "here, so its fields are False and empty.",
         by_names=FIELDS, at_most_partly=True, numbers_vary=False,
     )  # fmt: skip
 
@@ -155,8 +155,8 @@ TEXT = Text(
             why="The notebook's cells as a script, in full. The text's first step has more than a "
             "minute of compilation, and its other steps an IPU; here two cores compute all.",
             keep=_KEEP,
-            compared="Losses and accuracies are those of scikit-learn's digits in the place of "
-            "MNIST, and were not compared; neither were speeds.",
+            compared="Losses, accuracies and speeds were not compared: the data are scikit-learn's "
+            "digits in place of MNIST.",
             at_most_partly=True,
             seconds=600,
         ),

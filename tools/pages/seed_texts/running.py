@@ -80,7 +80,7 @@ class Place:
     ) -> Outcome:
         """Run ``words`` in ``folder`` of the copy, after putting in the values of ``{names}``.
 
-        With ``compiling``, the lines have the complete bars of compilations too.
+        With ``compiling``, the lines include the complete progress bars of compilations.
         """
         command = [_filled(word, {"data": str(self.data), **values}) for word in words]
         if command[0] in ("python", "python3"):
@@ -117,7 +117,7 @@ class Place:
         }
 
     def _without_places(self, text: str, values: Mapping[str, str]) -> str:
-        """Leave out where this run took place: its folders, its machine, and other jobs there."""
+        """Remove the folders of this run, the name of its machine, and other jobs on it."""
         for name, path in {
             **values,
             "data": str(self.data),

@@ -7,20 +7,20 @@ from dataclasses import dataclass
 
 __all__ = ["FIELDS", "OPTIONS", "Figure", "Quantity", "Text", "TextCommand"]
 
-#: Patterns for ``by_names``: what stands before ``=``, and options of a command line.
+#: Patterns for ``by_names``: names before ``=``, and options of a command line.
 FIELDS = r"(?<![\w.])([A-Za-z_]\w*)="
 OPTIONS = r"(?<![\w-])(--?[a-z][\w-]*)"
 
 
 @dataclass(frozen=True)
 class Quantity:
-    """A number that a text shows, and the pattern that finds ours in what is shown here."""
+    """A number that a text shows, and the pattern that finds our number in the output here."""
 
     name: str
     text: float
     #: A regular expression whose only group is the number.
     here: str
-    #: Ours counts as equal if neither is more than this many times the other.
+    #: The numbers count as equal if their ratio is at most this.
     factor: float = 1.0
 
 
@@ -47,13 +47,13 @@ class TextCommand:
     numbers_vary: bool = True
     #: At most this long, in seconds, on two cores.
     seconds: int = 120
-    #: Compare the names that this pattern's group finds, not lines: for what is typeset otherwise.
+    #: Compare the names that this pattern's group finds, not lines: for output in another layout.
     by_names: str = ""
     #: Compare these numbers, not lines.
     quantities: Sequence[Quantity] = ()
-    #: What else was compared, or was not, in one or two sentences.
+    #: One or two sentences for the page about other parts that were or were not compared.
     compared: str = ""
-    #: Whether the row can at most be "partly": less than the text's command is run, for example.
+    #: True if the result can only be "partly" or "no", such as for a smaller model or other data.
     at_most_partly: bool = False
 
 

@@ -47,20 +47,20 @@ VARIABLES: dict[str, dict[str, str]] = {
         "POPDIST_IPU_MEMORY": "Of a model that is too large for it: `enforce`, `warn` or `off`.",
         "POPLAR_ENGINE_OPTIONS": (
             "JSON; `autoReport.*` writes profiles, `debug.floatPointOpException` stops at "
-            "overflows; a line names the keys that do nothing."
+            "overflows; a warning names the keys that have no effect."
         ),
         "PVTI_OPTIONS": "JSON; `enable` and `directory` record a timeline of the process.",
         "IPUOF_VIPU_API_GCD_ID": "Of a partition with several GCDs, the one to use.",
         "IPUOF_VIPU_API_TIMEOUT": "Seconds of one request to a pod's server. Unset: 120.",
     },
-    "Without effect, which a line says": {
+    "Without effect, with a warning": {
         "IPUOF_CONFIG_PATH": "`IPUOF_VIPU_API_PARTITION_ID` names a partition.",
         "POPART_CACHE_DIR": "`POPTORCH_CACHE_DIR` keeps executables.",
         "POPART_LOG_LEVEL": "`POPTORCH_LOG_LEVEL` sets the level of the log.",
-        "POPLAR_LOG_LEVEL": "The same.",
-        "POPLAR_RUNTIME_OPTIONS": "It changes hardware only.",
+        "POPLAR_LOG_LEVEL": "As `POPART_LOG_LEVEL`.",
+        "POPLAR_RUNTIME_OPTIONS": "Its options change hardware only.",
         "POPLIBS_LOG_LEVEL": "As `POPLAR_LOG_LEVEL`.",
-        "TF_POPLAR_FLAGS": "Models are PyTorch's.",
+        "TF_POPLAR_FLAGS": "Models are written in PyTorch.",
     },
 }
 
