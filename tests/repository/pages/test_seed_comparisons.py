@@ -39,6 +39,7 @@ _SPEED = Quantity("speed (items/s)", 100.0, r"^speed ([\d,.]+)", factor=2)
         (command(shows=_TWO), ("done", "step 7"), PARTLY, "1 of the text's 2 lines"),
         (command(shows=_TWO, numbers_vary=False), ("step 7", "x"), NO, "0 of .* to the letter"),
         (command(shows=_TWO, at_most_partly=True), _TWO, PARTLY, "2 of the text's 2 lines"),
+        (command(shows=("",)), ("done",), NO, "0 of the text's 0 lines"),
         (command(shows=("N(a=1, b_c={}), d=2",), by_names=FIELDS), ("a=5,", "d=1"), PARTLY,
          r"2 of the text's 3 names are shown here too \(not b_c\)"),
         (command(shows=("-h x", "--to-go y"), by_names=OPTIONS), ("  -h, --to-go",), YES,

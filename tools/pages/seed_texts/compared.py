@@ -53,7 +53,9 @@ def compare(command: TextCommand, lines: Sequence[str] | None) -> Comparison:
 
 
 def _counted(same: int, total: int) -> str:
-    return YES if same == total else PARTLY if same else NO
+    if not same:
+        return NO
+    return YES if same == total else PARTLY
 
 
 def _lines(command: TextCommand, lines: Sequence[str]) -> tuple[str, str]:
