@@ -15,10 +15,10 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from http.server import ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Final
 
-from prometheus_client import CollectorRegistry, MetricsHandler
+from prometheus_client import CollectorRegistry, make_wsgi_app
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
@@ -62,8 +62,9 @@ def _head(connection: socket.socket, seconds: float) -> bytes:
     return head
 
 
-class _Handler(MetricsHandler):
+class _Handler(BaseHTTPRequestHandler):
     timeout = _SECONDS
+    registry: CollectorRegistry
 
     def setup(self) -> None:
         super().setup()
@@ -75,10 +76,32 @@ class _Handler(MetricsHandler):
         self.request.settimeout(self.timeout)
 
     def do_GET(self) -> None:
-        if self.path.partition("?")[0] == _PATH:
-            super().do_GET()
-        else:
+        path, _, query = self.path.partition("?")
+        if path != _PATH:
             self.send_error(404, "the metrics are at /metrics")
+            return
+        request = {
+            "REQUEST_METHOD": "GET",
+            "PATH_INFO": path,
+            "QUERY_STRING": query,
+            "HTTP_ACCEPT": self.headers.get("Accept", ""),
+            "HTTP_ACCEPT_ENCODING": self.headers.get("Accept-Encoding", ""),
+        }
+        body = b"".join(make_wsgi_app(self.registry)(request, self._send_status))
+        # The server ends with the job, in the middle of an answer if need be. Without the length, a
+        # scraper would take the beginning of an answer for all of it, and 12 for 123.
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def _send_status(self, status: str, headers: list[tuple[str, str]]) -> None:
+        """Send the status line and all headers but the length, as a WSGI server does."""
+        self.send_response(int(status.partition(" ")[0]))
+        for name, value in headers:
+            self.send_header(name, value)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Log no requests: standard error is the job's."""
 
 
 class _Server(ThreadingHTTPServer):

@@ -142,7 +142,8 @@ def test_too_few_processes_are_the_reason_why_a_job_does_not_start(
 ):
     (processes_group / "pids.max").write_text(str(limit))
     before = ("sh", "-c", f'echo $$ > {processes_group}/cgroup.procs && exec "$@"', "sh")
-    program = (sys.executable, "-c", "pass")
+    # Programs that ended at once might never run at the same time, and never reach the limit.
+    program = (sys.executable, "-c", "import signal; signal.pause()")
     seen = measure(Fault(title="", code=3, before=before, program=program), tmp_path)
     assert seen.code == 3
     assert re.fullmatch(f"poprun-py: error: .*{said}.*\n", seen.stderr), seen.stderr

@@ -47,6 +47,16 @@ def test_only_the_metrics_are_served(served):
         scrape(served, "/")
 
 
+@pytest.mark.parametrize("encoding", ["identity", "gzip"])
+def test_an_answer_tells_its_length_so_that_one_that_is_cut_off_is_known(served, encoding):
+    url = f"http://127.0.0.1:{served[1]}/metrics"
+    request = urllib.request.Request(url, headers={"Accept-Encoding": encoding})
+    with urllib.request.urlopen(request, timeout=20) as response:
+        length = response.headers["Content-Length"]
+        assert response.headers["Content-Encoding"] == (encoding if encoding == "gzip" else None)
+        assert int(length) == len(response.read()) > 0
+
+
 @pytest.mark.parametrize("words", [b"", b"GET /metr", b"GET /metrics HTTP/1.1\r\nA: b\r\n"])
 def test_who_does_not_ask_is_let_go_however_slowly_it_speaks(served, monkeypatch, words):
     monkeypatch.setattr(endpoint._Handler, "timeout", 0.2)

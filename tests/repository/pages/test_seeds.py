@@ -230,6 +230,23 @@ def test_commands_write_into_a_copy():
         assert done.lines == ("poprun-py data",)
 
 
+LISTING = """Graphcore device listing:
+Partition: emulated [active]
+-+- Id: [0], target: [Fabric], IPU-M host: [localhost], IPU#: [3], in use by: [12]
+-+- Id: [1], target: [Fabric], IPU-M host: [localhost], IPU#: [2]
+-+- Id: [2], target: [Multi IPU]
+ |--- Id: [0], DNC Id: [0], IPU-M host: [localhost], IPU#: [3]
+"""
+OTHER_JOB = LISTING.partition("\n")[2].replace("emulated", "job-17764")
+
+
+@pytest.mark.parametrize("others", ["", OTHER_JOB, OTHER_JOB * 2])
+def test_other_jobs_of_the_machine_are_not_shown(others):
+    with place() as here:
+        done = here.run(("python", "-c", f"print({LISTING + others!r}, end='')"), ".", {}, 30)
+    assert list(done.lines) == LISTING.replace(", in use by: [12]", "").splitlines()
+
+
 @pytest.mark.parametrize("name", index.NAMES)
 def test_every_printed_command_is_there(name):
     commands = [" ".join(one.text.split()) for one in TEXTS[name].commands]

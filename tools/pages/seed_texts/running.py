@@ -35,6 +35,10 @@ _SURROUNDINGS = re.compile(
     r"(POPDIST|POPRUN|OMPI|PMIX|PRTE|SLURM|POPLAR|IPUOF|POPTORCH|TORCHELASTIC)_"
     r"|(RANK|WORLD_SIZE|LOCAL_RANK|MASTER_ADDR|MASTER_PORT|COLUMNS|LINES|FORCE_COLOR)$"
 )
+#: What ``gc-info -l`` lists of another job: the name of its partition, and a line for each device.
+_OTHER_PARTITION = re.compile(
+    r"^Partition: (?!emulated ).*\n(?:(?:-\+-| \|---).*\n)*", re.MULTILINE
+)
 _GRACE = 15.0  # seconds for a launcher to end its instances
 
 
@@ -125,7 +129,7 @@ class Place:
         }.items():
             text = text.replace(path, name)
         text = text.replace(str(ROOT), "poprun-py")
-        text = re.sub(r", in use by: \[[\d ]+\]", "", text)
+        text = re.sub(r", in use by: \[[\d ]+\]", "", _OTHER_PARTITION.sub("", text))
         return re.sub(rf"\b{re.escape(socket.gethostname())}\b", "localhost", text)
 
 
