@@ -77,6 +77,7 @@ def test_the_debugger_opens_in_one_instance_and_no_limit_counts(typist, script, 
     assert user.modes() == user.first_modes
 
 
+@pytest.mark.sweep
 def test_each_has_its_turn_and_later_breakpoints_of_pdb_work(typist, script):
     program = script(
         "import popdist_py\n"
@@ -108,6 +109,7 @@ def test_each_has_its_turn_and_later_breakpoints_of_pdb_work(typist, script):
     assert user.seen.count("<stdout>:end") == 2
 
 
+@pytest.mark.sweep
 def test_nobody_waits_for_an_instance_that_has_ended(typist, script):
     program = script(
         "import os, popdist_py\n"
@@ -118,6 +120,7 @@ def test_nobody_waits_for_an_instance_that_has_ended(typist, script):
     assert user.ended() == 0
 
 
+@pytest.mark.sweep
 def test_quitting_ends_the_job(typist, script):
     program = script("import popdist_py\npopdist_py.breakpoint(1)\nprint('on')\n")
     user = typist(*TWO, program)
@@ -128,6 +131,7 @@ def test_quitting_ends_the_job(typist, script):
     assert "instance 1 (replica 1)" in user.seen
 
 
+@pytest.mark.sweep
 def test_pythons_own_breakpoint_may_be_this_one(typist, script, monkeypatch):
     monkeypatch.setenv("PYTHONBREAKPOINT", "popdist_py.breakpoint")
     user = typist(*TWO, script("x = 5\nbreakpoint(1)\nprint('on', x)\n"))

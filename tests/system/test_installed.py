@@ -101,13 +101,8 @@ def assert_imports(python, code, folder):
 
 
 @NEEDS_TORCHVISION
-@pytest.mark.parametrize(
-    "order",
-    [
-        pytest.param("torchvision first", marks=pytest.mark.sweep),
-        pytest.param("the API first", marks=pytest.mark.long),
-    ],
-)
+@pytest.mark.long
+@pytest.mark.parametrize("order", ["torchvision first", "the API first"])
 def test_torchvision_is_imported_before_and_after_the_api(python_of_wheel, order, tmp_path):
     assert_imports(python_of_wheel, ORDERS[order], tmp_path)
 

@@ -119,6 +119,7 @@ def test_lines_are_edited(typist, script):
     assert user.modes() == user.first_modes
 
 
+@pytest.mark.sweep
 def test_python_alone_is_an_interactive_one(typist, tmp_path):
     # From 3.13 on, Python has an editor of its own, which speaks to the terminal. What was typed is
     # kept in the home.
@@ -164,6 +165,7 @@ def test_a_program_without_signals_gets_every_byte(typist, script):
     assert user.modes() == user.first_modes
 
 
+@pytest.mark.sweep
 def test_the_program_sees_the_window(typist, script):
     program = script(
         "import shutil, signal, time\n"
@@ -244,6 +246,7 @@ print("pager:", sys.stdin.readline(), end="", flush=True)
 """
 
 
+@pytest.mark.sweep
 def test_a_pager_behind_the_launcher_gets_its_keys(typist, script):
     program = script("print('up')\nprint('got', input())\n")
     pager = script(PAGER, "pager.py")
@@ -290,6 +293,7 @@ def test_ctrl_z_stops_all_and_fg_goes_on(typist, script, monkeypatch):
     user.ended()
 
 
+@pytest.mark.sweep
 def test_a_program_that_edits_lines_goes_on_after_ctrl_z(typist, script):
     program = script("x = 1\nbreakpoint()\nprint('x is', x)\n")
     user = shell(typist)
@@ -316,6 +320,7 @@ def state(pid):
     return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0].decode()
 
 
+@pytest.mark.sweep
 def test_what_is_typed_ahead_is_there_for_the_shell(typist, script):
     program = script(
         "import pathlib, time\n"
@@ -334,6 +339,7 @@ def test_what_is_typed_ahead_is_there_for_the_shell(typist, script):
     user.ended()
 
 
+@pytest.mark.sweep
 def test_a_stopped_job_that_is_killed_leaves_nothing(typist, script):
     program = script(
         "import pathlib, signal, sys, time\n"

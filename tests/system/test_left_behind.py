@@ -164,6 +164,7 @@ time.sleep(60)
 """
 
 
+@pytest.mark.sweep
 def test_no_sockets_of_a_loaders_workers_are_left(poprun, place, script):
     """Instance 1 ends by an exception, instance 0 by a signal."""
     done = poprun(*place.options, script(LOADING), env=place.env)

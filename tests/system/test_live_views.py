@@ -232,6 +232,7 @@ def test_a_terminal_that_cannot_move_the_cursor_gets_lines(script, tmp_path):
     assert "\x1b" not in user.seen
 
 
+@pytest.mark.sweep
 def test_ctrl_z_and_fg_and_a_narrower_window(script, tmp_path):
     shell = ["bash", "--norc", "-i"]
     words = " ".join(map(str, [*LAUNCHER, "--live", "-n", "2", script(TALKS)]))

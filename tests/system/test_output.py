@@ -46,6 +46,7 @@ def test_every_line_of_four_fast_instances_arrives_in_order(poprun, script, tmp_
         assert path.read_text().splitlines() == wanted[index]
 
 
+@pytest.mark.sweep
 def test_slow_reader_makes_instances_wait_not_memory_grow(script, tmp_path):
     """100 MB through a pipe that is read late: the launcher stays small, nothing is lost."""
     program = script(

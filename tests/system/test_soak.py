@@ -61,7 +61,7 @@ def test_a_machine_without_a_lab_leaves_rows_out_and_says_why(monkeypatch):
 
 
 @pytest.mark.mpi
-@pytest.mark.sweep
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_a_few_cases_and_more_of_the_same_record(tmp_path):
     path = tmp_path / "record"
@@ -92,6 +92,7 @@ def test_what_is_not_as_expected_is_wrong(tmp_path):
     assert len(wrong) == 3
 
 
+@pytest.mark.sweep
 def test_a_clock_is_moved_for_processes_that_ask_for_it_and_durations_stay(tmp_path):
     program = (
         "import time, sys\n"

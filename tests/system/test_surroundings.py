@@ -163,6 +163,7 @@ def test_a_folder_for_temporary_files_that_cannot_be_written(poprun, script, tmp
     assert_adds_up(poprun(*JOB, program, cwd="/", env=env, through=through))
 
 
+@pytest.mark.sweep
 def test_a_system_that_lets_nobody_look_at_other_processes(poprun, script):
     done = poprun(*JOB, "-v", script(COLLECTIVES), through=(sys.executable, REFUSED, TRACING))
     assert_adds_up(done)
@@ -309,6 +310,7 @@ def test_two_users_side_by_side_in_a_folder_of_their_group(poprun, tmp_path, ope
     assert not [each for each in shared.iterdir() if each.stat().st_uid == 0]
 
 
+@pytest.mark.sweep
 def test_paths_that_are_not_utf_8(poprun, open_folder):
     folder = open_folder / os.fsdecode(b"folder\xff")
     folder.mkdir()

@@ -26,7 +26,7 @@ PROGRAM = Path(__file__).with_name("freed_memory_program.py")
         "given_back_until_it_is_kept",
         "given_back_once",
         pytest.param("kept_after_compiling", marks=pytest.mark.sweep),
-        pytest.param("kept_after_a_refusal", marks=pytest.mark.sweep),
+        pytest.param("kept_after_a_refusal", marks=pytest.mark.long),
     ],
 )
 def test_freed_memory(case):

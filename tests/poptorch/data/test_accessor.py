@@ -16,11 +16,7 @@ from popdist_py.poptorch.data.accessor import AsynchronousDataAccessor
 
 @pytest.mark.parametrize(
     "strategy",
-    [
-        pytest.param(each, marks=[pytest.mark.sweep] * (number > 0))
-        for number, each in enumerate(SharingStrategy)
-    ]
-    + ["Fork"],
+    [pytest.param(each, marks=pytest.mark.sweep) for each in SharingStrategy] + ["Fork"],
 )
 def test_every_sharing_strategy_delivers(strategy):
     # More tensors than the file descriptors that can be passed to a new process.

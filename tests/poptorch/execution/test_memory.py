@@ -13,12 +13,9 @@ PROGRAM = Path(__file__).with_name("long_training.py")
 ALLOWED_BYTES = 2_000_000
 
 
-@pytest.mark.sweep
+@pytest.mark.long
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize(
-    ("execution", "batches"),
-    [pytest.param("auto", "by hand", marks=pytest.mark.long), ("loop", "loader")],
-)
+@pytest.mark.parametrize(("execution", "batches"), [("auto", "by hand"), ("loop", "loader")])
 def test_ten_thousand_steps_hold_what_a_thousand_hold(execution, batches):
     """In a fresh interpreter: memory that other tests gave back would hide a leak."""
     done = subprocess.run(

@@ -112,15 +112,18 @@ def _bytes(tensor: torch.Tensor) -> bytes:
 CASES = [
     (_convolutions, _sgd, torch.float32),
     (_convolutions, _lamb, torch.float16),
-    (_dense, _sgd, torch.float16),
     (_dense, _adam, torch.float32),
-    (_dense, _lamb, torch.bfloat16),
 ]
+MODELS, OPTIMIZERS = (_convolutions, _dense, _recurrent), (_sgd, _adam, _lamb)
+DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+# Each model with each optimizer in the sweep, with one type of weights; make test-all has all four.
 MORE_CASES = [
-    (make, optimizer, dtype)
-    for make in (_convolutions, _dense, _recurrent)
-    for optimizer in (_sgd, _adam, _lamb)
-    for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+    pytest.param(
+        make, optimizer, dtype, marks=pytest.mark.sweep if k == (i + j) % 4 else pytest.mark.long
+    )
+    for i, make in enumerate(MODELS)
+    for j, optimizer in enumerate(OPTIMIZERS)
+    for k, dtype in enumerate(DTYPES)
 ]
 
 
@@ -137,7 +140,6 @@ def test_bits_do_not_depend_on_the_number_of_threads(make, optimizer, dtype, thr
     _check(make, optimizer, dtype)
 
 
-@pytest.mark.sweep
 @pytest.mark.parametrize(("make", "optimizer", "dtype"), MORE_CASES)
 def test_bits_of_more_models_do_not_either(make, optimizer, dtype, threads):
     _check(make, optimizer, dtype)
