@@ -23,9 +23,9 @@ unexport PYTHONDONTWRITEBYTECODE
 
 # make test TESTS=tests/poprun_py/config runs one folder, in one process: workers take longer to start.
 TESTS ?= tests
-# One worker more than cores (measured on two), since many tests wait for processes. The tests of a
+# Two workers more than cores (measured on two), since many tests wait for processes. The tests of a
 # module stay in one worker: they share the jobs that they look at.
-WORKERS ?= $(if $(filter tests,$(TESTS)),3,0)
+WORKERS ?= $(if $(filter tests,$(TESTS)),4,0)
 PYTEST := $(BIN)/python -m pytest -q -n $(WORKERS) --dist loadscope --no-loadscope-reorder --durations=15
 # These have targets of their own.
 ELSEWHERE := $(foreach folder,lab numa repository,$(if $(filter tests/$(folder)%,$(TESTS)),,--ignore=tests/$(folder)))
