@@ -5,6 +5,7 @@ Some 30 to 80 seconds for a machine: run by ``make test-numa``, where qemu is in
 
 import faulthandler
 import json
+import os
 import subprocess
 import sys
 from functools import cache
@@ -106,6 +107,29 @@ def test_the_machine_refuses_what_it_does_not_know(words, message):
 def test_the_cases_cover_every_machine():
     done = subprocess.run([VM, "--list"], capture_output=True, text=True, check=True)
     assert done.stdout.split() == list(CASES)
+
+
+# The first machine hangs, and the second one runs the script at once.
+FAKE_QEMU = """#!/bin/bash
+for word; do case $word in file:*/output) output=${word#file:};; esac; done
+if mkdir "$(dirname "$0")/hung" 2>/dev/null; then exec sleep 100; fi
+printf '%s\\n' numa-vm-begins hello 'numa-vm-exit 7' > "$output"
+"""
+
+
+def test_a_machine_that_hangs_at_its_boot_is_started_again(tmp_path):
+    if missing():
+        pytest.skip(missing())
+    qemu = tmp_path / "qemu-system-x86_64"
+    qemu.write_text(FAKE_QEMU)
+    qemu.chmod(0o755)
+    environ = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "NUMA_VM_BOOT_SECONDS": "1"}
+    done = subprocess.run(
+        [VM, "/dev/stdin"], input="exit 7", env={**os.environ, **environ}, capture_output=True,
+        text=True, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (7, "hello\n")
+    assert done.stderr == "numa-vm: boot 1 of 3 did not reach /init (qemu ended with 143)\n"
 
 
 def _numbers(text: str) -> list[int]:
