@@ -76,8 +76,8 @@ def measure(repeats: int) -> dict[str, float]:
 
 def planning() -> dict[str, float]:
     """Return the seconds of planning 512 instances on 32 hosts and 4,096 on 256."""
-    from poprun_py.config.launch_config import LaunchConfig
-    from poprun_py.hosts.host_list import parse_host_list
+    from poprun_py.machines.host_list import parse_host_list
+    from poprun_py.options.launch_config import LaunchConfig
     from poprun_py.planning.inputs import Inputs
     from poprun_py.planning.launch_plan import make_plan
     from poprun_py.planning.mpi_arguments import split_mpi_arguments

@@ -8,14 +8,14 @@ fast.
 TYPE_CHECKING = False
 
 if TYPE_CHECKING:
-    from poprun_py.config.launch_config import LaunchConfig
     from poprun_py.errors import JobFailedError, LaunchError, StartError, TimeLimitError, UsageError
-    from poprun_py.jobs.handle import JobHandle
-    from poprun_py.jobs.launch import launch, start
-    from poprun_py.jobs.status import JobStatus
-    from poprun_py.launch_planning import plan
+    from poprun_py.launching.launch_planning import plan
+    from poprun_py.options.launch_config import LaunchConfig
     from poprun_py.planning.launch_plan import LaunchPlan
-    from poprun_py.supervision.job import InstanceResult, LaunchResult
+    from poprun_py.python_api.handle import JobHandle
+    from poprun_py.python_api.launch import launch, start
+    from poprun_py.python_api.status import JobStatus
+    from poprun_py.running.supervise.job import InstanceResult, LaunchResult
 
 __version__ = "0.2.0.dev0"
 
@@ -39,19 +39,19 @@ __all__ = [
 
 _HOMES = {
     "JobFailedError": "errors",
-    "JobHandle": "jobs.handle",
-    "JobStatus": "jobs.status",
-    "LaunchConfig": "config.launch_config",
+    "JobHandle": "python_api.handle",
+    "JobStatus": "python_api.status",
+    "LaunchConfig": "options.launch_config",
     "LaunchError": "errors",
     "StartError": "errors",
     "TimeLimitError": "errors",
     "UsageError": "errors",
     "LaunchPlan": "planning.launch_plan",
-    "InstanceResult": "supervision.job",
-    "LaunchResult": "supervision.job",
-    "launch": "jobs.launch",
-    "plan": "launch_planning",
-    "start": "jobs.launch",
+    "InstanceResult": "running.supervise.job",
+    "LaunchResult": "running.supervise.job",
+    "launch": "python_api.launch",
+    "plan": "launching.launch_planning",
+    "start": "python_api.launch",
 }
 
 

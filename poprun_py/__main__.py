@@ -14,7 +14,7 @@ def main() -> NoReturn:
     is_interruptible = signal.getsignal(signal.SIGINT) is signal.default_int_handler
     if is_interruptible:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
-    from poprun_py import cli
+    from poprun_py.command import cli
 
     if is_interruptible:
         signal.signal(signal.SIGINT, signal.default_int_handler)

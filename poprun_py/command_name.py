@@ -17,6 +17,6 @@ _OTHERS = (SDK_NAME, "gc-info", "gc-monitor", _OF_PODS)
 def command_name() -> str:
     """Return the name of the running command; ``poprun-py`` also for ``python -m poprun_py``."""
     folder, _, called = sys.argv[0].rpartition("/") if sys.argv else ("", "", "")
-    if folder.endswith("poprun_py/pod_command"):
+    if folder.endswith("poprun_py/pods/command"):
         return _OF_PODS
     return called if called in _OTHERS else _USUAL

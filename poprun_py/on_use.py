@@ -23,9 +23,9 @@ class Shown:
     __slots__ = ()
 
     def __str__(self) -> str:
-        text: str = on_use("showing.values").text_of(self)
+        text: str = on_use("python_api.views.values").text_of(self)
         return text
 
     def _repr_html_(self) -> str:
-        html: str = on_use("showing.values").html_of(self)
+        html: str = on_use("python_api.views.values").html_of(self)
         return html

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from poprun_py.command_name import command_name
 from poprun_py.errors import LaunchError, StartError
-from poprun_py.output.terminal_kind import can_erase, may_colour
+from poprun_py.terminal_kind import can_erase, may_colour
 
 if TYPE_CHECKING:
     import click

@@ -1,4 +1,4 @@
-"""Writes poprun_py/config/launch_options.py: the options of a launch as keywords with types.
+"""Writes poprun_py/options/launch_options.py: the options of a launch as keywords with types.
 
 LaunchConfig declares every option; what a type checker and an editor read is written out from
 there, by ``make generated``.
@@ -10,13 +10,13 @@ import textwrap
 from dataclasses import fields
 from pathlib import Path
 
-from poprun_py.config import option_kinds as kinds
-from poprun_py.config.launch_config import GROUPS, LaunchConfig, options
-from poprun_py.config.metrics_destinations import METRICS_DESTINATION
-from poprun_py.config.option_kinds import Option
-from poprun_py.config.python_options import COMMAND_LINE_ONLY
+from poprun_py.options import option_kinds as kinds
+from poprun_py.options.launch_config import GROUPS, LaunchConfig, options
+from poprun_py.options.metrics_destinations import METRICS_DESTINATION
+from poprun_py.options.option_kinds import Option
+from poprun_py.options.python_options import COMMAND_LINE_ONLY
 
-TARGET = Path(__file__).resolve().parents[1] / "poprun_py/config/launch_options.py"
+TARGET = Path(__file__).resolve().parents[1] / "poprun_py/options/launch_options.py"
 
 _HEAD = '''"""The options of a launch as keywords, with the types that checkers and editors read.
 

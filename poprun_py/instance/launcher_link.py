@@ -7,11 +7,10 @@ import os
 import sys
 import time
 
-from poprun_py.instance import protocol
+from poprun_py.instance import host_folders, protocol
 from poprun_py.instance.binding import THREAD_VARIABLES
 from poprun_py.instance.fast_stdlib import socket
-from poprun_py.instance.own_host import host_folders
-from poprun_py.instance.own_host.host_folders import HeldFolder
+from poprun_py.instance.host_folders import HeldFolder
 
 _CONNECT_SECONDS = 20
 _CALL_AGAIN_SECONDS = 0.05

@@ -9,7 +9,7 @@ import os
 import time
 from contextlib import suppress
 
-from poprun_py.instance.own_host.host_folders import HeldFolder, name_of
+from poprun_py.instance.host_folders import HeldFolder, name_of
 
 # As typing's, which takes longer to import than everything here.
 TYPE_CHECKING = False

@@ -15,16 +15,9 @@ import select
 import sys
 import time
 
-from poprun_py.instance import (
-    binding,
-    launcher_link,
-    processes,
-    protocol,
-    start_hook,
-)
+from poprun_py.instance import binding, host_folders, launcher_link, processes, protocol, start_hook
+from poprun_py.instance.control_group import memory_state
 from poprun_py.instance.fast_stdlib import dumps, loads, signal, socket
-from poprun_py.instance.own_host import host_folders
-from poprun_py.instance.own_host.control_group import memory_state
 from poprun_py.instance.program_output import ProgramOutput
 from poprun_py.instance.stop_steps import (
     GOOD_CODES,
@@ -45,11 +38,11 @@ if TYPE_CHECKING:
     from resource import struct_rusage
     from typing import Any, NoReturn
 
+    from poprun_py.instance.host_folders import HeldFolder
     from poprun_py.instance.keyboard import Keyboard
     from poprun_py.instance.observation import SignsOfLife
-    from poprun_py.instance.own_host.host_folders import HeldFolder
     from poprun_py.instance.program_files import GivenFile, ProgramFiles
-    from poprun_py.leases.book import Lease
+    from poprun_py.machines.lease_book import Lease
 _CHUNK = 1 << 16
 # mpirun ends the instances by these: Open MPI by SIGTERM, MPICH by the signal that ended mpirun.
 _ENDING = (signal.SIGTERM, signal.SIGQUIT)
@@ -280,7 +273,7 @@ class Wrapper:
 
     def _take_lease(self, request: "dict[str, Any]") -> None:
         # Only the first instance on another host than the launcher's pays for it.
-        from poprun_py.leases.far_side import take
+        from poprun_py.machines.leases_elsewhere import take
 
         answer, self._lease = take(request, os.environ)
         self._channel.sendall(protocol.pack(protocol.LEASED, dumps(answer).encode()))

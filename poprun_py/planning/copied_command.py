@@ -14,10 +14,10 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
 
-from poprun_py.config.launch_config import LaunchConfig
-from poprun_py.config.option_kinds import option_name
 from poprun_py.errors import UsageError
-from poprun_py.hosts.host_list import are_host_names
+from poprun_py.machines.host_list import are_host_names
+from poprun_py.options.launch_config import LaunchConfig
+from poprun_py.options.option_kinds import option_name
 from poprun_py.planning.mpi_arguments import split_args
 
 __all__ = ["refuse_copied"]
@@ -62,7 +62,7 @@ def _faults(config: LaunchConfig) -> Iterator[str]:
     ]
     while (found := _broken_at(host, program)) is not None:
         # Imported here, because a command without faults does not need the parser again.
-        from poprun_py.config.command_line import parse
+        from poprun_py.options.command_line import parse
 
         fault, words = found
         yield fault

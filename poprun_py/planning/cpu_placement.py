@@ -13,8 +13,8 @@ from types import MappingProxyType
 
 from popdist_py.errors import counted, plural
 from poprun_py.errors import UsageError, nearest
-from poprun_py.hardware.reader import Core, Machine, NumaNode
-from poprun_py.hardware.sysfs import format_cpu_list
+from poprun_py.machines.hardware_reader import Core, Machine, NumaNode
+from poprun_py.machines.sysfs import format_cpu_list
 
 __all__ = ["MODES", "Placement", "PlacementPolicy", "place", "place_anyway", "placement_warnings"]
 

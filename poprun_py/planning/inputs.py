@@ -13,16 +13,16 @@ from enum import Enum, auto
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from poprun_py.config.launch_config import LaunchConfig
 from poprun_py.errors import UsageError
-from poprun_py.hardware.reader import Machine, load_machines, read_machine
-from poprun_py.hosts.allocation import resolve_hosts
-from poprun_py.hosts.host_list import Host
+from poprun_py.machines.allocation import resolve_hosts
+from poprun_py.machines.hardware_reader import Machine, load_machines, read_machine
+from poprun_py.machines.host_list import Host
+from poprun_py.options.launch_config import LaunchConfig
 from poprun_py.planning.mpi_commands import Mpi
 from poprun_py.planning.mpi_install import find_mpi
 
 if TYPE_CHECKING:
-    from poprun_py.hosts.survey import Survey
+    from poprun_py.machines.host_survey import Survey
 
 __all__ = [
     "Inputs",
@@ -96,7 +96,7 @@ def gather_inputs(
     """
     hosts = hosts_of(config, environ) if hosts is None else hosts
     if config.host_subnet is not None:
-        from poprun_py.hosts.network_choice import parse_subnet
+        from poprun_py.machines.network_choice import parse_subnet
 
         parse_subnet(config.host_subnet, config.named("host_subnet"))
     needs_survey = not all(host.is_local for host in hosts)
@@ -111,7 +111,7 @@ def gather_inputs(
     mpi = mpi or find_mpi(config.mpi, environ, config.named("mpi"))
     reached = None
     if needs_survey:
-        from poprun_py.hosts.survey import survey
+        from poprun_py.machines.host_survey import survey
 
         contact = purpose is not Purpose.DRY_RUN
         reached = survey(config, hosts, mpirun=mpi.path, environ=environ, contact=contact)
@@ -148,7 +148,7 @@ def hosts_of(config: LaunchConfig, environ: Mapping[str, str]) -> tuple[Host, ..
         num_instances=config.num_instances,
     )
     if any(":" in host.name for host in hosts):
-        from poprun_py.hosts.address_names import with_names
+        from poprun_py.machines.address_names import with_names
 
         return with_names(hosts)
     return hosts
@@ -182,7 +182,7 @@ def _own_names(with_addresses: bool) -> frozenset[str]:
     name = socket.gethostname()
     addresses: list[str] = []
     if with_addresses:
-        from poprun_py.hosts.host_probe import networks
+        from poprun_py.machines.host_probe import networks
 
         addresses = [address for _, address, *_ in networks()]
     return frozenset({name, name.partition(".")[0], *addresses})

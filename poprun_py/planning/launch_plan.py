@@ -12,12 +12,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from poprun_py.config.launch_config import LaunchConfig
 from poprun_py.errors import UsageError
-from poprun_py.hardware.reader import Machine
-from poprun_py.hosts.allocation import DEFAULT_HOST_FILES, slurm_tasks
 from poprun_py.instance.binding import THREAD_VARIABLES
+from poprun_py.machines.allocation import DEFAULT_HOST_FILES, slurm_tasks
+from poprun_py.machines.hardware_reader import Machine
 from poprun_py.on_use import Shown
+from poprun_py.options.launch_config import LaunchConfig
 from poprun_py.planning.cpu_placement import Placement, PlacementPolicy, place_anyway
 from poprun_py.planning.inputs import Inputs
 from poprun_py.planning.mpi_arguments import (
@@ -54,7 +54,7 @@ from poprun_py.planning.variables import (
 
 # A launch without a pod does not wait for it.
 if TYPE_CHECKING:
-    from poprun_py.pods.partition_use import PartitionUse
+    from poprun_py.planning.partition_use import PartitionUse
 
 __all__ = [
     "InstancePlan",
@@ -373,7 +373,7 @@ def _of_partition(pairs: Pairs, use: PartitionUse, instance: int) -> Pairs:
     """Return variables of an instance with what is known of its partition already."""
     if not use.name:
         return pairs
-    from poprun_py.pods.held_partition import known_variables
+    from poprun_py.planning.held_partition import known_variables
 
     name = None if use.is_own else use.name  # that of the process which runs the plan
     known = known_variables(

@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
-from poprun_py.config.launch_config import LaunchConfig
-from poprun_py.config.origins import Origin
 from poprun_py.errors import UsageError
+from poprun_py.options.launch_config import LaunchConfig
+from poprun_py.options.origins import Origin
 
 __all__ = [
     "MpiArguments",

@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from poprun_py.config.environment_options import variables_layer
-from poprun_py.config.files import parse_config, parse_project_file
-from poprun_py.config.launch_config import LaunchConfig, is_decided_by_plan, options
-from poprun_py.config.layers import merged, places, typed_layer
-from poprun_py.config.metrics_destinations import read_destinations
-from poprun_py.config.option_kinds import AUTO, FILE_OR_AUTO, PATH, option_name
+from poprun_py.options.environment_options import variables_layer
+from poprun_py.options.launch_config import LaunchConfig, is_decided_by_plan, options
+from poprun_py.options.layers import merged, places, typed_layer
+from poprun_py.options.metrics_destinations import read_destinations
+from poprun_py.options.option_files import parse_config, parse_project_file
+from poprun_py.options.option_kinds import AUTO, FILE_OR_AUTO, PATH, option_name
 from poprun_py.planning.inputs import read_text_file
 
 __all__ = ["GatheredOptions", "gather_options"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from popdist_py.device_numbers import LINK_DOMAIN_IPUS
-from poprun_py.hosts.host_list import compress
+from poprun_py.machines.host_list import compress
 from poprun_py.planning.cpu_placement import placement_warnings
 from poprun_py.planning.idle_options import idle_option_warnings
 from poprun_py.planning.launch_plan import LaunchPlan

@@ -10,10 +10,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from popdist_py.errors import are, counted
-from poprun_py.config.launch_config import LaunchConfig
-from poprun_py.config.link_domains import fewest_link_domains
 from poprun_py.errors import StartError, UsageError
-from poprun_py.hosts.host_list import Host
+from poprun_py.machines.host_list import Host
+from poprun_py.options.launch_config import LaunchConfig
+from poprun_py.options.link_domains import fewest_link_domains
 
 __all__ = ["Instance", "Topology", "make_topology"]
 

@@ -29,7 +29,7 @@ __all__ = [
 ]
 
 # What every instance runs for a function, and the file in the folder of the call that it reads.
-_RUN_CALL = str(Path(__file__).resolve().parents[1] / "functions" / "run_call.py")
+_RUN_CALL = str(Path(__file__).resolve().parents[1] / "python_api" / "functions" / "run_call.py")
 CALL_FILE = "call"
 
 _SETTING = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=")

@@ -32,16 +32,16 @@ from popdist_py.environment import (
     InstanceEnvironment,
 )
 from poprun_py.command_name import SDK_NAME, command_name
-from poprun_py.config.environment_options import INTERNAL_VARIABLES, is_option_variable
-from poprun_py.config.launch_config import LaunchConfig
-from poprun_py.config.option_kinds import is_word
 from poprun_py.errors import UsageError
 from poprun_py.instance.binding import THREAD_VARIABLES
+from poprun_py.options.environment_options import INTERNAL_VARIABLES, is_option_variable
+from poprun_py.options.launch_config import LaunchConfig
+from poprun_py.options.option_kinds import is_word
 from poprun_py.planning.cpu_placement import Placement
 from poprun_py.planning.topology import Instance, Topology
 
 if TYPE_CHECKING:
-    from poprun_py.hosts.survey import Survey
+    from poprun_py.machines.host_survey import Survey
 
 __all__ = [
     "FORWARDED_VARIABLES",

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from poprun_py.runs.recorded_run import read_run
-from poprun_py.runs.run_files import RunFiles
+from poprun_py.past_runs.recorded_run import read_run
+from poprun_py.past_runs.run_files import RunFiles
 
 pytestmark = [pytest.mark.hosts, pytest.mark.timeout(300)]
 

@@ -7,8 +7,8 @@ import sys
 import pytest
 from support.repository import ROOT
 
-from poprun_py.runs.recorded_run import read_run
-from poprun_py.runs.run_files import find_run
+from poprun_py.past_runs.recorded_run import read_run
+from poprun_py.past_runs.run_files import find_run
 
 pytestmark = [pytest.mark.hosts, pytest.mark.timeout(300)]
 

@@ -6,9 +6,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from poprun_py import attempts
-from poprun_py.config.launch_config import LaunchConfig
-from poprun_py.supervision.job import Job
+from poprun_py.launching import attempts
+from poprun_py.options.launch_config import LaunchConfig
+from poprun_py.running.supervise.job import Job
 
 TOLD = "no restart: the time limit of {:g} s leaves {:.1f} s, and the pause before a restart is 8 s"
 

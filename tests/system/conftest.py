@@ -6,7 +6,7 @@ import subprocess
 
 import pytest
 
-from poprun_py.cli import run
+from poprun_py.command.cli import run
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from support import shared_memory_program
 from support.processes import remove_surroundings, running_jobs, wait_until
 
 from poprun_py.instance import processes
-from poprun_py.instance.own_host.host_folders import MEMORY
+from poprun_py.instance.host_folders import MEMORY
 
 pytestmark = pytest.mark.mpi
 

@@ -16,7 +16,7 @@ import pytest
 from support.processes import wait_until
 from support.repository import ROOT
 
-from poprun_py.output.instance_files import InstanceFiles
+from poprun_py.running.screen.instance_files import InstanceFiles
 
 pytestmark = pytest.mark.mpi
 

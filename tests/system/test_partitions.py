@@ -17,7 +17,7 @@ from support.pod_servers import ServerProcess
 from support.processes import wait_until
 
 from popdist_py.pods.errors import UnknownNameError
-from poprun_py.pods.own_partitions import is_own
+from poprun_py.planning.own_partitions import is_own
 
 pytestmark = pytest.mark.mpi
 

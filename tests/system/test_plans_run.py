@@ -166,7 +166,7 @@ def test_compact_command_gives_every_instance_its_wire(script, tmp_path):
         "import sys\n"
         "import poprun_py.planning.mpi_commands\n"
         "poprun_py.planning.mpi_commands._MAX_BYTES = 2000\n"
-        "from poprun_py.cli import run\n"
+        "from poprun_py.command.cli import run\n"
         "sys.exit(run(sys.argv[1:]))\n"
     )
     done = subprocess.run(

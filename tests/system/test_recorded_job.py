@@ -14,8 +14,8 @@ from support.repository import ROOT
 from support.trace_tables import query
 from system.run_files_program import MICRO_BATCHES, STEPS
 
-from poprun_py.runs.recorded_run import read_run
-from poprun_py.runs.run_files import find_run
+from poprun_py.past_runs.recorded_run import read_run
+from poprun_py.past_runs.run_files import find_run
 
 pytestmark = pytest.mark.mpi
 

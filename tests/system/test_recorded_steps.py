@@ -8,8 +8,8 @@ import resource
 import pytest
 from support.processes import wait_until
 
-from poprun_py.runs.recorded_run import read_run
-from poprun_py.runs.run_files import RunFiles
+from poprun_py.past_runs.recorded_run import read_run
+from poprun_py.past_runs.run_files import RunFiles
 
 pytestmark = pytest.mark.mpi
 

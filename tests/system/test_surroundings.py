@@ -12,7 +12,7 @@ import pytest
 from support.processes import wait_until
 from support.surroundings import as_stranger, mounted
 
-from poprun_py.cli import run
+from poprun_py.command.cli import run
 
 pytestmark = [pytest.mark.mpi, pytest.mark.timeout(180)]
 PROGRAM = Path(__file__).with_name("surroundings_program.py")

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import click
 
-from poprun_py.config.command_line import COMMAND, Declared
-from poprun_py.config.environment_options import OPTION_VARIABLES
-from poprun_py.config.help_pages import EXAMPLES, GRAMMAR, PLACES, PURPOSE, USAGE
-from poprun_py.config.launch_config import GROUPS
+from poprun_py.options.command_line import COMMAND, Declared
+from poprun_py.options.environment_options import OPTION_VARIABLES
+from poprun_py.options.help_pages import EXAMPLES, GRAMMAR, PLACES, PURPOSE, USAGE
+from poprun_py.options.launch_config import GROUPS
 from tools.pages.website.commands import (
     FILES,
     LAUNCHER,

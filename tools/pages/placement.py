@@ -11,15 +11,15 @@ from pathlib import Path
 from typing import Any
 
 from poprun_py import LaunchConfig, plan
-from poprun_py.hardware.reader import Machine
-from poprun_py.hosts.host_list import parse_host_list
+from poprun_py.machines.hardware_reader import Machine
+from poprun_py.machines.host_list import parse_host_list
 from poprun_py.planning.cpu_placement import PlacementPolicy, place
 from poprun_py.planning.mpi_commands import OPEN_MPI_5, Mpi
 from poprun_py.planning.topology import make_topology
-from poprun_py.views.hardware_table import hardware_table
-from poprun_py.views.placement_picture import placement_picture
-from poprun_py.views.plan_picture import plan_picture
-from poprun_py.views.topology_text import topology_table
+from poprun_py.planning.views.hardware_table import hardware_table
+from poprun_py.planning.views.placement_picture import placement_picture
+from poprun_py.planning.views.plan_picture import plan_picture
+from poprun_py.planning.views.topology_text import topology_table
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "placement.md"

@@ -13,7 +13,7 @@ import pytest
 from support.launcher.sysfs_trees import SNAPSHOTS
 from support.repository import ROOT
 
-from poprun_py.cli import main, run
+from poprun_py.command.cli import main, run
 
 JOB = ("--num-instances", "2", "--num-replicas", "4")
 TOO_MANY = str(len(os.sched_getaffinity(0)) + 1)

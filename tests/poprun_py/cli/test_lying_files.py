@@ -10,7 +10,7 @@ from support.launcher.lying_json import lying_texts, lying_values
 from support.launcher.run_folders import a_plan, make_run
 from support.launcher.sysfs_trees import SNAPSHOTS
 
-from poprun_py import cli
+from poprun_py.command import cli
 from poprun_py.json_text import read_json
 from poprun_py.planning.plan_file import plan_to_json
 

@@ -12,7 +12,7 @@ import pytest
 from support.launcher.sysfs_trees import SNAPSHOTS
 from support.repository import ROOT
 
-from poprun_py.cli import run
+from poprun_py.command.cli import run
 
 
 @pytest.fixture

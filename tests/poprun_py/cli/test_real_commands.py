@@ -10,7 +10,7 @@ from string import Template
 
 import pytest
 
-from poprun_py.cli import run
+from poprun_py.command.cli import run
 
 HERE = Path(__file__).parent
 

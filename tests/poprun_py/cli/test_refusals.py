@@ -10,7 +10,7 @@ import shlex
 
 import pytest
 
-from poprun_py.cli import run
+from poprun_py.command.cli import run
 
 # The words, and a part of what is said.
 REFUSED = [

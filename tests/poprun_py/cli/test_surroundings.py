@@ -15,15 +15,16 @@ from pathlib import Path
 import pytest
 from support.repository import ROOT
 
-from poprun_py import LaunchConfig, StartError, UsageError, launch, launcher, plan, terminal
-from poprun_py.cli import run
+from poprun_py import LaunchConfig, StartError, UsageError, launch, plan, terminal
+from poprun_py.command.cli import run
 from poprun_py.console import Callbacks
-from poprun_py.devices.commands import GC_INFO
-from poprun_py.hosts.host_probe import networks
+from poprun_py.launching import launcher
+from poprun_py.machines.host_probe import networks
 from poprun_py.planning.inputs import hosts_of
 from poprun_py.planning.mpi_commands import MPICH, OPEN_MPI_4, OPEN_MPI_5, Mpi
-from poprun_py.pod_command.commands import COMMAND as POD_COMMAND
-from poprun_py.supervision.job import LaunchResult
+from poprun_py.pods.command.commands import COMMAND as POD_COMMAND
+from poprun_py.pods.devices.commands import GC_INFO
+from poprun_py.running.supervise.job import LaunchResult
 from poprun_py.terminal import UnwritableError
 
 JOB = ("--num-instances", "2", "--num-replicas", "4")
@@ -277,7 +278,8 @@ def test_interrupted_before_anything_is_there_it_ends_without_a_traceback():
         "import os, signal, sys\n"
         "class Interrupt:\n"
         "    def find_spec(self, name, path, target=None):\n"
-        "        if name == 'poprun_py.config.launch_config': os.kill(os.getpid(), signal.SIGINT)\n"
+        "        if name == 'poprun_py.options.launch_config':\n"
+        "            os.kill(os.getpid(), signal.SIGINT)\n"
         "sys.meta_path.insert(0, Interrupt())\n"
         "sys.argv = ['poprun-py', '--num-replicas', '1', 'true']\n"
         "from poprun_py.__main__ import main\n"
@@ -297,8 +299,8 @@ def test_a_job_that_the_user_ended_has_no_report(monkeypatch, capsys):
 
 _COMMANDS = (
     ("-m poprun_py --nothing", 2),
-    ("-m poprun_py.pod_command --version", 0),
-    ("-c 'from poprun_py.devices.commands import gc_info as main; main()' --version", 0),
+    ("-m poprun_py.pods.command --version", 0),
+    ("-c 'from poprun_py.pods.devices.commands import gc_info as main; main()' --version", 0),
     ("-m popdist_py --nothing", 2),
     ("-m popdist_py.timeline --help", 0),
 )

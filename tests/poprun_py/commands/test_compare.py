@@ -8,7 +8,7 @@ import stat
 import pytest
 from support.launcher.made_runs import MadeAttempt, made_run
 
-from poprun_py.cli import run
+from poprun_py.command.cli import run
 
 
 @pytest.fixture

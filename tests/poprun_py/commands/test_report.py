@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from support.launcher.run_folders import RUN_ID, make_run
 
-from poprun_py.cli import run
+from poprun_py.command.cli import run
 
 
 @pytest.fixture

@@ -8,9 +8,9 @@ import signal
 import pytest
 from support.processes import wait_until
 
-from poprun_py.cli import run
-from poprun_py.commands.scale import _own_words
-from poprun_py.recording import page_file
+from poprun_py.command.cli import run
+from poprun_py.command.scale import _own_words
+from poprun_py.launching import page_file
 
 STEPS = """
 import sys, time

@@ -12,18 +12,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.repository import ROOT
 
-from poprun_py.config.environment_options import (
+from poprun_py.errors import UsageError
+from poprun_py.machines.host_list import LOCALHOST, parse_host_list
+from poprun_py.options.environment_options import (
     INTERNAL_VARIABLES,
     OPTION_VARIABLES,
     POD_VARIABLES,
     is_option_variable,
     variables_layer,
 )
-from poprun_py.config.files import config_from_dict, dump_config, parse_config, parse_project_file
-from poprun_py.config.launch_config import LaunchConfig
-from poprun_py.config.layers import merged, places, typed_layer
-from poprun_py.errors import UsageError
-from poprun_py.hosts.host_list import LOCALHOST, parse_host_list
+from poprun_py.options.launch_config import LaunchConfig
+from poprun_py.options.layers import merged, places, typed_layer
+from poprun_py.options.option_files import (
+    config_from_dict,
+    dump_config,
+    parse_config,
+    parse_project_file,
+)
 from poprun_py.planning.topology import make_topology
 
 

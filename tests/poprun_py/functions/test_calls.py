@@ -13,8 +13,8 @@ from support.repository import ROOT
 
 import poprun_py
 from poprun_py.errors import JobFailedError
-from poprun_py.functions import run_call
-from poprun_py.functions.packed_call import Call
+from poprun_py.python_api.functions import run_call
+from poprun_py.python_api.functions.packed_call import Call
 
 pytestmark = pytest.mark.mpi
 

@@ -10,9 +10,9 @@ import threading
 import pytest
 
 from poprun_py.errors import StartError, UsageError
-from poprun_py.functions.packed_call import Call
-from poprun_py.functions.packed_file import open_packed
 from poprun_py.planning.user_program import call_folder, short_name
+from poprun_py.python_api.functions.packed_call import Call
+from poprun_py.python_api.functions.packed_file import open_packed
 
 LOCK = threading.Lock()
 

@@ -11,8 +11,12 @@ import numpy as np
 import pytest
 import torch
 
-from poprun_py.functions.packed_file import IncompleteFileError, open_packed, write_packed
-from poprun_py.functions.pickling import pickle_into
+from poprun_py.python_api.functions.packed_file import (
+    IncompleteFileError,
+    open_packed,
+    write_packed,
+)
+from poprun_py.python_api.functions.pickling import pickle_into
 
 
 def there_and_back(value, tmp_path):

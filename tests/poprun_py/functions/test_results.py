@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from poprun_py.errors import JobFailedError, UsageError
-from poprun_py.functions.failures import RemoteTraceback, write_failure
-from poprun_py.functions.packed_file import write_packed
-from poprun_py.functions.results import read
-from poprun_py.supervision.job import InstanceResult, LaunchResult
+from poprun_py.python_api.functions.failures import RemoteTraceback, write_failure
+from poprun_py.python_api.functions.packed_file import write_packed
+from poprun_py.python_api.functions.results import read
+from poprun_py.running.supervise.job import InstanceResult, LaunchResult
 
 
 class NeedsTwoError(Exception):

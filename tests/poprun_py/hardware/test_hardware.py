@@ -12,8 +12,14 @@ from hypothesis import strategies as st
 from support.launcher.machines import machines
 from support.launcher.sysfs_trees import GIB, SNAPSHOTS, TREES, Thread, Tree, regular, snapshot
 
-from poprun_py.hardware.reader import HardwareError, Machine, NumaNode, load_machines, read_machine
-from poprun_py.hardware.sysfs import format_cpu_list, parse_cpu_list
+from poprun_py.machines.hardware_reader import (
+    HardwareError,
+    Machine,
+    NumaNode,
+    load_machines,
+    read_machine,
+)
+from poprun_py.machines.sysfs import format_cpu_list, parse_cpu_list
 
 
 @pytest.mark.parametrize("name", TREES)
@@ -230,7 +236,7 @@ def test_this_machine_is_read_with_the_affinity_of_the_process():
     one = min(machine.allowed_cpus)
     code = (
         f"import os; os.sched_setaffinity(0, [{one}])\n"
-        "from poprun_py.hardware.reader import read_machine\n"
+        "from poprun_py.machines.hardware_reader import read_machine\n"
         "print(sorted(read_machine().allowed_cpus))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -7,8 +7,8 @@ import socket
 import pytest
 
 from poprun_py.errors import UsageError
-from poprun_py.hosts.address_names import with_names
-from poprun_py.hosts.host_list import Host
+from poprun_py.machines.address_names import with_names
+from poprun_py.machines.host_list import Host
 
 
 @pytest.fixture(autouse=True)

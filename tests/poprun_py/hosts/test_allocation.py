@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from poprun_py.errors import UsageError
-from poprun_py.hosts.allocation import parse_tasks_per_node, resolve_hosts, slurm_tasks
-from poprun_py.hosts.host_list import LOCALHOST, parse_host_list
+from poprun_py.machines.allocation import parse_tasks_per_node, resolve_hosts, slurm_tasks
+from poprun_py.machines.host_list import LOCALHOST, parse_host_list
 
 
 def resolved(environ=None, files=None, **options):

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from poprun_py.errors import UsageError
-from poprun_py.hosts.host_list import (
+from poprun_py.machines.host_list import (
     compress,
     parse_host_file,
     parse_host_list,

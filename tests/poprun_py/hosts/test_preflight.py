@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from poprun_py.errors import StartError
-from poprun_py.hosts import host_probe, probe_hosts
-from poprun_py.hosts.host_checks import (
+from poprun_py.machines import host_probe, probe_hosts
+from poprun_py.machines.host_checks import (
     CALLS_BACK,
     HostChecks,
     checks_of,
@@ -23,11 +23,11 @@ from poprun_py.hosts.host_checks import (
     grouped_checks,
     require,
 )
-from poprun_py.hosts.host_list import Host
-from poprun_py.hosts.host_report import HostReport, make_request
-from poprun_py.hosts.probe_hosts import own_report, remembered_reports, request_reports
-from poprun_py.hosts.remote_shell import Problem, Shell
-from poprun_py.views.check_table import check_table
+from poprun_py.machines.host_list import Host
+from poprun_py.machines.host_report import HostReport, make_request
+from poprun_py.machines.probe_hosts import own_report, remembered_reports, request_reports
+from poprun_py.machines.remote_shell import Problem, Shell
+from poprun_py.planning.views.check_table import check_table
 
 REQUEST = replace(
     make_request((sys.executable, "train.py"), "/mpi/bin/mpirun"), packages=("mpi4py",)

@@ -9,12 +9,12 @@ import sys
 import pytest
 from support.repository import ROOT
 
-from poprun_py.config.launch_config import LaunchConfig
 from poprun_py.errors import StartError, UsageError
-from poprun_py.hosts import ssh_agent
-from poprun_py.hosts.folder_sync import folder_to_sync, sync_command, sync_folder
-from poprun_py.hosts.host_list import Host, parse_host_list
-from poprun_py.hosts.remote_shell import Problem, Shell, explain, shell_of
+from poprun_py.machines import ssh_agent
+from poprun_py.machines.folder_sync import folder_to_sync, sync_command, sync_folder
+from poprun_py.machines.host_list import Host, parse_host_list
+from poprun_py.machines.remote_shell import Problem, Shell, explain, shell_of
+from poprun_py.options.launch_config import LaunchConfig
 
 HOSTS = parse_host_list("n[0-1]", source="test")
 SLURM = {"SLURM_JOB_NODELIST": "n[0-3]"}

@@ -13,8 +13,8 @@ from types import SimpleNamespace
 import pytest
 from support.repository import ROOT
 
-from poprun_py.instance.own_host import host_folders
-from poprun_py.instance.own_host.host_folders import HeldFolder, memory_variables, name_of, sweep
+from poprun_py.instance import host_folders
+from poprun_py.instance.host_folders import HeldFolder, memory_variables, name_of, sweep
 
 SECRET = bytes(6)
 

@@ -22,7 +22,7 @@ from poprun_py.instance import observation, processes, protocol, sockets, vitals
 from poprun_py.instance.fast_stdlib import dumps
 from poprun_py.instance.observation import SignsOfLife, observe
 from poprun_py.instance.vitals import Vitals
-from poprun_py.supervision.hang_detection import Look
+from poprun_py.running.supervise.hang_detection import Look
 
 
 @pytest.fixture

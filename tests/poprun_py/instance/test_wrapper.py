@@ -18,7 +18,7 @@ from support.repository import ROOT
 
 from poprun_py.instance import protocol
 from poprun_py.instance.stop_steps import LEAVE_SECONDS
-from poprun_py.leases.far_side import ask, rivals_of
+from poprun_py.machines.leases_elsewhere import ask, rivals_of
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

@@ -16,9 +16,10 @@ from support.processes import wait_until
 
 import poprun_py
 from poprun_py import JobFailedError, StartError, TimeLimitError, UsageError
-from poprun_py.instance.own_host.host_folders import sweep
-from poprun_py.jobs import output, registry
-from poprun_py.jobs.screen import Echo
+from poprun_py.instance.host_folders import sweep
+from poprun_py.python_api import job_output as output
+from poprun_py.python_api import registry
+from poprun_py.python_api.job_screen import Echo
 
 pytestmark = pytest.mark.mpi
 

@@ -10,7 +10,7 @@ from support.processes import wait_until
 from support.repository import ROOT
 
 import poprun_py
-from poprun_py.jobs.status import JobStatus
+from poprun_py.python_api.status import JobStatus
 
 pytestmark = pytest.mark.mpi
 
@@ -58,7 +58,7 @@ def test_a_status_is_one_line():
 def test_only_a_notebook_needs_ipython():
     code = (
         "import sys, poprun_py\n"
-        "from poprun_py.jobs import handle\n"
+        "from poprun_py.python_api import handle\n"
         "poprun_py.LaunchResult(exit_code=0)._repr_html_()\n"
         "assert 'IPython' not in sys.modules"
     )

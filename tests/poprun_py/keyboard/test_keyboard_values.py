@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from poprun_py.instance import protocol
-from poprun_py.keyboard.debug_turns import DebugTurns
-from poprun_py.keyboard.keyboard import Keyboard
-from poprun_py.keyboard.suspension import Suspension
-from poprun_py.keyboard.terminal_modes import Modes, window
+from poprun_py.running.keyboard.debug_turns import DebugTurns
+from poprun_py.running.keyboard.keyboard import Keyboard
+from poprun_py.running.keyboard.suspension import Suspension
+from poprun_py.running.keyboard.terminal_modes import Modes, window
 
 BITS = st.integers(0, 2**17 - 1)
 MODES = st.builds(

@@ -10,10 +10,10 @@ import pwd  # noqa: F401 (what is imported later must be read as the user)
 import sys
 from pathlib import Path
 
-from poprun_py.hardware.sysfs import parse_cpu_list
-from poprun_py.leases.book import opened, this_process
-from poprun_py.leases.locked_files import LockedFolder
-from poprun_py.leases.texts import document
+from poprun_py.machines.lease_book import opened, this_process
+from poprun_py.machines.lease_texts import document
+from poprun_py.machines.locked_files import LockedFolder
+from poprun_py.machines.sysfs import parse_cpu_list
 
 place, verb, cpus, *user = sys.argv[1:]
 if user:

@@ -11,8 +11,8 @@ import random
 import sys
 from pathlib import Path
 
-from poprun_py.leases.book import OvertakenError, opened, this_process
-from poprun_py.leases.locked_files import LockedFolder
+from poprun_py.machines.lease_book import OvertakenError, opened, this_process
+from poprun_py.machines.locked_files import LockedFolder
 
 
 def main(place: str, cores: str, count: int, seed: int) -> None:

@@ -16,10 +16,16 @@ import pytest
 from support.processes import wait_until
 from support.repository import ROOT
 
-from poprun_py.leases import locked_files
-from poprun_py.leases.book import OvertakenError, decided, leases_folder, opened, this_process
-from poprun_py.leases.locked_files import LockedFolder
-from poprun_py.leases.values import MAX_NUMBER, Waiter, text_of
+from poprun_py.machines import locked_files
+from poprun_py.machines.lease_book import (
+    OvertakenError,
+    decided,
+    leases_folder,
+    opened,
+    this_process,
+)
+from poprun_py.machines.lease_values import MAX_NUMBER, Waiter, text_of
+from poprun_py.machines.locked_files import LockedFolder
 
 WORKER = Path(__file__).with_name("lease_worker.py")
 NOBODY, SOMEBODY = 65_534, 54_321

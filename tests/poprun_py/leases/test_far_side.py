@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from poprun_py.leases.book import opened, this_process
-from poprun_py.leases.far_side import ask, rivals_of, take
-from poprun_py.leases.locked_files import LockedFolder
+from poprun_py.machines.lease_book import opened, this_process
+from poprun_py.machines.leases_elsewhere import ask, rivals_of, take
+from poprun_py.machines.locked_files import LockedFolder
 
 CPU = min(os.sched_getaffinity(0))
 

@@ -13,14 +13,14 @@ from types import SimpleNamespace
 import pytest
 from support.processes import wait_until
 
-from poprun_py import leasing
-from poprun_py.cli import run
-from poprun_py.config.launch_config import LaunchConfig
+from poprun_py.command.cli import run
 from poprun_py.errors import StartError, UsageError
-from poprun_py.leases import locked_files
-from poprun_py.leases.book import Book
-from poprun_py.leases.locked_files import LockedFolder
-from poprun_py.leasing import lease_share
+from poprun_py.launching import leasing
+from poprun_py.launching.leasing import lease_share
+from poprun_py.machines import locked_files
+from poprun_py.machines.lease_book import Book
+from poprun_py.machines.locked_files import LockedFolder
+from poprun_py.options.launch_config import LaunchConfig
 from poprun_py.planning.shared_machine import Share
 
 time_sleep = time.sleep

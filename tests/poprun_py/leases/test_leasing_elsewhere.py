@@ -8,13 +8,13 @@ from types import SimpleNamespace
 import pytest
 from support.launcher.sysfs_trees import snapshot
 
-from poprun_py import leasing_elsewhere
-from poprun_py.config.launch_config import LaunchConfig
 from poprun_py.errors import StartError
-from poprun_py.hosts.host_list import LOCALHOST, Host
-from poprun_py.leases.far_side import Rivals
-from poprun_py.leases.values import Holder, Holding, Waiter
-from poprun_py.leasing_elsewhere import left_by_others, wait_for_hosts
+from poprun_py.launching import leasing_elsewhere
+from poprun_py.launching.leasing_elsewhere import left_by_others, wait_for_hosts
+from poprun_py.machines.host_list import LOCALHOST, Host
+from poprun_py.machines.lease_values import Holder, Holding, Waiter
+from poprun_py.machines.leases_elsewhere import Rivals
+from poprun_py.options.launch_config import LaunchConfig
 from poprun_py.planning.launch_plan import place_instances
 from poprun_py.planning.topology import make_topology
 

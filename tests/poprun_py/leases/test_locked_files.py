@@ -12,8 +12,8 @@ import sys
 
 import pytest
 
-from poprun_py.leases import locked_files
-from poprun_py.leases.locked_files import LockedFolder
+from poprun_py.machines import locked_files
+from poprun_py.machines.locked_files import LockedFolder
 
 
 @pytest.fixture

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from poprun_py.leases.texts import document, holders_text, table
-from poprun_py.leases.values import Holder, Holding, Waiter, holding_of, text_of, waiter_of
+from poprun_py.machines.lease_texts import document, holders_text, table
+from poprun_py.machines.lease_values import Holder, Holding, Waiter, holding_of, text_of, waiter_of
 
 NUMBERS = st.integers(0, 1 << 40)
 NAMES = st.text(st.characters(categories=("L", "N", "P")), max_size=20)

@@ -14,12 +14,12 @@ from prometheus_client.openmetrics import exposition as openmetrics
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
-from poprun_py.metrics.endpoint_recorder import BOUNDS, EndpointRecorder
-from poprun_py.metrics.exposition import families
-from poprun_py.observation.instance_state import ACTIVITIES, InstanceState
-from poprun_py.observation.job_view import JobView
-from poprun_py.observation.records import StepRecord
-from poprun_py.observation.stragglers import Straggler
+from poprun_py.running.metrics.endpoint_recorder import BOUNDS, EndpointRecorder
+from poprun_py.running.metrics.exposition import families
+from poprun_py.running.watch.instance_state import ACTIVITIES, InstanceState
+from poprun_py.running.watch.job_view import JobView
+from poprun_py.running.watch.records import StepRecord
+from poprun_py.running.watch.stragglers import Straggler
 
 FIRST = {"run_id": "20260101-120000-abcdef", "program": "train.py", "began": 1.7e9,
          "num_instances": 2}  # fmt: skip

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, Gauge
 
 from poprun_py.errors import UsageError
-from poprun_py.metrics import endpoint
-from poprun_py.metrics.endpoint_recorder import listen
+from poprun_py.running.metrics import endpoint
+from poprun_py.running.metrics.endpoint_recorder import listen
 
 
 @pytest.fixture

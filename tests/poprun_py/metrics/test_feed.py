@@ -8,8 +8,8 @@ import signal
 import pytest
 from support.processes import wait_until
 
-from poprun_py.metrics import feed
-from poprun_py.metrics.feed import Feed
+from poprun_py.running.metrics import feed
+from poprun_py.running.metrics.feed import Feed
 
 COUNTS = """
 import sys

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from poprun_py.metrics.run_values import training_step, values_of
-from poprun_py.metrics.sinks_recorder import SinksRecorder
-from poprun_py.observation.instance_state import ACTIVITIES, InstanceState
-from poprun_py.observation.job_view import JobView
+from poprun_py.running.metrics.run_values import training_step, values_of
+from poprun_py.running.metrics.sinks_recorder import SinksRecorder
+from poprun_py.running.watch.instance_state import ACTIVITIES, InstanceState
+from poprun_py.running.watch.job_view import JobView
 
 
 def instance(index, **changes):

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from poprun_py.observation.instance_state import (
+from poprun_py.running.watch.instance_state import (
     ACTIVITIES,
     InstanceState,
     Look,

@@ -6,9 +6,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from poprun_py.observation.instance_state import ACTIVITIES
-from poprun_py.observation.job_observer import JobObserver, Pace
-from poprun_py.observation.recording import Recorders
+from poprun_py.running.watch.instance_state import ACTIVITIES
+from poprun_py.running.watch.job_observer import JobObserver, Pace
+from poprun_py.running.watch.recording import Recorders
 
 
 class Records:

@@ -8,18 +8,18 @@ from functools import partial
 
 import pytest
 
-from poprun_py.metrics.endpoint_recorder import EndpointRecorder
-from poprun_py.metrics.run_values import values_of
-from poprun_py.observation.instance_state import ACTIVITIES
-from poprun_py.observation.job_observer import JobObserver, Pace
-from poprun_py.observation.job_view import JobView, summary_lines, table_lines
-from poprun_py.observation.recording import Recorders
-from poprun_py.observation.records import StepRecord
-from poprun_py.observation.run_log import RunLog
-from poprun_py.supervision.hang_detection import HangWatch
-from poprun_py.supervision.hang_detection import Look as LifeLook
-from poprun_py.supervision.job import Progress
-from poprun_py.supervision.stacks import group_stacks, odd_instances
+from poprun_py.running.metrics.endpoint_recorder import EndpointRecorder
+from poprun_py.running.metrics.run_values import values_of
+from poprun_py.running.supervise.hang_detection import HangWatch
+from poprun_py.running.supervise.hang_detection import Look as LifeLook
+from poprun_py.running.supervise.job import Progress
+from poprun_py.running.supervise.stacks import group_stacks, odd_instances
+from poprun_py.running.watch.instance_state import ACTIVITIES
+from poprun_py.running.watch.job_observer import JobObserver, Pace
+from poprun_py.running.watch.job_view import JobView, summary_lines, table_lines
+from poprun_py.running.watch.recording import Recorders
+from poprun_py.running.watch.records import StepRecord
+from poprun_py.running.watch.run_log import RunLog
 
 COUNT = 512
 MOST_CALLS = 400 * COUNT  # one for each pair would be more

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from poprun_py.observation.job_view import JobView
-from poprun_py.observation.recording import InstanceSteps, Recorders
-from poprun_py.observation.records import StepRecord
+from poprun_py.running.watch.job_view import JobView
+from poprun_py.running.watch.recording import InstanceSteps, Recorders
+from poprun_py.running.watch.records import StepRecord
 
 NS = 1_000_000_000
 VIEW = JobView(run_id="r", pid=1, program="x", seconds=1.0, instances=())

@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from poprun_py.observation.instance_state import InstanceState
-from poprun_py.observation.job_view import JobView
-from poprun_py.observation.records import StepRecord
-from poprun_py.observation.run_log import RunLog
+from poprun_py.running.watch.instance_state import InstanceState
+from poprun_py.running.watch.job_view import JobView
+from poprun_py.running.watch.records import StepRecord
+from poprun_py.running.watch.run_log import RunLog
 
 VIEW = JobView(
     run_id="r", pid=1, program="x", seconds=1.0, instances=(InstanceState(index=0, loss=0.5),)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from poprun_py.output.interrupt_tracebacks import InterruptTracebacks, shortened
+from poprun_py.running.screen.interrupt_tracebacks import InterruptTracebacks, shortened
 
 HEADER = "Traceback (most recent call last):\n"
 OWN = '  File "/home/me/train.py", line 9, in main\n    for batch in loader:\n'

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.terminals import screen_of
 
-from poprun_py.output import panel as panel_module
-from poprun_py.output.panel import Panel
+from poprun_py.running.screen import panel as panel_module
+from poprun_py.running.screen.panel import Panel
 
 COLUMNS, ROWS = 20, 8
 LINES = ("one", "two")

@@ -12,8 +12,8 @@ import pytest
 from popdist_py.environment import INSTANCE_VARIABLES
 from poprun_py.instance import program_files as sender
 from poprun_py.instance import protocol
-from poprun_py.output.program_files import ProgramFiles, place_of_run, place_of_spans
-from poprun_py.runs.run_files import AttemptFiles
+from poprun_py.past_runs.run_files import AttemptFiles
+from poprun_py.running.screen.program_files import ProgramFiles, place_of_run, place_of_spans
 
 OTHERS = frozenset({1})
 

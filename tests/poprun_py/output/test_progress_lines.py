@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tqdm import tqdm
 
-from poprun_py.output.progress_lines import INTERVAL_SECONDS, ProgressLines
-from poprun_py.output.screen import Screen, make_stream
+from poprun_py.running.screen.progress_lines import INTERVAL_SECONDS, ProgressLines
+from poprun_py.running.screen.screen import Screen, make_stream
 
 
 def lines_of(steps):

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from poprun_py.output import repeated_tracebacks
-from poprun_py.output.repeated_tracebacks import RepeatedTracebacks
-from poprun_py.output.tracebacks import equal_lines, find_traceback, normal_line
+from poprun_py.running.screen import repeated_tracebacks
+from poprun_py.running.screen.repeated_tracebacks import RepeatedTracebacks
+from poprun_py.running.screen.tracebacks import equal_lines, find_traceback, normal_line
 
 HEADER = b"Traceback (most recent call last):\n"
 FRAME = b'  File "a.py", line 3, in f\n    g(x)\n'

@@ -12,8 +12,8 @@ import pytest
 
 from popdist_py.environment import InstanceEnvironment
 from poprun_py.errors import UsageError
-from poprun_py.output.instance_files import InstanceFiles
-from poprun_py.output.run_folder import RunFolder, run_id
+from poprun_py.running.screen.instance_files import InstanceFiles
+from poprun_py.running.screen.run_folder import RunFolder, run_id
 
 
 def names(folder):

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from poprun_py.pages.charts import (
+from poprun_py.past_runs.pages.charts import (
     Bars,
     Line,
     Mark,
@@ -22,7 +22,7 @@ from poprun_py.pages.charts import (
     over_time,
     points,
 )
-from poprun_py.pages.thinning import MOST_POINTS
+from poprun_py.past_runs.pages.thinning import MOST_POINTS
 
 NAN = math.nan
 LINES = [
@@ -68,7 +68,7 @@ def test_plotly_accepts_every_figure():
 def test_charts_do_not_import_plotly(script):
     program = script(
         "import sys\n"
-        "from poprun_py.pages import charts, run_page, page_frame\n"
+        "from poprun_py.past_runs.pages import charts, run_page, page_frame\n"
         "page_frame.packed_plotly()\n"
         "heavy = {'plotly', 'numpy', 'torch', 'rich'}\n"
         "found = {name.partition('.')[0] for name in sys.modules} & heavy\n"

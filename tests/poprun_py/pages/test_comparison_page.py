@@ -9,10 +9,10 @@ import re
 import pytest
 from support.launcher.made_runs import MadeAttempt, made_run
 
-from poprun_py.pages.comparison_page import comparison_page, scaling_page
-from poprun_py.runs.comparison import compare
-from poprun_py.runs.measurement import measure
-from poprun_py.runs.targets import parse_target
+from poprun_py.past_runs.comparison import compare
+from poprun_py.past_runs.measurement import measure
+from poprun_py.past_runs.pages.comparison_page import comparison_page, scaling_page
+from poprun_py.past_runs.targets import parse_target
 from tools.running.browser import CHROMIUM, open_browser
 
 LOSSES = [2 / step for step in range(1, 21)]

@@ -10,9 +10,9 @@ from html.parser import HTMLParser
 
 import pytest
 
-from poprun_py.pages.chart import Chart
-from poprun_py.pages.charts import Line, lines
-from poprun_py.pages.page_frame import (
+from poprun_py.past_runs.pages.chart import Chart
+from poprun_py.past_runs.pages.charts import Line, lines
+from poprun_py.past_runs.pages.page_frame import (
     Alert,
     Badge,
     Beside,
@@ -69,7 +69,7 @@ def every_part(text: str):
 
 
 def test_page_of_every_part(golden, monkeypatch):
-    monkeypatch.setattr("poprun_py.pages.page_frame.packed_plotly", lambda: "PLOTLY")
+    monkeypatch.setattr("poprun_py.past_runs.pages.page_frame.packed_plotly", lambda: "PLOTLY")
     text = page(
         "Title", [Section("One", every_part("words")), Section("None", ())], lead="Lead.",
         badge=Badge("Failed", "bad"), opening=[Sentence("Opening.")], footer="Footer.",

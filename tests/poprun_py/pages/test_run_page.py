@@ -10,14 +10,14 @@ import pytest
 from support.launcher.made_runs import made_run
 from support.launcher.run_folders import BEGAN, a_plan, make_run
 
-from poprun_py.observation.records import StepRecord
-from poprun_py.pages.run_page import run_page
-from poprun_py.pages.training_sections import StepTimes, slow_instances
-from poprun_py.recording.page_file import page_text, write_page
-from poprun_py.runs import recorded_run
-from poprun_py.runs.recorded_run import read_run
-from poprun_py.runs.trace_excerpt import Excerpt, TraceSpan
-from poprun_py.views.run_report import moment
+from poprun_py.launching.page_file import page_text, write_page
+from poprun_py.launching.run_report import moment
+from poprun_py.past_runs import recorded_run
+from poprun_py.past_runs.pages.run_page import run_page
+from poprun_py.past_runs.pages.training_sections import StepTimes, slow_instances
+from poprun_py.past_runs.recorded_run import read_run
+from poprun_py.past_runs.trace_excerpt import Excerpt, TraceSpan
+from poprun_py.running.watch.records import StepRecord
 from tools.running.browser import CHROMIUM, open_browser
 
 FAILURE = {

@@ -7,7 +7,7 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from poprun_py.pages.thinning import thinned
+from poprun_py.past_runs.pages.thinning import thinned
 
 VALUES = st.lists(st.none() | st.floats(allow_nan=True, allow_infinity=True), max_size=400)
 MOST = st.integers(min_value=5, max_value=60)

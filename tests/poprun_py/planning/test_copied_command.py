@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from poprun_py.cli import run
-from poprun_py.config.command_line import parse
-from poprun_py.config.launch_config import LaunchConfig
+from poprun_py.command.cli import run
 from poprun_py.errors import UsageError
+from poprun_py.options.command_line import parse
+from poprun_py.options.launch_config import LaunchConfig
 from poprun_py.planning.copied_command import refuse_copied
 
 PRINTED = Path(__file__).parents[2] / "sdk_programs" / "commands"

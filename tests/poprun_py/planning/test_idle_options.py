@@ -11,21 +11,21 @@ from support.launcher.plans import plan_blindly
 from support.launcher.sysfs_trees import SNAPSHOTS
 from support.repository import ROOT
 
-from poprun_py import launcher
-from poprun_py.cli import run
-from poprun_py.config.environment_options import variables_layer
-from poprun_py.config.files import parse_config
-from poprun_py.config.launch_config import options
-from poprun_py.config.layers import merged, typed_layer
-from poprun_py.config.option_kinds import FLAG, YES_NO
-from poprun_py.hosts.host_list import LOCALHOST, parse_host_list
-from poprun_py.hosts.remote_shell import Shell
-from poprun_py.hosts.survey import Survey
+from poprun_py.command.cli import run
+from poprun_py.launching import launcher
+from poprun_py.machines.host_list import LOCALHOST, parse_host_list
+from poprun_py.machines.host_survey import Survey
+from poprun_py.machines.remote_shell import Shell
+from poprun_py.options.environment_options import variables_layer
+from poprun_py.options.launch_config import options
+from poprun_py.options.layers import merged, typed_layer
+from poprun_py.options.option_files import parse_config
+from poprun_py.options.option_kinds import FLAG, YES_NO
 from poprun_py.planning.idle_options import idle_option_warnings
 from poprun_py.planning.mpi_commands import MPICH, OPEN_MPI_5, Mpi
+from poprun_py.planning.partition_use import refusal
 from poprun_py.planning.plan_warnings import plan_warnings
-from poprun_py.pods.partition_use import refusal
-from poprun_py.supervision.job import LaunchResult
+from poprun_py.running.supervise.job import LaunchResult
 
 _REACHED = Survey(shell=Shell(words=("ssh",)), addresses={}, machines={}, hostnames={})
 _IDLE = ROOT / "poprun_py" / "planning" / "idle_options.py"

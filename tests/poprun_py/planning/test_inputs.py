@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from poprun_py.cli import run
-from poprun_py.config.launch_config import LaunchConfig
+from poprun_py.command.cli import run
 from poprun_py.errors import StartError, UsageError
-from poprun_py.hosts import survey
-from poprun_py.hosts.host_list import Host
+from poprun_py.machines import host_survey as survey
+from poprun_py.machines.host_list import Host
+from poprun_py.options.launch_config import LaunchConfig
 from poprun_py.planning.inputs import Purpose, gather_inputs
 from poprun_py.planning.mpi_arguments import split_mpi_arguments
 

@@ -14,18 +14,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.launcher.plans import plan_blindly
 
-from poprun_py import launcher
-from poprun_py.config.files import dump_config, parse_config
-from poprun_py.config.launch_config import LaunchConfig
 from poprun_py.errors import UsageError
-from poprun_py.hosts import survey
-from poprun_py.hosts.host_list import LOCALHOST, parse_host_file, parse_host_list
-from poprun_py.hosts.remote_shell import Shell
-from poprun_py.hosts.survey import Survey
+from poprun_py.launching import launcher
+from poprun_py.machines import host_survey as survey
+from poprun_py.machines.host_list import LOCALHOST, parse_host_file, parse_host_list
+from poprun_py.machines.host_survey import Survey
+from poprun_py.machines.remote_shell import Shell
+from poprun_py.options.launch_config import LaunchConfig
+from poprun_py.options.option_files import dump_config, parse_config
 from poprun_py.planning.mpi_commands import MPICH, OPEN_MPI_4, OPEN_MPI_5, Mpi
 from poprun_py.planning.plan_file import plan_from_json, plan_to_json, portable
 from poprun_py.planning.plan_warnings import plan_warnings
-from poprun_py.supervision.job import InstanceResult, LaunchResult
+from poprun_py.running.supervise.job import InstanceResult, LaunchResult
 
 REACHED = Survey(
     shell=Shell(words=("ssh",)), network="10.1.0.0/16", addresses={}, machines={}, hostnames={}

@@ -12,16 +12,16 @@ from support.launcher.plans import plan_blindly
 
 from popdist_py.environment import INSTANCE_VARIABLES, InstanceEnvironment
 from poprun_py import LaunchConfig, UsageError
-from poprun_py.attempts import job_of
-from poprun_py.hosts.host_list import LOCALHOST, parse_host_list
-from poprun_py.hosts.remote_shell import Shell
-from poprun_py.hosts.survey import Survey
+from poprun_py.launching.attempts import job_of
+from poprun_py.launching.run_recording import AttemptRecording
+from poprun_py.machines.host_list import LOCALHOST, parse_host_list
+from poprun_py.machines.host_survey import Survey
+from poprun_py.machines.remote_shell import Shell
 from poprun_py.planning.cpu_placement import Placement
 from poprun_py.planning.launch_plan import threads_by_user
 from poprun_py.planning.mpi_commands import MPICH, OPEN_MPI_5, Mpi
 from poprun_py.planning.plan_file import plan_from_json, plan_to_json
 from poprun_py.planning.variables import mpi_environment, placement_variables, user_variables
-from poprun_py.recording.run_recording import AttemptRecording
 
 
 def test_a_file_of_variables_reads_as_in_a_shell():

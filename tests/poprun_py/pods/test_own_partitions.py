@@ -12,7 +12,7 @@ from support.launcher.partition_states import FITTING, HOLDER, pod_in_state
 
 from popdist_py.pods.rules import check_name
 from popdist_py.pods.values import Attachment
-from poprun_py.pods.own_partitions import is_left_behind, is_own, kept_name, own_name
+from poprun_py.planning.own_partitions import is_left_behind, is_own, kept_name, own_name
 
 HOST = "a.host_of ours"
 

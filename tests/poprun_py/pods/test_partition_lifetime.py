@@ -12,15 +12,15 @@ from support.launcher.partition_states import FITTING, HOLDER, pod_in_state
 
 from popdist_py.pods.database import FolderStore
 from popdist_py.pods.errors import NotEnoughIpusError, UnreachableError
-from poprun_py.config.launch_config import LaunchConfig
 from poprun_py.console import Callbacks
 from poprun_py.errors import StartError
-from poprun_py.launcher import plan
+from poprun_py.launching.launcher import plan
+from poprun_py.launching.partition_lifetime import partition_for_job
+from poprun_py.options.launch_config import LaunchConfig
+from poprun_py.planning.held_partition import HeldPartition
+from poprun_py.planning.own_partitions import own_name
+from poprun_py.planning.partition_use import refusal
 from poprun_py.planning.plan_warnings import plan_warnings
-from poprun_py.pods.held_partition import HeldPartition
-from poprun_py.pods.own_partitions import own_name
-from poprun_py.pods.partition_lifetime import partition_for_job
-from poprun_py.pods.partition_use import refusal
 
 JOB = {"num_instances": 2, "num_replicas": 4, "vipu_partition": "p"}
 

@@ -14,10 +14,10 @@ from support.launcher.partition_states import HOLDER, STATES, pod_in_state
 from popdist_py.environment import InstanceEnvironment
 from popdist_py.pods.rules import check_request
 from popdist_py.pods.values import LINK_DOMAIN_IPUS, Attachment, SyncType
-from poprun_py.config.launch_config import LaunchConfig
-from poprun_py.pods.asking import look
-from poprun_py.pods.own_partitions import is_own, kept_name, own_name
-from poprun_py.pods.partition_use import Action, decide, wanted_request
+from poprun_py.launching.partition_survey import look
+from poprun_py.options.launch_config import LaunchConfig
+from poprun_py.planning.own_partitions import is_own, kept_name, own_name
+from poprun_py.planning.partition_use import Action, decide, wanted_request
 
 OWN = own_name("host")
 JOB = {"num_instances": 2, "num_replicas": 4}

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 from support.launcher.partition_states import HOLDER, pod_in_state
 
-from poprun_py import launcher
-from poprun_py.config.launch_config import LaunchConfig
 from poprun_py.console import Callbacks
 from poprun_py.errors import StartError
+from poprun_py.launching import launcher
+from poprun_py.launching.partition_lifetime import partition_for_job
+from poprun_py.options.launch_config import LaunchConfig
 from poprun_py.planning.plan_warnings import plan_warnings
-from poprun_py.pods.partition_lifetime import partition_for_job
 
 JOB = {"num_instances": 2, "num_replicas": 4, "vipu_partition": "p"}
 

@@ -6,11 +6,11 @@ from importlib.machinery import ModuleSpec
 
 import pytest
 
-from poprun_py import launcher, plan
-from poprun_py.config.launch_config import LaunchConfig
+from poprun_py import plan
 from poprun_py.console import Callbacks
 from poprun_py.errors import UsageError
-from poprun_py.recording import job_metrics
+from poprun_py.launching import job_metrics, launcher
+from poprun_py.options.launch_config import LaunchConfig
 
 
 @pytest.mark.parametrize("spec", [None, ModuleSpec("wandb", None)])

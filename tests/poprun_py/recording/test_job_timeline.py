@@ -9,13 +9,13 @@ import pytest
 from support.launcher.plans import plan_blindly
 from support.trace_tables import query
 
-from poprun_py import attempts
-from poprun_py.config.launch_config import LaunchConfig
 from poprun_py.errors import StartError
-from poprun_py.hosts.host_list import LOCALHOST
+from poprun_py.launching import attempts
+from poprun_py.launching.run_recording import RunRecording
+from poprun_py.machines.host_list import LOCALHOST
+from poprun_py.options.launch_config import LaunchConfig
 from poprun_py.planning.mpi_commands import OPEN_MPI_5, Mpi
-from poprun_py.recording.run_recording import RunRecording
-from poprun_py.supervision.job import LaunchResult
+from poprun_py.running.supervise.job import LaunchResult
 
 
 class Console:

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from poprun_py.runs.comparison import SAMPLES, SECONDS, STEPS, Spread, compare
-from poprun_py.runs.fairness import remarks_on, who_was_slow
-from poprun_py.runs.measurement import Measured, Slowest
-from poprun_py.runs.targets import Target
-from poprun_py.views.comparison_table import comparison_lines
+from poprun_py.past_runs.comparison import SAMPLES, SECONDS, STEPS, Spread, compare
+from poprun_py.past_runs.comparison_table import comparison_lines
+from poprun_py.past_runs.fairness import remarks_on, who_was_slow
+from poprun_py.past_runs.measurement import Measured, Slowest
+from poprun_py.past_runs.targets import Target
 
 COUNTS = st.integers(1, 64)
 SPEEDS = st.floats(0.1, 1e6)

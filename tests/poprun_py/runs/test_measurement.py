@@ -7,13 +7,13 @@ import json
 import pytest
 from support.launcher.made_runs import MadeAttempt, made_run
 
-from poprun_py.observation.instance_state import InstanceState
-from poprun_py.observation.job_view import JobView
+from poprun_py.past_runs.fairness import remarks_on
+from poprun_py.past_runs.measurement import Slowest, measure
+from poprun_py.past_runs.recorded_run import moment_of, read_run
+from poprun_py.past_runs.targets import Target
 from poprun_py.planning.user_program import function_program
-from poprun_py.runs.fairness import remarks_on
-from poprun_py.runs.measurement import Slowest, measure
-from poprun_py.runs.recorded_run import moment_of, read_run
-from poprun_py.runs.targets import Target
+from poprun_py.running.watch.instance_state import InstanceState
+from poprun_py.running.watch.job_view import JobView
 
 
 def test_the_steady_state_leaves_out_the_first_steps(tmp_path):

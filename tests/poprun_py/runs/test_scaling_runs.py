@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from poprun_py.errors import UsageError
-from poprun_py.runs.scaling import interleaved, parse_counts
+from poprun_py.past_runs.scaling import interleaved, parse_counts
 
 
 @pytest.mark.parametrize(

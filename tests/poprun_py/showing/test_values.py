@@ -17,11 +17,11 @@ from poprun_py import (
     TimeLimitError,
     plan,
 )
-from poprun_py.observation.instance_state import InstanceState
-from poprun_py.observation.job_view import JobView
-from poprun_py.observation.stragglers import Straggler
 from poprun_py.planning.mpi_commands import OPEN_MPI_5, Mpi
-from poprun_py.supervision.job import RESUME_EXIT_CODE, Progress
+from poprun_py.running.supervise.job import RESUME_EXIT_CODE, Progress
+from poprun_py.running.watch.instance_state import InstanceState
+from poprun_py.running.watch.job_view import JobView
+from poprun_py.running.watch.stragglers import Straggler
 from tools.running.browser import CHROMIUM, open_browser
 
 MPI = Mpi(path="/mpi/bin/mpirun", kind=OPEN_MPI_5)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 
-from poprun_py.supervision.caught_signals import HANGUP_ONCE, INTERRUPT_ONCE, CaughtSignals
+from poprun_py.running.supervise.caught_signals import HANGUP_ONCE, INTERRUPT_ONCE, CaughtSignals
 
 
 def test_the_end_of_the_starting_process_is_told_from_sighup():

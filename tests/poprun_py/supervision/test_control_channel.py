@@ -21,9 +21,9 @@ from support.repository import ROOT
 from popdist_py.peers import greeting
 from popdist_py.peers.calls import Calls
 from poprun_py.instance import launcher_link, protocol
-from poprun_py.supervision import control_channel
-from poprun_py.supervision.control_channel import ControlChannel, Hello, hello_of
-from poprun_py.supervision.private_folder import SOCKET_NAME
+from poprun_py.running.supervise import control_channel
+from poprun_py.running.supervise.control_channel import ControlChannel, Hello, hello_of
+from poprun_py.running.supervise.private_folder import SOCKET_NAME
 
 MAIN = ROOT / "poprun_py" / "instance" / "main.py"
 DEEP = b"[" * 100_000

@@ -15,10 +15,10 @@ from pathlib import Path
 import pytest
 from support.repository import ROOT
 
-from poprun_py.cli import run
+from poprun_py.command.cli import run
 from poprun_py.errors import StartError
-from poprun_py.supervision.job import Job
-from poprun_py.supervision.supervisor import supervise
+from poprun_py.running.supervise.job import Job
+from poprun_py.running.supervise.supervisor import supervise
 
 PR_SET_CHILD_SUBREAPER, PR_GET_CHILD_SUBREAPER = 36, 37
 # Wrappers that connect, say nothing and are not let go.
@@ -33,8 +33,8 @@ time.sleep(1000)
 LIMITED = """
 import json, os, resource, selectors, sys
 from poprun_py.errors import StartError
-from poprun_py.supervision.job import Job
-from poprun_py.supervision.supervisor import supervise
+from poprun_py.running.supervise.job import Job
+from poprun_py.running.supervise.supervisor import supervise
 
 NOFILE = resource.RLIMIT_NOFILE
 select, turns = selectors.DefaultSelector.select, []
@@ -157,7 +157,7 @@ def test_trouble_of_the_system_is_not_taken_for_standard_output(capsys, monkeypa
     def launch(*_, **__):
         raise OSError(99, "Cannot assign requested address")
 
-    monkeypatch.setattr("poprun_py.launcher.run", launch)
+    monkeypatch.setattr("poprun_py.launching.launcher.run", launch)
     assert run(["true"]) == 3
     line = capsys.readouterr().err
     assert "Cannot assign requested address" in line

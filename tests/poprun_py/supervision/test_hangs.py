@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from popdist_py.environment import COMPILING, INFERENCE, TRAINING
-from poprun_py.supervision.hang_detection import HangWatch, Look
-from poprun_py.supervision.job import Progress
+from poprun_py.running.supervise.hang_detection import HangWatch, Look
+from poprun_py.running.supervise.job import Progress
 
 
 def test_hang_with_a_fixed_limit():

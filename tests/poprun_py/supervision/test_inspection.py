@@ -14,7 +14,7 @@ from support.launcher.run_folders import view_of
 
 from poprun_py.errors import StartError
 from poprun_py.instance import protocol
-from poprun_py.supervision import inspection
+from poprun_py.running.supervise import inspection
 
 NOBODY = 65534
 STATUS = view_of(2, 5.0).to_json()

@@ -9,9 +9,9 @@ import termios
 import pytest
 from support.terminals import screen_of
 
-from poprun_py.supervision.control_channel import Peer
-from poprun_py.supervision.instance_output import InstanceOutput
-from poprun_py.supervision.job import Job
+from poprun_py.running.supervise.control_channel import Peer
+from poprun_py.running.supervise.instance_output import InstanceOutput
+from poprun_py.running.supervise.job import Job
 
 TRACEBACK = b"Traceback (most recent call last):\n  File x\nValueError: rank %d\n"
 

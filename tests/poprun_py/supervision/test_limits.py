@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from poprun_py.supervision.job import Cause
-from poprun_py.supervision.time_limits import Limits
+from poprun_py.running.supervise.job import Cause
+from poprun_py.running.supervise.time_limits import Limits
 
 NEVER = float("inf")
 

@@ -10,7 +10,7 @@ import time
 import pytest
 from support.processes import wait_until
 
-from poprun_py.supervision.mpirun_process import Mpirun
+from poprun_py.running.supervise.mpirun_process import Mpirun
 
 
 @pytest.fixture

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from poprun_py import launcher
 from poprun_py.errors import StartError
-from poprun_py.output.screen import make_stream
-from poprun_py.supervision.control_channel import Peer
-from poprun_py.supervision.job import Cause, Job, Stop
-from poprun_py.supervision.outcome import Ending, judge, left_sentence
-from poprun_py.views.report import report_text
+from poprun_py.launching import launcher
+from poprun_py.running.screen.screen import make_stream
+from poprun_py.running.supervise.control_channel import Peer
+from poprun_py.running.supervise.job import Cause, Job, Stop
+from poprun_py.running.supervise.outcome import Ending, judge, left_sentence
+from poprun_py.running.supervise.result_text import report_text
 
 
 def peer(index, code, at, offset=0, stopped=False):

@@ -7,8 +7,8 @@ import threading
 
 import pytest
 
-from poprun_py.supervision.job import InstanceResult, LaunchResult
-from poprun_py.supervision.restart import (
+from poprun_py.running.supervise.job import InstanceResult, LaunchResult
+from poprun_py.running.supervise.restart import (
     backoff_seconds,
     lost_hosts,
     pause,

@@ -10,7 +10,7 @@ import pytest
 from support.processes import wait_until
 
 from poprun_py.instance import protocol
-from poprun_py.supervision.control_channel import ControlChannel
+from poprun_py.running.supervise.control_channel import ControlChannel
 
 PART = 1 << 19
 

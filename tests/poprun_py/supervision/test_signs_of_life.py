@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from poprun_py.supervision.hang_detection import HangWatch, LifeWatch, Look
-from poprun_py.supervision.job import Progress
+from poprun_py.running.supervise.hang_detection import HangWatch, LifeWatch, Look
+from poprun_py.running.supervise.job import Progress
 
 LIMIT = 10.0
 INTERVAL = 1.0

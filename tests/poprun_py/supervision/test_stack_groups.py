@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from poprun_py.supervision.job import StackGroup
-from poprun_py.supervision.stacks import (
+from poprun_py.running.supervise.job import StackGroup
+from poprun_py.running.supervise.stacks import (
     _waits,
     group_stacks,
     is_ending,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from poprun_py.supervision.stacks import StackRequests
+from poprun_py.running.supervise.stacks import StackRequests
 
 NEVER = float("inf")
 

@@ -14,9 +14,9 @@ from support.processes import wait_until
 from support.repository import ROOT
 
 from popdist_py import environment, heartbeat
-from poprun_py.cli import run
+from poprun_py.command.cli import run
 from poprun_py.instance import protocol, vitals
-from poprun_py.supervision.inspection import _temporary_folders
+from poprun_py.running.supervise.inspection import _temporary_folders
 
 TWO = ("--num-instances", "2", "--num-replicas", "2")
 HOOK = ROOT / "poprun_py" / "instance" / "python_hook"

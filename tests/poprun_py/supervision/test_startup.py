@@ -10,7 +10,7 @@ import pytest
 from support.processes import wait_until
 
 from poprun_py.errors import StartError
-from poprun_py.supervision.startup import Finding, Question, Startup
+from poprun_py.running.supervise.startup import Finding, Question, Startup
 
 NEVER = float("inf")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from poprun_py.supervision.stop_agreement import Move, StopAgreement
+from poprun_py.running.supervise.stop_agreement import Move, StopAgreement
 
 
 class Instance:

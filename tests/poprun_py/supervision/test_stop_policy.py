@@ -10,9 +10,9 @@ from types import SimpleNamespace
 import pytest
 
 from poprun_py.instance import protocol
-from poprun_py.supervision import stop_policy
-from poprun_py.supervision.job import Cause, Job, StackGroup
-from poprun_py.supervision.stop_policy import StopPolicy
+from poprun_py.running.supervise import stop_policy
+from poprun_py.running.supervise.job import Cause, Job, StackGroup
+from poprun_py.running.supervise.stop_policy import StopPolicy
 
 
 class Channel:

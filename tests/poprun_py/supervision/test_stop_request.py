@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from signal import SIGTERM, SIGUSR1
 
-from poprun_py.supervision.stop_agreement import Move, StopRequest
+from poprun_py.running.supervise.stop_agreement import Move, StopRequest
 
 NEVER = float("inf")
 

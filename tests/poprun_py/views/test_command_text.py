@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from poprun_py import LaunchConfig
-from poprun_py.config.command_line import parse
-from poprun_py.config.origins import from_python
-from poprun_py.views.command_text import folded, launch_command
+from poprun_py.options.command_line import parse
+from poprun_py.options.origins import from_python
+from poprun_py.planning.views.command_text import folded, launch_command
 
 COMMAND = shlex.split(
     "/mpi/bin/mpirun --bind-to none --allow-run-as-root --prtemca plm_slurm_args --overlap "

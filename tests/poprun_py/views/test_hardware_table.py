@@ -4,9 +4,9 @@ import pytest
 from support.launcher.sysfs_trees import TREES, snapshot
 from support.terminals import colours_of, plain_lines
 
-from poprun_py.hardware.sysfs import format_cpu_list
-from poprun_py.views.drawing import Look
-from poprun_py.views.hardware_table import hardware_table
+from poprun_py.machines.sysfs import format_cpu_list
+from poprun_py.planning.views.drawing import Look
+from poprun_py.planning.views.hardware_table import hardware_table
 
 
 @pytest.mark.parametrize(("look", "bar"), [(Look(), "│"), (Look(box_lines=False), "|")])

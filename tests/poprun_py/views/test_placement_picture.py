@@ -3,7 +3,7 @@
 from support.launcher.sysfs_trees import snapshot
 
 from poprun_py.planning.cpu_placement import PlacementPolicy, place
-from poprun_py.views.placement_picture import placement_line, placement_picture
+from poprun_py.planning.views.placement_picture import placement_line, placement_picture
 
 
 def test_a_line_names_cpus_memory_and_threads():

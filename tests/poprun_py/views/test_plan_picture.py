@@ -16,11 +16,11 @@ from support.launcher.svg_boxes import SVG, boxes
 from support.launcher.sysfs_trees import SNAPSHOTS, snapshot
 
 from poprun_py import LaunchConfig, plan
-from poprun_py.hosts.host_list import Host
+from poprun_py.machines.host_list import Host
 from poprun_py.planning.cpu_placement import MODES, PlacementPolicy, place_anyway
 from poprun_py.planning.mpi_commands import OPEN_MPI_5, Mpi
 from poprun_py.planning.plan_warnings import plan_warnings
-from poprun_py.views.plan_picture import host_pictures, plan_picture
+from poprun_py.planning.views.plan_picture import host_pictures, plan_picture
 
 MPI = Mpi(path="/mpi/bin/mpirun", kind=OPEN_MPI_5)
 

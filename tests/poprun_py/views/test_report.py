@@ -8,10 +8,11 @@ import pytest
 from support.launcher.plans import plan_blindly
 
 from popdist_py.environment import COMPILING, INFERENCE, TRAINING
-from poprun_py.config.launch_config import LaunchConfig
-from poprun_py.hosts.host_list import parse_host_list
+from poprun_py.launching.run_report import begun_attempt, ended_attempt, moment, refused_attempt
+from poprun_py.machines.host_list import parse_host_list
+from poprun_py.options.launch_config import LaunchConfig
 from poprun_py.planning.mpi_commands import OPEN_MPI_5, Mpi
-from poprun_py.supervision.job import (
+from poprun_py.running.supervise.job import (
     RESUME_EXIT_CODE,
     Cause,
     Collective,
@@ -21,8 +22,12 @@ from poprun_py.supervision.job import (
     StackGroup,
     describe,
 )
-from poprun_py.views.report import diagnosis, report_text, stderr_excerpt, traceback_of
-from poprun_py.views.run_report import begun_attempt, ended_attempt, moment, refused_attempt
+from poprun_py.running.supervise.result_text import (
+    diagnosis,
+    report_text,
+    stderr_excerpt,
+    traceback_of,
+)
 
 TRACEBACK = """Traceback (most recent call last):
   File "a.py", line 1, in <module>

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.launcher.svg_boxes import boxes
 
-from poprun_py.views.svg import (
+from poprun_py.planning.views.svg import (
     STYLE,
     Block,
     beside,

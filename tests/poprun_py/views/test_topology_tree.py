@@ -12,9 +12,9 @@ from support.terminals import colours_of, plain_lines
 from poprun_py import LaunchConfig, plan
 from poprun_py.planning.mpi_commands import OPEN_MPI_5, Mpi
 from poprun_py.planning.plan_warnings import plan_warnings
-from poprun_py.views.drawing import Look, wrapped
-from poprun_py.views.topology_text import core_pictures
-from poprun_py.views.topology_tree import topology_tree
+from poprun_py.planning.views.drawing import Look, wrapped
+from poprun_py.planning.views.topology_text import core_pictures
+from poprun_py.planning.views.topology_tree import topology_tree
 
 MPI = Mpi(path="/mpi/bin/mpirun", kind=OPEN_MPI_5)
 

@@ -31,7 +31,7 @@ def test_launcher_imports_nothing_heavy():
 
 def test_planning_and_running_import_nothing_heavy():
     code = (
-        "from poprun_py.cli import run\n"
+        "from poprun_py.command.cli import run\n"
         "words = '--num-instances 2 --num-replicas 2 --print-topology tree true'.split()\n"
         "assert run(words) == 0"
     )

@@ -23,16 +23,16 @@ KNOWN = {
     # A file that this user or root alone can have written, and that is undamaged.
     "popdist_py/poptorch/compilation/executable_cache.py": ["torch.load(file, weights_only=False)"],
     "popdist_py/poptorch/model/saved_model.py": ["torch.load(source, weights_only=False)"],
-    "poprun_py/functions/packed_file.py": ["pickle.loads(self._stream"],
+    "poprun_py/python_api/functions/packed_file.py": ["pickle.loads(self._stream"],
     # Tensors and plain values alone.
     "popdist_py/poptorch/checkpoint.py": ["torch.load(io.BytesIO(data), weights_only=True)"],
     # A pipe or a pair of sockets between a process and its child, without a name.
     "popdist_py/poptorch/data/loader_messages.py": ["pickle.loads(self._connection.recv_bytes())"],
     "popdist_py/poptorch/data/memory_pickle.py": ["pickle.loads(pickled, buffers=buffers)"],
     "popdist_py/poptorch/data/shared_slots.py": ["pickle.loads(description.original)"],
-    "poprun_py/jobs/channel.py": ["pickle.loads(data)"],
+    "poprun_py/python_api/channel.py": ["pickle.loads(data)"],
     # What this very function has pickled.
-    "poprun_py/functions/failures.py": ["pickle.loads(stream.getvalue()"],
+    "poprun_py/python_api/functions/failures.py": ["pickle.loads(stream.getvalue()"],
 }
 # The functions that read files: what they call, in this order, before bytes become objects.
 GUARDS = {
@@ -43,12 +43,17 @@ GUARDS = {
         "load",
     ),
     "popdist_py/poptorch/model/saved_model.py": ("_content", "open_own", "is_sealed", "_unpickled"),
-    "poprun_py/functions/packed_file.py": ("open_packed", "check_own", "_index", "PackedFile"),
+    "poprun_py/python_api/functions/packed_file.py": (
+        "open_packed",
+        "check_own",
+        "_index",
+        "PackedFile",
+    ),
 }
 # Who accepts connections. Those of other hosts or users go through the gate.
 LISTENERS = {
     "popdist_py/peers/gate.py": "the gate",
-    "poprun_py/supervision/control_channel.py": "a Unix socket in a folder of mode 0700",
+    "poprun_py/running/supervise/control_channel.py": "a Unix socket in a folder of mode 0700",
 }
 
 

@@ -9,9 +9,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from poprun_py.observation.records import StepRecord
-from poprun_py.runs.recorded_run import RecordedRun, read_run
-from poprun_py.runs.run_files import RunFiles
+from poprun_py.past_runs.recorded_run import RecordedRun, read_run
+from poprun_py.past_runs.run_files import RunFiles
+from poprun_py.running.watch.records import StepRecord
 
 BEGAN = 1_800_000_000.0
 

@@ -12,8 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from poprun_py.hardware.reader import Machine
-from poprun_py.hardware.sysfs import format_cpu_list
+from poprun_py.machines.hardware_reader import Machine
+from poprun_py.machines.sysfs import format_cpu_list
 
 GIB = 1 << 30
 # What is read from each tree, as JSON.

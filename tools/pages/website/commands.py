@@ -11,11 +11,11 @@ from dataclasses import dataclass
 
 import click
 
-from poprun_py.commands.compare import COMPARE
-from poprun_py.commands.report import REPORT
-from poprun_py.commands.scale import SCALE
-from poprun_py.devices.commands import GC_INFO, GC_MONITOR
-from poprun_py.pod_command.commands import COMMAND as POD
+from poprun_py.command.compare import COMPARE
+from poprun_py.command.report import REPORT
+from poprun_py.command.scale import SCALE
+from poprun_py.pods.command.commands import COMMAND as POD
+from poprun_py.pods.devices.commands import GC_INFO, GC_MONITOR
 
 __all__ = ["FILES", "LAUNCHER", "Described", "Paragraph", "described", "shared_options"]
 

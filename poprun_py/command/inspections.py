@@ -1,0 +1,247 @@
+"""What the options of inspection and export print or write, in place of a launch or before it.
+
+Nothing here starts a job, or decides whether one starts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from poprun_py.command_name import command_name
+from poprun_py.errors import StartError, UsageError
+from poprun_py.options.launch_config import LaunchConfig
+from poprun_py.terminal import can_print, flush_stdout, print_error, print_out, wants_colour
+
+if TYPE_CHECKING:
+    from poprun_py.machines.lease_values import Holding, Waiter
+    from poprun_py.planning.launch_plan import LaunchPlan
+    from poprun_py.planning.views.drawing import Look
+
+__all__ = [
+    "export_config",
+    "is_inspected",
+    "print_check",
+    "print_hardware",
+    "print_leases",
+    "print_stacks",
+    "print_status",
+    "show_plan",
+]
+
+
+def print_stacks(pid: int) -> None:
+    """Print what the instances of a running job do."""
+    from poprun_py.running.supervise.inspection import ask
+
+    if stacks := ask(pid):
+        print_out(stacks.removesuffix("\n"))
+
+
+def print_status(config: LaunchConfig) -> int:
+    """Print how the instances of a running job are doing."""
+    from poprun_py.running.supervise.inspection import NEWEST, ask_status
+    from poprun_py.running.watch.job_view import JobView, table_lines
+
+    job = config.status
+    assert job is not None
+    if job == NEWEST and len(config.program) == 1:
+        job = config.program[0]  # without the equals sign
+    status, others = ask_status(job)
+    if config.status_format == "json":
+        print_out(json.dumps(status, indent=2))
+        return 0
+    # A pipe gets whole lines, a terminal what fits.
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 200
+    lines = table_lines(JobView.from_json(status), width=width, colour=wants_colour())
+    text = "\n".join(lines)
+    print_out(text if can_print(text) else text.replace("─", "-"))
+    if others:
+        pids = ", ".join(map(str, others))
+        print_error(f"{command_name()}: other jobs run too: --status={pids}")
+    return 0
+
+
+def print_leases(config: LaunchConfig) -> None:
+    """Print which jobs hold which CPUs of this machine, and which wait.
+
+    Raises:
+        StartError: the leases cannot be read.
+    """
+    from poprun_py.launching.leasing import leases_place
+    from poprun_py.machines.lease_book import opened
+    from poprun_py.machines.lease_texts import document, table
+    from poprun_py.machines.locked_files import LockedFolder, problem_text
+
+    place = leases_place()
+    holdings: tuple[Holding, ...] = ()
+    waiters: tuple[Waiter, ...] = ()
+    if place is not None and place.exists():
+        try:
+            folder = LockedFolder(place)
+            with contextlib.closing(folder), opened(folder) as book:
+                holdings, waiters = (*book.outer, *book.holdings), book.waiters
+        except OSError as error:
+            raise StartError(
+                f"{config.named('print_leases')}: {problem_text(error, place)}"
+            ) from None
+    if config.print_leases == "json":
+        print_out(json.dumps(document(holdings, waiters), indent=2))
+    else:
+        print_out(table(holdings, waiters))
+
+
+def print_check(config: LaunchConfig) -> int:
+    """Print the table of --check; a red cell is a launch that could not start."""
+    from poprun_py.machines.host_survey import check_hosts
+    from poprun_py.planning.copied_command import refuse_copied
+    from poprun_py.planning.inputs import Purpose, gather_inputs
+    from poprun_py.planning.user_program import resolve_program
+    from poprun_py.planning.views.check_table import check_table
+
+    refuse_copied(config)
+    config = replace(config, program=resolve_program(config.program))
+    inputs = gather_inputs(config, os.environ, Purpose.CHECK)
+    checked = check_hosts(
+        config, inputs.hosts, mpirun=inputs.installed_mpi.path, environ=inputs.environ
+    )
+    print_out(check_table(checked, colour=wants_colour()))
+    return 0 if checked.is_well else StartError.exit_code
+
+
+def print_hardware(config: LaunchConfig) -> None:
+    """Print what the machines have."""
+    from poprun_py.planning.inputs import Purpose, gather_inputs
+    from poprun_py.planning.views.hardware_table import hardware_table
+
+    look = _look()
+    inputs = gather_inputs(config, os.environ, Purpose.HARDWARE)
+    hosts = inputs.hosts
+    machines = [(h, m) for h, m in zip(hosts, inputs.machines, strict=True) if m is not None]
+    if config.print_hardware == "json":
+        document = (
+            machines[0][1].to_json()
+            if len(hosts) == 1 and machines
+            else {"hosts": {host.name: machine.to_json() for host, machine in machines}}
+        )
+        print_out(json.dumps(document, indent=2))
+        return
+    for host, machine in machines:
+        if len(hosts) > 1:
+            print_out(look.paint(f"{host.name}:", "host"))
+        print_out(hardware_table(machine, look))
+
+
+def is_inspected(config: LaunchConfig) -> bool:
+    """Tell whether a plan is shown or exported."""
+    return config.export_plan is not None or _topology_form(config) != "no"
+
+
+def _topology_form(config: LaunchConfig) -> str:
+    form = config.print_topology
+    return "yes" if form == "no" and (config.dry_run or config.verbosity >= 2) else form
+
+
+def show_plan(config: LaunchConfig, planned: LaunchPlan) -> None:
+    """Print or write of a plan what the options of inspection ask for."""
+    if config.export_plan == "-":
+        # Standard output is then a file of JSON: nothing else goes there.
+        _export_plan("-", "", planned)
+        return
+    form = _topology_form(config)
+    if form != "no":
+        print_out(_topology(form, planned))
+    if config.export_plan is not None:
+        _export_plan(config.export_plan, config.named("export_plan"), planned)
+    if config.dry_run and not config.prints_file:
+        from poprun_py.planning.views.command_text import folded
+
+        print_out(folded(planned.command))
+    flush_stdout()
+
+
+def _topology(form: str, planned: LaunchPlan) -> str:
+    """Return the topology in one of its forms."""
+    from poprun_py.planning.views import topology_text
+
+    if form == "tree":
+        from poprun_py.planning.views.topology_tree import topology_tree
+
+        return topology_tree(planned, _look())
+    if form == "svg":
+        from poprun_py.planning.views.plan_picture import plan_picture
+
+        return plan_picture(planned)
+    if form == "html":
+        from poprun_py.planning.views.plan_page import plan_page
+
+        return plan_page(planned)
+    if form == "cores":
+        return topology_text.core_pictures(planned, _look())
+    if form == "json":
+        return topology_text.topology_json(planned)
+    width = _look().width
+    is_large = planned.topology.num_replicas > topology_text.UNASKED_REPLICAS
+    if width is None and is_large and planned.config.print_topology == "no":
+        width = topology_text.UNASKED_WIDTH
+    return topology_text.topology_table(planned.topology, max_width=width)
+
+
+def _look() -> Look:
+    """Return how pictures are drawn on standard output."""
+    from poprun_py.planning.views.drawing import BOX_CHARACTERS, Look
+
+    return Look(
+        colour=wants_colour(),
+        box_lines=can_print(BOX_CHARACTERS),
+        width=shutil.get_terminal_size().columns if sys.stdout.isatty() else None,
+    )
+
+
+def _export_plan(path: str, option: str, planned: LaunchPlan) -> None:
+    from poprun_py.planning.plan_file import plan_to_json, portable
+
+    text = json.dumps(plan_to_json(portable(planned)), indent=2)
+    if path == "-":
+        print_out(text)
+    else:
+        _write_private(Path(path), text + "\n", option)
+
+
+def export_config(config: LaunchConfig) -> None:
+    """Write the options into a file.
+
+    Raises:
+        UsageError: it is there already, or cannot be written.
+    """
+    from poprun_py.options.option_files import dump_config
+
+    assert config.export_config is not None
+    path = Path(config.export_config)
+    text = dump_config(config, config.export_config)
+    option = config.named("export_config")
+    if path.exists() and not config.overwrite_config:
+        raise UsageError(
+            f"{option} {path}: the file exists; name another or add --overwrite-config yes"
+        )
+    _write_private(path, text, option)
+
+
+def _write_private(path: Path, text: str, option: str) -> None:
+    """Write a file that only its owner can read.
+
+    Raises:
+        UsageError: it cannot be written.
+    """
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            file.write(text)
+    except OSError as error:
+        raise UsageError(f"{option} {path}: {error.strerror}") from None

@@ -1,0 +1,138 @@
+"""Launches jobs one after another on a quiet screen, and measures each by what its folder keeps.
+
+For ``poprun-py scale``. Nothing here decides what to run, or compares.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+from popdist_py.errors import counted
+from poprun_py.errors import TimeLimitError
+from poprun_py.past_runs.measurement import Measured, measure
+from poprun_py.past_runs.recorded_run import read_run
+from poprun_py.past_runs.run_files import RunFiles
+from poprun_py.planning.launch_plan import LaunchPlan
+from poprun_py.running.supervise.job import Cause, LaunchResult
+from poprun_py.terminal import Terminal, can_rewrite_lines, print_error, rewrite_line
+
+if TYPE_CHECKING:
+    from collections.abc import Set
+
+__all__ = ["MeasuredRuns"]
+
+
+class _OncePerWarning(Terminal):
+    """The launcher's words for all runs: a warning is shown once, results are not."""
+
+    def __init__(self, *, is_verbose: bool) -> None:
+        super().__init__(is_verbose=is_verbose, prints_bindings=False)
+        self._warned: Set[str] = frozenset()
+
+    def warn(self, sentence: str) -> None:
+        if sentence not in self._warned:
+            self._warned |= {sentence}
+            super().warn(sentence)
+
+    def tell(self, sentence: str) -> None:
+        self.log(sentence)
+
+
+class MeasuredRuns:
+    """Runs that are made one after another, and what was measured.
+
+    Args:
+        folder: of all runs (--output-dir).
+        is_verbose: whether the launcher's log is shown.
+    """
+
+    def __init__(self, folder: Path, *, is_verbose: bool) -> None:
+        self.measured: list[Measured] = []
+        self.remarks: list[str] = []
+        self.exit_code = 0
+        self._folder = folder
+        self._can_erase = can_rewrite_lines()
+        self._console = _OncePerWarning(is_verbose=is_verbose)
+
+    def make(self, planned: LaunchPlan, place: str) -> bool:
+        """Make a run and tell whether others may follow: it neither failed nor was stopped.
+
+        Args:
+            planned: what to run, with the name of the run in its environment.
+            place: which of all runs it is, before the line of progress.
+
+        Raises:
+            StartError: it could not start.
+        """
+        title = f"{place} {counted(planned.topology.num_instances, 'instance')}"
+        self._show_progress(title)
+        result = self._launch(planned)
+        measured = measure(read_run(RunFiles(self._folder / result.run_id)))
+        is_limited = result.timed_out and measured.step_seconds is not None
+        if result.exit_code and not is_limited:
+            self._tell_end(planned, result, title)
+            return False
+        if is_limited:
+            self._remark("runs were ended by --timeout; their speed until then counts")
+        self.measured.append(measured)
+        self._end_progress(f"{title}: {_told(measured)}")
+        if result.was_interrupted:
+            self.exit_code = 130
+        return not result.was_interrupted
+
+    def _launch(self, planned: LaunchPlan) -> LaunchResult:
+        """Run a plan whose instances are not shown: their files have everything."""
+        from poprun_py.launching import launcher
+
+        nowhere = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
+        try:
+            return launcher.run(planned, self._console, descriptors=(nowhere, nowhere))
+        except TimeLimitError as error:
+            return cast("LaunchResult", error.result)
+        finally:
+            os.close(nowhere)
+
+    def _tell_end(self, planned: LaunchPlan, result: LaunchResult, title: str) -> None:
+        """Say why a run counts not, and that it is the last."""
+        from poprun_py.running.supervise.result_text import report_text
+
+        self.exit_code = result.exit_code
+        if result.cause is Cause.SIGNAL:
+            self._end_progress(f"{title}: stopped")
+            return
+        self._end_progress(f"{title}: failed; its output is in {self._folder / result.run_id}")
+        first = result.first_failure
+        if first is not None:  # nothing of what it wrote was shown
+            result = replace(result, first_failure=replace(first, had_last_word=False))
+        if report := report_text(result, planned.instance_label):
+            print_error(report.removesuffix("\n"))
+
+    def _remark(self, sentence: str) -> None:
+        if sentence not in self.remarks:
+            self.remarks.append(sentence)
+
+    def _show_progress(self, line: str) -> None:
+        """Show what runs, on a terminal, until it has ended."""
+        if self._can_erase:
+            rewrite_line(f"{line} ...")
+
+    def _end_progress(self, line: str) -> None:
+        print_error(f"\r\x1b[K{line}" if self._can_erase else line)
+
+
+def _told(measured: Measured) -> str:
+    """Return the speed of a run in a few words."""
+    from poprun_py.past_runs.comparison_table import milliseconds
+    from poprun_py.planning.views.drawing import number
+
+    parts = []
+    if measured.samples_per_second is not None:
+        parts.append(f"{number(measured.samples_per_second)} samples/s")
+    if measured.step_seconds is not None:
+        parts.append(f"{milliseconds(measured.step_seconds)} ms a step")
+    if measured.seconds is not None:
+        parts.append(f"{number(measured.seconds)} s")
+    return ", ".join(parts)

@@ -1,0 +1,103 @@
+"""``poprun-py report RUN``: a run as a page for a browser.
+
+What the page shows: poprun_py/past_runs/pages/run_page.py. Nothing here draws.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+import click
+
+from poprun_py.command.words import HELP, OUTPUT_DIR, read_words
+from poprun_py.errors import UsageError
+from poprun_py.launching.page_file import page_text, write_page
+from poprun_py.past_runs.run_files import find_run
+from poprun_py.terminal import print_out, print_warning
+
+__all__ = ["REPORT", "main"]
+
+_STDOUT: Final = "-"
+_HELP: Final = """Write RUN as a page: throughput, loss, step times, who was slow, memory,
+placement, causes.
+
+RUN is the folder of a run, or its name in --output-dir; latest is the newest one. It may still be
+running. Every job with --output-dir writes its page itself when it ends. The page is one file that
+needs no network: send it to a colleague, or keep it with the results.
+
+\b
+Examples:
+  poprun-py --output-dir runs -n 2 train.py     a job; its page is written at its end
+  poprun-py report latest                       write the page of the newest run again
+  poprun-py report --open latest                and show it
+  poprun-py report -o today.html runs/20260131-120000-1a2b3c
+"""
+REPORT: Final = click.Command(
+    "report",
+    help=_HELP,
+    add_help_option=False,
+    params=[
+        click.Argument(["run"], metavar="RUN"),
+        click.Option(
+            ["-o", "--output"],
+            metavar="FILE",
+            help="Where to write the page; - is standard output. Unset: report.html in RUN.",
+        ),
+        OUTPUT_DIR,
+        click.Option(["--open", "is_opened"], is_flag=True, help="Show the page in the browser."),
+        HELP,
+    ],
+)
+
+
+def main(words: Sequence[str]) -> int:
+    """Write the page of a run and return the exit code.
+
+    Raises:
+        UsageError: a word is not accepted, there is no such run, or the page cannot be written.
+    """
+    values = read_words(REPORT, words)
+    if values is None:
+        return 0
+    output = values["output"]
+    files = find_run(values["run"], values["parent"])
+    if output == _STDOUT:
+        if values["is_opened"]:
+            raise UsageError("--open shows a file: give --output a path, or leave it out")
+        print_out(page_text(files, Path()))
+        return 0
+    path = None if output is None else _file(output)
+    try:
+        written = write_page(files, path).resolve()
+    except OSError as error:
+        raise UsageError(
+            f"--output {path or files.page}: {error.strerror}; name a file that can be written"
+        ) from None
+    print_out(str(written))
+    if values["is_opened"]:
+        _open(written)
+    return 0
+
+
+def _file(output: str) -> Path:
+    """Return where the user wants the page.
+
+    Raises:
+        UsageError: it cannot be there.
+    """
+    path = Path(output)
+    if path.is_dir() or not path.parent.is_dir():
+        raise UsageError(
+            f"--output {output!r}: expected the path of a file in a folder that is there"
+        )
+    return path
+
+
+def _open(page: Path) -> None:
+    """Show the page; where there is no browser, its path has been said."""
+    import webbrowser
+
+    if not webbrowser.open(page.as_uri()):
+        print_warning("no browser can be started here; open the page yourself")

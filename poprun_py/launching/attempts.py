@@ -1,0 +1,311 @@
+"""The attempts at a job, one after another, each as what the supervisor is to run.
+
+Nothing here plans, keeps files or supervises.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from popdist_py.environment import LOOPBACK, RUN_ID
+from poprun_py.command_name import command_name
+from poprun_py.console import Console, Log
+from poprun_py.errors import LaunchError, start_errors
+from poprun_py.launching.run_recording import AttemptRecording, RunRecording
+from poprun_py.machines.host_list import Host
+from poprun_py.machines.lease_book import PLACE_VARIABLE
+from poprun_py.planning.binding_check import check_binding
+from poprun_py.planning.launch_plan import LaunchPlan
+from poprun_py.planning.mpi_commands import end_signal_of_mpirun, network_of_mpirun
+from poprun_py.planning.shared_machine import taken_of
+from poprun_py.planning.user_program import CALL_FILE, call_folder, short_name
+from poprun_py.planning.variables import attempt_variables
+from poprun_py.running.keyboard import standard_input
+from poprun_py.running.screen.program_files import place_of_call, place_of_run
+from poprun_py.running.supervise.supervisor import Job, LaunchResult, supervise
+
+if TYPE_CHECKING:
+    from poprun_py.planning.held_partition import HeldPartition
+
+__all__ = ["Attempts", "Begins", "job_of"]
+
+Begins = Callable[[Job], None]
+Replan = Callable[[LaunchPlan, LaunchResult, Log], LaunchPlan]
+
+
+class Attempts:
+    """The runs of one job, one after another; a restart may go on with another plan.
+
+    Args:
+        planned: the plan of the first run.
+        recording: what is kept of them.
+        console: takes what the launcher says.
+        descriptors: where the instances' stdout and stderr go.
+        without_lost_hosts: plans the same job on the hosts that are left.
+        held: the partition of the job, the same for all attempts.
+        output_folder: for what the instances write, where no --output-dir keeps it.
+        begins: told of each attempt before it begins.
+    """
+
+    def __init__(
+        self,
+        planned: LaunchPlan,
+        recording: RunRecording,
+        console: Console,
+        descriptors: tuple[int, int],
+        without_lost_hosts: Replan,
+        held: HeldPartition | None = None,
+        *,
+        output_folder: str | None = None,
+        begins: Begins | None = None,
+    ) -> None:
+        self.plan = planned
+        self._output_folder = output_folder
+        self._begins = begins
+        self._recording = recording
+        self._console = console
+        self._without_lost_hosts = without_lost_hosts
+        self._descriptors = descriptors
+        self._held = held
+        self._stdin_position = standard_input.position()
+        self._began = time.monotonic()  # later by what does not count towards a limit
+
+    def run(self, count: int) -> LaunchResult:
+        """Run the job after ``count`` restarts."""
+        planned, recording = self.plan, self._recording
+        recorded = recording.begin(planned, count)
+        spent = time.monotonic() - self._began if count else 0.0
+        job = job_of(
+            planned,
+            recording.run_id,
+            recorded,
+            count,
+            spent,
+            self._held,
+            warn=self._console.warn,
+        )
+        job = replace(job, output_dir=job.output_dir or self._output_folder)
+        if self._begins is not None:
+            self._begins(job)
+        _make_folder_of_results(planned, count)
+        if count:
+            standard_input.rewind(self._stdin_position)
+        try:
+            result = supervise(
+                job,
+                log=self._console.log,
+                on_started=self._check_binding,
+                descriptors=self._descriptors,
+            )
+        except LaunchError as error:
+            recording.refuse(error)
+            raise
+        recording.end(result)
+        self._began += result.paused_seconds
+        return result
+
+    def failed(self, result: LaunchResult, restart: int, seconds: float) -> None:
+        """Report a failure, and decide on which hosts restart number ``restart`` runs."""
+        from poprun_py.running.supervise.result_text import report_text
+
+        config, warn = self.plan.config, self._console.warn
+        report = report_text(result, self.plan.instance_label)
+        warn(report.removeprefix(f"{command_name()}: ").rstrip("\n"))
+        if config.allow_fewer_hosts:
+            self.plan = self._without_lost_hosts(self.plan, result, warn)
+        warn(f"restart {restart} of {config.max_restarts} in {seconds:g} s")
+
+    def has_time(self, seconds: float) -> bool:
+        """Return whether the time limit leaves time after a pause; warn if it does not."""
+        limit = self.plan.config.timeout
+        left = math.inf if limit is None else self._began + limit - time.monotonic()
+        if left > seconds:
+            return True
+        self._console.warn(
+            f"no restart: the time limit of {limit:g} s leaves {max(0.0, left):.1f} s, and the "
+            f"pause before a restart is {seconds:g} s"
+        )
+        return False
+
+    def _check_binding(self, reports: dict[int, dict[str, Any]]) -> None:
+        check_binding(self.plan, reports, self._console.binding, self._console.warn)
+
+
+def _make_folder_of_results(planned: LaunchPlan, restart_count: int) -> None:
+    """Make the folder of what a function returns, if the job is the call of one.
+
+    Raises:
+        StartError: the folder of the call is gone, or has no room.
+    """
+    call = call_folder(planned.config.program)
+    if call is not None:
+        with start_errors("there is no place for what the function returns"):
+            place_of_call(call, restart_count).folder.mkdir(0o700)
+
+
+def job_of(
+    planned: LaunchPlan,
+    run_id: str,
+    recorded: AttemptRecording,
+    restart_count: int = 0,
+    spent_seconds: float = 0.0,
+    held: HeldPartition | None = None,
+    *,
+    warn: Log = lambda _: None,
+) -> Job:
+    """Return what is to be supervised for one attempt at a plan.
+
+    Args:
+        planned: what runs.
+        run_id: the name of the run.
+        recorded: where the attempt is recorded.
+        restart_count: how often the job was started again before.
+        spent_seconds: what the attempts before have used of the time limit.
+        held: the partition of the job; None without a pod.
+        warn: takes what is questionable about the leases on other hosts.
+    """
+    config, hosts = planned.config, planned.topology.hosts
+    others = [host for host in hosts if not host.is_local]
+    folder, spans = recorded.folder, recorded.spans
+    of_run = None if folder is None else place_of_run(Path(folder))
+    call = call_folder(config.program)
+    of_call = None if call is None else place_of_call(call, restart_count)
+    everywhere = {
+        **attempt_variables(run_id, restart_count, config.max_restarts),
+        **planned.travelling_variables,
+        **recorded.variables,
+    }
+    return Job(
+        command=planned.command,
+        variables=tuple(
+            {
+                **everywhere,
+                **planned.channel_variables(i),
+                # What was planned may have changed by now; what the user sets stays.
+                **(held.variables(i) if held is not None else {}),
+                **dict(p.user_env),
+            }
+            for i, p in enumerate(planned.instances)
+        ),
+        environ=planned.mpirun_environ,
+        stdin_instance=config.stdin_instance,
+        only_output_from=(
+            frozenset(config.only_output_from_instance)
+            if config.only_output_from_instance is not None
+            else None
+        ),
+        output=config.output,
+        output_dir=folder,
+        others=frozenset(
+            index
+            for index, each in enumerate(planned.instances)
+            if not hosts[each.instance.host_index].is_local
+        ),
+        places=tuple(place for place in (of_run, spans, of_call) if place is not None),
+        call=None if call is None else call / CALL_FILE,
+        spans=None if spans is None else spans.folder,
+        timeout_seconds=config.timeout,
+        spent_seconds=spent_seconds,
+        hang_timeout=config.hang_timeout,
+        grace_seconds=config.grace,
+        listen=_listen_address(others, planned.network) if others else None,
+        mpirun_end_signal=end_signal_of_mpirun(planned.command),
+        network=network_of_mpirun(planned.command, planned.network) if others else LOOPBACK,
+        hosts=tuple(
+            planned.hostnames.get(hosts[p.instance.host_index].name, "") for p in planned.instances
+        ),
+        leases=_leases(planned, run_id, is_restart=restart_count > 0) if others else {},
+        refusal_of=partial(_refusal_of, planned, warn),
+        explain_failed_start=(lambda: _explain_failed_start(planned)) if others else None,
+        ipus=() if config.offline_mode else tuple(_ipus(planned, held)),
+        run_id=run_id,
+        program=short_name(config.program),
+        live=config.live,
+        recorders=recorded.recorders,
+        partition=(
+            held.partition.name
+            if held is not None and held.partition is not None
+            else config.vipu_partition or planned.environ.get("IPUOF_VIPU_API_PARTITION_ID")
+        ),
+    )
+
+
+def _ipus(planned: LaunchPlan, held: HeldPartition | None) -> Iterator[range]:
+    """Yield the IPUs of each instance, numbered within the partition."""
+    for each in planned.instances:
+        instance = each.instance
+        yield (
+            instance.ipus
+            if held is None
+            else held.ipus(instance.ipus, instance.ild, planned.topology.ipus_per_ild)
+        )
+
+
+def _leases(planned: LaunchPlan, run_id: str, *, is_restart: bool) -> dict[int, dict[str, Any]]:
+    """Return what is to be leased on the other hosts, by the first instance on each."""
+    if os.environ.get(PLACE_VARIABLE, "").lower() == "none":
+        return {}
+    topology = planned.topology
+    placements = tuple(p.placement for p in planned.instances)
+    found = {}
+    for index, host in enumerate(topology.hosts):
+        share = taken_of(topology, planned.machines, placements, index)
+        if not host.is_local and share.cpus:
+            found[index * topology.instances_per_host] = {
+                "cpus": sorted(share.cpus),
+                "numa_nodes": sorted(share.numa_nodes),
+                "program": short_name(planned.config.program),
+                "run_id": run_id,
+                # Whoever was quicker after a failure: a job that has begun is to go on.
+                "may_share": planned.config.share_cores or is_restart,
+                "within": planned.environ.get(RUN_ID, ""),
+            }
+    return found
+
+
+def _refusal_of(planned: LaunchPlan, warn: Log, index: int, answer: dict[str, Any]) -> str:
+    """Return why there is no lease for the job where an instance is; empty if it may start."""
+    from poprun_py.machines.lease_texts import refusal_on, sharing_text
+    from poprun_py.machines.leases_elsewhere import rivals_of
+
+    host = planned.topology.hosts[planned.instances[index].instance.host_index].name
+    if problem := answer.get("problem"):
+        warn(f"no cores of host {host} are kept from other jobs: {problem}")
+    if shared := answer.get("shared_with"):
+        warn(sharing_text(f"cores of host {host}", rivals_of(shared, "").holdings))
+    rivals = answer.get("rivals")
+    return refusal_on(host, rivals_of(rivals, "")) if rivals else ""
+
+
+def _listen_address(others: list[Host], network: str) -> str:
+    """Return this machine's address that the other hosts reach."""
+    from poprun_py.machines.host_survey import listen_address
+
+    return listen_address(others, network)
+
+
+def _explain_failed_start(planned: LaunchPlan) -> str:
+    """Ask the hosts why a launch did not start: mpirun's own messages seldom name the reason.
+
+    Returns:
+        Sentences about problems of the hosts that need not be the reason; empty if there are none.
+
+    Raises:
+        StartError: the reason, if a host shows one.
+    """
+    from poprun_py.machines.host_survey import diagnose
+
+    return diagnose(
+        planned.config,
+        planned.topology.hosts,
+        mpirun=planned.command[0],
+        environ=planned.environ,
+        network=planned.network,
+    )

@@ -1,0 +1,210 @@
+"""The endpoint and the services that a run's numbers go to: opened once, fed by every attempt.
+
+What cannot work is refused before anything starts. Nothing here runs a job.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from poprun_py.errors import UsageError
+from poprun_py.options.metrics_destinations import (
+    TENSORBOARD,
+    WANDB,
+    MetricsDestination,
+    read_destinations,
+)
+from poprun_py.planning.launch_plan import LaunchPlan
+
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import Callable
+
+    from poprun_py.running.metrics.feed import Feed
+    from poprun_py.running.watch.records import Recorder
+
+__all__ = ["JobMetrics"]
+
+_WANDB_GROUP: Final = "WANDB_RUN_GROUP"
+_TENSORBOARD_FOLDER: Final = "tensorboard"
+# They are those of the program's own run: two runs of one name would be one.
+_OF_ONE_RUN: Final = ("WANDB_RUN_ID", "WANDB_RESUME")
+
+
+class JobMetrics:
+    """Where the numbers of one run go.
+
+    Args:
+        planned: what runs.
+
+    Raises:
+        UsageError: the port is taken, wandb is not installed, or a folder cannot be written to.
+    """
+
+    def __init__(self, planned: LaunchPlan) -> None:
+        config = planned.config
+        self._environ = planned.environ
+        self._num_instances = len(planned.instances)
+        self._endpoint: Feed | None = None
+        self._sinks: Feed | None = None
+        self._listener: socket.socket | None = None
+        self._destinations = read_destinations(config.metrics_to)
+        for destination in self._destinations:
+            if destination.tool == WANDB:
+                _require_wandb(config.origin("metrics_to").shown(str(destination)))
+            elif destination.where:
+                _make_folder(destination.where, config.origin("metrics_to").shown(str(destination)))
+        if config.metrics_port is not None:
+            from poprun_py.running.metrics.endpoint_recorder import listen
+
+            self._listener = listen(config.metrics_port, config.shown("metrics_port"))
+
+    def start(
+        self, run_id: str, program: str, folder: Path | None, tell: Callable[[str], None]
+    ) -> None:
+        """Start what takes the numbers.
+
+        Args:
+            run_id: the name of the run.
+            program: as people call it.
+            folder: that of the run; None without --output-dir.
+            tell: takes where the numbers are served.
+
+        Raises:
+            StartError: a process cannot be started.
+        """
+        first: dict[str, Any] = {
+            "run_id": run_id,
+            # The name of a file need not be a text that can be sent.
+            "program": program.encode(errors="replace").decode(),
+            "began": time.time(),
+            "num_instances": self._num_instances,
+        }
+        if self._destinations:
+            self._sinks = self._start_sinks(first, folder)
+        if self._listener is not None:
+            self._endpoint = self._start_endpoint(first, self._listener)
+            host, port = self._listener.getsockname()
+            self._listener.close()  # the process has it
+            tell(f"metrics are served at http://{host}:{port}/metrics")
+
+    def begin(self, restart_count: int) -> tuple[Recorder, ...]:
+        """Return who takes the numbers of the next attempt."""
+        recorders: list[Recorder] = []
+        if self._endpoint is not None:
+            from poprun_py.running.metrics.endpoint_recorder import EndpointRecorder
+
+            recorders.append(
+                EndpointRecorder(self._endpoint.send, restart_count, self._endpoint.go_on)
+            )
+        if self._sinks is not None:
+            from poprun_py.running.metrics.sinks_recorder import SinksRecorder
+
+            recorders.append(SinksRecorder(self._sinks.send))
+        return tuple(recorders)
+
+    def variables(self, run_id: str) -> dict[str, str]:
+        """Return the variables that tell programs of it.
+
+        Their own runs of Weights & Biases join that of the launcher.
+        """
+        if not any(each.tool == WANDB for each in self._destinations):
+            return {}
+        return {_WANDB_GROUP: self._wandb_group(run_id)}
+
+    def finish(self, tell: Callable[[str], None]) -> list[str]:
+        """Wait for what takes the numbers, once; returns what went wrong, in sentences.
+
+        Args:
+            tell: takes a sentence when this lasts.
+        """
+        feeds = [feed for feed in (self._endpoint, self._sinks) if feed is not None]
+        troubles = [trouble for feed in feeds for trouble in feed.finish(tell)]
+        self._endpoint = self._sinks = None
+        return troubles
+
+    def close(self) -> None:
+        """End what has not ended."""
+        if self._listener is not None:
+            self._listener.close()
+        for feed in (self._endpoint, self._sinks):
+            if feed is not None:
+                feed.close()
+
+    def _start_endpoint(self, first: Mapping[str, Any], listener: socket.socket) -> Feed:
+        from poprun_py.running.metrics.feed import Feed
+
+        descriptor = listener.fileno()
+        return Feed(
+            "poprun_py.running.metrics.endpoint",
+            "the endpoint of --metrics-port",
+            {**first, "descriptor": descriptor},
+            environ=self._environ,
+            pass_fds=(descriptor,),
+        )
+
+    def _start_sinks(self, first: Mapping[str, Any], folder: Path | None) -> Feed:
+        from poprun_py.running.metrics.feed import Feed
+
+        sinks = [self._sink(each, first, folder) for each in self._destinations]
+        environ = {name: v for name, v in self._environ.items() if name not in _OF_ONE_RUN}
+        return Feed(
+            "popdist_py.metrics.run_feed",
+            f"what writes to {' and '.join(map(str, self._destinations))}",
+            {"sinks": sinks},
+            environ=environ,
+        )
+
+    def _sink(
+        self, destination: MetricsDestination, first: Mapping[str, Any], folder: Path | None
+    ) -> dict[str, Any]:
+        """Return what the process is told of a destination."""
+        sink: dict[str, Any] = {"name": str(destination)}
+        if destination.tool == TENSORBOARD:
+            path = destination.where or str((folder or Path()) / _TENSORBOARD_FOLDER)
+            return {**sink, TENSORBOARD: path}
+        arguments = {
+            **({"project": destination.where} if destination.where else {}),
+            "name": first["run_id"],
+            "group": self._wandb_group(first["run_id"]),
+            "job_type": "launcher",
+            "config": {name: first[name] for name in ("run_id", "program", "num_instances")},
+        }
+        return {**sink, WANDB: arguments}
+
+    def _wandb_group(self, run_id: str) -> str:
+        """Return the group of all runs of Weights & Biases that belong to a run of ours."""
+        return self._environ.get(_WANDB_GROUP) or run_id
+
+
+def _require_wandb(option: str) -> None:
+    """Refuse to write for a package that is not there.
+
+    Raises:
+        UsageError: it is not.
+    """
+    spec = find_spec("wandb")
+    # Without an origin, it is the folder that wandb itself makes for runs, and no package.
+    if spec is None or spec.origin is None:
+        raise UsageError(f"{option}: the package wandb is not installed: pip install wandb")
+
+
+def _make_folder(folder: str, option: str) -> None:
+    """Make a folder, if it is not there.
+
+    Raises:
+        UsageError: it cannot be made or written to.
+    """
+    path = Path(folder)
+    expected = f"{option}: expected a folder that can be made and written to"
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"{expected}: {error.strerror}") from None
+    if not os.access(path, os.W_OK | os.X_OK):
+        raise UsageError(f"{expected}: Permission denied")

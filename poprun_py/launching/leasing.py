@@ -1,0 +1,263 @@
+"""Leasing what a job takes of this machine, so that jobs side by side have cores of their own.
+
+A job's share is chosen and leased under one mutex: nobody comes between. Nothing here keeps a
+lease (leases/) or decides what a job takes (planning/shared_machine.py).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from poprun_py.console import Console, Log
+from poprun_py.errors import StartError, UsageError
+from poprun_py.machines.lease_book import (
+    PLACE_VARIABLE,
+    Book,
+    Lease,
+    Ticket,
+    decided,
+    leases_folder,
+    this_process,
+)
+from poprun_py.machines.lease_texts import WAYS_OUT, cpus_text, holders_text, sharing_text, who
+from poprun_py.machines.lease_values import Holder
+from poprun_py.machines.locked_files import LockedFolder, problem_text
+from poprun_py.options.launch_config import LaunchConfig
+from poprun_py.options.option_kinds import FOREVER
+from poprun_py.planning.shared_machine import Share
+from poprun_py.planning.user_program import short_name
+
+__all__ = ["Leased", "lease_share", "leases_place", "limit_of"]
+
+# Any of several jobs may end, of any user, and no lock can be waited for beside a signal and a
+# limit: looking into a handful of small files takes a fraction of a millisecond. Those further back
+# in the queue look less often: many that wait must not take what the running jobs need.
+_LOOK_SECONDS, _MOST_LOOK_SECONDS = 0.2, 2.0
+_KEPT = "another process keeps its mutex locked"
+
+Leased = tuple[Share, Lease]
+
+
+def lease_share(
+    config: LaunchConfig,
+    whole: Share,
+    beside: Callable[[frozenset[int]], Share | None],
+    console: Console,
+    progress: Log | None = None,
+    *,
+    began: float | None = None,
+) -> Leased:
+    """Lease what a job takes of this machine, as its options say where others hold too much.
+
+    Returns what it takes, and the lease.
+
+    Args:
+        config: how to go on where the job does not fit: wait, share, or neither.
+        whole: what the job takes of the machine if it is alone.
+        beside: returns what it takes beside jobs that hold CPUs; None if it does not fit.
+        console: takes what others hold, and what is questionable.
+        progress: takes, again and again, whom a job waits for, and at last an empty line; by
+            default the console is told once.
+        began: when the job began to wait, by the monotonic clock; now by default.
+
+    Raises:
+        StartError: others hold too much, or the time for waiting is over.
+        UsageError: POPRUN_LEASES names no folder.
+    """
+    place = leases_place()
+    if place is None or not whole.cpus:
+        return whole, Lease.nothing()
+    try:
+        folder = LockedFolder(place)
+    except OSError as error:
+        return _without(whole, problem_text(error, place), console)
+    try:
+        return _Leasing(config, whole, beside, console, progress, folder, began).leased()
+    except OSError as error:
+        return _without(whole, problem_text(error, place), console)
+    finally:
+        folder.close()
+
+
+def limit_of(config: LaunchConfig) -> float:
+    """Return for how many seconds a job may wait for others; infinity for any."""
+    wait = config.wait_for_resources
+    return math.inf if wait == FOREVER else float(wait or 0)
+
+
+def leases_place() -> Path | None:
+    """Return the folder of this machine's leases; None if there are none to be.
+
+    Raises:
+        UsageError: POPRUN_LEASES names no folder.
+    """
+    try:
+        return leases_folder(os.environ)
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+
+
+def _without(whole: Share, problem: str, console: Console) -> Leased:
+    console.warn(
+        f"no cores are kept from other jobs: {problem}; {PLACE_VARIABLE}=FOLDER names another "
+        "folder, none says that it is meant"
+    )
+    return whole, Lease.nothing()
+
+
+class _Leasing:
+    """One job on its way to a lease."""
+
+    def __init__(
+        self,
+        config: LaunchConfig,
+        whole: Share,
+        beside: Callable[[frozenset[int]], Share | None],
+        console: Console,
+        progress: Log | None,
+        folder: LockedFolder,
+        began: float | None,
+    ) -> None:
+        self._began = time.monotonic() if began is None else began
+        self._config, self._whole, self._beside = config, whole, beside
+        self._console, self._progress, self._folder = console, progress, folder
+        self._holder: Holder = this_process(short_name(config.program) if config.program else "")
+        self._limit = limit_of(config)
+        self._told = ""
+        self._ticket: Ticket | None = None
+        self._problem = ""  # why no lease can be kept
+
+    def leased(self) -> Leased:
+        """Lease now, or as soon as those in front of this job have theirs."""
+        try:
+            while True:
+                waited = time.monotonic() - self._began
+                is_over = waited >= self._limit
+                book, leased = self._look(is_over)
+                # Outside of the mutex: whoever reads what is said may be slow.
+                if book is not None and leased is not None:
+                    break
+                if is_over:
+                    raise StartError(self._refusal(book))
+                self._tell(book, waited)
+                ahead = 0 if book is None else len(book.ahead_of(self._ticket))
+                pause = min(_LOOK_SECONDS * (1 + ahead), _MOST_LOOK_SECONDS)
+                time.sleep(min(pause, self._limit - waited))
+        finally:
+            if self._ticket is not None:
+                self._ticket.close()
+            if self._told and self._progress is not None:
+                self._progress("")
+        leased[1].waited_seconds = waited
+        try:
+            self._say(book, leased)
+        except BaseException:
+            leased[1].close()
+            raise
+        return leased
+
+    def _look(self, is_over: bool) -> tuple[Book | None, Leased | None]:
+        """Lease, or queue if there is time left; no book if the mutex cannot be had meanwhile."""
+
+        def decide(book: Book) -> tuple[Book, Leased | None]:
+            leased = self._taken_from(book)
+            if leased is None and not is_over and self._ticket is None:
+                # A job that cannot get a ticket still waits, but behind all jobs that have one.
+                with contextlib.suppress(OSError):
+                    self._ticket = book.queue(self._holder)
+            return book, leased
+
+        try:
+            return decided(self._folder, decide)
+        except TimeoutError:
+            # Who waits does not want what others hold, whoever was stopped at the wrong moment.
+            if not self._limit:
+                raise
+            return None, None
+
+    def _taken_from(self, book: Book) -> Leased | None:
+        """Lease what the job takes beside the others, or of the whole machine if it may."""
+        share = None if book.ahead_of(self._ticket) else self._beside(book.held)
+        is_shared = share is None and self._config.share_cores
+        if is_shared:
+            share = self._whole
+        if share is None:
+            return None
+        try:
+            lease = book.take(
+                self._holder, tuple(share.cpus), tuple(share.numa_nodes), is_shared=is_shared
+            )
+        except OSError as error:
+            self._problem = problem_text(error, self._folder.path)
+            lease = Lease.nothing()
+        return share, lease
+
+    # --- what is said -------------------------------------------------------------------------
+
+    def _say(self, book: Book, leased: Leased) -> None:
+        """Say what others hold: at any verbosity only where it made a difference."""
+        share = leased[0]
+        if self._problem:
+            _without(share, self._problem, self._console)
+        if not book.held:
+            return
+        holders = holders_text(book.holdings)
+        if not share.cpus.isdisjoint(book.held):
+            self._console.warn(sharing_text("cores", book.holdings))
+            return
+        changed = share.placements != self._whole.placements
+        say = self._console.tell if changed else self._console.log
+        say(f"other jobs hold CPUs of this machine: {holders}; this one has {_taken(share)}")
+        near = [each for each in book.holdings if not share.numa_nodes.isdisjoint(each.numa_nodes)]
+        if near:
+            self._console.log(
+                "the memory of a NUMA node is shared with " + ", ".join(who(each) for each in near)
+            )
+
+    def _refusal(self, book: Book | None) -> str:
+        """Return why the job cannot have what it takes, and the ways out."""
+        config = self._config
+        over = ""
+        if config.wait_for_resources is not None:
+            over = f"{config.shown('wait_for_resources')}: the time is over; "
+        if book is None:
+            return f"{over}{self._folder.path}: {_KEPT}; end who keeps it, or name another folder"
+        reasons = []
+        if book.holdings:
+            reasons.append(holders_text(book.holdings))
+        if ahead := book.ahead_of(self._ticket):
+            first = f"{who(ahead[0])} waits for CPUs"
+            more = f" with {len(ahead) - 1} more" if len(ahead) > 1 else ""
+            reasons.append(f"{first}{more} in front of this job")
+        elif not reasons:
+            reasons.append("they were given to no job")
+        return (
+            f"{over}too few CPUs of this machine are free for this job, which takes "
+            f"{_taken(self._whole)} when it is alone: {'; '.join(reasons)}; {WAYS_OUT}"
+        )
+
+    def _tell(self, book: Book | None, waited: float) -> None:
+        """Say whom the job waits for, and its place; without a terminal only what is new."""
+        if book is None:
+            text = f"for {self._folder.path}: {_KEPT}"
+        else:
+            place = len(book.ahead_of(self._ticket)) + 1
+            text = (
+                f"for CPUs at place {place} of {max(len(book.ahead_of(None)), place)}: "
+                f"{holders_text(book.holdings) or 'others come first'}"
+            )
+        # Before it is told: who is interrupted meanwhile clears the line.
+        is_new, self._told = text != self._told, text
+        if self._progress is not None:
+            self._progress(f"waiting {waited:.0f} s {text}")
+        elif is_new:
+            self._console.tell(f"waiting {text}")
+
+
+def _taken(share: Share) -> str:
+    return cpus_text(tuple(share.cpus))

@@ -1,0 +1,146 @@
+"""The other hosts of a job, beside the jobs there: planned around, waited for, leased at the start.
+
+What is in front of the instances there takes the leases; nothing here reaches another host itself.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+from poprun_py.console import Console, Log
+from poprun_py.errors import StartError
+from poprun_py.launching.leasing import limit_of
+from poprun_py.machines.hardware_reader import Machine
+from poprun_py.machines.lease_texts import holders_text, refusal_on
+from poprun_py.machines.leases_elsewhere import Rivals
+from poprun_py.options.launch_config import LaunchConfig
+from poprun_py.planning.cpu_placement import Placement
+from poprun_py.planning.shared_machine import beside
+from poprun_py.planning.topology import Topology
+
+__all__ = ["LOOK_SECONDS", "left_by_others", "wait_for_hosts"]
+
+# A look is an ssh connection to every host.
+LOOK_SECONDS = 3.0
+Machines = tuple[Machine | None, ...]
+
+
+class _Left(NamedTuple):
+    """The machines with what is left of them; the hosts where that is too little."""
+
+    machines: Machines
+    placements: tuple[Placement, ...]
+    crowded: tuple[int, ...]
+
+
+def wait_for_hosts(
+    config: LaunchConfig,
+    topology: Topology,
+    machines: Machines,
+    placements: tuple[Placement, ...],
+    rivals: Mapping[str, Rivals],
+    look: Callable[[], Mapping[str, Rivals]],
+    console: Console,
+    progress: Log | None,
+    began: float,
+) -> Machines:
+    """Return the machines to plan on, of the other hosts only what their jobs leave.
+
+    Args:
+        config: how to go on where the job does not fit: wait, share, or neither.
+        topology: who is on which host.
+        machines: the machine of each host.
+        placements: where the instances are if the job is alone.
+        rivals: the other jobs on the hosts, by name.
+        look: asks for them again.
+        console: takes what others hold, and what is questionable.
+        progress: takes whom the job waits for, and at last an empty line.
+        began: when the job began to wait, by the monotonic clock.
+
+    Raises:
+        StartError: others hold too much, or the time for waiting is over.
+    """
+    told = ""
+    while True:
+        left = _left(config, topology, machines, rivals)
+        if not left.crowded or config.share_cores:
+            break
+        name = topology.hosts[left.crowded[0]].name
+        waited, limit = time.monotonic() - began, limit_of(config)
+        if waited >= limit:
+            over = ""
+            if config.wait_for_resources is not None:
+                over = f"{config.shown('wait_for_resources')}: the time is over; "
+            raise StartError(over + refusal_on(name, rivals[name]))
+        whom = holders_text(rivals[name].holdings) or "others come first"
+        text = f"for CPUs of host {name}: {whom}"
+        if progress is not None:
+            progress(f"waiting {waited:.0f} s {text}")
+        elif text != told:
+            console.tell(f"waiting {text}")
+        told = text
+        time.sleep(min(LOOK_SECONDS, limit - waited))
+        rivals = look()
+    if told and progress is not None:
+        progress("")
+    _say(topology, rivals, left, placements, console)
+    return left.machines
+
+
+def left_by_others(
+    config: LaunchConfig, topology: Topology, machines: Machines, rivals: Mapping[str, Rivals]
+) -> Machines:
+    """Return the machines to plan on, as ``wait_for_hosts`` does, without waiting.
+
+    Raises:
+        StartError: the jobs on some other host leave too little of it.
+    """
+    left = _left(config, topology, machines, rivals)
+    if left.crowded and not config.share_cores:
+        name = topology.hosts[left.crowded[0]].name
+        raise StartError(refusal_on(name, rivals[name]))
+    return left.machines
+
+
+def _left(
+    config: LaunchConfig, topology: Topology, machines: Machines, rivals: Mapping[str, Rivals]
+) -> _Left:
+    placements: tuple[Placement, ...] = ()
+    crowded = []
+    for index, host in enumerate(topology.hosts):
+        found = rivals.get(host.name)
+        if found is None or machines[index] is None:
+            continue
+        share = None
+        if not found.waiters:
+            share = beside(config, topology, machines, found.held, index)
+        if share is None:
+            crowded.append(index)
+        else:
+            machines, placements = share.machines, share.placements
+    return _Left(machines, placements, tuple(crowded))
+
+
+def _say(
+    topology: Topology,
+    rivals: Mapping[str, Rivals],
+    left: _Left,
+    placements: tuple[Placement, ...],
+    console: Console,
+) -> None:
+    """Say what others hold: at any verbosity only where it made a difference."""
+    count = topology.instances_per_host
+    for index, host in enumerate(topology.hosts):
+        found = rivals.get(host.name)
+        if found is None or not found.holdings:
+            continue
+        holders = holders_text(found.holdings)
+        ours = slice(index * count, (index + 1) * count)
+        if index in left.crowded:
+            continue  # it is told by the host itself
+        if left.placements[ours] != placements[ours]:
+            console.tell(f"other jobs hold CPUs of host {host.name}: {holders}")
+        else:
+            console.log(f"other jobs hold CPUs of host {host.name}: {holders}")

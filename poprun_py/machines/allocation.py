@@ -1,0 +1,150 @@
+"""Where instances may run: the hosts of the options, of Slurm, of an MPIJob, or this machine.
+
+Pure functions: the environment, the files' text and this machine's names are arguments.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+from popdist_py.errors import are, counted
+from poprun_py.errors import UsageError
+from poprun_py.machines.host_list import (
+    LOCALHOST,
+    MAX_HOSTS,
+    Host,
+    parse_host_file,
+    parse_host_list,
+)
+
+__all__ = ["DEFAULT_HOST_FILES", "parse_tasks_per_node", "resolve_hosts", "slurm_tasks"]
+
+# Where Open MPI looks for a host file: Kubernetes' MPIJob sets one of them.
+DEFAULT_HOST_FILES = ("OMPI_MCA_orte_default_hostfile", "PRTE_MCA_prte_default_hostfile")
+_LOCAL_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
+_TASKS = re.compile(r"(\d{1,7})(?:\(x(\d{1,7})\))?")
+
+
+def resolve_hosts(
+    *,
+    host: str | None,
+    host_file: str | None,
+    environ: Mapping[str, str],
+    read_text: Callable[[str], str],
+    local_names: frozenset[str] = frozenset(),
+    num_instances: int = 1,
+    host_source: str = "--host",
+    host_file_source: str = "--host-file",
+) -> tuple[Host, ...]:
+    """Return the hosts of a launch, in order.
+
+    Args:
+        host: value of ``--host``; wins over everything else.
+        host_file: value of ``--host-file``.
+        environ: where a Slurm allocation, or a host file for MPI as Kubernetes' MPIJob sets it, is
+            looked for.
+        read_text: reads the host file.
+        local_names: names of this machine, so that a list of it alone needs no ssh.
+        num_instances: how many instances the hosts are for.
+        host_source: how messages name ``host``.
+        host_file_source: how messages name ``host_file``.
+
+    Raises:
+        UsageError: a malformed list, a host given twice, or an allocation that is too small.
+    """
+    if host is not None:
+        hosts = parse_host_list(host, source=host_source)
+    elif host_file is not None:
+        hosts = parse_host_file(read_text(host_file), source=f"{host_file_source} {host_file}")
+    elif environ.get("SLURM_JOB_NODELIST"):
+        hosts = _slurm_hosts(environ, num_instances)
+    elif default_file := next((environ[n] for n in DEFAULT_HOST_FILES if environ.get(n)), ""):
+        hosts = parse_host_file(read_text(default_file), source=default_file)
+    else:
+        return (LOCALHOST,)
+    local = _LOCAL_NAMES | {name.lower() for name in local_names}
+    here = [h.name for h in hosts if h.name.lower() in local]
+    if len(here) > 1:
+        raise UsageError(
+            f"hosts {here[0]} and {here[1]} are both this machine; name it once, with name:slots "
+            "for several instances"
+        )
+    return tuple(replace(h, is_local=h.name.lower() in local) for h in hosts)
+
+
+def _slurm_hosts(environ: Mapping[str, str], num_instances: int) -> tuple[Host, ...]:
+    """Return the hosts of a Slurm allocation, with the tasks that were asked for as their slots.
+
+    If each node has one task with several CPUs, that task is meant for the launcher, as with
+    torchrun. The instances then divide the CPUs of the task, and the hosts have no slots.
+
+    Raises:
+        UsageError: fewer tasks were allocated than instances are to run.
+    """
+    hosts = parse_host_list(environ["SLURM_JOB_NODELIST"], source="SLURM_JOB_NODELIST")
+    wish = environ.get("SLURM_NTASKS") or environ.get("SLURM_NTASKS_PER_NODE")
+    if not wish or environ.get("SLURM_STEP_ID"):
+        # Without a wish Slurm's default is one task for each node. In a step the variables show the
+        # step's own tasks (the launcher alone), not those of the allocation.
+        return hosts
+    tasks = parse_tasks_per_node(
+        environ.get("SLURM_TASKS_PER_NODE") or environ.get("SLURM_NTASKS_PER_NODE", ""), len(hosts)
+    )
+    if set(tasks) == {1} and environ.get("SLURM_CPUS_PER_TASK", "1") != "1":
+        return hosts
+    share, rest = divmod(num_instances, min(len(hosts), num_instances))
+    lacking = [h.name for h, n in zip(hosts[:num_instances], tasks, strict=False) if n < share]
+    if lacking and not rest:
+        raise UsageError(
+            f"Slurm allocated {counted(tasks[0], 'task')} to {lacking[0]}, "
+            f"{counted(share, 'instance')} {are(share)} planned on it "
+            f"({counted(num_instances, 'instance')} / "
+            f"{counted(min(len(hosts), num_instances), 'node')}): ask for "
+            f"--ntasks-per-node={share} in sbatch or salloc, or give --num-instances {sum(tasks)}"
+        )
+    return tuple(Host(name=h.name, slots=n) for h, n in zip(hosts, tasks, strict=True))
+
+
+def slurm_tasks(
+    hosts: Sequence[Host], instances_per_host: int, environ: Mapping[str, str]
+) -> dict[str, str]:
+    """Return Slurm's variables as Open MPI is to read them: it counts tasks, the plan decided.
+
+    In a step of the launcher alone, or when no tasks were asked for, they tell of one for each
+    node; and the plan may use a part of the nodes.
+    """
+    if not environ.get("SLURM_JOB_NODELIST"):
+        return {}
+    nodes, count = ",".join(host.name for host in hosts), str(len(hosts))
+    return {
+        "SLURM_NODELIST": nodes,
+        "SLURM_JOB_NODELIST": nodes,
+        "SLURM_NNODES": count,
+        "SLURM_JOB_NUM_NODES": count,
+        "SLURM_TASKS_PER_NODE": f"{instances_per_host}(x{count})",
+    }
+
+
+def parse_tasks_per_node(text: str, num_hosts: int) -> list[int]:
+    """Return the tasks of each node from Slurm's short form: ``2(x3),1`` is 2, 2, 2, 1.
+
+    Raises:
+        UsageError: it is not of that form, or of another number of nodes.
+    """
+    tasks: list[int] = []
+    for part in text.split(","):
+        match = _TASKS.fullmatch(part)
+        if match is None or int(match[2] or 1) > MAX_HOSTS:
+            tasks = []
+            break
+        tasks += [int(match[1])] * int(match[2] or 1)
+    if len(tasks) == 1:
+        tasks *= num_hosts
+    if len(tasks) != num_hosts:
+        raise UsageError(
+            f"SLURM_TASKS_PER_NODE {text!r}: expected the tasks of "
+            f"{counted(num_hosts, 'node')}, such as 2(x3)"
+        )
+    return tasks

@@ -1,0 +1,260 @@
+"""Machine: packages, NUMA nodes, L3 groups, cores and limits of one host, as a value with its JSON.
+
+Values only: reader.py reads them from the kernel, views/hardware_table.py shows them, and
+planning/cpu_placement.py gives parts of them to instances.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from poprun_py.errors import UsageError
+from poprun_py.json_text import read_json
+from poprun_py.machines.sysfs import format_cpu_list, parse_cpu_list
+
+__all__ = ["HARDWARE_VERSION", "Core", "HardwareError", "Machine", "NumaNode", "load_machines"]
+
+HARDWARE_VERSION = 1
+_MAX_WHOLE = 1 << 63
+_NO_MACHINE = "not a saved machine: expected the JSON written by --print-hardware=json"
+
+
+class HardwareError(UsageError):
+    """A saved machine or a copied file system root from which no machine can be read."""
+
+
+@dataclass(frozen=True, slots=True)
+class Core:
+    """One physical core: its online hardware threads (SMT siblings) and where it sits.
+
+    ``l3`` numbers the cores that share a last-level cache, None where the kernel does not tell.
+    ``efficiency`` is 0 for the slowest class of cores, higher for faster ones (hybrid machines).
+    """
+
+    cpus: tuple[int, ...]
+    package: int
+    numa_node: int
+    l3: int | None
+    efficiency: int
+
+
+@dataclass(frozen=True, slots=True)
+class NumaNode:
+    """One NUMA node; ``distances`` holds the relative cost to each node, in the machine's order."""
+
+    index: int
+    cpus: tuple[int, ...]
+    memory_bytes: int
+    distances: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """One host as far as placement matters: what is online, and how much of it may be used.
+
+    ``allowed_cpus`` and ``allowed_memory_nodes`` are what affinity and cpusets leave; ``cpu_quota``
+    is the limit of CPU time in CPUs, None for no limit. Cores stand in the order of NUMA nodes.
+    ``held_cpus`` are left to other jobs.
+    """
+
+    cores: tuple[Core, ...]
+    numa_nodes: tuple[NumaNode, ...]
+    allowed_cpus: frozenset[int]
+    allowed_memory_nodes: frozenset[int]
+    cpu_quota: float | None = None
+    held_cpus: frozenset[int] = frozenset()
+
+    @property
+    def quota_cpus(self) -> int | None:
+        """Return the CPU quota in whole CPUs: rounded down, at least 1."""
+        return None if self.cpu_quota is None else max(1, math.floor(self.cpu_quota))
+
+    @property
+    def usable_cores(self) -> tuple[Core, ...]:
+        """Return the cores with at least one allowed CPU, reduced to their allowed CPUs.
+
+        Cores that another job has a part of are left out.
+        """
+        usable = []
+        for core in self.cores:
+            if not self.held_cpus.isdisjoint(core.cpus):
+                continue
+            cpus = tuple(cpu for cpu in core.cpus if cpu in self.allowed_cpus)
+            if cpus == core.cpus:
+                usable.append(core)
+            elif cpus:
+                usable.append(Core(cpus, core.package, core.numa_node, core.l3, core.efficiency))
+        return tuple(usable)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the machine as JSON values; ``from_json`` gives an equal machine back."""
+        return {
+            "version": HARDWARE_VERSION,
+            "numa_nodes": [
+                {
+                    "index": node.index,
+                    "cpus": format_cpu_list(node.cpus),
+                    "memory_bytes": node.memory_bytes,
+                    "distances": list(node.distances),
+                }
+                for node in self.numa_nodes
+            ],
+            "cores": [
+                {
+                    "cpus": format_cpu_list(core.cpus),
+                    "package": core.package,
+                    "numa_node": core.numa_node,
+                    "l3": core.l3,
+                    "efficiency": core.efficiency,
+                }
+                for core in self.cores
+            ],
+            "allowed_cpus": format_cpu_list(self.allowed_cpus),
+            "allowed_memory_nodes": format_cpu_list(self.allowed_memory_nodes),
+            "cpu_quota": self.cpu_quota,
+            **({"held_cpus": format_cpu_list(self.held_cpus)} if self.held_cpus else {}),
+        }
+
+    @classmethod
+    def from_json(cls, data: Any) -> Machine:
+        """Return the machine that ``to_json`` described.
+
+        Raises:
+            HardwareError: it is no saved machine, of another version, or contradicts itself.
+        """
+        if not isinstance(data, dict) or "version" not in data:
+            raise HardwareError(_NO_MACHINE)
+        if data["version"] != HARDWARE_VERSION:
+            raise HardwareError(
+                f"saved machine of version {data['version']!r}: expected version "
+                f"{HARDWARE_VERSION}; write it again with --print-hardware=json of this poprun-py"
+            )
+        try:
+            machine = _from_json(data)
+        except KeyError as error:
+            raise HardwareError(f"damaged saved machine: {error.args[0]!r} is missing") from None
+        except (TypeError, ValueError, OverflowError) as error:
+            raise HardwareError(f"damaged saved machine: {error}") from None
+        _check(machine)
+        return machine
+
+
+def load_machines(text: str, path: str, host_names: Sequence[str]) -> tuple[Machine | None, ...]:
+    """Return the machine of each host from the text of a file written by ``--print-hardware=json``.
+
+    A file of one machine describes every host. A file of several names them; a host that it does
+    not name gets None.
+
+    Raises:
+        HardwareError: it is no such file, of another version, or names none of the hosts.
+    """
+    try:
+        data = read_json(text)
+        if not isinstance(data, dict) or "hosts" not in data:
+            return (Machine.from_json(data),) * len(host_names)
+        described = data["hosts"]
+        if not isinstance(described, dict):
+            raise HardwareError(_NO_MACHINE)
+        if not any(name in described for name in host_names):
+            names = ", ".join(described)
+            raise HardwareError(
+                f"it describes {names or 'no host'}; expected {', '.join(host_names)}"
+            )
+        machines = {
+            name: Machine.from_json(described[name])
+            for name in dict.fromkeys(host_names)
+            if name in described
+        }
+    except ValueError as error:
+        raise HardwareError(
+            f"{path}: not JSON ({error}); expected the output of --print-hardware=json"
+        ) from None
+    except HardwareError as error:
+        raise HardwareError(f"{path}: {error}") from None
+    return tuple(machines.get(name) for name in host_names)
+
+
+def _from_json(data: dict[str, Any]) -> Machine:
+    quota = data["cpu_quota"]
+    if quota is not None and (type(quota) not in (int, float) or not 0 < quota < _MAX_WHOLE):
+        raise ValueError(f"cpu_quota is {repr(quota)[:40]}; expected a number above 0, or null")
+    return Machine(
+        cores=tuple(
+            Core(
+                cpus=_cpus(core["cpus"], "cores"),
+                package=_whole(core["package"], "package"),
+                numa_node=_whole(core["numa_node"], "numa_node"),
+                l3=None if core["l3"] is None else _whole(core["l3"], "l3"),
+                efficiency=_whole(core["efficiency"], "efficiency"),
+            )
+            for core in _entries(data, "cores")
+        ),
+        numa_nodes=tuple(
+            NumaNode(
+                index=_whole(node["index"], "index"),
+                cpus=_cpus(node["cpus"], "numa_nodes"),
+                memory_bytes=_whole(node["memory_bytes"], "memory_bytes"),
+                distances=tuple(_whole(d, "distances") for d in _list(node, "distances")),
+            )
+            for node in _entries(data, "numa_nodes")
+        ),
+        allowed_cpus=frozenset(_cpus(data["allowed_cpus"], "allowed_cpus")),
+        allowed_memory_nodes=frozenset(_cpus(data["allowed_memory_nodes"], "allowed_memory_nodes")),
+        cpu_quota=quota,
+        held_cpus=frozenset(_cpus(data.get("held_cpus", ""), "held_cpus")),
+    )
+
+
+def _check(machine: Machine) -> None:
+    """Raise where the parts of a machine contradict one another."""
+    in_cores = [cpu for core in machine.cores for cpu in core.cpus]
+    nodes = {node.index for node in machine.numa_nodes}
+    node_of = {cpu: node.index for node in machine.numa_nodes for cpu in node.cpus}
+    in_nodes = [cpu for node in machine.numa_nodes for cpu in node.cpus]
+    problems = {
+        "it has no usable CPU": not machine.allowed_cpus.intersection(in_cores),
+        "a core has no CPU": not all(core.cpus for core in machine.cores),
+        "a CPU is in two cores": len(set(in_cores)) != len(in_cores),
+        "a NUMA node is listed twice": len(nodes) != len(machine.numa_nodes),
+        "cores and NUMA nodes list different CPUs": sorted(in_cores) != sorted(in_nodes),
+        "a core is in another NUMA node than its CPUs": any(
+            node_of.get(cpu) != core.numa_node for core in machine.cores for cpu in core.cpus
+        ),
+        "distances are not one for each NUMA node": any(
+            len(node.distances) != len(nodes) for node in machine.numa_nodes
+        ),
+    }
+    contradictions = [text for text, is_so in problems.items() if is_so]
+    if contradictions:
+        raise HardwareError(f"damaged saved machine: {'; '.join(contradictions)}")
+
+
+def _list(data: dict[str, Any], key: str) -> list[Any]:
+    value = data[key]
+    if not isinstance(value, list):
+        raise TypeError(f"{key} is {value!r}; expected a list")
+    return value
+
+
+def _entries(data: dict[str, Any], key: str) -> list[dict[str, Any]]:
+    entries = _list(data, key)
+    if not all(isinstance(entry, dict) for entry in entries):
+        raise TypeError(f"{key} must list objects")
+    return entries
+
+
+def _whole(value: Any, key: str) -> int:
+    if type(value) is not int or not 0 <= value < _MAX_WHOLE:
+        raise ValueError(
+            f"{key} is {repr(value)[:40]}; expected a whole number from 0 to 2**63 - 1"
+        )
+    return value
+
+
+def _cpus(value: Any, key: str) -> tuple[int, ...]:
+    if not isinstance(value, str):
+        raise TypeError(f"{key} has {value!r}; expected a list of CPUs such as '0-3,8'")
+    return parse_cpu_list(value)

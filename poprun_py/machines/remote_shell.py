@@ -1,0 +1,178 @@
+"""How a command reaches another host: by ssh, or by Slurm's starter inside an allocation.
+
+Words only: what to run, and what the words of a failed ssh mean. Whoever uses them starts the
+processes (probe_hosts.py, folder_sync.py, and mpirun itself).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from poprun_py.errors import UsageError
+from poprun_py.machines import ssh_agent
+from poprun_py.machines.host_list import Host, parse_host_list
+from poprun_py.options.launch_config import LaunchConfig
+
+__all__ = [
+    "CONNECT_SECONDS",
+    "Problem",
+    "Shell",
+    "explain",
+    "read_back",
+    "scratch_file",
+    "shell_of",
+]
+
+CONNECT_SECONDS = 5
+# ssh must not prompt: a launch has nobody to answer, and every host would prompt anew.
+_ALWAYS = ("-oBatchMode=yes", f"-oConnectTimeout={CONNECT_SECONDS}")
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """What is wrong, in a few words, and the one thing to do about it."""
+
+    text: str
+    fix: str
+
+    def __str__(self) -> str:
+        return f"{self.text}; {self.fix}"
+
+
+@dataclass(frozen=True, slots=True)
+class Shell:
+    """The way to other hosts: ``words`` are ssh with its arguments; empty stands for Slurm."""
+
+    words: tuple[str, ...]
+
+    def command(self, host: str, words: Sequence[str]) -> tuple[str, ...]:
+        """Return the command that runs ``words`` on ``host``."""
+        if not self.words:
+            return ("srun", "--overlap", "--nodes=1", "--ntasks=1", f"--nodelist={host}",
+                    "--immediate=10", *words)  # fmt: skip
+        # The login shell on the host need not understand the syntax of sh.
+        return (*self.words, host, f"sh -c {ssh_agent.quoted(shlex.join(words))}")
+
+    @property
+    def agent(self) -> tuple[str, ...]:
+        """The command that mpirun runs in place of ssh; ssh itself if mpirun would split it."""
+        words = (sys.executable, "-I", "-S", ssh_agent.__file__, *self.words, ssh_agent.MARK)
+        is_usable = self.words and not any(c.isspace() or c == ":" for c in "".join(words[:4]))
+        return words if is_usable else self.words
+
+
+def shell_of(config: LaunchConfig, hosts: Sequence[Host], environ: Mapping[str, str]) -> Shell:
+    """Return the way to ``hosts``: Slurm's if they are in its allocation, else ssh.
+
+    Arguments for ssh choose ssh. Hosts in another order than Slurm's, and one other host alone,
+    need it: Open MPI 5 would put their instances elsewhere when it starts through Slurm.
+
+    Raises:
+        UsageError: mpirun could not pass on the arguments for ssh, or the hosts have several users.
+    """
+    login = _login(hosts)
+    chosen = bool(login) or config.ssh_args is not None or config.ssh_config is not None
+    if environ.get("SLURM_JOB_NODELIST") and not chosen and len(hosts) > 1:
+        nodes = parse_host_list(environ["SLURM_JOB_NODELIST"], source="SLURM_JOB_NODELIST")
+        if [host.name for host in hosts] == [node.name for node in nodes][: len(hosts)]:
+            return Shell(())
+    try:
+        arguments = tuple(shlex.split(config.ssh_args or ""))
+    except ValueError as error:
+        raise UsageError(
+            f"{config.named('ssh_args')} {config.ssh_args!r}: {str(error).lower()}; expected "
+            "arguments quoted as in a shell"
+        ) from None
+    if config.ssh_config is not None:
+        if not Path(config.ssh_config).is_file():
+            raise UsageError(f"{config.shown('ssh_config')}: no such file")
+        arguments = ("-F", str(Path(config.ssh_config).absolute()), *arguments)
+    for word in arguments:
+        if not word or any(c.isspace() for c in word):
+            # mpirun splits its remote agent at blanks and knows no quotation.
+            raise UsageError(
+                f"ssh argument {word!r}: expected no blanks in it; put such a setting into the "
+                "file given with --ssh-config"
+            )
+    return Shell(("ssh", *arguments, *login, *_ALWAYS))
+
+
+def _login(hosts: Sequence[Host]) -> tuple[str, ...]:
+    """Return the ssh arguments for logging in as the user of ``hosts``; empty if none is given.
+
+    Raises:
+        UsageError: the hosts have different users, and mpirun takes the same arguments for all.
+    """
+    others = [host for host in hosts if not host.is_local]
+    user = others[0].user if others else ""
+    for host in others:
+        if host.user != user:
+            raise UsageError(
+                f"hosts {others[0].name} and {host.name} are given with different users "
+                f"({user or 'none'} and {host.user or 'none'}): give one user for all hosts, or "
+                "put each host's User into the file given with --ssh-config"
+            )
+    return ("-l", user) if user else ()
+
+
+def scratch_file() -> IO[bytes]:
+    """Return a file in memory that takes what ssh says.
+
+    A pipe would not end: connections that ssh keeps open for later hold it.
+    """
+    return os.fdopen(os.memfd_create("ssh"), "r+b", buffering=0)
+
+
+def read_back(file: IO[bytes]) -> bytes:
+    """Return what was written into a ``scratch_file``."""
+    file.seek(0)
+    return file.read()
+
+
+_MEANINGS = (
+    (r"REMOTE HOST IDENTIFICATION HAS CHANGED|host key .*changed",
+     "its host key is not the one that was known",
+     "if the host was reinstalled: ssh-keygen -R {host}"),
+    (r"Host key verification failed|No .* host key is known",
+     "its host key is not known",
+     "connect once by hand and compare the fingerprint: ssh {host}"),
+    (r"(?s)(Identity file .* not accessible|no such identity).*Permission denied",
+     "a file with a key for it is not here", "check --ssh-args and --ssh-config"),
+    (r"Permission denied|Too many authentication failures|no mutual signature",
+     "ssh wants a password or another key",
+     "install your key there: ssh-copy-id {host}"),
+    (r"Could not resolve hostname|Name or service not known|Temporary failure in name resolution",
+     "the name cannot be resolved",
+     "check its spelling, DNS and /etc/hosts"),
+    (r"Connection refused", "it answers, but no sshd listens",
+     "start sshd there, or give its port: --ssh-args '-p PORT'"),
+    (r"timed out|No route to host|Host is down|Network is unreachable|Connection closed|reset by",
+     "it does not answer",
+     "check that it is up and that the network between is: ping {host}"),
+    (r"Bad configuration option|Bad port|Can't open user config|unknown option|usage: ssh",
+     "ssh does not take its arguments", "check --ssh-args and --ssh-config"),
+    (r"Unable to (contact|confirm|create|allocate)|Invalid node name|srun: error",
+     "Slurm cannot start a step there", "check sinfo, or start by ssh: --host {host},..."),
+)  # fmt: skip
+
+
+def explain(host: str, said: str, what: str) -> Problem:
+    """Return what the words of a failed ssh (or srun) mean.
+
+    Args:
+        host: the host it was for.
+        said: its stderr.
+        what: what was run there, for failures that are not ssh's own.
+    """
+    for pattern, text, fix in _MEANINGS:
+        if re.search(pattern, said, re.IGNORECASE):
+            return Problem(text, fix.format(host=host))
+    last = " ".join(said.split())[-200:] or "it said nothing"
+    return Problem(f"{what} failed ({last})", f"try by hand: ssh {host} true")

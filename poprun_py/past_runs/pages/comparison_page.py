@@ -1,0 +1,351 @@
+"""Runs side by side as a page: speed, loss and logged values over time, and how it scales.
+
+Pure: comparisons and recorded runs in, HTML out. Nothing here compares.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import PurePath
+
+from popdist_py.errors import counted
+from poprun_py.past_runs.comparison import SAMPLES, SECONDS, STEPS, Comparison, Entry, Spread
+from poprun_py.past_runs.comparison_table import (
+    MEASURED_BY,
+    Column,
+    comparison_columns,
+    factor,
+    percent,
+)
+from poprun_py.past_runs.measurement import began_at
+from poprun_py.past_runs.pages.charts import Bars, Chart, Line, Mark, bars, lines, over_time, points
+from poprun_py.past_runs.pages.page_frame import (
+    Alert,
+    Fact,
+    Facts,
+    Part,
+    Section,
+    Sentence,
+    Table,
+    page,
+)
+from poprun_py.past_runs.recorded_run import RecordedRun
+from poprun_py.past_runs.scaling import ideal_speedup
+from poprun_py.past_runs.scaling_table import scaling_columns
+from poprun_py.past_runs.targets import LOSS, losses
+from poprun_py.planning.views.drawing import number
+
+__all__ = ["comparison_page", "scaling_page"]
+
+# More values than anybody would scroll through.
+_MOST_VALUES = 24
+# What is drawn of the speed.
+_UNITS = {SAMPLES: "samples/s", STEPS: "steps/s of all replicas", SECONDS: "s"}
+
+
+def comparison_page(comparison: Comparison, runs: Sequence[RecordedRun]) -> str:
+    """Return the page of a comparison.
+
+    Args:
+        comparison: of the runs.
+        runs: the same, with what was recorded of them.
+    """
+    columns = comparison_columns(comparison)
+    told = [
+        f"{each.label}: {_cell(each.speed)}"
+        for each in comparison.entries
+        if each.speed is not None
+    ]
+    speed: list[Part] = [_table("Runs", columns)]
+    if told:
+        speed.append(_speed_bars(comparison))
+    if len({each.instances for each in comparison.entries}) > 1 and _has_speedups(comparison):
+        speed.append(_efficiency(comparison))
+    sections = [
+        Section("Speed", speed),
+        Section("Loss", _loss_charts(comparison, runs)),
+        Section("Logged values", _value_charts(comparison, runs)),
+    ]
+    return page(
+        f"{len(runs)} runs compared",
+        sections,
+        lead=f"Against {comparison.base.label}, by {MEASURED_BY[comparison.measure]}.",
+        opening=[*_facts(comparison), *map(Alert, comparison.remarks)],
+    )
+
+
+def scaling_page(comparison: Comparison, counts: Sequence[int]) -> str:
+    """Return the page of a scaling.
+
+    Args:
+        comparison: of the repetitions of each count, grouped.
+        counts: of instances that were asked for.
+    """
+    script, *arguments = comparison.base.runs[0].program or ("",)
+    program = " ".join((PurePath(script).name, *arguments))
+    parts: list[Part] = [_table("Scaling", scaling_columns(comparison))]
+    if _has_speedups(comparison):
+        parts += [_speed_points(comparison), _efficiency(comparison)]
+    if any("step_seconds" in each.numbers for each in comparison.entries):
+        parts.append(_step_points(comparison))
+    names = ", ".join(run.name for each in comparison.entries for run in each.runs)
+    return page(
+        f"Scaling of {program}",
+        [Section("Speed by instances", parts), Section("Runs", [Sentence(names)])],
+        lead=f"{', '.join(map(str, counts))} instances; median of each count, by "
+        f"{MEASURED_BY[comparison.measure]}.",
+        opening=[*_facts(comparison), *map(Alert, comparison.remarks)],
+    )
+
+
+# --- parts --------------------------------------------------------------------------------------
+
+
+def _facts(comparison: Comparison) -> list[Part]:
+    """Return the fastest, and how well the largest run scales."""
+    known = [each for each in comparison.entries if each.speed is not None and each.speedup]
+    if len(known) < 2:
+        return []
+    fastest = max(known, key=lambda each: each.speedup or 0.0)
+    largest = max(known, key=lambda each: each.instances)
+    facts = [Fact("Fastest", factor(fastest.speedup), _who(fastest))]
+    if comparison.measure == SAMPLES:
+        facts.append(Fact("Samples/s", _cell(fastest.speed), _who(fastest)))
+    if largest.instances > comparison.base.instances:
+        facts.append(Fact("Scaling efficiency", percent(largest.efficiency), _who(largest)))
+    if comparison.scaling:
+        facts.append(Fact("Scaling", comparison.scaling, "by the global batch"))
+    return [Facts(facts)]
+
+
+def _who(entry: Entry) -> str:
+    count = f"{entry.instances} {'instance' if entry.instances == 1 else 'instances'}"
+    return (
+        f"{count}, median of {len(entry.runs)}"
+        if len(entry.runs) > 1
+        else f"{count}, {entry.label}"
+    )
+
+
+def _table(name: str, columns: Sequence[Column]) -> Table:
+    rows = list(zip(*(each.cells for each in columns), strict=True))
+    return Table(name, [each.title for each in columns], rows)
+
+
+def _cell(spread: Spread | None) -> str:
+    return "-" if spread is None else number(spread.median)
+
+
+def _has_speedups(comparison: Comparison) -> bool:
+    return any(each.speedup is not None for each in comparison.entries[1:])
+
+
+# --- charts of speed ----------------------------------------------------------------------------
+
+
+def _speed_bars(comparison: Comparison) -> Chart:
+    unit = _UNITS[comparison.measure]
+    shown = [(each.label, _drawn(comparison, each)) for each in comparison.entries]
+    told = ", ".join(f"{number(speed.median)} of {name}" for name, speed in shown if speed)
+    values = [speed.median if speed else None for _, speed in shown]
+    return bars(
+        _speed_title(comparison),
+        f"In {unit}: {told}.",
+        [name for name, _ in shown],
+        [Bars(unit, values)],
+        unit=unit,
+    )
+
+
+def _speed_title(comparison: Comparison) -> str:
+    return "Time of the whole run" if comparison.measure == SECONDS else "Speed"
+
+
+def _drawn(comparison: Comparison, entry: Entry) -> Spread | None:
+    """Return what is drawn of the speed: the seconds of runs that count no steps."""
+    return entry.numbers.get("seconds") if comparison.measure == SECONDS else entry.speed
+
+
+def _by_instances(comparison: Comparison) -> list[Entry]:
+    return sorted(comparison.entries, key=lambda each: each.instances)
+
+
+def _speed_points(comparison: Comparison) -> Chart:
+    base = _drawn(comparison, comparison.base)
+    known = [
+        (each, drawn)
+        for each in _by_instances(comparison)
+        if (drawn := _drawn(comparison, each)) is not None
+    ]
+    counts = [each.instances for each, _ in known]
+    unit = _UNITS[comparison.measure]
+    told = ", ".join(f"{number(drawn.median)} with {each.instances}" for each, drawn in known)
+    power = -1 if comparison.measure == SECONDS else 1
+    ideal = [base.median * ideal_speedup(comparison, e) ** power for e, _ in known] if base else []
+    return _ticked(
+        points(
+            _speed_title(comparison),
+            f"In {unit}: {told} instances; error bars are from the slowest to the fastest run.",
+            [
+                _median_line("measured", counts, [drawn for _, drawn in known]),
+                Line(name="ideal", xs=counts, ys=ideal, is_reference=True),
+            ],
+            x="instances",
+            y=unit,
+        ),
+        counts,
+    )
+
+
+def _median_line(
+    name: str, counts: Sequence[int], spreads: Sequence[Spread], scale: float = 1.0
+) -> Line:
+    return Line(
+        name=name,
+        xs=counts,
+        ys=[each.median * scale for each in spreads],
+        errors=[
+            ((each.median - each.least) * scale, (each.most - each.median) * scale)
+            for each in spreads
+        ],
+    )
+
+
+def _ticked(chart: Chart, counts: Sequence[int]) -> Chart:
+    """Return a chart over instances whose axis names these counts: there is no half an instance."""
+    layout = chart.figure["layout"]
+    axis = {**layout["xaxis"], "tickmode": "array", "tickvals": sorted(set(counts))}
+    return replace(chart, figure={**chart.figure, "layout": {**layout, "xaxis": axis}})
+
+
+def _efficiency(comparison: Comparison) -> Chart:
+    known = [each for each in _by_instances(comparison) if each.efficiency is not None]
+    counts = [each.instances for each in known]
+    told = ", ".join(f"{percent(each.efficiency)} with {each.instances}" for each in known)
+    measured = [100 * (each.efficiency or 0.0) for each in known]
+    return _ticked(
+        points(
+            "Scaling efficiency",
+            f"The speedup in parts of the ideal one: {told} instances.",
+            [
+                Line(name="measured", xs=counts, ys=measured),
+                Line(name="ideal", xs=counts, ys=[100.0] * len(counts), is_reference=True),
+            ],
+            x="instances",
+            y="%",
+        ),
+        counts,
+    )
+
+
+def _step_points(comparison: Comparison) -> Chart:
+    known = [each for each in _by_instances(comparison) if "step_seconds" in each.numbers]
+    spreads = [each.numbers["step_seconds"] for each in known]
+    told = ", ".join(
+        f"{number(spread.median * 1e3)} ms with {each.instances}"
+        for each, spread in zip(known, spreads, strict=True)
+    )
+    counts = [each.instances for each in known]
+    return _ticked(
+        points(
+            "Time of a step",
+            f"The median of the steady steps: {told} instances.",
+            [_median_line("step", counts, spreads, scale=1e3)],
+            x="instances",
+            y="ms",
+        ),
+        counts,
+    )
+
+
+# --- charts of learning -------------------------------------------------------------------------
+
+
+def _loss_charts(comparison: Comparison, runs: Sequence[RecordedRun]) -> list[Part]:
+    """Return the loss of all runs over time, and over samples where all tell these."""
+    found = [_losses(run) for run in runs]
+    if not any(found):
+        return []
+    batches = {run.name: run.batch for each in comparison.entries for run in each.runs}
+    told = ", ".join(
+        f"{number(those[-1][2])} of {run.run_id}"
+        for run, those in zip(runs, found, strict=True)
+        if those
+    )
+    by_samples = all(batches.get(run.run_id) for run in runs)
+
+    def chart(title: str, x: str, at: Callable[[RecordedRun, float, int], float]) -> Chart:
+        series = [
+            Line(
+                name=run.run_id,
+                xs=[at(run, seconds, step) for seconds, step, _ in those],
+                ys=[loss for _, _, loss in those],
+                index=index,
+            )
+            for index, (run, those) in enumerate(zip(runs, found, strict=True))
+            if those
+        ]
+        text = f"The last loss: {told}."
+        return (
+            lines(title, text, series, x=x, y="loss")
+            if x
+            else over_time(title, text, series, y="loss")
+        )
+
+    over = (
+        chart(
+            "Loss over samples",
+            "samples",
+            lambda run, _, step: step * (batches[run.run_id] or 0.0),
+        )
+        if by_samples
+        else chart("Loss over steps", "step", lambda _run, _, step: step)
+    )
+    return [chart("Loss over time", "", lambda _run, seconds, _: seconds), over]
+
+
+def _losses(run: RecordedRun) -> list[tuple[float, int, float]]:
+    """Return seconds since the run began, step and loss, over all attempts."""
+    began = began_at(run) or 0.0
+    return [(at - began, step, loss) for each in run.attempts for at, step, loss in losses(each)]
+
+
+def _value_charts(comparison: Comparison, runs: Sequence[RecordedRun]) -> list[Part]:
+    """Return each value that programs logged, over time; the loss has charts of its own."""
+    names = sorted(
+        {
+            name
+            for run in runs
+            for attempt in run.attempts
+            for each in attempt.values
+            for name in each.values
+        }
+        - {LOSS}
+    )
+    target = comparison.target
+    parts: list[Part] = []
+    for name in names[:_MOST_VALUES]:
+        marks = (
+            [Mark(target.bound, str(target), of_y=True)] if target and target.name == name else []
+        )
+        series = [_values_line(run, name, index) for index, run in enumerate(runs)]
+        known = [line for line in series if line.ys]
+        told = ", ".join(f"{number(line.ys[-1] or 0.0)} of {line.name}" for line in known)
+        parts.append(over_time(name, f"The last: {told}.", known, y=name, marks=marks))
+    if len(names) > _MOST_VALUES:
+        parts.append(Sentence(f"Not drawn: {counted(len(names) - _MOST_VALUES, 'more value')}."))
+    return parts
+
+
+def _values_line(run: RecordedRun, name: str, index: int) -> Line:
+    began = began_at(run) or 0.0
+    found = [
+        (each.at - began, each.values[name])
+        for attempt in run.attempts
+        for each in attempt.values
+        if name in each.values
+    ]
+    return Line(
+        name=run.run_id, xs=[at for at, _ in found], ys=[value for _, value in found], index=index
+    )

@@ -1,0 +1,260 @@
+"""A run as a page, in the order of an engineer's questions.
+
+How did it end, how fast was it, who was slow and why, where did time and memory go, what ran where,
+and how is it run again. Pure: a recorded run in, HTML out. What a section shows: its module.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+from popdist_py.errors import counted, plural
+from poprun_py.past_runs.pages.attempt_sections import (
+    attempts_section,
+    environment_section,
+    failure_parts,
+)
+from poprun_py.past_runs.pages.machine_sections import (
+    device_section,
+    placement_section,
+    read_plan,
+    rerun_section,
+)
+from poprun_py.past_runs.pages.page_frame import (
+    Alert,
+    Badge,
+    Fact,
+    Facts,
+    Part,
+    Section,
+    Sentence,
+    page,
+)
+from poprun_py.past_runs.pages.wording import duration, milliseconds, moment_text, number
+from poprun_py.past_runs.recorded_run import RecordedAttempt, RecordedRun, moment_of
+from poprun_py.planning.user_program import short_name
+from poprun_py.running.watch.job_view import JobView
+
+if TYPE_CHECKING:
+    from poprun_py.past_runs.pages.training_sections import StepTimes
+    from poprun_py.past_runs.trace_excerpt import Excerpt
+
+__all__ = ["run_page"]
+
+# The exit code of a job that was told to stop, and wrote a checkpoint.
+_CHECKPOINT: Final = 75
+
+_WITHOUT_STEPS: Final = (
+    "No training steps were recorded. They are with PopTorch models, and in other programs with "
+    "popdist_py.heartbeat.step()."
+)
+
+
+def run_page(
+    run: RecordedRun, made_at: str, excerpt: Excerpt | None = None, folder: str = ""
+) -> str:
+    """Return the page of a run, also of one that has not ended.
+
+    Args:
+        run: as its files tell.
+        made_at: when this is, as reports write times.
+        excerpt: some steps of its timeline.
+        folder: of the run, as an address from where the page will lie; it ends with a slash.
+    """
+    began = moment_of(run.report.get("began_at"))
+    if began is None:
+        began = min((r.at for a in run.attempts for r in a.steps), default=0.0)
+    view = _last_view(run)
+    times, measured = _measured(run, began, view)
+    plan, planned = read_plan(run)
+    return page(
+        f"{_program(run, view)}: {run.run_id}",
+        (
+            *measured,
+            device_section(run),
+            placement_section(plan),
+            _timeline(run, excerpt),
+            attempts_section(run, folder),
+            rerun_section(run, plan, planned),
+            environment_section(run),
+        ),
+        lead=_lead(run, made_at),
+        badge=_badge(run),
+        opening=_opening(run, view, times, folder),
+        footer=f"Made {moment_text(made_at)} from {run.files.folder}",
+    )
+
+
+def _measured(
+    run: RecordedRun, began: float, view: JobView | None
+) -> tuple[list[StepTimes], list[Section]]:
+    """Return how long steps took, and the sections of what was measured."""
+    is_observed = view is not None and any(s.num_steps or any(s.seconds) for s in view.instances)
+    if not is_observed and not any(a.steps or a.values or len(a.looks) > 1 for a in run.attempts):
+        # Nothing is imported for a job that was not observed.
+        return [], [Section("Training", (Sentence(_WITHOUT_STEPS),))]
+    from poprun_py.past_runs.pages.resource_sections import resource_section, where_time_went
+    from poprun_py.past_runs.pages.training_sections import (
+        step_times,
+        time_sections,
+        training_section,
+    )
+
+    times = step_times(run)
+    training = training_section(run, began)
+    if not times:
+        training = Section(training.title, (*training.parts, Sentence(_WITHOUT_STEPS)))
+    return times, [
+        training,
+        time_sections(times),
+        where_time_went(view),
+        resource_section(run, began),
+    ]
+
+
+def _timeline(run: RecordedRun, excerpt: Excerpt | None) -> Section:
+    if excerpt is None:
+        return Section("Timeline", ())
+    from poprun_py.past_runs.pages.timeline_section import timeline_section
+
+    return timeline_section(excerpt, run.files.timeline)
+
+
+def _program(run: RecordedRun, view: JobView | None) -> str:
+    """Return what people call the program: its script."""
+    if view is not None and view.program:
+        return view.program
+    return short_name(tuple(map(str, run.report.get("program") or ("program",))))
+
+
+def _badge(run: RecordedRun) -> Badge:
+    """Say how the run ended."""
+    if run.report.get("state") == "running":
+        return Badge("Running", "going")
+    code: Any = run.report.get("exit_code")
+    if code == 0:
+        return Badge("Completed", "good")
+    if code == _CHECKPOINT:
+        return Badge("Stopped at a checkpoint", "half")
+    cause = run.attempts[-1].report.get("cause") if run.attempts else None
+    words = str(cause or "failed").replace("_", " ")
+    return Badge(words[0].upper() + words[1:], "bad")
+
+
+def _lead(run: RecordedRun, made_at: str) -> str:
+    """Say how long the run took, and when it began."""
+    report = run.report
+    is_running = report.get("state") == "running"
+    began = moment_of(report.get("began_at"))
+    ended = moment_of(made_at if is_running else report.get("ended_at"))
+    words = []
+    if not is_running and report.get("exit_code") not in (0, _CHECKPOINT):
+        words.append(f"with exit code {report.get('exit_code')}")
+    if began is not None and ended is not None:
+        took = duration(max(0.0, ended - began))
+        words.append(f"{'for' if is_running else 'after'} {took}")
+    return f"{' '.join(words)}; began {moment_text(report.get('began_at'))}."
+
+
+def _opening(
+    run: RecordedRun, view: JobView | None, times: list[StepTimes], folder: str
+) -> list[Part]:
+    parts: list[Part] = failure_parts(run, folder)
+    if view is not None and view.worst is not None and view.worst.is_slow:
+        parts.append(Alert(f"{view.worst.sentence[0].upper()}{view.worst.sentence[1:]}."))
+    if run.report.get("state") == "running":
+        parts.append(
+            Alert(
+                "The run has not ended, or its launcher was killed: this is what is known so far."
+            )
+        )
+    parts.append(Facts([*_speed(run, view), *_steps(times, view), *_size(run)]))
+    return parts
+
+
+def _speed(run: RecordedRun, view: JobView | None) -> list[Fact]:
+    """Return how many samples all instances train on in a second, in the last attempt."""
+    trained = [attempt for attempt in run.attempts if attempt.steps]
+    rate, note = (_samples_per_second(trained[-1]), "") if trained else (0.0, "")
+    if not rate and view is not None:
+        rate = view.samples_per_second
+    if not rate:
+        return []
+    if trained and (total := sum(r.samples * r.every for a in trained for r in a.steps)):
+        note = f"{number(total)} {plural('sample', total)} in total"
+    return [Fact("samples/s in total", number(rate), note)]
+
+
+def _samples_per_second(attempt: RecordedAttempt) -> float:
+    """Return the sum of the instances' means; nobody knows how long a program's first step took."""
+    samples: dict[int, int] = {}
+    seconds: dict[int, float] = {}
+    for record in attempt.steps:
+        if 0 < record.seconds < math.inf:
+            samples[record.instance] = samples.get(record.instance, 0) + record.samples
+            seconds[record.instance] = seconds.get(record.instance, 0.0) + record.seconds
+    return sum(samples[i] / seconds[i] for i in samples)
+
+
+def _steps(times: list[StepTimes], view: JobView | None) -> list[Fact]:
+    from poprun_py.past_runs.pages.training_sections import slow_instances
+    from poprun_py.running.watch.instance_state import median
+
+    facts = []
+    if times:
+        middle = median([each.median for each in times])
+        slow = max(each.p95 for each in times)
+        facts.append(
+            Fact("step time, median", milliseconds(middle), f"95th percentile {milliseconds(slow)}")
+        )
+    if len(times) > 1:
+        worst = max(times, key=lambda each: each.own_median)
+        usual = median([each.own_median for each in times])
+        is_slow = worst.instance in slow_instances(times)
+        facts.append(_slowest(worst.instance, worst.own_median, usual, is_slow=is_slow))
+    elif view is not None and (last := view.worst) is not None:
+        facts.append(
+            _slowest(last.instance, last.own_seconds, last.median_seconds, is_slow=last.is_slow)
+        )
+    return facts
+
+
+def _slowest(instance: int, own: float, usual: float, *, is_slow: bool) -> Fact:
+    name = f"instance {instance}"
+    note = f"{milliseconds(own)} a step without waiting, median instance {milliseconds(usual)}"
+    if not is_slow:
+        return Fact("slowest", "none stands out", f"{name}: {note}")
+    return Fact("slowest", name, note)
+
+
+def _size(run: RecordedRun) -> list[Fact]:
+    plan: Mapping[str, Any] = run.report["plan"]
+    hosts = run.attempts[-1].report.get("hosts") if run.attempts else None
+    facts = [Fact("instances", str(plan["num_instances"]))]
+    if isinstance(hosts, list) and hosts:
+        names = ", ".join(map(str, hosts[:3])) + (", ..." if len(hosts) > 3 else "")
+        facts[0] = Fact("instances", str(plan["num_instances"]), f"on {names}")
+    replicas, per_replica = plan.get("num_replicas"), plan.get("ipus_per_replica")
+    if isinstance(replicas, int) and isinstance(per_replica, int):
+        each = f"{counted(per_replica, 'IPU')} each"
+        facts.append(Fact("replicas", str(replicas), f"{each}, {replicas * per_replica} in total"))
+    restarts = len(run.attempts) - 1
+    if restarts > 0:
+        facts.append(Fact("attempts", str(restarts + 1), f"{restarts} after a failure or stop"))
+    return facts
+
+
+def _last_view(run: RecordedRun) -> JobView | None:
+    """Return the last look at the instances that a report or a file has."""
+    for attempt in reversed(run.attempts):
+        observation = attempt.report.get("observation")
+        if isinstance(observation, dict):
+            try:
+                return JobView.from_json(observation)
+            except (KeyError, TypeError, ValueError, AttributeError):
+                pass
+        if attempt.looks:
+            return attempt.looks[-1][1]
+    return None

@@ -1,0 +1,385 @@
+"""How fast a run trained and how well: throughput, loss, logged values, step times.
+
+Pure: a recorded run in, sections out. Times are seconds since the run began. Nothing here reads
+files or writes HTML.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from poprun_py.past_runs.pages.chart import Chart
+from poprun_py.past_runs.pages.charts import (
+    Bars,
+    Line,
+    Mark,
+    Sample,
+    bars,
+    histogram,
+    lines,
+    over_time,
+)
+from poprun_py.past_runs.pages.colours import NEUTRAL, series_colour
+from poprun_py.past_runs.pages.page_frame import Beside, Part, Section, Sentence, Table
+from poprun_py.past_runs.pages.wording import listed, milliseconds, number
+from poprun_py.past_runs.recorded_run import RecordedAttempt, RecordedRun, moment_of
+from poprun_py.running.watch.instance_state import median, percentile
+from poprun_py.running.watch.records import StepRecord
+from poprun_py.running.watch.stragglers import waited_for
+
+__all__ = [
+    "StepTimes",
+    "chosen",
+    "restarts",
+    "slow_instances",
+    "step_times",
+    "time_sections",
+    "training_section",
+]
+
+# A line of throughput is made of at most so many means.
+_WINDOWS = 200
+# More lines than these are no picture.
+_MOST_LINES, _MOST_HISTOGRAMS, _MOST_VALUES = 64, 8, 12
+_P95 = 0.95
+
+
+@dataclass(frozen=True, slots=True)
+class StepTimes:
+    """How long the steps of one instance took, over all attempts; in seconds.
+
+    Of very many steps only every so many-th was kept, in the end every ``every``-th; ``count`` is
+    how many they stand for.
+    """
+
+    instance: int
+    seconds: tuple[float, ...]
+    own: tuple[float, ...]
+    count: int
+    every: int
+
+    @property
+    def median(self) -> float:
+        """Half of the steps took no longer."""
+        return median(self.seconds)
+
+    @property
+    def p95(self) -> float:
+        """95 % of the steps took no longer."""
+        return percentile(self.seconds, _P95)
+
+    @property
+    def own_median(self) -> float:
+        """The median of the time without waiting for other instances."""
+        return median(self.own)
+
+
+def slow_instances(times: Sequence[StepTimes]) -> frozenset[int]:
+    """Return the instances that the others wait for."""
+    return waited_for({each.instance: (each.own_median, each.median) for each in times})
+
+
+def step_times(run: RecordedRun) -> list[StepTimes]:
+    """Return how long the steps of each instance took, in the order of the instances."""
+    timed: dict[int, list[StepRecord]] = defaultdict(list)
+    for attempt in run.attempts:
+        for index, records in _by_instance(attempt).items():
+            timed[index] += filter(_is_timed, records)
+    return [
+        StepTimes(
+            index,
+            tuple(record.seconds for record in records),
+            tuple(record.own_seconds for record in records),
+            sum(record.every for record in records),
+            max(record.every for record in records),
+        )
+        for index, records in sorted(timed.items())
+        if records
+    ]
+
+
+def _by_instance(attempt: RecordedAttempt) -> dict[int, list[StepRecord]]:
+    """Return the steps of each instance, by time."""
+    found: dict[int, list[StepRecord]] = defaultdict(list)
+    for record in attempt.steps:
+        found[record.instance].append(record)
+    return found
+
+
+def _is_timed(record: StepRecord) -> bool:
+    """Tell whether a step has a time that can be drawn; a file may say anything."""
+    return math.isfinite(record.at) and 0 < record.seconds < math.inf
+
+
+def restarts(run: RecordedRun, began: float) -> list[Mark]:
+    """Return when the attempts after the first one began."""
+    return [
+        Mark(at - began, f"attempt {attempt.number}")
+        for attempt in run.attempts[1:]
+        if (at := moment_of(attempt.report.get("began_at"))) is not None
+    ]
+
+
+def chosen(instances: Iterable[int], most: int = _MOST_LINES) -> list[int]:
+    """Return the instances that are drawn: all, or as many of them, evenly."""
+    ordered = sorted(set(instances))
+    if len(ordered) <= most:
+        return ordered
+    return [ordered[number * (len(ordered) - 1) // (most - 1)] for number in range(most)]
+
+
+# --- throughput, loss and values ----------------------------------------------------------------
+
+
+def training_section(run: RecordedRun, began: float) -> Section:
+    """Return how throughput, loss and what the program logged went."""
+    parts: list[Part] = []
+    if any(attempt.steps for attempt in run.attempts):
+        parts.append(_throughput(run, began))
+    loss = _loss(run)
+    values, rest = _values(run)
+    if smaller := [*([loss] if loss else []), *values]:
+        parts.append(Beside(smaller))
+    if rest:
+        parts.append(Sentence(f"Not drawn: {', '.join(rest)}."))
+    return Section("Training", tuple(parts))
+
+
+def _throughput(run: RecordedRun, began: float) -> Chart:
+    has_samples = any(r.samples for attempt in run.attempts for r in attempt.steps)
+    unit = "samples/s" if has_samples else "steps/s"
+    attempts = [_by_instance(attempt) for attempt in run.attempts]
+    series, means = [], []
+    for index in chosen(each for steps in attempts for each in steps):
+        xs: list[float] = []
+        ys: list[float | None] = []
+        records: list[StepRecord] = []
+        for steps in attempts:
+            own = list(filter(_is_timed, steps.get(index, ())))
+            if xs and own:  # nothing was done between two attempts
+                xs.append(own[0].at - began)
+                ys.append(None)
+            records += own
+            for at, rate in _rates(own, has_samples=has_samples):
+                xs.append(round(at - began, 3))
+                ys.append(rate)
+        series.append(Line(name=f"instance {index}", xs=xs, ys=ys, index=index))
+        means.append((_rate(records, has_samples=has_samples), index))
+    low, high = min(means), max(means)
+    least, most = number(low[0]), number(high[0])
+    told = f"Instance {high[1]} has {most} {unit} on average"
+    if least != most:
+        told += f", the most; instance {low[1]} has the fewest, {least}"
+    elif len(means) > 1:
+        told = f"Each instance has {most} {unit} on average"
+    return over_time(
+        "Throughput of each instance",
+        f"{told}. Compiling, validating and saving do not count.",
+        series,
+        y=unit,
+        marks=restarts(run, began),
+        from_zero=True,
+    )
+
+
+def _rates(steps: Sequence[StepRecord], *, has_samples: bool) -> list[tuple[float, float]]:
+    """Return means of the throughput in windows of equal length, with their time."""
+    if not steps:
+        return []
+    first, last = steps[0].at, steps[-1].at
+    width = max(last - first, 1e-9) / _WINDOWS
+    windows: dict[int, list[StepRecord]] = defaultdict(list)
+    for record in steps:
+        windows[int((record.at - first) / width)].append(record)
+    return [
+        (
+            _mean([record.at for record in window]),
+            _rate(window, has_samples=has_samples),
+        )
+        for _, window in sorted(windows.items())
+    ]
+
+
+def _rate(steps: Sequence[StepRecord], *, has_samples: bool) -> float:
+    """Return samples, or steps, by the time that the steps took."""
+    seconds = sum(record.seconds for record in steps)
+    done = sum(record.samples if has_samples else 1 for record in steps)
+    return done / seconds if seconds else 0.0
+
+
+def _loss(run: RecordedRun) -> Chart | None:
+    attempts = [_by_instance(attempt) for attempt in run.attempts]
+    series, last = [], []
+    for index in chosen(r.instance for a in run.attempts for r in a.steps if r.loss is not None):
+        xs, ys = _by_step(
+            [(record.step, record.loss) for record in steps.get(index, ())] for steps in attempts
+        )
+        series.append(Line(name=f"instance {index}", xs=xs, ys=ys, index=index))
+        known = [(x, y) for x, y in zip(xs, ys, strict=True) if y is not None]
+        last.append((*known[-1], index))
+    if not series:
+        return None
+    step, loss, index = last[0]
+    bad = [index for _, value, index in last if not math.isfinite(value)]
+    told = f"At step {step:,} the loss of instance {index} is {number(loss)}."
+    if bad:
+        told = f"The last loss of {_instances(bad)} is not finite; such steps are gaps."
+    return lines("Loss", told, series, x="training step", y="loss")
+
+
+def _by_step(
+    attempts: Iterable[Sequence[tuple[int, float | None]]],
+) -> tuple[list[float], list[float | None]]:
+    """Return points over steps; between two attempts, which may repeat steps, is a gap."""
+    xs: list[float] = []
+    ys: list[float | None] = []
+    for found in attempts:
+        if xs and found:
+            xs.append(found[0][0])
+            ys.append(None)
+        xs += [step for step, _ in found]
+        ys += [value for _, value in found]
+    return xs, ys
+
+
+def _values(run: RecordedRun) -> tuple[list[Chart], list[str]]:
+    """Return a chart for each name that popdist_py.Metrics logged, and the names without one."""
+    names = list(dict.fromkeys(n for a in run.attempts for v in a.values for n in v.values))
+    charts = []
+    for number_of, name in enumerate(names[:_MOST_VALUES]):
+        xs, ys = _by_step(
+            [
+                (logged.step, logged.values[name])
+                for logged in attempt.values
+                if name in logged.values
+            ]
+            for attempt in run.attempts
+        )
+        known = [(x, y) for x, y in zip(xs, ys, strict=True) if y is not None]
+        told = f"{number(known[-1][1])} at step {known[-1][0]:,}"
+        finite = [y for _, y in known if math.isfinite(y)]
+        if finite:
+            told += f"; between {number(min(finite))} and {number(max(finite))}"
+        line = Line(name=name, xs=xs, ys=ys, index=number_of)
+        charts.append(lines(name, f"{told}.", [line], x="training step", y=name))
+    return charts, names[_MOST_VALUES:]
+
+
+# --- step times ---------------------------------------------------------------------------------
+
+
+def time_sections(times: Sequence[StepTimes]) -> Section:
+    """Return how long steps took, and who waits for whom."""
+    if not times:
+        return Section("Step time", ())
+    waiting = any(
+        own < whole for each in times for own, whole in zip(each.own, each.seconds, strict=True)
+    )
+    parts: list[Part] = []
+    if len(times) > 1 and waiting:
+        parts.append(_own_bars(times))
+    charts = [_histogram("Step time", times, {each.instance: each.seconds for each in times})]
+    if waiting:
+        own = {each.instance: each.own for each in times}
+        charts.append(_histogram("Step time without waiting", times, own))
+    parts.append(Beside(charts))
+    parts.append(_table(times))
+    if (every := max(each.every for each in times)) > 1:
+        parts.append(
+            Sentence(
+                f"Of so many steps not all are here: in the end one of {every}, at the beginning "
+                "more. The longest step may not be among them."
+            )
+        )
+    return Section("Step time", parts)
+
+
+def _own_bars(times: Sequence[StepTimes]) -> Chart:
+    worst = max(times, key=lambda each: each.own_median)
+    usual, slow_ones = median([each.own_median for each in times]), slow_instances(times)
+    told = (
+        f"Instance {worst.instance} needs {milliseconds(worst.own_median)} of its own for a step, "
+        f"the median instance {milliseconds(usual)}"
+    )
+    told += "; the others wait for it." if worst.instance in slow_ones else "."
+    drawn = {*chosen(each.instance for each in times), worst.instance}
+    shown = [each for each in times if each.instance in drawn]
+    names = [f"instance {each.instance}" for each in shown]
+    slow, own = (
+        [
+            each.own_median * 1e3 if (each.instance in slow_ones) is is_slow else None
+            for each in shown
+        ]
+        for is_slow in (True, False)
+    )
+    rest = [max(0.0, each.median - each.own_median) * 1e3 for each in shown]
+    parts = [
+        Bars("own time", own, series_colour(0)),
+        Bars("own time, slow", slow, series_colour(1)),
+        Bars("waiting for others", rest, NEUTRAL),
+    ]
+    return bars(
+        "Who waits for whom",
+        told,
+        names,
+        [part for part in parts if any(part.values)],
+        unit="ms a step (medians)",
+    )
+
+
+def _histogram(
+    title: str, times: Sequence[StepTimes], values: Mapping[int, Sequence[float]]
+) -> Chart:
+    """Return how often steps took how long; of many instances those at both ends."""
+    ordered = sorted(times, key=lambda each: median(values[each.instance]))
+    half = _MOST_HISTOGRAMS // 2
+    shown = ordered if len(ordered) <= _MOST_HISTOGRAMS else ordered[:half] + ordered[-half:]
+    every = [value for sample in values.values() for value in sample]
+    middle, p95 = median(every), percentile(every, _P95)
+    few = f" The {half} fastest and the {half} slowest are drawn." if shown is not ordered else ""
+    return histogram(
+        title,
+        f"Median {milliseconds(middle)}, 95th percentile {milliseconds(p95)}, longest "
+        f"{milliseconds(max(every))}.{few}",
+        [
+            Sample(
+                f"instance {each.instance}",
+                [value * 1e3 for value in values[each.instance]],
+                each.instance,
+            )
+            for each in sorted(shown, key=lambda each: each.instance)
+        ],
+        x="ms",
+        marks=[Mark(middle * 1e3, "median", is_left=True), Mark(p95 * 1e3, "p95")],
+    )
+
+
+def _table(times: Sequence[StepTimes]) -> Table:
+    slow = slow_instances(times)
+    return Table(
+        "Step times",
+        ("instance", "steps", "median", "p95", "longest", "median without waiting"),
+        [
+            (
+                str(each.instance),
+                f"{each.count:,}",
+                milliseconds(each.median),
+                milliseconds(each.p95),
+                milliseconds(max(each.seconds)),
+                milliseconds(each.own_median),
+            )
+            for each in times
+        ],
+        frozenset(i for i, each in enumerate(times) if each.instance in slow),
+    )
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values) if values else 0.0
+
+
+def _instances(indices: Sequence[int]) -> str:
+    return listed([f"instance {index}" for index in indices])

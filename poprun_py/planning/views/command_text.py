@@ -1,0 +1,121 @@
+"""Commands as text for people that a shell still takes.
+
+That of mpirun is folded, an option with its values a line: only layout is decided here, a shell
+reads back the same words. That of the launcher is written anew from what is in force.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+from typing import Any
+
+from poprun_py.command_name import command_name
+from poprun_py.machines.sysfs import format_cpu_list
+from poprun_py.options.launch_config import LaunchConfig, options
+from poprun_py.options.option_kinds import FLAG, option_name
+
+__all__ = ["folded", "launch_command"]
+
+# Options with two values, of which the second may itself begin with a dash. Every other option
+# takes the words that follow it up to the next one.
+_TWO_VALUES = {"mca", "gmca", "prtemca", "pmixmca", "env", "genv"}
+_NEXT_LINE = " \\\n"
+_INDENT = "  "
+_ONE_LINE = 80
+
+
+def folded(command: Sequence[str]) -> str:
+    """Return an mpirun command in lines that can be pasted into a shell together.
+
+    Each part of the command (Open MPI's app contexts, separated by ``:``) is a block that begins
+    with its number of processes.
+
+    Args:
+        command: its words.
+    """
+    lines: list[str] = []
+    for part, words in enumerate(_parts(command)):
+        start = _program_start(words)
+        options, program = list(_options(words[:start])), words[start:]
+        counted = next((n for n, option in enumerate(options) if option[0] in ("-np", "-n")), 0)
+        for number, option in enumerate(options):
+            depth = 0 if not lines else 1 if number <= counted else 2
+            separator = ": " if part and not number else ""
+            lines.append(_INDENT * depth + separator + shlex.join(option))
+        # The wrapper, then what it starts.
+        end = program.index("--") + 1 if "--" in program else len(program)
+        lines += [
+            _INDENT * 2 + shlex.join(words) for words in (program[:end], program[end:]) if words
+        ]
+    return _NEXT_LINE.join(lines)
+
+
+def _parts(command: Sequence[str]) -> Iterator[list[str]]:
+    """Return the parts of a command; a word of a program is never a lone ``:``."""
+    for is_separator, words in groupby(command, key=lambda word: word == ":"):
+        if not is_separator:
+            yield list(words)
+
+
+def _program_start(words: list[str]) -> int:
+    """Return where the wrapper begins, ``PYTHON -I -S FILE --``; the end if there is none."""
+    for number in range(1, len(words)):
+        if words[number : number + 2] == ["-I", "-S"] and words[number + 3 : number + 4] == ["--"]:
+            return number - 1
+    return len(words)
+
+
+def _options(words: list[str]) -> Iterator[list[str]]:
+    """Return the options of a part, each with its values; the first part begins with mpirun."""
+    position = 0
+    while position < len(words):
+        end = position + 1
+        if words[position].startswith("-") and words[position].lstrip("-") in _TWO_VALUES:
+            end += 2
+        else:
+            while end < len(words) and not words[end].startswith("-"):
+                end += 1
+        yield words[position:end]
+        position = end
+
+
+def launch_command(config: LaunchConfig) -> str:
+    """Return the command that asks for what ``config`` does, wherever its options were given.
+
+    A value of --env may be secret: only its name is there, which forwards the launcher's variable.
+    """
+    given = [shlex.join(words) for words in _given(config) if words]
+    parts = [command_name(), *given, shlex.join(config.program or ("PROGRAM",))]
+    line = " ".join(parts)
+    return line if len(line) <= _ONE_LINE else f"{_NEXT_LINE}{_INDENT}".join(parts)
+
+
+def _given(config: LaunchConfig) -> Iterator[list[str]]:
+    """Give the words of each option that was given, for every time that it was."""
+    for name, declared in options().items():
+        value = getattr(config, name)
+        if not declared.saved or not config.is_given(name):
+            continue
+        if name == "verbosity":
+            yield [f"-{'v' * value}"] if value else []
+        elif declared.kind is FLAG:
+            yield [option_name(name)] if value else []
+        else:
+            for each in value if declared.repeatable else [value]:
+                shown = each.partition("=")[0] if declared.secret else _typed(each)
+                # A value that begins as an option does would pass for one.
+                is_like_option = shown.startswith("-")
+                option = option_name(name)
+                yield [f"{option}={shown}"] if is_like_option else [option, shown]
+
+
+def _typed(value: Any) -> str:
+    """Return a value as it is typed."""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, tuple):
+        return format_cpu_list(value)
+    # Of what can be given, only "all" instances are kept as None.
+    return "all" if value is None else str(value)

@@ -1,0 +1,243 @@
+"""Blocks of SVG: text, cells and frames that know their size, so that they can be laid out.
+
+A block is drawn from its own origin; whoever places blocks in one of the three arrangements here
+(``flowing``, ``stacked``, ``beside``) needs no coordinates, and nothing can overlap. Nothing here
+knows what is drawn. Text is measured for a wide typeface, since nobody knows the reader's.
+"""
+
+from __future__ import annotations
+
+import html
+import math
+import re
+import textwrap
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from poprun_py.planning.views.drawing import wrapped
+
+__all__ = [
+    "STYLE",
+    "Block",
+    "beside",
+    "cell",
+    "described",
+    "document",
+    "escaped",
+    "flowing",
+    "framed",
+    "paragraph",
+    "stacked",
+]
+
+_FONT = "system-ui,-apple-system,'Segoe UI','DejaVu Sans',sans-serif"
+# Sizes in pixels, and how bold: what kinds of text there are.
+_TEXTS = {
+    "title": (17, 700),
+    "name": (13, 600),
+    "text": (12, 400),
+    "note": (11, 400),
+    "label": (10, 400),
+}
+# Widths of letters as a part of the size, at least those of DejaVu Sans, which is a wide typeface.
+_LETTERS = {" ,.;:-!'()[]/|ijlftr": 0.42, "mwMW@%": 1.0, "abcdeghknopqsuvxyz0123456789": 0.64}
+_WIDTHS = {letter: width for letters, width in _LETTERS.items() for letter in letters}
+_NARROWEST = min(_LETTERS.values())
+_CAPITAL, _OTHER, _BOLD = 0.79, 1.1, 1.12
+_LINE = 1.35
+# Where a line of text stands below the middle of its letters, as a part of the size.
+_BELOW_MIDDLE = 0.36
+_RADIUS = 4
+# Of a class: the attribute, its colour on light ground and on dark ground.
+_COLOURS = {
+    "title": ("fill", "#0f172a", "#f1f5f9"),
+    "name": ("fill", "#0f172a", "#f1f5f9"),
+    "text": ("fill", "#334155", "#cbd5e1"),
+    "note": ("fill", "#475569", "#a8b5c7"),
+    "label": ("fill", "#0f172a", "#f8fafc"),
+    "page": ("fill", "#f8fafc", "#0b1120"),
+    "card": ("fill", "#ffffff", "#172033"),
+    "node": ("fill", "#f1f5f9", "#0f172a"),
+    "domain": ("fill", "none", "none"),
+    "replica": ("fill", "none", "none"),
+    "ipu": ("fill", "#ffffff", "#0f172a"),
+    "alert": ("fill", "#fef3c7", "#422006"),
+    "idle": ("fill", "#dbe1e9", "#3a475c"),
+    "closed": ("fill", "none", "none"),
+    "many": ("fill", "#94a3b8", "#64748b"),
+    "own0": ("fill", "#a5c8fd", "#1d4ed8"),
+    "own1": ("fill", "#fdc88a", "#b45309"),
+    "own2": ("fill", "#9be8b4", "#15803d"),
+    "own3": ("fill", "#f9b4d6", "#be185d"),
+    "own4": ("fill", "#cfc2fc", "#6d28d9"),
+    "own5": ("fill", "#f5e06a", "#856404"),
+    "own6": ("fill", "#8ee3ef", "#0e7490"),
+    "own7": ("fill", "#dcc9b6", "#78593b"),
+}
+_STROKES = {
+    "card": ("stroke", "#cbd5e1", "#475569"),
+    "node": ("stroke", "#e2e8f0", "#334155"),
+    "domain": ("stroke", "#94a3b8", "#64748b"),
+    "replica": ("stroke", "#94a3b8", "#64748b"),
+    "ipu": ("stroke", "#64748b", "#94a3b8"),
+    "alert": ("stroke", "#f59e0b", "#d97706"),
+    "closed": ("stroke", "#94a3b8", "#64748b"),
+    "notch": ("stroke", "#f1f5f9", "#0f172a"),
+}
+_DASHED = ("domain", "closed")
+
+
+def _style() -> str:
+    texts = (
+        f".{kind}{{font:{weight} {size}px {_FONT}}}" for kind, (size, weight) in _TEXTS.items()
+    )
+    light, dark = (
+        "".join(
+            f".{kind}{{{looks[0]}:{looks[ground]}}}"
+            for colours in (_COLOURS, _STROKES)
+            for kind, looks in colours.items()
+        )
+        for ground in (1, 2)
+    )
+    dashes = "".join(f".{kind}{{stroke-dasharray:3 2}}" for kind in _DASHED)
+    middle = ".label{text-anchor:middle}"
+    # Paper is light.
+    return (
+        f"{''.join(texts)}{middle}{light}{dashes}"
+        f"@media screen and (prefers-color-scheme:dark){{{dark}}}"
+    )
+
+
+# What every class looks like: a picture holds it, or the page around several pictures.
+STYLE = _style()
+# What XML cannot hold, and what no reader shows; the opposite takes ten times as long to compile.
+_UNSHOWABLE = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """A part of a picture: its size in pixels, and its SVG, drawn from (0, 0)."""
+
+    width: int
+    height: int
+    body: str
+
+
+def escaped(text: str) -> str:
+    """Return ``text`` for XML and HTML in ASCII: it is the same in every encoding of a terminal."""
+    shown = html.escape(_UNSHOWABLE.sub("\ufffd", text))
+    return shown.encode("ascii", "xmlcharrefreplace").decode()
+
+
+# --- what is drawn ------------------------------------------------------------------------------
+
+
+def paragraph(text: str, kind: str, width: int) -> Block:
+    """Return ``text`` in lines of at most ``width`` pixels, broken after commas or at blanks."""
+    size, _ = _TEXTS[kind]
+    lines = [text]
+    # No line takes more of the narrowest letters.
+    columns = min(len(text), int(width / (size * _NARROWEST))) + 1
+    while columns > 1 and max(_measured(line, kind) for line in lines) > width:
+        columns -= 1
+        lines = _broken(text, columns)
+    step = math.ceil(size * _LINE)
+    body = "".join(
+        f'<text class="{kind}" y="{number * step + size}">{escaped(line)}</text>'
+        for number, line in enumerate(lines)
+    )
+    return Block(_measured(max(lines, key=len, default=""), kind), step * len(lines), body)
+
+
+def cell(label: str, *kinds: str, least: int = 17, height: int = 17, notches: int = 0) -> Block:
+    """Return a box with a label in its middle, as wide as the label needs.
+
+    Args:
+        label: a word or a number.
+        kinds: the class of the box; several divide it from left to right.
+        least: width in pixels below which no box is.
+        height: in pixels.
+        notches: how many pairs of marks at the edges divide it from top to bottom.
+    """
+    width = max(least, _measured(label, "label") + 4)
+    cuts = [width * number // max(1, len(kinds)) for number in range(len(kinds) + 1)]
+    boxes = "".join(
+        f'<rect class="{kind}"{_place(left)} width="{right - left}" height="{height}" rx="2"/>'
+        for kind, left, right in zip(kinds, cuts, cuts[1:], strict=False)
+    )
+    marks = "".join(
+        f'<path class="notch" d="M0 {y}h2M{width - 2} {y}h2"/>'
+        for y in (height * n // (notches + 1) for n in range(1, notches + 1))
+    )
+    baseline = height / 2 + _TEXTS["label"][0] * _BELOW_MIDDLE
+    text = f'<text class="label" x="{width / 2:g}" y="{baseline:g}">{escaped(label)}</text>'
+    return Block(width, height, boxes + marks + (text if label else ""))
+
+
+def framed(block: Block, kind: str, *, pad: int, width: int = 0) -> Block:
+    """Return ``block`` in a frame with ``pad`` pixels around it, of at least ``width`` pixels."""
+    wide, high = max(width, block.width + 2 * pad), block.height + 2 * pad
+    frame = f'<rect class="{kind}" width="{wide}" height="{high}" rx="{_RADIUS}"/>'
+    return Block(wide, high, frame + _moved(block, pad, pad))
+
+
+def described(block: Block, text: str) -> Block:
+    """Return ``block`` with a text that is shown while a pointer rests on it."""
+    return Block(block.width, block.height, f"<g><title>{escaped(text)}</title>{block.body}</g>")
+
+
+# --- arrangements -------------------------------------------------------------------------------
+
+
+def flowing(blocks: Iterable[Block], width: float, *, gap: int) -> Block:
+    """Return blocks as words are set: from left to right, in lines of at most ``width`` pixels."""
+    body: list[str] = []
+    x = y = widest = line_height = 0
+    for block in blocks:
+        if x and x + block.width > width:
+            x, y, line_height = 0, y + line_height + gap, 0
+        body.append(_moved(block, x, y))
+        widest, line_height = max(widest, x + block.width), max(line_height, block.height)
+        x += block.width + gap
+    return Block(widest, y + line_height, "".join(body))
+
+
+def stacked(blocks: Iterable[Block], *, gap: int) -> Block:
+    """Return blocks one below another."""
+    return flowing(blocks, 0, gap=gap)
+
+
+def beside(blocks: Iterable[Block], *, gap: int) -> Block:
+    """Return blocks in a line, one to the right of another."""
+    return flowing(blocks, math.inf, gap=gap)
+
+
+def document(block: Block, *, title: str, description: str = "", style: str = "") -> str:
+    """Return a whole picture; ``title`` and ``description`` are read to who cannot see it."""
+    told = f"<desc>{escaped(description)}</desc>" if description else ""
+    styled = f"<style>{style}</style>" if style else ""
+    size = f'width="{block.width}" height="{block.height}"'
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {block.width} {block.height}" '
+        f'{size} role="img"><title>{escaped(title)}</title>{told}{styled}\n{block.body}\n</svg>'
+    )
+
+
+def _moved(block: Block, x: int, y: int) -> str:
+    return f'\n<g transform="translate({x} {y})">{block.body}</g>' if x or y else block.body
+
+
+def _place(x: int) -> str:
+    return f' x="{x}"' if x else ""
+
+
+def _broken(text: str, columns: int) -> list[str]:
+    """Return ``text`` in lines of at most ``columns`` letters; longer words are broken, too."""
+    return [piece for line in wrapped(text, columns) for piece in textwrap.wrap(line, columns)]
+
+
+def _measured(text: str, kind: str) -> int:
+    """Return the width of a line in pixels."""
+    size, weight = _TEXTS[kind]
+    letters = (_WIDTHS.get(letter, _CAPITAL if letter.isascii() else _OTHER) for letter in text)
+    return math.ceil(sum(letters) * size * (_BOLD if weight > 400 else 1))

@@ -1,0 +1,1 @@
+"""Runs a job: supervision, observation, metrics, the screen and the keyboard."""

@@ -1,0 +1,184 @@
+"""A process beside the launcher that takes JSON documents, one a line, and never holds it up.
+
+Nothing here knows what the process does with them. It ends when the pipe does, also when the
+launcher is killed, and says then on its standard output what went wrong, one sentence a line.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from poprun_py.errors import StartError, explain_os_error
+
+__all__ = ["Feed"]
+
+_ROOT: Final = Path(__file__).resolve().parents[3]
+# Last on the path, so that nothing beside our packages hides the standard library; -P keeps the
+# working folder out.
+_START: Final = (
+    "import importlib, sys; sys.path.append(sys.argv[1]); "
+    "importlib.import_module(sys.argv[2]).main()"
+)
+# What waits for a process that is busy: some hundred documents. Unprivileged processes may have it.
+_PIPE_BYTES: Final = 1 << 20
+# After the end of the job: until something is said, and until the process is killed.
+_SAID_SECONDS, _END_SECONDS = 2.0, 30.0
+_READ_BYTES: Final = 1 << 16
+
+
+class Feed:
+    """A process that is fed with documents.
+
+    Args:
+        module: what it runs: its function ``main`` reads the documents from standard input.
+        what: how messages name it, such as ``the metrics for TensorBoard``.
+        first: the first document.
+        environ: its environment.
+        pass_fds: descriptors that it inherits.
+
+    Raises:
+        StartError: it cannot be started.
+    """
+
+    def __init__(
+        self,
+        module: str,
+        what: str,
+        first: Mapping[str, Any],
+        *,
+        environ: Mapping[str, str],
+        pass_fds: Sequence[int] = (),
+    ) -> None:
+        self._what = what
+        self._rest = memoryview(b"")  # the part of a document that did not fit into the pipe yet
+        self._num_sent = self._num_dropped = 0
+        self._is_open = True
+        try:
+            self._process = subprocess.Popen(
+                (sys.executable, "-P", "-c", _START, str(_ROOT), module),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                env=dict(environ),
+                pass_fds=tuple(pass_fds),
+                umask=0o077,
+                # Ctrl-C and Ctrl-Z are the job's: the last numbers come after them.
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise StartError(explain_os_error(error, f"{what} cannot start")) from None
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._input, self._output = self._process.stdin.fileno(), self._process.stdout.fileno()
+        for descriptor in (self._input, self._output):
+            os.set_blocking(descriptor, False)
+        with contextlib.suppress(OSError):
+            fcntl.fcntl(self._input, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
+        self.send(first)
+
+    def send(self, document: Mapping[str, Any] | str) -> bool:
+        """Send a document, or drop it if the process is too slow; return whether it was sent.
+
+        A document that is a text must be JSON without a line break.
+        """
+        self._num_sent += 1
+        self._write()
+        if self._rest or not self._is_open:
+            self._num_dropped += 1
+            return False
+        if not isinstance(document, str):
+            document = json.dumps(document, separators=(",", ":"))
+        self._rest = memoryview(document.encode() + b"\n")
+        self._write()
+        return True
+
+    def go_on(self) -> None:
+        """Send more of a document that did not fit into the pipe, if the pipe has room now."""
+        if self._rest:
+            self._write()
+
+    def finish(self, tell: Callable[[str], None]) -> list[str]:
+        """Let the process end, and wait for it; returns what went wrong, in sentences.
+
+        Args:
+            tell: takes a sentence when this lasts.
+        """
+        began, said, was_told = time.monotonic(), b"", False
+        is_killed = False
+        try:
+            while (seconds := time.monotonic() - began) < _END_SECONDS:
+                self._write()
+                if not self._rest:
+                    self._close_input()
+                if seconds > _SAID_SECONDS and not was_told:
+                    was_told = True
+                    tell(f"waiting for {self._what}, {_END_SECONDS:.0f} s at most")
+                ready, _, _ = select.select([self._output], [], [], 0.05)
+                if ready:
+                    data = os.read(self._output, _READ_BYTES)
+                    said += data
+                    if not data:
+                        break
+            else:
+                is_killed = True
+        except KeyboardInterrupt:  # the job has ended: what is left is not worth waiting for
+            is_killed = True
+        return [*said.decode(errors="replace").splitlines(), *self._end(is_killed)]
+
+    def close(self) -> None:
+        """End the process at once, if it has not ended; calling it again does nothing."""
+        if self._process.returncode is None:
+            self._end(True)
+
+    def _end(self, is_killed: bool) -> list[str]:
+        """Collect the process; returns what went wrong with it."""
+        self._close_input()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            if not is_killed:
+                self._process.wait(1)
+        if self._process.poll() is None:
+            is_killed = True
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+        assert self._process.stdout is not None
+        self._process.stdout.close()
+        troubles = []
+        if is_killed:
+            troubles.append(f"{self._what} did not end in time: the last numbers may be missing")
+        elif self._process.returncode:
+            troubles.append(f"{self._what} ended early, with exit code {self._process.returncode}")
+        elif self._num_dropped:
+            missing = f"{self._num_dropped} of {self._num_sent} documents were left out"
+            troubles.append(f"{self._what} took too long: {missing}")
+        return troubles
+
+    def _write(self) -> None:
+        """Write what there is room for."""
+        while self._rest and self._is_open:
+            try:
+                written = os.write(self._input, self._rest)
+            except BlockingIOError:
+                return
+            except OSError:  # it has ended
+                self._close_input()
+                return
+            self._rest = self._rest[written:]
+
+    def _close_input(self) -> None:
+        self._rest = memoryview(b"")
+        if self._is_open:
+            self._is_open = False
+            assert self._process.stdin is not None
+            self._process.stdin.close()

@@ -1,0 +1,311 @@
+"""Asking the launchers of running jobs: for stacks, how the instances do, or what the jobs hold.
+
+``holdings`` is what a launcher answers to the last. Only the jobs of this user are found, and for
+root all: a launcher's socket is in a private folder. Everybody can make a folder of such a name in
+/tmp; one that is not of the launcher's own user is passed over, and nothing that an answer holds
+reaches the terminal but as text.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from poprun_py.errors import StartError
+from poprun_py.instance import processes, protocol
+from poprun_py.json_text import read_json
+from poprun_py.running.supervise.private_folder import ANY_FOLDER, SOCKET_NAME, folder_prefix
+
+if TYPE_CHECKING:
+    from poprun_py.running.supervise.control_channel import Peer
+    from poprun_py.running.supervise.job import Job
+
+__all__ = ["NEWEST", "ask", "ask_status", "holdings", "launcher_status", "running_jobs"]
+
+_ANSWER_SECONDS = 10.0
+# What a job holds is known at once; a launcher that was stopped (Ctrl-Z) does not answer.
+_HOLDINGS_SECONDS = 1.0
+_STATUS_SECONDS = 5.0
+# At most 64 MiB; the status of 4,096 instances takes 3 MiB.
+_MOST_FRAMES = 64
+# A launcher that was killed, or that ends while it is asked: its socket closes on whoever waits.
+_ENDED = (ConnectionError, FileNotFoundError)
+# In place of a job: the one that was started last.
+NEWEST = "newest"
+
+
+def ask(pid: int) -> str:
+    """Return the stacks of the running job that process ``pid`` launches or belongs to.
+
+    Raises:
+        StartError: there is no such job, or its launcher does not answer.
+    """
+    for path in _sockets_of(pid, f"--stacks {pid}"):
+        try:
+            answer = _answer(path, "stacks", _ANSWER_SECONDS)
+        except _ENDED:
+            continue
+        except (OSError, ValueError) as error:
+            raise StartError(f"--stacks {pid}: the launcher does not answer ({error})") from None
+        if answer is not None:
+            return _printable(answer)
+    raise StartError(f"--stacks {pid}: the job has just ended")
+
+
+def ask_status(job: str) -> tuple[dict[str, Any], list[int]]:
+    """Return how the instances of a running job do, and the launchers of others where one is meant.
+
+    Args:
+        job: the process id of its launcher or of one of its instances; the name of its run, or the
+            run's folder; or ``NEWEST``.
+
+    Raises:
+        StartError: there is no such job, or its launcher does not answer.
+    """
+    option = "--status" if job == NEWEST else f"--status={job}"
+    if job == NEWEST:
+        found = sorted(_sockets(), key=lambda each: _age(each[1]))
+        for number, (_, path) in enumerate(found):
+            status = _status(path, option)
+            if status is not None:
+                return status, sorted(pid for pid, _ in found[number + 1 :])
+    elif job.isdigit() and int(job) > 0:
+        for path in _sockets_of(int(job), option):
+            if status := _status(path, option):
+                return status, []
+        raise StartError(f"{option}: the job has just ended")
+    elif status := _status_of_run(job, option):
+        return status, []
+    raise StartError(
+        f"{option}: no such job of yours runs on this host; expected nothing for the newest one, "
+        "the process id of a running poprun-py or of one of its instances, or the name of a run"
+    )
+
+
+def _status_of_run(name: str, option: str) -> dict[str, Any] | None:
+    """Return the status of a run's instances; None if no launcher runs it.
+
+    Raises:
+        StartError: no launcher that answers runs it, and another one does not answer.
+    """
+    names = {name, Path(name).resolve().name}  # it may be the run's folder, or a link to it
+    silent = ""  # why a launcher did not answer; it may run this one
+    for _, path in _sockets():
+        try:
+            status = _status(path, option)
+        except StartError as error:
+            silent = str(error).removeprefix(f"{option}: ")
+            continue
+        if status is not None and status["run_id"] in names:
+            return status
+    if silent:
+        raise StartError(f"{option}: no job that answers has this name; {silent}")
+    return None
+
+
+def launcher_status(pid: int) -> dict[str, Any] | None:
+    """Return how the instances of launcher ``pid`` do; None if it has no job now, or is silent."""
+    for path in _own_sockets(pid):
+        with contextlib.suppress(StartError):
+            if status := _status(path, "--status"):
+                return status
+    return None
+
+
+def _status(path: Path, option: str) -> dict[str, Any] | None:
+    """Return what a launcher says of its instances; None if the job has just ended.
+
+    Raises:
+        StartError: it does not answer.
+    """
+    from poprun_py.running.watch.job_view import JobView  # a launch, which imports this, needs none
+
+    pid = _launcher_of(path)
+    if processes.state(pid, signal.SIGCONT)[0] in "Tt":
+        raise StartError(
+            f"{option}: launcher {pid} is stopped (Ctrl-Z); fg in its terminal, or kill -CONT "
+            f"{pid}, lets it go on"
+        )
+    try:
+        answer = _answer(path, "status", _STATUS_SECONDS)
+        if not answer:
+            return None
+        status: dict[str, Any] = _told(answer)
+        JobView.from_json(status)
+    except _ENDED:
+        return None
+    except (OSError, ValueError) as error:
+        raise StartError(f"{option}: launcher {pid} does not answer ({error})") from None
+    except (ArithmeticError, AttributeError, LookupError, TypeError):
+        raise StartError(
+            f"{option}: launcher {pid} does not answer as this version does: ask with its own"
+        ) from None
+    return status
+
+
+def _launcher_of(path: Path) -> int:
+    """Return the process id of the launcher whose socket this is; 0 for none."""
+    pid = path.parent.name.split("-")[1]
+    return int(pid) if pid.isdigit() else 0
+
+
+def _age(path: Path) -> float:
+    """Return how long ago a job began, as a number to sort by."""
+    try:
+        return -path.stat().st_mtime
+    except OSError:
+        return 0.0
+
+
+def holdings(job: Job, peers: Mapping[int, Peer]) -> dict[str, Any]:
+    """Return the emulated IPUs of a job, and the programs that hold them."""
+    running = [peer for peer in peers.values() if peer.started and peer.died is None]
+    return {
+        "partition": job.partition,
+        "num_ipus": sum(map(len, job.ipus)),
+        "instances": [
+            {
+                "index": peer.index,
+                "host": peer.host,
+                "pid": peer.started["pid"],
+                "ipus": list(job.ipus[peer.index]) if job.ipus else [],
+            }
+            for peer in sorted(running, key=lambda peer: peer.index)
+        ],
+    }
+
+
+def running_jobs() -> dict[int, dict[str, Any] | None]:
+    """Return what the launcher of every running job says of it, by its process id.
+
+    None stands for a launcher that does not answer.
+    """
+    found: dict[int, dict[str, Any] | None] = {}
+    for pid, path in _sockets():
+        try:
+            answer = _answer(path, "holdings", _HOLDINGS_SECONDS)
+            if answer:
+                found[pid] = _told(answer)
+        except _ENDED:
+            continue
+        except (OSError, ValueError):
+            found[pid] = None
+    return found
+
+
+def _answer(path: Path, want: str, seconds: float) -> str | None:
+    """Return a launcher's answer of one or more frames; None if the launcher ended without one.
+
+    Raises:
+        ValueError: the answer is too long, or is not text.
+    """
+    reader, payloads = protocol.Reader(), []
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as channel:
+        channel.settimeout(seconds)
+        channel.connect(str(path))
+        channel.sendall(protocol.pack(protocol.INSPECT, json.dumps(want).encode()))
+        while data := channel.recv(1 << 16):
+            payloads += [payload for _, payload in reader.feed(data)]
+            if len(payloads) > _MOST_FRAMES:
+                raise ValueError("its answer is too long")
+    return b"".join(payloads).decode() if payloads else None
+
+
+def _told(answer: str) -> Any:
+    """Return what an answer says, its texts as they may be printed.
+
+    Raises:
+        ValueError: it says nothing.
+    """
+
+    def plain(value: Any) -> Any:
+        if isinstance(value, str):
+            return _printable(value)
+        if isinstance(value, list):
+            return [plain(each) for each in value]
+        if isinstance(value, dict):
+            return {_printable(name): plain(each) for name, each in value.items()}
+        return value
+
+    return plain(read_json(answer))
+
+
+def _printable(text: str) -> str:
+    """Return a text without what a terminal obeys; lines stay."""
+    return "".join(c if c.isprintable() or c in "\n\t" else "?" for c in text)
+
+
+def _is_launchers(path: Path) -> bool:
+    """Tell whether a socket's folder belongs to the user of the launcher that it is named after."""
+    pid = _launcher_of(path)
+    try:
+        owner = path.parent.stat().st_uid
+    except OSError:
+        return False
+    if not pid or os.geteuid() not in (0, owner):
+        return False
+    try:
+        return Path(f"/proc/{pid}").stat().st_uid == owner
+    except OSError:  # it has ended, or its system hides it
+        return True
+
+
+def _sockets() -> Iterator[tuple[int, Path]]:
+    """Return the process id and the socket of every launcher on this host, in order."""
+    import psutil
+
+    folders = set().union(*(_temporary_folders(pid) for pid in psutil.pids()))
+    found = set()
+    for folder in folders:
+        try:
+            for path in folder.glob(f"{ANY_FOLDER}/{SOCKET_NAME}"):
+                if _is_launchers(path):
+                    found.add((_launcher_of(path), path))
+        except OSError:
+            continue
+    yield from sorted(found)
+
+
+def _own_sockets(pid: int) -> list[Path]:
+    """Return the sockets of launcher ``pid``; an earlier one of this pid may have left another."""
+    found: list[Path] = []
+    for folder in sorted(_temporary_folders(pid)):
+        # Other users may have put folders there that cannot be read or are not a launcher's.
+        with contextlib.suppress(OSError):
+            found += filter(_is_launchers, folder.glob(f"{folder_prefix(pid)}*/{SOCKET_NAME}"))
+    return found
+
+
+def _sockets_of(pid: int, option: str) -> list[Path]:
+    """Return the sockets of the launcher that is process ``pid`` or an ancestor of it."""
+    import psutil
+
+    line = [pid]
+    with contextlib.suppress(psutil.Error, ValueError):
+        line += [each.pid for each in psutil.Process(pid).parents()]
+    for current in line:
+        if found := _own_sockets(current):
+            return found
+    raise StartError(
+        f"{option}: no job of yours; expected the process id of a running poprun-py on this "
+        "host, or of one of its instances"
+    )
+
+
+def _temporary_folders(pid: int) -> set[Path]:
+    """Return where a launcher with this process id may have its private folder."""
+    import tempfile
+
+    import psutil
+
+    theirs = ""
+    with contextlib.suppress(psutil.Error, ValueError):
+        theirs = psutil.Process(pid).environ().get("TMPDIR", "")
+    own = {Path(tempfile.gettempdir()), Path("/tmp")}
+    return own | ({Path(theirs)} if theirs.startswith("/") else set())

@@ -1,0 +1,333 @@
+"""Everything that is shown or kept of a run: the two screens, and the folder of --output-dir.
+
+The supervisor hands it the output and asks it when there is room again; it never blocks.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from poprun_py.command_name import command_name
+from poprun_py.instance.binding import format_list
+from poprun_py.running.screen.instance_files import InstanceFiles
+from poprun_py.running.screen.panel import Panel
+from poprun_py.running.screen.repeated_tracebacks import RepeatedTracebacks
+from poprun_py.running.screen.screen import OutputStream, Screen, Sink, make_stream
+from poprun_py.running.supervise.control_channel import Peer
+from poprun_py.running.supervise.job import Job
+from poprun_py.terminal_kind import can_erase, has_cursor, may_colour
+
+if TYPE_CHECKING:
+    from poprun_py.running.screen.interrupt_tracebacks import InterruptTracebacks
+
+__all__ = ["InstanceOutput"]
+
+# How long a line waits for its end. An unbuffered print() writes its newline by itself, and where
+# many programs share a CPU each may be held up before it by a turn of all the others.
+_IDLE_SECONDS, _TURN_SECONDS, _MOST_IDLE_SECONDS = 0.2, 0.005, 2.0
+# A reader that takes nothing for so long after everything else has ended is not waited for.
+_READER_SECONDS = 2.0
+# Between two tries to write to a reader that does not keep up.
+_READER_PAUSE_SECONDS = 0.002
+# Words that so few lines follow can be seen together with the report.
+_NEAR_LINES = 8
+_STDOUT, _STDERR = 0, 1
+_NAMES = ("stdout", "stderr")
+
+
+class InstanceOutput:
+    """Where the output of all instances goes.
+
+    Args:
+        job: says in which form, which instances are shown, and where files are kept.
+        descriptors: the launcher's own stdout and stderr.
+        write_log: writes a line of the launcher's own log.
+    """
+
+    def __init__(
+        self, job: Job, descriptors: tuple[int, int], write_log: Callable[[str], None]
+    ) -> None:
+        # Lines on stderr, and how many there were after the last words of each instance.
+        self._num_lines = 0
+        self._spoke_at: dict[int, int] = {}
+        self._has_warned = False  # that the files are incomplete
+        turns = _TURN_SECONDS * len(job.variables)
+        self._idle_seconds = min(_IDLE_SECONDS + turns, _MOST_IDLE_SECONDS)
+        self._job = job
+        self._write_log = write_log
+        self._sinks = tuple(Sink(descriptor) for descriptor in descriptors)
+        if _is_same_terminal(*descriptors):
+            # One cursor: a line that one stream has left open is in the way of the other.
+            self._sinks = self._sinks[:1] * 2
+        terminal = next((sink for sink in reversed(self._sinks) if sink.is_terminal), None)
+        self._panel: Panel | None = None
+        self._panel_sink = terminal if job.live and has_cursor(job.environ) else None
+        if self._panel_sink is not None:
+            self._panel = Panel(
+                self._panel_sink.write,
+                lambda: self.panel_size,
+                lambda: self._panel_sink is None or not self._panel_sink.pending,
+            )
+        screens = {
+            id(sink): Screen(
+                self._writer(sink), is_terminal=sink.is_terminal, can_erase=can_erase(job.environ)
+            )
+            for sink in self._sinks
+        }
+        self._screens = tuple(screens[id(sink)] for sink in self._sinks)
+        one, other = (os.fstat(descriptor) for descriptor in descriptors)
+        self._is_one_file = (one.st_dev, one.st_ino) == (other.st_dev, other.st_ino)
+        self._typed_into: int | None = None
+        self._files = InstanceFiles(job.output_dir, len(job.variables))
+        self._streams: dict[int, tuple[OutputStream, OutputStream]] = {}
+        self._ended: set[int] = set()
+        self._repeats = RepeatedTracebacks(
+            self._show_stderr, self._begin_traceback, self._tell_repeated
+        )
+        self._writers: dict[int, tuple[str, int]] = {}  # host and process id of each instance
+        self._interrupts: InterruptTracebacks | None = None
+        self._written_at = time.monotonic()
+
+    def _writer(self, sink: Sink) -> Callable[[bytes], None]:
+        """Return what writes output to a sink: above the panel, where it has one."""
+        if self._panel is not None and sink is self._panel_sink:
+            return self._panel.write
+        return sink.write
+
+    def make_streams(self, index: int) -> tuple[OutputStream, OutputStream]:
+        """Return stdout and stderr of a new instance."""
+        self._files.open(index)
+        only = self._job.only_output_from
+        shown = only is None or index in only
+        colour = may_colour(self._job.environ)
+        stdout, stderr = (
+            make_stream(
+                index,
+                name,
+                form=self._job.output,
+                shown=shown,
+                colour=colour and sink.is_terminal,
+            )
+            for name, sink in zip(_NAMES, self._sinks, strict=True)
+        )
+        self._streams[index] = stdout, stderr
+        self._repeats.joined(index)
+        return stdout, stderr
+
+    def feed_stdout(self, peer: Peer, data: bytes) -> None:
+        """Take what an instance wrote to its stdout."""
+        self._files.write(peer.index, _NAMES[_STDOUT], data)
+        self._screens[_STDOUT].feed(peer.stdout, data)
+
+    def feed_stderr(self, peer: Peer, data: bytes) -> None:
+        """Take what an instance wrote to its stderr."""
+        self._files.write(peer.index, _NAMES[_STDERR], data)
+        if not peer.stderr.shown:
+            return
+        if self._job.output == "plain":
+            # Without tags nobody could be named: the programs' own bytes, all of them.
+            self._show_stderr(peer.index, data)
+            return
+        self._writers[peer.index] = (peer.host, peer.started.get("pid", 0))
+        if self._interrupts is not None:
+            self._interrupts.feed(peer.index, data, time.monotonic())
+        else:
+            self._find_repeats(peer.index, data)
+
+    def shorten_interrupts(self) -> None:
+        """Show KeyboardInterrupt tracebacks as one line from now on: Ctrl-C is passed on."""
+        if self._interrupts is None:
+            # Imported here, so that jobs that are not interrupted do not wait for the import.
+            from poprun_py.running.screen.interrupt_tracebacks import InterruptTracebacks
+
+            self._interrupts = InterruptTracebacks(self._find_repeats)
+
+    def _find_repeats(self, index: int, data: bytes) -> None:
+        host, pid = self._writers[index]
+        self._repeats.feed(index, data, time.monotonic(), host=host, pid=pid)
+
+    def finish(self, peer: Peer) -> None:
+        """An instance has ended: end its unfinished lines."""
+        if self._interrupts is not None:
+            self._interrupts.ended(peer.index)
+        self._ended.add(peer.index)
+        self._repeats.ended(peer.index)
+        self._screens[_STDOUT].finish(peer.stdout)
+        self._screens[_STDERR].finish(peer.stderr)
+
+    def _show_stderr(self, index: int, data: bytes) -> None:
+        stream = self._streams[index][_STDERR]
+        self._screens[_STDERR].feed(stream, data)
+        if index in self._ended:
+            self._screens[_STDERR].finish(stream)
+        self._num_lines += data.count(b"\n")
+        self._spoke_at[index] = self._num_lines
+
+    def _begin_traceback(self, index: int) -> None:
+        self._screens[_STDERR].end_bar(self._streams[index][_STDERR])
+
+    def _tell_repeated(self, members: tuple[int, ...], shown: int) -> None:
+        """Tell in a line that instances wrote a traceback that was shown."""
+        tag = make_stream(format_list(members), _NAMES[_STDERR], form=self._job.output)
+        self._screens[_STDERR].feed(tag, b"the same traceback as instance %d\n" % shown)
+        self._num_lines += 1
+        for index in members:
+            self._spoke_at[index] = self._spoke_at[shown]
+
+    @property
+    def last_words(self) -> frozenset[int]:
+        """The instances whose last words on stderr nobody has to look for: they are at its end.
+
+        One whose traceback was shown as that of another spoke when the other did.
+        """
+        end = self._num_lines
+        return frozenset(i for i, at in self._spoke_at.items() if end - at <= _NEAR_LINES)
+
+    def say(self, sentence: str) -> None:
+        """Write a line of the launcher's own that is shown at any verbosity."""
+        self._screens[_STDERR].insert(_line(sentence))
+
+    def begin_report(self) -> None:
+        """End the unfinished line of a program on stderr, before the launcher writes there."""
+        for screen in self._screens if self._is_one_file else self._screens[_STDERR:]:
+            screen.interrupt()
+
+    def log(self, line: str) -> None:
+        """Write a line of the launcher's own log between the lines of the instances."""
+        self._screens[_STDERR].interrupt()
+        self.erase_panel()
+        self._sinks[_STDERR].flush(0.1)
+        self._write_log(line)
+        if self._panel is not None:
+            self._panel.draw()
+
+    @property
+    def panel_size(self) -> tuple[int, int] | None:
+        """Columns and rows of the terminal that has a panel; None without one."""
+        if self._panel_sink is None:
+            return None
+        try:
+            size = os.get_terminal_size(self._panel_sink.descriptor)
+        except OSError:
+            return None
+        return size.columns, size.lines
+
+    def show_panel(self, lines: Sequence[str]) -> None:
+        """Keep these lines below all output on the terminal; none: take the panel away."""
+        if self._panel is not None and not (lines and self.is_full):
+            self._panel.show(lines)
+
+    def erase_panel(self) -> None:
+        """Take the panel off the terminal until there is output again, or it is shown anew."""
+        if self._panel is not None and self._panel_sink is not None:
+            self._panel.erase()
+            self._panel_sink.flush(0.1)
+
+    @property
+    def is_terminal(self) -> tuple[bool, bool]:
+        """Whether stdout and stderr are shown on a terminal."""
+        return self._sinks[_STDOUT].is_terminal, self._sinks[_STDERR].is_terminal
+
+    def give_keyboard(self, instance: int | None, *, shows_hidden: bool) -> None:
+        """Show at once what this instance writes to a terminal, perhaps also if it is hidden."""
+        only = self._job.only_output_from
+        for is_live, index in ((False, self._typed_into), (True, instance)):
+            if index is None:
+                continue
+            is_shown = only is None or index in only
+            for stream, sink in zip(self._streams[index], self._sinks, strict=True):
+                stream.live = is_live and sink.is_terminal
+                stream.shown = is_shown or (stream.live and shows_hidden)
+        self._typed_into = instance
+
+    def map_newlines(self, mapped: bool) -> None:
+        """The terminal returns to the first column after a newline, or does not."""
+        for screen in self._screens:
+            screen.maps_newlines = mapped or not screen.is_terminal
+
+    def enter_typed(self) -> None:
+        """The terminal has moved the cursor to the next line itself."""
+        if self._panel is not None:
+            self._panel.enter_typed()
+        for screen in self._screens:
+            screen.end_by_terminal()
+
+    def redraw(self) -> None:
+        """Show open lines again: a shell wrote meanwhile."""
+        for screen in dict.fromkeys(self._screens):
+            screen.redraw()
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the instances have to wait for the reader."""
+        return any(sink.is_full for sink in self._sinks)
+
+    @property
+    def is_written(self) -> bool:
+        """Whether nothing waits for the reader."""
+        return not any(sink.pending for sink in self._sinks)
+
+    def on_time(self, now: float, stopped_at: float | None, patience: float = 0.0) -> None:
+        """Write what can be written now.
+
+        Args:
+            now: the time.
+            stopped_at: when the job was stopped, if it was: a reader that takes nothing long after
+                that is given up.
+            patience: seconds to wait for the reader.
+        """
+        self._tell_trouble()
+        if self._panel is not None:
+            self._panel.on_time(now)
+        if self._interrupts is not None:
+            self._interrupts.on_time(now)
+        self._repeats.on_time(now)
+        self._written_at = now
+        for screen in self._screens:
+            screen.flush_idle(now - self._idle_seconds)
+        for sink in self._sinks:
+            sink.flush(patience)
+            last = max(stopped_at or now, sink.moved_at)
+            if sink.pending and now > last + self._job.grace_seconds + _READER_SECONDS:
+                sink.discard()
+
+    def next_deadline(self) -> float:
+        """Return when there is something to write again; inf for never."""
+        if not self.is_written:
+            return self._written_at + _READER_PAUSE_SECONDS
+        if any(screen.is_waiting for screen in self._screens):
+            return self._written_at + self._idle_seconds
+        next_panel_at = self._panel.next_deadline() if self._panel is not None else float("inf")
+        next_bar_at = min(screen.next_bar_at() for screen in self._screens)
+        next_bar_at += self._idle_seconds
+        held_until = float("inf") if self._interrupts is None else self._interrupts.next_deadline()
+        return min(self._repeats.next_deadline(), next_bar_at, next_panel_at, held_until)
+
+    def close(self) -> None:
+        """Take the panel away, and close the files."""
+        self._files.close()
+        self._tell_trouble()
+        self.show_panel(())
+        for sink in dict.fromkeys(self._sinks):
+            sink.flush(0.1)
+            sink.close()
+
+    def _tell_trouble(self) -> None:
+        """Tell at once, and once, that the files are incomplete."""
+        if self._files.trouble and not self._has_warned:
+            self._has_warned = True
+            self._screens[_STDERR].insert(_line(f"warning: {self._files.trouble}"))
+
+
+def _line(sentence: str) -> bytes:
+    """Return a line of the launcher; undecodable bytes of a path are escaped, as on stderr."""
+    return f"{command_name()}: {sentence}".encode(errors="backslashreplace")
+
+
+def _is_same_terminal(one: int, other: int) -> bool:
+    """Tell whether two descriptors are one terminal."""
+    is_terminal = os.isatty(one) and os.isatty(other)
+    return is_terminal and os.fstat(one).st_rdev == os.fstat(other).st_rdev

@@ -1,0 +1,345 @@
+"""Values of a run: what to supervise, why it is stopped, and how it ended. They do nothing."""
+
+from __future__ import annotations
+
+import enum
+import signal
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+from popdist_py.environment import (
+    BETWEEN_CALLS,
+    COLLECTIVES,
+    COMPILING,
+    INFERENCE,
+    RESUME_EXIT_CODE,
+    TRAINING,
+)
+from poprun_py.on_use import Shown, on_use
+from poprun_py.running.screen.program_files import FilePlace
+
+if TYPE_CHECKING:
+    from poprun_py.errors import LaunchError
+    from poprun_py.running.watch.job_view import JobView
+    from poprun_py.running.watch.records import Recorder
+
+__all__ = [
+    "HANG_EXIT_CODE",
+    "RESUME_EXIT_CODE",
+    "Cause",
+    "Collective",
+    "InstanceResult",
+    "Job",
+    "LaunchResult",
+    "Progress",
+    "StackGroup",
+    "Stop",
+    "describe",
+]
+
+HANG_EXIT_CODE = 124
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Job:
+    """What to run and within which limits.
+
+    ``variables`` holds, for each instance, what is told over the control channel: they appear on
+    no command line; None unsets one. ``listen`` is None for a job of this machine, else the address
+    that the other hosts reach; ``hosts`` then holds the name that each instance's host gives
+    itself, empty where that is not known. Of ``timeout_seconds`` earlier runs have used
+    ``spent_seconds``. ``only_output_from`` names the instances that are shown; None for all.
+    ``hang_timeout`` is in seconds, "auto", or None to look for no hangs. ``stdin_instance`` reads
+    standard input. ``network`` is that at which alone mpirun may listen, None for all.
+    ``mpirun_end_signal`` ends mpirun in good order; other signals are kept from it.
+    ``explain_failed_start`` raises StartError with the reason why the job does not start, if it
+    finds one, and else returns what may be wrong with the hosts; it is None if there is no other
+    host to ask. ``leases`` is what some instances lease
+    on other hosts before any program starts; ``refusal_of`` takes such an instance and its answer,
+    and returns why the job cannot start, or an empty string. ``others`` are the instances on other
+    hosts. ``output_dir`` is the folder, which is there, for what the instances write; ``places``
+    are those for files that programs leave, ``spans`` the folder of a timeline, None without
+    one. ``call`` is a file that every program reads, which other hosts are sent; None for none.
+    ``ipus`` are the emulated IPUs that each instance holds, in the partition of this name: for
+    who inspects the job, as are ``run_id`` and ``program``.
+    ``live`` asks for a view of the instances that is kept up to date on the terminal.
+    ``recorders`` take every training step, and every look at the instances.
+    """
+
+    command: tuple[str, ...]
+    # Both hold secrets.
+    variables: tuple[Mapping[str, str | None], ...] = field(repr=False)
+    environ: Mapping[str, str] = field(repr=False)
+    stdin_instance: int = 0
+    only_output_from: frozenset[int] | None = None
+    output: str = "tag"
+    output_dir: str | None = None
+    timeout_seconds: float | None = None
+    spent_seconds: float = 0
+    hang_timeout: float | str | None = None
+    grace_seconds: float = 5
+    listen: str | None = None
+    network: str | None = None
+    mpirun_end_signal: int = signal.SIGTERM
+    hosts: tuple[str, ...] = ()
+    explain_failed_start: Callable[[], str] | None = None
+    leases: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
+    refusal_of: Callable[[int, dict[str, Any]], str] = lambda *_: ""
+    others: frozenset[int] = frozenset()
+    places: tuple[FilePlace, ...] = ()
+    spans: Path | None = None
+    call: Path | None = None
+    ipus: tuple[range, ...] = ()
+    partition: str | None = None
+    run_id: str = ""
+    program: str = ""
+    live: bool = False
+    recorders: tuple[Recorder, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a program is, in the user's own steps.
+
+    ``step`` training steps are done, those before the checkpoint of step ``resumed`` included, and
+    since the last of them ``calls`` others, such as of a validation. ``doing`` says what goes on
+    now.
+    """
+
+    step: int
+    calls: int = 0
+    resumed: int = 0
+    doing: int = BETWEEN_CALLS
+
+    @property
+    def kind(self) -> int:
+        """What has to end before there is progress again: between calls, one like the last."""
+        if self.doing in (TRAINING, INFERENCE, COMPILING):
+            return self.doing
+        return INFERENCE if self.calls else TRAINING
+
+    @property
+    def counts(self) -> bool:
+        """Whether anything was counted, or will be, as far as this tells."""
+        return self.has_begun or self.resumed > 0 or self.doing != BETWEEN_CALLS
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether any call has ended since the program began, or resumed."""
+        return self.step > self.resumed or self.calls > 0
+
+    def calls_since(self, before: Progress) -> int | None:
+        """Return how many calls of one kind ended since; None if there were several kinds."""
+        if (self.kind, self.resumed) != (before.kind, before.resumed) or self.step < before.step:
+            return None
+        if self.kind == TRAINING:
+            return self.step - before.step
+        is_same_step = self.step == before.step and self.calls >= before.calls
+        return self.calls - before.calls if is_same_step else None
+
+
+@dataclass(frozen=True, slots=True)
+class Collective:
+    """The last collective of the library that a program began: its number, counted from 1.
+
+    ``goes_on``: it has not ended. It was begun ``seconds`` ago.
+    """
+
+    number: int
+    name: str
+    goes_on: bool = False
+    seconds: float = 0.0
+
+    @classmethod
+    def of(cls, call: Sequence[float]) -> Collective | None:
+        """Return what a wrapper says; None before the first."""
+        number, which, goes_on, seconds = call
+        if not 0 < which < len(COLLECTIVES):
+            return None
+        return cls(int(number), COLLECTIVES[int(which)], bool(goes_on), seconds)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, repr=False)
+class InstanceResult(Shown):
+    """How one instance ended. ``code`` is negative for a signal; None if it never reported.
+
+    ``ended_ns`` is on this machine's clock. ``progress`` is None for a program that counts no
+    steps. ``collective`` is the last that such a one began; None before the first. ``was_stopped``:
+    the supervisor had asked it to end. ``was_lost``: it vanished together with its wrapper.
+    ``had_last_word``: its last lines, or a traceback that it wrote as well, are at the end of the
+    screen's stderr. ``oom_kills`` counts processes that the kernel killed in its control group for
+    want of memory while it ran. ``trained_alone``: it trained with torch, and called no collective
+    together with other instances.
+    """
+
+    index: int
+    host: str = ""
+    pid: int = 0
+    code: int | None = None
+    ended_ns: int = 0
+    progress: Progress | None = None
+    collective: Collective | None = None
+    max_rss_bytes: int = 0
+    memory_limit_bytes: int | None = None
+    oom_kills: int = 0
+    was_stopped: bool = False
+    was_lost: bool = False
+    had_last_word: bool = False
+    stderr_tail: str = ""
+    trained_alone: bool = False
+
+    def __repr__(self) -> str:
+        # What a program wrote may be long, and secret.
+        where = f", host={self.host!r}" if self.host else ""
+        step = f", step={self.step}" if self.step is not None else ""
+        stopped = ", was_stopped=True" if self.was_stopped else ""
+        return f"InstanceResult(index={self.index}{where}, code={self.code}{step}{stopped})"
+
+    @property
+    def step(self) -> int | None:
+        """The number of training steps done; None for a program that counts none."""
+        return None if self.progress is None else self.progress.step
+
+    @property
+    def exit_code(self) -> int:
+        """The code as a shell shows it: 128 + signal when killed."""
+        if self.code is None:
+            return 1
+        return self.code if self.code >= 0 else 128 - self.code
+
+    @property
+    def failed(self) -> bool:
+        """Whether it ended by itself, and neither well nor at a checkpoint."""
+        return self.code not in (None, 0, RESUME_EXIT_CODE) and not self.was_stopped
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StackGroup:
+    """Instances whose Python stacks are the same; ``waits`` if they wait for other instances."""
+
+    instances: tuple[int, ...]
+    text: str
+    waits: bool = False
+
+    @property
+    def has_stack(self) -> bool:
+        """Whether there is a stack, and not only the reason why there is none."""
+        return "most recent call first" in self.text
+
+
+class Cause(enum.Enum):
+    """Why a job is stopped, the gravest first."""
+
+    REFUSED = enum.auto()  # it cannot start
+    TIME_LIMIT = enum.auto()
+    HANG = enum.auto()
+    SIGNAL = enum.auto()  # sent to the launcher
+    FAILED = enum.auto()  # an instance did
+    STRAGGLER = enum.auto()  # instances go on after another has ended at a checkpoint
+    MPIRUN_ENDED = enum.auto()
+
+
+# Which cause counts when another follows before the job has ended; among equals the first.
+_GRAVITY = {
+    Cause.REFUSED: 3,
+    Cause.TIME_LIMIT: 2,
+    Cause.HANG: 2,
+    Cause.SIGNAL: 1,
+    Cause.FAILED: 0,
+    Cause.STRAGGLER: 0,
+    Cause.MPIRUN_ENDED: 0,
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Stop:
+    """Why a job was to end before all its instances had ended by themselves.
+
+    ``at`` is on the monotonic clock. ``signal`` is what the launcher was sent, 0 for none. ``hung``
+    names the instances that made no more steps, ``stacks`` what all were doing then.
+    """
+
+    cause: Cause
+    reason: str
+    at: float
+    signal: int = 0
+    hung: tuple[int, ...] = ()
+    stacks: tuple[StackGroup, ...] = ()
+
+    def followed_by(self, later: Stop) -> Stop:
+        """Return what counts when a later cause comes before the job has ended."""
+        graver = later if _GRAVITY[later.cause] > _GRAVITY[self.cause] else self
+        return replace(graver, at=self.at, signal=self.signal or later.signal)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, repr=False)
+class LaunchResult(Shown):
+    """How the job ended: its exit code, every instance, and the one that failed first.
+
+    ``cause`` is why it was to end before all instances had ended by themselves, None if it was not;
+    ``reason`` says that in words, ``advice`` what to do, where that is known. ``run_id`` names the
+    run, as the instances' POPRUN_RUN_ID does.
+    ``hung`` names the instances that made no more steps, ``stacks`` what all were doing then.
+    ``paused_seconds`` is the part of ``seconds`` in which the job was stopped (Ctrl-Z) or debugged:
+    it counts towards no limit.
+    ``view`` tells where the time of the instances went. ``was_interrupted`` tells of a Ctrl-C that
+    came when all had ended, and changed nothing of it.
+    """
+
+    exit_code: int
+    instances: tuple[InstanceResult, ...] = ()
+    first_failure: InstanceResult | None = None
+    reason: str = ""
+    advice: str = ""
+    timed_out: bool = False
+    hung: tuple[int, ...] = ()
+    stacks: tuple[StackGroup, ...] = ()
+    seconds: float = 0.0
+    paused_seconds: float = 0.0
+    restart_count: int = 0
+    may_restart: bool = False
+    cause: Cause | None = None
+    run_id: str = ""
+    view: JobView | None = None
+    was_interrupted: bool = False
+
+    def __repr__(self) -> str:
+        first = self.first_failure
+        parts = (
+            f"exit_code={self.exit_code}",
+            f"instances={len(self.instances)}",
+            f"seconds={self.seconds:.2f}",
+            *([f"first_failure={first.index}"] if first is not None else []),
+            *([f"reason={self.reason!r}"] if self.reason else []),
+            *([f"run_id={self.run_id!r}"] if self.run_id else []),
+        )
+        return f"LaunchResult({', '.join(parts)})"
+
+    def raise_for_failure(self) -> Self:
+        """Return this result if the job ended well.
+
+        Raises:
+            TimeLimitError: the job ran into its time limit, or hung.
+            JobFailedError: it ended with another exit code than 0, at a checkpoint included.
+        """
+        if self.exit_code == 0:
+            return self
+        error: LaunchError = on_use("python_api.views.results").error_of(self)
+        raise error
+
+    @property
+    def explanation(self) -> str:
+        """The reason, and what to do about it."""
+        return ". ".join(filter(None, (self.reason, self.advice)))
+
+
+def describe(code: int) -> str:
+    """Return ``exit code 3`` or ``signal SIGSEGV``."""
+    if code >= 0:
+        return f"exit code {code}"
+    try:
+        return f"signal {signal.Signals(-code).name}"
+    except ValueError:
+        return f"signal {-code}"

@@ -1,0 +1,99 @@
+"""Running a job again after a failure: how often, when, and on which hosts.
+
+This module decides and waits; the run itself is a function that it is passed.
+"""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+from poprun_py.running.supervise.job import RESUME_EXIT_CODE, LaunchResult
+
+__all__ = ["backoff_seconds", "lost_hosts", "pause", "run_with_restarts"]
+
+_FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 60.0
+
+
+def backoff_seconds(restart: int) -> float:
+    """Return the pause before restart 1, 2, ...: 1 s, doubled each time, at most a minute."""
+    return min(_LONGEST_PAUSE, _FIRST_PAUSE * 2.0 ** min(restart - 1, 10))
+
+
+def pause(seconds: float) -> int:
+    """Wait between two runs; returns the signal that ended the wait early, 0 if none did.
+
+    SIGUSR2 is for the programs. None runs now, so it is dropped.
+    """
+    numbers = {signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2}
+    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
+        numbers.add(signal.SIGHUP)
+    end = time.monotonic() + seconds
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
+    try:
+        while (left := end - time.monotonic()) > 0:
+            got = signal.sigtimedwait(numbers, left)
+            if got is not None and got.si_signo != signal.SIGUSR2:
+                return got.si_signo
+        return 0
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def run_with_restarts(
+    run: Callable[[int], LaunchResult],
+    max_restarts: int,
+    failed: Callable[[LaunchResult, int, float], None],
+    sleep: Callable[[float], int] = pause,
+    has_time: Callable[[float], bool] = lambda _: True,
+) -> LaunchResult:
+    """Call ``run(restart_count)`` until it ends well or may not be started again.
+
+    Args:
+        run: one run of the job.
+        max_restarts: how often it may be started again.
+        failed: told of a failure with the number of the coming restart and the pause before it.
+        sleep: waits for some seconds; returns a signal that is to end the job instead, or 0.
+        has_time: tells whether the job may still run after a pause of some seconds.
+    """
+    count = 0
+    while True:
+        result = replace(run(count), restart_count=count)
+        if not result.may_restart or count >= max_restarts:
+            return result
+        seconds = backoff_seconds(count + 1)
+        if not has_time(seconds):
+            return result
+        count += 1
+        failed(result, count, seconds)
+        if number := sleep(seconds):
+            return _ended_by(result, number, count)
+
+
+def _ended_by(result: LaunchResult, number: int, restart: int) -> LaunchResult:
+    """Return the last run's result as that of a job which a signal ended before a restart."""
+    return replace(
+        result,
+        # SIGUSR1 asks for a stop from which the job can go on. Between two runs it can.
+        exit_code=RESUME_EXIT_CODE if number == signal.SIGUSR1 else 128 + number,
+        reason=f"{signal.Signals(number).name} received before restart {restart}",
+        hung=(),
+        may_restart=False,
+    )
+
+
+def lost_hosts(result: LaunchResult, host_of: Callable[[int], str]) -> frozenset[str]:
+    """Return the hosts whose instances all vanished without a report.
+
+    Args:
+        result: how the run ended.
+        host_of: names the planned host of an instance.
+    """
+    lost: dict[str, bool] = {}
+    for instance in result.instances:
+        name = host_of(instance.index)
+        has_vanished = instance.was_lost or instance.code is None
+        lost[name] = lost.get(name, True) and has_vanished
+    return frozenset(name for name, is_lost in lost.items() if is_lost)

@@ -1,0 +1,287 @@
+"""What the user is told about a job that did not end well.
+
+Pure: results in, text out. The instance that failed first comes first; what it caused comes after.
+The same for programs: run_report.py.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable
+
+from popdist_py.environment import COMPILING, INFERENCE, TRAINING
+from popdist_py.errors import plural
+from poprun_py.command_name import command_name
+from poprun_py.instance.binding import format_list
+from poprun_py.running.screen.tracebacks import normal_line
+from poprun_py.running.supervise.job import (
+    RESUME_EXIT_CODE,
+    Cause,
+    Collective,
+    InstanceResult,
+    LaunchResult,
+    Progress,
+    describe,
+)
+from poprun_py.running.supervise.stacks import place as stack_place
+from poprun_py.running.supervise.stacks import render_groups
+
+__all__ = ["collateral_of", "diagnosis", "report_text", "stderr_excerpt", "traceback_of"]
+
+_TAIL_LINES = 20
+_MOST_LINES = 60
+# SIGTERM, SIGKILL and SIGINT, with which the supervisor stops instances.
+_STOPPED_CODES = (143, 137, 130)
+_TRACEBACK = re.compile(
+    r"^(?:Traceback \(most recent call last\):"
+    r"|  \+ Exception Group Traceback \(most recent call last\):|Fatal Python error: )",
+    re.M,
+)
+# A program that Python could not parse has no traceback, only this.
+_NOT_PYTHON = re.compile(r'^  File "[^"\n]*", line \d+\n(?:    .*\n)*\w*Error: ', re.M)
+_CHAINED = re.compile(
+    r"\n(?:The above exception was the direct cause|During handling of the above exception)"
+)
+
+Label = Callable[[int], str]
+
+
+def report_text(result: LaunchResult, label: Label) -> str:
+    """Return the report of a run; empty if there is nothing to tell.
+
+    Args:
+        result: how the run ended.
+        label: names an instance with its replicas, such as ``instance 1 (replicas 4-7)``.
+    """
+    if result.exit_code == RESUME_EXIT_CODE:
+        return _line("stopped at a checkpoint; run the same command again to go on")
+    text = ""
+    if result.hung:
+        text += "".join(_line(_hang_sentence(result, index, label)) for index in result.hung)
+    elif result.first_failure is not None:
+        text += _first_failure(result.first_failure, label) + _indent(result.advice)
+    elif result.timed_out:
+        text += _line(f"error: {result.reason}: all instances were ended")
+    elif result.cause is Cause.SIGNAL and result.exit_code in (130, 143):
+        text += _killed(result)
+    elif result.exit_code not in (0, 130, 143) or result.cause is Cause.MPIRUN_ENDED:
+        text += _line(f"error: {result.explanation or 'an instance never reported its end'}")
+    if any(group.has_stack for group in result.stacks):
+        text += _line("what the instances were doing:") + _indent(render_groups(result.stacks), "")
+    return text + _collateral(result)
+
+
+def traceback_of(stderr: str) -> str:
+    """Return the last Python traceback in ``stderr``, with the exceptions that led to it."""
+    start = _traceback_start(stderr)
+    if start is None:
+        return ""
+    lines = stderr[start:].splitlines()
+    end = len(lines)
+    for number in range(1, len(lines)):
+        if not lines[number] and not _CHAINED.match("\n" + "\n".join(lines[number + 1 :])):
+            previous = lines[number - 1]
+            if not previous.startswith((" ", "The above", "During handling")):
+                end = number
+                break
+    return "\n".join(lines[:end]).rstrip()
+
+
+def _traceback_start(stderr: str) -> int | None:
+    """Return where the last traceback begins, or the first of those that led to it."""
+    matches = list(_TRACEBACK.finditer(stderr)) or list(_NOT_PYTHON.finditer(stderr))
+    if not matches:
+        return None
+    starts = [match.start() for match in matches]
+    first = len(starts) - 1
+    while first > 0 and _CHAINED.search(stderr, starts[first - 1], starts[first]):
+        first -= 1
+    return starts[first]
+
+
+def stderr_excerpt(stderr: str) -> list[str]:
+    """Return the lines that explain a failure: from the traceback, and at least the last 20."""
+    lines = _drawn_lines(stderr)
+    start = _traceback_start(stderr)
+    explaining = len(_drawn_lines(stderr[start:])) if start is not None else 0
+    return lines[-min(max(_TAIL_LINES, explaining), _MOST_LINES) :]
+
+
+def _drawn_lines(stderr: str) -> list[str]:
+    """Return the lines that are not empty; of a progress bar what was drawn last."""
+    drawn = (line.rstrip().rpartition("\r")[2] for line in stderr.split("\n"))
+    return [line for line in drawn if line]
+
+
+def diagnosis(instance: InstanceResult) -> str:
+    """Return what memory had to do with it, or an empty text."""
+    peak = _bytes(instance.max_rss_bytes)
+    limit = instance.memory_limit_bytes
+    of_limit = f" of {_bytes(limit)} allowed" if limit else ""
+    if instance.was_lost:
+        return "it vanished together with its wrapper: both were killed, or its host was lost"
+    if instance.oom_kills > 0:
+        return f"out of memory: killed by the kernel (peak {peak}{of_limit})"
+    if "MemoryError" in traceback_of(instance.stderr_tail).rpartition("\n")[2]:
+        return f"out of memory: an allocation was refused (peak {peak}{of_limit})"
+    if instance.code == -9:
+        return f"killed from outside; no memory limit was hit (peak {peak}{of_limit})"
+    return ""
+
+
+# --- parts ------------------------------------------------------------------------------------
+
+
+def _first_failure(first: InstanceResult, label: Label) -> str:
+    text = _line(
+        f"{label(first.index)} on {first.host or 'its host'} failed first: "
+        f"{describe(first.code) if first.code is not None else 'it never reported its end'}"
+    )
+    facts = [_clock(first.ended_ns), f"PID {first.pid}"]
+    if place := _place(first):
+        facts.append(place)
+    text += _indent(", ".join(facts))
+    text += _indent(diagnosis(first))
+    excerpt = stderr_excerpt(first.stderr_tail)
+    if excerpt and not first.had_last_word:
+        text += _indent("the end of its stderr:") + _indent("\n".join(excerpt), "  | ")
+    return text
+
+
+def _hang_sentence(result: LaunchResult, index: int, label: Label) -> str:
+    instance = result.instances[index]
+    host = instance.host or "its host"
+    where = ", ".join(filter(None, (f"hangs: {result.reason}", *_hung_places(result, instance))))
+    return f"{label(index)} on {host} {where}"
+
+
+def _hung_places(result: LaunchResult, instance: InstanceResult) -> list[str]:
+    """Return where an instance hangs: of one without steps the line tells more."""
+    if instance.progress is not None and instance.progress.counts:
+        return [_step_place(instance.progress)]
+    last = instance.collective
+    stacks = [group for group in result.stacks if instance.index in group.instances]
+    lines = [] if last is not None and last.goes_on else [stack_place(each) for each in stacks]
+    places = [_collective_place(last) if last is not None else "", *lines]
+    return places if any(places) else [_place(instance)]
+
+
+def _place(instance: InstanceResult) -> str:
+    """Return where a program was, by its steps or collectives; empty if it counts neither."""
+    progress, collective = instance.progress, instance.collective
+    if collective is not None and (progress is None or not progress.counts):
+        return _collective_place(collective)
+    return "" if progress is None else _step_place(progress)
+
+
+def _collective_place(last: Collective) -> str:
+    """Return ``in all_reduce number 2 for 14 s``, or ``after its 2nd collective (all_reduce)``."""
+    if last.goes_on:
+        return f"in {last.name} number {last.number} for {last.seconds:.0f} s"
+    return f"after its {_ordinal(last.number)} collective ({last.name})"
+
+
+def _ordinal(number: int) -> str:
+    """Return ``12th``."""
+    ending = {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
+    return f"{number}{'th' if number % 100 in (11, 12, 13) else ending}"
+
+
+def _step_place(progress: Progress) -> str:
+    """Return where a program was: ``in training step 25``, or ``after training step 24``."""
+    step, calls = progress.step, progress.calls
+    if progress.doing == TRAINING:
+        return f"in training step {step + 1}"
+    if progress.doing == INFERENCE:
+        return f"in {_call(calls + 1, step)}"
+    doing = "while compiling, " if progress.doing == COMPILING else ""
+    if calls:
+        return f"{doing}after {_call(calls, step)}"
+    if progress.has_begun:
+        return f"{doing}after training step {step}"
+    resumed = f" (resumed from training step {step})" if step else ""
+    return f"{doing}before its first step{resumed}"
+
+
+def _call(number: int, step: int) -> str:
+    return f"inference call {number}" + (f" after training step {step}" if step else "")
+
+
+def collateral_of(result: LaunchResult) -> list[InstanceResult]:
+    """Return the other instances that did not end well: stopped, or failed because of the first."""
+    first = result.first_failure
+    return [r for r in result.instances if r.code not in (0, None, RESUME_EXIT_CODE) and r != first]
+
+
+def _killed(result: LaunchResult) -> str:
+    """Return a line naming the instances that had to be killed when the user ended the job."""
+    members = [r for r in result.instances if r.code == -9 and r.was_stopped and not r.was_lost]
+    if not members:
+        return ""
+    several_hosts = len({r.host for r in result.instances if r.host}) > 1
+    were = "was" if len(members) == 1 else "were"
+    who = _named(members, with_hosts=several_hosts)
+    return _line(f"{who} had not ended and {were} killed")
+
+
+def _collateral(result: LaunchResult) -> str:
+    first = result.first_failure
+    if first is None:
+        return ""
+    by_end: dict[str, list[InstanceResult]] = {}
+    for other in collateral_of(result):
+        assert other.code is not None
+        obeyed = other.was_stopped and other.exit_code in _STOPPED_CODES
+        how = "stopped" if obeyed else f"failed {_compared(other, first)}"
+        by_end.setdefault(f"{how}, {describe(other.code)}", []).append(other)
+    several_hosts = len({r.host for r in result.instances if r.host}) > 1
+    return "".join(
+        _line(f"{_named(members, with_hosts=several_hosts)}: {how}")
+        for how, members in by_end.items()
+    )
+
+
+def _compared(other: InstanceResult, first: InstanceResult) -> str:
+    """Return ``with the same traceback``, or ``after it`` for a failure of another kind."""
+    mine, theirs = _normal_traceback(other), _normal_traceback(first)
+    return "with the same traceback" if mine and mine == theirs else "after it"
+
+
+def _normal_traceback(instance: InstanceResult) -> list[str]:
+    lines = traceback_of(instance.stderr_tail).splitlines()
+    return [normal_line(line, instance.index, instance.host, instance.pid) for line in lines]
+
+
+def _named(members: list[InstanceResult], *, with_hosts: bool) -> str:
+    """Return ``instances 0-2, 5``, with the hosts that they ran on if the job has several."""
+    spans = format_list([r.index for r in members]).split(",")
+    hosts = list(dict.fromkeys(r.host for r in members if r.host)) if with_hosts else []
+    where = f" ({_short(hosts)})" if hosts else ""
+    return f"{plural('instance', len(members))} {_short(spans)}{where}"
+
+
+def _short(words: list[str]) -> str:
+    shown = ", ".join(words[:8])
+    return shown if len(words) <= 8 else f"{shown} and {len(words) - 8} more"
+
+
+def _line(sentence: str) -> str:
+    return f"{command_name()}: {sentence}\n"
+
+
+def _indent(text: str, lead: str = "  ") -> str:
+    return "".join(f"{lead}{line}\n" for line in text.splitlines())
+
+
+def _clock(nanoseconds: int) -> str:
+    """Return local date and time with milliseconds."""
+    seconds, rest = divmod(nanoseconds, 1_000_000_000)
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds)) + f".{rest // 1_000_000:03}"
+
+
+def _bytes(count: int) -> str:
+    for unit, size in (("GiB", 1 << 30), ("MiB", 1 << 20)):
+        if count >= size:
+            return f"{count / size:.1f} {unit}"
+    return f"{count / 1024:.0f} KiB"
