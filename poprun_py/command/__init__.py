@@ -1,7 +1,6 @@
-"""The commands beside the launch: ``poprun-py report``, ``compare`` and ``scale``.
+"""The command ``poprun-py`` with its subcommands ``report``, ``compare`` and ``scale``.
 
-A command is a module: it reads its words, and prints or writes what other rooms make. words.py is
-how they read them, measured_runs.py launches for scale.
-Nothing here computes, draws or supervises.
-May call: every other room.
+Each subcommand is a module that parses its words, and prints or writes what other packages make.
+``words.py`` parses their options, ``measured_runs.py`` launches jobs for ``scale``. No module here
+computes, draws or supervises.
 """

@@ -1,7 +1,6 @@
-"""What is kept of a run: its report and page, the timeline, the steps, and where its numbers go.
+"""One launch, from its configuration to its result.
 
-Here lives what is opened once for a run and closed at its end, for all its attempts.
-Nothing here plans or runs a job, or draws.
-May call: console, pages, views, runs, planning, supervision, metrics, observation, timeline,
-output, instance, its own_host, config, versions, atomic_file, command_name, errors, json_text.
+Contains the order of the steps (plan, wait for cores and IPUs, run, restart), the leases of cores, the lifetime of a partition, the attempts, and the files of a run: its
+record, its report, its page, the timeline and the metrics. No module here supervises processes or
+draws.
 """

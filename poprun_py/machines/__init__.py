@@ -1,6 +1,6 @@
-"""The hosts of a job: which they are, how they are reached, and what they say of themselves.
+"""The hosts of a job and their hardware, and the leases of cores that jobs hold there.
 
-Here live host lists, allocations, remote shells, checks, copying, and the choice of a network.
-Nothing here places or starts an instance. May call: hardware, leases, config,
-errors; of the library atomic_file, environment.
+Contains host lists, allocations, remote shells, host checks, file synchronisation, the choice of a
+network, the reader of sysfs (CPUs, NUMA nodes, memory), and leases as locked files. No module here
+places or starts an instance.
 """

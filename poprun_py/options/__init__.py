@@ -1,7 +1,5 @@
-"""What a launch may be asked for: every option once, and the ways in which it is written.
+"""The options of a launch, each declared once with every way to write it.
 
-Here live LaunchConfig, the kinds of option, the command line's grammar and help, and the other
-places of options: files and environment variables.
-Nothing here looks at hosts or machines, or starts anything. May call: errors, on_use,
-command_name, json_text, and the library's environment, device_numbers and pods.
+Contains LaunchConfig, the kinds of options, the command-line parser and the help, option files and
+environment variables. No module here inspects hosts or machines, or starts anything.
 """

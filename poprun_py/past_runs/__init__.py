@@ -1,6 +1,4 @@
-"""What a run has left behind: its folder found, its files read, its numbers as values.
+"""Readers of finished runs, and the numbers that follow from their files.
 
-Here live the readers of a run's files, and what follows from their numbers.
-Nothing here runs a job, writes a file or makes text for people.
-May call: observation, planning, errors, json_text.
+No module here runs a job or writes a file.
 """

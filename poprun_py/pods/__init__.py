@@ -1,5 +1,4 @@
-"""A job's partition: which one it uses, what is done to it before and after, and its IPUs.
+"""The commands that show and change pods of emulated IPUs, and the pod server.
 
-Nothing here keeps a pod (popdist_py/pods), or is a command of its own.
-May call: config, console, errors, and the library's environment, device_numbers and pods.
+popdist_py/pods stores the pods and decides what a partition may be.
 """

@@ -1,1 +1,4 @@
-"""Runs a job: supervision, observation, metrics, the screen and the keyboard."""
+"""One attempt at a job, with its processes, output, keyboard, steps and metrics.
+
+The launcher hands it a Job. No module here plans, or knows options or hosts.
+"""

@@ -1,6 +1,5 @@
-"""Pages for a browser that need no network: a run, several runs, and the charts in them.
+"""HTML pages of one run or several runs, with their charts, which need no network.
 
-Here live the frame of a page and its look, charts as values, and the pages themselves.
-Nothing here reads a run, runs a job or opens a file of the user's.
-May call: views, runs, planning, observation, hardware, config, supervision, errors.
+Contains the frame of a page, charts as values, and the pages. No module here reads a run or opens a
+file of the user's.
 """

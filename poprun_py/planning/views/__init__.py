@@ -1,6 +1,4 @@
-"""Plans, machines and results as text for people, and as JSON for programs.
+"""Plans and machines as text, tables, trees, SVG and HTML.
 
-Here live tables, trees, pictures and the report; all are values in, text out.
-Nothing here prints or decides. May call: runs, planning, supervision, hosts, output, hardware,
-instance, config, environment, errors, command_name, rich_lines.
+Every function turns values into text. No module here prints or decides.
 """

@@ -1,7 +1,5 @@
-"""The emulated IPUs of this machine as Graphcore's tools show them: ``gc-info``, ``gc-monitor``.
+"""``gc-info`` and ``gc-monitor``, which show emulated IPUs as Graphcore's tools do.
 
-Where a pod is configured they are those of its partitions.
-Nothing here starts a job, or changes one: running jobs are asked what they hold.
-May call: leases (for the names of users), supervision, errors, terminal, versions,
-and the library's pods.
+Where a pod is configured, they show the IPUs of its partitions. They ask
+running jobs which IPUs these hold, and change nothing.
 """

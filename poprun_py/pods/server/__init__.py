@@ -1,5 +1,4 @@
-"""The server that keeps a pod for several hosts: JSON over HTTP.
+"""The server that shares a pod between hosts: JSON over HTTP.
 
-Nothing here decides what a partition may be (popdist_py/pods); it hands calls to a store.
-May call: pods and atomic_file (of the library), terminal, versions.
+It passes calls on to a store, and decides nothing about partitions.
 """

@@ -1,7 +1,6 @@
-"""Functions as jobs: a call is packed here, run in every instance, and its results are read here.
+"""Function calls as jobs, from the packed call to the results of all instances.
 
-Here live the pickles of calls and results with their buffers beside them, the program that every
-instance runs for a call, and how what it raised is raised again.
-Nothing here starts a job or sends a byte: the launcher carries the files.
-May call: errors, environment, own_files, output, planning, supervision.
+Contains the pickles of calls and results with their buffers, the program that instances run for a
+call, and how an instance's exception is raised again. The launcher starts the jobs and transfers the
+files.
 """

@@ -1,7 +1,5 @@
-"""A running job's numbers for tools that people already have: OpenMetrics, TensorBoard, W&B.
+"""Metrics of a running job for OpenMetrics, TensorBoard, and Weights & Biases.
 
-Here live the recorders that gather them, the processes beside the launcher that hand them on, and
-what an endpoint shows.
-Nothing here may hold up a job: what serves, writes or sends runs in a process of its own.
-May call: observation, errors.
+Contains the recorders that gather them, the processes that pass them on, and the texts of the
+endpoint. Serving, writing and sending happen in processes of their own, so they cannot delay a job.
 """

@@ -1,7 +1,5 @@
-"""What instances write: shown on the launcher's own screen, and kept in the run folder.
+"""The output of instances, as tagged lines on the terminal and as files of a run.
 
-Here live whole, tagged lines on two streams, what is left out of them because it was shown
-already, and the folders of --output-dir.
-Nothing here decides how a job goes on. May call: errors, command_name;
-of the library atomic_file, environment.
+Contains the rules for repeated tracebacks and progress bars, and the folders of --output-dir. No
+module here decides how a job goes on.
 """

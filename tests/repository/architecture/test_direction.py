@@ -22,8 +22,8 @@ HEAVY = {"torch", "numpy", "mpi4py", "torchvision", "asyncio", "rich"}
 
 def test_launcher_imports_nothing_heavy():
     modules = (
-        *("cli", "devices.commands", "jobs.launch", "launcher", "supervision.supervisor"),
-        *("planning.launch_plan", "views.topology_text"),
+        *("command.cli", "pods.devices.commands", "python_api.launch", "launching.launcher"),
+        *("running.supervise.supervisor", "planning.launch_plan", "planning.views.topology_text"),
     )
     code = "\n".join(f"import poprun_py.{module}" for module in modules)
     assert not imports_of(code) & HEAVY
