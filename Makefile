@@ -21,7 +21,7 @@ demo: $(STAMP) ## install what is missing and run the main job: 2 instances, 8 r
 # Bytecode is kept: without it each worker and each process of a job would compile the tests' modules.
 unexport PYTHONDONTWRITEBYTECODE
 
-# make test TESTS=tests/poprun_py/config runs one folder, in one process: workers take longer to start.
+# make test TESTS=tests/poprun_py/options runs one folder, in one process: workers take longer to start.
 TESTS ?= tests
 # Two workers more than cores (measured on two), since many tests wait for processes. The tests of a
 # module stay in one worker: they share the jobs that they look at.
@@ -31,7 +31,7 @@ PYTEST := $(BIN)/python -m pytest -q -n $(WORKERS) --dist loadscope --no-loadsco
 ELSEWHERE := $(foreach folder,lab numa repository,$(if $(filter tests/$(folder)%,$(TESTS)),,--ignore=tests/$(folder)))
 NOT_DEFAULT := soak or sweep or long or examples or trainers
 
-test: $(DEV_STAMP) ## run the default tests (at most 180 s on 2 cores; TESTS=tests/poprun_py/config: one folder)
+test: $(DEV_STAMP) ## run the default tests (at most 180 s on 2 cores; TESTS=tests/poprun_py/options: one folder)
 	@began=$$(date +%s); $(PYTEST) $(TESTS) $(ELSEWHERE) -m "not ($(NOT_DEFAULT))" $(ARGS); code=$$?; \
 	  echo "make test took $$(($$(date +%s) - began)) s (limit for all default tests on two cores: 180 s)"; exit $$code
 

@@ -1,8 +1,7 @@
 """The colours of charts, for light and dark screens.
 
-The six are told apart by people who see no red, no green or no blue, and stand off from the page
-by a contrast of 3 at least (tests/poprun_py/pages/test_colours.py computes both). Nothing here
-draws.
+People who see no red, no green or no blue can tell the six colours apart. Their contrast with the
+page is at least 3. ``test_colours.py`` computes both.
 """
 
 from __future__ import annotations
