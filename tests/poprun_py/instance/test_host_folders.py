@@ -228,7 +228,7 @@ def test_only_what_nobody_chose_tells_open_mpi_where_to_share_memory():
 
 
 def test_a_wrapper_imports_nothing_for_it_alone():
-    script = "import sys; from poprun_py.instance.own_host import host_folders; print(*sys.modules)"
+    script = "import sys; from poprun_py.instance import host_folders; print(*sys.modules)"
     told = subprocess.run(
         [sys.executable, "-I", "-S", "-c", f"import sys; sys.path.append({str(ROOT)!r}); {script}"],
         capture_output=True,

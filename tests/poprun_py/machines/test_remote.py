@@ -5,9 +5,9 @@ from __future__ import annotations
 import shlex
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
-from support.repository import ROOT
 
 from poprun_py.errors import StartError, UsageError
 from poprun_py.machines import ssh_agent
@@ -76,7 +76,7 @@ def test_words_survive_the_remote_shell():
 
 def test_what_mpirun_runs_elsewhere_needs_no_shell_of_bournes_kind_there(tmp_path):
     log_in = tmp_path / "ssh"  # runs its last word as sshd does
-    program = ROOT / "tests" / "poprun_py" / "hosts" / "strict_shell.py"
+    program = Path(__file__).with_name("strict_shell.py")
     strict = shlex.join([sys.executable, "-I", "-S", str(program)])
     log_in.write_text(f'#!/bin/sh\necho "$1 $2 $3"\nexec {strict} -c "$4"\n')
     log_in.chmod(0o755)

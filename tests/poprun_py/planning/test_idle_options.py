@@ -56,7 +56,7 @@ def read_fields():
     """Return the fields of configurations that code reads outside of their declaration."""
     names = set()
     for file in (ROOT / "poprun_py").rglob("*.py"):
-        if file.parent.name == "config" or file == _IDLE:
+        if file.parent.name == "options" or file == _IDLE:
             continue
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Attribute) and ast.unparse(node.value).endswith("config"):
