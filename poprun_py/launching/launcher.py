@@ -1,6 +1,6 @@
 """Runs a plan in this process, which gets the signals: plan -> command -> supervisor -> result.
 
-From Python a job has a process of its own, which calls this: jobs/.
+From Python a job has a process of its own, which calls this (python_api/).
 """
 
 from __future__ import annotations

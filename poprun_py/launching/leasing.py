@@ -1,7 +1,7 @@
 """Leasing what a job takes of this machine, so that jobs side by side have cores of their own.
 
 A job's share is chosen and leased under one mutex: nobody comes between. Nothing here keeps a
-lease (leases/) or decides what a job takes (planning/shared_machine.py).
+lease (machines/lease_book.py) or decides what a job takes (planning/shared_machine.py).
 """
 
 from __future__ import annotations

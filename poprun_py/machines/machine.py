@@ -1,6 +1,6 @@
 """Machine: packages, NUMA nodes, L3 groups, cores and limits of one host, as a value with its JSON.
 
-Values only: reader.py reads them from the kernel, views/hardware_table.py shows them, and
+Values only: hardware_reader.py reads them from the kernel, planning/views shows them, and
 planning/cpu_placement.py gives parts of them to instances.
 """
 

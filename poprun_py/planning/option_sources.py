@@ -1,6 +1,6 @@
 """Where options come from besides the command line: variables, --import-config, pyproject.toml.
 
-Looks for the files and reads them; what they say is parsed and merged in config/.
+Looks for the files and reads them; what they say is parsed and merged in options/.
 """
 
 from __future__ import annotations

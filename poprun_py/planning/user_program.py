@@ -1,7 +1,7 @@
 """The program of a job: the command for the word that was typed, and whether it can be run.
 
 Looks at files of this machine and starts nothing. Whether other hosts have it is decided in
-hosts/host_checks.py.
+machines/host_checks.py.
 """
 
 from __future__ import annotations

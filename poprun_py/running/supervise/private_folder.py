@@ -1,7 +1,7 @@
 """A launcher's folders: for its socket and mpirun's files, and for memory that instances share.
 
 Their name holds the launcher's process id, by which ``--stacks`` finds them. Who may remove them,
-and when: ``instance/own_host/host_folders.py``.
+and when: ``instance/host_folders.py``.
 """
 
 from __future__ import annotations

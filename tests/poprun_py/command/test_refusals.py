@@ -1,6 +1,6 @@
 """Refused command lines: each says in one line why, and starts nothing.
 
-Refusals of single values are in config/test_command_line.py, those of files that the option reads
+Refusals of single values are in options/test_command_line.py, those of files that the option reads
 beside the tests of these files.
 """
 
