@@ -1,6 +1,6 @@
 """What is wrong with a host, decided from its report and this machine's own.
 
-Pure: reports in, checks out. Who asks the hosts: probe_hosts.py. As a table: planning/views/check_table.py.
+Pure: reports in, checks out. probe_hosts.py asks the hosts; planning/views shows the checks.
 """
 
 from __future__ import annotations

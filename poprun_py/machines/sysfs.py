@@ -1,6 +1,6 @@
 """Files of the Linux kernel under any root: CPU lists, numbers, and the limits of control groups.
 
-Knows how the kernel writes things down; reader.py decides what they mean for a machine.
+Knows how the kernel writes things down; hardware_reader.py decides what they mean for a machine.
 A missing or unreadable file gives None and no error: any of them is absent on some kernel.
 """
 

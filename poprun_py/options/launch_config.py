@@ -1,7 +1,7 @@
 """LaunchConfig: every option of the launcher, once, with its default, help and check.
 
 A frozen value: it never reads the environment, a disk or a device. The parser, the help, the
-configuration files and the reference pages are derived from its fields. Files: files.py.
+configuration files and the reference pages follow from its fields. option_files.py reads files.
 """
 
 from __future__ import annotations

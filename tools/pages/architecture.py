@@ -1,6 +1,6 @@
-"""The picture and the table of docs/architecture.md: rooms, and which room imports which.
+"""The picture and the table of docs/architecture.md: packages, and which package imports which.
 
-Imports that follow from others are not drawn: if one room imports a second and that one a third,
+Imports that follow from others are not drawn: if one package imports a second and that one a third,
 there is no arrow from the first to the third.
 """
 
@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 
-from tools.pages.imports import module_imports, modules, room_of
+from tools.pages.imports import module_imports, modules, package_of
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "architecture.md"
-TABLE = re.compile(r"(?<=<!-- rooms -->\n).*?(?=<!-- end -->)", re.DOTALL)
+TABLE = re.compile(r"(?<=<!-- packages -->\n).*?(?=<!-- end -->)", re.DOTALL)
 
 _GROUND = ("enums", "errors", "forward_phase", "logger")
 _LEFT_OUT = (
@@ -51,7 +51,7 @@ class Panel:
 def _launcher(module: str) -> str | None:
     if not module.startswith("poprun_py.") or module.rpartition(".")[2] in _LEFT_OUT:
         return None
-    return room_of(module).removeprefix("poprun_py.").partition(".")[0]
+    return package_of(module).removeprefix("poprun_py.").partition(".")[0]
 
 
 def _library(module: str) -> str | None:
@@ -60,8 +60,8 @@ def _library(module: str) -> str | None:
     name = module.rpartition(".")[2]
     if not module.startswith("popdist_py.") or name in ("popdist_core", *_LEFT_OUT):
         return None
-    room = room_of(module).removeprefix("popdist_py.")
-    return None if room == "start_hook" else room.replace(".", "/")
+    package = package_of(module).removeprefix("popdist_py.")
+    return None if package == "start_hook" else package.replace(".", "/")
 
 
 def _poptorch(module: str) -> str | None:
@@ -191,12 +191,12 @@ def picture() -> str:
 
 
 def table() -> str:
-    """Return the table of rooms: each with the first sentence of its docstring, and its modules."""
+    """Return a table of the packages, with the first sentences of their docstrings."""
     inside: dict[str, list[str]] = {}
     for file in modules().values():
         if file.name != "__init__.py":
             inside.setdefault(str(file.parent.relative_to(ROOT)), []).append(file.stem)
-    rows = ["| room | what lives there | modules |", "| --- | --- | --- |"]
+    rows = ["| package | what it contains | modules |", "| --- | --- | --- |"]
     for folder, names in sorted(inside.items()):
         source = (ROOT / folder / "__init__.py").read_text(encoding="utf-8")
         sentence = (ast.get_docstring(ast.parse(source)) or "").splitlines()[0]

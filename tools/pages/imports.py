@@ -10,11 +10,19 @@ from collections.abc import Iterable, Mapping
 from functools import cache
 from pathlib import Path
 
-__all__ = ["PACKAGES", "ROOT", "circles", "module_imports", "modules", "room_imports", "room_of"]
+__all__ = [
+    "PACKAGES",
+    "ROOT",
+    "circles",
+    "module_imports",
+    "modules",
+    "package_imports",
+    "package_of",
+]
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("poprun_py", "popdist_py")
-# No room but a folder of other packages: their only imports are the objects that they pass on.
+# No package but a folder of other packages: their only imports are the objects that they pass on.
 _SDK_NAMES = "sdk_names"
 
 
@@ -59,21 +67,21 @@ def _imported(name: str, file: Path, known: Mapping[str, Path]) -> Iterable[str]
         yield from (w for w in wanted if w in known and w != name)
 
 
-def room_of(module: str, root: Path = ROOT) -> str:
-    """Return the room of a module: its folder, or the module itself where it stands in none."""
+def package_of(module: str, root: Path = ROOT) -> str:
+    """Return the package of a module, or the module itself where it is in none."""
     if modules(root)[module].name == "__init__.py":
         return module
     folder = module.rpartition(".")[0]
     return module if folder in (*PACKAGES, "popdist_py.poptorch") else folder
 
 
-def room_imports(root: Path = ROOT) -> dict[str, frozenset[str]]:
-    """Return the rooms that each room imports from."""
+def package_imports(root: Path = ROOT) -> dict[str, frozenset[str]]:
+    """Return the packages that each package imports from."""
     found: dict[str, set[str]] = {}
     for module, imported in module_imports(root).items():
-        room = room_of(module, root)
-        found.setdefault(room, set()).update(room_of(other, root) for other in imported)
-    return {room: frozenset(others - {room}) for room, others in found.items()}
+        package = package_of(module, root)
+        found.setdefault(package, set()).update(package_of(other, root) for other in imported)
+    return {package: frozenset(others - {package}) for package, others in found.items()}
 
 
 def circles(arrows: Mapping[str, Iterable[str]]) -> list[tuple[str, ...]]:

@@ -1,4 +1,4 @@
-"""The rooms as a whole: no circles, none too full, each introduced."""
+"""The packages as a whole: no circles, none too full, each introduced."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import re
 from collections import Counter
 
 from tools.pages import imports
-from tools.pages.imports import circles, module_imports, modules, room_imports
+from tools.pages.imports import circles, module_imports, modules, package_imports
 
 # About 20; planning has one more.
 MOST_MODULES = 21
-# Packages that are more than a room: what programs import from, and the folders of hooks.
+# Packages without such rules: what programs import from, and the folders of hooks.
 FACES = (
     *("popdist_py.poptorch", "popdist_py.collectives"),
     *("poprun_py.instance.python_hook", "popdist_py.start_hook"),
@@ -23,16 +23,16 @@ def test_no_circle_of_modules():
     assert circles(module_imports()) == []
 
 
-def test_no_circle_of_rooms():
-    assert circles(room_imports()) == []
+def test_no_circle_of_packages():
+    assert circles(package_imports()) == []
 
 
-def test_no_room_is_too_full():
+def test_no_package_has_too_many_modules():
     sizes = Counter(file.parent for file in modules().values() if file.name != "__init__.py")
     assert {str(folder): n for folder, n in sizes.items() if n > MOST_MODULES} == {}
 
 
-def test_every_room_says_what_lives_there():
+def test_every_package_says_what_it_contains():
     problems = [problem for package in PACKAGES for problem in undescribed(package)]
     assert problems == []
 
@@ -45,7 +45,7 @@ def undescribed(package):
         return
     if not text.splitlines()[0].endswith("."):
         yield f"{package}: the first line is not one sentence"
-    # A room inside a package also says what may not live there, and which others it may call.
+    # A package inside a package also says what may not live there, and which others it may call.
     # Of the launcher, setup.cfg lists who may call whom.
     if not package.count(".") or package in FACES or package.startswith("poprun_py."):
         return
@@ -53,12 +53,12 @@ def undescribed(package):
         yield f"{package} does not say what may not be in it"
     allowed = text.partition("May call: ")[2]
     # The packages themselves are asked for their version only.
-    others = {room.rpartition(".")[2] for room in room_imports().get(package, ())}
+    others = {package.rpartition(".")[2] for package in package_imports().get(package, ())}
     others -= set(imports.PACKAGES)
     missing = {name for name in others if not re.search(rf"\b{name}\b", allowed)}
     if not allowed:
-        yield f"{package} does not say which rooms it may call"
-    elif "every other room" not in allowed and missing:
+        yield f"{package} does not say which packages it may call"
+    elif "every other package" not in allowed and missing:
         yield f"{package} also calls {missing}"
 
 
@@ -98,5 +98,5 @@ def test_circles_are_found_wherever_they_hide(tmp_path):
         file.write_text(text)
     (tmp_path / "poprun_py" / "__init__.py").touch()
     assert circles(module_imports(tmp_path)) == [("poprun_py.a.one", "poprun_py.b.two")]
-    assert circles(room_imports(tmp_path)) == [("poprun_py.a", "poprun_py.b")]
-    assert room_imports(tmp_path)["poprun_py.c"] == {"poprun_py.a"}
+    assert circles(package_imports(tmp_path)) == [("poprun_py.a", "poprun_py.b")]
+    assert package_imports(tmp_path)["poprun_py.c"] == {"poprun_py.a"}
