@@ -1,30 +1,50 @@
-"""Who takes what the launcher says while a job runs. Nothing here says anything."""
+"""The console of the launcher: its command's name, its terminal, and who takes its messages.
+
+Nothing here prints; ``terminal.py`` does.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-__all__ = ["Callbacks", "Console", "Log"]
+__all__ = [
+    "SDK_NAME",
+    "Callbacks",
+    "Console",
+    "Log",
+    "can_erase",
+    "command_name",
+    "has_cursor",
+    "may_colour",
+]
+
+# The name that the SDK gives its launcher.
+SDK_NAME = "poprun"
+
+_USUAL = "poprun-py"
+_OF_PODS = "poprun-py-pod"
+_OTHERS = (SDK_NAME, "gc-info", "gc-monitor", _OF_PODS)
 
 Log = Callable[[str], None]
 
 
 class Console(Protocol):
-    """Takes what the launcher says while a job runs."""
+    """Takes the messages of the launcher while a job runs."""
 
     def log(self, line: str, /) -> None:
         """Take a line of the launcher's own log."""
 
     def warn(self, sentence: str, /) -> None:
-        """Take what the user should know at any verbosity."""
+        """Take a warning, which is shown at any verbosity."""
 
     def binding(self, line: str, /) -> None:
-        """Take what the kernel says of an instance's binding."""
+        """Take the kernel's report of an instance's binding."""
 
     def tell(self, sentence: str, /) -> None:
-        """Take what became of something that the user asked for, at any verbosity."""
+        """Take the outcome of something that the user asked for, shown at any verbosity."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,3 +55,26 @@ class Callbacks:
     warn: Log
     binding: Log
     tell: Log
+
+
+def command_name() -> str:
+    """Return the name of the running command; ``poprun-py`` also for ``python -m poprun_py``."""
+    folder, _, called = sys.argv[0].rpartition("/") if sys.argv else ("", "", "")
+    if folder.endswith("poprun_py/pods/command"):
+        return _OF_PODS
+    return called if called in _OTHERS else _USUAL
+
+
+def can_erase(environ: Mapping[str, str]) -> bool:
+    """Return whether the terminal can erase and rewrite a line, which TERM=dumb cannot."""
+    return environ.get("TERM") != "dumb"
+
+
+def has_cursor(environ: Mapping[str, str]) -> bool:
+    """Return whether the terminal can keep rows in place, which needs a TERM other than dumb."""
+    return bool(environ.get("TERM")) and can_erase(environ)
+
+
+def may_colour(environ: Mapping[str, str]) -> bool:
+    """Return whether the terminal may get colours (https://no-color.org; not TERM=dumb)."""
+    return can_erase(environ) and not environ.get("NO_COLOR")

@@ -18,9 +18,8 @@ import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from poprun_py.command_name import command_name
+from poprun_py.console import can_erase, command_name, may_colour
 from poprun_py.errors import LaunchError, StartError
-from poprun_py.terminal_kind import can_erase, may_colour
 
 if TYPE_CHECKING:
     import click

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NoReturn, cast
 
-from poprun_py.command_name import command_name
+from poprun_py.console import command_name
 from poprun_py.errors import TimeLimitError, UsageError
 from poprun_py.options.command_line import parse
 from poprun_py.options.launch_config import (
@@ -279,9 +279,9 @@ def _plan(config: LaunchConfig, console: Terminal) -> tuple[LaunchPlan, Lease | 
 
 
 def _load_plan(config: LaunchConfig) -> LaunchPlan:
-    from poprun_py.json_text import read_json
     from poprun_py.planning.inputs import read_text_file
     from poprun_py.planning.plan_file import plan_from_json
+    from poprun_py.texts import read_json
 
     assert config.from_plan is not None
     if config.program:

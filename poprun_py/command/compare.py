@@ -19,7 +19,7 @@ from poprun_py.command.words import (
     read_words,
     save_page,
 )
-from poprun_py.command_name import command_name
+from poprun_py.console import command_name
 from poprun_py.errors import UsageError
 from poprun_py.past_runs.comparison import Comparison, compare
 from poprun_py.past_runs.fairness import remarks_on, who_was_slow

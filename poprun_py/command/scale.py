@@ -28,7 +28,7 @@ from poprun_py.command.words import (
     read_words,
     save_page,
 )
-from poprun_py.command_name import command_name
+from poprun_py.console import command_name
 from poprun_py.errors import UsageError
 from poprun_py.options.command_line import parse
 from poprun_py.options.launch_config import LaunchConfig, options

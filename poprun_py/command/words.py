@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 from popdist_py.atomic_file import write_whole
-from poprun_py.command_name import command_name
+from poprun_py.console import command_name
 from poprun_py.errors import UsageError, nearest
 from poprun_py.past_runs.run_files import DEFAULT_PARENT
 from poprun_py.terminal import print_out

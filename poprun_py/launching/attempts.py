@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from popdist_py.environment import LOOPBACK, RUN_ID
-from poprun_py.command_name import command_name
-from poprun_py.console import Console, Log
+from poprun_py.console import Console, Log, command_name
 from poprun_py.errors import LaunchError, start_errors
 from poprun_py.launching.run_recording import AttemptRecording, RunRecording
 from poprun_py.machines.host_list import Host

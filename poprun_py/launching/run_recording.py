@@ -13,8 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from poprun_py.command_name import command_name
-from poprun_py.console import Console
+from poprun_py.console import Console, command_name
 from poprun_py.errors import LaunchError, explain_os_error
 from poprun_py.launching.job_timeline import JobTimeline
 from poprun_py.launching.run_record import RunRecord

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from poprun_py.errors import UsageError
-from poprun_py.json_text import read_json
 from poprun_py.machines.sysfs import format_cpu_list, parse_cpu_list
+from poprun_py.texts import read_json
 
 __all__ = ["HARDWARE_VERSION", "Core", "HardwareError", "Machine", "NumaNode", "load_machines"]
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 import click
 
-from poprun_py.command_name import command_name
+from poprun_py.console import command_name
 from poprun_py.errors import UsageError, nearest
 from poprun_py.options.command_line import COMMAND, Declared, complete
 from poprun_py.options.environment_options import OPTION_VARIABLES

@@ -11,10 +11,10 @@ import re
 from typing import Any
 
 from poprun_py.errors import UsageError, nearest
-from poprun_py.json_text import read_json
 from poprun_py.options.launch_config import LaunchConfig, options
 from poprun_py.options.option_kinds import Option, option_name
 from poprun_py.options.origins import Origin, in_file
+from poprun_py.texts import read_json
 
 __all__ = [
     "config_from_dict",

@@ -11,7 +11,7 @@ from typing import Final
 
 from poprun_py.past_runs.comparison import SAMPLES, SECONDS, STEPS, Comparison, Entry, Spread
 from poprun_py.planning.views.drawing import number
-from poprun_py.rich_lines import rich_lines
+from poprun_py.texts import rich_lines
 
 __all__ = [
     "MEASURED_BY",

@@ -17,10 +17,10 @@ from typing import Any, Final, TypeVar
 
 from popdist_py.errors import counted
 from poprun_py.errors import UsageError
-from poprun_py.json_text import read_json
 from poprun_py.past_runs.run_files import AttemptFiles, RunFiles
 from poprun_py.running.watch.job_view import JobView
 from poprun_py.running.watch.records import StepRecord
+from poprun_py.texts import read_json
 
 __all__ = [
     "NOT_A_RUN",

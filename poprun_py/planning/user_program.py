@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 
-from poprun_py.command_name import command_name
+from poprun_py.console import command_name
 from poprun_py.errors import StartError, UsageError
 
 __all__ = [

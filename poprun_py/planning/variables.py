@@ -31,7 +31,7 @@ from popdist_py.environment import (
     TORCH_BACKEND,
     InstanceEnvironment,
 )
-from poprun_py.command_name import SDK_NAME, command_name
+from poprun_py.console import SDK_NAME, command_name
 from poprun_py.errors import UsageError
 from poprun_py.instance.binding import THREAD_VARIABLES
 from poprun_py.options.environment_options import INTERNAL_VARIABLES, is_option_variable

@@ -24,11 +24,11 @@ _GROUND = ("enums", "errors", "forward_phase", "logger")
 _LEFT_OUT = (
     "__main__",
     "atomic_file",
-    "command_name",
+    "console",
     "errors",
-    "json_text",
-    "rich_lines",
+    "on_use",
     "terminal",
+    "texts",
     "versions",
 )
 # Of the PopTorch API: modules that hold names only.

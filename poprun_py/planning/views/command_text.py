@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import Any
 
-from poprun_py.command_name import command_name
+from poprun_py.console import command_name
 from poprun_py.machines.sysfs import format_cpu_list
 from poprun_py.options.launch_config import LaunchConfig, options
 from poprun_py.options.option_kinds import FLAG, option_name

@@ -6,7 +6,7 @@ from popdist_py.errors import counted
 from poprun_py.machines.hardware_reader import Core, Machine, NumaNode
 from poprun_py.machines.sysfs import format_cpu_list
 from poprun_py.planning.views.drawing import PALETTE, Branch, Look, draw_tree, named, wrapped
-from poprun_py.rich_lines import rich_lines
+from poprun_py.texts import rich_lines
 
 __all__ = ["hardware_table", "machine_summary", "memory_size"]
 

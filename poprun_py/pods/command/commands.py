@@ -13,7 +13,7 @@ from typing import NoReturn
 
 import click
 
-from poprun_py.command_name import command_name
+from poprun_py.console import command_name
 from poprun_py.errors import UsageError, nearest
 from poprun_py.pods.command import partitions, pods, resources
 from poprun_py.pods.command.asking import RefusedError

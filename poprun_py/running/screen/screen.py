@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from poprun_py.command_name import command_name
+from poprun_py.console import command_name
 from poprun_py.running.screen.progress_lines import ProgressLines
 
 __all__ = ["MAX_HELD", "OutputStream", "Screen", "Sink", "keep_end", "make_stream", "tag_width"]

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any
 
 from poprun_py.errors import StartError
 from poprun_py.instance import processes, protocol
-from poprun_py.json_text import read_json
 from poprun_py.running.supervise.private_folder import ANY_FOLDER, SOCKET_NAME, folder_prefix
+from poprun_py.texts import read_json
 
 if TYPE_CHECKING:
     from poprun_py.running.supervise.control_channel import Peer

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from poprun_py.command_name import command_name
+from poprun_py.console import can_erase, command_name, has_cursor, may_colour
 from poprun_py.instance.binding import format_list
 from poprun_py.running.screen.instance_files import InstanceFiles
 from poprun_py.running.screen.panel import Panel
@@ -18,7 +18,6 @@ from poprun_py.running.screen.repeated_tracebacks import RepeatedTracebacks
 from poprun_py.running.screen.screen import OutputStream, Screen, Sink, make_stream
 from poprun_py.running.supervise.control_channel import Peer
 from poprun_py.running.supervise.job import Job
-from poprun_py.terminal_kind import can_erase, has_cursor, may_colour
 
 if TYPE_CHECKING:
     from poprun_py.running.screen.interrupt_tracebacks import InterruptTracebacks

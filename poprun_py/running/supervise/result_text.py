@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from popdist_py.environment import COMPILING, INFERENCE, TRAINING
 from popdist_py.errors import plural
-from poprun_py.command_name import command_name
+from poprun_py.console import command_name
 from poprun_py.instance.binding import format_list
 from poprun_py.running.screen.tracebacks import normal_line
 from poprun_py.running.supervise.job import (

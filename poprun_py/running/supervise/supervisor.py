@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from popdist_py.environment import MPI_NETWORK
 from popdist_py.errors import counted
+from poprun_py.console import may_colour
 from poprun_py.errors import StartError, explain_os_error, start_errors
 from poprun_py.instance import processes, protocol
 from poprun_py.instance.control_group import process_state
@@ -60,7 +61,6 @@ from poprun_py.running.supervise.private_folder import (
 from poprun_py.running.supervise.startup import Startup
 from poprun_py.running.supervise.stop_policy import StopPolicy
 from poprun_py.running.supervise.time_limits import Limits, Timed
-from poprun_py.terminal_kind import may_colour
 
 if TYPE_CHECKING:
     from poprun_py.running.watch.job_observer import JobObserver

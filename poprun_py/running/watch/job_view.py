@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from poprun_py.on_use import Shown
-from poprun_py.rich_lines import rich_lines
 from poprun_py.running.watch.instance_state import InstanceState
 from poprun_py.running.watch.stragglers import Straggler, stands_out
+from poprun_py.texts import rich_lines
 
 __all__ = ["COLUMNS", "JobView", "headline", "row_of", "summary_lines", "table_lines"]
 

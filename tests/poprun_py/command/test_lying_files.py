@@ -11,8 +11,8 @@ from support.launcher.run_folders import a_plan, make_run
 from support.launcher.sysfs_trees import SNAPSHOTS
 
 from poprun_py.command import cli
-from poprun_py.json_text import read_json
 from poprun_py.planning.plan_file import plan_to_json
+from poprun_py.texts import read_json
 
 # A prime, so that values, and what stands in their place, come in all pairs in turn.
 FEW, MANY = 601, 47

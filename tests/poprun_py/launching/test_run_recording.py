@@ -10,7 +10,7 @@ import pytest
 from support.launcher.plans import plan_blindly
 
 from popdist_py.timeline import merging
-from poprun_py.command_name import command_name
+from poprun_py.console import command_name
 from poprun_py.launching import attempts, launcher, page_file
 from poprun_py.launching.run_recording import RunRecording
 from poprun_py.machines.host_list import LOCALHOST
