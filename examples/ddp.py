@@ -79,8 +79,11 @@ def main(argv: list[str] | None = None) -> None:
     accuracy = test(model, test_set)
     if dist.get_rank() == 0:
         print(f"test accuracy {accuracy:.1f} % on {dist.get_world_size()} ranks", flush=True)
-    # Waiting lets go of Python's lock, which gloo's thread needs to free the last tensor: in a
-    # program that ends before, torch aborts ("terminate called without an active exception").
+    # The model must not outlive the group. Where it is the last to hold the group, freeing it waits
+    # for gloo's thread while it keeps Python's lock, and that thread may need the lock.
+    del model
+    # Waiting releases Python's lock, which gloo's thread needs to free the last tensor. In a script
+    # that ends before, torch aborts ("terminate called without an active exception").
     dist.barrier()
     dist.destroy_process_group()
 

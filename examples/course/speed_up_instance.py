@@ -101,6 +101,10 @@ def main(argv: list[str] | None = None) -> dict[str, float]:
     found |= {name: statistics.median(values) for name, values in times.items()}
     if dist.get_rank() == 0:
         print(json.dumps(found), flush=True)
+    # The model must not outlive the group. Where it is the last to hold the group, freeing it waits
+    # for gloo's thread while it keeps Python's lock, and that thread may need the lock.
+    kinds.clear()
+    del step
     dist.barrier()
     dist.destroy_process_group()
     return found
