@@ -5,8 +5,6 @@ from __future__ import annotations
 import signal
 from typing import NoReturn
 
-__all__ = ["main"]
-
 
 def main() -> NoReturn:
     """Run the command line of this process and exit with its code."""

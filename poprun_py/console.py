@@ -10,17 +10,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-__all__ = [
-    "SDK_NAME",
-    "Callbacks",
-    "Console",
-    "Log",
-    "can_erase",
-    "command_name",
-    "has_cursor",
-    "may_colour",
-]
-
 # The name that the SDK gives its launcher.
 SDK_NAME = "poprun"
 

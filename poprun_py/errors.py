@@ -16,18 +16,6 @@ import difflib
 import errno
 from collections.abc import Iterable, Iterator
 
-__all__ = [
-    "PROCESSES_ADVICE",
-    "JobFailedError",
-    "LaunchError",
-    "StartError",
-    "TimeLimitError",
-    "UsageError",
-    "explain_os_error",
-    "nearest",
-    "start_errors",
-]
-
 # Threads are counted as well.
 PROCESSES_ADVICE = (
     "raise the limit of processes (ulimit -u, or pids.max of the control group), or start fewer "

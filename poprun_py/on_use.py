@@ -9,8 +9,6 @@ from __future__ import annotations
 from importlib import import_module
 from types import ModuleType
 
-__all__ = ["Shown", "on_use"]
-
 
 def on_use(home: str) -> ModuleType:
     """Return the module ``poprun_py.<home>``, imported now if it was not."""

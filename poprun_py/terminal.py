@@ -28,25 +28,6 @@ if TYPE_CHECKING:
 else:
     _Command = object  # click is not imported in the launcher's process
 
-__all__ = [
-    "PrintedHelp",
-    "Terminal",
-    "UnwritableError",
-    "can_print",
-    "can_rewrite_lines",
-    "exit_code_of",
-    "exit_with",
-    "flush_stdout",
-    "may_be_lost",
-    "prepare_streams",
-    "print_error",
-    "print_out",
-    "print_problem",
-    "print_warning",
-    "rewrite_line",
-    "wants_colour",
-]
-
 
 class UnwritableError(Exception):
     """Standard output cannot be written."""

@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-__all__ = ["read_json", "rich_lines"]
-
 # Wide enough for any table: a cell is never broken.
 _ANY_WIDTH = 1 << 20
 

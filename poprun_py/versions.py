@@ -9,8 +9,6 @@ import json
 import platform
 import sys
 
-__all__ = ["version_text", "versions"]
-
 # The package is there before its modules. To import it would be a circle: it names the launcher.
 _OURS: str = sys.modules[__name__.partition(".")[0]].__version__
 _DEPENDENCIES = (

@@ -41,10 +41,7 @@ from poprun_py.terminal import (
 if TYPE_CHECKING:
     from poprun_py.machines.lease_book import Lease
     from poprun_py.planning.launch_plan import LaunchPlan
-    from poprun_py.running.supervise.supervisor import LaunchResult
-
-__all__ = ["main", "run"]
-
+    from poprun_py.running.supervise.job import LaunchResult
 
 # Modules of poprun_py/command, each with main(words) -> exit code, and its click command.
 COMMANDS = ("report", "compare", "scale")
@@ -260,7 +257,7 @@ def _plan(config: LaunchConfig, console: Terminal) -> tuple[LaunchPlan, Lease | 
 
     One that is only looked at may be meant for a larger machine.
     """
-    from poprun_py.launching import launcher
+    from poprun_py.launching import launch_planning
 
     has_no_program = not config.program and config.from_plan is None
     only_looking = config.dry_run or config.prints_file or has_no_program
@@ -269,9 +266,9 @@ def _plan(config: LaunchConfig, console: Terminal) -> tuple[LaunchPlan, Lease | 
         given = {name: getattr(config, name) for name in ("live", *OF_THIS_LAUNCH)}
         planned = replace(planned, config=replace(planned.config, **given))
     elif _is_only_planned(config) or has_no_program:
-        planned = launcher.plan(config, contact_hosts=not only_looking)
+        planned = launch_planning.plan(config, contact_hosts=not only_looking)
     else:
-        return launcher.plan_leased(config, console, progress=console.progress)
+        return launch_planning.plan_leased(config, console, progress=console.progress)
     if not only_looking:
         planned.require_fit()
     # What runs as it is saved is leased when its folder and its program are known to be there.

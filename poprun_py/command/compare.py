@@ -29,8 +29,6 @@ from poprun_py.past_runs.run_files import find_run
 from poprun_py.past_runs.targets import Target, parse_target
 from poprun_py.terminal import can_print, print_error, print_out, wants_colour
 
-__all__ = ["COMPARE", "main"]
-
 _HELP: Final = """Compare runs that --output-dir kept: samples per second, times of a step,
 seconds, loss, and speedup and scaling efficiency against the first one.
 

@@ -24,17 +24,6 @@ if TYPE_CHECKING:
     from poprun_py.planning.launch_plan import LaunchPlan
     from poprun_py.planning.views.drawing import Look
 
-__all__ = [
-    "export_config",
-    "is_inspected",
-    "print_check",
-    "print_hardware",
-    "print_leases",
-    "print_stacks",
-    "print_status",
-    "show_plan",
-]
-
 
 def print_stacks(pid: int) -> None:
     """Print what the instances of a running job do."""

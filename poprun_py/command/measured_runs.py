@@ -22,8 +22,6 @@ from poprun_py.terminal import Terminal, can_rewrite_lines, print_error, rewrite
 if TYPE_CHECKING:
     from collections.abc import Set
 
-__all__ = ["MeasuredRuns"]
-
 
 class _OncePerWarning(Terminal):
     """The launcher's words for all runs: a warning is shown once, results are not."""

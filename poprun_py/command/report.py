@@ -17,8 +17,6 @@ from poprun_py.launching.page_file import page_text, write_page
 from poprun_py.past_runs.run_files import find_run
 from poprun_py.terminal import print_out, print_warning
 
-__all__ = ["REPORT", "main"]
-
 _STDOUT: Final = "-"
 _HELP: Final = """Write RUN as a page: throughput, loss, step times, who was slow, memory,
 placement, causes.

@@ -48,8 +48,6 @@ from poprun_py.terminal import (
     wants_colour,
 )
 
-__all__ = ["SCALE", "main"]
-
 _HELP: Final = """Run PROGRAM with several numbers of instances, and show how its speed grows.
 
 Each count is run several times, in turns (1, 2, 4, 1, 2, 4, ...), and the median counts. Every
@@ -227,7 +225,7 @@ def _plans(asked: _Asked) -> dict[int, LaunchPlan]:
         UsageError: a count does not fit the machines.
         StartError: the program, an MPI or a host is missing.
     """
-    from poprun_py.launching import launcher
+    from poprun_py.launching import launch_planning
     from poprun_py.planning.option_sources import gather_options
     from poprun_py.planning.user_program import require_program
 
@@ -235,7 +233,7 @@ def _plans(asked: _Asked) -> dict[int, LaunchPlan]:
     for count in asked.counts:
         try:
             gathered = gather_options({**asked.values, "num_instances": count}, os.environ)
-            planned = launcher.plan(_kept(gathered.config), contact_hosts=True)
+            planned = launch_planning.plan(_kept(gathered.config), contact_hosts=True)
             planned.require_fit()
         except UsageError as error:
             raise UsageError(f"--instances {count}: {error}; nothing was started") from None

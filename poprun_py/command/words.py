@@ -17,16 +17,6 @@ from poprun_py.errors import UsageError, nearest
 from poprun_py.past_runs.run_files import DEFAULT_PARENT
 from poprun_py.terminal import print_out
 
-__all__ = [
-    "HELP",
-    "OUTPUT_DIR",
-    "check_page_name",
-    "page_width",
-    "print_json",
-    "read_words",
-    "save_page",
-]
-
 HELP = click.Option(["-h", "--help"], is_flag=True, help="Show this help.")
 OUTPUT_DIR = click.Option(
     ["--output-dir", "parent"],

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
     from typing import Any
 
-__all__ = ["THREAD_VARIABLES", "apply", "differences", "read_back"]
-
 # Variables from which libraries take their number of threads. The launcher plans only the first,
 # OMP_NUM_THREADS. Each library prefers its own variable to it, so the planned value never overrules
 # a variable that the user sets.

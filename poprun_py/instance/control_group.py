@@ -5,8 +5,6 @@ Reads files only. Standard library only and cheap to import.
 
 import os
 
-__all__ = ["memory_state", "process_state"]
-
 # By version of control groups: the files with the events and with the limit.
 _MEMORY = {1: ("memory.oom_control", "memory.limit_in_bytes"), 2: ("memory.events", "memory.max")}
 _PROCESSES = {1: ("pids.events", "pids.max"), 2: ("pids.events", "pids.max")}

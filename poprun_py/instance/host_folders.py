@@ -13,16 +13,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-__all__ = [
-    "MEMORY",
-    "HeldFolder",
-    "is_ours",
-    "memory_variables",
-    "name_of",
-    "sweep",
-    "temporary_folders",
-]
-
 # Files there are memory. What maps them needs that: on a disk every page would be written.
 MEMORY = "/dev/shm"
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC

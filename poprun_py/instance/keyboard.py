@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
     from poprun_py.instance.vitals import Vitals
 
-__all__ = ["Keyboard"]
-
 # What a program may ask for, and with how many numbers.
 _NUM_NUMBERS = {"enter": 1, "leave": 1, "wait": 2}
 

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
     from poprun_py.instance.vitals import Vitals
 
-__all__ = ["BUSY_SHARE", "SignsOfLife", "observe"]
-
 # A program that waits uses less of one CPU than this, however it does so but by spinning.
 BUSY_SHARE = 0.05
 

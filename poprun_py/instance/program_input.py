@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-__all__ = ["ProgramPipe", "ProgramTerminal", "make_input"]
-
 _CHUNK = 1 << 16
 # linux/termbits.h and linux/tty.h: Python's termios lacks them.
 _EXTPROC = 0o200000

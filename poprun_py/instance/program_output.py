@@ -13,8 +13,6 @@ if TYPE_CHECKING:
 
     from poprun_py.instance.program_input import ProgramTerminal
 
-__all__ = ["ProgramOutput"]
-
 _CHUNK = 1 << 16
 
 

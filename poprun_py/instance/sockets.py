@@ -13,8 +13,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-__all__ = ["SocketBytes"]
-
 _MAX_PROCESSES = 64
 # linux/netlink.h, linux/sock_diag.h, linux/inet_diag.h and linux/tcp.h.
 _NETLINK_SOCK_DIAG, _BY_FAMILY, _REQUEST_DUMP, _DONE, _ERROR = 4, 20, 0x301, 3, 2

@@ -28,12 +28,11 @@ from poprun_py.planning.user_program import CALL_FILE, call_folder, short_name
 from poprun_py.planning.variables import attempt_variables
 from poprun_py.running.keyboard import standard_input
 from poprun_py.running.screen.program_files import place_of_call, place_of_run
-from poprun_py.running.supervise.supervisor import Job, LaunchResult, supervise
+from poprun_py.running.supervise.job import Job, LaunchResult
+from poprun_py.running.supervise.supervisor import supervise
 
 if TYPE_CHECKING:
     from poprun_py.planning.held_partition import HeldPartition
-
-__all__ = ["Attempts", "Begins", "job_of"]
 
 Begins = Callable[[Job], None]
 Replan = Callable[[LaunchPlan, LaunchResult, Log], LaunchPlan]

@@ -12,8 +12,6 @@ from poprun_py.console import Console, Log
 from poprun_py.options.launch_config import LaunchConfig
 from poprun_py.options.option_kinds import FOREVER
 
-__all__ = ["IpuWait"]
-
 # Of a server, too: each look is three small requests.
 _LOOK_SECONDS = 0.3
 

@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from poprun_py.running.metrics.feed import Feed
     from poprun_py.running.watch.records import Recorder
 
-__all__ = ["JobMetrics"]
-
 _WANDB_GROUP: Final = "WANDB_RUN_GROUP"
 _TENSORBOARD_FOLDER: Final = "tensorboard"
 # They are those of the program's own run: two runs of one name would be one.

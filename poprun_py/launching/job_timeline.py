@@ -23,8 +23,6 @@ from poprun_py.running.supervise.private_folder import make_private_folder
 if TYPE_CHECKING:
     from popdist_py.timeline.merging import Merged
 
-__all__ = ["TIMELINE_FILE", "JobTimeline"]
-
 TIMELINE_FILE: Final = "timeline.json.gz"
 _FOLDER: Final = "spans"
 # The files of each take --timeline-size of the disk.

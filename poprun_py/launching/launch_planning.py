@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING
 from poprun_py.console import Console, Log
 from poprun_py.errors import StartError, UsageError
 from poprun_py.launching.leasing import Leased, lease_share, leases_place
-from poprun_py.machines.hardware_reader import Machine
 from poprun_py.machines.host_list import Host
 from poprun_py.machines.lease_book import Lease
+from poprun_py.machines.machine import Machine
 from poprun_py.options.launch_config import LaunchConfig
 from poprun_py.planning.copied_command import refuse_copied
 from poprun_py.planning.inputs import (
@@ -35,22 +35,13 @@ from poprun_py.planning.mpi_commands import Mpi
 from poprun_py.planning.shared_machine import Share, beside, taken_of, this_host
 from poprun_py.planning.topology import Topology, make_topology
 from poprun_py.planning.user_program import require_program, resolve_program
+from poprun_py.running.supervise.job import LaunchResult
 from poprun_py.running.supervise.restart import lost_hosts
-from poprun_py.running.supervise.supervisor import LaunchResult
 
 # A launch without a pod does not wait for it.
 if TYPE_CHECKING:
     from poprun_py.machines.leases_elsewhere import Rivals
     from poprun_py.planning.partition_use import PartitionUse
-
-__all__ = [
-    "lease",
-    "plan",
-    "plan_leased",
-    "require_start",
-    "without_lost_hosts",
-    "working_folder",
-]
 
 _NO_POD = "none"
 

@@ -18,8 +18,6 @@ from poprun_py.errors import StartError, TimeLimitError
 from poprun_py.launching.attempts import Attempts, Begins
 from poprun_py.launching.launch_planning import (
     lease,
-    plan,
-    plan_leased,
     require_start,
     without_lost_hosts,
     working_folder,
@@ -29,10 +27,8 @@ from poprun_py.machines.lease_book import Lease
 from poprun_py.planning.launch_plan import LaunchPlan
 from poprun_py.planning.plan_warnings import plan_warnings
 from poprun_py.planning.user_program import short_name
+from poprun_py.running.supervise.job import LaunchResult
 from poprun_py.running.supervise.restart import run_with_restarts
-from poprun_py.running.supervise.supervisor import LaunchResult
-
-__all__ = ["Console", "lease", "plan", "plan_leased", "run"]
 
 _SHARED_MEMORY = "/dev/shm"
 # What Open MPI takes there for each instance.

@@ -32,8 +32,6 @@ from poprun_py.options.option_kinds import FOREVER
 from poprun_py.planning.shared_machine import Share
 from poprun_py.planning.user_program import short_name
 
-__all__ = ["Leased", "lease_share", "leases_place", "limit_of"]
-
 # Any of several jobs may end, of any user, and no lock can be waited for beside a signal and a
 # limit: looking into a handful of small files takes a fraction of a millisecond. Those further back
 # in the queue look less often: many that wait must not take what the running jobs need.

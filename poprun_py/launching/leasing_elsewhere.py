@@ -12,15 +12,13 @@ from typing import NamedTuple
 from poprun_py.console import Console, Log
 from poprun_py.errors import StartError
 from poprun_py.launching.leasing import limit_of
-from poprun_py.machines.hardware_reader import Machine
 from poprun_py.machines.lease_texts import holders_text, refusal_on
 from poprun_py.machines.leases_elsewhere import Rivals
+from poprun_py.machines.machine import Machine
 from poprun_py.options.launch_config import LaunchConfig
 from poprun_py.planning.cpu_placement import Placement
 from poprun_py.planning.shared_machine import beside
 from poprun_py.planning.topology import Topology
-
-__all__ = ["LOOK_SECONDS", "left_by_others", "wait_for_hosts"]
 
 # A look is an ssh connection to every host.
 LOOK_SECONDS = 3.0

@@ -15,8 +15,6 @@ from poprun_py.past_runs.pages.run_page import run_page
 from poprun_py.past_runs.recorded_run import NOT_A_RUN, no_report, read_run
 from poprun_py.past_runs.run_files import RunFiles
 
-__all__ = ["page_text", "write_page"]
-
 
 def page_text(files: RunFiles, folder: Path | None = None) -> str:
     """Return the page of a run, also of one that has not ended.

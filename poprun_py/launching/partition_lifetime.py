@@ -36,8 +36,6 @@ if TYPE_CHECKING:
     from popdist_py.pods.values import Attachment, Partition, PartitionRequest
     from poprun_py.planning.partition_use import PartitionUse
 
-__all__ = ["partition_for_job"]
-
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.01, 1.0  # between two looks at a partition that is not ready
 _PATIENCE_SECONDS = 1.0  # after which somebody at a terminal is told what is waited for
 # Another job may take what was free a moment ago. It is then decided anew, so many times at most.

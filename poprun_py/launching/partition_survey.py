@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from popdist_py.pods.values import Partition
     from poprun_py.planning.partition_use import PartitionUse, PodNow
 
-__all__ = ["NO_POD", "ask", "decide_now", "look", "open_pod"]
-
 NO_POD = "none"
 _HOST, _PORT = "IPUOF_VIPU_API_HOST", "IPUOF_VIPU_API_PORT"
 

@@ -21,8 +21,6 @@ from poprun_py.running.screen.run_folder import RunFolder, run_id
 from poprun_py.running.supervise.job import LaunchResult
 from poprun_py.texts import read_json
 
-__all__ = ["RunRecord"]
-
 
 class RunRecord:
     """The record of one run; close it at the end.

@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from poprun_py.running.watch.records import Recorder
     from poprun_py.running.watch.run_log import RunLog
 
-__all__ = ["AttemptRecording", "RunRecording"]
-
 
 @dataclass(frozen=True, slots=True)
 class AttemptRecording:

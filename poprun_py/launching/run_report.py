@@ -10,9 +10,9 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Final
 
+from popdist_py.environment import RESUME_EXIT_CODE
 from poprun_py.planning.launch_plan import LaunchPlan
 from poprun_py.running.supervise.job import (
-    RESUME_EXIT_CODE,
     Collective,
     InstanceResult,
     LaunchResult,
@@ -25,16 +25,6 @@ from poprun_py.running.supervise.result_text import (
     stderr_excerpt,
     traceback_of,
 )
-
-__all__ = [
-    "REPORT_VERSION",
-    "begun_attempt",
-    "brief_report",
-    "ended_attempt",
-    "moment",
-    "refused_attempt",
-    "run_report",
-]
 
 REPORT_VERSION = 2
 _MOST_OF_REASON: Final = 200

@@ -12,8 +12,6 @@ from dataclasses import replace
 from poprun_py.errors import UsageError
 from poprun_py.machines.host_list import Host
 
-__all__ = ["with_names"]
-
 
 def with_names(hosts: Sequence[Host]) -> tuple[Host, ...]:
     """Return ``hosts``, each IPv6 address replaced by the name that it has here.

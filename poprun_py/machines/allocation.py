@@ -19,8 +19,6 @@ from poprun_py.machines.host_list import (
     parse_host_list,
 )
 
-__all__ = ["DEFAULT_HOST_FILES", "parse_tasks_per_node", "resolve_hosts", "slurm_tasks"]
-
 # Where Open MPI looks for a host file: Kubernetes' MPIJob sets one of them.
 DEFAULT_HOST_FILES = ("OMPI_MCA_orte_default_hostfile", "PRTE_MCA_prte_default_hostfile")
 _LOCAL_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})

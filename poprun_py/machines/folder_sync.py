@@ -18,8 +18,6 @@ from poprun_py.errors import StartError, UsageError
 from poprun_py.machines.host_list import Host
 from poprun_py.machines.remote_shell import Shell, explain, read_back, scratch_file
 
-__all__ = ["environment_folder", "folder_to_sync", "sync_command", "sync_folder"]
-
 _LEFT_OUT = (".git", "__pycache__")
 _AT_ONCE = 16
 # Limits a stalled connection. The whole copy has no limit.

@@ -11,10 +11,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from popdist_py.errors import plural
-from poprun_py.machines.machine import Core, HardwareError, Machine, NumaNode, load_machines
+from poprun_py.machines.machine import Core, HardwareError, Machine, NumaNode
 from poprun_py.machines.sysfs import ControlGroups, KernelFiles, format_cpu_list, whole_number
-
-__all__ = ["Core", "HardwareError", "Machine", "NumaNode", "load_machines", "read_machine"]
 
 _CPU = "sys/devices/system/cpu"
 _NODE = "sys/devices/system/node"

@@ -14,16 +14,6 @@ from poprun_py.machines.host_list import compress
 from poprun_py.machines.host_report import HostReport, Request
 from poprun_py.machines.remote_shell import Problem
 
-__all__ = [
-    "CALLS_BACK",
-    "Check",
-    "HostChecks",
-    "checks_of",
-    "doubts",
-    "grouped_checks",
-    "require",
-]
-
 _MIB, _GIB = 1 << 20, 1 << 30
 _MIN_MEMORY, _MIN_SHM, _MIN_FILES = 512 * _MIB, 64 * _MIB, 1024
 _MAX_CLOCK_SECONDS = 1.0

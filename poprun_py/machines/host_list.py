@@ -11,17 +11,6 @@ from dataclasses import dataclass, replace
 
 from poprun_py.errors import UsageError
 
-__all__ = [
-    "LOCALHOST",
-    "MAX_HOSTS",
-    "Host",
-    "are_host_names",
-    "compress",
-    "expand",
-    "parse_host_file",
-    "parse_host_list",
-]
-
 # Far above any allocation; a typing slip such as a[0-999999999] is refused instead of expanded.
 MAX_HOSTS = 65_536
 

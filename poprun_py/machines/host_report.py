@@ -18,8 +18,6 @@ from poprun_py.machines.machine import HardwareError, Machine
 from poprun_py.machines.network_choice import Interface
 from poprun_py.machines.remote_shell import Problem
 
-__all__ = ["HostReport", "Request", "make_request"]
-
 _ROOT = Path(__file__).resolve().parents[2]
 _PACKAGES = ("mpi4py", "torch", "numpy")
 

@@ -31,17 +31,6 @@ from poprun_py.machines.probe_hosts import own_report, remembered_reports, reque
 from poprun_py.machines.remote_shell import Shell, shell_of
 from poprun_py.options.launch_config import LaunchConfig
 
-__all__ = [
-    "Survey",
-    "check_hosts",
-    "diagnose",
-    "listen_address",
-    "own_interfaces",
-    "rivals_on",
-    "survey",
-]
-
-
 _THIS_MACHINE = "this machine"
 
 

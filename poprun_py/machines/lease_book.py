@@ -22,21 +22,6 @@ from poprun_py.machines.lease_values import (
 )
 from poprun_py.machines.locked_files import LockedFolder
 
-__all__ = [
-    "PLACE_VARIABLE",
-    "Book",
-    "Lease",
-    "OvertakenError",
-    "Ticket",
-    "decided",
-    "entry_of",
-    "leases_folder",
-    "opened",
-    "parent_process",
-    "this_process",
-    "user_name",
-]
-
 PLACE_VARIABLE = "POPRUN_LEASES"
 _NONE = "none"
 _FOLDER_NAME = "poprun-py-leases"

@@ -12,17 +12,6 @@ from poprun_py.machines.lease_values import Holding, Waiter
 from poprun_py.machines.leases_elsewhere import Rivals
 from poprun_py.machines.sysfs import format_cpu_list
 
-__all__ = [
-    "WAYS_OUT",
-    "cpus_text",
-    "document",
-    "holders_text",
-    "refusal_on",
-    "sharing_text",
-    "table",
-    "who",
-]
-
 WAYS_OUT = (
     "take fewer with --cores-per-instance, wait with --wait-for-resources, or share them with "
     "--share-cores yes"

@@ -10,17 +10,6 @@ import json
 import math
 from typing import Any, NamedTuple
 
-__all__ = [
-    "MAX_NUMBER",
-    "Holder",
-    "Holding",
-    "Waiter",
-    "holding_of",
-    "printable",
-    "text_of",
-    "waiter_of",
-]
-
 _VERSION = 1
 # Runs are compared by name, so their names must not be cut. No run name is longer than this.
 _MAX_NAME, _MAX_RUN_NAME = 80, 128

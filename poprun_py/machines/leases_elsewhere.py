@@ -21,8 +21,6 @@ from poprun_py.machines.lease_book import (
 from poprun_py.machines.lease_values import Holding, Waiter, printable, text_of
 from poprun_py.machines.locked_files import LockedFolder, problem_text
 
-__all__ = ["Rivals", "ask", "rivals_of", "take"]
-
 
 class Rivals(NamedTuple):
     """The other jobs on a host: who holds CPUs, and who waits for some."""

@@ -16,8 +16,6 @@ import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
-__all__ = ["LockedFolder", "problem_text"]
-
 _MUTEX = "mutex"
 _UNFINISHED = ".new-"
 # No file of ours is longer: 4096 single CPUs take 20 kB.

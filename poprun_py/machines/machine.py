@@ -15,8 +15,6 @@ from poprun_py.errors import UsageError
 from poprun_py.machines.sysfs import format_cpu_list, parse_cpu_list
 from poprun_py.texts import read_json
 
-__all__ = ["HARDWARE_VERSION", "Core", "HardwareError", "Machine", "NumaNode", "load_machines"]
-
 HARDWARE_VERSION = 1
 _MAX_WHOLE = 1 << 63
 _NO_MACHINE = "not a saved machine: expected the JSON written by --print-hardware=json"

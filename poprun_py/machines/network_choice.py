@@ -12,8 +12,6 @@ from dataclasses import dataclass
 
 from poprun_py.errors import StartError, UsageError
 
-__all__ = ["Interface", "Network", "choose_network", "parse_subnet"]
-
 Subnet = ipaddress.IPv4Network | ipaddress.IPv6Network
 _INTERFACE_NAME = re.compile(r"[^\s/,]{1,15}")
 

@@ -25,8 +25,6 @@ from poprun_py.machines.host_list import LOCALHOST, Host
 from poprun_py.machines.host_report import HostReport, Request
 from poprun_py.machines.remote_shell import Problem, Shell, explain, read_back, scratch_file
 
-__all__ = ["own_report", "remembered_reports", "request_reports"]
-
 # One host that hangs must not hold the launch for longer than a user waits for a message.
 _REPORT_SECONDS = 10.0
 # Agreeing on keys takes ssh 0.07 s of CPU time, and this machine may have a single core for all.

@@ -20,16 +20,6 @@ from poprun_py.machines import ssh_agent
 from poprun_py.machines.host_list import Host, parse_host_list
 from poprun_py.options.launch_config import LaunchConfig
 
-__all__ = [
-    "CONNECT_SECONDS",
-    "Problem",
-    "Shell",
-    "explain",
-    "read_back",
-    "scratch_file",
-    "shell_of",
-]
-
 CONNECT_SECONDS = 5
 # ssh must not prompt: a launch has nobody to answer, and every host would prompt anew.
 _ALWAYS = ("-oBatchMode=yes", f"-oConnectTimeout={CONNECT_SECONDS}")

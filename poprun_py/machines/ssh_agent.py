@@ -8,8 +8,6 @@ every host, so it imports only os and sys to start fast.
 import os
 import sys
 
-__all__ = ["MARK", "agent_command"]
-
 # Separates the words of ssh from the words that mpirun adds.
 MARK = "--"
 # Open MPI 4 writes the remote command for a C shell, with these words in it, if the login shell on

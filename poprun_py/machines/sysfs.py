@@ -10,8 +10,6 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
-__all__ = ["ControlGroups", "KernelFiles", "format_cpu_list", "parse_cpu_list", "whole_number"]
-
 _MAX_CPU = 1 << 16
 _NUMBER = re.compile(r"-?\d{1,15}", re.ASCII)
 _RANGE = re.compile(r"(\d+)(?:-(\d+)(?::(\d+)/(\d+))?)?", re.ASCII)

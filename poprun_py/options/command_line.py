@@ -19,8 +19,6 @@ from poprun_py.errors import UsageError, nearest
 from poprun_py.options.launch_config import LaunchConfig, options
 from poprun_py.options.option_kinds import FLAG, TEXT, Kind, Option, choice, option_name
 
-__all__ = ["COMMAND", "MODULE", "Declared", "complete", "parse"]
-
 # The words before a Python module in place of a program.
 MODULE = ("-m", "--module")
 

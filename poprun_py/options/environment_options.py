@@ -14,14 +14,6 @@ from poprun_py.options.launch_config import options
 from poprun_py.options.option_kinds import Option, option_name
 from poprun_py.options.origins import Origin, in_variable, variable_name
 
-__all__ = [
-    "INTERNAL_VARIABLES",
-    "OPTION_VARIABLES",
-    "POD_VARIABLES",
-    "is_option_variable",
-    "variables_layer",
-]
-
 _PREFIX = "POPRUN_"
 # What launcher and wrapper tell each other, and what the launcher tells an instance of its run.
 INTERNAL_VARIABLES = frozenset(

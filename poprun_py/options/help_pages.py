@@ -16,8 +16,6 @@ from poprun_py.options.environment_options import OPTION_VARIABLES
 from poprun_py.options.launch_config import GROUPS, options
 from poprun_py.options.origins import variable_name
 
-__all__ = ["EXAMPLES", "GRAMMAR", "MOST_USED", "PLACES", "PURPOSE", "USAGE", "help_text"]
-
 MOST_USED = (
     *("num_instances", "num_replicas", "host", "env", "output_dir"),
     *("only_output_from_instance", "timeout", "max_restarts"),

@@ -49,15 +49,6 @@ if TYPE_CHECKING:
 
     from poprun_py.options.launch_options import LaunchOptions, Word
 
-__all__ = [
-    "EXCLUSIVE",
-    "GROUPS",
-    "OF_THIS_LAUNCH",
-    "LaunchConfig",
-    "is_decided_by_plan",
-    "options",
-]
-
 GROUPS = {
     "Job": "how many instances, replicas and IPUs",
     "Hosts": "where instances run",

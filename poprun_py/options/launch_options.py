@@ -9,8 +9,6 @@ from collections.abc import Mapping, Sequence
 from os import PathLike
 from typing import Literal, TypeAlias, TypedDict
 
-__all__ = ["LaunchOptions", "Word"]
-
 # What becomes a word of a command line or the value of a variable.
 Word: TypeAlias = str | int | float | PathLike[str]
 

@@ -11,8 +11,6 @@ from typing import Any
 from poprun_py.options.launch_config import EXCLUSIVE, LaunchConfig, options
 from poprun_py.options.origins import COMMAND_LINE, Origin, typed
 
-__all__ = ["merged", "places", "typed_layer"]
-
 Layer = Mapping[str, Any]
 
 

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from popdist_py.device_numbers import LINK_DOMAIN_IPUS
 
-__all__ = ["fewest_link_domains", "roomy_link_domains"]
-
 _MOST_NAMED = 4
 
 

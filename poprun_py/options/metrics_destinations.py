@@ -11,14 +11,6 @@ from pathlib import Path
 
 from poprun_py.options.option_kinds import Kind, is_word
 
-__all__ = [
-    "METRICS_DESTINATION",
-    "TENSORBOARD",
-    "WANDB",
-    "MetricsDestination",
-    "read_destinations",
-]
-
 TENSORBOARD, WANDB = "tensorboard", "wandb"
 
 

@@ -16,14 +16,6 @@ from poprun_py.options.option_kinds import Option, option_name
 from poprun_py.options.origins import Origin, in_file
 from poprun_py.texts import read_json
 
-__all__ = [
-    "config_from_dict",
-    "config_to_dict",
-    "dump_config",
-    "parse_config",
-    "parse_project_file",
-]
-
 _PROJECT_TABLE = "poprun-py"
 # Reading TOML costs more than everything else before a launch: other projects' files are not read.
 _NAMES_OUR_TABLE = re.compile(r"""poprun[-_]py["']?\s*[].=]""")

@@ -15,34 +15,6 @@ from typing import Any, TypeGuard
 
 from poprun_py.errors import UsageError, nearest
 
-__all__ = [
-    "AUTO",
-    "COUNT_OR_AUTO",
-    "CPU_WORDS",
-    "FILE_OR_AUTO",
-    "FLAG",
-    "FOREVER",
-    "INDICES",
-    "MAX_INSTANCES",
-    "NAME",
-    "PATH",
-    "SECONDS",
-    "SECONDS_OR_AUTO",
-    "SECONDS_OR_FOREVER",
-    "TEXT",
-    "YES_NO",
-    "YES_NO_WORDS",
-    "Kind",
-    "Option",
-    "choice",
-    "is_word",
-    "option",
-    "option_name",
-    "plain",
-    "spelled",
-    "whole",
-]
-
 # Far above any job; a typing slip is refused instead of planned for hours.
 MAX_INSTANCES = 65_536
 # What the launcher chooses by itself.

@@ -10,19 +10,6 @@ from typing import Any
 
 from poprun_py.options.option_kinds import option_name
 
-__all__ = [
-    "COMMAND_LINE",
-    "ENVIRONMENT",
-    "PYTHON",
-    "Origin",
-    "as_default",
-    "from_python",
-    "in_file",
-    "in_variable",
-    "typed",
-    "variable_name",
-]
-
 COMMAND_LINE = "command line"
 ENVIRONMENT = "the environment"
 PYTHON = "Python"

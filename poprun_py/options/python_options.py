@@ -20,14 +20,6 @@ from poprun_py.options.option_files import parse_config
 from poprun_py.options.option_kinds import plain
 from poprun_py.options.origins import Origin, from_python
 
-__all__ = [
-    "COMMAND_LINE_ONLY",
-    "LaunchOptions",
-    "changed_config",
-    "config_from_file",
-    "config_of",
-]
-
 # What the command does in place of a launch, or before one; the functions of Python do that.
 COMMAND_LINE_ONLY = tuple(
     name for name, opt in options().items() if not opt.saved and name != "live"

@@ -21,8 +21,6 @@ from popdist_py.errors import counted
 from poprun_py.past_runs.measurement import Measured
 from poprun_py.past_runs.targets import Target
 
-__all__ = ["SAMPLES", "SECONDS", "STEPS", "Comparison", "Entry", "Spread", "compare"]
-
 SAMPLES: Final = "samples/s"
 STEPS: Final = "steps/s"
 SECONDS: Final = "seconds"

@@ -13,20 +13,6 @@ from poprun_py.past_runs.comparison import SAMPLES, SECONDS, STEPS, Comparison, 
 from poprun_py.planning.views.drawing import number
 from poprun_py.texts import rich_lines
 
-__all__ = [
-    "MEASURED_BY",
-    "SCALINGS",
-    "Column",
-    "bar",
-    "bar_length",
-    "comparison_columns",
-    "comparison_lines",
-    "factor",
-    "milliseconds",
-    "percent",
-    "table_lines",
-]
-
 #: Bars of a wide screen, and of a narrow one, which has fewer columns than that.
 _LONG, _SHORT, _WIDE = 20, 10, 120
 _EIGHTHS: Final = " ▏▎▍▌▋▊▉█"

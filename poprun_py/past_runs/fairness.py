@@ -13,8 +13,6 @@ from typing import Final
 from poprun_py.past_runs.measurement import Measured, Slowest
 from poprun_py.running.watch.instance_state import median
 
-__all__ = ["remarks_on", "who_was_slow"]
-
 _MOST_NAMED: Final = 3
 _SAME: Final = 0.02
 

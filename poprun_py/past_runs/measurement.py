@@ -30,8 +30,6 @@ from poprun_py.running.watch.job_view import JobView
 from poprun_py.running.watch.records import StepRecord
 from poprun_py.running.watch.stragglers import waited_for
 
-__all__ = ["Measured", "Slowest", "began_at", "measure"]
-
 _P95: Final = 0.95
 _LEFT_OUT: Final = 0.1
 _NO_STEPS: Final = "the program counts no steps"

@@ -22,16 +22,6 @@ from poprun_py.running.watch.job_view import JobView
 from poprun_py.running.watch.records import StepRecord
 from poprun_py.texts import read_json
 
-__all__ = [
-    "NOT_A_RUN",
-    "LoggedValues",
-    "RecordedAttempt",
-    "RecordedRun",
-    "moment_of",
-    "no_report",
-    "read_run",
-]
-
 # What code raises that computes with values which no launcher has written.
 NOT_A_RUN: Final = (
     ArithmeticError,

@@ -26,8 +26,6 @@ from typing import Final
 
 from poprun_py.errors import UsageError
 
-__all__ = ["AttemptFiles", "RunFiles", "find_run"]
-
 _ATTEMPT: Final = re.compile(r"attempt-(\d+)")
 DEFAULT_PARENT: Final = "runs"
 

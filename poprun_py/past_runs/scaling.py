@@ -16,8 +16,6 @@ from typing import Final
 from poprun_py.errors import UsageError
 from poprun_py.past_runs.comparison import Comparison, Entry
 
-__all__ = ["ScalingRun", "ideal_speedup", "interleaved", "parse_counts"]
-
 _RANGE: Final = re.compile(r"(\d{1,7})(?:-(\d{1,7}))?", re.ASCII)
 _MOST_COUNTS: Final = 64
 

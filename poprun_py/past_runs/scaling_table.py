@@ -20,8 +20,6 @@ from poprun_py.past_runs.comparison_table import (
 from poprun_py.past_runs.scaling import ideal_speedup
 from poprun_py.planning.views.drawing import number
 
-__all__ = ["scaling_columns", "scaling_lines"]
-
 
 def scaling_lines(
     comparison: Comparison, *, width: int, colour: bool = False, blocks: bool = True

@@ -15,8 +15,6 @@ from typing import Final
 from poprun_py.errors import UsageError
 from poprun_py.past_runs.recorded_run import RecordedAttempt, RecordedRun
 
-__all__ = ["LOSS", "Target", "losses", "parse_target", "reached_at"]
-
 LOSS: Final = "loss"
 _SPELLING: Final = re.compile(r"\s*([^<>=]+?)\s*(>=|<=|=)\s*([^<>=\s]+)\s*")
 # What is better the smaller it is, where the user does not say.

@@ -16,8 +16,6 @@ from typing import Any, Final
 
 from poprun_py.past_runs.recorded_run import NOT_A_RUN
 
-__all__ = ["Excerpt", "TraceSpan", "read_excerpt"]
-
 # Of the unpacked trace: some 80,000 spans.
 _MOST_BYTES: Final = 8 << 20
 _STEPS, _MOST_SPANS = 3, 1500

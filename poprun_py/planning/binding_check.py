@@ -12,8 +12,6 @@ from poprun_py.errors import StartError
 from poprun_py.instance import binding
 from poprun_py.planning.launch_plan import InstancePlan, LaunchPlan
 
-__all__ = ["binding_sentence", "check_binding"]
-
 Log = Callable[[str], None]
 
 

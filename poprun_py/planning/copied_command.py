@@ -20,8 +20,6 @@ from poprun_py.options.launch_config import LaunchConfig
 from poprun_py.options.option_kinds import option_name
 from poprun_py.planning.mpi_arguments import split_args
 
-__all__ = ["refuse_copied"]
-
 # Hyphens, dashes and the minus sign, which word processors put in place of "-" and "--".
 _DASHES = "\u2010\u2011\u2012\u2013\u2014\u2015\u2212"
 _PYTHON = re.compile(r"python(\d+(\.\d+)?)?")

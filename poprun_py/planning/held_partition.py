@@ -11,8 +11,6 @@ from popdist_py.environment import NODE_DEVICE_ID
 if TYPE_CHECKING:
     from popdist_py.pods.values import Attachment, Partition
 
-__all__ = ["GCD", "HeldPartition", "known_variables"]
-
 POD, PARTITION = "POPRUN_POD", "IPUOF_VIPU_API_PARTITION_ID"
 GCD, HOST, PORT = "IPUOF_VIPU_API_GCD_ID", "IPUOF_VIPU_API_HOST", "IPUOF_VIPU_API_PORT"
 

@@ -12,8 +12,6 @@ from dataclasses import dataclass
 from poprun_py.options.origins import COMMAND_LINE, PYTHON
 from poprun_py.planning.launch_plan import LaunchPlan
 
-__all__ = ["idle_option_warnings"]
-
 
 def _always(_: LaunchPlan) -> bool:
     return True

@@ -15,24 +15,15 @@ from typing import TYPE_CHECKING
 
 from poprun_py.errors import UsageError
 from poprun_py.machines.allocation import resolve_hosts
-from poprun_py.machines.hardware_reader import Machine, load_machines, read_machine
+from poprun_py.machines.hardware_reader import read_machine
 from poprun_py.machines.host_list import Host
+from poprun_py.machines.machine import Machine, load_machines
 from poprun_py.options.launch_config import LaunchConfig
 from poprun_py.planning.mpi_commands import Mpi
 from poprun_py.planning.mpi_install import find_mpi
 
 if TYPE_CHECKING:
     from poprun_py.machines.host_survey import Survey
-
-__all__ = [
-    "Inputs",
-    "Purpose",
-    "gather_inputs",
-    "hosts_of",
-    "is_described",
-    "read_text_file",
-    "with_instances",
-]
 
 
 class Purpose(Enum):

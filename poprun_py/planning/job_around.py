@@ -9,8 +9,6 @@ from popdist_py.environment import RUN_ID, InstanceEnvironment
 from popdist_py.errors import WireError
 from popdist_py.pods.values import Attachment
 
-__all__ = ["held_around"]
-
 
 def held_around(
     environ: Mapping[str, str], attachments: Collection[Attachment], partition: str

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from poprun_py.errors import UsageError
 from poprun_py.instance.binding import THREAD_VARIABLES
 from poprun_py.machines.allocation import DEFAULT_HOST_FILES, slurm_tasks
-from poprun_py.machines.hardware_reader import Machine
+from poprun_py.machines.machine import Machine
 from poprun_py.on_use import Shown
 from poprun_py.options.launch_config import LaunchConfig
 from poprun_py.planning.cpu_placement import Placement, PlacementPolicy, place_anyway
@@ -55,14 +55,6 @@ from poprun_py.planning.variables import (
 # A launch without a pod does not wait for it.
 if TYPE_CHECKING:
     from poprun_py.planning.partition_use import PartitionUse
-
-__all__ = [
-    "InstancePlan",
-    "LaunchPlan",
-    "make_plan",
-    "place_instances",
-    "threads_by_user",
-]
 
 _WRAPPER = str(Path(__file__).parents[1] / "instance" / "main.py")
 # The supervisor's own, forwarded by name: everyone on a host can read a value on a command line.

@@ -14,14 +14,6 @@ from poprun_py.errors import UsageError
 from poprun_py.options.launch_config import LaunchConfig
 from poprun_py.options.origins import Origin
 
-__all__ = [
-    "MpiArguments",
-    "names_set_by",
-    "split_args",
-    "split_mpi_arguments",
-    "variables_set_by",
-]
-
 _OUTPUT_FILENAME = "output-filename"
 
 

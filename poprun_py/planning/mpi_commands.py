@@ -14,21 +14,6 @@ from pathlib import Path
 from popdist_py.environment import LOOPBACK
 from poprun_py.errors import UsageError
 
-__all__ = [
-    "MPICH",
-    "OPEN_MPI_4",
-    "OPEN_MPI_5",
-    "Context",
-    "Mpi",
-    "MpiRequest",
-    "collapsed",
-    "end_signal_of_mpirun",
-    "is_too_long",
-    "make_command",
-    "network_of_mpirun",
-    "shield",
-]
-
 OPEN_MPI_5 = "Open MPI 5"
 OPEN_MPI_4 = "Open MPI 4"
 MPICH = "MPICH"

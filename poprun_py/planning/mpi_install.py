@@ -17,8 +17,6 @@ from pathlib import Path
 from poprun_py.errors import StartError
 from poprun_py.planning.mpi_commands import MPICH, OPEN_MPI_4, OPEN_MPI_5, Mpi
 
-__all__ = ["find_mpi", "recognise"]
-
 # Both MPIs keep these names for compatibility. Debian installs both in one folder.
 _OPEN_MPI_LIBRARIES = ("libmpi.so.40",)
 _LIBRARIES = {

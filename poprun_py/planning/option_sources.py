@@ -20,8 +20,6 @@ from poprun_py.options.option_files import parse_config, parse_project_file
 from poprun_py.options.option_kinds import AUTO, FILE_OR_AUTO, PATH, option_name
 from poprun_py.planning.inputs import read_text_file
 
-__all__ = ["GatheredOptions", "gather_options"]
-
 _PROJECT_FILE = "pyproject.toml"
 # What asks a job that runs, and the options that count beside it.
 _BESIDE = {

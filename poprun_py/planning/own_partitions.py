@@ -14,8 +14,6 @@ from pathlib import Path
 
 from popdist_py.pods.values import Attachment, Partition
 
-__all__ = ["is_left_behind", "is_own", "kept_name", "own_name"]
-
 _NAME = re.compile(r"poprun_(?P<host>[A-Za-z0-9-]+)_(?P<pid>[0-9]+)_(?P<started>[0-9]+)")
 # A partition's name has at most 64 characters. Its other parts need up to 32 of them.
 _MOST_HOST, _DIGEST = 32, 10

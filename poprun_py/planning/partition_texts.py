@@ -6,8 +6,6 @@ from collections.abc import Collection, Sequence
 
 from popdist_py.pods.values import Attachment, Partition, PartitionRequest, SyncType
 
-__all__ = ["in_use_text", "shape_text", "taken_text"]
-
 
 def taken_text(partition: Partition, attachments: Collection[Attachment]) -> str:
     """Return who has a partition, and how much of the pod that is."""

@@ -28,8 +28,6 @@ from poprun_py.planning.job_around import held_around
 from poprun_py.planning.own_partitions import is_own
 from poprun_py.planning.partition_texts import in_use_text, shape_text, taken_text
 
-__all__ = ["Action", "PartitionUse", "PodNow", "decide", "refusal", "wanted_request"]
-
 PARTITION_VARIABLE = "IPUOF_VIPU_API_PARTITION_ID"
 _MOST_NAMED = 4
 # The names of V-IPU's command line.

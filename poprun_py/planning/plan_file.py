@@ -12,8 +12,8 @@ from typing import Any
 from popdist_py.device_numbers import LINK_DOMAIN_IPUS
 from popdist_py.errors import counted
 from poprun_py.errors import UsageError
-from poprun_py.machines.hardware_reader import Machine
 from poprun_py.machines.host_list import Host, are_host_names
+from poprun_py.machines.machine import Machine
 from poprun_py.options.launch_config import LaunchConfig
 from poprun_py.options.option_kinds import is_word
 from poprun_py.planning.cpu_placement import Placement
@@ -28,8 +28,6 @@ from poprun_py.planning.mpi_commands import shield
 from poprun_py.planning.topology import Instance, make_topology
 from poprun_py.planning.user_program import absolute_program
 from poprun_py.planning.variables import check_variable
-
-__all__ = ["PLAN_VERSION", "plan_from_json", "plan_to_json", "portable"]
 
 PLAN_VERSION = 2
 # A plan of version 1 names no folder: it runs wherever it is launched.

@@ -8,8 +8,6 @@ from poprun_py.planning.cpu_placement import placement_warnings
 from poprun_py.planning.idle_options import idle_option_warnings
 from poprun_py.planning.launch_plan import LaunchPlan
 
-__all__ = ["plan_warnings"]
-
 _MOST_NAMED = 8
 
 

@@ -9,13 +9,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import NamedTuple
 
-from poprun_py.machines.hardware_reader import Machine
+from poprun_py.machines.machine import Machine
 from poprun_py.options.launch_config import LaunchConfig
 from poprun_py.planning.cpu_placement import Placement
 from poprun_py.planning.launch_plan import place_instances
 from poprun_py.planning.topology import Topology
-
-__all__ = ["Share", "beside", "taken_of", "this_host"]
 
 
 class Share(NamedTuple):

@@ -15,8 +15,6 @@ from poprun_py.machines.host_list import Host
 from poprun_py.options.launch_config import LaunchConfig
 from poprun_py.options.link_domains import fewest_link_domains
 
-__all__ = ["Instance", "Topology", "make_topology"]
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Instance:

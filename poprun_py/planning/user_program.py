@@ -18,16 +18,6 @@ from pathlib import Path
 from poprun_py.console import command_name
 from poprun_py.errors import StartError, UsageError
 
-__all__ = [
-    "CALL_FILE",
-    "absolute_program",
-    "call_folder",
-    "function_program",
-    "require_program",
-    "resolve_program",
-    "short_name",
-]
-
 # What every instance runs for a function, and the file in the folder of the call that it reads.
 _RUN_CALL = str(Path(__file__).resolve().parents[1] / "python_api" / "functions" / "run_call.py")
 CALL_FILE = "call"

@@ -43,24 +43,6 @@ from poprun_py.planning.topology import Instance, Topology
 if TYPE_CHECKING:
     from poprun_py.machines.host_survey import Survey
 
-__all__ = [
-    "FORWARDED_VARIABLES",
-    "PLANNED_THREADS",
-    "TARGET_OPTIONS",
-    "Pairs",
-    "attempt_variables",
-    "check_variable",
-    "common_variables",
-    "mpi_environment",
-    "placement_variables",
-    "target_options",
-    "torchrun_variables",
-    "travelling_variables",
-    "user_threads",
-    "user_variables",
-    "wire_variables",
-]
-
 Pairs = tuple[tuple[str, str], ...]
 
 # The only thread variable that PopRun plans: every library uses it if its own is not set.

@@ -14,8 +14,6 @@ import pickle
 import socket
 from typing import Any
 
-__all__ = ["Channel"]
-
 _HEADER_BYTES = 4
 _LAST_STREAM = 2
 

@@ -11,15 +11,6 @@ from poprun_py.errors import UsageError
 from poprun_py.options.option_kinds import plain
 from poprun_py.python_api.job_output import STREAMS
 
-__all__ = [
-    "checked_environ",
-    "require_arguments",
-    "require_descriptors",
-    "require_instance",
-    "require_seconds",
-    "require_stream",
-]
-
 
 def require_stream(stream: object) -> None:
     """Refuse what is no stream of an instance.

@@ -16,8 +16,6 @@ from poprun_py.python_api.order import Order
 from poprun_py.running.supervise.caught_signals import HANGUP_ONCE, INTERRUPT_ONCE
 from poprun_py.running.supervise.private_folder import remove_folder_of
 
-__all__ = ["Child", "Stream"]
-
 # A descriptor; None for this process's own, or one of subprocess's constants.
 Stream = int | None
 _MAIN = str(Path(__file__).with_name("launcher_process.py"))

@@ -33,8 +33,6 @@ from poprun_py.running.supervise.job import LaunchResult
 if TYPE_CHECKING:
     from poprun_py.python_api.work import Work
 
-__all__ = ["JobHandle"]
-
 T = TypeVar("T")
 
 

@@ -10,8 +10,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Literal
 
-__all__ = ["SHOWN", "STREAMS", "StreamName", "read_instance", "read_shown"]
-
 StreamName = Literal["stdout", "stderr"]
 STREAMS: tuple[StreamName, ...] = ("stdout", "stderr")
 # The file of a job's folder that has everything, as the command shows it.

@@ -12,8 +12,6 @@ import sys
 from pathlib import Path
 from typing import IO
 
-__all__ = ["Echo", "has_own_descriptors"]
-
 _CHUNK = 1 << 16
 
 

@@ -25,8 +25,6 @@ from poprun_py.python_api.order import Order
 from poprun_py.python_api.work import Work
 from poprun_py.running.supervise.job import LaunchResult
 
-__all__ = ["launch", "start"]
-
 T = TypeVar("T")
 Program = Sequence[Word] | LaunchConfig | LaunchPlan
 

@@ -22,8 +22,6 @@ from poprun_py.instance.host_folders import HeldFolder  # noqa: E402 (found from
 from poprun_py.python_api.channel import Channel  # noqa: E402
 from poprun_py.running.supervise.caught_signals import HANGUP_ONCE, INTERRUPT_ONCE  # noqa: E402
 
-__all__ = ["main"]
-
 _NAMED = {INTERRUPT_ONCE: signal.SIGINT, HANGUP_ONCE: signal.SIGHUP}
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, *_NAMED)
 

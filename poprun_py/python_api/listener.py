@@ -18,8 +18,6 @@ from poprun_py.python_api.job_screen import Echo
 from poprun_py.python_api.order import Attempt
 from poprun_py.running.supervise.job import Cause, LaunchResult, describe
 
-__all__ = ["Listener"]
-
 
 class Listener:
     """What a launcher has said so far, and in the end the outcome of its job.

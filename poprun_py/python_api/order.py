@@ -13,8 +13,6 @@ from dataclasses import dataclass, field
 from poprun_py.options.launch_config import LaunchConfig
 from poprun_py.planning.launch_plan import LaunchPlan
 
-__all__ = ["Attempt", "Order"]
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Order:

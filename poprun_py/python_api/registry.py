@@ -14,8 +14,6 @@ from typing import Any, Protocol
 
 from poprun_py.instance.host_folders import HeldFolder
 
-__all__ = ["RunningJob", "add", "discard", "remove_with"]
-
 
 class RunningJob(Protocol):
     """A job, as far as the end of this process is concerned."""

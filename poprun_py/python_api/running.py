@@ -10,14 +10,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from poprun_py.errors import LaunchError, StartError
-from poprun_py.launching import launcher
+from poprun_py.launching import launch_planning, launcher
 from poprun_py.planning.launch_plan import LaunchPlan
 from poprun_py.python_api.channel import Channel
 from poprun_py.python_api.order import Attempt, Order
 from poprun_py.running.supervise.job import Cause, Job, LaunchResult
 from poprun_py.terminal import Terminal
-
-__all__ = ["run_order", "stopped_result"]
 
 _WAITED = re.compile(r"^waiting \d+ s ")
 
@@ -53,7 +51,9 @@ def _run(order: Order, channel: Channel) -> LaunchResult:
     if isinstance(job, LaunchPlan):
         planned = job if order.environ is None else replace(job, environ=order.environ)
     else:
-        planned, held = launcher.plan_leased(job, console, environ=order.environ, progress=progress)
+        planned, held = launch_planning.plan_leased(
+            job, console, environ=order.environ, progress=progress
+        )
     gc.enable()
     return launcher.run(
         planned,

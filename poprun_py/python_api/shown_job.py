@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from poprun_py.python_api.status import JobStatus
     from poprun_py.running.supervise.job import LaunchResult
 
-__all__ = ["ShownJob"]
-
 # Two looks a second: what a reader can follow, and what a job does not notice.
 _SECONDS = 0.5
 

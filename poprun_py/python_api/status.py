@@ -10,8 +10,6 @@ from popdist_py.errors import counted
 if TYPE_CHECKING:
     from poprun_py.running.watch.job_view import JobView
 
-__all__ = ["JobState", "JobStatus"]
-
 JobState = Literal["preparing", "waiting", "running", "stopping", "ended"]
 
 

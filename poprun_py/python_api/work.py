@@ -15,8 +15,6 @@ from poprun_py.planning.user_program import short_name
 from poprun_py.python_api.checks import require_arguments
 from poprun_py.running.supervise.job import LaunchResult
 
-__all__ = ["Work"]
-
 # How the value of a job is made of its end, when that is known.
 Reader = Callable[[LaunchResult], Any]
 

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from poprun_py import LaunchConfig, plan
-from poprun_py.machines.hardware_reader import Machine
 from poprun_py.machines.host_list import parse_host_list
+from poprun_py.machines.machine import Machine
 from poprun_py.planning.cpu_placement import PlacementPolicy, place
 from poprun_py.planning.mpi_commands import OPEN_MPI_5, Mpi
 from poprun_py.planning.topology import make_topology

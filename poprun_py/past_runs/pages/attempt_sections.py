@@ -23,8 +23,6 @@ from poprun_py.past_runs.pages.page_frame import (
 from poprun_py.past_runs.pages.wording import bytes_text, duration, moment_text
 from poprun_py.past_runs.recorded_run import RecordedRun
 
-__all__ = ["attempts_section", "environment_section", "failure_parts"]
-
 # What a report calls them, and what people do.
 _NAMES: Final = {
     "num_replicas": "replicas",

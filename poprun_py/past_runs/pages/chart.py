@@ -9,8 +9,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["Chart"]
-
 
 @dataclass(frozen=True, slots=True)
 class Chart:

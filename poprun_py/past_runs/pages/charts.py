@@ -24,20 +24,6 @@ from poprun_py.past_runs.pages.colours import (
 )
 from poprun_py.past_runs.pages.thinning import thinned, usual_range
 
-__all__ = [
-    "Bars",
-    "Chart",
-    "Line",
-    "Mark",
-    "Sample",
-    "bars",
-    "histogram",
-    "lines",
-    "over_time",
-    "plotly_text",
-    "points",
-]
-
 # Of horizontal bars: a bar, and what is around all of them.
 _BAR_HEIGHT, _AROUND_BARS = 30, 110
 _MOST_BARS_HEIGHT = 1600

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from typing import Final
 
-__all__ = ["DARK", "LIGHT", "NEUTRAL", "NUM_COLOURS", "dash", "faint_colour", "series_colour"]
-
 _SERIES: Final = (
     ("#0056b4", "#68adff"),  # blue
     ("#e56713", "#ff8f4d"),  # orange

@@ -19,7 +19,8 @@ from poprun_py.past_runs.comparison_table import (
     percent,
 )
 from poprun_py.past_runs.measurement import began_at
-from poprun_py.past_runs.pages.charts import Bars, Chart, Line, Mark, bars, lines, over_time, points
+from poprun_py.past_runs.pages.chart import Chart
+from poprun_py.past_runs.pages.charts import Bars, Line, Mark, bars, lines, over_time, points
 from poprun_py.past_runs.pages.page_frame import (
     Alert,
     Fact,
@@ -35,8 +36,6 @@ from poprun_py.past_runs.scaling import ideal_speedup
 from poprun_py.past_runs.scaling_table import scaling_columns
 from poprun_py.past_runs.targets import LOSS, losses
 from poprun_py.planning.views.drawing import number
-
-__all__ = ["comparison_page", "scaling_page"]
 
 # More values than anybody would scroll through.
 _MOST_VALUES = 24

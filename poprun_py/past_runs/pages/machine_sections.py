@@ -14,12 +14,11 @@ from typing import Any
 from popdist_py.errors import plural
 from poprun_py.errors import UsageError
 from poprun_py.past_runs.pages.page_frame import Code, Drawing, Part, Picture, Section, Sentence
-from poprun_py.past_runs.pages.wording import bytes_text, milliseconds, number
+from poprun_py.past_runs.pages.wording import bytes_text, milliseconds
 from poprun_py.past_runs.recorded_run import RecordedAttempt, RecordedRun
 from poprun_py.planning.launch_plan import LaunchPlan
 from poprun_py.planning.plan_file import plan_from_json
-
-__all__ = ["device_section", "placement_section", "read_plan", "rerun_section"]
+from poprun_py.planning.views.drawing import number
 
 _MIB = 1 << 20
 _FAR = 0.2

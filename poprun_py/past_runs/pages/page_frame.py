@@ -19,24 +19,6 @@ from poprun_py.past_runs.pages.plotly_code import DRAWING, drawing_hash, packed_
 from poprun_py.planning.views.page_look import PAGE_LOOK
 from poprun_py.planning.views.svg import STYLE, escaped
 
-__all__ = [
-    "Alert",
-    "Badge",
-    "Beside",
-    "Code",
-    "Drawing",
-    "Fact",
-    "Facts",
-    "Folded",
-    "Links",
-    "Part",
-    "Picture",
-    "Section",
-    "Sentence",
-    "Table",
-    "page",
-]
-
 
 class Sentence(NamedTuple):
     """A paragraph."""

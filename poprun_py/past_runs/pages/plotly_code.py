@@ -15,8 +15,6 @@ from typing import Final
 
 from poprun_py.past_runs.pages.colours import DARK
 
-__all__ = ["DRAWING", "drawing_hash", "packed_plotly"]
-
 _FILE: Final = "package_data/plotly.min.js"
 # Little larger than at the usual level, in half the time: a job waits for its page.
 _LEVEL: Final = 4

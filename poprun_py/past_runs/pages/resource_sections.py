@@ -13,12 +13,11 @@ from poprun_py.past_runs.pages.charts import Bars, Line, bars, over_time
 from poprun_py.past_runs.pages.colours import LIGHT, NEUTRAL, series_colour
 from poprun_py.past_runs.pages.page_frame import Beside, Section
 from poprun_py.past_runs.pages.training_sections import chosen, restarts
-from poprun_py.past_runs.pages.wording import bytes_text, number
+from poprun_py.past_runs.pages.wording import bytes_text
 from poprun_py.past_runs.recorded_run import RecordedRun
+from poprun_py.planning.views.drawing import number
 from poprun_py.running.watch.instance_state import ACTIVITIES, InstanceState
 from poprun_py.running.watch.job_view import JobView
-
-__all__ = ["resource_section", "where_time_went"]
 
 # The colour of an activity, and whether it is hatched.
 _LOOKS: Final = {

@@ -32,16 +32,15 @@ from poprun_py.past_runs.pages.page_frame import (
     Sentence,
     page,
 )
-from poprun_py.past_runs.pages.wording import duration, milliseconds, moment_text, number
+from poprun_py.past_runs.pages.wording import duration, milliseconds, moment_text
 from poprun_py.past_runs.recorded_run import RecordedAttempt, RecordedRun, moment_of
 from poprun_py.planning.user_program import short_name
+from poprun_py.planning.views.drawing import number
 from poprun_py.running.watch.job_view import JobView
 
 if TYPE_CHECKING:
     from poprun_py.past_runs.pages.training_sections import StepTimes
     from poprun_py.past_runs.trace_excerpt import Excerpt
-
-__all__ = ["run_page"]
 
 # The exit code of a job that was told to stop, and wrote a checkpoint.
 _CHECKPOINT: Final = 75

@@ -8,8 +8,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-__all__ = ["MOST_POINTS", "thinned", "usual_range"]
-
 #: A line has no more points than this; a screen has no more columns to show them in.
 MOST_POINTS = 1000
 # A few far outliers shall not press all others into one bin.

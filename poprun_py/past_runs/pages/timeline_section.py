@@ -13,8 +13,6 @@ from poprun_py.past_runs.pages.page_frame import Section, Sentence
 from poprun_py.past_runs.pages.wording import duration, milliseconds
 from poprun_py.past_runs.trace_excerpt import Excerpt, TraceSpan
 
-__all__ = ["timeline_section"]
-
 # A bar, and one that lies within it.
 _THICK, _THINNER, _THIN = 0.86, 0.24, 0.2
 _MOST_ROWS: Final = 40

@@ -24,21 +24,12 @@ from poprun_py.past_runs.pages.charts import (
 )
 from poprun_py.past_runs.pages.colours import NEUTRAL, series_colour
 from poprun_py.past_runs.pages.page_frame import Beside, Part, Section, Sentence, Table
-from poprun_py.past_runs.pages.wording import listed, milliseconds, number
+from poprun_py.past_runs.pages.wording import listed, milliseconds
 from poprun_py.past_runs.recorded_run import RecordedAttempt, RecordedRun, moment_of
+from poprun_py.planning.views.drawing import number
 from poprun_py.running.watch.instance_state import median, percentile
 from poprun_py.running.watch.records import StepRecord
 from poprun_py.running.watch.stragglers import waited_for
-
-__all__ = [
-    "StepTimes",
-    "chosen",
-    "restarts",
-    "slow_instances",
-    "step_times",
-    "time_sections",
-    "training_section",
-]
 
 # A line of throughput is made of at most so many means.
 _WINDOWS = 200

@@ -6,15 +6,6 @@ from datetime import datetime
 
 from poprun_py.planning.views.drawing import number
 
-__all__ = [
-    "bytes_text",
-    "duration",
-    "listed",
-    "milliseconds",
-    "moment_text",
-    "number",
-]
-
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 

@@ -9,8 +9,6 @@ from poprun_py.machines.host_checks import Check, HostChecks
 from poprun_py.machines.host_list import compress
 from poprun_py.texts import rich_lines
 
-__all__ = ["check_table"]
-
 
 def check_table(checked: HostChecks, *, colour: bool = False) -> str:
     """Return the table of ``--check`` with a fix for every red cell, without a final newline.

@@ -16,8 +16,6 @@ from poprun_py.machines.sysfs import format_cpu_list
 from poprun_py.options.launch_config import LaunchConfig, options
 from poprun_py.options.option_kinds import FLAG, option_name
 
-__all__ = ["folded", "launch_command"]
-
 # Options with two values, of which the second may itself begin with a dash. Every other option
 # takes the words that follow it up to the next one.
 _TWO_VALUES = {"mca", "gmca", "prtemca", "pmixmca", "env", "genv"}

@@ -12,17 +12,6 @@ from dataclasses import dataclass
 from popdist_py.errors import plural
 from poprun_py.machines.sysfs import format_cpu_list
 
-__all__ = [
-    "BOX_CHARACTERS",
-    "PALETTE",
-    "Branch",
-    "Look",
-    "draw_tree",
-    "named",
-    "number",
-    "wrapped",
-]
-
 # What stands for what in every picture; the names are rich's too.
 PALETTE = {"host": "bold", "node": "yellow", "instance": "green", "replica": "cyan"}
 _CODES = {"bold": 1, "yellow": 33, "green": 32, "cyan": 36}

@@ -13,8 +13,6 @@ from poprun_py.machines.host_list import compress
 from poprun_py.planning.launch_plan import InstancePlan, LaunchPlan
 from poprun_py.planning.views.drawing import Branch, named
 
-__all__ = ["instances_of", "others", "runs_of_equal_hosts", "runs_of_equal_instances"]
-
 # So many hosts, or IPU-Link domains, can all be looked at.
 _ALL_DRAWN = 4
 

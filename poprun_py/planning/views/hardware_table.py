@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from popdist_py.errors import counted
-from poprun_py.machines.hardware_reader import Core, Machine, NumaNode
+from poprun_py.machines.machine import Core, Machine, NumaNode
 from poprun_py.machines.sysfs import format_cpu_list
 from poprun_py.planning.views.drawing import PALETTE, Branch, Look, draw_tree, named, wrapped
 from poprun_py.texts import rich_lines
-
-__all__ = ["hardware_table", "machine_summary", "memory_size"]
 
 _NAME = "NUMA node"
 _COLUMNS = (_NAME, "package", "cores", "CPUs", "L3 groups", "memory", "distances")

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from typing import Final
 
-__all__ = ["PAGE_LOOK"]
-
 PAGE_LOOK: Final = """
 :root{color-scheme:light dark}
 body{margin:0 auto;padding:12px;max-width:1180px;background:#f8fafc;color:#0f172a;

@@ -6,11 +6,9 @@ from collections.abc import Mapping, Sequence
 from itertools import groupby
 
 from popdist_py.errors import counted
-from poprun_py.machines.hardware_reader import Core, Machine
+from poprun_py.machines.machine import Core, Machine
 from poprun_py.planning.cpu_placement import Placement
 from poprun_py.planning.views.drawing import Branch, Look, draw_tree, named, wrapped
-
-__all__ = ["LEGEND", "CoreMarks", "placement_line", "placement_picture"]
 
 _WIDTH = 92
 _IDLE, _FORBIDDEN, _MANY, _SLOW = ".", "x", "*", "'"

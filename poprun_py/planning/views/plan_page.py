@@ -21,8 +21,6 @@ from poprun_py.planning.views.page_look import PAGE_LOOK
 from poprun_py.planning.views.plan_picture import headline, host_pictures, legend, like_the_first
 from poprun_py.planning.views.svg import STYLE, escaped
 
-__all__ = ["plan_page", "plan_table"]
-
 _COLUMNS = (
     *("host", "instance", "NUMA nodes", "CPUs", "memory of nodes", "threads"),
     *("replicas", "IPUs", "IPU-Link domain"),

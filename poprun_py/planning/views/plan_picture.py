@@ -11,8 +11,8 @@ from dataclasses import replace
 from itertools import groupby
 
 from popdist_py.errors import counted
-from poprun_py.machines.hardware_reader import Core, Machine, NumaNode
 from poprun_py.machines.host_list import compress
+from poprun_py.machines.machine import Core, Machine, NumaNode
 from poprun_py.machines.sysfs import format_cpu_list
 from poprun_py.planning.launch_plan import InstancePlan, LaunchPlan
 from poprun_py.planning.plan_warnings import plan_warnings
@@ -39,8 +39,6 @@ from poprun_py.planning.views.svg import (
     stacked,
 )
 from poprun_py.planning.views.topology_tree import topology_tree
-
-__all__ = ["headline", "host_pictures", "legend", "like_the_first", "plan_picture"]
 
 # A card fits on the screen of a telephone; so many of them are side by side.
 _CARD, _MOST_COLUMNS = 368, 3

@@ -16,20 +16,6 @@ from dataclasses import dataclass
 
 from poprun_py.planning.views.drawing import wrapped
 
-__all__ = [
-    "STYLE",
-    "Block",
-    "beside",
-    "cell",
-    "described",
-    "document",
-    "escaped",
-    "flowing",
-    "framed",
-    "paragraph",
-    "stacked",
-]
-
 _FONT = "system-ui,-apple-system,'Segoe UI','DejaVu Sans',sans-serif"
 # Sizes in pixels, and how bold: what kinds of text there are.
 _TEXTS = {

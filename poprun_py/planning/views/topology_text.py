@@ -18,14 +18,6 @@ from poprun_py.planning.views.drawing import Look, draw_tree
 from poprun_py.planning.views.equal_hosts import instances_of, others, runs_of_equal_hosts
 from poprun_py.planning.views.placement_picture import placement_picture
 
-__all__ = [
-    "UNASKED_REPLICAS",
-    "UNASKED_WIDTH",
-    "core_pictures",
-    "topology_json",
-    "topology_table",
-]
-
 # A table that nobody asked for by name, and that no terminal limits.
 UNASKED_WIDTH, UNASKED_REPLICAS = 120, 256
 _LABEL_WIDTH = 11

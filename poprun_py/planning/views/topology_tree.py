@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import groupby
 
 from popdist_py.errors import counted
-from poprun_py.machines.hardware_reader import Machine
+from poprun_py.machines.machine import Machine
 from poprun_py.planning.launch_plan import InstancePlan, LaunchPlan
 from poprun_py.planning.views.drawing import Branch, Look, draw_tree, named
 from poprun_py.planning.views.equal_hosts import (
@@ -14,8 +14,6 @@ from poprun_py.planning.views.equal_hosts import (
     runs_of_equal_hosts,
     runs_of_equal_instances,
 )
-
-__all__ = ["topology_tree"]
 
 
 def topology_tree(plan: LaunchPlan, look: Look) -> str:

@@ -27,18 +27,6 @@ from poprun_py.terminal import can_rewrite_lines, print_out, rewrite_line
 if TYPE_CHECKING:
     from popdist_py.pods.store import PodStore
 
-__all__ = [
-    "RefusedError",
-    "asked_pod",
-    "doing",
-    "known_names",
-    "opened_pod",
-    "print_json",
-    "success",
-    "wait_until_active",
-    "wants_json",
-]
-
 _REQUEST_SECONDS = 30.0
 # A shell that completes a word does not wait longer.
 _COMPLETION_SECONDS = 2.0

@@ -29,8 +29,6 @@ from poprun_py.terminal import (
 )
 from poprun_py.versions import version_text
 
-__all__ = ["COMMAND", "main", "run"]
-
 _HELP = """Make, show, reset and remove partitions of a pod of emulated IPUs.
 
 The grammar is that of V-IPU: VERB OBJECT [NAME] [OPTIONS]; objects may be singular or plural. A pod

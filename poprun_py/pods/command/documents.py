@@ -12,16 +12,6 @@ from typing import Any
 from popdist_py.pods.values import Agent, Allocation, Attachment, Cluster, Ipu, Partition, Pod
 from poprun_py.pods.command.routing import gw_routing, ild_routing
 
-__all__ = [
-    "agent_document",
-    "allocation_document",
-    "cluster_document",
-    "device_documents",
-    "ipuof_config",
-    "partition_document",
-    "pod_document",
-]
-
 # Mk2.
 _IPU_ARCHITECTURE = "ipu2"
 _FIRST_PORT = 50051

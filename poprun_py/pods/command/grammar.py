@@ -15,19 +15,6 @@ from popdist_py.pods.values import SyncType
 from poprun_py.errors import nearest
 from poprun_py.terminal import PrintedHelp
 
-__all__ = [
-    "CONTEXT",
-    "KEPT",
-    "NAME",
-    "Action",
-    "Names",
-    "Objects",
-    "Sync",
-    "Verbs",
-    "action",
-    "sync_name",
-]
-
 CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 _CALLED = "poprun-py-pod"
 _OTHER_VERBS = {"delete": "remove", "rm": "remove", "ls": "list", "show": "get"}

@@ -21,8 +21,6 @@ from poprun_py.pods.command.routing import ROUTINGS, misrouted
 from poprun_py.pods.command.views import partition_facts, partition_table
 from poprun_py.terminal import print_out, print_warning
 
-__all__ = ["CREATE", "FAIL", "GET", "LIST", "REMOVE", "RESET"]
-
 _KIND = "partition"
 _KNOWN = click.argument(
     "name", type=Names(known_names(lambda store: [each.name for each in store.partitions()]))

@@ -31,8 +31,6 @@ from poprun_py.terminal import print_out
 if TYPE_CHECKING:
     from popdist_py.pods.values import Pod
 
-__all__ = ["CREATE", "GET", "LIST", "REMOVE", "SERVE"]
-
 _KIND = "pod"
 # Beside the systems of popdist_py/pods/pod_file.py: the IPUs of this host.
 _MACHINE = "machine"

@@ -35,22 +35,6 @@ from poprun_py.pods.command.views import (
 )
 from poprun_py.terminal import print_out
 
-__all__ = [
-    "CREATE_ALLOCATION",
-    "CREATE_CLUSTER",
-    "GET_AGENT",
-    "GET_ALLOCATION",
-    "GET_ATTRIBUTES",
-    "GET_CLUSTER",
-    "LIST_AGENTS",
-    "LIST_ALLOCATIONS",
-    "LIST_ATTRIBUTES",
-    "LIST_CLUSTERS",
-    "LIST_DEVICES",
-    "REMOVE_ALLOCATION",
-    "REMOVE_CLUSTER",
-]
-
 _CLUSTER = Names(known_names(lambda store: [each.name for each in store.pod().clusters]))
 _ALLOCATION = Names(known_names(lambda store: [each.name for each in store.pod().allocations]))
 _AGENT = Names(known_names(lambda store: [each.name for each in store.pod().agents]))

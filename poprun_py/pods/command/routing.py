@@ -6,8 +6,6 @@ from collections.abc import Mapping
 
 from popdist_py.pods.values import IPUS_PER_MACHINE, LINK_DOMAIN_IPUS, Cluster, Partition
 
-__all__ = ["ROUTINGS", "gw_routing", "ild_routing", "misrouted"]
-
 # What the command line takes: V-IPU's names over time, and how tables call them.
 ROUTINGS = {
     "default": "",

@@ -5,8 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Mapping, Sequence
 
-__all__ = ["facts", "local_time", "printable", "table"]
-
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     """Return a table without outer bars: its columns are as wide as their widest cell."""

@@ -10,21 +10,6 @@ from poprun_py.pods.command.grammar import sync_name
 from poprun_py.pods.command.routing import gw_routing, ild_routing
 from poprun_py.pods.command.tables import facts, local_time, table
 
-__all__ = [
-    "agent_facts",
-    "agent_table",
-    "allocation_facts",
-    "allocation_table",
-    "attribute_rows",
-    "attribute_table",
-    "cluster_facts",
-    "cluster_table",
-    "device_table",
-    "partition_facts",
-    "partition_table",
-    "pod_facts",
-]
-
 _NOTHING = "-"
 _FREE = "free"
 

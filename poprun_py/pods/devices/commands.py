@@ -36,8 +36,6 @@ from poprun_py.terminal import (
 )
 from poprun_py.versions import version_text
 
-__all__ = ["GC_INFO", "GC_MONITOR", "gc_info", "gc_monitor", "run"]
-
 # The partition of Graphcore's tools is named by this variable.
 _PARTITION = "IPUOF_VIPU_API_PARTITION_ID"
 _HELP = {"help_option_names": ["-h", "--help"], "max_content_width": 100}

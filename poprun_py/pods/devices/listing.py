@@ -18,8 +18,6 @@ from poprun_py.pods.devices.partitions import (
     Partition,
 )
 
-__all__ = ["device_info", "device_listing"]
-
 
 def device_listing(partitions: Sequence[Partition]) -> str:
     """Return the listing of ``gc-info -l``: IPUs that a process holds name it at their end."""

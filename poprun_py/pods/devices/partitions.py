@@ -12,20 +12,6 @@ from popdist_py.pods.machine import MACHINE_PARTITION
 from popdist_py.pods.pod_file import MACHINE_IPUS
 from popdist_py.pods.values import IPUS_PER_MACHINE, Device, Ipu, device_id
 
-__all__ = [
-    "ARCHITECTURE",
-    "CLOCK_MHZ",
-    "FREE_PARTITION",
-    "MACHINE_TYPE",
-    "NUM_FREE_IPUS",
-    "TILES_PER_IPU",
-    "TILE_BYTES",
-    "Holder",
-    "Partition",
-    "find_partition",
-    "free_partition",
-]
-
 # What programs have that no launcher started: emulated IPUs do not run out, and a Pod16 is a
 # usual system. PopTorch's own limit, 64 IPUs for one process, would fill several screens.
 FREE_PARTITION, NUM_FREE_IPUS = MACHINE_PARTITION, MACHINE_IPUS

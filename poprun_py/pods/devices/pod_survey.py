@@ -19,8 +19,6 @@ from poprun_py.pods.devices.partitions import Holder, Partition
 from poprun_py.pods.devices.survey import holders_of, program_of, survey
 from poprun_py.running.supervise.inspection import running_jobs
 
-__all__ = ["PodSurvey", "survey_pod"]
-
 _REQUEST_SECONDS = 10.0
 
 

@@ -19,8 +19,6 @@ from poprun_py.machines.lease_book import user_name
 from poprun_py.pods.devices.partitions import Holder, Partition, free_partition
 from poprun_py.running.supervise.inspection import running_jobs
 
-__all__ = ["holders_of", "printable", "program_of", "survey"]
-
 
 def survey() -> tuple[list[Partition], list[int]]:
     """Return the partitions, the free one first, and the launchers that do not answer."""

@@ -16,8 +16,6 @@ from poprun_py.pods.devices.partitions import (
     Partition,
 )
 
-__all__ = ["monitor_json", "monitor_text"]
-
 _CARD_COLUMNS = {"IPU-M": 30, "Serial": 10, "IPU-M SW": 8, "Type": 10, "ID": 5, "IPU#": 4,
                  "Routing": 7, "Clock": 9}  # fmt: skip
 _PROCESS_COLUMNS = {"PID": 9, "Command": 30, "Time": 9, "User": 16, "Instance": 8, "ID": 5,

@@ -36,8 +36,6 @@ from poprun_py.pods.server.lease_clock import LeaseClock
 from poprun_py.pods.server.repeats import Repeats
 from poprun_py.versions import versions
 
-__all__ = ["ServedStore", "make_application"]
-
 Log = Callable[[str], None]
 
 _STATUS: Final[tuple[tuple[type[PodError], int], ...]] = (

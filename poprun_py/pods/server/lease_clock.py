@@ -13,8 +13,6 @@ from typing import Final
 
 from popdist_py.pods.errors import PodError
 
-__all__ = ["LeaseClock"]
-
 # A lease is renewed six times; what is lost by a shorter pause than this is made up for.
 _LONGEST_PAUSE: Final = 1 / 3
 _PERIOD: Final = 1 / 12

@@ -14,8 +14,6 @@ from typing import Final
 
 from popdist_py.pods.errors import InvalidRequestError
 
-__all__ = ["Repeats"]
-
 # Longer than any client repeats a request, and about 30 KB each at most.
 _KEPT_SECONDS: Final = 300.0
 _MOST_KEPT: Final = 1024

@@ -31,8 +31,6 @@ from poprun_py.pods.server.lease_clock import LeaseClock
 from poprun_py.pods.server.token import own_token
 from poprun_py.terminal import print_error, print_problem
 
-__all__ = ["HOST", "NETWORK_ADVICE", "SECONDS", "PodServer", "listen", "serve"]
-
 HOST: Final = "127.0.0.1"
 # How long a holder lives that does not renew its attachments; it does so six times in it.
 SECONDS: Final = 30.0

@@ -16,8 +16,6 @@ from popdist_py.atomic_file import beside
 from popdist_py.pods.errors import DamagedError, NotAllowedError
 from popdist_py.pods.finding import TOKEN
 
-__all__ = ["own_token"]
-
 _MOST_CHARACTERS: Final = 4096
 
 

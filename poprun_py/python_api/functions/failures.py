@@ -22,8 +22,6 @@ from poprun_py.python_api.functions.packed_file import (
     write_packed,
 )
 
-__all__ = ["Failure", "RemoteTraceback", "first_line", "read_failure", "write_failure"]
-
 # What the instance was doing.
 LOADING, RAISED, RESULT, KEEPING = "loading", "raised", "result", "keeping"
 _EXIT_CODE = 1

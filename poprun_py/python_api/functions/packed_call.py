@@ -23,8 +23,6 @@ from poprun_py.python_api.functions.packed_file import append_buffers, create
 from poprun_py.python_api.functions.pickling import pickle_into, with_its_module
 from poprun_py.python_api.functions.unpicklable import what_is_no_value, what_is_wrong
 
-__all__ = ["Call"]
-
 
 @dataclass(frozen=True, slots=True)
 class Call:

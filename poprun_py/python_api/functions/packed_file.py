@@ -25,16 +25,6 @@ from typing import IO, Any
 
 from popdist_py.own_files.owner import NotOwnFileError, check_own
 
-__all__ = [
-    "IncompleteFileError",
-    "PackedFile",
-    "SummedFile",
-    "append_buffers",
-    "create",
-    "open_packed",
-    "write_packed",
-]
-
 # What NumPy and torch align their own memory to.
 _ALIGNMENT = 64
 # Smaller files are read: so many bytes may be in memory twice.

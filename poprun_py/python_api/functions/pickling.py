@@ -20,8 +20,6 @@ import cloudpickle
 if TYPE_CHECKING:
     from _typeshed import SupportsWrite
 
-__all__ = ["pickle_into", "with_its_module"]
-
 # With it came buffers outside of the stream.
 _PROTOCOL = 5
 _LRU_CACHE = type(functools.cache(abs))

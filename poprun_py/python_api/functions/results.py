@@ -23,8 +23,6 @@ from poprun_py.python_api.functions.packed_file import IncompleteFileError, open
 from poprun_py.running.screen.program_files import place_of_call
 from poprun_py.running.supervise.job import InstanceResult, LaunchResult, describe
 
-__all__ = ["read"]
-
 # So many other instances that failed are described.
 _MOST_OTHERS = 8
 

@@ -10,8 +10,6 @@ from typing import Any
 from poprun_py.python_api.functions.failures import first_line
 from poprun_py.python_api.functions.pickling import pickle_into
 
-__all__ = ["what_is_no_value", "what_is_wrong", "where"]
-
 # How far into nested values the search goes.
 _MOST_LEVELS = 4
 

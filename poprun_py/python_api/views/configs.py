@@ -7,8 +7,6 @@ from poprun_py.options.option_kinds import option_name
 from poprun_py.planning.views.command_text import launch_command
 from poprun_py.python_api.views.frame import block, framed, heading, note, table
 
-__all__ = ["config_html", "config_text"]
-
 
 def config_text(config: LaunchConfig) -> str:
     """Return the command line that asks for the same; of --env the names only."""

@@ -12,8 +12,6 @@ from dataclasses import dataclass
 
 from poprun_py.planning.views.svg import escaped
 
-__all__ = ["Cell", "block", "details", "framed", "heading", "note", "table", "width_of_text"]
-
 _NAME = "poprun-py"
 _WIDTH = 100
 # Greys with an alpha, and colours of middling lightness: both are seen on white and on black.

@@ -6,8 +6,6 @@ from popdist_py.errors import counted
 from poprun_py.python_api.views.frame import Cell, framed, heading, note, table, width_of_text
 from poprun_py.running.watch.job_view import COLUMNS, JobView, headline, row_of, table_lines
 
-__all__ = ["view_html", "view_parts", "view_text", "view_words"]
-
 _TEXT_COLUMNS = ("host", "phase")
 # Of very many instances those with the longest steps.
 _MOST_ROWS = 64

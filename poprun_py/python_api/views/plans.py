@@ -15,8 +15,6 @@ from poprun_py.planning.views.svg import STYLE
 from poprun_py.planning.views.topology_tree import topology_tree
 from poprun_py.python_api.views.frame import block, details, framed, heading, note
 
-__all__ = ["plan_html", "plan_text"]
-
 # The classes of a picture, whose names other pages may use as well.
 _CLASS = re.compile(r"\.([a-z]\w*)\{")
 _PICTURE_LOOK = (

@@ -4,26 +4,17 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from popdist_py.environment import RESUME_EXIT_CODE
 from popdist_py.errors import counted
 from poprun_py.errors import JobFailedError, LaunchError, TimeLimitError
 from poprun_py.python_api.views.frame import Cell, block, details, framed, heading, note, table
-from poprun_py.running.supervise.job import RESUME_EXIT_CODE, InstanceResult, LaunchResult, describe
+from poprun_py.running.supervise.job import InstanceResult, LaunchResult, describe
 from poprun_py.running.supervise.result_text import (
     diagnosis,
     report_text,
     stderr_excerpt,
     traceback_of,
 )
-
-__all__ = [
-    "error_of",
-    "instance_html",
-    "instance_text",
-    "result_html",
-    "result_parts",
-    "result_text",
-    "sentence",
-]
 
 _COLUMNS = ("instance", "host", "PID", "how it ended", "steps", "peak memory")
 # What --output-dir keeps in full.

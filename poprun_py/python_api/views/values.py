@@ -13,8 +13,6 @@ from poprun_py.running.watch.job_view import JobView
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["html_of", "text_of"]
-
 _TEXTS: dict[type, Callable[..., str]] = {
     LaunchConfig: configs.config_text,
     LaunchPlan: plans.plan_text,

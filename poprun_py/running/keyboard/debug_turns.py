@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections import deque
 
-__all__ = ["DebugTurns"]
-
 
 class DebugTurns:
     """The debuggers of a job: one at a time has the keyboard, in the order in which they ask."""

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from poprun_py.running.keyboard.terminal_modes import Modes
     from poprun_py.running.keyboard.user_terminal import UserTerminal
 
-__all__ = ["Keyboard", "Shown", "Wire", "open_terminal"]
-
 _CHUNK = 4096
 # How often a job in the background looks whether it has come to the foreground.
 _LOOK_SECONDS = 0.2

@@ -14,8 +14,6 @@ import os
 import socket
 import stat
 
-__all__ = ["pass_on", "position", "rewind"]
-
 
 def pass_on(channel: socket.socket) -> None:
     """Send the descriptor of standard input over a Unix socket.

@@ -6,8 +6,6 @@ import os
 import signal
 from collections.abc import Callable, Iterable
 
-__all__ = ["Suspension", "take_signal"]
-
 # A host that does not answer must not keep the user from the shell.
 _ANSWER_SECONDS = 1.0
 

@@ -9,8 +9,6 @@ import termios
 from dataclasses import dataclass, replace
 from typing import Any
 
-__all__ = ["Modes", "window"]
-
 _IFLAG, _OFLAG, _LFLAG, _CC = 0, 1, 3, 6
 # A shell that edits its command line leaves these as it needs them; programs start with these.
 _SANE_IFLAG = termios.ICRNL

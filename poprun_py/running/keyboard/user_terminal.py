@@ -14,8 +14,6 @@ from pathlib import Path
 
 from poprun_py.running.keyboard.terminal_modes import Modes
 
-__all__ = ["UserTerminal"]
-
 _CHUNK = 4096
 
 

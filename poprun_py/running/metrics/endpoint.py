@@ -24,8 +24,6 @@ from prometheus_client.registry import Collector
 
 from poprun_py.running.metrics.exposition import families
 
-__all__ = ["main"]
-
 # A scraper that has not asked after so long, or takes nothing for so long, is let go.
 _SECONDS: Final = 5.0
 # So many are served at a time, and so much is read of each.

@@ -18,8 +18,6 @@ from poprun_py.errors import UsageError
 from poprun_py.running.watch.job_view import JobView
 from poprun_py.running.watch.records import StepRecord
 
-__all__ = ["BOUNDS", "EndpointRecorder", "listen"]
-
 # Of the buckets, in seconds: 1, 2.5 and 5 times each power of ten, as Prometheus has them.
 BOUNDS: Final = (
     *(0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05),

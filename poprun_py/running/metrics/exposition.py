@@ -20,8 +20,6 @@ from prometheus_client.core import (
 
 from poprun_py.running.metrics.endpoint_recorder import BOUNDS
 
-__all__ = ["families"]
-
 _LABELS: Final = ("instance", "host")
 _ENDED: Final = "ended"
 # Of each instance: the name, the key in its state, and the help.

@@ -21,8 +21,6 @@ from typing import Any, Final
 
 from poprun_py.errors import StartError, explain_os_error
 
-__all__ = ["Feed"]
-
 _ROOT: Final = Path(__file__).resolve().parents[3]
 # Last on the path, so that nothing beside our packages hides the standard library; -P keeps the
 # working folder out.

@@ -11,8 +11,6 @@ from typing import Final
 from poprun_py.running.watch.instance_state import ACTIVITIES, InstanceState, median
 from poprun_py.running.watch.job_view import JobView
 
-__all__ = ["training_step", "values_of"]
-
 # With more instances, charts show the least, the median and the greatest of all.
 _MOST_INSTANCES: Final = 32
 _OF_INSTANCES: Final[Mapping[str, Callable[[InstanceState], float | None]]] = {

@@ -12,8 +12,6 @@ from poprun_py.running.metrics.run_values import training_step, values_of
 from poprun_py.running.watch.job_view import JobView
 from poprun_py.running.watch.records import StepRecord
 
-__all__ = ["SinksRecorder"]
-
 # Looks come once a second, a little more or less.
 _APART_SECONDS: Final = 0.9
 

@@ -9,8 +9,6 @@ import os
 from pathlib import Path
 from typing import BinaryIO
 
-__all__ = ["InstanceFiles"]
-
 
 class InstanceFiles:
     """Files ``instance-INDEX.stdout`` and ``.stderr`` in one folder; without a folder, nothing."""

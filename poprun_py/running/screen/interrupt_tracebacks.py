@@ -10,8 +10,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-__all__ = ["InterruptTracebacks", "shortened"]
-
 # Python writes a traceback within milliseconds; on a busy machine, within tenths of a second.
 _HELD_SECONDS = 0.5
 _MOST_HELD = 1 << 16

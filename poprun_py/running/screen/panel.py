@@ -11,8 +11,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 
-__all__ = ["Panel", "Size"]
-
 Size = tuple[int, int] | None
 
 # The pause between two drawings while output comes. More output than _MAX_HELD is written at once.

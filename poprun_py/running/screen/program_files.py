@@ -18,8 +18,6 @@ from typing import Any, Final
 
 from popdist_py.environment import CALL, CALL_FILES, RUN_FILE_MIB, RUN_FILES, TIMELINE
 
-__all__ = ["FilePlace", "ProgramFiles", "place_of_call", "place_of_run", "place_of_spans"]
-
 # A part of a file; a host sends no larger ones.
 _MAX_PART_BYTES: Final = 1 << 20
 _GIVEN_PART_BYTES: Final = 1 << 19

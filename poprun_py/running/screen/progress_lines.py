@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["INTERVAL_SECONDS", "ProgressLines"]
-
 # Often enough to see that a job goes on, seldom enough for the log of a day.
 INTERVAL_SECONDS = 10.0
 # A redrawn line that is longer than this is none of a progress bar: it is passed on.

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-__all__ = ["RepeatedTracebacks"]
-
 # A traceback that begins later than this after the first is shown as another failure.
 _TOGETHER_SECONDS = 1.0
 _HELD_SECONDS = 1.0

@@ -22,8 +22,6 @@ from popdist_py.atomic_file import write_whole
 from popdist_py.environment import RUN_ID, is_popdist_environment
 from poprun_py.errors import UsageError
 
-__all__ = ["RunFolder", "run_id"]
-
 _LATEST, _REPORT = "latest", "report.json"
 _FOLDER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _ATTEMPT = re.compile(r"attempt-(\d+)")

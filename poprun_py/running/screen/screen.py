@@ -20,8 +20,6 @@ from dataclasses import dataclass, field
 from poprun_py.console import command_name
 from poprun_py.running.screen.progress_lines import ProgressLines
 
-__all__ = ["MAX_HELD", "OutputStream", "Screen", "Sink", "keep_end", "make_stream", "tag_width"]
-
 MAX_HELD = 1 << 22
 _MAX_PENDING = 1 << 22
 # What is kept of a stream's end, and of the two ends of each line of it.

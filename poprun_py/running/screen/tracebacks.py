@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["equal_lines", "find_traceback", "normal_line"]
-
 _HEADER = r"(?:\[rank\d+\]: ?)?(?:  \+ Exception Group )?Traceback \(most recent call last\):"
 # A program that Python could not parse has no header, only the place.
 _PLACE = r'  File "[^"\n]+", line \d+'

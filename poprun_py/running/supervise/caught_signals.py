@@ -8,8 +8,6 @@ import signal
 
 from poprun_py.instance import processes
 
-__all__ = ["HANGUP_ONCE", "INTERRUPT_ONCE", "CaughtSignals"]
-
 _PARENT_ENDED = signal.SIGRTMAX - 4
 # SIGINT and SIGHUP for whoever passes on an event that may have reached this process as well, such
 # as a Ctrl-C: where the end has been asked for already, they ask for nothing more.

@@ -27,8 +27,6 @@ from poprun_py.running.supervise.private_folder import SOCKET_NAME
 if TYPE_CHECKING:
     from popdist_py.peers.gate import Gate
 
-__all__ = ["ControlChannel", "Hello", "Listener", "Peer", "hello_of"]
-
 _CHUNK = 1 << 18
 # How often to look which hosts still answer.
 _LOOK_SECONDS = 1.0

@@ -16,8 +16,6 @@ from popdist_py.environment import COMPILING, INFERENCE, TRAINING
 from poprun_py.instance.observation import BUSY_SHARE
 from poprun_py.running.supervise.job import Progress
 
-__all__ = ["HangWatch", "LifeWatch", "Look"]
-
 _AUTO_FACTOR, _AUTO_FLOOR_SECONDS, _AUTO_SAMPLES = 20, 10.0, 5
 # The limit is at least this many times the longest time between two steps that was seen.
 _AUTO_LONGEST_FACTOR = 2

@@ -19,8 +19,6 @@ from poprun_py.instance import protocol
 if TYPE_CHECKING:
     from popdist_py.timeline.clocks import ClockSample
 
-__all__ = ["HostClocks"]
-
 # So many times a host is asked for its time, when its program starts and when it has ended.
 _NUM_QUESTIONS: Final = 8
 

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from poprun_py.running.supervise.control_channel import Peer
     from poprun_py.running.supervise.job import Job
 
-__all__ = ["NEWEST", "ask", "ask_status", "holdings", "launcher_status", "running_jobs"]
-
 _ANSWER_SECONDS = 10.0
 # What a job holds is known at once; a launcher that was stopped (Ctrl-Z) does not answer.
 _HOLDINGS_SECONDS = 1.0

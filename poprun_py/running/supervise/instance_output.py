@@ -22,8 +22,6 @@ from poprun_py.running.supervise.job import Job
 if TYPE_CHECKING:
     from poprun_py.running.screen.interrupt_tracebacks import InterruptTracebacks
 
-__all__ = ["InstanceOutput"]
-
 # How long a line waits for its end. An unbuffered print() writes its newline by itself, and where
 # many programs share a CPU each may be held up before it by a turn of all the others.
 _IDLE_SECONDS, _TURN_SECONDS, _MOST_IDLE_SECONDS = 0.2, 0.005, 2.0

@@ -25,20 +25,6 @@ if TYPE_CHECKING:
     from poprun_py.running.watch.job_view import JobView
     from poprun_py.running.watch.records import Recorder
 
-__all__ = [
-    "HANG_EXIT_CODE",
-    "RESUME_EXIT_CODE",
-    "Cause",
-    "Collective",
-    "InstanceResult",
-    "Job",
-    "LaunchResult",
-    "Progress",
-    "StackGroup",
-    "Stop",
-    "describe",
-]
-
 HANG_EXIT_CODE = 124
 
 

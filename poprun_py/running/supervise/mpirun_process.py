@@ -23,8 +23,6 @@ from poprun_py.instance import processes, start_hook
 from poprun_py.instance.stop_steps import MPIRUN_GRACE_SECONDS, StopSteps
 from poprun_py.running.supervise.job import Job, describe
 
-__all__ = ["Mpirun", "enough_files", "lines_of_daemon"]
-
 _CHUNK = 1 << 16
 # Open files of mpirun: its own, and those of an instance of this host, or of another host.
 _FILES, _FILES_OF_CHILD = 32, 4

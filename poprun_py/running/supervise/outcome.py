@@ -13,12 +13,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from popdist_py.environment import RESUME_EXIT_CODE
 from popdist_py.errors import counted
 from poprun_py.errors import PROCESSES_ADVICE, StartError
 from poprun_py.running.supervise.control_channel import Peer
 from poprun_py.running.supervise.job import (
     HANG_EXIT_CODE,
-    RESUME_EXIT_CODE,
     Cause,
     Collective,
     InstanceResult,
@@ -28,8 +28,6 @@ from poprun_py.running.supervise.job import (
     Stop,
     describe,
 )
-
-__all__ = ["Ending", "judge", "left_sentence"]
 
 # How many of the processes that an instance left are named.
 _MOST_LEFT = 4

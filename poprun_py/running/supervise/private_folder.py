@@ -21,17 +21,6 @@ from poprun_py.instance.host_folders import (
     temporary_folders,
 )
 
-__all__ = [
-    "ANY_FOLDER",
-    "SOCKET_NAME",
-    "folder_prefix",
-    "is_full",
-    "make_memory_folder",
-    "make_private_folder",
-    "mpirun_files_in",
-    "remove_folder_of",
-]
-
 SOCKET_NAME = "control"
 ANY_FOLDER = "poprun-*"
 # The longest path of a Unix socket is 107 bytes.

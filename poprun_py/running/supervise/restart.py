@@ -10,9 +10,8 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
-from poprun_py.running.supervise.job import RESUME_EXIT_CODE, LaunchResult
-
-__all__ = ["backoff_seconds", "lost_hosts", "pause", "run_with_restarts"]
+from popdist_py.environment import RESUME_EXIT_CODE
+from poprun_py.running.supervise.job import LaunchResult
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 60.0
 

@@ -10,13 +10,12 @@ import re
 import time
 from collections.abc import Callable
 
-from popdist_py.environment import COMPILING, INFERENCE, TRAINING
+from popdist_py.environment import COMPILING, INFERENCE, RESUME_EXIT_CODE, TRAINING
 from popdist_py.errors import plural
 from poprun_py.console import command_name
 from poprun_py.instance.binding import format_list
 from poprun_py.running.screen.tracebacks import normal_line
 from poprun_py.running.supervise.job import (
-    RESUME_EXIT_CODE,
     Cause,
     Collective,
     InstanceResult,
@@ -26,8 +25,6 @@ from poprun_py.running.supervise.job import (
 )
 from poprun_py.running.supervise.stacks import place as stack_place
 from poprun_py.running.supervise.stacks import render_groups
-
-__all__ = ["collateral_of", "diagnosis", "report_text", "stderr_excerpt", "traceback_of"]
 
 _TAIL_LINES = 20
 _MOST_LINES = 60

@@ -14,17 +14,6 @@ from popdist_py.errors import plural
 from poprun_py.instance import binding
 from poprun_py.running.supervise.job import StackGroup
 
-__all__ = [
-    "StackRequest",
-    "StackRequests",
-    "group_stacks",
-    "is_ending",
-    "missing_instances",
-    "odd_instances",
-    "place",
-    "render_groups",
-]
-
 _MOST_SOURCE = 60  # characters of a line
 # Instances answer within milliseconds; one that does not is overwhelmed, or its host is.
 _ANSWER_SECONDS = 3.0

@@ -19,8 +19,6 @@ from poprun_py.errors import StartError
 from poprun_py.instance import processes
 from poprun_py.running.supervise.control_channel import Peer
 
-__all__ = ["Explain", "Finding", "Question", "Startup"]
-
 # Returns possible problems of the hosts, or raises StartError with the reason.
 Explain = Callable[[], str]
 

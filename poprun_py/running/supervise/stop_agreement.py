@@ -12,8 +12,6 @@ import enum
 import signal
 from collections.abc import Collection, Iterable
 
-__all__ = ["Move", "StopAgreement", "StopRequest"]
-
 _FIRST_MARGIN, _GROWTH = 2, 4
 # Wrappers answer at once, on a loaded host within a second; one that does not is stopped.
 _ANSWER_SECONDS = 3.0

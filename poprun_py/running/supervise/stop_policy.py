@@ -19,8 +19,6 @@ from poprun_py.running.supervise.control_channel import ControlChannel
 from poprun_py.running.supervise.job import Cause, Job, StackGroup, Stop
 from poprun_py.running.supervise.stop_agreement import Move, StopRequest
 
-__all__ = ["StopPolicy"]
-
 # A wrapper kills what is left after the grace time, and tells, unless it was stopped itself.
 _FOLLOW_SECONDS = 5.0
 # One request may come as several signals: Ctrl-C from the terminal and from a parent process that

@@ -18,7 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from popdist_py.environment import MPI_NETWORK
+from popdist_py.environment import MPI_NETWORK, RESUME_EXIT_CODE
 from popdist_py.errors import counted
 from poprun_py.console import may_colour
 from poprun_py.errors import StartError, explain_os_error, start_errors
@@ -41,9 +41,7 @@ from poprun_py.running.supervise.host_clocks import HostClocks
 from poprun_py.running.supervise.inspection import holdings
 from poprun_py.running.supervise.instance_output import InstanceOutput
 from poprun_py.running.supervise.job import (
-    RESUME_EXIT_CODE,
     Cause,
-    InstanceResult,
     Job,
     LaunchResult,
     Progress,
@@ -65,8 +63,6 @@ from poprun_py.running.supervise.time_limits import Limits, Timed
 if TYPE_CHECKING:
     from poprun_py.running.watch.job_observer import JobObserver
     from poprun_py.running.watch.job_view import JobView
-
-__all__ = ["InstanceResult", "Job", "LaunchResult", "supervise"]
 
 # Between the end of mpirun and giving up on instances that say nothing.
 _SILENCE_SECONDS = 10.0

@@ -6,8 +6,6 @@ from typing import Protocol
 
 from poprun_py.running.supervise.job import Cause
 
-__all__ = ["Limits", "Timed"]
-
 
 class Timed(Protocol):
     """What has something to do at some time."""

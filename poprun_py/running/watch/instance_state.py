@@ -11,16 +11,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-__all__ = [
-    "ACTIVITIES",
-    "InstanceState",
-    "Look",
-    "loss_from_json",
-    "loss_to_json",
-    "median",
-    "percentile",
-]
-
 # As popdist_py/activities/ledger.py numbers them; "other" is the program's own code.
 ACTIVITIES: Final = (
     "other", "compiling", "computing", "loading", "transferring",

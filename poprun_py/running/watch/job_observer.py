@@ -15,8 +15,6 @@ from poprun_py.running.watch.job_view import JobView
 from poprun_py.running.watch.recording import InstanceSteps, Recorders
 from poprun_py.running.watch.stragglers import Straggler, slowest, stragglers
 
-__all__ = ["JobObserver", "Pace"]
-
 # How often all instances are asked: for the view of --live and for recorders, and else to find
 # stragglers, for which a job has to last some time: of a short one nobody asks what could be
 # quicker.

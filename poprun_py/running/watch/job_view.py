@@ -15,8 +15,6 @@ from poprun_py.running.watch.instance_state import InstanceState
 from poprun_py.running.watch.stragglers import Straggler, stands_out
 from poprun_py.texts import rich_lines
 
-__all__ = ["COLUMNS", "JobView", "headline", "row_of", "summary_lines", "table_lines"]
-
 _COMPUTING = ("computing", "transferring", "updating")
 _STATUS_VERSION = 1
 COLUMNS = (

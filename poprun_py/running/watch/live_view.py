@@ -10,8 +10,6 @@ from typing import Protocol
 
 from poprun_py.running.watch.job_view import JobView, headline, table_lines
 
-__all__ = ["LiveView", "Screen"]
-
 # Between two lines where there is no terminal; rows of the panel that are no instance.
 _LINE_SECONDS, _PANEL_EXTRA_ROWS = 30.0, 5
 

@@ -13,8 +13,6 @@ from poprun_py.errors import explain_os_error
 from poprun_py.running.watch.job_view import JobView
 from poprun_py.running.watch.records import Recorder, StepRecord
 
-__all__ = ["InstanceSteps", "Recorders"]
-
 
 class InstanceSteps:
     """The steps of one instance, as its wrapper tells of them.

@@ -12,8 +12,6 @@ from typing import Any, Protocol
 from poprun_py.running.watch.instance_state import loss_from_json, loss_to_json
 from poprun_py.running.watch.job_view import JobView
 
-__all__ = ["Recorder", "StepRecord"]
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepRecord:

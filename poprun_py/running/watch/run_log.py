@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from poprun_py.running.watch.job_view import JobView
     from poprun_py.running.watch.records import StepRecord
 
-__all__ = ["RunLog"]
-
 # Whenever a file has grown by so much, fewer lines are kept from then on: every so many-th.
 _PART_BYTES: Final = 64 << 20
 _FEWER: Final = 8

@@ -14,8 +14,6 @@ from typing import Final
 
 from poprun_py.running.watch.instance_state import ACTIVITIES, InstanceState, median
 
-__all__ = ["Straggler", "slowest", "stands_out", "stragglers", "waited_for"]
-
 # Slower than the median by this factor, over this many steps.
 _FACTOR, _STEPS = 1.2, 10
 # Less than this in a step is nothing that anybody would wait for.

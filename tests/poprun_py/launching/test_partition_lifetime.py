@@ -14,7 +14,7 @@ from popdist_py.pods.database import FolderStore
 from popdist_py.pods.errors import NotEnoughIpusError, UnreachableError
 from poprun_py.console import Callbacks
 from poprun_py.errors import StartError
-from poprun_py.launching.launcher import plan
+from poprun_py.launching.launch_planning import plan
 from poprun_py.launching.partition_lifetime import partition_for_job
 from poprun_py.options.launch_config import LaunchConfig
 from poprun_py.planning.held_partition import HeldPartition

@@ -7,7 +7,7 @@ from support.launcher.partition_states import HOLDER, pod_in_state
 
 from poprun_py.console import Callbacks
 from poprun_py.errors import StartError
-from poprun_py.launching import launcher
+from poprun_py.launching import launch_planning
 from poprun_py.launching.partition_lifetime import partition_for_job
 from poprun_py.options.launch_config import LaunchConfig
 from poprun_py.planning.plan_warnings import plan_warnings
@@ -97,8 +97,8 @@ def test_a_launch_is_planned_for_what_it_waits_for(pod, tmp_path):
     environ = {"POPRUN_PODS": str(tmp_path / "pods")}
     config = LaunchConfig(**JOB, program=("true",), oversubscribe=True)
     with pytest.raises(StartError, match=r"in use by other\.py"):
-        launcher.plan(config, environ=environ, contact_hosts=True)
+        launch_planning.plan(config, environ=environ, contact_hosts=True)
     waits = LaunchConfig(**JOB, program=("true",), oversubscribe=True, wait_for_resources="forever")
-    planned = launcher.plan(waits, environ=environ, contact_hosts=True)
+    planned = launch_planning.plan(waits, environ=environ, contact_hosts=True)
     assert planned.topology.num_ilds == 1
     assert not any("not launched" in each for each in plan_warnings(planned))

@@ -12,13 +12,8 @@ from hypothesis import strategies as st
 from support.launcher.machines import machines
 from support.launcher.sysfs_trees import GIB, SNAPSHOTS, TREES, Thread, Tree, regular, snapshot
 
-from poprun_py.machines.hardware_reader import (
-    HardwareError,
-    Machine,
-    NumaNode,
-    load_machines,
-    read_machine,
-)
+from poprun_py.machines.hardware_reader import read_machine
+from poprun_py.machines.machine import HardwareError, Machine, NumaNode, load_machines
 from poprun_py.machines.sysfs import format_cpu_list, parse_cpu_list
 
 

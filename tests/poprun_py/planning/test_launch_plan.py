@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from support.launcher.plans import plan_blindly
 
 from poprun_py.errors import UsageError
-from poprun_py.launching import launcher
+from poprun_py.launching import launch_planning
 from poprun_py.machines import host_survey as survey
 from poprun_py.machines.host_list import LOCALHOST, parse_host_file, parse_host_list
 from poprun_py.machines.host_survey import Survey
@@ -253,13 +253,13 @@ def test_a_job_goes_on_with_the_names_and_slots_of_the_hosts_that_are_left(monke
         num_instances=6, num_replicas=6, host_file=str(file), allow_fewer_hosts=True,
         program=("true",),
     )  # fmt: skip
-    whole = launcher.plan(config, mpi=MPI, environ=dict(os.environ))
+    whole = launch_planning.plan(config, mpi=MPI, environ=dict(os.environ))
     ended = LaunchResult(
         exit_code=137,
         instances=tuple(InstanceResult(index=i, code=-9, was_lost=i in (0, 1)) for i in range(6)),
     )
     said: list[str] = []
-    fewer = launcher.without_lost_hosts(whole, ended, said.append)
+    fewer = launch_planning.without_lost_hosts(whole, ended, said.append)
     assert said == ["going on without node1"]
     assert [(h.name, h.slots) for h in fewer.topology.hosts] == [("node2", 3), ("node3", 3)]
     assert fewer.config == whole.config

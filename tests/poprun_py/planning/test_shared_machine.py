@@ -9,8 +9,8 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from support.launcher.sysfs_trees import snapshot
 
-from poprun_py.machines.hardware_reader import Machine
 from poprun_py.machines.host_list import LOCALHOST, Host
+from poprun_py.machines.machine import Machine
 from poprun_py.options.launch_config import LaunchConfig
 from poprun_py.planning.cpu_placement import MODES
 from poprun_py.planning.shared_machine import beside, taken_of, this_host

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
-from poprun_py.machines.hardware_reader import Core, Machine, NumaNode
+from poprun_py.machines.machine import Core, Machine, NumaNode
 
 
 @st.composite

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from poprun_py.machines.hardware_reader import Machine
+from poprun_py.machines.machine import Machine
 from poprun_py.machines.sysfs import format_cpu_list
 
 GIB = 1 << 30

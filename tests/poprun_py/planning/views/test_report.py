@@ -7,13 +7,12 @@ from datetime import datetime
 import pytest
 from support.launcher.plans import plan_blindly
 
-from popdist_py.environment import COMPILING, INFERENCE, TRAINING
+from popdist_py.environment import COMPILING, INFERENCE, RESUME_EXIT_CODE, TRAINING
 from poprun_py.launching.run_report import begun_attempt, ended_attempt, moment, refused_attempt
 from poprun_py.machines.host_list import parse_host_list
 from poprun_py.options.launch_config import LaunchConfig
 from poprun_py.planning.mpi_commands import OPEN_MPI_5, Mpi
 from poprun_py.running.supervise.job import (
-    RESUME_EXIT_CODE,
     Cause,
     Collective,
     InstanceResult,

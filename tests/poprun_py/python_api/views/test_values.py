@@ -9,6 +9,7 @@ import xml.etree.ElementTree as ElementTree
 import pytest
 from support.launcher.sysfs_trees import SNAPSHOTS
 
+from popdist_py.environment import RESUME_EXIT_CODE
 from poprun_py import (
     InstanceResult,
     JobFailedError,
@@ -18,7 +19,7 @@ from poprun_py import (
     plan,
 )
 from poprun_py.planning.mpi_commands import OPEN_MPI_5, Mpi
-from poprun_py.running.supervise.job import RESUME_EXIT_CODE, Progress
+from poprun_py.running.supervise.job import Progress
 from poprun_py.running.watch.instance_state import InstanceState
 from poprun_py.running.watch.job_view import JobView
 from poprun_py.running.watch.stragglers import Straggler
