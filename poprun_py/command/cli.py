@@ -26,7 +26,7 @@ from poprun_py.options.launch_config import (
     is_decided_by_plan,
     options,
 )
-from poprun_py.options.option_kinds import option_name
+from poprun_py.options.option_types import option_name
 from poprun_py.terminal import (
     Terminal,
     exit_code_of,
@@ -130,7 +130,7 @@ def _check_plan_alone(values: dict[str, Any]) -> None:
 
 def _configuration(values: dict[str, Any]) -> LaunchConfig:
     """Merge the places of options, and say which there are."""
-    from poprun_py.planning.option_sources import gather_options
+    from poprun_py.options.gathered_options import gather_options
 
     gathered = gather_options(values, os.environ)
     for warning in gathered.warnings:
@@ -276,7 +276,7 @@ def _plan(config: LaunchConfig, console: Terminal) -> tuple[LaunchPlan, Lease | 
 
 
 def _load_plan(config: LaunchConfig) -> LaunchPlan:
-    from poprun_py.planning.inputs import read_text_file
+    from poprun_py.options.config_files import read_text_file
     from poprun_py.planning.plan_file import plan_from_json
     from poprun_py.texts import read_json
 

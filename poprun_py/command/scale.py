@@ -32,7 +32,7 @@ from poprun_py.console import command_name
 from poprun_py.errors import UsageError
 from poprun_py.options.command_line import parse
 from poprun_py.options.launch_config import LaunchConfig, options
-from poprun_py.options.option_kinds import AUTO, option_name
+from poprun_py.options.option_types import AUTO, option_name
 from poprun_py.past_runs.comparison import Comparison, compare
 from poprun_py.past_runs.fairness import who_was_slow
 from poprun_py.past_runs.run_files import DEFAULT_PARENT
@@ -226,7 +226,7 @@ def _plans(asked: _Asked) -> dict[int, LaunchPlan]:
         StartError: the program, an MPI or a host is missing.
     """
     from poprun_py.launching import launch_planning
-    from poprun_py.planning.option_sources import gather_options
+    from poprun_py.options.gathered_options import gather_options
     from poprun_py.planning.user_program import require_program
 
     plans: dict[int, LaunchPlan] = {}

@@ -10,7 +10,7 @@ import time
 
 from poprun_py.console import Console, Log
 from poprun_py.options.launch_config import LaunchConfig
-from poprun_py.options.option_kinds import FOREVER
+from poprun_py.options.option_types import FOREVER
 
 # Of a server, too: each look is three small requests.
 _LOOK_SECONDS = 0.3

@@ -28,7 +28,7 @@ from poprun_py.machines.lease_texts import WAYS_OUT, cpus_text, holders_text, sh
 from poprun_py.machines.lease_values import Holder
 from poprun_py.machines.locked_files import LockedFolder, problem_text
 from poprun_py.options.launch_config import LaunchConfig
-from poprun_py.options.option_kinds import FOREVER
+from poprun_py.options.option_types import FOREVER
 from poprun_py.planning.shared_machine import Share
 from poprun_py.planning.user_program import short_name
 

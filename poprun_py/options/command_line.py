@@ -17,7 +17,7 @@ import click
 
 from poprun_py.errors import UsageError, nearest
 from poprun_py.options.launch_config import LaunchConfig, options
-from poprun_py.options.option_kinds import FLAG, TEXT, Kind, Option, choice, option_name
+from poprun_py.options.option_types import FLAG, TEXT, Kind, Option, choice, option_name
 
 # The words before a Python module in place of a program.
 MODULE = ("-m", "--module")

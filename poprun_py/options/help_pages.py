@@ -12,9 +12,9 @@ import click
 from poprun_py.console import command_name
 from poprun_py.errors import UsageError, nearest
 from poprun_py.options.command_line import COMMAND, Declared, complete
-from poprun_py.options.environment_options import OPTION_VARIABLES
+from poprun_py.options.environment_variables import OPTION_VARIABLES
 from poprun_py.options.launch_config import GROUPS, options
-from poprun_py.options.origins import variable_name
+from poprun_py.options.option_origins import variable_name
 
 MOST_USED = (
     *("num_instances", "num_replicas", "host", "env", "output_dir"),

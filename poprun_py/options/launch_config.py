@@ -1,7 +1,7 @@
 """LaunchConfig: every option of the launcher, once, with its default, help and check.
 
 A frozen value: it never reads the environment, a disk or a device. The parser, the help, the
-configuration files and the reference pages follow from its fields. option_files.py reads files.
+configuration files and the reference pages follow from its fields. config_files.py reads files.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from poprun_py.errors import UsageError
 from poprun_py.on_use import Shown, on_use
 from poprun_py.options.link_domains import roomy_link_domains
 from poprun_py.options.metrics_destinations import METRICS_DESTINATION, TENSORBOARD
-from poprun_py.options.option_kinds import (
+from poprun_py.options.option_origins import Origin, as_default, from_python
+from poprun_py.options.option_types import (
     COUNT_OR_AUTO,
     FILE_OR_AUTO,
     FLAG,
@@ -41,13 +42,12 @@ from poprun_py.options.option_kinds import (
     spelled,
     whole,
 )
-from poprun_py.options.origins import Origin, as_default, from_python
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Unpack
 
-    from poprun_py.options.launch_options import LaunchOptions, Word
+    from poprun_py.options.keyword_types import LaunchOptions, Word
 
 GROUPS = {
     "Job": "how many instances, replicas and IPUs",
@@ -538,7 +538,7 @@ class LaunchConfig(Shown):
         Raises:
             UsageError: the file is not there or not accepted, or a value is not.
         """
-        config: LaunchConfig = on_use("options.python_options").config_from_file(
+        config: LaunchConfig = on_use("options.python_keywords").config_from_file(
             path, options, program
         )
         return config
@@ -553,7 +553,7 @@ class LaunchConfig(Shown):
         Raises:
             UsageError: a value is not accepted, or values contradict one another.
         """
-        config: LaunchConfig = on_use("options.python_options").changed_config(
+        config: LaunchConfig = on_use("options.python_keywords").changed_config(
             self, options, program
         )
         return config

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from poprun_py.options.launch_config import EXCLUSIVE, LaunchConfig, options
-from poprun_py.options.origins import COMMAND_LINE, Origin, typed
+from poprun_py.options.option_origins import COMMAND_LINE, Origin, typed
 
 Layer = Mapping[str, Any]
 

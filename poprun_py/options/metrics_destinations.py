@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from poprun_py.options.option_kinds import Kind, is_word
+from poprun_py.options.option_types import Kind, is_word
 
 TENSORBOARD, WANDB = "tensorboard", "wandb"
 

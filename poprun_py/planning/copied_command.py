@@ -17,7 +17,7 @@ from pathlib import Path
 from poprun_py.errors import UsageError
 from poprun_py.machines.host_list import are_host_names
 from poprun_py.options.launch_config import LaunchConfig
-from poprun_py.options.option_kinds import option_name
+from poprun_py.options.option_types import option_name
 from poprun_py.planning.mpi_arguments import split_args
 
 # Hyphens, dashes and the minus sign, which word processors put in place of "-" and "--".

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from poprun_py.options.origins import COMMAND_LINE, PYTHON
+from poprun_py.options.option_origins import COMMAND_LINE, PYTHON
 from poprun_py.planning.launch_plan import LaunchPlan
 
 

@@ -18,6 +18,7 @@ from poprun_py.machines.allocation import resolve_hosts
 from poprun_py.machines.hardware_reader import read_machine
 from poprun_py.machines.host_list import Host
 from poprun_py.machines.machine import Machine, load_machines
+from poprun_py.options.config_files import read_text_file
 from poprun_py.options.launch_config import LaunchConfig
 from poprun_py.planning.mpi_commands import Mpi
 from poprun_py.planning.mpi_install import find_mpi
@@ -201,18 +202,3 @@ def _machines_of(
         return (read_machine(Path(config.hardware_root)),) * len(hosts)
     here = read_machine() if any(host.is_local for host in hosts) else None
     return tuple(here if host.is_local else reported.get(host.name) for host in hosts)
-
-
-def read_text_file(path: str, option: str) -> str:
-    """Return the text of a file that an option names.
-
-    Raises:
-        UsageError: it cannot be read, or is no text.
-    """
-    try:
-        # Editors of other systems begin a file with a byte order mark.
-        return Path(path).read_text(encoding="utf-8-sig")
-    except OSError as error:
-        raise UsageError(f"{option} {path}: {error.strerror}") from None
-    except UnicodeDecodeError:
-        raise UsageError(f"{option} {path}: not a UTF-8 text file") from None

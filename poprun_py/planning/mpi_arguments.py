@@ -12,7 +12,7 @@ from itertools import pairwise
 
 from poprun_py.errors import UsageError
 from poprun_py.options.launch_config import LaunchConfig
-from poprun_py.options.origins import Origin
+from poprun_py.options.option_origins import Origin
 
 _OUTPUT_FILENAME = "output-filename"
 

@@ -15,7 +15,7 @@ from poprun_py.errors import UsageError
 from poprun_py.machines.host_list import Host, are_host_names
 from poprun_py.machines.machine import Machine
 from poprun_py.options.launch_config import LaunchConfig
-from poprun_py.options.option_kinds import is_word
+from poprun_py.options.option_types import is_word
 from poprun_py.planning.cpu_placement import Placement
 from poprun_py.planning.launch_plan import (
     InstancePlan,
@@ -68,7 +68,7 @@ def plan_to_json(plan: LaunchPlan) -> dict[str, Any]:
 
     They may be secret, and the file may be passed on: the environment of the launch has them.
     """
-    from poprun_py.options.option_files import config_to_dict
+    from poprun_py.options.config_files import config_to_dict
 
     topology = plan.topology
     return {
@@ -168,7 +168,7 @@ def plan_from_json(data: Any, environ: Mapping[str, str]) -> LaunchPlan:
 
 def _plan_from_json(data: dict[str, Any], environ: Mapping[str, str]) -> LaunchPlan:
     program = _texts(data["program"], "program")
-    from poprun_py.options.option_files import config_from_dict
+    from poprun_py.options.config_files import config_from_dict
 
     config = replace(config_from_dict(data["options"], "launch plan: options"), program=program)
     local = data["local"]

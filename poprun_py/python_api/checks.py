@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from numbers import Real
 
 from poprun_py.errors import UsageError
-from poprun_py.options.option_kinds import plain
+from poprun_py.options.option_types import plain
 from poprun_py.python_api.job_output import STREAMS
 
 

@@ -13,8 +13,8 @@ from typing import Any, TypeVar, Unpack, overload
 from poprun_py.console import Log
 from poprun_py.errors import UsageError, start_errors
 from poprun_py.instance.host_folders import HeldFolder, name_of
+from poprun_py.options.keyword_types import LaunchOptions, Word
 from poprun_py.options.launch_config import LaunchConfig
-from poprun_py.options.launch_options import LaunchOptions, Word
 from poprun_py.planning.launch_plan import LaunchPlan
 from poprun_py.python_api.checks import checked_environ, require_descriptors
 from poprun_py.python_api.child import Child, Stream

@@ -9,7 +9,7 @@ from typing import Any
 
 from poprun_py.errors import UsageError
 from poprun_py.options.launch_config import LaunchConfig
-from poprun_py.options.python_options import changed_config, config_of
+from poprun_py.options.python_keywords import changed_config, config_of
 from poprun_py.planning.launch_plan import LaunchPlan
 from poprun_py.planning.user_program import short_name
 from poprun_py.python_api.checks import require_arguments

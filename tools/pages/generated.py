@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from tools import launch_options
+from tools import keyword_types
 from tools.pages import (
     architecture,
     cnn_options,
@@ -30,7 +30,7 @@ __all__ = ["GENERATORS", "main", "outdated"]
 
 #: By name, what returns the texts that belong into some files.
 GENERATORS: Mapping[str, Callable[[], Mapping[Path, str]]] = {
-    "launch-options": launch_options.files,
+    "keyword-types": keyword_types.files,
     "reference": reference.files,
     "man-pages": man_pages.files,
     "architecture": architecture.files,

@@ -13,7 +13,7 @@ from pathlib import Path
 import click
 
 from poprun_py.options.command_line import COMMAND, Declared
-from poprun_py.options.environment_options import OPTION_VARIABLES
+from poprun_py.options.environment_variables import OPTION_VARIABLES
 from poprun_py.options.help_pages import EXAMPLES, GRAMMAR, PLACES, PURPOSE, USAGE
 from poprun_py.options.launch_config import GROUPS
 from tools.pages.website.commands import (

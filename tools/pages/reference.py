@@ -9,9 +9,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from poprun_py.options.environment_options import OPTION_VARIABLES
+from poprun_py.options.environment_variables import OPTION_VARIABLES
 from poprun_py.options.launch_config import GROUPS, LaunchConfig, options
-from poprun_py.options.option_kinds import FLAG, Option, option_name
+from poprun_py.options.option_types import FLAG, Option, option_name
 from tools.pages.website.commands import FILES, LAUNCHER, Described, described, shared_options
 from tools.pages.website.variables import VARIABLES
 

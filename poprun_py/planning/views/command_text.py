@@ -14,7 +14,7 @@ from typing import Any
 from poprun_py.console import command_name
 from poprun_py.machines.sysfs import format_cpu_list
 from poprun_py.options.launch_config import LaunchConfig, options
-from poprun_py.options.option_kinds import FLAG, option_name
+from poprun_py.options.option_types import FLAG, option_name
 
 # Options with two values, of which the second may itself begin with a dash. Every other option
 # takes the words that follow it up to the next one.

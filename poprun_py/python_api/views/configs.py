@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from poprun_py.options.launch_config import LaunchConfig, options
-from poprun_py.options.option_kinds import option_name
+from poprun_py.options.option_types import option_name
 from poprun_py.planning.views.command_text import launch_command
 from poprun_py.python_api.views.frame import block, framed, heading, note, table
 

@@ -234,7 +234,7 @@ def test_a_pipe_in_place_of_a_project_file_is_not_waited_for(capsys, folder, mon
 def test_a_project_file_of_others_is_not_parsed(capsys, folder):
     write(folder / "pyproject.toml", "[tool.ruff]\nline-length = 100\n")
     code = (
-        "import sys; from poprun_py.planning.option_sources import gather_options\n"
+        "import sys; from poprun_py.options.gathered_options import gather_options\n"
         "gather_options({'program': ()}, {}); print('tomllib' in sys.modules)"
     )
     done = subprocess.run(

@@ -13,7 +13,7 @@ from poprun_py.errors import UsageError
 from poprun_py.options.command_line import COMMAND, parse
 from poprun_py.options.help_pages import MOST_USED, help_text
 from poprun_py.options.launch_config import GROUPS, LaunchConfig, options
-from poprun_py.options.option_kinds import FLAG, option_name
+from poprun_py.options.option_types import FLAG, option_name
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from poprun_py.errors import UsageError
+from poprun_py.options.config_files import config_from_dict, config_to_dict, parse_config
 from poprun_py.options.launch_config import LaunchConfig, options
-from poprun_py.options.option_files import config_from_dict, config_to_dict, parse_config
 
 
 @pytest.mark.parametrize(

@@ -16,11 +16,11 @@ from poprun_py.launching import launcher
 from poprun_py.machines.host_list import LOCALHOST, parse_host_list
 from poprun_py.machines.host_survey import Survey
 from poprun_py.machines.remote_shell import Shell
-from poprun_py.options.environment_options import variables_layer
+from poprun_py.options.config_files import parse_config
+from poprun_py.options.environment_variables import variables_layer
 from poprun_py.options.launch_config import options
 from poprun_py.options.layers import merged, typed_layer
-from poprun_py.options.option_files import parse_config
-from poprun_py.options.option_kinds import FLAG, YES_NO
+from poprun_py.options.option_types import FLAG, YES_NO
 from poprun_py.planning.idle_options import idle_option_warnings
 from poprun_py.planning.mpi_commands import MPICH, OPEN_MPI_5, Mpi
 from poprun_py.planning.partition_use import refusal

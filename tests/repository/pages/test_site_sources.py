@@ -14,9 +14,9 @@ import pytest
 import yaml
 from support.repository import ROOT
 
-from poprun_py.options.environment_options import INTERNAL_VARIABLES, OPTION_VARIABLES
+from poprun_py.options.environment_variables import INTERNAL_VARIABLES, OPTION_VARIABLES
 from poprun_py.options.launch_config import options
-from poprun_py.options.option_kinds import option_name
+from poprun_py.options.option_types import option_name
 from tools.pages import man_pages
 from tools.pages.website import source_pages, variables
 from tools.pages.website.navigation import PARTS

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from poprun_py import LaunchConfig
 from poprun_py.options.command_line import parse
-from poprun_py.options.origins import from_python
+from poprun_py.options.option_origins import from_python
 from poprun_py.planning.views.command_text import folded, launch_command
 
 COMMAND = shlex.split(

@@ -11,8 +11,8 @@ from typing import Any
 
 from poprun_py.errors import UsageError, nearest
 from poprun_py.options.launch_config import options
-from poprun_py.options.option_kinds import Option, option_name
-from poprun_py.options.origins import Origin, in_variable, variable_name
+from poprun_py.options.option_origins import Origin, in_variable, variable_name
+from poprun_py.options.option_types import Option, option_name
 
 _PREFIX = "POPRUN_"
 # What launcher and wrapper tell each other, and what the launcher tells an instance of its run.

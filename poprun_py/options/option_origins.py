@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from poprun_py.options.option_kinds import option_name
+from poprun_py.options.option_types import option_name
 
 COMMAND_LINE = "command line"
 ENVIRONMENT = "the environment"

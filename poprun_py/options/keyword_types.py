@@ -1,6 +1,6 @@
 """The options of a launch as keywords, with the types that checkers and editors read.
 
-Written by tools/launch_options.py from what LaunchConfig declares; nothing is decided here.
+Written by tools/keyword_types.py from what LaunchConfig declares; nothing is decided here.
 """
 
 from __future__ import annotations

@@ -14,7 +14,13 @@ from support.repository import ROOT
 
 from poprun_py.errors import UsageError
 from poprun_py.machines.host_list import LOCALHOST, parse_host_list
-from poprun_py.options.environment_options import (
+from poprun_py.options.config_files import (
+    config_from_dict,
+    dump_config,
+    parse_config,
+    parse_project_file,
+)
+from poprun_py.options.environment_variables import (
     INTERNAL_VARIABLES,
     OPTION_VARIABLES,
     POD_VARIABLES,
@@ -23,12 +29,6 @@ from poprun_py.options.environment_options import (
 )
 from poprun_py.options.launch_config import LaunchConfig
 from poprun_py.options.layers import merged, places, typed_layer
-from poprun_py.options.option_files import (
-    config_from_dict,
-    dump_config,
-    parse_config,
-    parse_project_file,
-)
 from poprun_py.planning.topology import make_topology
 
 

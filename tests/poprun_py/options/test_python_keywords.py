@@ -14,8 +14,8 @@ import pytest
 import torch
 
 from poprun_py import LaunchConfig, UsageError
-from poprun_py.options.launch_options import LaunchOptions
-from poprun_py.options.python_options import COMMAND_LINE_ONLY, config_of
+from poprun_py.options.keyword_types import LaunchOptions
+from poprun_py.options.python_keywords import COMMAND_LINE_ONLY, config_of
 
 
 def made(*program, **options):

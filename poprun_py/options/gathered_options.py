@@ -12,13 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from poprun_py.options.environment_options import variables_layer
+from poprun_py.options.config_files import parse_config, parse_project_file, read_text_file
+from poprun_py.options.environment_variables import variables_layer
 from poprun_py.options.launch_config import LaunchConfig, is_decided_by_plan, options
 from poprun_py.options.layers import merged, places, typed_layer
 from poprun_py.options.metrics_destinations import read_destinations
-from poprun_py.options.option_files import parse_config, parse_project_file
-from poprun_py.options.option_kinds import AUTO, FILE_OR_AUTO, PATH, option_name
-from poprun_py.planning.inputs import read_text_file
+from poprun_py.options.option_types import AUTO, FILE_OR_AUTO, PATH, option_name
 
 _PROJECT_FILE = "pyproject.toml"
 # What asks a job that runs, and the options that count beside it.

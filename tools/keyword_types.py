@@ -1,4 +1,4 @@
-"""Writes poprun_py/options/launch_options.py: the options of a launch as keywords with types.
+"""Writes poprun_py/options/keyword_types.py: the options of a launch as keywords with types.
 
 LaunchConfig declares every option; what a type checker and an editor read is written out from
 there, by ``make generated``.
@@ -10,17 +10,17 @@ import textwrap
 from dataclasses import fields
 from pathlib import Path
 
-from poprun_py.options import option_kinds as kinds
+from poprun_py.options import option_types as kinds
 from poprun_py.options.launch_config import GROUPS, LaunchConfig, options
 from poprun_py.options.metrics_destinations import METRICS_DESTINATION
-from poprun_py.options.option_kinds import Option
-from poprun_py.options.python_options import COMMAND_LINE_ONLY
+from poprun_py.options.option_types import Option
+from poprun_py.options.python_keywords import COMMAND_LINE_ONLY
 
-TARGET = Path(__file__).resolve().parents[1] / "poprun_py/options/launch_options.py"
+TARGET = Path(__file__).resolve().parents[1] / "poprun_py/options/keyword_types.py"
 
 _HEAD = '''"""The options of a launch as keywords, with the types that checkers and editors read.
 
-Written by tools/launch_options.py from what LaunchConfig declares; nothing is decided here.
+Written by tools/keyword_types.py from what LaunchConfig declares; nothing is decided here.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ _TYPES = {
 _HOSTS = 'Hosts as a list, such as ["a", "b:2"], or as the text of ``host``; not together with it.'
 
 
-def launch_options() -> str:
+def keyword_types() -> str:
     """Return the text of the module."""
     defaults = {field.name: field.default for field in fields(LaunchConfig)}
     parts = [_HEAD]
@@ -110,4 +110,4 @@ def _entry(name: str, kind: str, help_sentence: str) -> str:
 
 def files() -> dict[Path, str]:
     """Return the text of the module by its file."""
-    return {TARGET: launch_options()}
+    return {TARGET: keyword_types()}

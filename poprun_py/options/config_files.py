@@ -1,19 +1,19 @@
 """LaunchConfig from and to files: TOML by the suffix .toml, JSON by .json; and pyproject.toml.
 
 Field names of LaunchConfig are the keys, with hyphens or underscores. Unknown keys are refused.
-Pure: no file is opened here.
 """
 
 from __future__ import annotations
 
 import json
 import re
+from pathlib import Path
 from typing import Any
 
 from poprun_py.errors import UsageError, nearest
 from poprun_py.options.launch_config import LaunchConfig, options
-from poprun_py.options.option_kinds import Option, option_name
-from poprun_py.options.origins import Origin, in_file
+from poprun_py.options.option_origins import Origin, in_file
+from poprun_py.options.option_types import Option, option_name
 from poprun_py.texts import read_json
 
 _PROJECT_TABLE = "poprun-py"
@@ -193,3 +193,18 @@ def _toml(value: Any) -> str:
 
 def _unknown_suffix(path: str) -> UsageError:
     return UsageError(f"{path}: unknown suffix; expected a file that ends in .toml or .json")
+
+
+def read_text_file(path: str, option: str) -> str:
+    """Return the text of a file that an option names.
+
+    Raises:
+        UsageError: it cannot be read, or is no text.
+    """
+    try:
+        # Editors of other systems begin a file with a byte order mark.
+        return Path(path).read_text(encoding="utf-8-sig")
+    except OSError as error:
+        raise UsageError(f"{option} {path}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise UsageError(f"{option} {path}: not a UTF-8 text file") from None

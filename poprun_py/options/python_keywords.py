@@ -1,7 +1,7 @@
 """Options as keywords of Python: ``launch(program, num_instances=2, hosts=["a"], env={"X": 1})``.
 
 Words, lists and mappings in, a LaunchConfig out. A configuration read from a file, or made from
-another one, is made here as well. How keywords are typed: launch_options.py.
+another one, is made here as well. How keywords are typed: keyword_types.py.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from poprun_py.errors import UsageError, explain_os_error, nearest
+from poprun_py.options.config_files import parse_config
+from poprun_py.options.keyword_types import LaunchOptions
 from poprun_py.options.launch_config import LaunchConfig, options
-from poprun_py.options.launch_options import LaunchOptions
 from poprun_py.options.layers import merged
-from poprun_py.options.option_files import parse_config
-from poprun_py.options.option_kinds import plain
-from poprun_py.options.origins import Origin, from_python
+from poprun_py.options.option_origins import Origin, from_python
+from poprun_py.options.option_types import plain
 
 # What the command does in place of a launch, or before one; the functions of Python do that.
 COMMAND_LINE_ONLY = tuple(
