@@ -30,6 +30,7 @@ from poprun_py.command.words import (
 )
 from poprun_py.console import command_name
 from poprun_py.errors import UsageError
+from poprun_py.launching.run_folder import run_id
 from poprun_py.options.command_line import parse
 from poprun_py.options.launch_config import LaunchConfig, options
 from poprun_py.options.option_types import AUTO, option_name
@@ -38,7 +39,6 @@ from poprun_py.past_runs.fairness import who_was_slow
 from poprun_py.past_runs.run_files import DEFAULT_PARENT
 from poprun_py.past_runs.scaling import interleaved, parse_counts
 from poprun_py.planning.launch_plan import LaunchPlan
-from poprun_py.running.screen.run_folder import run_id
 from poprun_py.terminal import (
     can_print,
     flush_stdout,

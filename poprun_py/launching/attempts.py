@@ -27,7 +27,7 @@ from poprun_py.planning.shared_machine import taken_of
 from poprun_py.planning.user_program import CALL_FILE, call_folder, short_name
 from poprun_py.planning.variables import attempt_variables
 from poprun_py.running.keyboard import standard_input
-from poprun_py.running.screen.program_files import place_of_call, place_of_run
+from poprun_py.running.supervise.file_transfer import place_of_call, place_of_run
 from poprun_py.running.supervise.job import Job, LaunchResult
 from poprun_py.running.supervise.supervisor import supervise
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import socket
     from collections.abc import Callable
 
-    from poprun_py.running.metrics.feed import Feed
+    from poprun_py.running.metrics.metrics_process import MetricsProcess
     from poprun_py.running.watch.records import Recorder
 
 _WANDB_GROUP: Final = "WANDB_RUN_GROUP"
@@ -48,8 +48,8 @@ class JobMetrics:
         config = planned.config
         self._environ = planned.environ
         self._num_instances = len(planned.instances)
-        self._endpoint: Feed | None = None
-        self._sinks: Feed | None = None
+        self._endpoint: MetricsProcess | None = None
+        self._sinks: MetricsProcess | None = None
         self._listener: socket.socket | None = None
         self._destinations = read_destinations(config.metrics_to)
         for destination in self._destinations:
@@ -101,9 +101,9 @@ class JobMetrics:
                 EndpointRecorder(self._endpoint.send, restart_count, self._endpoint.go_on)
             )
         if self._sinks is not None:
-            from poprun_py.running.metrics.sinks_recorder import SinksRecorder
+            from poprun_py.running.metrics.chart_recorder import ChartRecorder
 
-            recorders.append(SinksRecorder(self._sinks.send))
+            recorders.append(ChartRecorder(self._sinks.send))
         return tuple(recorders)
 
     def variables(self, run_id: str) -> dict[str, str]:
@@ -134,11 +134,11 @@ class JobMetrics:
             if feed is not None:
                 feed.close()
 
-    def _start_endpoint(self, first: Mapping[str, Any], listener: socket.socket) -> Feed:
-        from poprun_py.running.metrics.feed import Feed
+    def _start_endpoint(self, first: Mapping[str, Any], listener: socket.socket) -> MetricsProcess:
+        from poprun_py.running.metrics.metrics_process import MetricsProcess
 
         descriptor = listener.fileno()
-        return Feed(
+        return MetricsProcess(
             "poprun_py.running.metrics.endpoint",
             "the endpoint of --metrics-port",
             {**first, "descriptor": descriptor},
@@ -146,12 +146,12 @@ class JobMetrics:
             pass_fds=(descriptor,),
         )
 
-    def _start_sinks(self, first: Mapping[str, Any], folder: Path | None) -> Feed:
-        from poprun_py.running.metrics.feed import Feed
+    def _start_sinks(self, first: Mapping[str, Any], folder: Path | None) -> MetricsProcess:
+        from poprun_py.running.metrics.metrics_process import MetricsProcess
 
         sinks = [self._sink(each, first, folder) for each in self._destinations]
         environ = {name: v for name, v in self._environ.items() if name not in _OF_ONE_RUN}
-        return Feed(
+        return MetricsProcess(
             "popdist_py.metrics.run_feed",
             f"what writes to {' and '.join(map(str, self._destinations))}",
             {"sinks": sinks},

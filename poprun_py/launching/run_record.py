@@ -16,8 +16,8 @@ from typing import Any
 
 from popdist_py.atomic_file import write_whole
 from poprun_py.errors import LaunchError, UsageError
+from poprun_py.launching.run_folder import RunFolder, run_id
 from poprun_py.planning.launch_plan import LaunchPlan
-from poprun_py.running.screen.run_folder import RunFolder, run_id
 from poprun_py.running.supervise.job import LaunchResult
 from poprun_py.texts import read_json
 

@@ -19,14 +19,14 @@ from poprun_py.launching.job_timeline import JobTimeline
 from poprun_py.launching.run_record import RunRecord
 from poprun_py.planning.launch_plan import LaunchPlan
 from poprun_py.planning.user_program import short_name
-from poprun_py.running.screen.program_files import FilePlace
+from poprun_py.running.supervise.file_transfer import FilePlace
 from poprun_py.running.supervise.job import LaunchResult
 
 # A launch does not wait for what it does not record.
 if TYPE_CHECKING:
     from poprun_py.launching.job_metrics import JobMetrics
+    from poprun_py.running.watch.file_recorder import FileRecorder
     from poprun_py.running.watch.records import Recorder
-    from poprun_py.running.watch.run_log import RunLog
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ class RunRecording:
             self._metrics = _metrics_of(planned)
             if self._metrics is not None:
                 opened.callback(self._metrics.close)
-            self._log: RunLog | None = None
+            self._log: FileRecorder | None = None
             self._record = RunRecord(planned)
             opened.callback(self._close_record)
             folder = self._record.folder.path if self._record.folder is not None else None
@@ -108,9 +108,9 @@ class RunRecording:
         others = () if self._metrics is None else self._metrics.begin(restart_count)
         if folder is None:
             return others
-        from poprun_py.running.watch.run_log import RunLog
+        from poprun_py.running.watch.file_recorder import FileRecorder
 
-        self._log = log = RunLog(Path(folder))
+        self._log = log = FileRecorder(Path(folder))
         return (log, *others)
 
     def end(self, result: LaunchResult) -> None:

@@ -16,7 +16,7 @@ import pytest
 from support.processes import wait_until
 from support.repository import ROOT
 
-from poprun_py.running.screen.instance_files import InstanceFiles
+from poprun_py.running.screen.output_files import OutputFiles
 
 pytestmark = pytest.mark.mpi
 
@@ -247,7 +247,7 @@ def on_terminal(program, variables):
 
 
 def test_full_disk_is_told_and_ends_nothing(tmp_path):
-    folder = InstanceFiles(str(tmp_path), 1)
+    folder = OutputFiles(str(tmp_path), 1)
     folder.open(0)
     folder.close()
     folder._files[0, "stdout"] = open("/dev/full", "wb", buffering=0)  # noqa: PTH123, SIM115

@@ -20,7 +20,7 @@ from poprun_py.python_api.functions.failures import (
     read_failure,
 )
 from poprun_py.python_api.functions.packed_file import IncompleteFileError, open_packed
-from poprun_py.running.screen.program_files import place_of_call
+from poprun_py.running.supervise.file_transfer import place_of_call
 from poprun_py.running.supervise.job import InstanceResult, LaunchResult, describe
 
 # So many other instances that failed are described.

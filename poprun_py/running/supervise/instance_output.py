@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from poprun_py.console import can_erase, command_name, has_cursor, may_colour
 from poprun_py.instance.binding import format_list
-from poprun_py.running.screen.instance_files import InstanceFiles
+from poprun_py.running.screen.output_files import OutputFiles
 from poprun_py.running.screen.panel import Panel
 from poprun_py.running.screen.repeated_tracebacks import RepeatedTracebacks
 from poprun_py.running.screen.screen import OutputStream, Screen, Sink, make_stream
@@ -78,7 +78,7 @@ class InstanceOutput:
         one, other = (os.fstat(descriptor) for descriptor in descriptors)
         self._is_one_file = (one.st_dev, one.st_ino) == (other.st_dev, other.st_ino)
         self._typed_into: int | None = None
-        self._files = InstanceFiles(job.output_dir, len(job.variables))
+        self._files = OutputFiles(job.output_dir, len(job.variables))
         self._streams: dict[int, tuple[OutputStream, OutputStream]] = {}
         self._ended: set[int] = set()
         self._repeats = RepeatedTracebacks(

@@ -18,7 +18,7 @@ from popdist_py.environment import (
     TRAINING,
 )
 from poprun_py.on_use import Shown, on_use
-from poprun_py.running.screen.program_files import FilePlace
+from poprun_py.running.supervise.file_transfer import FilePlace
 
 if TYPE_CHECKING:
     from poprun_py.errors import LaunchError

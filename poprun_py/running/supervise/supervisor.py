@@ -29,13 +29,13 @@ from poprun_py.instance.stop_steps import (
     MPIRUN_FOLLOWS_SECONDS,
     MPIRUN_FOLLOWS_SECONDS_OF_LOST_HOST,
 )
-from poprun_py.running.keyboard.keyboard import Keyboard, open_terminal
+from poprun_py.running.keyboard.keyboard_input import KeyboardInput, open_terminal
 from poprun_py.running.keyboard.suspension import Suspension, take_signal
-from poprun_py.running.screen.program_files import ProgramFiles
 from poprun_py.running.screen.screen import OutputStream, keep_end, tag_width
 from poprun_py.running.supervise import outcome, stacks
 from poprun_py.running.supervise.caught_signals import CaughtSignals
 from poprun_py.running.supervise.control_channel import ControlChannel, Peer
+from poprun_py.running.supervise.file_transfer import FileTransfer
 from poprun_py.running.supervise.hang_detection import HangWatch, Look
 from poprun_py.running.supervise.host_clocks import HostClocks
 from poprun_py.running.supervise.inspection import holdings
@@ -133,7 +133,7 @@ class _Supervisor:
         self._unleased = set(job.leases)  # instances that have not answered
         self._limits = Limits(job.grace_seconds)
         self._stack_requests = stacks.StackRequests()
-        self._files = ProgramFiles(job.places, job.others, job.call)
+        self._files = FileTransfer(job.places, job.others, job.call)
         self._ungiven = set(self._files.receivers)  # instances that have not answered
         self._clocks = HostClocks(job.spans, job.others, self._control.send_to)
         self._watch = HangWatch(job.hang_timeout) if job.hang_timeout is not None else None
@@ -142,7 +142,7 @@ class _Supervisor:
         self._mpirun: Mpirun | None = None
         self._stopping = StopPolicy(job, self._control, self._log, self._output.say)
         self._suspension = Suspension(self._stop_here)
-        self._keyboard = Keyboard(
+        self._keyboard = KeyboardInput(
             job.stdin_instance,
             self._control,
             self._output,

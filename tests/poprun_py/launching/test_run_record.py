@@ -11,7 +11,8 @@ import pytest
 from support.launcher.plans import plan_blindly
 
 from poprun_py.errors import StartError, UsageError
-from poprun_py.launching import run_record
+from poprun_py.launching import run_folder, run_record
+from poprun_py.launching.run_folder import RunFolder
 from poprun_py.launching.run_record import RunRecord
 from poprun_py.machines.host_list import LOCALHOST
 from poprun_py.options.launch_config import LaunchConfig
@@ -19,8 +20,6 @@ from poprun_py.past_runs.recorded_run import read_run
 from poprun_py.past_runs.run_files import RunFiles
 from poprun_py.planning.mpi_commands import OPEN_MPI_5, Mpi
 from poprun_py.planning.plan_file import plan_from_json
-from poprun_py.running.screen import run_folder
-from poprun_py.running.screen.run_folder import RunFolder
 from poprun_py.running.supervise.job import InstanceResult, LaunchResult
 
 

@@ -14,12 +14,12 @@ from poprun_py.running.supervise.hang_detection import HangWatch
 from poprun_py.running.supervise.hang_detection import Look as LifeLook
 from poprun_py.running.supervise.job import Progress
 from poprun_py.running.supervise.stacks import group_stacks, odd_instances
+from poprun_py.running.watch.file_recorder import FileRecorder
 from poprun_py.running.watch.instance_state import ACTIVITIES
 from poprun_py.running.watch.job_observer import JobObserver, Pace
 from poprun_py.running.watch.job_view import JobView, summary_lines, table_lines
 from poprun_py.running.watch.recording import Recorders
 from poprun_py.running.watch.records import StepRecord
-from poprun_py.running.watch.run_log import RunLog
 
 COUNT = 512
 MOST_CALLS = 400 * COUNT  # one for each pair would be more
@@ -117,7 +117,7 @@ def test_a_view_as_text_is_that_of_its_values(job):
 
 def every_task(view, folder):
     """Yield the name of each thing that is done with a view, or at each look, and what does it."""
-    log, endpoint = RunLog(folder), EndpointRecorder(lambda text: text.encode(), 0)
+    log, endpoint = FileRecorder(folder), EndpointRecorder(lambda text: text.encode(), 0)
     for index in range(COUNT):
         endpoint.steps([StepRecord(at=1.0, instance=index, step=1, seconds=0.05, own_seconds=0.02)])
     steps, life = HangWatch("auto"), HangWatch("auto")

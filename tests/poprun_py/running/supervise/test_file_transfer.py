@@ -13,7 +13,7 @@ from popdist_py.environment import INSTANCE_VARIABLES
 from poprun_py.instance import program_files as sender
 from poprun_py.instance import protocol
 from poprun_py.past_runs.run_files import AttemptFiles
-from poprun_py.running.screen.program_files import ProgramFiles, place_of_run, place_of_spans
+from poprun_py.running.supervise.file_transfer import FileTransfer, place_of_run, place_of_spans
 
 OTHERS = frozenset({1})
 
@@ -26,7 +26,7 @@ def places(tmp_path):
 
 @pytest.fixture
 def files(places):
-    return ProgramFiles(places, OTHERS)
+    return FileTransfer(places, OTHERS)
 
 
 def written(folder: Path) -> dict[str, bytes]:
@@ -48,14 +48,14 @@ def test_an_instance_of_this_host_is_told_its_places_and_another_is_not(files, t
         "files": {"POPDIST_RUN_FILES": "", "POPDIST_TIMELINE": f"{1 << 18}:"},
         "spans": "",
     }
-    assert ProgramFiles([place_of_run(tmp_path)], OTHERS).start_of(0) == {}
-    nothing = ProgramFiles((), OTHERS)
+    assert FileTransfer([place_of_run(tmp_path)], OTHERS).start_of(0) == {}
+    nothing = FileTransfer((), OTHERS)
     assert (nothing.variables(0), nothing.start_of(1)) == ({}, {})
 
 
 def test_a_program_may_change_its_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    told = ProgramFiles((place_of_run(Path("runs/latest")),), frozenset()).variables(3)
+    told = FileTransfer((place_of_run(Path("runs/latest")),), frozenset()).variables(3)
     assert told == {"POPDIST_RUN_FILES": f"{tmp_path}/runs/latest/instance-3"}
 
 
@@ -143,7 +143,7 @@ def test_what_is_no_file_of_the_instance_is_dropped(files, tmp_path, instance, p
 
 
 def test_without_a_run_folder_there_are_no_values(places, tmp_path):
-    files = ProgramFiles(places[1:], OTHERS)
+    files = FileTransfer(places[1:], OTHERS)
     files.take(1, b"values.jsonl\0" + zlib.compress(b"a"))
     assert written(tmp_path) == {}
 
@@ -151,7 +151,7 @@ def test_without_a_run_folder_there_are_no_values(places, tmp_path):
 @pytest.mark.parametrize(("place", "name"), [(0, "values.jsonl"), (1, "0.spans")])
 def test_a_host_cannot_fill_the_disk(places, tmp_path, place, name):
     small = replace(places[place], most_bytes=2 << 20)
-    files = ProgramFiles((small,), OTHERS)
+    files = FileTransfer((small,), OTHERS)
     for _ in range(5):
         files.take(1, name.encode() + b"\0" + zlib.compress(bytes(1 << 20), 9))
     assert (small.folder / f"instance-1.{name}").stat().st_size == 2 << 20

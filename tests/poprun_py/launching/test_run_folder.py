@@ -12,8 +12,8 @@ import pytest
 
 from popdist_py.environment import InstanceEnvironment
 from poprun_py.errors import UsageError
-from poprun_py.running.screen.instance_files import InstanceFiles
-from poprun_py.running.screen.run_folder import RunFolder, run_id
+from poprun_py.launching.run_folder import RunFolder, run_id
+from poprun_py.running.screen.output_files import OutputFiles
 
 
 def names(folder):
@@ -148,7 +148,7 @@ def test_a_report_that_cannot_be_written_is_told(tmp_path):
 
 def test_output_is_private_and_added_to(tmp_path):
     for text in (b"one", b"two"):
-        files = InstanceFiles(str(tmp_path), 11)
+        files = OutputFiles(str(tmp_path), 11)
         files.open(3)
         files.write(3, "stdout", text)
         files.close()

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from poprun_py.instance import protocol
 from poprun_py.running.keyboard.debug_turns import DebugTurns
-from poprun_py.running.keyboard.keyboard import Keyboard
+from poprun_py.running.keyboard.keyboard_input import KeyboardInput
 from poprun_py.running.keyboard.suspension import Suspension
 from poprun_py.running.keyboard.terminal_modes import Modes, window
 
@@ -137,7 +137,7 @@ class Wire:
 
 def test_the_rest_of_a_file_is_left_where_the_program_on_another_host_stopped_reading(tmp_path):
     (tmp_path / "lines").write_text("one\ntwo\n")
-    keyboard = Keyboard(1, wire := Wire(), wire, print, terminal=None, is_passed_on=True)
+    keyboard = KeyboardInput(1, wire := Wire(), wire, print, terminal=None, is_passed_on=True)
     before = os.dup(0)
     try:
         with selectors.DefaultSelector() as selector, (tmp_path / "lines").open() as file:

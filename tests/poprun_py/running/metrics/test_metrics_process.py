@@ -8,8 +8,8 @@ import signal
 import pytest
 from support.processes import wait_until
 
-from poprun_py.running.metrics import feed
-from poprun_py.running.metrics.feed import Feed
+from poprun_py.running.metrics import metrics_process
+from poprun_py.running.metrics.metrics_process import MetricsProcess
 
 COUNTS = """
 import sys
@@ -39,7 +39,7 @@ def started(tmp_path, monkeypatch):
     def start(text):
         (tmp_path / "fed_program.py").write_text(text)
         environ = {**os.environ, "PYTHONPATH": str(tmp_path)}
-        feeds.append(Feed("fed_program", "the test", {"first": 0}, environ=environ))
+        feeds.append(MetricsProcess("fed_program", "the test", {"first": 0}, environ=environ))
         return feeds[-1]
 
     yield start
@@ -72,8 +72,8 @@ def test_between_two_documents_the_rest_of_a_long_one_goes_on(started):
 
 
 def test_a_process_that_does_not_read_is_never_waited_for(started, monkeypatch):
-    monkeypatch.setattr(feed, "_END_SECONDS", 0.3)
-    monkeypatch.setattr(feed, "_SAID_SECONDS", 0.1)
+    monkeypatch.setattr(metrics_process, "_END_SECONDS", 0.3)
+    monkeypatch.setattr(metrics_process, "_SAID_SECONDS", 0.1)
     fed, told = started(DEAF), []
     sent = [fed.send({"long": "x" * (1 << 19)}) for _ in range(10)]
     assert sent[0]

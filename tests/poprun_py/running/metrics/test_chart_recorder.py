@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
+from poprun_py.running.metrics.chart_recorder import ChartRecorder
 from poprun_py.running.metrics.run_values import training_step, values_of
-from poprun_py.running.metrics.sinks_recorder import SinksRecorder
 from poprun_py.running.watch.instance_state import ACTIVITIES, InstanceState
 from poprun_py.running.watch.job_view import JobView
 
@@ -65,7 +65,7 @@ def test_the_step_is_the_one_that_all_have_done(steps, expected):
 
 def test_a_look_is_written_once_a_second_and_once_a_step_and_the_last_always():
     sent = []
-    recorder = SinksRecorder(sent.append)
+    recorder = ChartRecorder(sent.append)
     recorder.steps([])
     looks = [(0, 0.0), (1, 1.0), (2, 1.5), (3, 2.0), (3, 3.0), (4, 4.0)]
     for step, at in looks:

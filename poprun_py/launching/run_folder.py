@@ -5,7 +5,7 @@
     DIR/20260131-120000-1a2b3c/attempt-1/
 
 Nothing that is there is ever erased. What the report says is the caller's matter; what the
-instances write: instance_files.py.
+instances write: output_files.py.
 """
 
 from __future__ import annotations

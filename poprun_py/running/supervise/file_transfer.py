@@ -79,7 +79,7 @@ def place_of_call(folder: Path, restart_count: int) -> FilePlace:
     )
 
 
-class ProgramFiles:
+class FileTransfer:
     """The files of one attempt at a job.
 
     Args:

@@ -16,7 +16,7 @@ from poprun_py.running.watch.records import StepRecord
 _APART_SECONDS: Final = 0.9
 
 
-class SinksRecorder:
+class ChartRecorder:
     """The numbers of one attempt for the sinks.
 
     Args:

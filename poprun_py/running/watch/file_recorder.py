@@ -23,7 +23,7 @@ _PART_BYTES: Final = 64 << 20
 _FEWER: Final = 8
 
 
-class RunLog:
+class FileRecorder:
     """Appends to ``steps.jsonl`` and ``looks.jsonl`` of a folder, which only the owner can read.
 
     After every 64 MiB of a file an eighth of its lines is kept, with ``every`` in them: steps by

@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from poprun_py.running.watch.file_recorder import FileRecorder
 from poprun_py.running.watch.instance_state import InstanceState
 from poprun_py.running.watch.job_view import JobView
 from poprun_py.running.watch.records import StepRecord
-from poprun_py.running.watch.run_log import RunLog
 
 VIEW = JobView(
     run_id="r", pid=1, program="x", seconds=1.0, instances=(InstanceState(index=0, loss=0.5),)
@@ -33,7 +33,7 @@ def lines(path):
 
 
 def test_a_line_is_there_at_once_and_only_for_the_owner(tmp_path):
-    log = RunLog(tmp_path)
+    log = FileRecorder(tmp_path)
     assert list(tmp_path.iterdir()) == []
     log.steps([step(1, samples=8, loss=2.5), step(2)])
     log.look(VIEW, 1e9 + 2)
@@ -92,7 +92,7 @@ def test_a_look_with_any_loss_is_json_and_read_as_it_was(loss):
 
 def test_a_long_run_keeps_every_eighth_then_every_64th(tmp_path):
     part = 10_000
-    log = RunLog(tmp_path, part)
+    log = FileRecorder(tmp_path, part)
     for first in range(1, 20_001, 10):
         log.steps([step(number) for number in range(first, first + 10)])
     log.close()
@@ -109,7 +109,7 @@ def test_a_long_run_keeps_every_eighth_then_every_64th(tmp_path):
 
 def test_looks_are_fewer_as_well_but_the_last_is_kept(tmp_path):
     part = 20_000
-    log = RunLog(tmp_path, part)
+    log = FileRecorder(tmp_path, part)
     for number in range(1, 2000):
         log.look(VIEW, float(number))
     log.close()
@@ -124,7 +124,7 @@ def test_looks_are_fewer_as_well_but_the_last_is_kept(tmp_path):
 def test_a_full_disk_is_an_error_that_names_the_file(tmp_path):
     path = tmp_path / "steps.jsonl"
     path.symlink_to("/dev/full")
-    log = RunLog(tmp_path)
+    log = FileRecorder(tmp_path)
     with pytest.raises(OSError, match="No space left on device") as caught:
         log.steps([step(1)])
     assert caught.value.filename == str(path)
@@ -132,7 +132,7 @@ def test_a_full_disk_is_an_error_that_names_the_file(tmp_path):
 
 
 def test_a_folder_that_is_gone_is_an_error_and_ends_well(tmp_path):
-    log = RunLog(tmp_path / "gone", 1)
+    log = FileRecorder(tmp_path / "gone", 1)
     with pytest.raises(FileNotFoundError):
         log.look(VIEW, 1.0)
     log.close()

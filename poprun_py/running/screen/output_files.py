@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 
-class InstanceFiles:
+class OutputFiles:
     """Files ``instance-INDEX.stdout`` and ``.stderr`` in one folder; without a folder, nothing."""
 
     def __init__(self, folder: str | None, num_instances: int) -> None:

@@ -65,7 +65,7 @@ def open_terminal() -> UserTerminal | None:
         return None
 
 
-class Keyboard:
+class KeyboardInput:
     """What comes from standard input, and whose it is.
 
     Args:

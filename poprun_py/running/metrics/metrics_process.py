@@ -35,7 +35,7 @@ _SAID_SECONDS, _END_SECONDS = 2.0, 30.0
 _READ_BYTES: Final = 1 << 16
 
 
-class Feed:
+class MetricsProcess:
     """A process that is fed with documents.
 
     Args:
