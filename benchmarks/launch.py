@@ -78,10 +78,10 @@ def planning() -> dict[str, float]:
     """Return the seconds of planning 512 instances on 32 hosts and 4,096 on 256."""
     from poprun_py.machines.host_list import parse_host_list
     from poprun_py.options.launch_config import LaunchConfig
-    from poprun_py.planning.inputs import Inputs
     from poprun_py.planning.launch_plan import make_plan
     from poprun_py.planning.mpi_arguments import split_mpi_arguments
     from poprun_py.planning.mpi_commands import OPEN_MPI_5, Mpi
+    from poprun_py.planning.plan_inputs import PlanInputs
     from poprun_py.planning.topology import make_topology
 
     seconds = {}
@@ -89,7 +89,7 @@ def planning() -> dict[str, float]:
         config = LaunchConfig(num_instances=instances, num_replicas=instances, program=("true",))
         host_list = parse_host_list(f"n[1-{hosts}]", source="benchmark")
         start = time.perf_counter()
-        inputs = Inputs(
+        inputs = PlanInputs(
             environ={},
             hosts=host_list,
             machines=(None,) * hosts,

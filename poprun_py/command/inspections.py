@@ -22,7 +22,7 @@ from poprun_py.terminal import can_print, flush_stdout, print_error, print_out, 
 if TYPE_CHECKING:
     from poprun_py.machines.lease_values import Holding, Waiter
     from poprun_py.planning.launch_plan import LaunchPlan
-    from poprun_py.planning.views.drawing import Look
+    from poprun_py.planning.views.text_drawing import TextStyle
 
 
 def print_stacks(pid: int) -> None:
@@ -89,12 +89,12 @@ def print_leases(config: LaunchConfig) -> None:
 def print_check(config: LaunchConfig) -> int:
     """Print the table of --check; a red cell is a launch that could not start."""
     from poprun_py.machines.host_survey import check_hosts
-    from poprun_py.planning.copied_command import refuse_copied
-    from poprun_py.planning.inputs import Purpose, gather_inputs
+    from poprun_py.planning.pasted_command import check_pasted_command
+    from poprun_py.planning.plan_inputs import Purpose, gather_inputs
     from poprun_py.planning.user_program import resolve_program
     from poprun_py.planning.views.check_table import check_table
 
-    refuse_copied(config)
+    check_pasted_command(config)
     config = replace(config, program=resolve_program(config.program))
     inputs = gather_inputs(config, os.environ, Purpose.CHECK)
     checked = check_hosts(
@@ -106,8 +106,8 @@ def print_check(config: LaunchConfig) -> int:
 
 def print_hardware(config: LaunchConfig) -> None:
     """Print what the machines have."""
-    from poprun_py.planning.inputs import Purpose, gather_inputs
-    from poprun_py.planning.views.hardware_table import hardware_table
+    from poprun_py.planning.plan_inputs import Purpose, gather_inputs
+    from poprun_py.planning.views.host_tables import hardware_table
 
     look = _look()
     inputs = gather_inputs(config, os.environ, Purpose.HARDWARE)
@@ -157,14 +157,12 @@ def show_plan(config: LaunchConfig, planned: LaunchPlan) -> None:
 
 def _topology(form: str, planned: LaunchPlan) -> str:
     """Return the topology in one of its forms."""
-    from poprun_py.planning.views import topology_text
-
     if form == "tree":
-        from poprun_py.planning.views.topology_tree import topology_tree
+        from poprun_py.planning.views.plan_text import topology_tree
 
         return topology_tree(planned, _look())
     if form == "svg":
-        from poprun_py.planning.views.plan_picture import plan_picture
+        from poprun_py.planning.views.plan_svg import plan_picture
 
         return plan_picture(planned)
     if form == "html":
@@ -172,21 +170,31 @@ def _topology(form: str, planned: LaunchPlan) -> str:
 
         return plan_page(planned)
     if form == "cores":
-        return topology_text.core_pictures(planned, _look())
+        from poprun_py.planning.views.topology_table import core_pictures
+
+        return core_pictures(planned, _look())
     if form == "json":
-        return topology_text.topology_json(planned)
+        from poprun_py.planning.views.topology_table import topology_json
+
+        return topology_json(planned)
+    from poprun_py.planning.views.topology_table import (
+        UNASKED_REPLICAS,
+        UNASKED_WIDTH,
+        topology_table,
+    )
+
     width = _look().width
-    is_large = planned.topology.num_replicas > topology_text.UNASKED_REPLICAS
+    is_large = planned.topology.num_replicas > UNASKED_REPLICAS
     if width is None and is_large and planned.config.print_topology == "no":
-        width = topology_text.UNASKED_WIDTH
-    return topology_text.topology_table(planned.topology, max_width=width)
+        width = UNASKED_WIDTH
+    return topology_table(planned.topology, max_width=width)
 
 
-def _look() -> Look:
+def _look() -> TextStyle:
     """Return how pictures are drawn on standard output."""
-    from poprun_py.planning.views.drawing import BOX_CHARACTERS, Look
+    from poprun_py.planning.views.text_drawing import BOX_CHARACTERS, TextStyle
 
-    return Look(
+    return TextStyle(
         colour=wants_colour(),
         box_lines=can_print(BOX_CHARACTERS),
         width=shutil.get_terminal_size().columns if sys.stdout.isatty() else None,

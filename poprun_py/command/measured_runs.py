@@ -124,7 +124,7 @@ class MeasuredRuns:
 def _told(measured: Measured) -> str:
     """Return the speed of a run in a few words."""
     from poprun_py.past_runs.comparison_table import milliseconds
-    from poprun_py.planning.views.drawing import number
+    from poprun_py.planning.views.text_drawing import number
 
     parts = []
     if measured.samples_per_second is not None:

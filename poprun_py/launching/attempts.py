@@ -21,18 +21,18 @@ from poprun_py.launching.run_recording import AttemptRecording, RunRecording
 from poprun_py.machines.host_list import Host
 from poprun_py.machines.lease_book import PLACE_VARIABLE
 from poprun_py.planning.binding_check import check_binding
+from poprun_py.planning.instance_variables import attempt_variables
+from poprun_py.planning.job_placement import share_of_placements
 from poprun_py.planning.launch_plan import LaunchPlan
 from poprun_py.planning.mpi_commands import end_signal_of_mpirun, network_of_mpirun
-from poprun_py.planning.shared_machine import taken_of
 from poprun_py.planning.user_program import CALL_FILE, call_folder, short_name
-from poprun_py.planning.variables import attempt_variables
 from poprun_py.running.keyboard import standard_input
 from poprun_py.running.supervise.file_transfer import place_of_call, place_of_run
 from poprun_py.running.supervise.job import Job, LaunchResult
 from poprun_py.running.supervise.supervisor import supervise
 
 if TYPE_CHECKING:
-    from poprun_py.planning.held_partition import HeldPartition
+    from poprun_py.planning.partition_variables import HeldPartition
 
 Begins = Callable[[Job], None]
 Replan = Callable[[LaunchPlan, LaunchResult, Log], LaunchPlan]
@@ -254,7 +254,7 @@ def _leases(planned: LaunchPlan, run_id: str, *, is_restart: bool) -> dict[int, 
     placements = tuple(p.placement for p in planned.instances)
     found = {}
     for index, host in enumerate(topology.hosts):
-        share = taken_of(topology, planned.machines, placements, index)
+        share = share_of_placements(topology, planned.machines, placements, index)
         if not host.is_local and share.cpus:
             found[index * topology.instances_per_host] = {
                 "cpus": sorted(share.cpus),

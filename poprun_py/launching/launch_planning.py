@@ -20,19 +20,24 @@ from poprun_py.machines.host_list import Host
 from poprun_py.machines.lease_book import Lease
 from poprun_py.machines.machine import Machine
 from poprun_py.options.launch_config import LaunchConfig
-from poprun_py.planning.copied_command import refuse_copied
-from poprun_py.planning.inputs import (
-    Inputs,
+from poprun_py.planning.job_placement import (
+    HostShare,
+    local_host_index,
+    share_beside_jobs,
+    share_of_placements,
+)
+from poprun_py.planning.launch_plan import LaunchPlan, make_plan
+from poprun_py.planning.mpi_arguments import MpiArguments, split_mpi_arguments
+from poprun_py.planning.mpi_commands import Mpi
+from poprun_py.planning.pasted_command import check_pasted_command
+from poprun_py.planning.plan_inputs import (
+    PlanInputs,
     Purpose,
     gather_inputs,
     hosts_of,
     is_described,
     with_instances,
 )
-from poprun_py.planning.launch_plan import LaunchPlan, make_plan
-from poprun_py.planning.mpi_arguments import MpiArguments, split_mpi_arguments
-from poprun_py.planning.mpi_commands import Mpi
-from poprun_py.planning.shared_machine import Share, beside, taken_of, this_host
 from poprun_py.planning.topology import Topology, make_topology
 from poprun_py.planning.user_program import require_program, resolve_program
 from poprun_py.running.supervise.job import LaunchResult
@@ -41,7 +46,7 @@ from poprun_py.running.supervise.restart import lost_hosts
 # A launch without a pod does not wait for it.
 if TYPE_CHECKING:
     from poprun_py.machines.leases_elsewhere import Rivals
-    from poprun_py.planning.partition_use import PartitionUse
+    from poprun_py.planning.partition_decision import PartitionDecision
 
 _NO_POD = "none"
 
@@ -121,7 +126,7 @@ def _beside_others(
     whole = _whole(alone)
     reached, began = gathered.inputs.reached, time.monotonic()
     if reached is None or leases_place() is None:
-        by_held = partial(beside, config, topology, machines)
+        by_held = partial(share_beside_jobs, config, topology, machines)
         return lease_share(config, whole, by_held, console, progress)
     from poprun_py.launching.leasing_elsewhere import LOOK_SECONDS, left_by_others, wait_for_hosts
     from poprun_py.machines.host_survey import rivals_on
@@ -140,11 +145,11 @@ def _beside_others(
         )
         whole = whole._replace(machines=left)
         asked = time.monotonic()
-        if this_host(topology) is None:
+        if local_host_index(topology) is None:
             nothing = Lease.nothing()
             nothing.waited_seconds = asked - began
             return whole, nothing
-        by_held = partial(beside, config, topology, left)
+        by_held = partial(share_beside_jobs, config, topology, left)
         leased = lease_share(config, whole, by_held, console, progress, began=began)
         # Who has waited here long may have been overtaken there.
         if config.share_cores or time.monotonic() - asked < LOOK_SECONDS:
@@ -175,9 +180,9 @@ def lease(planned: LaunchPlan, console: Console, *, progress: Log | None = None)
     )[1]
 
 
-def _whole(planned: LaunchPlan) -> Share:
+def _whole(planned: LaunchPlan) -> HostShare:
     placements = tuple(p.placement for p in planned.instances)
-    return taken_of(planned.topology, planned.machines, placements)
+    return share_of_placements(planned.topology, planned.machines, placements)
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,8 +192,8 @@ class _Gathered:
     config: LaunchConfig
     topology: Topology
     mpi_arguments: MpiArguments
-    inputs: Inputs
-    partition: PartitionUse | None
+    inputs: PlanInputs
+    partition: PartitionDecision | None
 
     def plan(self, machines: tuple[Machine | None, ...] | None = None) -> LaunchPlan:
         inputs = self.inputs if machines is None else replace(self.inputs, machines=machines)
@@ -216,7 +221,7 @@ def _gathered(
     if not isinstance(config, LaunchConfig):
         raise UsageError(f"{config!r} cannot be planned: expected a LaunchConfig")
     environ = os.environ if environ is None else environ
-    refuse_copied(config)
+    check_pasted_command(config)
     config = replace(config, program=resolve_program(config.program))
     # What is wrong with the options alone is refused before any host is asked.
     found = hosts_of(config, environ) if hosts is None else hosts
@@ -238,7 +243,7 @@ def _gathered(
 
 def _partition_of(
     config: LaunchConfig, environ: Mapping[str, str], *, is_launch: bool
-) -> PartitionUse | None:
+) -> PartitionDecision | None:
     """Return what a launch would do with which partition; None where no pod is configured.
 
     Raises:
@@ -257,7 +262,7 @@ def _partition_of(
     return use
 
 
-def _ilds_of(config: LaunchConfig, use: PartitionUse | None) -> int | None:
+def _ilds_of(config: LaunchConfig, use: PartitionDecision | None) -> int | None:
     """Return the partition's IPU-Link domains, where they are known and instances divide evenly."""
     found = use.num_ilds if use is not None else None
     return found if found is not None and config.num_instances % found == 0 else None

@@ -1,7 +1,7 @@
 """Leasing what a job takes of this machine, so that jobs side by side have cores of their own.
 
 A job's share is chosen and leased under one mutex: nobody comes between. Nothing here keeps a
-lease (machines/lease_book.py) or decides what a job takes (planning/shared_machine.py).
+lease (machines/lease_book.py) or decides what a job takes (planning/job_placement.py).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from poprun_py.machines.lease_values import Holder
 from poprun_py.machines.locked_files import LockedFolder, problem_text
 from poprun_py.options.launch_config import LaunchConfig
 from poprun_py.options.option_types import FOREVER
-from poprun_py.planning.shared_machine import Share
+from poprun_py.planning.job_placement import HostShare
 from poprun_py.planning.user_program import short_name
 
 # Any of several jobs may end, of any user, and no lock can be waited for beside a signal and a
@@ -38,13 +38,13 @@ from poprun_py.planning.user_program import short_name
 _LOOK_SECONDS, _MOST_LOOK_SECONDS = 0.2, 2.0
 _KEPT = "another process keeps its mutex locked"
 
-Leased = tuple[Share, Lease]
+Leased = tuple[HostShare, Lease]
 
 
 def lease_share(
     config: LaunchConfig,
-    whole: Share,
-    beside: Callable[[frozenset[int]], Share | None],
+    whole: HostShare,
+    beside: Callable[[frozenset[int]], HostShare | None],
     console: Console,
     progress: Log | None = None,
     *,
@@ -100,7 +100,7 @@ def leases_place() -> Path | None:
         raise UsageError(str(error)) from None
 
 
-def _without(whole: Share, problem: str, console: Console) -> Leased:
+def _without(whole: HostShare, problem: str, console: Console) -> Leased:
     console.warn(
         f"no cores are kept from other jobs: {problem}; {PLACE_VARIABLE}=FOLDER names another "
         "folder, none says that it is meant"
@@ -114,8 +114,8 @@ class _Leasing:
     def __init__(
         self,
         config: LaunchConfig,
-        whole: Share,
-        beside: Callable[[frozenset[int]], Share | None],
+        whole: HostShare,
+        beside: Callable[[frozenset[int]], HostShare | None],
         console: Console,
         progress: Log | None,
         folder: LockedFolder,
@@ -257,5 +257,5 @@ class _Leasing:
             self._console.tell(f"waiting {text}")
 
 
-def _taken(share: Share) -> str:
+def _taken(share: HostShare) -> str:
     return cpus_text(tuple(share.cpus))

@@ -17,7 +17,7 @@ from poprun_py.machines.leases_elsewhere import Rivals
 from poprun_py.machines.machine import Machine
 from poprun_py.options.launch_config import LaunchConfig
 from poprun_py.planning.cpu_placement import Placement
-from poprun_py.planning.shared_machine import beside
+from poprun_py.planning.job_placement import share_beside_jobs
 from poprun_py.planning.topology import Topology
 
 # A look is an ssh connection to every host.
@@ -113,7 +113,7 @@ def _left(
             continue
         share = None
         if not found.waiters:
-            share = beside(config, topology, machines, found.held, index)
+            share = share_beside_jobs(config, topology, machines, found.held, index)
         if share is None:
             crowded.append(index)
         else:

@@ -1,7 +1,7 @@
 """A job's partition from before it starts until after its end: made, attached, given back.
 
-What is done was decided elsewhere (partition_use.py), and is decided again here just before, since
-other jobs use the pod too.
+What is done was decided elsewhere (planning/partition_decision.py), and is decided again here just
+before, since other jobs use the pod too.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from poprun_py.errors import StartError
 from poprun_py.launching.ipu_wait import IpuWait
 from poprun_py.launching.partition_survey import NO_POD, decide_now, open_pod
 from poprun_py.options.launch_config import LaunchConfig
-from poprun_py.planning.held_partition import HeldPartition
+from poprun_py.planning.partition_variables import HeldPartition
 
 if TYPE_CHECKING:
     from popdist_py.pods.store import PodStore
     from popdist_py.pods.values import Attachment, Partition, PartitionRequest
-    from poprun_py.planning.partition_use import PartitionUse
+    from poprun_py.planning.partition_decision import PartitionDecision
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.01, 1.0  # between two looks at a partition that is not ready
 _PATIENCE_SECONDS = 1.0  # after which somebody at a terminal is told what is waited for
@@ -181,7 +181,7 @@ class _JobPartition:
                 where=self._store.where, partition=partition, attachment=attachment
             )
 
-    def _decided(self) -> PartitionUse | None:
+    def _decided(self) -> PartitionDecision | None:
         """Decide what is done; None where others have the IPUs, and the job has waited a moment."""
         try:
             use, left_behind = decide_now(self._store, self._config, self._environ)
@@ -196,9 +196,9 @@ class _JobPartition:
                 self._console.log(f"removed partition {each.name} of a launch that is dead")
         return None if use.busy and self._ipu_wait.goes_on(use.busy) else use
 
-    def _check(self, use: PartitionUse) -> None:
+    def _check(self, use: PartitionDecision) -> None:
         """Refuse what was decided to be refused, and what the plan was not made for."""
-        from poprun_py.planning.partition_use import Action
+        from poprun_py.planning.partition_decision import Action
 
         if use.action is Action.REFUSE:
             raise StartError((self._ipu_wait.over() if use.busy else "") + use.reason)
@@ -210,9 +210,9 @@ class _JobPartition:
                 f"{self._num_ilds}: make a new plan"
             )
 
-    def _prepare(self, use: PartitionUse) -> Partition:
+    def _prepare(self, use: PartitionDecision) -> Partition:
         """Do what is decided, and return the partition."""
-        from poprun_py.planning.partition_use import Action
+        from poprun_py.planning.partition_decision import Action
 
         if use.action is Action.CREATE:
             assert use.request is not None
@@ -225,7 +225,7 @@ class _JobPartition:
             return self._store.reset_partition(use.name)
         return self._store.partition(use.name)
 
-    def _create(self, request: PartitionRequest, use: PartitionUse) -> Partition:
+    def _create(self, request: PartitionRequest, use: PartitionDecision) -> Partition:
         # Interrupted in the call, it may be there or not.
         self._made, self._made_at = request.name, 0.0
         self._is_removed_at_end = use.removes
@@ -237,7 +237,7 @@ class _JobPartition:
         self._made_at = made.created
         return made
 
-    def _change(self, use: PartitionUse) -> Partition:
+    def _change(self, use: PartitionDecision) -> Partition:
         """Replace a partition; the old one is created again if the job does not get the new one."""
         assert use.request is not None
         # Set before the call: if a signal interrupts it, the old partition may be gone already.
@@ -279,7 +279,7 @@ class _JobPartition:
         return partition
 
     def _attach(
-        self, use: PartitionUse, partition: Partition, run_id: str, program: str
+        self, use: PartitionDecision, partition: Partition, run_id: str, program: str
     ) -> Attachment:
         import os
 
@@ -316,7 +316,7 @@ class _JobPartition:
         """A text that names a replaced partition that could not be created again; else empty."""
         if self._replaced is None:
             return ""
-        from poprun_py.planning.partition_texts import shape_text
+        from poprun_py.planning.partition_decision import shape_text
 
         shape = shape_text(self._replaced)
         return f"; partition {self._replaced.name}, which had {shape}, may be missing: make it anew"
@@ -339,7 +339,7 @@ class _JobPartition:
             self._console.warn(f"the partition stays, since others use it too: {error}")
         self._made = ""
         if old is not None:
-            from poprun_py.planning.partition_texts import shape_text
+            from poprun_py.planning.partition_decision import shape_text
 
             # The name is taken if the old partition was not removed, or if another user took it.
             with contextlib.suppress(NameTakenError):

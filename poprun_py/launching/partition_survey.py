@@ -15,7 +15,7 @@ from poprun_py.options.launch_config import LaunchConfig
 if TYPE_CHECKING:
     from popdist_py.pods.store import PodStore
     from popdist_py.pods.values import Partition
-    from poprun_py.planning.partition_use import PartitionUse, PodNow
+    from poprun_py.planning.partition_decision import PartitionDecision, PodState
 
 NO_POD = "none"
 _HOST, _PORT = "IPUOF_VIPU_API_HOST", "IPUOF_VIPU_API_PORT"
@@ -41,11 +41,11 @@ def open_pod(config: LaunchConfig, environ: Mapping[str, str]) -> PodStore | Non
         raise StartError(str(error)) from None
 
 
-def look(store: PodStore) -> PodNow:
+def look(store: PodStore) -> PodState:
     """Return what a pod is now (PodError)."""
-    from poprun_py.planning.partition_use import PodNow
+    from poprun_py.planning.partition_decision import PodState
 
-    return PodNow(
+    return PodState(
         where=store.where,
         user=store.user,
         pod=store.pod(),
@@ -56,15 +56,15 @@ def look(store: PodStore) -> PodNow:
 
 def decide_now(
     store: PodStore, config: LaunchConfig, environ: Mapping[str, str]
-) -> tuple[PartitionUse, tuple[Partition, ...]]:
+) -> tuple[PartitionDecision, tuple[Partition, ...]]:
     """Decide what a launch does, as the pod is now without what launches left behind (PodError).
 
     Returns that, and the partitions which are to be removed first: another one may have done it.
     """
     from dataclasses import replace
 
-    from poprun_py.planning.own_partitions import is_left_behind, kept_name, own_name
-    from poprun_py.planning.partition_use import decide
+    from poprun_py.planning.partition_decision import decide_partition
+    from poprun_py.planning.temporary_partitions import is_abandoned, permanent_name, temporary_name
 
     now, host = look(store), socket.gethostname()
     left = tuple(
@@ -72,14 +72,14 @@ def decide_now(
         for each in now.partitions
         # Nobody can remove what belongs to another user.
         if each.owner == now.user
-        and is_left_behind(each, now.attachments, host, create_seconds=now.pod.create_seconds)
+        and is_abandoned(each, now.attachments, host, create_seconds=now.pod.create_seconds)
     )
     living = tuple(each for each in now.partitions if each not in left)
-    name = own_name(host) if config.remove_partition else kept_name(host)
-    return decide(config, environ, replace(now, partitions=living), own_name=name), left
+    name = temporary_name(host) if config.remove_partition else permanent_name(host)
+    return decide_partition(config, environ, replace(now, partitions=living), new_name=name), left
 
 
-def ask(config: LaunchConfig, environ: Mapping[str, str]) -> PartitionUse | None:
+def ask(config: LaunchConfig, environ: Mapping[str, str]) -> PartitionDecision | None:
     """Return what a launch would do with which partition; None where no pod is configured.
 
     A pod that cannot be asked refuses.
@@ -91,6 +91,6 @@ def ask(config: LaunchConfig, environ: Mapping[str, str]) -> PartitionUse | None
         with contextlib.closing(store):
             return decide_now(store, config, environ)[0]
     except (StartError, PodError) as error:
-        from poprun_py.planning.partition_use import refusal
+        from poprun_py.planning.partition_decision import refusal
 
         return refusal(config.pod or "", str(error))

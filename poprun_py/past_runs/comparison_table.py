@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from poprun_py.past_runs.comparison import SAMPLES, SECONDS, STEPS, Comparison, Entry, Spread
-from poprun_py.planning.views.drawing import number
+from poprun_py.planning.views.text_drawing import number
 from poprun_py.texts import rich_lines
 
 #: Bars of a wide screen, and of a narrow one, which has fewer columns than that.

@@ -18,7 +18,7 @@ from poprun_py.past_runs.comparison_table import (
     table_lines,
 )
 from poprun_py.past_runs.scaling import ideal_speedup
-from poprun_py.planning.views.drawing import number
+from poprun_py.planning.views.text_drawing import number
 
 
 def scaling_lines(

@@ -19,7 +19,21 @@ from poprun_py.machines.machine import Machine
 from poprun_py.on_use import Shown
 from poprun_py.options.launch_config import LaunchConfig
 from poprun_py.planning.cpu_placement import Placement, PlacementPolicy, place_anyway
-from poprun_py.planning.inputs import Inputs
+from poprun_py.planning.instance_variables import (
+    FORWARDED_VARIABLES,
+    PLANNED_THREADS,
+    TARGET_OPTIONS,
+    Pairs,
+    common_variables,
+    mpi_environment,
+    placement_variables,
+    target_options,
+    torchrun_variables,
+    travelling_variables,
+    user_threads,
+    user_variables,
+    wire_variables,
+)
 from poprun_py.planning.mpi_arguments import (
     MpiArguments,
     names_set_by,
@@ -35,26 +49,12 @@ from poprun_py.planning.mpi_commands import (
     make_command,
     shield,
 )
+from poprun_py.planning.plan_inputs import PlanInputs
 from poprun_py.planning.topology import Instance, Topology
-from poprun_py.planning.variables import (
-    FORWARDED_VARIABLES,
-    PLANNED_THREADS,
-    TARGET_OPTIONS,
-    Pairs,
-    common_variables,
-    mpi_environment,
-    placement_variables,
-    target_options,
-    torchrun_variables,
-    travelling_variables,
-    user_threads,
-    user_variables,
-    wire_variables,
-)
 
 # A launch without a pod does not wait for it.
 if TYPE_CHECKING:
-    from poprun_py.planning.partition_use import PartitionUse
+    from poprun_py.planning.partition_decision import PartitionDecision
 
 _WRAPPER = str(Path(__file__).parents[1] / "instance" / "main.py")
 # The supervisor's own, forwarded by name: everyone on a host can read a value on a command line.
@@ -105,7 +105,7 @@ class LaunchPlan(Shown):
     refusal: str = ""
     hostnames: Mapping[str, str] = field(default_factory=dict)
     folder: str = ""
-    partition: PartitionUse | None = None
+    partition: PartitionDecision | None = None
 
     def __repr__(self) -> str:
         # Machines and commands are long.
@@ -180,10 +180,10 @@ def make_plan(
     config: LaunchConfig,
     topology: Topology,
     mpi_arguments: MpiArguments,
-    inputs: Inputs,
+    inputs: PlanInputs,
     *,
     enforce: bool = True,
-    partition: PartitionUse | None = None,
+    partition: PartitionDecision | None = None,
 ) -> LaunchPlan:
     """Plan the launch of ``config``.
 
@@ -258,7 +258,7 @@ def _mpi_request(
     config: LaunchConfig,
     topology: Topology,
     mpi_arguments: MpiArguments,
-    inputs: Inputs,
+    inputs: PlanInputs,
     contexts: tuple[Context, ...],
 ) -> MpiRequest:
     """Return the launch in the terms of the dialects."""
@@ -296,7 +296,7 @@ def _instances(
     user_env: Pairs,
     environ: Mapping[str, str],
     common: Pairs,
-    partition: PartitionUse | None,
+    partition: PartitionDecision | None,
 ) -> tuple[tuple[InstancePlan, ...], tuple[Context, ...]]:
     """Give every instance its variables, and its part of the command.
 
@@ -361,13 +361,13 @@ def _instances(
     return tuple(instances), tuple(contexts)
 
 
-def _of_partition(pairs: Pairs, use: PartitionUse, instance: int) -> Pairs:
+def _of_partition(pairs: Pairs, use: PartitionDecision, instance: int) -> Pairs:
     """Return variables of an instance with what is known of its partition already."""
     if not use.name:
         return pairs
-    from poprun_py.planning.held_partition import known_variables
+    from poprun_py.planning.partition_variables import known_variables
 
-    name = None if use.is_own else use.name  # that of the process which runs the plan
+    name = None if use.is_temporary else use.name  # that of the process which runs the plan
     known = known_variables(
         use.where, name, is_reconfigurable=use.is_reconfigurable, gcd=use.gcd(instance)
     )

@@ -17,6 +17,7 @@ from poprun_py.machines.machine import Machine
 from poprun_py.options.launch_config import LaunchConfig
 from poprun_py.options.option_types import is_word
 from poprun_py.planning.cpu_placement import Placement
+from poprun_py.planning.instance_variables import check_variable
 from poprun_py.planning.launch_plan import (
     InstancePlan,
     LaunchPlan,
@@ -27,7 +28,6 @@ from poprun_py.planning.mpi_arguments import split_mpi_arguments
 from poprun_py.planning.mpi_commands import shield
 from poprun_py.planning.topology import Instance, make_topology
 from poprun_py.planning.user_program import absolute_program
-from poprun_py.planning.variables import check_variable
 
 PLAN_VERSION = 2
 # A plan of version 1 names no folder: it runs wherever it is launched.

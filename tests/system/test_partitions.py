@@ -17,7 +17,7 @@ from support.pod_servers import ServerProcess
 from support.processes import wait_until
 
 from popdist_py.pods.errors import UnknownNameError
-from poprun_py.planning.own_partitions import is_own
+from poprun_py.planning.temporary_partitions import is_temporary
 
 pytestmark = pytest.mark.mpi
 
@@ -99,7 +99,7 @@ def test_instances_are_told_of_the_partition_of_their_launch_which_is_gone_after
     assert done.returncode == 0, done.stderr
     lines = sorted(line.partition(":")[2] for line in done.stdout.splitlines())
     for index, told in enumerate(json.loads(line) for line in lines):
-        assert is_own(told["PARTITION_ID"])
+        assert is_temporary(told["PARTITION_ID"])
         assert (told["GCD_ID"], told["device"]) == (str(index), None)
         assert told["held"] == [0, 1, 2, 3]
     assert store.partitions() == ()
@@ -110,7 +110,7 @@ def test_a_killed_launch_holds_nothing_and_the_next_one_removes_what_it_made(pod
     running = poprun(*JOB, sys.executable, "-c", WAIT, start=True)
     wait_until(lambda: len(store.attachments()) == 1)
     (own,) = store.partitions()
-    assert is_own(own.name)
+    assert is_temporary(own.name)
     running.kill()
     running.wait()
     # A process that it was about to start has what it held, until it is another program.

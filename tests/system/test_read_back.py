@@ -37,7 +37,7 @@ def test_variable_of_one_instance_does_not_reach_the_other(poprun, tmp_path):
     from dataclasses import replace
 
     from poprun_py.planning.cpu_placement import Placement
-    from poprun_py.planning.variables import placement_variables
+    from poprun_py.planning.instance_variables import placement_variables
 
     some = Placement(numa_nodes=(0,), memory_nodes=(0,), cpus=(0,), threads=3)
     none = replace(some, numa_nodes=(), memory_nodes=(), cpus=(), threads=0)

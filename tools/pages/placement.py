@@ -16,10 +16,10 @@ from poprun_py.machines.machine import Machine
 from poprun_py.planning.cpu_placement import PlacementPolicy, place
 from poprun_py.planning.mpi_commands import OPEN_MPI_5, Mpi
 from poprun_py.planning.topology import make_topology
-from poprun_py.planning.views.hardware_table import hardware_table
+from poprun_py.planning.views.host_tables import hardware_table
 from poprun_py.planning.views.placement_picture import placement_picture
-from poprun_py.planning.views.plan_picture import plan_picture
-from poprun_py.planning.views.topology_text import topology_table
+from poprun_py.planning.views.plan_svg import plan_picture
+from poprun_py.planning.views.topology_table import topology_table
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "placement.md"

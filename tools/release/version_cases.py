@@ -193,7 +193,7 @@ def _installed(python: Path) -> dict[str, str]:
 
 def _mpi(python: Path, environ: dict[str, str]) -> str:
     code = (
-        "import os; from poprun_py.planning.mpi_install import find_mpi; "
+        "import os; from poprun_py.planning.installed_mpi import find_mpi; "
         "mpi = find_mpi(None, os.environ); print(mpi.kind.rstrip(' 45'), mpi.version)"
     )
     return _output(python, "-c", code, env=environ)

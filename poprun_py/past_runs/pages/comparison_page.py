@@ -35,7 +35,7 @@ from poprun_py.past_runs.recorded_run import RecordedRun
 from poprun_py.past_runs.scaling import ideal_speedup
 from poprun_py.past_runs.scaling_table import scaling_columns
 from poprun_py.past_runs.targets import LOSS, losses
-from poprun_py.planning.views.drawing import number
+from poprun_py.planning.views.text_drawing import number
 
 # More values than anybody would scroll through.
 _MOST_VALUES = 24

@@ -18,7 +18,7 @@ from poprun_py.past_runs.pages.wording import bytes_text, milliseconds
 from poprun_py.past_runs.recorded_run import RecordedAttempt, RecordedRun
 from poprun_py.planning.launch_plan import LaunchPlan
 from poprun_py.planning.plan_file import plan_from_json
-from poprun_py.planning.views.drawing import number
+from poprun_py.planning.views.text_drawing import number
 
 _MIB = 1 << 20
 _FAR = 0.2
@@ -101,7 +101,7 @@ def placement_section(plan: LaunchPlan | None) -> Section:
     """Return where instances, replicas and IPUs are."""
     if plan is None:
         return Section("Placement", ())
-    from poprun_py.planning.views.plan_picture import headline, host_pictures, legend
+    from poprun_py.planning.views.plan_svg import headline, host_pictures, legend
 
     drawings = [Drawing(picture, "Placement") for picture in host_pictures(plan)]
     return Section("Placement", (Sentence(f"{headline(plan)}."), *drawings, Sentence(legend(plan))))

@@ -15,7 +15,7 @@ from poprun_py.past_runs.pages.page_frame import Beside, Section
 from poprun_py.past_runs.pages.training_sections import chosen, restarts
 from poprun_py.past_runs.pages.wording import bytes_text
 from poprun_py.past_runs.recorded_run import RecordedRun
-from poprun_py.planning.views.drawing import number
+from poprun_py.planning.views.text_drawing import number
 from poprun_py.running.watch.instance_state import ACTIVITIES, InstanceState
 from poprun_py.running.watch.job_view import JobView
 

@@ -35,7 +35,7 @@ from poprun_py.past_runs.pages.page_frame import (
 from poprun_py.past_runs.pages.wording import duration, milliseconds, moment_text
 from poprun_py.past_runs.recorded_run import RecordedAttempt, RecordedRun, moment_of
 from poprun_py.planning.user_program import short_name
-from poprun_py.planning.views.drawing import number
+from poprun_py.planning.views.text_drawing import number
 from poprun_py.running.watch.job_view import JobView
 
 if TYPE_CHECKING:

@@ -26,7 +26,7 @@ from poprun_py.past_runs.pages.colours import NEUTRAL, series_colour
 from poprun_py.past_runs.pages.page_frame import Beside, Part, Section, Sentence, Table
 from poprun_py.past_runs.pages.wording import listed, milliseconds
 from poprun_py.past_runs.recorded_run import RecordedAttempt, RecordedRun, moment_of
-from poprun_py.planning.views.drawing import number
+from poprun_py.planning.views.text_drawing import number
 from poprun_py.running.watch.instance_state import median, percentile
 from poprun_py.running.watch.records import StepRecord
 from poprun_py.running.watch.stragglers import waited_for

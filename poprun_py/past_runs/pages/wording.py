@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import datetime
 
-from poprun_py.planning.views.drawing import number
+from poprun_py.planning.views.text_drawing import number
 
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 

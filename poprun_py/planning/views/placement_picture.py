@@ -8,7 +8,7 @@ from itertools import groupby
 from popdist_py.errors import counted
 from poprun_py.machines.machine import Core, Machine
 from poprun_py.planning.cpu_placement import Placement
-from poprun_py.planning.views.drawing import Branch, Look, draw_tree, named, wrapped
+from poprun_py.planning.views.text_drawing import Branch, TextStyle, draw_tree, named, wrapped
 
 _WIDTH = 92
 _IDLE, _FORBIDDEN, _MANY, _SLOW = ".", "x", "*", "'"
@@ -27,7 +27,7 @@ def placement_picture(
     placements: Sequence[Placement],
     *,
     first: int = 0,
-    look: Look | None = None,
+    look: TextStyle | None = None,
 ) -> str:
     """Return one row for each NUMA node with a cell for each core, then a line for each instance.
 
@@ -40,7 +40,7 @@ def placement_picture(
         first: the index of the first of them in the job.
         look: how to draw it; as for a file, if it is left out.
     """
-    look = look or Look()
+    look = look or TextStyle()
     indexed = dict(enumerate(placements, first))
     marks = CoreMarks(machine, indexed)
     cells = {core: marks.of(core) for core in machine.cores}

@@ -1,7 +1,7 @@
 """A plan as a page (HTML): its picture, its instances as a table, and the command to run it.
 
 The page is one file that needs no network, for light and dark screens, telephones and paper. Only
-text is made here. The pictures: plan_picture.py.
+text is made here. The pictures: plan_svg.py.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from poprun_py.machines.sysfs import format_cpu_list
 from poprun_py.planning.launch_plan import InstancePlan, LaunchPlan
 from poprun_py.planning.plan_warnings import plan_warnings
 from poprun_py.planning.views.command_text import launch_command
-from poprun_py.planning.views.equal_hosts import (
+from poprun_py.planning.views.page_look import PAGE_LOOK
+from poprun_py.planning.views.plan_svg import headline, host_pictures, legend, like_the_first
+from poprun_py.planning.views.plan_tree import (
     instances_of,
     runs_of_equal_hosts,
     runs_of_equal_instances,
 )
-from poprun_py.planning.views.page_look import PAGE_LOOK
-from poprun_py.planning.views.plan_picture import headline, host_pictures, legend, like_the_first
 from poprun_py.planning.views.svg import STYLE, escaped
 
 _COLUMNS = (

@@ -14,7 +14,7 @@ import textwrap
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from poprun_py.planning.views.drawing import wrapped
+from poprun_py.planning.views.text_drawing import wrapped
 
 _FONT = "system-ui,-apple-system,'Segoe UI','DejaVu Sans',sans-serif"
 # Sizes in pixels, and how bold: what kinds of text there are.

@@ -8,11 +8,11 @@ import shutil
 from poprun_py.planning.launch_plan import LaunchPlan
 from poprun_py.planning.plan_warnings import plan_warnings
 from poprun_py.planning.views.command_text import launch_command
-from poprun_py.planning.views.drawing import Look
 from poprun_py.planning.views.plan_page import plan_table
-from poprun_py.planning.views.plan_picture import headline, host_pictures, legend
+from poprun_py.planning.views.plan_svg import headline, host_pictures, legend
+from poprun_py.planning.views.plan_text import topology_tree
 from poprun_py.planning.views.svg import STYLE
-from poprun_py.planning.views.topology_tree import topology_tree
+from poprun_py.planning.views.text_drawing import TextStyle
 from poprun_py.python_api.views.frame import block, details, framed, heading, note
 
 # The classes of a picture, whose names other pages may use as well.
@@ -28,7 +28,7 @@ def plan_text(plan: LaunchPlan) -> str:
     """Return a line in numbers, the tree that --print-topology=tree draws, and what to notice."""
     columns = shutil.get_terminal_size((0, 0)).columns
     warnings = [f"warning: {sentence}" for sentence in plan_warnings(plan)]
-    tree = topology_tree(plan, Look(width=columns or None))
+    tree = topology_tree(plan, TextStyle(width=columns or None))
     return "\n".join((headline(plan), tree, *warnings))
 
 

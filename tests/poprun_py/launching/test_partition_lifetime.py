@@ -17,10 +17,10 @@ from poprun_py.errors import StartError
 from poprun_py.launching.launch_planning import plan
 from poprun_py.launching.partition_lifetime import partition_for_job
 from poprun_py.options.launch_config import LaunchConfig
-from poprun_py.planning.held_partition import HeldPartition
-from poprun_py.planning.own_partitions import own_name
-from poprun_py.planning.partition_use import refusal
+from poprun_py.planning.partition_decision import refusal
+from poprun_py.planning.partition_variables import HeldPartition
 from poprun_py.planning.plan_warnings import plan_warnings
+from poprun_py.planning.temporary_partitions import temporary_name
 
 JOB = {"num_instances": 2, "num_replicas": 4, "vipu_partition": "p"}
 
@@ -252,7 +252,7 @@ def test_what_was_made_anew_under_the_name_stays(job):
 
 def test_what_a_dead_launch_of_another_user_made_is_not_counted_as_free(job):
     store, partition = job("absent", num_replicas=16)
-    dead = own_name(socket.gethostname()).rpartition("_")[0] + "_1"
+    dead = temporary_name(socket.gethostname()).rpartition("_")[0] + "_1"
     store.with_user("alice").create_partition(replace(FITTING, name=dead))
     with pytest.raises(StartError, match=f"12 of them free .{dead} of alice has 4"), partition:
         pytest.fail("the job has IPUs that it cannot have")

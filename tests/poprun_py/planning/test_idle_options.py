@@ -23,7 +23,7 @@ from poprun_py.options.layers import merged, typed_layer
 from poprun_py.options.option_types import FLAG, YES_NO
 from poprun_py.planning.idle_options import idle_option_warnings
 from poprun_py.planning.mpi_commands import MPICH, OPEN_MPI_5, Mpi
-from poprun_py.planning.partition_use import refusal
+from poprun_py.planning.partition_decision import refusal
 from poprun_py.planning.plan_warnings import plan_warnings
 from poprun_py.running.supervise.job import LaunchResult
 

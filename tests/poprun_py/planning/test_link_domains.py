@@ -12,11 +12,11 @@ from support.launcher.plans import plan_blindly
 from popdist_py.pods.values import LINK_DOMAIN_IPUS
 from poprun_py import LaunchConfig, StartError, UsageError
 from poprun_py.machines.host_list import LOCALHOST, parse_host_list
+from poprun_py.planning.instance_variables import target_options, wire_variables
 from poprun_py.planning.mpi_commands import OPEN_MPI_5, Mpi
 from poprun_py.planning.plan_file import plan_from_json, plan_to_json
 from poprun_py.planning.plan_warnings import plan_warnings
 from poprun_py.planning.topology import make_topology
-from poprun_py.planning.variables import target_options, wire_variables
 
 
 def config(replicas, instances, width=1, **options):

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from poprun_py.planning.inputs import Inputs
 from poprun_py.planning.launch_plan import make_plan
 from poprun_py.planning.mpi_arguments import split_mpi_arguments
+from poprun_py.planning.plan_inputs import PlanInputs
 from poprun_py.planning.topology import make_topology
 
 
 def plan_blindly(config, *, hosts, mpi, environ, reached=None):
     config, mpi_arguments = split_mpi_arguments(config)
     topology = make_topology(config, hosts)
-    inputs = Inputs(
+    inputs = PlanInputs(
         environ=environ,
         hosts=topology.hosts,
         machines=(None,) * len(topology.hosts),

@@ -21,13 +21,13 @@ from poprun_py.machines import locked_files
 from poprun_py.machines.lease_book import Book
 from poprun_py.machines.locked_files import LockedFolder
 from poprun_py.options.launch_config import LaunchConfig
-from poprun_py.planning.shared_machine import Share
+from poprun_py.planning.job_placement import HostShare
 
 time_sleep = time.sleep
 
 
 def share(*cpus):
-    return Share((), frozenset(cpus), frozenset({0}), (cpus,))
+    return HostShare((), frozenset(cpus), frozenset({0}), (cpus,))
 
 
 @pytest.fixture

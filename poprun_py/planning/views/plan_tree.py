@@ -11,7 +11,7 @@ from itertools import groupby
 
 from poprun_py.machines.host_list import compress
 from poprun_py.planning.launch_plan import InstancePlan, LaunchPlan
-from poprun_py.planning.views.drawing import Branch, named
+from poprun_py.planning.views.text_drawing import Branch, named
 
 # So many hosts, or IPU-Link domains, can all be looked at.
 _ALL_DRAWN = 4

@@ -20,7 +20,7 @@ from poprun_py.machines.host_list import Host
 from poprun_py.planning.cpu_placement import MODES, PlacementPolicy, place_anyway
 from poprun_py.planning.mpi_commands import OPEN_MPI_5, Mpi
 from poprun_py.planning.plan_warnings import plan_warnings
-from poprun_py.planning.views.plan_picture import host_pictures, plan_picture
+from poprun_py.planning.views.plan_svg import host_pictures, plan_picture
 
 MPI = Mpi(path="/mpi/bin/mpirun", kind=OPEN_MPI_5)
 

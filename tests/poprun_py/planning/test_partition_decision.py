@@ -16,10 +16,10 @@ from popdist_py.pods.rules import check_request
 from popdist_py.pods.values import LINK_DOMAIN_IPUS, Attachment, SyncType
 from poprun_py.launching.partition_survey import look
 from poprun_py.options.launch_config import LaunchConfig
-from poprun_py.planning.own_partitions import is_own, kept_name, own_name
-from poprun_py.planning.partition_use import Action, decide, wanted_request
+from poprun_py.planning.partition_decision import Action, decide_partition, wanted_request
+from poprun_py.planning.temporary_partitions import is_temporary, permanent_name, temporary_name
 
-OWN = own_name("host")
+OWN = temporary_name("host")
 JOB = {"num_instances": 2, "num_replicas": 4}
 
 
@@ -38,7 +38,7 @@ def pod(tmp_path):
 
 def after(use):
     """Return what is left of partition ``p`` when the job has ended."""
-    if use.action is Action.REFUSE or use.is_own:
+    if use.action is Action.REFUSE or use.is_temporary:
         return "as before"
     if use.removes:
         return "absent"
@@ -56,7 +56,7 @@ def test_all_options_in_all_states(pod, golden):
                 **JOB, update_partition=update, reset_partition=reset, remove_partition=remove,
                 vipu_partition="p" if named else None,
             )  # fmt: skip
-            use = decide(config, {}, now, own_name=OWN)
+            use = decide_partition(config, {}, now, new_name=OWN)
             reason = use.reason.replace(OWN, "OWN")
             words = (
                 f"update {'yes' if update else 'no'}",
@@ -77,26 +77,26 @@ def test_all_options_in_all_states(pod, golden):
 def test_a_partition_is_named_by_option_then_variable_then_by_being_the_only_one(pod):
     now = pod("fits, preconfigured")
     variable = {"IPUOF_VIPU_API_PARTITION_ID": "v"}
-    named = decide(LaunchConfig(**JOB, vipu_partition="o"), variable, now, own_name=OWN)
+    named = decide_partition(LaunchConfig(**JOB, vipu_partition="o"), variable, now, new_name=OWN)
     assert (named.name, named.action) == ("o", Action.CREATE)
-    assert decide(LaunchConfig(**JOB), variable, now, own_name=OWN).name == "v"
-    only = decide(LaunchConfig(**JOB), {}, now, own_name=OWN)
+    assert decide_partition(LaunchConfig(**JOB), variable, now, new_name=OWN).name == "v"
+    only = decide_partition(LaunchConfig(**JOB), {}, now, new_name=OWN)
     assert (only.name, only.action) == ("p", Action.RESET)
     assert "it is the only one" in only.sentence
     (partition,) = now.partitions
     others = replace(now, partitions=(partition, replace(partition, name=OWN)))
-    assert decide(LaunchConfig(**JOB), {}, others, own_name=OWN).name == "p"
+    assert decide_partition(LaunchConfig(**JOB), {}, others, new_name=OWN).name == "p"
     several = replace(now, partitions=(partition, replace(partition, name="q")))
-    refused = decide(LaunchConfig(**JOB), {}, several, own_name=OWN)
+    refused = decide_partition(LaunchConfig(**JOB), {}, several, new_name=OWN)
     assert refused.is_refused
     assert "2 partitions (p, q): name one with --vipu-partition" in refused.reason
 
 
 def test_a_launch_without_a_partition_makes_one_of_its_own(pod):
-    use = decide(LaunchConfig(**JOB), {}, pod("absent"), own_name=OWN)
-    assert (use.name, use.is_own, use.removes) == (OWN, True, True)
-    assert is_own(OWN)
-    assert not is_own(kept_name("host"))
+    use = decide_partition(LaunchConfig(**JOB), {}, pod("absent"), new_name=OWN)
+    assert (use.name, use.is_temporary, use.removes) == (OWN, True, True)
+    assert is_temporary(OWN)
+    assert not is_temporary(permanent_name("host"))
 
 
 @given(
@@ -127,26 +127,26 @@ def test_sync_type_and_domains_decide_about_the_fit(pod):
     now = pod("fits, preconfigured")
     for values in ({"sync_type": "pod-native-default"}, {"num_ilds": 2}):
         config = LaunchConfig(**JOB, **values)
-        assert "does not fit" in decide(config, {}, now, own_name=OWN).reason
+        assert "does not fit" in decide_partition(config, {}, now, new_name=OWN).reason
     spelled = LaunchConfig(**JOB, sync_type="c2-compatible")
     assert wanted_request(spelled, "p").sync_type is SyncType.C2_COMPATIBLE
-    assert not decide(spelled, {}, now, own_name=OWN).is_refused
+    assert not decide_partition(spelled, {}, now, new_name=OWN).is_refused
 
 
 def test_what_is_more_than_the_pod_has_says_how_much_is_free(pod):
     config = LaunchConfig(num_instances=2, num_replicas=16, vipu_partition="q")
     now = pod("fits, preconfigured")
-    use = decide(config, {}, now, own_name=OWN)
+    use = decide_partition(config, {}, now, new_name=OWN)
     assert use.reason == (
         "partition q needs 16 IPUs; POD has 16, 12 of them free (p of root has 4): wait with "
         "--wait-for-resources, remove a partition, or use fewer IPUs"
     ).replace("root", now.user)
     assert use.busy
     # That of a name which others have may be free again; what no pod has is refused for good.
-    never = decide(replace(config, num_replicas=32), {}, now, own_name=OWN)
+    never = decide_partition(replace(config, num_replicas=32), {}, now, new_name=OWN)
     assert (never.action, never.busy) == (Action.REFUSE, "")
     assert "POD has 16" in never.reason
-    elsewhere = decide(replace(config, vipu_allocation="no"), {}, now, own_name=OWN)
+    elsewhere = decide_partition(replace(config, vipu_allocation="no"), {}, now, new_name=OWN)
     assert "has no allocation 'no'" in elsewhere.reason
 
 
@@ -156,14 +156,14 @@ def test_ipus_that_do_not_lie_together_are_not_enough(pod):
     held = tuple(
         Attachment(id="", partition="p", ipus=(ipu,), holder=HOLDER, since=0.0) for ipu in (0, 4)
     )
-    use = decide(LaunchConfig(**JOB), {}, replace(now, attachments=held), own_name=OWN)
+    use = decide_partition(LaunchConfig(**JOB), {}, replace(now, attachments=held), new_name=OWN)
     assert use.busy.endswith(" and 1 more: 4 IPUs together are needed, 6 of 8 are free")
     assert (use.partition, use.num_ilds) == (partition, 1)
     parts = tuple(
         replace(partition, name=f"p{i}", ipus=now.pod.ipus()[i * 4 : i * 4 + 1]) for i in range(4)
     )
-    use = decide(
-        LaunchConfig(**JOB, vipu_partition="q"), {}, replace(now, partitions=parts), own_name=OWN
+    use = decide_partition(
+        LaunchConfig(**JOB, vipu_partition="q"), {}, replace(now, partitions=parts), new_name=OWN
     )
     assert "POD has 16, 12 of them free, but not together where it may lie (p0 of " in use.busy
 
@@ -182,11 +182,11 @@ def test_a_launch_within_an_instance_runs_on_the_ipus_of_that(pod):
         ).to_environ(),
     }
     for replicas, ipus in ((2, (2, 3)), (1, (2,))):
-        use = decide(LaunchConfig(num_replicas=replicas), outer, now, own_name=OWN)
+        use = decide_partition(LaunchConfig(num_replicas=replicas), outer, now, new_name=OWN)
         assert use.inherited is not None
         assert (use.action, use.inherited.ipus, use.removes) == (Action.INHERIT, ipus, False)
         assert use.gcd(7) == "1"
-    larger = decide(LaunchConfig(num_replicas=4), outer, now, own_name=OWN)
+    larger = decide_partition(LaunchConfig(num_replicas=4), outer, now, new_name=OWN)
     assert larger.is_refused
     assert not larger.busy
     assert (
@@ -194,9 +194,9 @@ def test_a_launch_within_an_instance_runs_on_the_ipus_of_that(pod):
     )
     # Another partition is one like any other.
     named = LaunchConfig(**JOB, vipu_partition="q")
-    assert decide(named, outer, now, own_name=OWN).action is Action.CREATE
+    assert decide_partition(named, outer, now, new_name=OWN).action is Action.CREATE
     other = {**outer, "POPRUN_RUN_ID": "another"}
-    assert decide(LaunchConfig(**JOB), other, now, own_name=OWN).busy
+    assert decide_partition(LaunchConfig(**JOB), other, now, new_name=OWN).busy
 
 
 def test_link_domains_are_those_that_the_pod_has(pod):
@@ -204,5 +204,5 @@ def test_link_domains_are_those_that_the_pod_has(pod):
     (cluster,) = now.pod.clusters
     halves = replace(now.pod, clusters=(replace(cluster, num_ilds=2),))
     config = LaunchConfig(num_instances=2, num_replicas=16, vipu_partition="q")
-    assert decide(config, {}, now, own_name=OWN).num_ilds == 1
-    assert decide(config, {}, replace(now, pod=halves), own_name=OWN).num_ilds == 2
+    assert decide_partition(config, {}, now, new_name=OWN).num_ilds == 1
+    assert decide_partition(config, {}, replace(now, pod=halves), new_name=OWN).num_ilds == 2

@@ -13,7 +13,7 @@ from poprun_py.command.cli import run
 from poprun_py.errors import UsageError
 from poprun_py.options.command_line import parse
 from poprun_py.options.launch_config import LaunchConfig
-from poprun_py.planning.copied_command import refuse_copied
+from poprun_py.planning.pasted_command import check_pasted_command
 
 PRINTED = Path(__file__).parents[2] / "sdk_programs" / "commands"
 
@@ -28,7 +28,7 @@ def fault(words) -> str:
     """Return the error of a command line; empty if it has no such fault."""
     words = shlex.split(words) if isinstance(words, str) else words
     try:
-        refuse_copied(LaunchConfig(**parse(words)))
+        check_pasted_command(LaunchConfig(**parse(words)))
     except UsageError as error:
         return str(error)
     return ""

@@ -5,11 +5,11 @@ from support.launcher.sysfs_trees import TREES, snapshot
 from support.terminals import colours_of, plain_lines
 
 from poprun_py.machines.sysfs import format_cpu_list
-from poprun_py.planning.views.drawing import Look
-from poprun_py.planning.views.hardware_table import hardware_table
+from poprun_py.planning.views.host_tables import hardware_table
+from poprun_py.planning.views.text_drawing import TextStyle
 
 
-@pytest.mark.parametrize(("look", "bar"), [(Look(), "│"), (Look(box_lines=False), "|")])
+@pytest.mark.parametrize(("look", "bar"), [(TextStyle(), "│"), (TextStyle(box_lines=False), "|")])
 @pytest.mark.parametrize("name", TREES)
 def test_table_names_every_node(name, look, bar):
     machine = snapshot(name)
@@ -25,7 +25,7 @@ def test_table_names_every_node(name, look, bar):
 @pytest.mark.parametrize("name", TREES)
 def test_a_narrow_terminal_gets_a_tree_of_the_same_facts(name):
     machine = snapshot(name)
-    lines = plain_lines(hardware_table(machine, Look(width=40, colour=True)))
+    lines = plain_lines(hardware_table(machine, TextStyle(width=40, colour=True)))
     assert max(map(len, lines)) <= 40
     text = "".join(line.lstrip("│├└─ ") for line in lines)
     for node in machine.numa_nodes:
@@ -37,4 +37,4 @@ def test_colours_are_those_of_the_topology():
     machine = snapshot("epyc-nps4")
     assert "\x1b" not in hardware_table(machine)
     for width in (200, 40):
-        assert "yellow" in colours_of(hardware_table(machine, Look(colour=True, width=width)))
+        assert "yellow" in colours_of(hardware_table(machine, TextStyle(colour=True, width=width)))

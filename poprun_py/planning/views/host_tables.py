@@ -5,14 +5,21 @@ from __future__ import annotations
 from popdist_py.errors import counted
 from poprun_py.machines.machine import Core, Machine, NumaNode
 from poprun_py.machines.sysfs import format_cpu_list
-from poprun_py.planning.views.drawing import PALETTE, Branch, Look, draw_tree, named, wrapped
+from poprun_py.planning.views.text_drawing import (
+    PALETTE,
+    Branch,
+    TextStyle,
+    draw_tree,
+    named,
+    wrapped,
+)
 from poprun_py.texts import rich_lines
 
 _NAME = "NUMA node"
 _COLUMNS = (_NAME, "package", "cores", "CPUs", "L3 groups", "memory", "distances")
 
 
-def hardware_table(machine: Machine, look: Look | None = None) -> str:
+def hardware_table(machine: Machine, look: TextStyle | None = None) -> str:
     """Return the NUMA nodes of ``machine`` below a summary, without a final newline.
 
     They are a table in the lines and colours of the topology's tree; on a terminal that is too
@@ -22,13 +29,13 @@ def hardware_table(machine: Machine, look: Look | None = None) -> str:
         machine: what to show.
         look: how to draw it; as for a file, if it is left out.
     """
-    look = look or Look()
+    look = look or TextStyle()
     summary = [line for text in machine_summary(machine) for line in wrapped(text, look.width)]
     nodes = [dict(zip(_COLUMNS, _row(machine, node), strict=True)) for node in machine.numa_nodes]
     return "\n".join([*summary, _table(nodes, look) or _tree(nodes, look)])
 
 
-def _table(nodes: list[dict[str, str]], look: Look) -> str:
+def _table(nodes: list[dict[str, str]], look: TextStyle) -> str:
     """Return the table; nothing if the reader has no room for it."""
     from rich import box
     from rich.table import Table
@@ -43,7 +50,7 @@ def _table(nodes: list[dict[str, str]], look: Look) -> str:
     return "\n".join(rich_lines(table, colour=look.colour))
 
 
-def _tree(nodes: list[dict[str, str]], look: Look) -> str:
+def _tree(nodes: list[dict[str, str]], look: TextStyle) -> str:
     """Return the rows of the table as branches of a tree, which takes less room."""
     branches = tuple(
         Branch(

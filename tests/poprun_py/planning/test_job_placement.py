@@ -13,7 +13,11 @@ from poprun_py.machines.host_list import LOCALHOST, Host
 from poprun_py.machines.machine import Machine
 from poprun_py.options.launch_config import LaunchConfig
 from poprun_py.planning.cpu_placement import MODES
-from poprun_py.planning.shared_machine import beside, taken_of, this_host
+from poprun_py.planning.job_placement import (
+    local_host_index,
+    share_beside_jobs,
+    share_of_placements,
+)
 from poprun_py.planning.topology import make_topology
 
 NAMES = ["example", "two-socket-smt", "epyc-nps4", "one-node", "hybrid", "memory-only-node"]
@@ -22,7 +26,7 @@ NAMES = ["example", "two-socket-smt", "epyc-nps4", "one-node", "hybrid", "memory
 def share(machine, held=(), hosts=(LOCALHOST,), **options):
     config = LaunchConfig(program=("x",), **options)
     topology = make_topology(config, hosts)
-    return beside(config, topology, (machine,) * len(hosts), frozenset(held))
+    return share_beside_jobs(config, topology, (machine,) * len(hosts), frozenset(held))
 
 
 def node(machine, *indices):
@@ -118,14 +122,14 @@ def test_only_the_share_of_this_machine_is_looked_at():
     machine = snapshot("example")
     hosts = (Host(name="far"), LOCALHOST)
     config = LaunchConfig(program=("x",), num_instances=2, cores_per_instance=1)
-    assert this_host(make_topology(config, hosts)) == 1
+    assert local_host_index(make_topology(config, hosts)) == 1
     held = {machine.cores[0].cpus[0]}
     mine = share(machine, held, hosts, num_instances=2, cores_per_instance=1)
     assert mine.machines[0] == machine
     assert mine.placements[0].cpus == share(machine, cores_per_instance=1).placements[0].cpus
     assert mine.cpus == set(mine.placements[1].cpus)
     far = make_topology(config, (Host(name="a"), Host(name="b")))
-    assert taken_of(far, (None, None), mine.placements).cpus == frozenset()
+    assert share_of_placements(far, (None, None), mine.placements).cpus == frozenset()
 
 
 def test_a_machine_with_held_cpus_is_saved_with_them():

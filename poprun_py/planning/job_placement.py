@@ -16,7 +16,7 @@ from poprun_py.planning.launch_plan import place_instances
 from poprun_py.planning.topology import Topology
 
 
-class Share(NamedTuple):
+class HostShare(NamedTuple):
     """What a job takes of a host: the machines to plan on, and its CPUs, NUMA nodes, placements.
 
     ``machines`` and ``placements`` are those of all hosts.
@@ -28,18 +28,18 @@ class Share(NamedTuple):
     placements: tuple[Placement, ...]
 
 
-def this_host(topology: Topology) -> int | None:
+def local_host_index(topology: Topology) -> int | None:
     """Return the index of the host that is this machine, None where the job does not run here."""
     return next((i for i, host in enumerate(topology.hosts) if host.is_local), None)
 
 
-def beside(
+def share_beside_jobs(
     config: LaunchConfig,
     topology: Topology,
     machines: tuple[Machine | None, ...],
     held: frozenset[int],
     index: int | None = None,
-) -> Share | None:
+) -> HostShare | None:
     """Return what the job takes of a host beside jobs that hold CPUs there.
 
     Args:
@@ -52,7 +52,7 @@ def beside(
     Returns:
         The share; None if it does not fit on what is left.
     """
-    index = this_host(topology) if index is None else index
+    index = local_host_index(topology) if index is None else index
     machine = None if index is None else machines[index]
     if index is None or machine is None:
         return None
@@ -68,14 +68,16 @@ def beside(
     return None
 
 
-def taken_of(
+def share_of_placements(
     topology: Topology,
     machines: tuple[Machine | None, ...],
     placements: tuple[Placement, ...],
     index: int | None = None,
-) -> Share:
+) -> HostShare:
     """Return what a job takes of a host, by default of this machine, by placements that stand."""
-    return _share(topology, machines, placements, this_host(topology) if index is None else index)
+    return _share(
+        topology, machines, placements, local_host_index(topology) if index is None else index
+    )
 
 
 def _candidates(
@@ -95,14 +97,14 @@ def _share(
     machines: tuple[Machine | None, ...],
     placements: tuple[Placement, ...],
     index: int | None,
-) -> Share:
+) -> HostShare:
     machine = None if index is None else machines[index]
     if index is None or machine is None:
-        return Share(machines, frozenset(), frozenset(), placements)
+        return HostShare(machines, frozenset(), frozenset(), placements)
     count = topology.instances_per_host
     ours = placements[index * count : (index + 1) * count]
     usable = {cpu for core in machine.usable_cores for cpu in core.cpus}
     # Who is not bound may run anywhere.
     cpus = {cpu for each in ours for cpu in (each.cpus or usable)}
     nodes = {node.index for node in machine.numa_nodes if not cpus.isdisjoint(node.cpus)}
-    return Share(machines, frozenset(cpus), frozenset(nodes), placements)
+    return HostShare(machines, frozenset(cpus), frozenset(nodes), placements)

@@ -7,16 +7,16 @@ from itertools import groupby
 from popdist_py.errors import counted
 from poprun_py.machines.machine import Machine
 from poprun_py.planning.launch_plan import InstancePlan, LaunchPlan
-from poprun_py.planning.views.drawing import Branch, Look, draw_tree, named
-from poprun_py.planning.views.equal_hosts import (
+from poprun_py.planning.views.plan_tree import (
     instances_of,
     others,
     runs_of_equal_hosts,
     runs_of_equal_instances,
 )
+from poprun_py.planning.views.text_drawing import Branch, TextStyle, draw_tree, named
 
 
-def topology_tree(plan: LaunchPlan, look: Look) -> str:
+def topology_tree(plan: LaunchPlan, look: TextStyle) -> str:
     """Return hosts > NUMA nodes > instances > replicas, with CPUs, threads and IPUs.
 
     The replicas of an instance are one line, and so are neighbours with the same CPUs: a thousand

@@ -39,7 +39,7 @@ _NETWORK = re.compile(r"[^./]+(?:\.[^./]+){3}/(?:[12]?\d|3[0-2]|x+)|[^/]*:[^/]*/
 _CONTINUED = "a backslash continues a line only if it is the line's last character"
 
 
-def refuse_copied(config: LaunchConfig) -> None:
+def check_pasted_command(config: LaunchConfig) -> None:
     """Check a command line for faults that copying it from a document makes.
 
     Raises:

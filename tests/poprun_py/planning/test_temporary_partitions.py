@@ -12,7 +12,12 @@ from support.launcher.partition_states import FITTING, HOLDER, pod_in_state
 
 from popdist_py.pods.rules import check_name
 from popdist_py.pods.values import Attachment
-from poprun_py.planning.own_partitions import is_left_behind, is_own, kept_name, own_name
+from poprun_py.planning.temporary_partitions import (
+    is_abandoned,
+    is_temporary,
+    permanent_name,
+    temporary_name,
+)
 
 HOST = "a.host_of ours"
 
@@ -21,44 +26,44 @@ HOST = "a.host_of ours"
 def partition(tmp_path):
     """A partition that this process made for itself."""
     store = pod_in_state(tmp_path / "pods", "absent")
-    yield store.create_partition(replace(FITTING, name=own_name(HOST)))
+    yield store.create_partition(replace(FITTING, name=temporary_name(HOST)))
     store.close()
 
 
 def test_a_living_process_has_left_nothing_behind(partition):
-    assert is_own(partition.name)
+    assert is_temporary(partition.name)
     pid = os.getppid()
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     of_living = replace(partition, name=f"poprun_a-host-of-ours_{pid}_{fields[19]}")
-    assert not is_left_behind(of_living, (), HOST)
+    assert not is_abandoned(of_living, (), HOST)
 
 
 def test_this_process_has_if_it_could_not_remove_it_after_the_launch_before(partition):
-    assert is_left_behind(partition, (), HOST)
+    assert is_abandoned(partition, (), HOST)
     held = Attachment(id="", partition=partition.name, ipus=(0,), holder=HOLDER, since=0.0)
-    assert not is_left_behind(partition, (held,), HOST)
+    assert not is_abandoned(partition, (held,), HOST)
 
 
 def test_a_process_that_is_gone_has(partition):
     gone = subprocess.Popen(["true"])
     gone.wait()
     of_gone = partition.name.replace(f"_{os.getpid()}_", f"_{gone.pid}_")
-    assert is_left_behind(replace(partition, name=of_gone), (), HOST)
+    assert is_abandoned(replace(partition, name=of_gone), (), HOST)
     # Another process got its number.
     other = partition.name.rpartition("_")[0] + "_1"
-    assert is_left_behind(replace(partition, name=other), (), HOST)
+    assert is_abandoned(replace(partition, name=other), (), HOST)
 
 
 def test_what_somebody_holds_is_not_left_behind(partition):
     other = partition.name.rpartition("_")[0] + "_1"
     held = Attachment(id="", partition=other, ipus=(0,), holder=HOLDER, since=0.0)
-    assert not is_left_behind(replace(partition, name=other), (held,), HOST)
+    assert not is_abandoned(replace(partition, name=other), (held,), HOST)
 
 
 @pytest.mark.parametrize(("age", "is_dead"), [(590, False), (660, False), (671, True)])
 def test_of_another_host_only_the_age_tells(partition, age, is_dead):
     now = partition.created + age
-    assert is_left_behind(partition, (), "other", now=now, create_seconds=70.0) is is_dead
+    assert is_abandoned(partition, (), "other", now=now, create_seconds=70.0) is is_dead
 
 
 @pytest.mark.parametrize(
@@ -71,15 +76,15 @@ def test_of_another_host_only_the_age_tells(partition, age, is_dead):
     ],
 )
 def test_of_a_host_with_a_similar_name_only_the_age_tells(partition, host, other):
-    check_name("partition", own_name(host))
-    assert is_own(own_name(host))
-    of_other = replace(partition, name=own_name(other).rpartition("_")[0] + "_1")
-    assert not is_left_behind(of_other, (), host)
-    assert is_left_behind(of_other, (), other)
+    check_name("partition", temporary_name(host))
+    assert is_temporary(temporary_name(host))
+    of_other = replace(partition, name=temporary_name(other).rpartition("_")[0] + "_1")
+    assert not is_abandoned(of_other, (), host)
+    assert is_abandoned(of_other, (), other)
 
 
 @pytest.mark.parametrize("name", ["p", "poprun_", "poprun_h_1", "poprun_h_1_2_3", "xpoprun_h_1_2"])
 def test_names_that_users_give_are_never_those_of_launches(partition, name):
-    assert not is_own(name)
-    assert not is_left_behind(replace(partition, name=name), (), "other", now=1e12)
-    assert not is_own(kept_name(HOST))
+    assert not is_temporary(name)
+    assert not is_abandoned(replace(partition, name=name), (), "other", now=1e12)
+    assert not is_temporary(permanent_name(HOST))

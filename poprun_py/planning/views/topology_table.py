@@ -14,9 +14,9 @@ from poprun_py.machines.host_list import compress
 from poprun_py.planning.launch_plan import LaunchPlan
 from poprun_py.planning.plan_file import plan_to_json
 from poprun_py.planning.topology import Topology
-from poprun_py.planning.views.drawing import Look, draw_tree
-from poprun_py.planning.views.equal_hosts import instances_of, others, runs_of_equal_hosts
 from poprun_py.planning.views.placement_picture import placement_picture
+from poprun_py.planning.views.plan_tree import instances_of, others, runs_of_equal_hosts
+from poprun_py.planning.views.text_drawing import TextStyle, draw_tree
 
 # A table that nobody asked for by name, and that no terminal limits.
 UNASKED_WIDTH, UNASKED_REPLICAS = 120, 256
@@ -145,7 +145,7 @@ def _legend(topology: Topology, table: str) -> list[str]:
     ]
 
 
-def core_pictures(plan: LaunchPlan, look: Look) -> str:
+def core_pictures(plan: LaunchPlan, look: TextStyle) -> str:
     """Return a picture of every host: a cell for each core, with the instance that runs there.
 
     Hosts of a large job that look as the one before them are a line.

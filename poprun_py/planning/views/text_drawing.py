@@ -27,7 +27,7 @@ _WORD = re.compile(r"\S+\s*|\s+")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Look:
+class TextStyle:
     """How a picture is drawn.
 
     Attributes:
@@ -55,12 +55,12 @@ class Branch:
     children: tuple[Branch, ...] = ()
 
 
-def draw_tree(root: Branch, look: Look) -> str:
+def draw_tree(root: Branch, look: TextStyle) -> str:
     """Return a tree, a line for each branch; where the width is limited, as many as it takes."""
     return "\n".join(_draw(root, look, "", ""))
 
 
-def _draw(branch: Branch, look: Look, start: str, indent: str) -> Iterator[str]:
+def _draw(branch: Branch, look: TextStyle, start: str, indent: str) -> Iterator[str]:
     """Draw a branch whose first line begins with ``start``, and all others with ``indent``."""
     middle, last, rail = (
         (_MIDDLE, _LAST, _RAIL) if look.box_lines else (_ASCII_MIDDLE, _ASCII_LAST, _ASCII_RAIL)

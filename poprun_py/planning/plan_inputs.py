@@ -20,8 +20,8 @@ from poprun_py.machines.host_list import Host
 from poprun_py.machines.machine import Machine, load_machines
 from poprun_py.options.config_files import read_text_file
 from poprun_py.options.launch_config import LaunchConfig
+from poprun_py.planning.installed_mpi import find_mpi
 from poprun_py.planning.mpi_commands import Mpi
-from poprun_py.planning.mpi_install import find_mpi
 
 if TYPE_CHECKING:
     from poprun_py.machines.host_survey import Survey
@@ -42,7 +42,7 @@ class Purpose(Enum):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Inputs:
+class PlanInputs:
     """What a plan is made of, besides the configuration.
 
     ``environ`` is the launcher's environment. ``machines`` has one entry for each of ``hosts``,
@@ -72,7 +72,7 @@ def gather_inputs(
     *,
     hosts: tuple[Host, ...] | None = None,
     mpi: Mpi | None = None,
-) -> Inputs:
+) -> PlanInputs:
     """Gather what is needed for ``purpose``.
 
     Args:
@@ -93,13 +93,13 @@ def gather_inputs(
         parse_subnet(config.host_subnet, config.named("host_subnet"))
     needs_survey = not all(host.is_local for host in hosts)
     if purpose is Purpose.CHECK:
-        return Inputs(
+        return PlanInputs(
             environ=environ,
             hosts=hosts,
             mpi=mpi or find_mpi(config.mpi, environ, config.named("mpi")),
         )
     if purpose is Purpose.HARDWARE and (is_described(config) or not needs_survey):
-        return Inputs(environ=environ, hosts=hosts, machines=_machines_of(config, hosts, {}))
+        return PlanInputs(environ=environ, hosts=hosts, machines=_machines_of(config, hosts, {}))
     mpi = mpi or find_mpi(config.mpi, environ, config.named("mpi"))
     reached = None
     if needs_survey:
@@ -107,7 +107,7 @@ def gather_inputs(
 
         contact = purpose is not Purpose.DRY_RUN
         reached = survey(config, hosts, mpirun=mpi.path, environ=environ, contact=contact)
-    return Inputs(
+    return PlanInputs(
         environ=environ,
         hosts=hosts,
         machines=_machines_of(config, hosts, reached.machines if reached is not None else {}),

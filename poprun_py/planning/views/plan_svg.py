@@ -17,15 +17,15 @@ from poprun_py.machines.sysfs import format_cpu_list
 from poprun_py.planning.launch_plan import InstancePlan, LaunchPlan
 from poprun_py.planning.plan_warnings import plan_warnings
 from poprun_py.planning.topology import Topology
-from poprun_py.planning.views.drawing import Look, named
-from poprun_py.planning.views.equal_hosts import (
+from poprun_py.planning.views.host_tables import machine_summary, memory_size
+from poprun_py.planning.views.placement_picture import LEGEND, CoreMarks, placement_line
+from poprun_py.planning.views.plan_text import topology_tree
+from poprun_py.planning.views.plan_tree import (
     instances_of,
     others,
     runs_of_equal_hosts,
     runs_of_equal_instances,
 )
-from poprun_py.planning.views.hardware_table import machine_summary, memory_size
-from poprun_py.planning.views.placement_picture import LEGEND, CoreMarks, placement_line
 from poprun_py.planning.views.svg import (
     STYLE,
     Block,
@@ -38,7 +38,7 @@ from poprun_py.planning.views.svg import (
     paragraph,
     stacked,
 )
-from poprun_py.planning.views.topology_tree import topology_tree
+from poprun_py.planning.views.text_drawing import TextStyle, named
 
 # A card fits on the screen of a telephone; so many of them are side by side.
 _CARD, _MOST_COLUMNS = 368, 3
@@ -76,7 +76,9 @@ def plan_picture(plan: LaunchPlan) -> str:
         paragraph(legend(plan), "note", width),
     ]
     page = framed(stacked(parts, gap=_GAP), "page", pad=_PAD, width=width + 2 * _PAD)
-    facts = (line.lstrip(" |`-") for line in topology_tree(plan, Look(box_lines=False)).split("\n"))
+    facts = (
+        line.lstrip(" |`-") for line in topology_tree(plan, TextStyle(box_lines=False)).split("\n")
+    )
     return document(page, title=title, description="; ".join(facts), style=STYLE)
 
 

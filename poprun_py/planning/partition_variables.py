@@ -1,4 +1,7 @@
-"""The partition that a running job holds, and what its instances are told of it. Pure."""
+"""The partition that a running job holds, and the environment variables that describe it.
+
+Pure. A launch without a pod imports this module, so it imports nothing of popdist_py.pods.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,6 @@ from typing import TYPE_CHECKING, NamedTuple
 from popdist_py.device_numbers import device_id
 from popdist_py.environment import NODE_DEVICE_ID
 
-# A launch without a pod does not wait for it.
 if TYPE_CHECKING:
     from popdist_py.pods.values import Attachment, Partition
 
@@ -16,11 +18,11 @@ GCD, HOST, PORT = "IPUOF_VIPU_API_GCD_ID", "IPUOF_VIPU_API_HOST", "IPUOF_VIPU_AP
 
 
 class HeldPartition(NamedTuple):
-    """The partition of a job while it runs.
+    """The partition of a job while the job runs.
 
-    ``where`` is the pod; ``none`` where programs are to ask none, empty where nothing is
-    configured. Without a pod there is neither ``partition`` nor ``attachment``. What is held by
-    the job around this one is of its ``inherited_gcd``.
+    ``where`` is the pod. It is ``none`` if programs shall not use a pod, and empty if no pod is
+    configured; then ``partition`` and ``attachment`` are None. ``inherited_gcd`` is the graph
+    compilation domain of IPUs that belong to the job whose instance started this launch.
     """
 
     where: str = ""
@@ -34,12 +36,12 @@ class HeldPartition(NamedTuple):
         return min(self.attachment.ipus) if self.attachment is not None else 0
 
     def ipus(self, of_job: range, domain: int, domain_ipus: int) -> range:
-        """Return IPUs of the job as they are numbered within the partition.
+        """Return the numbers that IPUs of the job have within the partition.
 
         Args:
-            of_job: neighbours, numbered within the job.
-            domain: the IPU-Link domain that they lie in.
-            domain_ipus: how many the job has of each domain; the partition may have more.
+            of_job: neighbouring IPUs of one IPU-Link domain, numbered within the job.
+            domain: the index of their IPU-Link domain.
+            domain_ipus: the IPUs of the job in each domain; the partition may have more there.
         """
         first = self.first_ipu
         if self.partition is not None and self.partition.num_ilds > 1 and domain:
@@ -47,7 +49,7 @@ class HeldPartition(NamedTuple):
         return range(of_job.start + first, of_job.stop + first)
 
     def variables(self, instance: int) -> dict[str, str | None]:
-        """Return the variables of an instance; None unsets one."""
+        """Return the environment variables of an instance; the value None unsets a variable."""
         if self.partition is None or self.attachment is None:
             return {POD: self.where} if self.where else {}
         of = self.partition
@@ -63,10 +65,11 @@ class HeldPartition(NamedTuple):
 def known_variables(
     where: str, name: str | None, *, is_reconfigurable: bool, gcd: str | None
 ) -> dict[str, str | None]:
-    """Return what an instance is told of its partition before IPUs are attached; None unsets one.
+    """Return the variables of an instance that are known before the job attaches IPUs.
 
-    PopRun attaches a parent device for the instances of a reconfigurable partition only
-    (POPDIST_NODE_DEVICE_ID); those of another one open a GCD each.
+    The value None unsets a variable. Like PopRun, the launcher attaches a parent device
+    (POPDIST_NODE_DEVICE_ID) only in a reconfigurable partition. In any other partition, each
+    instance opens a GCD.
     """
     from urllib.parse import urlsplit
 

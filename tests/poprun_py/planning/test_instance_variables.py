@@ -18,10 +18,14 @@ from poprun_py.machines.host_list import LOCALHOST, parse_host_list
 from poprun_py.machines.host_survey import Survey
 from poprun_py.machines.remote_shell import Shell
 from poprun_py.planning.cpu_placement import Placement
+from poprun_py.planning.instance_variables import (
+    mpi_environment,
+    placement_variables,
+    user_variables,
+)
 from poprun_py.planning.launch_plan import threads_by_user
 from poprun_py.planning.mpi_commands import MPICH, OPEN_MPI_5, Mpi
 from poprun_py.planning.plan_file import plan_from_json, plan_to_json
-from poprun_py.planning.variables import mpi_environment, placement_variables, user_variables
 
 
 def test_a_file_of_variables_reads_as_in_a_shell():

@@ -1,0 +1,451 @@
+"""The decision about a launch's partition: use, reset, create, replace, inherit or refuse it.
+
+Pure: this module neither asks nor changes a pod. launching/partition_survey.py asks the pod, and
+launching/partition_lifetime.py carries the decision out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+from popdist_py.environment import RUN_ID, InstanceEnvironment
+from popdist_py.errors import WireError, are, counted
+from popdist_py.pods.choice import place_partition
+from popdist_py.pods.errors import NotEnoughIpusError, PodError
+from popdist_py.pods.rules import free_ipus
+from popdist_py.pods.values import (
+    LINK_DOMAIN_IPUS,
+    Attachment,
+    Partition,
+    PartitionRequest,
+    PartitionState,
+    Pod,
+    SyncType,
+)
+from poprun_py.options.launch_config import LaunchConfig
+from poprun_py.planning.partition_variables import GCD, PARTITION
+from poprun_py.planning.temporary_partitions import is_temporary
+
+# An error message names at most this many partitions.
+_MOST_NAMED = 4
+_WAYS_OUT = "wait with --wait-for-resources, or use another partition"
+# The spellings of V-IPU's command line.
+_SYNC_TYPES = {
+    "c2-compatible": SyncType.C2_COMPATIBLE,
+    "pod-native-default": SyncType.POD_NATIVE_DEFAULT,
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PodState:
+    """A pod, its partitions and attachments at one moment, as seen by ``user``."""
+
+    where: str
+    user: str
+    pod: Pod
+    partitions: tuple[Partition, ...]
+    attachments: tuple[Attachment, ...]
+
+
+class Action(StrEnum):
+    """The launcher's action on the partition before the job starts.
+
+    ``UPDATE`` removes the partition and creates it again with another shape. ``INHERIT`` runs the
+    job on the IPUs of the instance that started this launch.
+    """
+
+    USE = "use"
+    RESET = "reset"
+    CREATE = "create"
+    UPDATE = "update"
+    INHERIT = "inherit"
+    REFUSE = "refuse"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PartitionDecision:
+    """The partition of a launch, and the action that prepares it.
+
+    Attributes:
+        action: the action before the job starts.
+        where: the pod, as ``POPRUN_POD`` names it.
+        name: the name of the partition; empty if the launch is refused before one is chosen.
+        reason: one line that explains the action. For ``REFUSE`` it also says what the user can do.
+        busy: a text that says who holds the IPUs, if the launch is refused only because others hold
+            them. The launch may then wait. Otherwise empty.
+        num_ipus: the number of IPUs that the job attaches.
+        partition: the partition before the action; None if it does not exist yet.
+        request: the partition to create; None if the launch creates none.
+        removes: whether the launcher removes the partition after the job.
+        is_temporary: whether the launch creates the partition under a name made from its process.
+        inherited: for ``INHERIT``, the IPUs of the instance that started this launch.
+        inherited_gcd: for ``INHERIT``, the graph compilation domain of those IPUs.
+    """
+
+    action: Action
+    where: str
+    name: str = ""
+    reason: str = ""
+    num_ipus: int = 0
+    partition: Partition | None = None
+    request: PartitionRequest | None = None
+    removes: bool = False
+    is_temporary: bool = False
+    busy: str = ""
+    inherited: Attachment | None = None
+    inherited_gcd: str | None = None
+
+    @property
+    def is_refused(self) -> bool:
+        """Whether the job cannot get its IPUs."""
+        return self.action is Action.REFUSE
+
+    @property
+    def num_ilds(self) -> int | None:
+        """The number of IPU-Link domains of the partition; None if it is not known."""
+        if self.request is not None:
+            return self.request.num_ilds
+        return None if self.partition is None else self.partition.num_ilds
+
+    @property
+    def is_reconfigurable(self) -> bool:
+        """Whether instances share one device of the partition instead of opening a GCD each."""
+        made = self.request or self.partition
+        return made is not None and made.reconfigurable
+
+    def gcd(self, instance: int) -> str | None:
+        """Return the GCD of an instance; None if the partition has only one."""
+        if self.inherited is not None:
+            return self.inherited_gcd
+        made = self.request or self.partition
+        return str(instance) if made is not None and made.num_gcds > 1 else None
+
+    @property
+    def sentence(self) -> str:
+        """The decision as a line for the log."""
+        if self.is_refused:
+            return f"partition: refused: {self.reason}"
+        first = {
+            Action.USE: "is used as it is",
+            Action.RESET: "is reset and used",
+            Action.CREATE: "is made",
+            Action.UPDATE: "is removed and made anew",
+            Action.INHERIT: "is that of the job around this one",
+        }[self.action]
+        end = "is removed at the end" if self.removes else "stays"
+        return f"partition {self.name} of {self.where} {first} ({self.reason}), and {end}"
+
+
+def refusal(where: str, reason: str) -> PartitionDecision:
+    """Return the decision that the job cannot get IPUs of the pod ``where``."""
+    return PartitionDecision(action=Action.REFUSE, where=where, reason=reason)
+
+
+def decide_partition(
+    config: LaunchConfig, environ: Mapping[str, str], now: PodState, *, new_name: str
+) -> PartitionDecision:
+    """Decide which partition a launch uses, and how the launcher prepares it.
+
+    Args:
+        config: the options; the numbers of instances, replicas and IPUs are known.
+        environ: the launcher's environment. It may name a partition, and tells whether the launcher
+            itself runs in an instance of another job.
+        now: the state of the pod.
+        new_name: the name for a partition that the launch creates if none is named and the pod has
+            none.
+    """
+    named = config.vipu_partition or environ.get(PARTITION)
+    permanent = [each for each in now.partitions if not is_temporary(each.name)]
+    if not named and len(permanent) > 1:
+        names = ", ".join(each.name for each in permanent[:_MOST_NAMED])
+        more = ", ..." if len(permanent) > _MOST_NAMED else ""
+        return refusal(
+            now.where,
+            f"{now.where} has {len(permanent)} partitions ({names}{more}): name one with "
+            f"--vipu-partition or {PARTITION}",
+        )
+    name = named or (permanent[0].name if permanent else new_name)
+    present = next((each for each in now.partitions if each.name == name), None)
+    outer = _outer_ipus(environ, now.attachments, name)
+    if present is not None and outer is not None:
+        return _inherit(config, environ, now, present, outer)
+    request = wanted_request(config, name)
+    if present is None:
+        return _create(config, now, request, is_temporary=not named)
+    if _fits(present, request, config):
+        why = "it fits" if named else "it is the only one, and fits"
+        return _use(config, now, present, why)
+    return _update(config, now, present, request)
+
+
+def wanted_request(config: LaunchConfig, name: str) -> PartitionRequest:
+    """Return the partition that fits the job exactly.
+
+    R replicas of P IPUs in I instances need R x P IPUs in I GCDs. V-IPU accepts only powers of two.
+    For other numbers, the partition has the next power of two of IPUs and one GCD. It is
+    reconfigurable if one IPU-Link domain holds it and the sync type allows it.
+    """
+    assert config.num_replicas is not None
+    needed = config.num_replicas * config.ipus_per_replica
+    size = _rounded_up(needed)
+    sync_type = _sync_type(config)
+    is_even = size == needed and _rounded_up(config.num_instances) == config.num_instances
+    return PartitionRequest(
+        name=name,
+        size=size,
+        allocation=config.vipu_allocation,
+        cluster=config.vipu_cluster,
+        num_gcds=config.num_instances if is_even else 1,
+        num_ilds=config.num_ilds,
+        num_replicas=config.num_replicas if is_even else None,
+        reconfigurable=not is_even
+        and size <= LINK_DOMAIN_IPUS
+        and config.num_ilds in (None, 1)
+        and sync_type in (None, SyncType.C2_COMPATIBLE),
+        sync_type=sync_type,
+    )
+
+
+def _sync_type(config: LaunchConfig) -> SyncType | None:
+    text = config.sync_type
+    return None if text is None else _SYNC_TYPES.get(text) or SyncType(text)
+
+
+def _num_ipus(config: LaunchConfig) -> int:
+    """Return the number of IPUs that a job attaches: its own, rounded up to a power of two."""
+    assert config.num_replicas is not None
+    return _rounded_up(config.num_replicas * config.ipus_per_replica)
+
+
+def _rounded_up(count: int) -> int:
+    return 1 << (count - 1).bit_length()
+
+
+def _fits(partition: Partition, wanted: PartitionRequest, config: LaunchConfig) -> bool:
+    """Tell whether a partition fits the job.
+
+    A reconfigurable partition fits if it is large enough. Any other partition must have exactly the
+    shape that the job would ask for.
+    """
+    if wanted.sync_type not in (None, partition.sync_type):
+        return False
+    if wanted.num_ilds not in (None, partition.num_ilds):
+        return False
+    if partition.reconfigurable:
+        return partition.size >= _num_ipus(config)
+    if wanted.reconfigurable or wanted.size != partition.size:
+        return False
+    replicas = wanted.num_replicas or wanted.num_gcds
+    return (partition.num_gcds, partition.num_replicas) == (wanted.num_gcds, replicas)
+
+
+def _outer_ipus(
+    environ: Mapping[str, str], attachments: Collection[Attachment], partition: str
+) -> Attachment | None:
+    """Return the IPUs of the job's instance that started this launch, in ``partition``.
+
+    They are neighbours, their number is a power of two, and the first is a multiple of that number.
+    None if no instance of a job that holds IPUs of the partition started this launch.
+    """
+    run_id = environ.get(RUN_ID)
+    found = (
+        each
+        for each in attachments
+        if run_id and each.partition == partition and each.holder.run_id == run_id
+    )
+    outer = next(found, None)
+    if outer is None:
+        return None
+    try:
+        job = InstanceEnvironment.from_environ(environ)
+    except WireError:
+        return outer
+    width = job.num_ipus_per_replica
+    size = _rounded_up(job.num_local_replicas * width)
+    start = job.replica_index_offset * width // size * size
+    return replace(outer, ipus=outer.ipus[start : start + size])
+
+
+def _inherit(
+    config: LaunchConfig,
+    environ: Mapping[str, str],
+    now: PodState,
+    present: Partition,
+    outer: Attachment,
+) -> PartitionDecision:
+    num_ipus = _num_ipus(config)
+    if num_ipus > len(outer.ipus):
+        return refusal(
+            now.where,
+            f"{counted(num_ipus, 'IPU')} {are(num_ipus)} needed, and the instance of "
+            f"{outer.holder.program} (process "
+            f"{outer.holder.pid}) in which this launch is has {len(outer.ipus)} of partition "
+            f"{present.name}: name another one with --vipu-partition, or say --pod none",
+        )
+    return PartitionDecision(
+        action=Action.INHERIT,
+        where=now.where,
+        name=present.name,
+        reason="its instance started this launch",
+        num_ipus=num_ipus,
+        partition=present,
+        inherited=replace(outer, ipus=outer.ipus[:num_ipus]),
+        inherited_gcd=environ.get(GCD),
+    )
+
+
+def _create(
+    config: LaunchConfig, now: PodState, request: PartitionRequest, *, is_temporary: bool
+) -> PartitionDecision:
+    why = "there is none that could be used" if is_temporary else "there is none of this name"
+    use = PartitionDecision(
+        action=Action.CREATE,
+        where=now.where,
+        name=request.name,
+        reason=f"{why}; {shape_text(request)}",
+        num_ipus=request.size,
+        request=request,
+        removes=config.remove_partition,
+        is_temporary=is_temporary,
+    )
+    return _refused_without_room(use, now, now.partitions)
+
+
+def _use(config: LaunchConfig, now: PodState, present: Partition, why: str) -> PartitionDecision:
+    """Use a partition that fits. By default, one that is not reconfigurable is reset first."""
+    resets = config.reset_partition
+    if resets is None:
+        resets = not present.reconfigurable
+    if present.state is PartitionState.ERROR and not resets:
+        return refusal(
+            now.where,
+            f"partition {present.name} is in the state ERROR"
+            f"{f' ({present.error})' if present.error else ''}: add --reset-partition yes",
+        )
+    num_ipus = _num_ipus(config)
+    held = [each for each in now.attachments if each.partition == present.name]
+    taken = frozenset(ipu for each in held for ipu in each.ipus)
+    waits = "; it is still PENDING" if present.state is PartitionState.PENDING else ""
+    use = PartitionDecision(
+        action=Action.RESET if resets else Action.USE,
+        where=now.where,
+        name=present.name,
+        reason=why + waits,
+        num_ipus=num_ipus,
+        partition=present,
+    )
+    if resets and held:
+        return _busy(use, f"{_in_use_text(present, held)}, and cannot be reset", _WAYS_OUT)
+    if not free_ipus(present, num_ipus, taken):
+        free = present.size - len(taken)
+        together = " together" if free >= num_ipus else ""
+        return _busy(
+            use,
+            f"{_in_use_text(present, held)}: {counted(num_ipus, 'IPU')}{together} {are(num_ipus)} "
+            f"needed, {free} of {present.size} {are(free)} free",
+            _WAYS_OUT,
+        )
+    return use
+
+
+def _update(
+    config: LaunchConfig, now: PodState, present: Partition, request: PartitionRequest
+) -> PartitionDecision:
+    """Replace a partition that does not fit, if --update-partition allows it and it is possible."""
+    contrast = f"partition {present.name} does not fit: it has {shape_text(present)}; "
+    needs = f"{shape_text(request)} {are(request.size)} needed"
+    if not config.update_partition:
+        return refusal(
+            now.where,
+            f"{contrast}{needs}: add --update-partition yes, or name another partition",
+        )
+    if present.owner != now.user:
+        return refusal(
+            now.where,
+            f"{contrast}{needs}, and it belongs to {present.owner}: name another partition",
+        )
+    use = PartitionDecision(
+        action=Action.UPDATE,
+        where=now.where,
+        name=present.name,
+        reason=f"it had {shape_text(present)}; now {shape_text(request)}",
+        num_ipus=request.size,
+        partition=present,
+        request=request,
+        removes=config.remove_partition,
+    )
+    held = [each for each in now.attachments if each.partition == present.name]
+    if held:
+        return _busy(use, f"{_in_use_text(present, held)}, and cannot be changed", _WAYS_OUT)
+    others = [each for each in now.partitions if each is not present]
+    return _refused_without_room(use, now, others)
+
+
+def _busy(use: PartitionDecision, busy: str, ways_out: str) -> PartitionDecision:
+    """Refuse an action that becomes possible when other jobs have ended."""
+    return replace(use, action=Action.REFUSE, reason=f"{busy}: {ways_out}", busy=busy)
+
+
+def _refused_without_room(
+    use: PartitionDecision, now: PodState, others: Sequence[Partition]
+) -> PartitionDecision:
+    """Return ``use``, or a refusal if the pod cannot create its partition beside ``others``."""
+    assert use.request is not None
+    request, ipus = use.request, now.pod.ipus()
+    try:
+        made = place_partition(now.pod, others, request, owner=now.user, created=0.0)
+        return replace(use, request=replace(request, num_ilds=made.num_ilds))
+    except NotEnoughIpusError:
+        pass
+    except PodError as error:
+        return refusal(now.where, str(error))
+    # If it fits into the empty pod, the job may wait for other partitions to be removed.
+    try:
+        made = place_partition(now.pod, (), request, owner=now.user, created=0.0)
+    except PodError as error:
+        return refusal(now.where, f"{error} ({now.where} has {len(ipus)})")
+    free = len(ipus) - sum(each.size for each in others)
+    apart = ", but not together where it may lie" if free >= request.size else ""
+    names = ", ".join(_owner_text(each, now.attachments) for each in others[:_MOST_NAMED])
+    more = ", ..." if len(others) > _MOST_NAMED else ""
+    needed = counted(request.size, "IPU")
+    subject = "the job" if use.is_temporary else f"partition {use.name}"
+    return _busy(
+        replace(use, request=replace(request, num_ilds=made.num_ilds)),
+        f"{subject} needs {needed}; {now.where} has {len(ipus)}, {free} of them free{apart} "
+        f"({names}{more})",
+        "wait with --wait-for-resources, remove a partition, or use fewer IPUs",
+    )
+
+
+# --- texts --------------------------------------------------------------------------------------
+
+
+def _owner_text(partition: Partition, attachments: Collection[Attachment]) -> str:
+    text = f"{partition.name} of {partition.owner} has {partition.size}"
+    held = [each for each in attachments if each.partition == partition.name]
+    return f"{text}, held by {_holders(held)}" if held else text
+
+
+def _in_use_text(present: Partition, held: Sequence[Attachment]) -> str:
+    return f"partition {present.name} is in use by {_holders(held)}"
+
+
+def _holders(held: Sequence[Attachment]) -> str:
+    who = held[0].holder
+    more = f" and {len(held) - 1} more" if len(held) > 1 else ""
+    return f"{who.program} of {who.user} (process {who.pid} on {who.host}){more}"
+
+
+def shape_text(of: Partition | PartitionRequest) -> str:
+    """Return the size and division of a partition: ``16 IPUs in 4 GCDs with 16 replicas``."""
+    size = counted(of.size, "IPU")
+    sync = "" if of.sync_type in (None, SyncType.C2_COMPATIBLE) else f", {of.sync_type}"
+    many = of.num_ilds is not None and of.num_ilds > 1
+    domains = f" over {of.num_ilds} IPU-Link domains" if many else ""
+    if of.reconfigurable:
+        return f"{size}{domains} (reconfigurable){sync}"
+    gcds, replicas = of.num_gcds, of.num_replicas or of.num_gcds
+    return f"{size}{domains} in {counted(gcds, 'GCD')} with {counted(replicas, 'replica')}{sync}"
