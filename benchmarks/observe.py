@@ -37,8 +37,8 @@ from popdist_py.activities import ledger
 from popdist_py.environment import TIMELINE_MIB
 from popdist_py.timeline import spans
 from popdist_py.timeline.recorder import Recorder
-from poprun_py.instance.observation import observe
-from poprun_py.instance.vitals import Vitals
+from poprun_py.instance.program_activity import observe
+from poprun_py.instance.progress_memory import ProgressMemory
 
 _STEPS = 50
 _COMPARED_MS = 10.0
@@ -156,12 +156,12 @@ def _span() -> float:
 def _look() -> dict[str, Any]:
     """Return what one look costs the wrapper: as much CPU time as it lasts."""
     os.environ.pop("POPDIST_HEARTBEAT", None)
-    vitals = Vitals()
+    memory = ProgressMemory()
     took = []
     for _ in range(100):
         began = time.process_time()
         observe(os.getpid())
-        vitals.ledger()
+        memory.ledger()
         took.append(time.process_time() - began)
     cost = statistics.median(took)
     return {

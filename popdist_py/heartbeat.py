@@ -32,8 +32,9 @@ __all__ = [
     "stopRequested",
 ]
 
-# The words of the shared memory, each of 8 bytes: poprun_py/instance/vitals.py has the same. The
-# program alone writes _STEP, _POLLS and those from _BEGUN on, the wrapper the others.
+# The words of the shared memory, each of 8 bytes; the same as in
+# poprun_py/instance/progress_memory.py. The program alone writes _STEP, _POLLS and those from
+# _BEGUN on, the wrapper the others.
 _STEP, _POLLS, _PROPOSED, _AGREED, _BEGUN, _CALLS, _RESUMED, _DOING = range(8)
 _DEBUGGED, _TERMINAL = 8, 9
 _NUM_WORDS = 10

@@ -6,7 +6,7 @@ with the launcher's wrapper, which reads them from outside; without the launcher
 Only one thread of the program's own process is counted: other threads and processes add nothing.
 It is the main thread, or else the thread that called ``init()`` or that makes the training steps.
 
-Nothing here reads the numbers: that is the wrapper's vitals.py.
+Nothing here reads the numbers: that is the wrapper's progress_memory.py.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ NAMES: Final = (
     "reducing", "waiting", "updating", "saving", "validating",
 )  # fmt: skip
 
-# The words, after those of the heartbeat; vitals.py of the launcher's wrapper reads the same.
+# The words after those of the heartbeat; poprun_py/instance/progress_memory.py reads the same.
 # _BEGAN and _SINCE are time.monotonic_ns(): when counting began, and up to when the nanoseconds of
 # the activities tell of all time.
 # _STEPS counts all steps of this memory, _TIMED_STEPS those whose beginning is known.

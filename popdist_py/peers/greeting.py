@@ -7,7 +7,7 @@
 
 A proof is an HMAC over both nonces. So who does not know the secret learns nothing from either end,
 and what somebody has recorded proves nothing another time. The wrapper of an instance has a
-caller's half of its own (``poprun_py/instance/launcher_link.py``).
+caller's half of its own (``poprun_py/instance/launcher_channel.py``).
 
 Pure functions of bytes: nothing here reads or writes a connection.
 """

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from types import ModuleType
     from typing import Any
 
-# The flag is a word of 8 bytes that is set to 1. poprun_py/instance/vitals.py has the same numbers.
+# The flag is a word of 8 bytes that is set to 1. poprun_py/instance/progress_memory.py has the same
+# numbers.
 _WORD, _WORD_BYTES = 31, 8
 _SILENT = "POPDIST_SEPARATE_MODELS"
 

@@ -7,9 +7,9 @@ has the keyboard: the launcher does.
 import errno
 import os
 
-from poprun_py.instance import protocol
-from poprun_py.instance.fast_stdlib import loads
+from poprun_py.instance import control_protocol
 from poprun_py.instance.program_input import ProgramPipe, ProgramTerminal, make_input
+from poprun_py.instance.quick_imports import loads
 
 # As typing's, which takes longer to import than everything here.
 TYPE_CHECKING = False
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-    from poprun_py.instance.vitals import Vitals
+    from poprun_py.instance.progress_memory import ProgressMemory
 
 # What a program may ask for, and with how many numbers.
 _NUM_NUMBERS = {"enter": 1, "leave": 1, "wait": 2}
@@ -29,14 +29,17 @@ class Keyboard:
     Args:
         setup: the launcher's wish: ``input`` for ``make_input`` if the program reads the keyboard
             from its start, whether there is a ``debugger``, and ``term``, the kind of terminal.
-        vitals: the memory that is shared with the program.
+        memory: the memory that is shared with the program.
         send: sends a frame to the launcher.
     """
 
     def __init__(
-        self, setup: "dict[str, Any]", vitals: "Vitals", send: "Callable[[bytes, Any], None]"
+        self,
+        setup: "dict[str, Any]",
+        memory: "ProgressMemory",
+        send: "Callable[[bytes, Any], None]",
     ) -> None:
-        self._vitals = vitals
+        self._memory = memory
         self._send = send
         self._term = setup.get("term", "")
         self._errno = 0  # why there is no terminal
@@ -105,22 +108,22 @@ class Keyboard:
             if len(numbers) != _NUM_NUMBERS.get(what):
                 continue
             if what == "leave":
-                self._vitals.lend_terminal(0)
-            self._send(protocol.DEBUG, [what, *numbers])
+                self._memory.lend_terminal(0)
+            self._send(control_protocol.DEBUGGER, [what, *numbers])
 
     def handle(self, kind: bytes, payload: bytes) -> None:
         """Do what a frame of the launcher says."""
-        if kind == protocol.KEYS:
+        if kind == control_protocol.KEYS:
             self._type(payload)
-        elif kind == protocol.WINDOW and self.terminal is not None:
+        elif kind == control_protocol.WINDOW_SIZE and self.terminal is not None:
             self.terminal.resize(loads(payload))
-        elif kind == protocol.TERMINAL:
+        elif kind == control_protocol.NEW_TERMINAL:
             if self.terminal is None:
                 self._make_input(loads(payload))
             number = self.terminal.number + 1 if self.terminal is not None else -self._errno
-            self._vitals.lend_terminal(number)
-        elif kind == protocol.DEBUGGED:
-            self._vitals.debugged(loads(payload))
+            self._memory.lend_terminal(number)
+        elif kind == control_protocol.DEBUGGER_LEFT:
+            self._memory.debugged(loads(payload))
 
     def on_time(self, now: float) -> None:
         """Do what is due."""
@@ -135,7 +138,7 @@ class Keyboard:
         if self._input is not None:
             self._input.type(keys)
         else:
-            self._send(protocol.TAKEN, None)
+            self._send(control_protocol.KEYS_READ, None)
 
     def _make_input(self, setup: "dict[str, Any]") -> None:
         try:

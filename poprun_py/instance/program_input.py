@@ -12,7 +12,7 @@ import sys
 import termios
 import time
 
-from poprun_py.instance import protocol
+from poprun_py.instance import control_protocol
 
 # As typing's, which takes longer to import than everything here.
 TYPE_CHECKING = False
@@ -54,7 +54,7 @@ class _Input:
         self._descriptor = descriptor  # what is typed is written to it; -1 for no reader
         self._send = send
         self._typed = bytearray()
-        self._is_owing = False  # whether the launcher waits for TAKEN
+        self._is_owing = False  # whether the launcher waits for KEYS_READ
         self._pause_seconds = _FIRST_PAUSE_SECONDS
         self._look_at = float("inf")
         os.set_blocking(descriptor, False)
@@ -93,7 +93,7 @@ class _Input:
             self._look_at = float("inf")
             if self._is_owing:
                 self._is_owing = False
-                self._send(protocol.TAKEN, None)
+                self._send(control_protocol.KEYS_READ, None)
 
     def _end_of_input(self) -> bytes:
         """Return what stands for the end of input, or bring it about."""
@@ -133,7 +133,7 @@ class ProgramPipe(_Input):
 
     def _leave_unread(self, count: int) -> None:
         if count:
-            self._send(protocol.UNREAD, count)
+            self._send(control_protocol.UNREAD, count)
 
     def _close(self) -> None:
         if self._write_end >= 0:
@@ -235,7 +235,7 @@ class ProgramTerminal(_Input):
         if setup["is_stderr"]:
             # A terminal of its own: what goes to stderr is tagged, kept and reported as such.
             self._error = Pty(setup)
-            self.streams[self._error.master] = protocol.STDERR
+            self.streams[self._error.master] = control_protocol.STDERR
             self.ptys[self._error.master] = self._error
 
     @property
@@ -283,7 +283,7 @@ class ProgramTerminal(_Input):
             termios.tcsetattr(self.master, termios.TCSANOW, modes)
         codes = [code if isinstance(code, int) else code[0] for code in modes[_CC]]
         flags = [modes[_IFLAG], modes[_OFLAG], modes[_LFLAG] & ~_EXTPROC]
-        self._send(protocol.MODES, [*flags, codes, bool(what & _PKT_FLUSHREAD)])
+        self._send(control_protocol.TERMINAL_MODES, [*flags, codes, bool(what & _PKT_FLUSHREAD)])
         if self._is_owing:
             self._advance()
 

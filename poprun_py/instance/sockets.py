@@ -6,7 +6,7 @@ The kernel is asked through sock_diag(7), as ``ss`` does. Standard library only 
 import os
 from sys import byteorder
 
-from poprun_py.instance.fast_stdlib import socket
+from poprun_py.instance.quick_imports import socket
 
 # As typing's, which takes longer to import than everything here.
 TYPE_CHECKING = False

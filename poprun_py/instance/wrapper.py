@@ -15,11 +15,16 @@ import select
 import sys
 import time
 
-from poprun_py.instance import binding, host_folders, launcher_link, processes, protocol, start_hook
-from poprun_py.instance.control_group import memory_state
-from poprun_py.instance.fast_stdlib import dumps, loads, signal, socket
-from poprun_py.instance.program_output import ProgramOutput
-from poprun_py.instance.stop_steps import (
+from poprun_py.instance import (
+    binding,
+    control_protocol,
+    job_folders,
+    launcher_channel,
+    process_control,
+    program_environment,
+)
+from poprun_py.instance.cgroups import memory_state
+from poprun_py.instance.graceful_stop import (
     GOOD_CODES,
     KILL_AGAIN_SECONDS,
     LEAST_SECONDS_AFTER_EXCEPTION,
@@ -27,9 +32,11 @@ from poprun_py.instance.stop_steps import (
     LEFTOVER_SECONDS_AFTER_FAILURE,
     ORPHAN_GRACE_SECONDS,
     UNLIMITED_GRACE_SECONDS,
-    StopSteps,
+    GracefulStop,
 )
-from poprun_py.instance.vitals import Vitals
+from poprun_py.instance.program_output import ProgramOutput
+from poprun_py.instance.progress_memory import ProgressMemory
+from poprun_py.instance.quick_imports import dumps, loads, signal, socket
 
 # As typing's, which takes longer to import than everything here.
 TYPE_CHECKING = False
@@ -38,10 +45,10 @@ if TYPE_CHECKING:
     from resource import struct_rusage
     from typing import Any, NoReturn
 
-    from poprun_py.instance.host_folders import HeldFolder
+    from poprun_py.instance.job_folders import JobFolder
     from poprun_py.instance.keyboard import Keyboard
-    from poprun_py.instance.observation import SignsOfLife
-    from poprun_py.instance.program_files import GivenFile, ProgramFiles
+    from poprun_py.instance.program_activity import SignsOfLife
+    from poprun_py.instance.transferred_files import GivenFile, ProgramFiles
     from poprun_py.machines.lease_book import Lease
 _CHUNK = 1 << 16
 # mpirun ends the instances by these: Open MPI by SIGTERM, MPICH by the signal that ended mpirun.
@@ -63,21 +70,21 @@ def main(argv: list[str]) -> int:
     # The launcher has mpirun block these signals, and some mpiruns pass their signal mask on.
     signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGTERM, signal.SIGINT, signal.SIGABRT))
     program = [_unshield(word) for word in argv[argv.index("--") + 1 :]]
-    launcher_link.set_other_names()
-    launcher_link.drop_empty()
+    launcher_channel.set_other_names()
+    launcher_channel.drop_empty()
     address = os.environ.get("POPRUN_CONTROL")
     shared = ""
     if not address:
         _bind()
         os.environ.setdefault("MASTER_PORT", "29500")
-        os.environ.update(start_hook.variables(os.environ))
+        os.environ.update(program_environment.variables(os.environ))
         _replace(program, 2)
     token = os.environ.pop("POPRUN_TOKEN", "")
-    channel = launcher_link.connect(address, token)
+    channel = launcher_channel.connect(address, token)
     if address.startswith("tcp:"):
         # Shown at the greeting; it does not travel.
-        os.environ["POPDIST_SECRET"] = launcher_link.secret_of_programs(token)
-        shared = launcher_link.name_of_folder(token)
+        os.environ["POPDIST_SECRET"] = launcher_channel.secret_of_programs(token)
+        shared = launcher_channel.name_of_folder(token)
         token = ""
     return Wrapper(channel, program, token, shared).run()
 
@@ -117,7 +124,7 @@ class Wrapper:
         self._token = token
         self._connected = True
         self._program = program
-        self._reader = protocol.Reader()
+        self._reader = control_protocol.Reader()
         # Frames that came together with the one that starts the program.
         self._early: list[tuple[bytes, bytes]] = []
         self._unsent = bytearray()
@@ -129,7 +136,7 @@ class Wrapper:
         self._is_launcher_lost = False
         self._leave_at = float("inf")  # when to end without a release
         self._stop_signal = int(signal.SIGTERM)  # asks the program to end
-        self._steps = StopSteps(
+        self._steps = GracefulStop(
             ask=lambda: self._signal_program(self._stop_signal),
             force=self._kill_tree,
             again_seconds=KILL_AGAIN_SECONDS,
@@ -139,7 +146,7 @@ class Wrapper:
         self._bound: dict[str, Any] = {}
         self._daemon: dict[str, Any] = {}  # what became of the sockets of MPI's daemon
         self._exec_error = ""
-        self._vitals = Vitals()
+        self._vitals = ProgressMemory()
         self._sample_seconds: float | None = None  # how often the launcher wants to hear of steps
         self._sample_at = self._look_at = 0.0
         self._look_seconds = 0.0  # how often it wants to hear of a program that counts none
@@ -155,18 +162,18 @@ class Wrapper:
         self._lease: Lease | None = None  # for all instances of the job on this host
         self._seconds_after_exception = LEAST_SECONDS_AFTER_EXCEPTION
         # Kills the program if it lives on after an exception has ended its main thread.
-        self._failed = StopSteps(ask=lambda: None, force=self._kill_failed)
+        self._failed = GracefulStop(ask=lambda: None, force=self._kill_failed)
         self._was_kept = False  # whether the program lived on, and was killed for it
         self._paused: list[int] = []  # processes of the program that we stopped
         self._shared = shared
-        self._folders: list[HeldFolder] = []  # of the job on this host
+        self._folders: list[JobFolder] = []  # of the job on this host
 
     def run(self) -> int:
         """Carry the program from start to end and return what mpirun is told."""
-        processes.become_subreaper()
+        process_control.become_subreaper()
         self._hello()
         # While the others start.
-        self._folders = launcher_link.hold_folders(os.environ["POPRUN_CONTROL"], self._shared)
+        self._folders = launcher_channel.hold_folders(os.environ["POPRUN_CONTROL"], self._shared)
         self._keep_daemon()  # while other instances start
         start = self._wait_for_go()
         if "keyboard" in start:
@@ -176,18 +183,18 @@ class Wrapper:
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = value
-        launcher_link.set_other_names()
-        launcher_link.drop_empty()
-        launcher_link.share_memory_in(self._folders)
-        launcher_link.name_folder(self._folders)
+        launcher_channel.set_other_names()
+        launcher_channel.drop_empty()
+        launcher_channel.share_memory_in(self._folders)
+        launcher_channel.name_folder(self._folders)
         self._sample_seconds = start.get("sample_seconds")
         self._look_seconds = start.get("look_seconds", 0.0)
         self._leftover_seconds = grace = start.get("grace_seconds", 0.0)
         self._seconds_after_exception = max(grace, LEAST_SECONDS_AFTER_EXCEPTION)
         self._told_steps = 0 if start.get("steps") else None
         if "open_files" in start:
-            processes.set_open_files(tuple(start["open_files"]))
-        os.environ.update(start_hook.variables(os.environ))
+            process_control.set_open_files(tuple(start["open_files"]))
+        os.environ.update(program_environment.variables(os.environ))
         os.environ.update(self._vitals.variables(self._program, os.environ))
         if "files" in start:
             self._keep_files(start["files"])
@@ -199,7 +206,7 @@ class Wrapper:
         wake = self._install_signals()
         self._start()
         self._send(
-            protocol.STARTED,
+            control_protocol.STARTED,
             {
                 "pid": self._pid,
                 "bound": self._bound,
@@ -226,10 +233,10 @@ class Wrapper:
 
     def _queue(self, kind: bytes, payload: bytes) -> None:
         if self._connected:
-            self._unsent += protocol.pack(kind, payload)
+            self._unsent += control_protocol.pack(kind, payload)
 
     def _hello(self) -> None:
-        rank = launcher_link.rank()
+        rank = launcher_channel.rank()
         hello = {
             "token": self._token,
             "rank": rank,
@@ -238,17 +245,19 @@ class Wrapper:
             "time_ns": time.time_ns(),
         }
         if rank == 0:
-            hello["port"] = launcher_link.free_port()
-        self._channel.sendall(protocol.pack(protocol.HELLO, dumps(hello).encode()))
+            hello["port"] = launcher_channel.free_port()
+        self._channel.sendall(control_protocol.pack(control_protocol.HELLO, dumps(hello).encode()))
 
     def _keep_daemon(self) -> None:
         """Have MPI's daemon on this host, our parent, listen on the network of the job alone."""
         network = os.environ.get("POPDIST_NETWORK")
-        if not network or not launcher_link.is_first_elsewhere(self._channel):
+        if not network or not launcher_channel.is_first_elsewhere(self._channel):
             return
         try:
             # Only the first instance on another host than the launcher's pays for it.
-            self._daemon["daemon_ports"] = start_hook.lent_sockets().move_of(os.getppid(), network)
+            self._daemon["daemon_ports"] = program_environment.lent_sockets().move_of(
+                os.getppid(), network
+            )
         except OSError as error:
             self._daemon["daemon_problem"] = str(error.strerror)
 
@@ -260,15 +269,15 @@ class Wrapper:
                 sys.exit(1)
             messages = self._reader.feed(data)
             for number, (kind, payload) in enumerate(messages, start=1):
-                if kind == protocol.GO:
+                if kind == control_protocol.GO:
                     self._early = messages[number:]
                     start: dict[str, Any] = loads(payload)
                     return start
-                if kind == protocol.LEASE:
+                if kind == control_protocol.LEASE:
                     self._take_lease(loads(payload))
-                if kind == protocol.GIVEN:
+                if kind == control_protocol.INPUT_FILE:
                     self._take_given(payload)
-                if kind in (protocol.STOP, protocol.BYE):
+                if kind in (control_protocol.STOP, control_protocol.BYE):
                     sys.exit(1)
 
     def _take_lease(self, request: "dict[str, Any]") -> None:
@@ -276,11 +285,13 @@ class Wrapper:
         from poprun_py.machines.leases_elsewhere import take
 
         answer, self._lease = take(request, os.environ)
-        self._channel.sendall(protocol.pack(protocol.LEASED, dumps(answer).encode()))
+        self._channel.sendall(
+            control_protocol.pack(control_protocol.LEASED, dumps(answer).encode())
+        )
 
     def _take_given(self, part: bytes) -> None:
         # Only functions that are called on other hosts than the launcher's pay for it.
-        from poprun_py.instance.program_files import GivenFile
+        from poprun_py.instance.transferred_files import GivenFile
 
         if self._given is None:
             self._given = GivenFile()
@@ -288,7 +299,7 @@ class Wrapper:
             self._given.add(part)
         else:
             answer = dumps(self._given.answer()).encode()
-            self._channel.sendall(protocol.pack(protocol.GIVEN, answer))
+            self._channel.sendall(control_protocol.pack(control_protocol.INPUT_FILE, answer))
 
     def _give_back(self) -> None:
         if self._lease is not None:
@@ -299,24 +310,28 @@ class Wrapper:
     def _sweep(self) -> None:
         """Remove what dead jobs have left on this host; the launcher looks on its own."""
         if self._shared and os.environ.get("LOCAL_RANK", "0") == "0":
-            host_folders.sweep(host_folders.temporary_folders())
+            job_folders.remove_abandoned(job_folders.folder_locations())
 
     def _handle(self, kind: bytes, payload: bytes) -> None:
-        if kind == protocol.SIGNAL:
+        if kind == control_protocol.SIGNAL:
             self._signal_program(loads(payload))
-        elif kind == protocol.PROPOSE:
+        elif kind == control_protocol.PROPOSE_STOP:
             proposal = loads(payload)
             polls = self._vitals.propose(proposal)
-            self._send(protocol.POLLED, {"proposal": proposal, "polls": polls})
-        elif kind == protocol.AGREE:
+            self._send(control_protocol.POLLED, {"proposal": proposal, "polls": polls})
+        elif kind == control_protocol.AGREE_STOP:
             self._vitals.agree(loads(payload))
-        elif kind in (protocol.DUMP, protocol.OBSERVE, protocol.ASK_CLOCK):
+        elif kind in (
+            control_protocol.DUMP_STACKS,
+            control_protocol.OBSERVE,
+            control_protocol.ASK_CLOCK,
+        ):
             self._answer(kind, payload)
-        elif kind == protocol.PAUSE:
+        elif kind == control_protocol.PAUSE:
             self._pause(loads(payload))
-        elif kind == protocol.STOP:
+        elif kind == control_protocol.STOP:
             self._stop(*loads(payload))
-        elif kind == protocol.BYE:
+        elif kind == control_protocol.BYE:
             self._released = True
         elif self._keyboard is not None:
             self._keyboard.handle(kind, payload)
@@ -324,23 +339,23 @@ class Wrapper:
 
     def _answer(self, kind: bytes, payload: bytes) -> None:
         """Answer a question of the launcher."""
-        if kind == protocol.DUMP:
-            self._send(protocol.STACKS, {"processes": self._vitals.stacks(self._pid)})
-        elif kind == protocol.OBSERVE:
+        if kind == control_protocol.DUMP_STACKS:
+            self._send(control_protocol.STACKS, {"processes": self._vitals.stacks(self._pid)})
+        elif kind == control_protocol.OBSERVE:
             self._observe()
         else:
-            self._send(protocol.CLOCK, [loads(payload), time.monotonic_ns()])
+            self._send(control_protocol.CLOCK, [loads(payload), time.monotonic_ns()])
 
     def _keep_files(self, told: "dict[str, str]") -> None:
         # Only jobs of several hosts whose programs leave files pay for it.
-        from poprun_py.instance.program_files import ProgramFiles
+        from poprun_py.instance.transferred_files import ProgramFiles
 
         self._files = ProgramFiles(told)
         os.environ.update(self._files.variables())
 
     def _note_end(self, prefix: str) -> None:
         # Only jobs with a timeline pay for it.
-        from poprun_py.instance.program_files import note_end
+        from poprun_py.instance.transferred_files import note_end
 
         note_end(prefix)
 
@@ -380,8 +395,8 @@ class Wrapper:
             self._given.close()
         self._exec_error = os.read(report_read, 4096).decode(errors="replace")
         os.close(report_read)
-        self._output.add_pipe(out_read, protocol.STDOUT)
-        self._output.add_pipe(err_read, protocol.STDERR)
+        self._output.add_pipe(out_read, control_protocol.STDOUT)
+        self._output.add_pipe(err_read, control_protocol.STDERR)
         if self._keyboard is not None:
             self._keyboard.started()
             self._output.add_terminal(self._keyboard.terminal)
@@ -402,8 +417,8 @@ class Wrapper:
         signal.set_wakeup_fd(-1)
         for number in (*_SIGNALS, signal.SIGPIPE):
             signal.signal(number, signal.SIG_DFL)
-        processes.die_with_parent(parent)
-        launcher_link.take_stdin()
+        process_control.die_with_parent(parent)
+        launcher_channel.take_stdin()
         os.dup2(out, 1)
         os.dup2(err, 2)
         self._channel.close()
@@ -411,10 +426,10 @@ class Wrapper:
 
     def _signal_program(self, number: int) -> None:
         if self._outcome is None and self._pid:
-            processes.signal_group(self._pid, number)
+            process_control.signal_group(self._pid, number)
         elif self._outcome is not None and number in (signal.SIGTERM, signal.SIGINT):
-            for pid in processes.descendants(os.getpid()):
-                processes.signal_process(pid, number)
+            for pid in process_control.descendants(os.getpid()):
+                process_control.signal_process(pid, number)
 
     def _stop(self, grace: float, number: int = signal.SIGTERM) -> None:
         """Ask the program to end by a signal; kill what is left after ``grace`` seconds."""
@@ -425,29 +440,29 @@ class Wrapper:
     def _pause(self, paused: bool) -> None:
         """Stop all processes of the program, or let those go on."""
         if paused:
-            self._paused = processes.stop_descendants(os.getpid())
-            self._send(protocol.PAUSED, None)
+            self._paused = process_control.stop_descendants(os.getpid())
+            self._send(control_protocol.PAUSED, None)
             return
         for pid in self._paused:
-            processes.signal_process(pid, signal.SIGCONT)
+            process_control.signal_process(pid, signal.SIGCONT)
         self._paused.clear()
 
     def _kill_tree(self) -> None:
         """Kill what is left of the program and of all that it has started."""
         if self._outcome is None:
-            processes.signal_group(self._pid, signal.SIGKILL)
-        left = processes.descendants(os.getpid())
+            process_control.signal_group(self._pid, signal.SIGKILL)
+        left = process_control.descendants(os.getpid())
         if self._outcome is not None and self._outcome["code"] in GOOD_CODES:
             self._tell_of_left(left)
         for pid in left:
-            processes.signal_process(pid, signal.SIGKILL)
+            process_control.signal_process(pid, signal.SIGKILL)
 
     def _tell_of_left(self, pids: list[int]) -> None:
         """Tell the launcher which processes are killed; name each of them only once."""
-        named = [[pid, processes.command(pid)] for pid in pids if pid not in self._told_left]
+        named = [[pid, process_control.command(pid)] for pid in pids if pid not in self._told_left]
         self._told_left.update(pids)
         if named:
-            self._send(protocol.LEFT, named)
+            self._send(control_protocol.LEFTOVERS, named)
 
     def _install_signals(self) -> int:
         """Turn signals into bytes on a pipe; returns its reading end."""
@@ -465,7 +480,7 @@ class Wrapper:
                 # mpirun ends the job, and kills this process a quarter of a second later. Without
                 # a launcher nobody else would then end what the program has started.
                 if self._outcome is None:
-                    self._send(protocol.TOLD, number)
+                    self._send(control_protocol.STOP_SIGNAL, number)
                 self._stop(UNLIMITED_GRACE_SECONDS if self._connected else 0.0)
             elif number != signal.SIGCHLD:
                 self._signal_program(number)
@@ -496,7 +511,7 @@ class Wrapper:
         if self._outcome is None and self._steps.asked_at is None:
             self._was_kept = True
             self._queue(
-                protocol.STDERR, _KEPT.format(f"{self._seconds_after_exception:g}").encode()
+                control_protocol.STDERR, _KEPT.format(f"{self._seconds_after_exception:g}").encode()
             )
             self._kill_tree()
 
@@ -527,7 +542,7 @@ class Wrapper:
         if self._keyboard is not None:
             self._keyboard.ended()
         # With the last steps: the memory that they are counted in is ours.
-        self._send(protocol.DIED, {**self._outcome, **self._new_steps()})
+        self._send(control_protocol.PROGRAM_ENDED, {**self._outcome, **self._new_steps()})
         is_good = self._outcome["code"] in GOOD_CODES
         limit = self._leftover_seconds if is_good else LEFTOVER_SECONDS_AFTER_FAILURE
         self._steps.force_after(limit, time.monotonic())
@@ -548,27 +563,27 @@ class Wrapper:
             if progress != self._told_progress:
                 self._told_progress = progress
                 self._look_at = now + self._look_seconds
-                self._send(protocol.BEAT, progress)
+                self._send(control_protocol.PROGRESS, progress)
         if now >= self._look_at:
             self._look_at = now + self._look_seconds
             self._look()
 
     def _look(self) -> None:
         if self._signs is None:
-            from poprun_py.instance.observation import SignsOfLife  # once the program runs
+            from poprun_py.instance.program_activity import SignsOfLife  # once the program runs
 
             self._signs = SignsOfLife(self._vitals, self._pid)
-        self._send(protocol.LIFE, self._signs.look(self._output.num_bytes))
+        self._send(control_protocol.ACTIVITY, self._signs.look(self._output.num_bytes))
 
     def _observe(self) -> None:
         """Tell the launcher where the program's time goes and what it uses."""
-        from poprun_py.instance.observation import observe  # once the program runs
+        from poprun_py.instance.program_activity import observe  # once the program runs
 
         if self._outcome is None:
             found = {**observe(self._pid), "progress": self._vitals.progress()}
             times = {"started": self._started_ns, "now": time.monotonic_ns()}
             found["ledger"] = self._vitals.ledger()
-            self._send(protocol.OBSERVED, {**found, **times, **self._new_steps()})
+            self._send(control_protocol.OBSERVED, {**found, **times, **self._new_steps()})
 
     def _new_steps(self) -> "dict[str, Any]":
         """Return the steps since the last time, if the launcher wants them, each once."""
@@ -617,7 +632,7 @@ class Wrapper:
     def _leave(self, code: int) -> int:
         """Do what is left to do when nothing of the program is there; returns its code."""
         if not self._connected:
-            processes.end_daemon_of_mpi()
+            process_control.end_daemon_of_mpi()
         return code
 
     def _events(self, wake: int, channel: int | None, reported: bool) -> list[tuple[int, int]]:
@@ -638,7 +653,7 @@ class Wrapper:
         return (
             self._outcome is not None
             and not self._output.descriptors
-            and not processes.has_children(os.getpid())
+            and not process_control.has_children(os.getpid())
         )
 
     def _report_end(self) -> bool:
@@ -651,10 +666,10 @@ class Wrapper:
         while len(self._unsent) < _MAX_UNSENT:
             part = next(self._parts, None)
             if part is None:
-                self._send(protocol.EXIT, self._outcome)
+                self._send(control_protocol.INSTANCE_ENDED, self._outcome)
                 self._limit_stay()
                 return True
-            self._queue(protocol.FILE, part)
+            self._queue(control_protocol.FILE, part)
         return False
 
     def _limit_stay(self) -> None:

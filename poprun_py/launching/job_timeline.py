@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from popdist_py.errors import counted
 from poprun_py.errors import StartError, UsageError, explain_os_error
-from poprun_py.instance.host_folders import HeldFolder
+from poprun_py.instance.job_folders import JobFolder
 from poprun_py.options.option_types import AUTO
 from poprun_py.planning.launch_plan import LaunchPlan
 from poprun_py.running.supervise.file_transfer import FilePlace, place_of_spans
@@ -47,7 +47,7 @@ class JobTimeline:
         self._size = config.timeline_size << 20
         self._path: Path | None = None
         self._folders: list[Path] = []
-        self._held: list[HeldFolder] = []  # those of them that are in nobody's run folder
+        self._held: list[JobFolder] = []  # those of them that are in nobody's run folder
         self._first = 1  # the number of the attempt whose folder is the first
         self._has_dropped = False
         self._is_in_run = False

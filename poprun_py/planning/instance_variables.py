@@ -49,8 +49,9 @@ Pairs = tuple[tuple[str, str], ...]
 PLANNED_THREADS = "OMP_NUM_THREADS"
 # What PopRun copies from its own environment, by name.
 FORWARDED_VARIABLES = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "POPLAR_ENGINE_OPTIONS")
-# Variables for which an instance sets a default: ACCELERATE_USE_CPU (instance/launcher_link.py) and
-# GOMP_SPINCOUNT (popdist_thread_waiting.py of the start hook). OMP_WAIT_POLICY replaces the latter.
+# Variables for which an instance sets a default: ACCELERATE_USE_CPU, by the wrapper
+# (instance/program_environment.py), and GOMP_SPINCOUNT (popdist_thread_waiting.py of the start
+# hook). OMP_WAIT_POLICY replaces the latter.
 _OWN_IF_UNSET = ("ACCELERATE_USE_CPU", "GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
 # Prefixes of the variables that instances on other hosts get too: settings of our libraries, and
 # the user's values of those above. Thread counts are planned for each host's CPUs, or forwarded if

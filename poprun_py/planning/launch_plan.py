@@ -56,7 +56,7 @@ from poprun_py.planning.topology import Instance, Topology
 if TYPE_CHECKING:
     from poprun_py.planning.partition_decision import PartitionDecision
 
-_WRAPPER = str(Path(__file__).parents[1] / "instance" / "main.py")
+_WRAPPER = str(Path(__file__).parents[1] / "instance" / "start_wrapper.py")
 # The supervisor's own, forwarded by name: everyone on a host can read a value on a command line.
 _TO_REMOTE = ("POPRUN_CONTROL", "POPRUN_TOKEN")
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 from poprun_py.console import Log
 from poprun_py.errors import StartError, UsageError
-from poprun_py.instance.host_folders import HeldFolder
+from poprun_py.instance.job_folders import JobFolder
 from poprun_py.python_api import registry
 from poprun_py.python_api.checks import require_instance, require_seconds, require_stream
 from poprun_py.python_api.child import Child
@@ -53,7 +53,7 @@ class JobHandle(ShownJob, Generic[T]):
         work: Work,
         child: Child,
         *,
-        folder: HeldFolder | None,
+        folder: JobFolder | None,
         echoes: tuple[Echo, ...] = (),
         listeners: Mapping[str, Log] | None = None,
     ) -> None:

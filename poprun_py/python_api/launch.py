@@ -12,7 +12,7 @@ from typing import Any, TypeVar, Unpack, overload
 
 from poprun_py.console import Log
 from poprun_py.errors import UsageError, start_errors
-from poprun_py.instance.host_folders import HeldFolder, name_of
+from poprun_py.instance.job_folders import JobFolder, folder_name
 from poprun_py.options.keyword_types import LaunchOptions, Word
 from poprun_py.options.launch_config import LaunchConfig
 from poprun_py.planning.launch_plan import LaunchPlan
@@ -205,7 +205,7 @@ class _Folder:
     """The private folder of a job, if it needs one: removed again unless the job is started."""
 
     def __init__(self) -> None:
-        self._held: HeldFolder | None = None
+        self._held: JobFolder | None = None
 
     @property
     def name(self) -> str | None:
@@ -220,10 +220,10 @@ class _Folder:
         import tempfile
 
         with start_errors("no folder for the job can be made"):
-            self._held = HeldFolder.make(tempfile.gettempdir(), name_of("job"))
+            self._held = JobFolder.make(tempfile.gettempdir(), folder_name("job"))
         return Path(self._held.path)
 
-    def keep(self) -> HeldFolder | None:
+    def keep(self) -> JobFolder | None:
         """Leave it to the job."""
         held, self._held = self._held, None
         return held

@@ -18,7 +18,7 @@ _ROOT = str(Path(__file__).parents[2])
 if _ROOT not in sys.path:
     sys.path.insert(0, _ROOT)
 
-from poprun_py.instance.host_folders import HeldFolder  # noqa: E402 (found from here on)
+from poprun_py.instance.job_folders import JobFolder  # noqa: E402 (found from here on)
 from poprun_py.python_api.channel import Channel  # noqa: E402
 from poprun_py.running.supervise.caught_signals import HANGUP_ONCE, INTERRUPT_ONCE  # noqa: E402
 
@@ -42,14 +42,14 @@ def _stop(number: int, _: FrameType | None) -> NoReturn:
 def main() -> NoReturn:
     """Launch one job, and say how it ended."""
     channel = Channel.inherited(int(sys.argv[1]))
-    folder: HeldFolder | None = None
+    folder: JobFolder | None = None
     kind, value = "", None
     try:
         _catch_signals()
         if message := channel.receive():
             order = message[1]
             if order.folder is not None:
-                folder = HeldFolder.join(order.folder)
+                folder = JobFolder.join(order.folder)
             channel.signal_end(HANGUP_ONCE)
             if channel.is_closed:  # before the kernel was asked
                 raise _Stopped(HANGUP_ONCE)

@@ -12,7 +12,7 @@ import threading
 import weakref
 from typing import Any, Protocol
 
-from poprun_py.instance.host_folders import HeldFolder
+from poprun_py.instance.job_folders import JobFolder
 
 
 class RunningJob(Protocol):
@@ -45,12 +45,12 @@ def discard(job: RunningJob) -> None:
         _running.discard(job)
 
 
-def remove_with(job: RunningJob, folder: HeldFolder | None) -> weakref.finalize[..., Any]:
+def remove_with(job: RunningJob, folder: JobFolder | None) -> weakref.finalize[..., Any]:
     """Return what removes a job's folder: when called, with the handle, or at exit."""
     return weakref.finalize(job, _remove, folder, os.getpid())
 
 
-def _remove(folder: HeldFolder | None, owner: int) -> None:
+def _remove(folder: JobFolder | None, owner: int) -> None:
     if folder is not None and os.getpid() == owner:
         folder.remove()
 

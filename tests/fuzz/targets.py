@@ -25,7 +25,7 @@ from popdist_py.pods.errors import InvalidRequestError
 from popdist_py.timeline.span_file import MIN_FILE_BYTES, SpanWriter, read_spans
 from popdist_py.timeline.torch_traces import torch_spans
 from popdist_py.torch_backend.messages.channels import INLINE_BYTES, Channel, Header, Kind
-from poprun_py.instance import protocol
+from poprun_py.instance import control_protocol
 from poprun_py.machines.lease_values import Holder, Holding, Waiter, holding_of, text_of, waiter_of
 from poprun_py.machines.machine import HardwareError, load_machines
 from poprun_py.planning.plan_file import plan_from_json
@@ -65,13 +65,13 @@ def is_short_line(error: Exception) -> None:
 
 
 def _frames(parts: list[bytes]) -> tuple[list[tuple[bytes, bytes]], bool]:
-    reader, found = protocol.Reader(), []
+    reader, found = control_protocol.Reader(), []
     try:
         for part in parts:
             found += reader.feed(part)
             # What waits for its end is not longer than a frame may be, whatever it announces.
             announced = int.from_bytes(reader._buffer[1:5], "big")
-            assert len(reader._buffer) < 5 or announced <= protocol.MAX_PAYLOAD
+            assert len(reader._buffer) < 5 or announced <= control_protocol.MAX_PAYLOAD
     except ValueError:
         return found, True
     return found, False
@@ -92,9 +92,11 @@ def control_frames(data: bytes) -> None:
 
 def _control_seeds() -> list[bytes]:
     hello = {"rank": 0, "pid": 1, "host": "h", "token": "t", "port": 2, "time_ns": 3}
-    first = protocol.pack(protocol.HELLO, json.dumps(hello).encode())
-    more = protocol.pack(protocol.STDOUT, b"\x1b[31mred\n") + protocol.pack(protocol.TAKEN)
-    return [first, first + more, protocol.pack(protocol.INSPECT, b'"stacks"')]
+    first = control_protocol.pack(control_protocol.HELLO, json.dumps(hello).encode())
+    more = control_protocol.pack(control_protocol.STDOUT, b"\x1b[31mred\n") + control_protocol.pack(
+        control_protocol.KEYS_READ
+    )
+    return [first, first + more, control_protocol.pack(control_protocol.INSPECT, b'"stacks"')]
 
 
 # --- connections between hosts --------------------------------------------------------------------

@@ -55,7 +55,7 @@ class Hosts:
                 found["daemon"].append(pid)
             elif "poprun_py" in words:
                 found["launcher"].append(pid)
-            elif any(word.endswith("instance/main.py") for word in words):
+            elif any(word.endswith("instance/start_wrapper.py") for word in words):
                 found["wrapper"].append(pid)
             elif shared_memory_program.__file__ in words and parent in listed:
                 found["program"].append(pid)

@@ -145,7 +145,9 @@ def test_instances_on_other_hosts_than_planned_do_not_start(lab, hello, tmp_path
         assert done.stdout == ""
     for host in lab.hosts:
         wait_until(
-            lambda host=host: not host.processes("instance/main.py"), 20, f"{host.name} keeps it"
+            lambda host=host: not host.processes("instance/start_wrapper.py"),
+            20,
+            f"{host.name} keeps it",
         )
 
 

@@ -11,9 +11,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from poprun_py.instance import start_hook
+from poprun_py.instance import program_environment
 
-lent_sockets = start_hook.lent_sockets()
+lent_sockets = program_environment.lent_sockets()
 # Accepts whoever comes, as MPI does: an event without a visitor is an error.
 OTHER = """
 import select, socket

@@ -11,7 +11,7 @@ from support.ranks import run_ranks, values
 from support.repository import ROOT
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from poprun_py.instance.vitals import Vitals
+from poprun_py.instance.progress_memory import ProgressMemory
 
 
 def _hook():
@@ -21,15 +21,15 @@ def _hook():
 
 def _say(rank):
     """Return after what the program did the launcher would be told."""
-    hook, vitals, said = _hook(), Vitals(), []
-    watch = hook._Watch(vitals.variables(("sh",), {})["POPDIST_HEARTBEAT"])
+    hook, memory, said = _hook(), ProgressMemory(), []
+    watch = hook._Watch(memory.variables(("sh",), {})["POPDIST_HEARTBEAT"])
     watch.groups_of(dist)
     has_mpi, hook._has_mpi = hook._has_mpi, lambda: False
 
     def look(what):
-        vitals._words[31] = 0
+        memory._words[31] = 0
         watch.tell()
-        said.extend([what] * vitals.trained_alone())
+        said.extend([what] * memory.trained_alone())
 
     look("imported torch")
     torch.optim.SGD([torch.ones(1)])
@@ -37,9 +37,9 @@ def _say(rank):
     hook._has_mpi = lambda: True
     look("used MPI")
     hook._has_mpi = lambda: False
-    vitals._words[26] = 1 << 8
+    memory._words[26] = 1 << 8
     look("called a collective of the library")
-    vitals._words[26] = 0
+    memory._words[26] = 0
     if os.fork() == 0:
         look("forked")
         os._exit(len(said) > 1)

@@ -14,7 +14,7 @@ from support.repository import ROOT
 from support.surroundings import new_environment
 
 from poprun_py import LaunchConfig, plan
-from poprun_py.instance import start_hook
+from poprun_py.instance import program_environment
 
 # Prints of each package whether its file is ours, another's, or missing; nothing is imported.
 WHOSE = """
@@ -247,26 +247,26 @@ def test_a_pasted_command_finds_the_names(script, tmp_path):
 
 def test_a_launcher_in_an_instance_puts_the_hook_on_the_path_once_and_first():
     asked = {"POPDIST_SDK_NAMES": "auto", "PYTHONPATH": "/lib"}
-    made = start_hook.variables(asked)
+    made = program_environment.variables(asked)
     assert made["PYTHONPATH"].endswith("start_hook:/lib")
-    assert start_hook.variables(asked | made) == made
+    assert program_environment.variables(asked | made) == made
     # Behind a folder with another sitecustomize it would not run.
     behind = made["PYTHONPATH"].removesuffix(":/lib")
-    assert start_hook.variables({**asked, "PYTHONPATH": f"/lib:{behind}"}) == made
-    assert start_hook.variables({**asked, "PYTHONPATH": ""}) == {"PYTHONPATH": behind}
-    assert start_hook.variables({**asked, "POPDIST_SDK_NAMES": "no"}) == {}
+    assert program_environment.variables({**asked, "PYTHONPATH": f"/lib:{behind}"}) == made
+    assert program_environment.variables({**asked, "PYTHONPATH": ""}) == {"PYTHONPATH": behind}
+    assert program_environment.variables({**asked, "POPDIST_SDK_NAMES": "no"}) == {}
     # Another back end of torch.distributed needs the hook as well.
     other = {**asked, "POPDIST_SDK_NAMES": "no", "POPDIST_TORCH_BACKEND": "popdist"}
-    assert start_hook.variables(other) == made
-    assert start_hook.variables({**other, "POPDIST_TORCH_BACKEND": "auto"}) == {}
+    assert program_environment.variables(other) == made
+    assert program_environment.variables({**other, "POPDIST_TORCH_BACKEND": "auto"}) == {}
     # So has the folder of the job.
     folder = {**asked, "POPDIST_SDK_NAMES": "no", "POPDIST_JOB_FOLDER": "/dev/shm/poprun-1"}
-    assert start_hook.variables(folder) == made
+    assert program_environment.variables(folder) == made
 
 
 def test_gloo_and_ucx_are_kept_to_the_interface_of_the_network(tmp_path, monkeypatch):
-    monkeypatch.setattr(start_hook, "_FABRIC", str(tmp_path / "absent"))
-    monkeypatch.setattr(start_hook, "_ROUTES", str(tmp_path / "routes"))
+    monkeypatch.setattr(program_environment, "_FABRIC", str(tmp_path / "absent"))
+    monkeypatch.setattr(program_environment, "_ROUTES", str(tmp_path / "routes"))
     to_bytes = "{:08X}".format
     near = to_bytes(int.from_bytes(bytes([10, 99, 3, 0]), sys.byteorder))
     far = to_bytes(int.from_bytes(bytes([10, 98, 0, 0]), sys.byteorder))
@@ -279,7 +279,7 @@ def test_gloo_and_ucx_are_kept_to_the_interface_of_the_network(tmp_path, monkeyp
     )
 
     def kept(network: str, **environ: str) -> dict[str, str]:
-        made = start_hook.variables({"POPDIST_NETWORK": network, **environ})
+        made = program_environment.variables({"POPDIST_NETWORK": network, **environ})
         return {name: value for name, value in made.items() if name != "PYTHONPATH"}
 
     assert kept("ib0") == {"GLOO_SOCKET_IFNAME": "ib0"}

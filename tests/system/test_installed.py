@@ -70,7 +70,7 @@ def assert_runs(poprun, python, tmp_path, monkeypatch):
 @pytest.mark.sweep
 def test_a_wheel_holds_all_that_runs(wheel):
     names = zipfile.ZipFile(wheel).namelist()
-    assert "poprun_py/instance/python_hook/sitecustomize.py" in names
+    assert "poprun_py/instance/diagnostics_hook/sitecustomize.py" in names
     assert {"popdist_torchvision_hook.py", "popdist_torchvision_hook.pth"} <= set(names)
     assert {"poprun_py/py.typed", "popdist_py/py.typed"} <= set(names)
     sources = (path for path in (ROOT / "popdist_py" / "sdk_names").rglob("*") if path.is_file())

@@ -15,8 +15,8 @@ import pytest
 from support import shared_memory_program
 from support.processes import remove_surroundings, running_jobs, wait_until
 
-from poprun_py.instance import processes
-from poprun_py.instance.host_folders import MEMORY
+from poprun_py.instance import process_control
+from poprun_py.instance.job_folders import SHARED_MEMORY
 
 pytestmark = pytest.mark.mpi
 
@@ -41,7 +41,11 @@ class Place:
     def left(self, pid: int) -> list[str]:
         """Return the folders and sockets of the job of a launcher, and what MPI has beside them."""
         own = f"poprun-{pid}-"
-        names = [str(path) for base in (self.folder, Path(MEMORY)) for path in base.glob(f"{own}*")]
+        names = [
+            str(path)
+            for base in (self.folder, Path(SHARED_MEMORY))
+            for path in base.glob(f"{own}*")
+        ]
         sockets = [line for line in Path("/proc/net/unix").read_text().split() if own in line]
         return names + sockets
 
@@ -106,7 +110,7 @@ def check(poprun, place, neighbour, notes, killed, phase):
     pids = [pid for kind in killed for pid in found[kind]]
     for number in (signal.SIGSTOP, signal.SIGKILL):  # at once, as far as that goes
         for pid in pids:
-            processes.signal_process(pid, number)
+            process_control.signal_process(pid, number)
     job.communicate(timeout=60)
     wait_until(lambda: not poprun.survivors())
     if not {"launcher", "wrapper"} <= set(killed):
@@ -139,8 +143,10 @@ def test_all_shared_memory_with_a_name_lies_in_the_jobs_folder(place, neighbour)
     for pid in processes_of(neighbour.pid)["program"]:
         for line in Path(f"/proc/{pid}/maps").read_text().splitlines():
             path = line.split(maxsplit=5)[5:]
-            if path and path[0].startswith((MEMORY, os.environ["TMPDIR"])):
-                names.add(path[0].removeprefix(f"{place.folder}/").removeprefix(f"{MEMORY}/"))
+            if path and path[0].startswith((SHARED_MEMORY, os.environ["TMPDIR"])):
+                names.add(
+                    path[0].removeprefix(f"{place.folder}/").removeprefix(f"{SHARED_MEMORY}/")
+                )
     assert names
     assert {name for name in names if not name.startswith(f"poprun-{neighbour.pid}-")} == set()
 

@@ -12,7 +12,7 @@ from tools.pages.performance_collectives import table_line
 __all__ = ["long_runs", "many_instances"]
 
 MIB = 1 << 20
-# The job that is reckoned, and what the launcher allows: mpirun_process, launcher_link.
+# The job that is reckoned, and what the launcher allows: mpirun_process, launcher_channel.
 INSTANCES, HOSTS = 4096, 256
 OWN_FILES, FILES_WITH_FOLDER = 32, 3
 # Hard limits: of older distributions, and systemd's.

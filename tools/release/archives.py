@@ -20,7 +20,7 @@ _IN_WHEEL = (
     "popdist_py/sdk_names/poptorch/py.typed",
     "popdist_torchvision_hook.py",
     "popdist_torchvision_hook.pth",
-    "poprun_py/instance/python_hook/sitecustomize.py",
+    "poprun_py/instance/diagnostics_hook/sitecustomize.py",
     "popdist_py/start_hook/sitecustomize.py",
 )
 _IN_SOURCES = (

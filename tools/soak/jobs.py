@@ -137,7 +137,7 @@ class Job:
             return "mpirun"
         if "poprun_py" in words and "-m" in words and name.startswith("python"):
             return "launcher"
-        if any(word.endswith("poprun_py/instance/main.py") for word in words):
+        if any(word.endswith("poprun_py/instance/start_wrapper.py") for word in words):
             return "wrapper" if name.startswith("python") else ""
         if not name.startswith("python") or self._program[0] not in words:
             return ""

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
-from poprun_py.instance import protocol
+from poprun_py.instance import control_protocol
 from poprun_py.running.keyboard.debug_turns import DebugTurns
 
 if TYPE_CHECKING:
@@ -153,21 +153,21 @@ class KeyboardInput:
 
     def received(self, instance: int, kind: bytes, value: Any) -> None:
         """Do what a frame of an instance says."""
-        if kind == protocol.TAKEN:
+        if kind == control_protocol.KEYS_READ:
             self._owing.discard(instance)
             self._look()
-        elif kind == protocol.UNREAD:
+        elif kind == control_protocol.UNREAD:
             self._give_back(value)
-        elif kind == protocol.MODES:
+        elif kind == control_protocol.TERMINAL_MODES:
             self._take_modes(instance, value)
-        elif kind == protocol.DEBUG:
+        elif kind == control_protocol.DEBUGGER:
             self._on_debug(instance, *value)
 
     def ended(self, instance: int) -> None:
         """A program has ended: it reads no more, and is in no debugger."""
         self._ended.add(instance)
         if instance in self._awaited_calls:
-            self._wire.broadcast(protocol.DEBUGGED, self._awaited_calls[instance])
+            self._wire.broadcast(control_protocol.DEBUGGER_LEFT, self._awaited_calls[instance])
         self._leave_debugger(instance)
         if instance == self._holder:
             self._give(None)
@@ -175,7 +175,9 @@ class KeyboardInput:
     def resized(self) -> None:
         """Tell the size of the terminal to whoever has it."""
         if self._terminal is not None and self._holder is not None:
-            self._wire.send_to(self._holder, protocol.WINDOW, self._window(self._holder))
+            self._wire.send_to(
+                self._holder, control_protocol.WINDOW_SIZE, self._window(self._holder)
+            )
 
     def on_time(self, now: float) -> None:
         """Look whether the terminal is ours; ``now`` is the time."""
@@ -217,20 +219,20 @@ class KeyboardInput:
         elif what == "wait":
             self._awaited_calls[awaited] = call
             if awaited in self._ended:
-                self._wire.broadcast(protocol.DEBUGGED, call)
+                self._wire.broadcast(control_protocol.DEBUGGER_LEFT, call)
         elif self._turns.enter(instance, call):
             self._enter_debugger(instance)
 
     def _enter_debugger(self, instance: int) -> None:
         self._on_debugger(instance)
         self._give(instance)
-        self._wire.send_to(instance, protocol.TERMINAL, self._terminal_setup(instance))
+        self._wire.send_to(instance, control_protocol.NEW_TERMINAL, self._terminal_setup(instance))
 
     def _leave_debugger(self, instance: int) -> None:
         was_current = self._turns.current == instance
         call = self._turns.leave(instance)
         if call is not None:
-            self._wire.broadcast(protocol.DEBUGGED, call)
+            self._wire.broadcast(control_protocol.DEBUGGER_LEFT, call)
         if not was_current:
             return
         if (following := self._turns.current) is not None:
@@ -245,7 +247,7 @@ class KeyboardInput:
         """Return what the terminal of a program is to be like."""
         assert self._first_modes is not None
         is_stdout, is_stderr = self._is_shown
-        stream = protocol.STDOUT if is_stdout else protocol.STDERR
+        stream = control_protocol.STDOUT if is_stdout else control_protocol.STDERR
         return {
             "modes": self._first_modes.to_json(),
             "size": self._window(instance),
@@ -329,7 +331,7 @@ class KeyboardInput:
             self._look()
             return
         self._owing.add(holder)
-        self._wire.send_bytes_to(holder, protocol.KEYS, keys)
+        self._wire.send_bytes_to(holder, control_protocol.KEYS, keys)
         if self._terminal is None:
             self.is_there = bool(keys)
         elif self._terminal.modes.echoes_newline and keys.endswith(b"\n"):

@@ -6,7 +6,7 @@ import contextlib
 import os
 import signal
 
-from poprun_py.instance import processes
+from poprun_py.instance import process_control
 
 _PARENT_ENDED = signal.SIGRTMAX - 4
 # SIGINT and SIGHUP for whoever passes on an event that may have reached this process as well, such
@@ -44,7 +44,7 @@ class CaughtSignals:
                 numbers.append(signal.SIGTSTP)
             if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
                 numbers.append(signal.SIGHUP)
-            self._parent = processes.tell_when_parent_ends(_PARENT_ENDED)
+            self._parent = process_control.tell_when_parent_ends(_PARENT_ENDED)
             if self._parent is not None:
                 numbers.append(_PARENT_ENDED)
             old_wake = signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from poprun_py.errors import StartError
-from poprun_py.instance import protocol
+from poprun_py.instance import control_protocol
 from poprun_py.running.keyboard import standard_input
 from poprun_py.running.screen.screen import OutputStream
 from poprun_py.running.supervise.private_folder import SOCKET_NAME
@@ -92,7 +92,7 @@ def hello_of(kind: bytes, payload: bytes) -> Hello:
         value = json.loads(payload)
     except RecursionError:
         raise ValueError("it nests too deeply") from None
-    if kind != protocol.HELLO or not isinstance(value, dict):
+    if kind != control_protocol.HELLO or not isinstance(value, dict):
         raise ValueError("no wrapper speaks so")
     texts, numbers = ("host", "token"), ("rank", "pid", "port", "time_ns")
     is_right = all(isinstance(value.get(name, ""), str) for name in texts) and all(
@@ -184,7 +184,7 @@ class ControlChannel:
 
     def send(self, peer: Peer, kind: bytes, value: Any) -> None:
         """Send one frame; what does not go out now goes when it can."""
-        peer.unsent += protocol.pack(kind, json.dumps(value).encode())
+        peer.unsent += control_protocol.pack(kind, json.dumps(value).encode())
         self._flush(peer)
 
     def send_to(self, instance: int, kind: bytes, value: Any) -> None:
@@ -194,7 +194,7 @@ class ControlChannel:
     def send_bytes_to(self, instance: int, kind: bytes, payload: bytes) -> None:
         """Send one frame whose payload is no value."""
         peer = self.peers[instance]
-        peer.unsent += protocol.pack(kind, payload)
+        peer.unsent += control_protocol.pack(kind, payload)
         self._flush(peer)
 
     def send_parts_to(self, instance: int, kind: bytes, payloads: Iterator[bytes]) -> None:
@@ -203,7 +203,7 @@ class ControlChannel:
         What is sent meanwhile goes between them.
         """
         peer = self.peers[instance]
-        peer.parts = (protocol.pack(kind, payload) for payload in payloads)
+        peer.parts = (control_protocol.pack(kind, payload) for payload in payloads)
         self._flush(peer)
 
     def broadcast(self, kind: bytes, value: Any) -> None:
@@ -285,7 +285,7 @@ class ControlChannel:
             self._listener.closed(error)
             return
         for guest in guests:
-            protocol.keep_alive(guest.connection)
+            control_protocol.keep_alive(guest.connection)
             self._await_hello(guest.connection)
 
     def _accept(self, listener: Any, _: int) -> None:
@@ -302,12 +302,12 @@ class ControlChannel:
 
     def _await_hello(self, channel: socket.socket) -> None:
         self._guests.add(channel)
-        reader = protocol.Reader()
+        reader = control_protocol.Reader()
         self._selector.register(
             channel, selectors.EVENT_READ, lambda sock, _: self._greet(sock, reader)
         )
 
-    def _greet(self, channel: Any, reader: protocol.Reader) -> None:
+    def _greet(self, channel: Any, reader: control_protocol.Reader) -> None:
         """Take the first frame of a connection; one without the token is dropped."""
         try:
             data = channel.recv(_CHUNK)
@@ -315,13 +315,13 @@ class ControlChannel:
             if not messages and data:
                 return
             kind, payload = messages[0]
-            if kind == protocol.INSPECT and channel.family == socket.AF_UNIX:
+            if kind == control_protocol.INSPECT and channel.family == socket.AF_UNIX:
                 # Only this user reaches the folder that the socket is in.
                 self._selector.unregister(channel)
                 want = _value(kind, payload)
                 self._listener.inspected(want, lambda text: self._begin_answer(channel, text))
                 return
-            if kind == protocol.STDIN and channel.family == socket.AF_UNIX:
+            if kind == control_protocol.STDIN and channel.family == socket.AF_UNIX:
                 self._selector.unregister(channel)
                 standard_input.pass_on(channel)
                 self._close_guest(channel)
@@ -346,9 +346,9 @@ class ControlChannel:
         if channel not in self._guests:
             return  # the job is over
         data = text.encode()
-        size = protocol.MAX_PAYLOAD
+        size = control_protocol.MAX_PAYLOAD
         parts = [data[at : at + size] for at in range(0, len(data), size)] or [b""]
-        frames = b"".join(protocol.pack(protocol.STACKS, part) for part in parts)
+        frames = b"".join(control_protocol.pack(control_protocol.STACKS, part) for part in parts)
         self._answers[channel] = _Answer(memoryview(frames), time.monotonic())
         self._selector.register(channel, selectors.EVENT_WRITE, self._go_on_answering)
         self._go_on_answering(channel, selectors.EVENT_WRITE)
@@ -404,7 +404,7 @@ class ControlChannel:
             stderr=stderr,
         )
 
-    def _serve(self, peer: Peer, reader: protocol.Reader, events: int) -> None:
+    def _serve(self, peer: Peer, reader: control_protocol.Reader, events: int) -> None:
         """Move bytes between the launcher and one wrapper."""
         if events & selectors.EVENT_WRITE:
             self._flush(peer)
@@ -466,11 +466,11 @@ def _is_silent(peer: Peer) -> bool:
     """Whether the host of an instance answers no more."""
     from popdist_py.peers.silence import is_silent  # jobs of one host do without
 
-    return is_silent(peer.channel, protocol.LOST_AFTER_SECONDS)
+    return is_silent(peer.channel, control_protocol.LOST_AFTER_SECONDS)
 
 
 def _value(kind: bytes, payload: bytes) -> Any:
-    return payload if kind in protocol.RAW else json.loads(payload)
+    return payload if kind in control_protocol.RAW else json.loads(payload)
 
 
 def _listen(address: str) -> socket.socket:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from popdist_py.environment import COMPILING, INFERENCE, TRAINING
-from poprun_py.instance.observation import BUSY_SHARE
+from poprun_py.instance.program_activity import BUSY_SHARE
 from poprun_py.running.supervise.job import Progress
 
 _AUTO_FACTOR, _AUTO_FLOOR_SECONDS, _AUTO_SAMPLES = 20, 10.0, 5

@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from poprun_py.instance import protocol
+from poprun_py.instance import control_protocol
 
 if TYPE_CHECKING:
     from popdist_py.timeline.clocks import ClockSample
@@ -70,4 +70,4 @@ class HostClocks:
                 save_clock(clock_path(instance_prefix(self._folder, instance)), samples)
 
     def _ask(self, instance: int) -> None:
-        self._send(instance, protocol.ASK_CLOCK, time.monotonic_ns())
+        self._send(instance, control_protocol.ASK_CLOCK, time.monotonic_ns())

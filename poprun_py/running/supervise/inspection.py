@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from poprun_py.errors import StartError
-from poprun_py.instance import processes, protocol
+from poprun_py.instance import control_protocol, process_control
 from poprun_py.running.supervise.private_folder import ANY_FOLDER, SOCKET_NAME, folder_prefix
 from poprun_py.texts import read_json
 
@@ -125,7 +125,7 @@ def _status(path: Path, option: str) -> dict[str, Any] | None:
     from poprun_py.running.watch.job_view import JobView  # a launch, which imports this, needs none
 
     pid = _launcher_of(path)
-    if processes.state(pid, signal.SIGCONT)[0] in "Tt":
+    if process_control.state(pid, signal.SIGCONT)[0] in "Tt":
         raise StartError(
             f"{option}: launcher {pid} is stopped (Ctrl-Z); fg in its terminal, or kill -CONT "
             f"{pid}, lets it go on"
@@ -203,11 +203,11 @@ def _answer(path: Path, want: str, seconds: float) -> str | None:
     Raises:
         ValueError: the answer is too long, or is not text.
     """
-    reader, payloads = protocol.Reader(), []
+    reader, payloads = control_protocol.Reader(), []
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as channel:
         channel.settimeout(seconds)
         channel.connect(str(path))
-        channel.sendall(protocol.pack(protocol.INSPECT, json.dumps(want).encode()))
+        channel.sendall(control_protocol.pack(control_protocol.INSPECT, json.dumps(want).encode()))
         while data := channel.recv(1 << 16):
             payloads += [payload for _, payload in reader.feed(data)]
             if len(payloads) > _MOST_FRAMES:

@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from poprun_py.errors import PROCESSES_ADVICE, StartError
-from poprun_py.instance import processes, start_hook
-from poprun_py.instance.stop_steps import MPIRUN_GRACE_SECONDS, StopSteps
+from poprun_py.instance import process_control, program_environment
+from poprun_py.instance.graceful_stop import MPIRUN_GRACE_SECONDS, GracefulStop
 from poprun_py.running.supervise.job import Job, describe
 
 _CHUNK = 1 << 16
@@ -107,7 +107,7 @@ class _Ports:
         if self.is_done or self._network is None:
             return
         try:
-            ports = start_hook.lent_sockets().move_of(self._process, self._network)
+            ports = program_environment.lent_sockets().move_of(self._process, self._network)
         except ProcessLookupError:
             return  # it has ended, as others will notice
         except OSError as error:
@@ -158,17 +158,17 @@ class Mpirun:
         self._selector = selector
         self._log = log
         self._said = bytearray()
-        self._steps = StopSteps(ask=self._ask, force=self._kill)
+        self._steps = GracefulStop(ask=self._ask, force=self._kill)
         self.is_awaited = False  # whether it has nothing left to do
         parent = os.getpid()
 
         def prepare() -> None:
             # This lets mpirun end its daemons; SIGKILL would have MPICH kill the wrappers before
             # they can clean up.
-            processes.die_with_parent(parent, end_signal)
+            process_control.die_with_parent(parent, end_signal)
             # A blocked signal stays pending, whatever handler mpirun installs for it.
             signal.pthread_sigmask(signal.SIG_BLOCK, self._kept)
-            processes.set_open_files(open_files)
+            process_control.set_open_files(open_files)
 
         try:
             self._process = subprocess.Popen(
@@ -210,7 +210,7 @@ class Mpirun:
     @property
     def is_stopped(self) -> bool:
         """Whether it was stopped by a signal: programs then wait for it where they leave MPI."""
-        return processes.state(self.pid, signal.SIGCONT)[0] in "Tt"
+        return process_control.state(self.pid, signal.SIGCONT)[0] in "Tt"
 
     def has_just_ended(self) -> bool:
         """Tell, once, that it has ended."""
@@ -227,7 +227,7 @@ class Mpirun:
         """
         if now < self._signals_at or self.ended_at is not None:
             return 0
-        pending = processes.pending_signals(self.pid)
+        pending = process_control.pending_signals(self.pid)
         found = next((number for number in self._kept if number in pending), 0)
         was_seen, self._seen = found == self._seen, found
         # A signal is reported at the second check. By then, if it was sent to all processes of the
@@ -273,11 +273,11 @@ class Mpirun:
             self._process.stdout.close()
         limit = time.monotonic() + _KILL_SECONDS
         while time.monotonic() < limit:
-            left = [pid for pid in processes.descendants(os.getpid()) if self._is_ours(pid)]
+            left = [pid for pid in process_control.descendants(os.getpid()) if self._is_ours(pid)]
             if not left:
                 break
             for pid in left:
-                processes.signal_process(pid, signal.SIGKILL)
+                process_control.signal_process(pid, signal.SIGKILL)
             for pid in left:
                 # Only a direct child can be collected; the others become our children one by one.
                 with contextlib.suppress(ChildProcessError):
@@ -295,7 +295,7 @@ class Mpirun:
 
     def _signal(self, number: int) -> None:
         if self._process.poll() is None:
-            processes.signal_process(self._process.pid, number)
+            process_control.signal_process(self._process.pid, number)
 
     def _kill(self) -> None:
         if self._process.poll() is None:

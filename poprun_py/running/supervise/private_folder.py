@@ -1,7 +1,7 @@
 """A launcher's folders: for its socket and mpirun's files, and for memory that instances share.
 
 Their name holds the launcher's process id, by which ``--stacks`` finds them. Who may remove them,
-and when: ``instance/host_folders.py``.
+and when: ``instance/job_folders.py``.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from poprun_py.errors import StartError
-from poprun_py.instance import launcher_link
-from poprun_py.instance.host_folders import (
-    MEMORY,
-    HeldFolder,
-    name_of,
-    sweep,
-    temporary_folders,
+from poprun_py.instance import launcher_channel
+from poprun_py.instance.job_folders import (
+    SHARED_MEMORY,
+    JobFolder,
+    folder_locations,
+    folder_name,
+    remove_abandoned,
 )
 
 SOCKET_NAME = "control"
@@ -34,7 +34,7 @@ def folder_prefix(pid: int) -> str:
     return f"poprun-{pid}-"
 
 
-def make_private_folder() -> HeldFolder:
+def make_private_folder() -> JobFolder:
     """Make a folder for temporary files that only this user can enter.
 
     Raises:
@@ -43,11 +43,11 @@ def make_private_folder() -> HeldFolder:
     bases = _bases()
     for base in bases:
         with contextlib.suppress(OSError):
-            return HeldFolder.make(base, name_of(str(os.getpid())))
+            return JobFolder.make(base, folder_name(str(os.getpid())))
     raise StartError(f"no folder for temporary files can be made in {bases[0]}")
 
 
-def make_memory_folder(private: Path, token: str) -> HeldFolder | None:
+def make_memory_folder(private: Path, token: str) -> JobFolder | None:
     """Make the folder in memory of a job on this host; None where none can be.
 
     Args:
@@ -55,8 +55,8 @@ def make_memory_folder(private: Path, token: str) -> HeldFolder | None:
         token: what instances that are reached by the network know; empty where none are.
     """
     with contextlib.suppress(OSError):
-        name = launcher_link.name_of_folder(token) if token else private.name
-        return HeldFolder.make(MEMORY, name)
+        name = launcher_channel.name_of_folder(token) if token else private.name
+        return JobFolder.make(SHARED_MEMORY, name)
     return None
 
 
@@ -65,7 +65,7 @@ def remove_folder_of(pid: int) -> None:
 
     Where wrappers are left, the last of them does.
     """
-    sweep(temporary_folders(), pid)
+    remove_abandoned(folder_locations(), pid)
 
 
 def _bases() -> list[str]:

@@ -16,7 +16,7 @@ from typing import NoReturn
 
 from popdist_py.errors import counted
 from poprun_py.errors import StartError
-from poprun_py.instance import processes
+from poprun_py.instance import process_control
 from poprun_py.running.supervise.control_channel import Peer
 
 # Returns possible problems of the hosts, or raises StartError with the reason.
@@ -110,7 +110,7 @@ def _answer(explain: Explain, descriptor: int, parent: int) -> NoReturn:
         for number in signal.valid_signals():
             if callable(signal.getsignal(number)):
                 signal.signal(number, signal.SIG_DFL)
-        processes.die_with_parent(parent)
+        process_control.die_with_parent(parent)
         try:
             text = _DOUBT + (explain() or "").encode(errors="replace")
         except StartError as error:

@@ -13,8 +13,8 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
-from poprun_py.instance import processes, protocol
-from poprun_py.instance.stop_steps import StopSteps
+from poprun_py.instance import control_protocol, process_control
+from poprun_py.instance.graceful_stop import GracefulStop
 from poprun_py.running.supervise.control_channel import ControlChannel
 from poprun_py.running.supervise.job import Cause, Job, StackGroup, Stop
 from poprun_py.running.supervise.stop_agreement import Move, StopRequest
@@ -52,7 +52,7 @@ class StopPolicy:
         self._control = control
         self._log = log
         self._request = StopRequest(job.grace_seconds)
-        self._steps = StopSteps(
+        self._steps = GracefulStop(
             ask=lambda: self._tell_wrappers(job.grace_seconds), force=lambda: self._tell_wrappers(0)
         )
         self._patience_seconds = job.grace_seconds + _FOLLOW_SECONDS
@@ -178,10 +178,10 @@ class StopPolicy:
     def _advance(self, move: Move | None) -> None:
         """Take the next step towards an agreement on where to stop."""
         if move is Move.PROPOSE:
-            self._control.broadcast(protocol.PROPOSE, self._request.proposal)
+            self._control.broadcast(control_protocol.PROPOSE_STOP, self._request.proposal)
         elif move is Move.AGREE:
             self._log("all instances stop at their next question whether to stop")
-            self._control.broadcast(protocol.AGREE, self._request.proposal)
+            self._control.broadcast(control_protocol.AGREE_STOP, self._request.proposal)
         elif move is Move.SIGNAL and self.stop is not None and self.stop.signal:
             self.end(self.stop.cause, self.stop.reason, self.stop.signal)
         elif move is Move.SIGNAL:
@@ -189,12 +189,12 @@ class StopPolicy:
 
     def _pass_on(self, number: int) -> None:
         """Deliver a signal of the launcher to the programs."""
-        self._control.broadcast(protocol.SIGNAL, int(number))
+        self._control.broadcast(control_protocol.SIGNAL, int(number))
 
     def _tell_wrappers(self, grace_seconds: float) -> None:
         """Have the wrappers end their programs, also wrappers of this host that were stopped."""
-        self._control.broadcast(protocol.STOP, [grace_seconds, int(self._stop_signal)])
+        self._control.broadcast(control_protocol.STOP, [grace_seconds, int(self._stop_signal)])
         if self._is_local:
             for peer in self._control.peers.values():
                 if peer.outcome is None:
-                    processes.signal_process(peer.pid, signal.SIGCONT)
+                    process_control.signal_process(peer.pid, signal.SIGCONT)

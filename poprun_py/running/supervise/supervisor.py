@@ -22,13 +22,13 @@ from popdist_py.environment import MPI_NETWORK, RESUME_EXIT_CODE
 from popdist_py.errors import counted
 from poprun_py.console import may_colour
 from poprun_py.errors import StartError, explain_os_error, start_errors
-from poprun_py.instance import processes, protocol
-from poprun_py.instance.control_group import process_state
-from poprun_py.instance.host_folders import sweep, temporary_folders
-from poprun_py.instance.stop_steps import (
+from poprun_py.instance import control_protocol, process_control
+from poprun_py.instance.cgroups import process_state
+from poprun_py.instance.graceful_stop import (
     MPIRUN_FOLLOWS_SECONDS,
     MPIRUN_FOLLOWS_SECONDS_OF_LOST_HOST,
 )
+from poprun_py.instance.job_folders import folder_locations, remove_abandoned
 from poprun_py.running.keyboard.keyboard_input import KeyboardInput, open_terminal
 from poprun_py.running.keyboard.suspension import Suspension, take_signal
 from poprun_py.running.screen.screen import OutputStream, keep_end, tag_width
@@ -163,8 +163,8 @@ class _Supervisor:
     def __enter__(self) -> _Supervisor:
         """Acquire what the run needs; what was acquired is released also if the rest fails."""
         with start_errors(_CANNOT_RUN), contextlib.ExitStack() as resources:
-            self._open_files = processes.raise_open_files()
-            resources.callback(processes.set_open_files, self._open_files)
+            self._open_files = process_control.raise_open_files()
+            resources.callback(process_control.set_open_files, self._open_files)
             self._mpirun_files = enough_files(self._job, self._open_files)
             self._signals = resources.enter_context(CaughtSignals())
             self._selector = resources.enter_context(selectors.DefaultSelector())
@@ -177,9 +177,9 @@ class _Supervisor:
             if (memory := make_memory_folder(self._folder, token)) is not None:
                 resources.callback(memory.remove)
             # Orphans of a killed wrapper become the launcher's children, and are ended at the end.
-            if not processes.become_subreaper():
+            if not process_control.become_subreaper():
                 # A program that launches jobs by itself does not expect to collect others' orphans.
-                resources.callback(processes.end_as_subreaper)
+                resources.callback(process_control.end_as_subreaper)
             resources.callback(self._end_mpirun)
             resources.callback(self._startup.end)
             self._resources = resources.pop_all()
@@ -218,7 +218,7 @@ class _Supervisor:
             )
         self._refused = process_state().get("refused", 0)  # while mpirun starts
         self._observer = observer = self._make_observer(began)  # likewise
-        sweep(temporary_folders())
+        remove_abandoned(folder_locations())
         if job.timeout_seconds is not None:
             self._limits.begin(time.monotonic(), job.timeout_seconds, job.spent_seconds)
         self._startup.begin(time.monotonic())
@@ -258,7 +258,7 @@ class _Supervisor:
             program=job.program,
             began=began,
             pace=Pace.of(len(job.variables), is_live=job.live, is_recorded=bool(job.recorders)),
-            ask=lambda index: self._control.send_to(index, protocol.OBSERVE, None),
+            ask=lambda index: self._control.send_to(index, control_protocol.OBSERVE, None),
             tell=lambda straggler: self._output.say(straggler.sentence),
             show=live.show if job.live else None,
             recorders=Recorders(job.recorders, self._output.say),
@@ -274,7 +274,7 @@ class _Supervisor:
     def joined(self, peer: Peer) -> None:
         """Once every wrapper is there, let all programs start at once."""
         if self._stopping.asked_at is not None:
-            self._control.send(peer, protocol.STOP, [0, signal.SIGTERM])
+            self._control.send(peer, control_protocol.STOP, [0, signal.SIGTERM])
             return
         if not self._control.is_complete:
             return
@@ -285,7 +285,7 @@ class _Supervisor:
             self._stopping.end(Cause.REFUSED, problem)
             return
         for index, request in self._job.leases.items():
-            self._control.send_to(index, protocol.LEASE, request)
+            self._control.send_to(index, control_protocol.LEASE, request)
         if not self._job.leases:
             self._give_files()
 
@@ -300,7 +300,9 @@ class _Supervisor:
     def _give_files(self) -> None:
         """Send other hosts what their programs read; once all have it, let the programs start."""
         for index in self._files.receivers:
-            self._control.send_parts_to(index, protocol.GIVEN, self._files.given_parts())
+            self._control.send_parts_to(
+                index, control_protocol.INPUT_FILE, self._files.given_parts()
+            )
         if not self._ungiven:
             self._start_programs()
 
@@ -336,7 +338,7 @@ class _Supervisor:
                 start["open_files"] = self._open_files
             start.update(self._keyboard.start_of(index))
             start.update(self._files.start_of(index))
-            self._control.send(each, protocol.GO, start)
+            self._control.send(each, control_protocol.GO, start)
             self._clocks.ask(index)
         self._keyboard.begin(self._selector)
         num_peers = len(self._peers)
@@ -344,55 +346,60 @@ class _Supervisor:
 
     def received(self, peer: Peer, kind: bytes, value: Any) -> None:
         """Do what a frame of an instance asks for."""
-        if kind == protocol.STDOUT:
+        if kind == control_protocol.STDOUT:
             self._output.feed_stdout(peer, value)
-        elif kind == protocol.STDERR:
+        elif kind == control_protocol.STDERR:
             peer.tail = keep_end(peer.tail, value)
             self._output.feed_stderr(peer, value)
-        elif kind == protocol.FILE:
+        elif kind == control_protocol.FILE:
             self._files.take(peer.index, value)
-        elif kind == protocol.LEASED:
+        elif kind == control_protocol.LEASED:
             self._on_lease(peer, value)
-        elif kind == protocol.GIVEN:
+        elif kind == control_protocol.INPUT_FILE:
             self._on_given(peer, value)
-        elif kind == protocol.CLOCK:
+        elif kind == control_protocol.CLOCK:
             self._clocks.take(peer.index, *value)
         else:
             self._on_message(peer, kind, value)
 
     def _on_message(self, peer: Peer, kind: bytes, value: Any) -> None:
         now = time.monotonic()
-        if kind == protocol.STARTED:
+        if kind == control_protocol.STARTED:
             self._on_start(peer, value, now)
-        elif kind in (protocol.BEAT, protocol.LIFE):
+        elif kind in (control_protocol.PROGRESS, control_protocol.ACTIVITY):
             self._on_sign(peer, kind, value, now)
-        elif kind == protocol.OBSERVED and self._observer is not None:
+        elif kind == control_protocol.OBSERVED and self._observer is not None:
             self._observer.observed(peer.index, value, now)
-        elif kind == protocol.POLLED:
+        elif kind == control_protocol.POLLED:
             self._stopping.on_answer(peer.index, value["proposal"], value["polls"])
-        elif kind in (protocol.TAKEN, protocol.UNREAD, protocol.MODES, protocol.DEBUG):
+        elif kind in (
+            control_protocol.KEYS_READ,
+            control_protocol.UNREAD,
+            control_protocol.TERMINAL_MODES,
+            control_protocol.DEBUGGER,
+        ):
             self._keyboard.received(peer.index, kind, value)
-        elif kind == protocol.PAUSED:
+        elif kind == control_protocol.PAUSED:
             self._suspension.stopped(peer.index)
-        elif kind == protocol.STACKS:
+        elif kind == control_protocol.STACKS:
             self._stack_requests.take(peer.index, value["processes"])
         else:
             self._on_ending(peer, kind, value)
 
     def _on_ending(self, peer: Peer, kind: bytes, value: Any) -> None:
         """Handle a frame about a program's end: a request for it, how it ended, or what it left."""
-        if kind == protocol.TOLD and peer.died is None:
+        if kind == control_protocol.STOP_SIGNAL and peer.died is None:
             self._stopping.end(Cause.MPIRUN_ENDED, "mpirun ended the instances")
-        elif kind == protocol.LEFT:
+        elif kind == control_protocol.LEFTOVERS:
             self._output.say(outcome.left_sentence(peer.index, value))
-        elif kind == protocol.DIED:
+        elif kind == control_protocol.PROGRAM_ENDED:
             self._on_death(peer, value)
-        elif kind == protocol.EXIT:
+        elif kind == control_protocol.INSTANCE_ENDED:
             self._on_exit(peer, value)
 
     def _on_sign(self, peer: Peer, kind: bytes, value: Any, now: float) -> None:
         """An instance has made steps, or tells what moves in it."""
-        if self._watch is not None and kind == protocol.BEAT:
+        if self._watch is not None and kind == control_protocol.PROGRESS:
             self._watch.beat(peer.index, Progress(*value), now)
         elif self._watch is not None:
             self._watch.life.look(peer.index, Look.of(value), now)
@@ -415,7 +422,7 @@ class _Supervisor:
             return
         program = peer.started.get("pid", 0)
         if program and self._job.listen is None:
-            processes.signal_group(program, signal.SIGKILL)
+            process_control.signal_group(program, signal.SIGKILL)
         gone = {
             "code": -signal.SIGKILL,
             "time_ns": time.time_ns() - peer.clock_offset_ns,
@@ -520,7 +527,7 @@ class _Supervisor:
         if not self._control.is_complete or self._stopping.asked_at is not None:
             running = []
         for index in running:
-            self._control.send_to(index, protocol.PAUSE, True)
+            self._control.send_to(index, control_protocol.PAUSE, True)
         self._suspension.begin(running, time.monotonic())
 
     def _stop_here(self) -> None:
@@ -534,7 +541,7 @@ class _Supervisor:
         self._keyboard.on_time(time.monotonic())
         self._output.redraw()
         self._show_again()
-        self._control.broadcast(protocol.PAUSE, False)
+        self._control.broadcast(control_protocol.PAUSE, False)
 
     def _go_on(self) -> None:
         """Time counts again, unless an instance is in the debugger."""
@@ -551,7 +558,7 @@ class _Supervisor:
         members = [p.index for p in self._peers.values() if p.outcome is None and p.started]
         self._stack_requests.begin(members, time.monotonic(), reply)
         for index in sorted(members):
-            self._control.send(self._peers[index], protocol.DUMP, None)
+            self._control.send(self._peers[index], control_protocol.DUMP_STACKS, None)
 
     def _end_with_stacks(self, groups: Groups) -> None:
         """End a job that is over its time limit, with the stacks of its instances."""
@@ -601,7 +608,7 @@ class _Supervisor:
         """Tell whether all instances have reported and mpirun has ended."""
         if self._control.is_complete and not self._is_any_connected():
             if not mpirun.is_awaited:
-                self._control.broadcast(protocol.BYE, None)
+                self._control.broadcast(control_protocol.BYE, None)
                 # A daemon on a host that is gone never answers mpirun, which waits for it.
                 is_host_lost = any((p.outcome or {}).get("lost") for p in self._peers.values())
                 mpirun.await_end(

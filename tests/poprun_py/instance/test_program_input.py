@@ -7,7 +7,7 @@ import termios
 
 import pytest
 
-from poprun_py.instance import protocol
+from poprun_py.instance import control_protocol
 from poprun_py.instance.keyboard import Keyboard
 from poprun_py.instance.program_input import ProgramPipe, ProgramTerminal
 
@@ -16,7 +16,7 @@ _SETUP = {
     "size": [24, 80],
     "is_stdout": True,
     "is_stderr": False,
-    "stream": protocol.STDOUT.decode(),
+    "stream": control_protocol.STDOUT.decode(),
 }
 
 
@@ -44,8 +44,8 @@ def test_keys_after_the_end_of_the_program_go_nowhere(kind, keys, sent):
             os.close(descriptor)
     else:
         typed.type(keys)
-    unread = [(protocol.UNREAD, len(keys))] if kind is ProgramPipe and keys else []
-    assert sent == [*unread, (protocol.TAKEN, None)]
+    unread = [(control_protocol.UNREAD, len(keys))] if kind is ProgramPipe and keys else []
+    assert sent == [*unread, (control_protocol.KEYS_READ, None)]
 
 
 @pytest.mark.parametrize("is_at_end", [False, True])
@@ -62,16 +62,16 @@ def test_what_a_program_has_not_read_of_a_pipe_is_told_when_it_ends(sent, is_at_
         os.read(0, 4)
         os._exit(0)
     pipe.ended()
-    assert sent[-1] == (protocol.UNREAD, 4)
+    assert sent[-1] == (control_protocol.UNREAD, 4)
 
 
-class Vitals:
+class ProgressMemory:
     def lend_terminal(self, number):
         self.lent = number
 
 
 def test_a_program_that_writes_nonsense_to_its_wrapper_is_not_heard(sent):
-    keyboard = Keyboard({"debugger": True}, Vitals(), lambda *frame: sent.append(frame))
+    keyboard = Keyboard({"debugger": True}, ProgressMemory(), lambda *frame: sent.append(frame))
     pipe = os.open(keyboard.variables()["POPDIST_DEBUGGER"], os.O_WRONLY)
     os.write(pipe, b"\n\xff\xfe\nenter\nenter x\nwait 1\nsing 4\nenter 1\nwai")
     keyboard.read_requests()
@@ -79,7 +79,7 @@ def test_a_program_that_writes_nonsense_to_its_wrapper_is_not_heard(sent):
     keyboard.read_requests()
     os.close(pipe)
     assert sent == [
-        (protocol.DEBUG, ["enter", 1]),
-        (protocol.DEBUG, ["wait", 2, 0]),
-        (protocol.DEBUG, ["leave", 1]),
+        (control_protocol.DEBUGGER, ["enter", 1]),
+        (control_protocol.DEBUGGER, ["wait", 2, 0]),
+        (control_protocol.DEBUGGER, ["leave", 1]),
     ]

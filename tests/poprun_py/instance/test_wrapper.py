@@ -16,8 +16,8 @@ import pytest
 from support.processes import wait_until
 from support.repository import ROOT
 
-from poprun_py.instance import protocol
-from poprun_py.instance.stop_steps import LEAVE_SECONDS
+from poprun_py.instance import control_protocol
+from poprun_py.instance.graceful_stop import LEAVE_SECONDS
 from poprun_py.machines.leases_elsewhere import ask, rivals_of
 
 
@@ -31,7 +31,7 @@ def test_stop_that_comes_together_with_the_start_is_obeyed(tmp_path, number):
             sys.executable,
             "-I",
             "-S",
-            ROOT / "poprun_py" / "instance" / "main.py",
+            ROOT / "poprun_py" / "instance" / "start_wrapper.py",
             "--",
             "sleep",
             "1000",
@@ -43,9 +43,12 @@ def test_stop_that_comes_together_with_the_start_is_obeyed(tmp_path, number):
         channel.settimeout(60)
         go = json.dumps({"variables": {}}).encode()
         channel.sendall(
-            protocol.pack(protocol.GO, go) + protocol.pack(protocol.STOP, b"[100, %d]" % number)
+            control_protocol.pack(control_protocol.GO, go)
+            + control_protocol.pack(control_protocol.STOP, b"[100, %d]" % number)
         )
-        died = next(value for kind, value in messages(channel) if kind == protocol.DIED)
+        died = next(
+            value for kind, value in messages(channel) if kind == control_protocol.PROGRAM_ENDED
+        )
         assert (died["code"], died["stopped"]) == (-number, True)
         channel.close()
         wrapper.wait(60)
@@ -61,28 +64,28 @@ def test_what_a_program_leaves_when_it_ends_well_has_the_grace_time(tmp_path, co
     os.mkfifo(end)
     with wrapper_of(tmp_path, f"(read line < {end}; echo done) & exit {code}") as channel:
         go = json.dumps({"variables": {}, "grace_seconds": 1000}).encode()
-        channel.sendall(protocol.pack(protocol.GO, go))
+        channel.sendall(control_protocol.pack(control_protocol.GO, go))
         frames = []
         for kind, payload in raw_messages(channel):
             frames.append((kind, payload))
-            if kind == protocol.DIED:
+            if kind == control_protocol.PROGRAM_ENDED:
                 end.write_text("\n")
-            if kind == protocol.EXIT:
+            if kind == control_protocol.INSTANCE_ENDED:
                 break
-    assert (protocol.STDOUT, b"done\n") in frames
-    assert protocol.LEFT not in [kind for kind, _ in frames]
+    assert (control_protocol.STDOUT, b"done\n") in frames
+    assert control_protocol.LEFTOVERS not in [kind for kind, _ in frames]
 
 
 def test_what_a_program_leaves_for_longer_than_the_grace_time_is_killed_and_told(tmp_path):
     with wrapper_of(tmp_path, "sleep 1000 & exit 0") as channel:
         go = json.dumps({"variables": {}, "grace_seconds": 0.1}).encode()
-        channel.sendall(protocol.pack(protocol.GO, go))
+        channel.sendall(control_protocol.pack(control_protocol.GO, go))
         frames = []
         for kind, payload in raw_messages(channel):
             frames.append((kind, payload))
-            if kind == protocol.EXIT:
+            if kind == control_protocol.INSTANCE_ENDED:
                 break
-    [told] = [json.loads(payload) for kind, payload in frames if kind == protocol.LEFT]
+    [told] = [json.loads(payload) for kind, payload in frames if kind == control_protocol.LEFTOVERS]
     [(pid, command)] = told
     assert command == "sleep 1000"
     assert not Path(f"/proc/{pid}").exists()
@@ -91,29 +94,29 @@ def test_what_a_program_leaves_for_longer_than_the_grace_time_is_killed_and_told
 def test_a_program_that_failed_leaves_nothing_for_the_grace_time(tmp_path):
     with wrapper_of(tmp_path, "sleep 1000 & exit 3") as channel:
         go = json.dumps({"variables": {}, "grace_seconds": 1000}).encode()
-        channel.sendall(protocol.pack(protocol.GO, go))
+        channel.sendall(control_protocol.pack(control_protocol.GO, go))
         kinds = []
         for kind, _ in raw_messages(channel):
             kinds.append(kind)
-            if kind == protocol.EXIT:
+            if kind == control_protocol.INSTANCE_ENDED:
                 break
-    assert protocol.LEFT not in kinds
+    assert control_protocol.LEFTOVERS not in kinds
 
 
 def test_open_mpi_sees_that_an_instance_has_ended_while_others_run(tmp_path):
     """It then ends those, if the program called MPI_Init and not MPI_Finalize."""
     with wrapper_of(tmp_path, "exit 0", PMIX_RANK="1") as channel:
-        channel.sendall(protocol.pack(protocol.GO, b'{"variables": {}}'))
+        channel.sendall(control_protocol.pack(control_protocol.GO, b'{"variables": {}}'))
         began = time.monotonic()
         # The wrapper closes the channel although the launcher has not let go of it.
-        assert [kind for kind, _ in raw_messages(channel)][-1] == protocol.EXIT
+        assert [kind for kind, _ in raw_messages(channel)][-1] == control_protocol.INSTANCE_ENDED
     assert time.monotonic() - began >= LEAVE_SECONDS
 
 
 @contextlib.contextmanager
 def wrapper_of(folder, script, **environ):
     """Run the wrapper of a shell script; gives the launcher's end of its channel."""
-    main = ROOT / "poprun_py" / "instance" / "main.py"
+    main = ROOT / "poprun_py" / "instance" / "start_wrapper.py"
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(folder / "control"))
         listener.listen()
@@ -132,13 +135,13 @@ def wrapper_of(folder, script, **environ):
 
 
 def raw_messages(channel):
-    reader = protocol.Reader()
+    reader = control_protocol.Reader()
     while data := channel.recv(1 << 16):
         yield from reader.feed(data)
 
 
 def messages(channel):
-    reader = protocol.Reader()
+    reader = control_protocol.Reader()
     while data := channel.recv(1 << 16):
         for kind, payload in reader.feed(data):
             yield kind, json.loads(payload)
@@ -153,7 +156,7 @@ def test_cpus_are_leased_before_the_program_starts_and_until_the_wrapper_is_gone
                "may_share": False, "within": ""}  # fmt: skip
     environ = {"POPRUN_LEASES": str(tmp_path / "leases")}
     wrapper = subprocess.Popen(
-        [sys.executable, "-I", "-S", ROOT / "poprun_py" / "instance" / "main.py", "--",
+        [sys.executable, "-I", "-S", ROOT / "poprun_py" / "instance" / "start_wrapper.py", "--",
          "sleep", "1000"],
         env={**os.environ, **environ, "POPRUN_CONTROL": f"unix:{tmp_path}/control", "RANK": "1"},
     )  # fmt: skip
@@ -161,11 +164,13 @@ def test_cpus_are_leased_before_the_program_starts_and_until_the_wrapper_is_gone
         channel = listener.accept()[0]
         channel.settimeout(60)
         frames = messages(channel)
-        channel.sendall(protocol.pack(protocol.LEASE, json.dumps(request).encode()))
-        assert next(value for kind, value in frames if kind == protocol.LEASED) == {}
+        channel.sendall(control_protocol.pack(control_protocol.LEASE, json.dumps(request).encode()))
+        assert next(value for kind, value in frames if kind == control_protocol.LEASED) == {}
         assert [each.cpus for each in rivals_of(ask(environ), "").holdings] == [(cpu,)]
-        channel.sendall(protocol.pack(protocol.GO, json.dumps({"variables": {}}).encode()))
-        program = next(value["pid"] for kind, value in frames if kind == protocol.STARTED)
+        channel.sendall(
+            control_protocol.pack(control_protocol.GO, json.dumps({"variables": {}}).encode())
+        )
+        program = next(value["pid"] for kind, value in frames if kind == control_protocol.STARTED)
         files = [str(file.readlink()) for file in Path(f"/proc/{program}/fd").iterdir()]
         assert files
         assert not [name for name in files if "lease" in name]

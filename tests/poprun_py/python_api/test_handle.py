@@ -16,7 +16,7 @@ from support.processes import wait_until
 
 import poprun_py
 from poprun_py import JobFailedError, StartError, TimeLimitError, UsageError
-from poprun_py.instance.host_folders import sweep
+from poprun_py.instance.job_folders import remove_abandoned
 from poprun_py.python_api import job_output as output
 from poprun_py.python_api import registry
 from poprun_py.python_api.job_screen import Echo
@@ -157,7 +157,7 @@ def test_a_time_limit_is_told_and_the_folder_is_held_until_the_handle_is_closed(
         assert caught.value.result.timed_out
         assert job.status().exit_code == 124
         [folder] = tmp_path.iterdir()
-        sweep([str(tmp_path)])
+        remove_abandoned([str(tmp_path)])
         assert folder.exists()
     assert list(tmp_path.iterdir()) == []
     assert len(list(FILES.iterdir())) <= before

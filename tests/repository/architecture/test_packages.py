@@ -14,7 +14,7 @@ MOST_MODULES = 21
 # Packages without such rules: what programs import from, and the folders of hooks.
 FACES = (
     *("popdist_py.poptorch", "popdist_py.collectives"),
-    *("poprun_py.instance.python_hook", "popdist_py.start_hook"),
+    *("poprun_py.instance.diagnostics_hook", "popdist_py.start_hook"),
 )
 PACKAGES = [name for name, file in modules().items() if file.name == "__init__.py"]
 

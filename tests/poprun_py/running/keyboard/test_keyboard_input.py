@@ -10,7 +10,7 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from poprun_py.instance import protocol
+from poprun_py.instance import control_protocol
 from poprun_py.running.keyboard.debug_turns import DebugTurns
 from poprun_py.running.keyboard.keyboard_input import KeyboardInput
 from poprun_py.running.keyboard.suspension import Suspension
@@ -143,8 +143,8 @@ def test_the_rest_of_a_file_is_left_where_the_program_on_another_host_stopped_re
         with selectors.DefaultSelector() as selector, (tmp_path / "lines").open() as file:
             os.dup2(file.fileno(), 0)
             keyboard.begin(selector)
-            assert wire.sent == [(1, protocol.KEYS, b"one\ntwo\n")]
-            keyboard.received(1, protocol.UNREAD, 4)
+            assert wire.sent == [(1, control_protocol.KEYS, b"one\ntwo\n")]
+            keyboard.received(1, control_protocol.UNREAD, 4)
             assert os.read(0, 100) == b"two\n"
     finally:
         os.dup2(before, 0)

@@ -20,12 +20,12 @@ from support.repository import ROOT
 
 from popdist_py.peers import greeting
 from popdist_py.peers.calls import Calls
-from poprun_py.instance import launcher_link, protocol
+from poprun_py.instance import control_protocol, launcher_channel
 from poprun_py.running.supervise import control_channel
 from poprun_py.running.supervise.control_channel import ControlChannel, Hello, hello_of
 from poprun_py.running.supervise.private_folder import SOCKET_NAME
 
-MAIN = ROOT / "poprun_py" / "instance" / "main.py"
+MAIN = ROOT / "poprun_py" / "instance" / "start_wrapper.py"
 DEEP = b"[" * 100_000
 HELLO = {"rank": 0, "pid": 1, "host": "here"}
 
@@ -43,7 +43,7 @@ class Listener:
         return lambda *what: self.told.append((name, *what))
 
     def said(self):
-        return b"".join(each[3] for each in self.told if protocol.STDOUT in each).decode()
+        return b"".join(each[3] for each in self.told if control_protocol.STDOUT in each).decode()
 
     def names(self):
         return [each[0] for each in self.told]
@@ -103,10 +103,10 @@ def test_a_wrapper_of_another_host_joins_and_its_program_gets_a_secret_of_its_ow
     code = "import os; print(os.environ['POPDIST_SECRET'], 'POPRUN_TOKEN' in os.environ, end='')"
     with ended(wrapper(channel.address, channel.token, sys.executable, "-c", code)):
         wait_until(lambda: turn() or channel.is_complete)
-        channel.send_to(0, protocol.GO, {"variables": {}})
+        channel.send_to(0, control_protocol.GO, {"variables": {}})
         wait_until(lambda: turn() or listener.said().endswith("False"))
         assert listener.said().split() == [
-            launcher_link.secret_of_programs(channel.token),
+            launcher_channel.secret_of_programs(channel.token),
             "False",
         ]
         assert channel.token not in listener.said()
@@ -122,11 +122,13 @@ def test_a_wrapper_of_another_host_joins_and_its_program_gets_a_secret_of_its_ow
         b"",
         b"\0",
         b"GET / HTTP/1.1\r\n\r\n",
-        protocol.pack(protocol.HELLO, json.dumps({**HELLO, "token": "x" * 32}).encode()),
-        protocol.pack(protocol.HELLO, DEEP),
-        protocol.HELLO + (protocol.MAX_PAYLOAD).to_bytes(4, "big") + b"x" * 100_000,
-        protocol.HELLO + b"\xff\xff\xff\xff" + b"x" * 100_000,
-        b"\0" * 48 + protocol.pack(protocol.INSPECT, b'"stacks"'),
+        control_protocol.pack(
+            control_protocol.HELLO, json.dumps({**HELLO, "token": "x" * 32}).encode()
+        ),
+        control_protocol.pack(control_protocol.HELLO, DEEP),
+        control_protocol.HELLO + (control_protocol.MAX_PAYLOAD).to_bytes(4, "big") + b"x" * 100_000,
+        control_protocol.HELLO + b"\xff\xff\xff\xff" + b"x" * 100_000,
+        b"\0" * 48 + control_protocol.pack(control_protocol.INSPECT, b'"stacks"'),
     ],
     ids=["silent", "slow", "http", "token", "deep", "large", "huge", "inspect"],
 )
@@ -189,7 +191,7 @@ def test_a_launcher_that_is_not_ours_learns_nothing_and_starts_nothing(tmp_path)
                 connection.sendall(greeting.answer(b"another", called, b"n" * 16) + greeting.LET_IN)
                 go = json.dumps({"variables": {}}).encode()
                 with contextlib.suppress(OSError):
-                    connection.sendall(protocol.pack(protocol.GO, go))
+                    connection.sendall(control_protocol.pack(control_protocol.GO, go))
                     assert connection.recv(1000) == b""
             _, said = process.communicate(timeout=60)
     assert len(called) == greeting.NONCE_BYTES
@@ -218,7 +220,9 @@ def test_what_a_wrapper_said_proves_nothing_another_time(opened):
         thief.sendall(recorded[0])
         wait_until(lambda: turn() or _can_read(thief))
         assert len(thief.recv(1000)) == greeting.ANSWER_BYTES
-        thief.sendall(recorded[1] + protocol.pack(protocol.HELLO, json.dumps(HELLO).encode()))
+        thief.sendall(
+            recorded[1] + control_protocol.pack(control_protocol.HELLO, json.dumps(HELLO).encode())
+        )
         wait_until(lambda: turn() or _can_read(thief))
         with contextlib.suppress(ConnectionResetError):
             assert thief.recv(1000) == b""
@@ -235,18 +239,20 @@ def _can_read(connection):
 def test_a_wrapper_that_talks_nonsense_is_lost_like_one_that_ends(opened, nonsense):
     channel, listener, turn = opened
     with greeted(channel, turn) as wrapped:
-        wrapped.sendall(protocol.pack(protocol.HELLO, json.dumps(HELLO).encode()))
+        wrapped.sendall(control_protocol.pack(control_protocol.HELLO, json.dumps(HELLO).encode()))
         wait_until(lambda: turn() or channel.is_complete)
-        wrapped.sendall(protocol.pack(protocol.STARTED, nonsense))
+        wrapped.sendall(control_protocol.pack(control_protocol.STARTED, nonsense))
         wait_until(lambda: turn() or "lost" in listener.names())
     assert listener.names() == ["joined", "lost"]
 
 
 def test_who_has_shown_the_token_must_still_say_which_instance_it_is(opened):
     channel, listener, turn = opened
-    for words in (b"x" * 9, protocol.pack(protocol.HELLO, DEEP),
-                  protocol.pack(protocol.HELLO, json.dumps({**HELLO, "rank": 1}).encode()),
-                  protocol.pack(protocol.INSPECT, b'"stacks"')):  # fmt: skip
+    for words in (b"x" * 9, control_protocol.pack(control_protocol.HELLO, DEEP),
+                  control_protocol.pack(
+                      control_protocol.HELLO, json.dumps({**HELLO, "rank": 1}).encode()
+                  ),
+                  control_protocol.pack(control_protocol.INSPECT, b'"stacks"')):  # fmt: skip
         with greeted(channel, turn) as wrapped:
             wrapped.settimeout(0)
             wrapped.sendall(words)
@@ -262,7 +268,7 @@ def test_within_the_host_the_token_is_said(opened, tmp_path):
         with socket.socket(socket.AF_UNIX) as wrapped:
             wrapped.connect(str(tmp_path / "control"))
             hello = json.dumps({**HELLO, "token": token}).encode()
-            wrapped.sendall(protocol.pack(protocol.HELLO, hello))
+            wrapped.sendall(control_protocol.pack(control_protocol.HELLO, hello))
             wait_until(
                 lambda wrapped=wrapped: (
                     turn() or _can_read(wrapped) or listener.names() == ["joined"]
@@ -280,20 +286,20 @@ NAMES = st.sampled_from(["rank", "pid", "host", "token", "port", "time_ns", "els
 
 
 @given(
-    st.sampled_from([protocol.HELLO, protocol.BYE, b"\0"]),
+    st.sampled_from([control_protocol.HELLO, control_protocol.BYE, b"\0"]),
     st.binary() | st.builds(json.dumps, VALUES | st.dictionaries(NAMES, VALUES)).map(str.encode),
 )
-@example(protocol.HELLO, DEEP)
-@example(protocol.HELLO, b'{"rank": 0, "pid": Infinity, "host": "h"}')
-@example(protocol.HELLO, b'{"rank": ' + b"9" * 5000 + b', "pid": 1, "host": "h"}')
-@example(protocol.HELLO, json.dumps(HELLO).encode())
+@example(control_protocol.HELLO, DEEP)
+@example(control_protocol.HELLO, b'{"rank": 0, "pid": Infinity, "host": "h"}')
+@example(control_protocol.HELLO, b'{"rank": ' + b"9" * 5000 + b', "pid": 1, "host": "h"}')
+@example(control_protocol.HELLO, json.dumps(HELLO).encode())
 def test_any_bytes_are_a_hello_or_refused(kind, payload):
     try:
         hello = hello_of(kind, payload)
     except ValueError:
         assert json.dumps(HELLO).encode() != payload
         return
-    assert kind == protocol.HELLO
+    assert kind == control_protocol.HELLO
     assert isinstance(hello, Hello)
     assert [type(n) for n in (hello.rank, hello.pid, hello.port, hello.time_ns)] == [int] * 4
     assert isinstance(hello.host, str)
@@ -309,7 +315,7 @@ def test_a_host_that_answers_no_more_is_lost_though_something_was_sent_to_it(ope
             lambda _, seconds: seen.append(seconds) or len(seen) > 1,
         )
         wait_until(lambda: turn() or "lost" in listener.names())
-        assert seen == [protocol.LOST_AFTER_SECONDS] * 2
+        assert seen == [control_protocol.LOST_AFTER_SECONDS] * 2
         assert not channel.peers[0].is_open
 
 
@@ -317,7 +323,7 @@ def inspect(folder, listener, turn):
     """Return a connection that has asked for the status, and what takes the answer to it."""
     asked = socket.socket(socket.AF_UNIX)
     asked.connect(str(folder / SOCKET_NAME))
-    asked.sendall(protocol.pack(protocol.INSPECT, b'"status"'))
+    asked.sendall(control_protocol.pack(control_protocol.INSPECT, b'"status"'))
     wait_until(lambda: turn() or "inspected" in listener.names())
     return asked, next(each[2] for each in listener.told if each[0] == "inspected")
 
@@ -329,7 +335,7 @@ def test_a_long_answer_is_sent_whole_in_several_frames(opened, tmp_path):
     with asked:
         answer(text)
         asked.setblocking(False)
-        reader, payloads, is_open = protocol.Reader(), [], True
+        reader, payloads, is_open = control_protocol.Reader(), [], True
         while is_open:
             turn()
             with contextlib.suppress(BlockingIOError):
@@ -354,7 +360,9 @@ def test_who_asks_and_does_not_read_holds_up_nobody_and_is_left_after_a_while(
         wait_until(lambda: not asked.recv(1 << 18))
 
 
-@pytest.mark.parametrize("said", [b"", protocol.pack(protocol.INSPECT, b'"stacks"')])
+@pytest.mark.parametrize(
+    "said", [b"", control_protocol.pack(control_protocol.INSPECT, b'"stacks"')]
+)
 def test_who_has_said_nothing_or_waits_for_an_answer_is_left_at_the_end(tmp_path, said):
     channel = ControlChannel(1, listener := Listener())
     with (

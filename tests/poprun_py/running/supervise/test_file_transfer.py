@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from popdist_py.environment import INSTANCE_VARIABLES
-from poprun_py.instance import program_files as sender
-from poprun_py.instance import protocol
+from poprun_py.instance import control_protocol
+from poprun_py.instance import transferred_files as sender
 from poprun_py.past_runs.run_files import AttemptFiles
 from poprun_py.running.supervise.file_transfer import FileTransfer, place_of_run, place_of_spans
 
@@ -87,7 +87,7 @@ def test_files_of_another_host_arrive_whole(files, tmp_path, monkeypatch):
     assert list(there.iterdir()) == []
     assert len(frames) == 3 + 1 + 3 + 1 + 1
     for frame in frames:
-        assert len(frame) < protocol.MAX_PAYLOAD
+        assert len(frame) < control_protocol.MAX_PAYLOAD
         files.take(1, frame)
     found = written(tmp_path)
     assert 0 < int(found.pop("spans/instance-1.ended")) <= time.monotonic_ns()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from popdist_py.timeline.folder import clock_path, instance_prefix, read_clock
-from poprun_py.instance import protocol
+from poprun_py.instance import control_protocol
 from poprun_py.running.supervise.host_clocks import HostClocks
 
 
@@ -18,7 +18,7 @@ def test_another_host_is_asked_for_its_time_at_the_start_and_at_the_end(tmp_path
         clocks.ask(1)
         while asked:
             instance, kind, sent = asked.pop()
-            assert (instance, kind) == (1, protocol.ASK_CLOCK)
+            assert (instance, kind) == (1, control_protocol.ASK_CLOCK)
             clocks.take(1, sent, time.monotonic_ns() + hour)
     line = read_clock(clock_path(instance_prefix(tmp_path, 1)))
     assert line.begin < line.end

@@ -13,7 +13,7 @@ import pytest
 from support.launcher.run_folders import view_of
 
 from poprun_py.errors import StartError
-from poprun_py.instance import protocol
+from poprun_py.instance import control_protocol
 from poprun_py.running.supervise import inspection
 
 NOBODY = 65534
@@ -53,7 +53,9 @@ def launcher(tmp_path, monkeypatch):
 
 
 def frame(text):
-    return protocol.pack(protocol.STACKS, text if isinstance(text, bytes) else text.encode())
+    return control_protocol.pack(
+        control_protocol.STACKS, text if isinstance(text, bytes) else text.encode()
+    )
 
 
 def test_an_answer_is_told(launcher):
@@ -65,8 +67,8 @@ def test_an_answer_is_told(launcher):
 def test_an_answer_of_thousands_of_instances_comes_in_several_frames(launcher):
     status = view_of(3000, 5.0).to_json()
     text = json.dumps(status)
-    assert len(text) > protocol.MAX_PAYLOAD
-    size = protocol.MAX_PAYLOAD
+    assert len(text) > control_protocol.MAX_PAYLOAD
+    size = control_protocol.MAX_PAYLOAD
     launcher(b"".join(frame(text[at : at + size]) for at in range(0, len(text), size)))
     assert inspection.ask_status(str(os.getpid())) == (status, [])
 

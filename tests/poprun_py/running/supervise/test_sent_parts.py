@@ -9,7 +9,7 @@ import socket
 import pytest
 from support.processes import wait_until
 
-from poprun_py.instance import protocol
+from poprun_py.instance import control_protocol
 from poprun_py.running.supervise.control_channel import ControlChannel
 
 PART = 1 << 19
@@ -35,7 +35,7 @@ def connected(tmp_path):
         wrapper.connect(str(tmp_path / "control"))
         wrapper.settimeout(60)
         hello = {"token": channel.token, "rank": 0, "pid": 1, "host": "here"}
-        wrapper.sendall(protocol.pack(protocol.HELLO, json.dumps(hello).encode()))
+        wrapper.sendall(control_protocol.pack(control_protocol.HELLO, json.dumps(hello).encode()))
 
         def turn():
             for key, events in selector.select(0.1):
@@ -56,26 +56,26 @@ def test_parts_are_taken_when_there_is_room_for_them(connected):
             yield bytes([number]) * PART
         yield b""
 
-    channel.send_parts_to(0, protocol.GIVEN, parts())
+    channel.send_parts_to(0, control_protocol.INPUT_FILE, parts())
     for _ in range(5):
         turn()
     # Nobody reads: what is not out is still where it was.
     assert len(taken) < 8
-    channel.send_to(0, protocol.STOP, 5)
-    reader, received = protocol.Reader(), []
-    while not received or received[-1] != (protocol.GIVEN, b""):
+    channel.send_to(0, control_protocol.STOP, 5)
+    reader, received = control_protocol.Reader(), []
+    while not received or received[-1] != (control_protocol.INPUT_FILE, b""):
         turn()
         received += reader.feed(wrapper.recv(1 << 20))
-    given = [payload for kind, payload in received if kind == protocol.GIVEN]
+    given = [payload for kind, payload in received if kind == control_protocol.INPUT_FILE]
     assert given == [bytes([number]) * PART for number in range(64)] + [b""]
     # A stop does not wait for the last part.
-    assert received.index((protocol.STOP, b"5")) < 10
+    assert received.index((control_protocol.STOP, b"5")) < 10
     wait_until(lambda: turn() or channel.peers[0].parts is None)
 
 
 def test_parts_for_a_wrapper_that_is_gone_are_forgotten(connected):
     channel, wrapper, turn = connected
-    channel.send_parts_to(0, protocol.GIVEN, (bytes(PART) for _ in range(64)))
+    channel.send_parts_to(0, control_protocol.INPUT_FILE, (bytes(PART) for _ in range(64)))
     wrapper.close()
     wait_until(lambda: turn() or channel.peers[0].parts is None)
     assert not channel.peers[0].is_open

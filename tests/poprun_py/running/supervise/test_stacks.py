@@ -15,33 +15,33 @@ from support.repository import ROOT
 
 from popdist_py import environment, heartbeat
 from poprun_py.command.cli import run
-from poprun_py.instance import protocol, vitals
+from poprun_py.instance import control_protocol, progress_memory
 from poprun_py.running.supervise.inspection import _temporary_folders
 
 TWO = ("--num-instances", "2", "--num-replicas", "2")
-HOOK = ROOT / "poprun_py" / "instance" / "python_hook"
+HOOK = ROOT / "poprun_py" / "instance" / "diagnostics_hook"
 
 
 def test_both_ends_agree_on_the_shared_words():
     names = ("_STEP", "_POLLS", "_PROPOSED", "_AGREED", "_BEGUN", "_CALLS", "_RESUMED", "_DOING",
              "_NUM_WORDS")  # fmt: skip
-    assert [getattr(vitals, n) for n in names] == [getattr(heartbeat, n) for n in names]
-    told = vitals.Vitals().variables(("sh",), {})
+    assert [getattr(progress_memory, n) for n in names] == [getattr(heartbeat, n) for n in names]
+    told = progress_memory.ProgressMemory().variables(("sh",), {})
     assert set(told) == {environment.HEARTBEAT, environment.STACKS}
 
 
 def test_a_program_that_began_to_count_stays_one():
     """Compiling without ``init()`` is seen; what follows it is no return to the time before."""
-    shared = vitals.Vitals()
+    shared = progress_memory.ProgressMemory()
     assert shared.progress() is None
-    shared._words[vitals._DOING] = environment.COMPILING
+    shared._words[progress_memory._DOING] = environment.COMPILING
     assert shared.progress() == [0, 0, 0, environment.COMPILING]
-    shared._words[vitals._DOING] = environment.BETWEEN_CALLS
+    shared._words[progress_memory._DOING] = environment.BETWEEN_CALLS
     assert shared.progress() == [0, 0, 0, environment.BETWEEN_CALLS]
 
 
 def test_wrapper_sees_steps_and_decides_on_the_stop(tmp_path):
-    shared = vitals.Vitals()
+    shared = progress_memory.ProgressMemory()
     assert shared.progress() is None
     with subprocess.Popen(
         [
@@ -85,7 +85,7 @@ def test_wrapper_sees_steps_and_decides_on_the_stop(tmp_path):
 
 def test_process_that_does_not_catch_the_signal_lives(tmp_path):
     with subprocess.Popen(["sleep", "30"]) as program:
-        found = vitals.Vitals().stacks(program.pid)
+        found = progress_memory.ProgressMemory().stacks(program.pid)
         alive = program.poll() is None
         program.kill()
     assert alive
@@ -93,12 +93,13 @@ def test_process_that_does_not_catch_the_signal_lives(tmp_path):
 
 
 def test_stacks_of_many_processes_fit_into_a_frame(monkeypatch):
-    shared = vitals.Vitals()
-    monkeypatch.setattr(vitals.processes, "descendants", lambda _: [os.getpid()] * 40)
-    monkeypatch.setattr(vitals.processes, "state", lambda *_: ("S", True))
-    monkeypatch.setattr(shared, "_ask", lambda *_: "\u00e4" * vitals._MAX_TEXT)
+    shared = progress_memory.ProgressMemory()
+    many = [os.getpid()] * 40
+    monkeypatch.setattr(progress_memory.process_control, "descendants", lambda _: many)
+    monkeypatch.setattr(progress_memory.process_control, "state", lambda *_: ("S", True))
+    monkeypatch.setattr(shared, "_ask", lambda *_: "\u00e4" * progress_memory._MAX_TEXT)
     found = shared.stacks(os.getpid())
-    assert len(json.dumps({"processes": found})) < protocol.MAX_PAYLOAD
+    assert len(json.dumps({"processes": found})) < control_protocol.MAX_PAYLOAD
     assert found[0]["text"]
 
 
@@ -124,7 +125,9 @@ def python_with_hook(code, cwd, *, check=True, **variables):
 
 
 def test_hook_leaves_no_trace_in_the_program(tmp_path):
-    code = "import os, sys; print(os.environ.get('PYTHONPATH'), 'python_hook' in str(sys.path))"
+    code = (
+        "import os, sys; print(os.environ.get('PYTHONPATH'), 'diagnostics_hook' in str(sys.path))"
+    )
     assert python_with_hook(code, tmp_path, PYTHONPATH=str(HOOK)) == "None False\n"
     both = f"{HOOK}:{tmp_path}"
     assert python_with_hook(code, tmp_path, PYTHONPATH=both) == f"{tmp_path} False\n"

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from poprun_py.instance import protocol
+from poprun_py.instance import control_protocol
 from poprun_py.running.supervise import stop_policy
 from poprun_py.running.supervise.job import Cause, Job, StackGroup
 from poprun_py.running.supervise.stop_policy import StopPolicy
@@ -41,7 +41,7 @@ def test_a_failure_asks_all_once():
     policy, channel, lines = job_end()
     policy.end(Cause.FAILED, "instance 1 ended with exit code 3")
     policy.end(Cause.FAILED, "instance 0 ended with exit code 1")
-    assert channel.sent == [(protocol.STOP, [5, signal.SIGTERM])]
+    assert channel.sent == [(control_protocol.STOP, [5, signal.SIGTERM])]
     assert lines == ["instance 1 ended with exit code 3: stopping the other instances"]
     assert policy.stop.reason == "instance 1 ended with exit code 3"
 
@@ -51,7 +51,7 @@ def test_after_sigint_programs_get_no_other_signal_within_the_grace_time():
     policy.on_signal(signal.SIGINT)
     # One instance has saved and ended with KeyboardInterrupt; the other still saves.
     policy.end(Cause.FAILED, "instance 1 ended with signal SIGINT")
-    assert channel.sent == [(protocol.STOP, [5, signal.SIGINT])]
+    assert channel.sent == [(control_protocol.STOP, [5, signal.SIGINT])]
     assert (policy.stop.cause, policy.stop.signal) == (Cause.SIGNAL, 2)
     assert lines[0] == (
         "SIGINT received: stopping the instances, which have 5 s to end (--grace); "
@@ -62,12 +62,12 @@ def test_after_sigint_programs_get_no_other_signal_within_the_grace_time():
 def test_the_second_signal_forces(monkeypatch):
     policy, channel, lines = job_end()
     policy.on_signal(signal.SIGTERM)
-    assert channel.sent == [(protocol.PROPOSE, 0)]
+    assert channel.sent == [(control_protocol.PROPOSE_STOP, 0)]
     later = time.monotonic() + 0.4
     monkeypatch.setattr(stop_policy.time, "monotonic", lambda: later)
     policy.on_signal(signal.SIGTERM)
     policy.on_time(policy.next_deadline())
-    assert channel.sent[1:] == [(protocol.STOP, [0, signal.SIGTERM])]
+    assert channel.sent[1:] == [(control_protocol.STOP, [0, signal.SIGTERM])]
     assert lines == ["SIGTERM again: killing all instances"]
 
 
@@ -87,16 +87,16 @@ def test_another_signal_kills_at_once():
     policy.on_signal(signal.SIGTERM)
     policy.on_signal(signal.SIGINT)
     policy.on_time(time.monotonic())
-    assert channel.sent[1:] == [(protocol.STOP, [0, signal.SIGTERM])]
+    assert channel.sent[1:] == [(control_protocol.STOP, [0, signal.SIGTERM])]
     assert lines == ["SIGINT again: killing all instances"]
 
 
 @pytest.mark.parametrize(
     ("number", "sent"),
     [
-        (signal.SIGTERM, (protocol.PROPOSE, 0)),
-        (signal.SIGABRT, (protocol.PROPOSE, 0)),
-        (signal.SIGINT, (protocol.STOP, [5, signal.SIGINT])),
+        (signal.SIGTERM, (control_protocol.PROPOSE_STOP, 0)),
+        (signal.SIGABRT, (control_protocol.PROPOSE_STOP, 0)),
+        (signal.SIGINT, (control_protocol.STOP, [5, signal.SIGINT])),
     ],
 )
 def test_a_signal_sent_to_mpirun_asks_the_instances_to_end(number, sent):
@@ -130,7 +130,10 @@ def test_programs_that_never_ask_whether_to_stop_are_ended_by_sigterm():
     policy, channel, _ = job_end(1)
     policy.on_signal(signal.SIGHUP)
     policy.on_answer(0, 0, 0)
-    assert channel.sent == [(protocol.PROPOSE, 0), (protocol.STOP, [5, signal.SIGTERM])]
+    assert channel.sent == [
+        (control_protocol.PROPOSE_STOP, 0),
+        (control_protocol.STOP, [5, signal.SIGTERM]),
+    ]
     assert (policy.stop.signal, policy.stop.reason) == (signal.SIGHUP, "SIGHUP received")
 
 
@@ -140,8 +143,10 @@ def test_sigusr1_is_passed_on_to_programs_that_never_ask_and_ends_nothing():
     policy.on_answer(0, 0, 0)
     policy.on_signal(signal.SIGUSR2)
     assert channel.sent == [
-        (protocol.PROPOSE, 0), (protocol.SIGNAL, 10), (protocol.SIGNAL, 12),
-    ]  # fmt: skip
+        (control_protocol.PROPOSE_STOP, 0),
+        (control_protocol.SIGNAL, 10),
+        (control_protocol.SIGNAL, 12),
+    ]
     assert policy.stop is None
 
 
@@ -160,7 +165,7 @@ def test_a_hang_is_decided_first_and_ended_when_the_stacks_are_there():
     assert channel.sent == lines == []
     groups = (StackGroup(instances=(1,), text="here"),)
     policy.end_with_stacks((1,), groups)
-    assert channel.sent == [(protocol.STOP, [5, signal.SIGTERM])]
+    assert channel.sent == [(control_protocol.STOP, [5, signal.SIGTERM])]
     assert (policy.stop.hung, policy.stop.stacks) == ((1,), groups)
 
 

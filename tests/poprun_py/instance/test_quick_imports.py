@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.repository import ROOT
 
-from poprun_py.instance import fast_stdlib
+from poprun_py.instance import quick_imports
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
@@ -24,8 +24,8 @@ VALUES = st.recursive(
 @given(VALUES)
 def test_frames_read_and_written_as_json_does(value):
     text = json.dumps(value)
-    assert fast_stdlib.dumps(value) == text
-    assert fast_stdlib.loads(text.encode()) == json.loads(text)
+    assert quick_imports.dumps(value) == text
+    assert quick_imports.loads(text.encode()) == json.loads(text)
 
 
 @pytest.mark.parametrize(
@@ -33,34 +33,34 @@ def test_frames_read_and_written_as_json_does(value):
 )
 def test_frames_of_unusual_values(value):
     text = json.dumps(value)
-    assert fast_stdlib.dumps(value) == text
-    assert fast_stdlib.loads(text.encode()) == json.loads(text) == value
+    assert quick_imports.dumps(value) == text
+    assert quick_imports.loads(text.encode()) == json.loads(text) == value
 
 
 def test_the_parts_below_are_there_in_this_python():
-    assert fast_stdlib.dumps is not json.dumps
-    assert fast_stdlib.loads is not json.loads
-    assert {fast_stdlib.signal.__name__, fast_stdlib.socket.__name__} == {"_signal", "_socket"}
+    assert quick_imports.dumps is not json.dumps
+    assert quick_imports.loads is not json.loads
+    assert {quick_imports.signal.__name__, quick_imports.socket.__name__} == {"_signal", "_socket"}
 
 
 def test_what_is_used_of_signal_and_socket_is_the_same_below():
     numbers = ("SIGTERM", "SIGKILL", "SIGINT", "SIGUSR1", "SIGCHLD", "SIGPIPE", "SIGRTMAX")
     for name in (*numbers, "SIG_DFL", "SIG_IGN"):
-        assert getattr(fast_stdlib.signal, name) == getattr(signal, name)
+        assert getattr(quick_imports.signal, name) == getattr(signal, name)
     for name in ("signal", "getsignal", "set_wakeup_fd"):
-        assert callable(getattr(fast_stdlib.signal, name))
-    assert issubclass(socket.socket, fast_stdlib.socket.socket)
-    assert fast_stdlib.socket.gethostname() == socket.gethostname()
-    assert fast_stdlib.socket.AF_UNIX == socket.AF_UNIX
+        assert callable(getattr(quick_imports.signal, name))
+    assert issubclass(socket.socket, quick_imports.socket.socket)
+    assert quick_imports.socket.gethostname() == socket.gethostname()
+    assert quick_imports.socket.AF_UNIX == socket.AF_UNIX
 
 
 def test_the_public_modules_stand_in_where_the_parts_are_missing():
     code = (
         f"import json, signal, socket, sys; sys.path.append({str(ROOT)!r})\n"
         "sys.modules.update(_json=None, _signal=None)\n"
-        "from poprun_py.instance import fast_stdlib\n"
-        "assert fast_stdlib.dumps is json.dumps and fast_stdlib.signal is signal\n"
-        "assert fast_stdlib.socket is socket"
+        "from poprun_py.instance import quick_imports\n"
+        "assert quick_imports.dumps is json.dumps and quick_imports.signal is signal\n"
+        "assert quick_imports.socket is socket"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

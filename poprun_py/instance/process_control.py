@@ -6,7 +6,7 @@ does the supervisor. ctypes is imported where a system call has no other name.
 
 import os
 
-from poprun_py.instance.fast_stdlib import signal
+from poprun_py.instance.quick_imports import signal
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36

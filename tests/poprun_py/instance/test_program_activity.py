@@ -18,10 +18,16 @@ from support.processes import wait_until
 
 from popdist_py import environment
 from popdist_py.activities import ledger
-from poprun_py.instance import observation, processes, protocol, sockets, vitals
-from poprun_py.instance.fast_stdlib import dumps
-from poprun_py.instance.observation import SignsOfLife, observe
-from poprun_py.instance.vitals import Vitals
+from poprun_py.instance import (
+    control_protocol,
+    process_control,
+    program_activity,
+    progress_memory,
+    sockets,
+)
+from poprun_py.instance.program_activity import SignsOfLife, observe
+from poprun_py.instance.progress_memory import ProgressMemory
+from poprun_py.instance.quick_imports import dumps
 from poprun_py.running.supervise.hang_detection import Look
 
 
@@ -68,8 +74,10 @@ def test_the_tree_is_that_of_a_pass_over_all_processes(program):
         "thread = threading.Thread(target=start)\nthread.start()\nthread.join()\nstart()\n"
     )
     pid = program(code + READY + "time.sleep(100)").pid
-    wait_until(lambda: len(processes.descendants(pid)) >= 4)
-    wait_until(lambda: sorted(observation._tree(pid)[1:]) == sorted(processes.descendants(pid)))
+    wait_until(lambda: len(process_control.descendants(pid)) >= 4)
+    wait_until(
+        lambda: sorted(program_activity._tree(pid)[1:]) == sorted(process_control.descendants(pid))
+    )
 
 
 def test_a_program_that_shares_its_cpu_is_seen_to_wait_for_it(program):
@@ -104,28 +112,28 @@ def test_throttling_is_read_from_the_control_group(tmp_path, entry, folder, text
     group = tmp_path / "sys/fs/cgroup" / folder
     group.mkdir(parents=True)
     (group / "cpu.stat").write_text(text)
-    assert observation._throttled_seconds(str(tmp_path)) == seconds
+    assert program_activity._throttled_seconds(str(tmp_path)) == seconds
 
 
 def test_both_sides_name_the_same_words():
     for name in ("_SINCE", "_ACTIVITY", "_SAMPLES", "_TIMED_STEPS", "_STEPS", "_NANOSECONDS"):
-        assert getattr(vitals, name) == getattr(ledger, name), name
+        assert getattr(progress_memory, name) == getattr(ledger, name), name
     for name in ("_CALL", "_CALL_BEGAN"):
-        assert getattr(vitals, name) == getattr(ledger, name), name
-    assert (ledger.WAITING, ledger.SAVING) == (vitals._WAITING, vitals._SAVING)
-    assert ledger._CALL_BEGAN < vitals._FAILED < ledger._ROWS
-    assert ledger._NANOSECONDS + vitals._NUM_ACTIVITIES <= ledger._CALL
+        assert getattr(progress_memory, name) == getattr(ledger, name), name
+    assert (ledger.WAITING, ledger.SAVING) == (progress_memory._WAITING, progress_memory._SAVING)
+    assert ledger._CALL_BEGAN < progress_memory._FAILED < ledger._ROWS
+    assert ledger._NANOSECONDS + progress_memory._NUM_ACTIVITIES <= ledger._CALL
     assert ledger._CALL_BEGAN < ledger._ROWS
     for name in ("_ROWS", "_RING", "_ROW_WORDS", "_UNTIMED", "_UNKNOWN_BITS"):
-        assert getattr(vitals, name) == getattr(ledger, name), name
-    assert vitals._ALL_WORDS == ledger._NUM_WORDS
-    assert vitals._NUM_WORDS <= ledger._BEGAN  # after those of the heartbeat
-    assert vitals._LEDGER_BEGAN == ledger._BEGAN
-    assert len(ledger.NAMES) == vitals._NUM_ACTIVITIES
+        assert getattr(progress_memory, name) == getattr(ledger, name), name
+    assert progress_memory._ALL_WORDS == ledger._NUM_WORDS
+    assert progress_memory._NUM_WORDS <= ledger._BEGAN  # after those of the heartbeat
+    assert progress_memory._LEDGER_BEGAN == ledger._BEGAN
+    assert len(ledger.NAMES) == progress_memory._NUM_ACTIVITIES
 
 
 def test_the_wrapper_reads_what_the_program_counts(program):
-    seen = Vitals()
+    seen = ProgressMemory()
     assert seen.ledger() is None
     code = (
         "import time\nfrom popdist_py import activities, heartbeat\n"
@@ -152,7 +160,7 @@ def test_the_wrapper_reads_what_the_program_counts(program):
 
 
 def test_the_wrapper_reads_the_last_collective(program):
-    seen = Vitals()
+    seen = ProgressMemory()
     assert (seen.call(), seen.counts_steps()) == ([0, 0, 0, 0.0], False)
     code = (
         "import time, popdist_py\nfrom popdist_py import activities, heartbeat\n"
@@ -192,7 +200,7 @@ while True: pass
 
 def test_only_python_answers_who_asks_whether_it_runs(program):
     """One call of C lasts until this has been seen; before and after it Python runs."""
-    seen = Vitals()
+    seen = ProgressMemory()
     running = program(IN_C, **seen.variables([sys.executable], os.environ))
 
     def away(ask=True):
@@ -213,7 +221,7 @@ def test_only_python_answers_who_asks_whether_it_runs(program):
 
 
 def test_who_does_not_catch_the_question_is_not_asked():
-    seen = Vitals()
+    seen = ProgressMemory()
     with subprocess.Popen(["sleep", "100"]) as process:
         assert seen.away_seconds([process.pid], ask=True) == 0.0
         alive = process.poll() is None
@@ -223,7 +231,7 @@ def test_who_does_not_catch_the_question_is_not_asked():
 
 def test_a_program_that_ends_is_not_ended_by_the_question():
     """The interpreter gives up its handlers long before its process is gone."""
-    seen = Vitals()
+    seen = ProgressMemory()
     environ = {**os.environ, **seen.variables([sys.executable], os.environ)}
     for _ in range(3):
         with subprocess.Popen([sys.executable, "-c", "import json"], env=environ) as running:
@@ -234,7 +242,7 @@ def test_a_program_that_ends_is_not_ended_by_the_question():
 
 
 def test_signs_of_life_are_asked_of_one_that_is_only_busy(program):
-    seen = Vitals()
+    seen = ProgressMemory()
     code = READY + "while True: pass"
     running = program(code, **seen.variables([sys.executable], os.environ))
     signs = SignsOfLife(seen, running.pid)
@@ -262,7 +270,7 @@ def test_what_a_connection_brings_is_counted(program):
         running = program(code)
         given, _ = server.accept()
         with given:
-            signs = SignsOfLife(Vitals(), running.pid)
+            signs = SignsOfLife(ProgressMemory(), running.pid)
             first = signs.look(0)["received_bytes"]
             assert signs.look(0)["received_bytes"] == first
             given.sendall(bytes(300_000))
@@ -290,21 +298,21 @@ def test_a_kernel_that_does_not_tell_of_connections_is_no_failure(monkeypatch):
 )
 def test_a_thread_that_waits_for_a_disk_saves(monkeypatch, state, call, saves):
     files = {"stat": f"1 (a) b) {state} 1 2".encode(), "syscall": call.encode()}
-    monkeypatch.setattr(observation, "_read", lambda path: files[Path(path).name])
-    assert observation._threads_at_disk(os.getpid()) >= ({os.getpid()} if saves else set())
-    assert bool(observation._threads_at_disk(os.getpid())) is saves
+    monkeypatch.setattr(program_activity, "_read", lambda path: files[Path(path).name])
+    assert program_activity._threads_at_disk(os.getpid()) >= ({os.getpid()} if saves else set())
+    assert bool(program_activity._threads_at_disk(os.getpid())) is saves
 
 
 def test_a_short_wait_for_a_disk_beside_the_main_thread_is_no_saving(monkeypatch):
-    signs = SignsOfLife(Vitals(), os.getpid())
+    signs = SignsOfLife(ProgressMemory(), os.getpid())
     seen = [{os.getpid()}, set(), {5}, {6}, {6}]
-    monkeypatch.setattr(observation, "_tree", lambda _: [os.getpid()])
-    monkeypatch.setattr(observation, "_threads_at_disk", lambda _: seen.pop(0))
+    monkeypatch.setattr(program_activity, "_tree", lambda _: [os.getpid()])
+    monkeypatch.setattr(program_activity, "_threads_at_disk", lambda _: seen.pop(0))
     assert [signs.look(0)["saves"] for _ in range(5)] == [True, False, False, False, True]
 
 
 def test_saving_and_the_last_of_an_end_are_seen(program):
-    seen = Vitals()
+    seen = ProgressMemory()
     code = (
         "import ctypes, os, sys\nfrom popdist_py import activities\n"
         "with activities.doing(activities.SAVING):\n"
@@ -356,7 +364,7 @@ print('ready', flush=True)
     ],
 )  # fmt: skip
 def test_an_exception_that_threads_or_processes_outlive_is_told(program, before, end, is_told):
-    seen = Vitals()
+    seen = ProgressMemory()
     running = program(KEPT.format(before, end), **seen.variables([sys.executable], os.environ))
     if is_told:
         wait_until(lambda: seen.failed_process() == running.pid)
@@ -367,7 +375,7 @@ def test_an_exception_that_threads_or_processes_outlive_is_told(program, before,
 
 
 def test_a_program_that_writes_all_the_time_is_read_whole(program):
-    seen = Vitals()
+    seen = ProgressMemory()
     code = (
         "from popdist_py import activities\n" + READY + "while True:\n"
         "    with activities.doing(activities.LOADING): sum(range(500))\n"
@@ -391,7 +399,7 @@ def counting(monkeypatch, seen):
 @given(st.lists(st.integers(0, 2 * ledger._RING), min_size=1, max_size=4))
 def test_each_step_is_told_once_or_counted_as_lost(bursts):
     with pytest.MonkeyPatch.context() as patch:
-        seen, made, told = Vitals(), 0, 0
+        seen, made, told = ProgressMemory(), 0, 0
         counting(patch, seen)
         for burst in bursts:
             for number in range(made + 1, made + burst + 1):
@@ -411,19 +419,19 @@ def test_each_step_is_told_once_or_counted_as_lost(bursts):
 
 
 def test_the_largest_answer_fits_into_a_frame(monkeypatch):
-    seen, longest = Vitals(), (-(2**63), *[-(2**63)] * 4, -1.7976931348623157e308)
+    seen, longest = ProgressMemory(), (-(2**63), *[-(2**63)] * 4, -1.7976931348623157e308)
     counting(monkeypatch, seen)
     words = ledger._open()
     for row in range(ledger._RING):
         ledger._ROW.pack_into(words, 8 * (ledger._ROWS + row * ledger._ROW_WORDS), *longest)
     words[ledger._STEPS] = 10**18
     told = dumps({"steps": seen.steps(10**18 - ledger._RING), "ledger": seen.ledger()})
-    assert 500_000 < len(told) < protocol.MAX_PAYLOAD / 1.5
+    assert 500_000 < len(told) < control_protocol.MAX_PAYLOAD / 1.5
 
 
 def test_steps_are_read_whole_while_the_program_makes_more(program):
     """Every row tells of one step, in order, and what is missing is counted."""
-    seen, told, lost, rows = Vitals(), 0, 0, 0
+    seen, told, lost, rows = ProgressMemory(), 0, 0, 0
     code = (
         "from popdist_py import heartbeat\n" + READY + "number = 0\n"
         "while True:\n"
@@ -433,7 +441,7 @@ def test_steps_are_read_whole_while_the_program_makes_more(program):
     program(code, **seen.variables([sys.executable], os.environ))
     for turn in range(15):
         ahead = told + (ledger._RING - 20 if turn % 5 else 2 * ledger._RING)
-        wait_until(lambda ahead=ahead: seen._words[vitals._STEPS] >= ahead)
+        wait_until(lambda ahead=ahead: seen._words[progress_memory._STEPS] >= ahead)
         steps = seen.steps(told)
         lost += steps["lost"]
         before = told + steps["lost"]

@@ -33,7 +33,7 @@ MPIRUN_GRACE_SECONDS = 2.0
 MPIRUN_FOLLOWS_SECONDS, MPIRUN_FOLLOWS_SECONDS_OF_LOST_HOST = 10.0, 1.0
 
 
-class StopSteps:
+class GracefulStop:
     """The end of one thing: ``ask`` at most once, ``force`` when its time is over.
 
     Args:

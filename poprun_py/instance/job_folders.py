@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
 # Files there are memory. What maps them needs that: on a disk every page would be written.
-MEMORY = "/dev/shm"
+SHARED_MEMORY = "/dev/shm"
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 # Another process may sweep the folder between its making and its locking: it is then made again.
 # That process may be suspended with its lock on the folder, for longer than many tries take.
@@ -33,7 +33,7 @@ _BACKING = (
 )
 
 
-def name_of(kind: str, secret: bytes = b"") -> str:
+def folder_name(kind: str, secret: bytes = b"") -> str:
     """Return a name for a folder: ``kind`` is a process id, ``files-`` and one, host, or job.
 
     It cannot be guessed, and is the same again for the same ``secret``, of six bytes.
@@ -41,7 +41,7 @@ def name_of(kind: str, secret: bytes = b"") -> str:
     return f"poprun-{kind}-{(secret or os.urandom(6)).hex()}"
 
 
-def is_ours(path: str) -> bool:
+def is_job_folder(path: str) -> bool:
     """Tell whether a path is called as a folder of a job is."""
     return _number_in(os.path.basename(path)) is not None
 
@@ -59,7 +59,7 @@ def _number_in(name: str) -> int | None:
     return int(kind[0]) if len(kind) == 1 and kind[0].isdecimal() else None
 
 
-class HeldFolder:
+class JobFolder:
     """A folder that nobody sweeps while this process has it.
 
     ``path`` is where it is. Made by ``make`` and ``join``.
@@ -70,7 +70,7 @@ class HeldFolder:
         self._descriptor = descriptor
 
     @classmethod
-    def make(cls, base: str, name: str) -> "HeldFolder":
+    def make(cls, base: str, name: str) -> "JobFolder":
         """Make a folder that only this user can enter, or join others of the job in it.
 
         Raises:
@@ -94,16 +94,16 @@ class HeldFolder:
             time.sleep(_PAUSE_SECONDS)
 
     @classmethod
-    def join(cls, path: str) -> "HeldFolder | None":
+    def join(cls, path: str) -> "JobFolder | None":
         """Have a folder that the launcher made; None if there is none that is this user's."""
         try:
             # Others may lie around a socket that somebody else made.
-            return cls._hold(path) if is_ours(path) else None
+            return cls._hold(path) if is_job_folder(path) else None
         except OSError:
             return None
 
     @classmethod
-    def _hold(cls, path: str) -> "HeldFolder | None":
+    def _hold(cls, path: str) -> "JobFolder | None":
         """Return the folder; None if it was removed meanwhile.
 
         Raises:
@@ -192,16 +192,18 @@ def memory_variables(folder: str | None, environ: "Mapping[str, str]") -> "dict[
 
     A place that the user chose stays.
     """
-    return {name: folder for name in _BACKING if not environ.get(name) or is_ours(environ[name])}
+    return {
+        name: folder for name in _BACKING if not environ.get(name) or is_job_folder(environ[name])
+    }
 
 
-def temporary_folders() -> list[str]:
+def folder_locations() -> list[str]:
     """Return where folders of jobs may lie on this host, those for files and that in memory."""
-    bases = (os.path.abspath(os.environ.get("TMPDIR") or "/tmp"), "/tmp", MEMORY)
+    bases = (os.path.abspath(os.environ.get("TMPDIR") or "/tmp"), "/tmp", SHARED_MEMORY)
     return [base for number, base in enumerate(bases) if base not in bases[:number]]
 
 
-def sweep(bases: "Iterable[str]", dead: int = 0) -> None:
+def remove_abandoned(bases: "Iterable[str]", dead: int = 0) -> None:
     """Remove this user's folders in ``bases`` that no process has.
 
     Args:
@@ -227,7 +229,7 @@ def _sweep(path: str) -> None:
         descriptor = os.open(path, _FOLDER)
     except OSError:
         return
-    folder = HeldFolder(path, descriptor)
+    folder = JobFolder(path, descriptor)
     if os.fstat(descriptor).st_uid == os.geteuid():
         folder.leave()
     else:

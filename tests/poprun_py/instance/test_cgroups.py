@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from poprun_py.instance.control_group import memory_state, process_state
+from poprun_py.instance.cgroups import memory_state, process_state
 from tools.soak.faults import Fault, measure
 
 PROCESSES_V1 = Path("/sys/fs/cgroup/pids")

@@ -9,7 +9,7 @@ import os
 import time
 from contextlib import suppress
 
-from poprun_py.instance.host_folders import HeldFolder, name_of
+from poprun_py.instance.job_folders import JobFolder, folder_name
 
 # As typing's, which takes longer to import than everything here.
 TYPE_CHECKING = False
@@ -34,7 +34,7 @@ def note_end(prefix: str) -> None:
 def _private_path() -> str:
     """Return a path for what this process keeps; the program may leave this folder."""
     base = os.path.abspath(os.environ.get("TMPDIR") or "/tmp")
-    return os.path.join(base, name_of(f"files-{os.getpid()}"))
+    return os.path.join(base, folder_name(f"files-{os.getpid()}"))
 
 
 class GivenFile:
@@ -82,10 +82,10 @@ class ProgramFiles:
 
     def __init__(self, told: "dict[str, str]") -> None:
         self._told = told
-        self._held: HeldFolder | None = None
+        self._held: JobFolder | None = None
         # Without a folder nothing is kept, as the run's own folder shows.
         with suppress(OSError):
-            self._held = HeldFolder.make(*os.path.split(_private_path()))
+            self._held = JobFolder.make(*os.path.split(_private_path()))
 
     @property
     def prefix(self) -> str:

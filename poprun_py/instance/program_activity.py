@@ -2,20 +2,20 @@
 
 Reads files below /proc and /sys, and asks the kernel how much the program's TCP connections carry.
 Standard library only and cheap to import. Nothing here knows the program's steps: that is
-vitals.py.
+progress_memory.py.
 """
 
 import os
 import time
 
-from poprun_py.instance import processes, sockets
+from poprun_py.instance import process_control, sockets
 
 # As typing's, which takes longer to import than everything here.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from poprun_py.instance.vitals import Vitals
+    from poprun_py.instance.progress_memory import ProgressMemory
 
 # A program that waits uses less of one CPU than this, however it does so but by spinning.
 BUSY_SHARE = 0.05
@@ -75,12 +75,12 @@ class SignsOfLife:
     """What moves in a program that counts no steps, in one look after the other.
 
     Args:
-        vitals: shared with the program.
+        memory: shared with the program.
         program: its process.
     """
 
-    def __init__(self, vitals: "Vitals", program: int) -> None:
-        self._vitals = vitals
+    def __init__(self, memory: "ProgressMemory", program: int) -> None:
+        self._memory = memory
         self._program = program
         self._last: dict[str, Any] = {}
         self._sockets = sockets.SocketBytes()
@@ -95,13 +95,13 @@ class SignsOfLife:
         Returns:
             ``at``, a time in seconds; ``awake_seconds``, of CPU time and of waiting for a CPU, and
             ``moved_bytes`` of files, pipes and disk by now; ``received_bytes`` of TCP, sent ones
-            included; ``written``; the last collective, ``call``, as ``Vitals`` has it; whether the
-            program ``waits`` in one; whether it ``saves``: it says so, or a thread waits for a
-            disk; whether it is ``stopped``; whether it is ``ending``: its interpreter shuts down
-            and runs no more Python; whether it has ``joined`` the others, and may count steps;
-            whether it ``reads``: it waits for what the user types; and for how many seconds it is
-            ``away``: its main thread has run no Python. Only a program that uses CPU time, and
-            shows no other activity, is asked for that.
+            included; ``written``; the last collective, ``call``, as ``ProgressMemory`` has it;
+            whether the program ``waits`` in one; whether it ``saves``: it says so, or a thread
+            waits for a disk; whether it is ``stopped``; whether it is ``ending``: its interpreter
+            shuts down and runs no more Python; whether it has ``joined`` the others, and may
+            count steps; whether it ``reads``: it waits for what the user types; and for how many
+            seconds it is ``away``: its main thread has run no Python. Only a program that uses CPU
+            time, and shows no other activity, is asked for that.
         """
         awake, moved, pids = _spent(self._program)
         waiting, before = set[int]().union(*map(_threads_at_disk, pids)), self._at_disk
@@ -112,18 +112,18 @@ class SignsOfLife:
             "moved_bytes": moved,
             "received_bytes": self._sockets.num_bytes(pids),
             "written": written,
-            "call": self._vitals.call(),
-            "waits": self._vitals.waits(),
-            "saves": self._vitals.saves()
+            "call": self._memory.call(),
+            "waits": self._memory.waits(),
+            "saves": self._memory.saves()
             # A thread other than a main one must wait at two looks: a log line now and then is no
             # progress.
             or bool(waiting.intersection(pids) or waiting & before),
-            "stopped": processes.state(self._program, 1)[0] in "Tt",
-            "ending": self._vitals.has_left_python(self._program),
-            "joined": self._vitals.progress() is not None,
+            "stopped": process_control.state(self._program, 1)[0] in "Tt",
+            "ending": self._memory.has_left_python(self._program),
+            "joined": self._memory.progress() is not None,
             "reads": _waits_for_input(pids),
         }
-        look["away"] = self._vitals.away_seconds(pids, ask=self._is_only_busy(look))
+        look["away"] = self._memory.away_seconds(pids, ask=self._is_only_busy(look))
         self._last = look
         return look
 
@@ -187,7 +187,7 @@ def _tree(program: int) -> list[int]:
     Unlike a pass over all of /proc this costs the same on a host of thousands of processes.
     """
     if not os.path.exists(f"/proc/{program}/task/{program}/children"):
-        return [program, *processes.descendants(program)]
+        return [program, *process_control.descendants(program)]
     pids = [program]
     for pid in pids:  # which grows
         try:

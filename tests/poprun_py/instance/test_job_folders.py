@@ -13,8 +13,13 @@ from types import SimpleNamespace
 import pytest
 from support.repository import ROOT
 
-from poprun_py.instance import host_folders
-from poprun_py.instance.host_folders import HeldFolder, memory_variables, name_of, sweep
+from poprun_py.instance import job_folders
+from poprun_py.instance.job_folders import (
+    JobFolder,
+    folder_name,
+    memory_variables,
+    remove_abandoned,
+)
 
 SECRET = bytes(6)
 
@@ -29,12 +34,12 @@ def dead():
 
 @pytest.mark.parametrize("kind", ["12", "files-12", "host", "job"])
 def test_the_name_of_a_folder_is_ours(kind):
-    assert host_folders.is_ours(f"/any/{name_of(kind)}")
-    assert name_of(kind, SECRET) == f"poprun-{kind}-000000000000"
+    assert job_folders.is_job_folder(f"/any/{folder_name(kind)}")
+    assert folder_name(kind, SECRET) == f"poprun-{kind}-000000000000"
 
 
 def test_a_killed_process_that_still_has_the_folder_is_waited_for(tmp_path):
-    mine, others = (HeldFolder.make(str(tmp_path), name_of("12", SECRET)) for _ in range(2))
+    mine, others = (JobFolder.make(str(tmp_path), folder_name("12", SECRET)) for _ in range(2))
     ends = threading.Timer(0.05, others.close)
     ends.start()
     mine.leave(wait_seconds=30)
@@ -51,18 +56,18 @@ def test_a_killed_process_that_still_has_the_folder_is_waited_for(tmp_path):
     ],
 )  # fmt: skip
 def test_other_names_are_not_ours(name, tmp_path):
-    assert not host_folders.is_ours(f"/any/{name}")
+    assert not job_folders.is_job_folder(f"/any/{name}")
     if name:
         (tmp_path / name).mkdir()
-        sweep([str(tmp_path)])
+        remove_abandoned([str(tmp_path)])
         assert (tmp_path / name).is_dir()
-        assert HeldFolder.join(str(tmp_path / name)) is None
+        assert JobFolder.join(str(tmp_path / name)) is None
 
 
 def test_the_last_who_has_a_folder_removes_it(tmp_path):
-    first = HeldFolder.make(str(tmp_path), name_of("host", SECRET))
-    second = HeldFolder.make(str(tmp_path), name_of("host", SECRET))
-    third = HeldFolder.join(first.path)
+    first = JobFolder.make(str(tmp_path), folder_name("host", SECRET))
+    second = JobFolder.make(str(tmp_path), folder_name("host", SECRET))
+    third = JobFolder.join(first.path)
     assert first.path == second.path == third.path
     Path(first.path, "within").mkdir()
     Path(first.path, "within", "file").touch()
@@ -74,50 +79,50 @@ def test_the_last_who_has_a_folder_removes_it(tmp_path):
     assert list(tmp_path.iterdir()) == []
     second.leave()  # nothing happens
     second.remove()
-    assert HeldFolder.join(second.path) is None
+    assert JobFolder.join(second.path) is None
 
 
 def test_what_the_dead_left_is_swept_and_what_the_living_have_is_not(tmp_path, dead):
-    held = HeldFolder.make(str(tmp_path), name_of(str(dead)))
-    left = [tmp_path / name_of(kind) for kind in (str(dead), f"files-{dead}", "host", "job")]
+    held = JobFolder.make(str(tmp_path), folder_name(str(dead)))
+    left = [tmp_path / folder_name(kind) for kind in (str(dead), f"files-{dead}", "host", "job")]
     # A launcher of an earlier version has no lock.
-    earlier = tmp_path / name_of(str(os.getpid()))
+    earlier = tmp_path / folder_name(str(os.getpid()))
     for folder in (*left, earlier):
         folder.mkdir(mode=0o700)
         (folder / "file").touch()
-    link = tmp_path / name_of("host")
+    link = tmp_path / folder_name("host")
     link.symlink_to(earlier)
-    sweep([str(tmp_path), "/no/such/folder"])
+    remove_abandoned([str(tmp_path), "/no/such/folder"])
     assert not any(folder.exists() for folder in left)
     assert (earlier / "file").exists()
     assert link.is_symlink()
     assert Path(held.path).exists()
     held.close()
-    sweep([str(tmp_path)], dead=os.getpid())
+    remove_abandoned([str(tmp_path)], dead=os.getpid())
     assert not earlier.exists()
     assert Path(held.path).exists()
-    sweep([str(tmp_path)])
+    remove_abandoned([str(tmp_path)])
     assert sorted(tmp_path.iterdir()) == [link]
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root has folders of other users")
 def test_another_users_folder_is_neither_swept_nor_used(tmp_path):
-    folder = tmp_path / name_of("host", SECRET)
+    folder = tmp_path / folder_name("host", SECRET)
     folder.mkdir(mode=0o700)
     os.chown(folder, 12345, 12345)
-    sweep([str(tmp_path)])
+    remove_abandoned([str(tmp_path)])
     assert folder.is_dir()
     with pytest.raises(PermissionError, match="not this user's alone"):
-        HeldFolder.make(str(tmp_path), folder.name)
+        JobFolder.make(str(tmp_path), folder.name)
 
 
 def test_a_folder_that_others_may_enter_is_not_used(tmp_path):
-    folder = tmp_path / name_of("host", SECRET)
+    folder = tmp_path / folder_name("host", SECRET)
     folder.mkdir()
     folder.chmod(0o755)
     with pytest.raises(PermissionError):
-        HeldFolder.make(str(tmp_path), folder.name)
-    assert HeldFolder.join(str(folder)) is None
+        JobFolder.make(str(tmp_path), folder.name)
+    assert JobFolder.join(str(folder)) is None
 
 
 def test_where_no_locks_are_nothing_is_swept(tmp_path, monkeypatch):
@@ -125,13 +130,13 @@ def test_where_no_locks_are_nothing_is_swept(tmp_path, monkeypatch):
         raise OSError(37, "No locks available")
 
     monkeypatch.setattr(fcntl, "flock", no_locks)
-    held = HeldFolder.make(str(tmp_path), name_of("host"))
-    left = tmp_path / name_of("host")
+    held = JobFolder.make(str(tmp_path), folder_name("host"))
+    left = tmp_path / folder_name("host")
     left.mkdir(mode=0o700)
-    sweep([str(tmp_path)])
+    remove_abandoned([str(tmp_path)])
     held.leave()
     assert len(list(tmp_path.iterdir())) == 2
-    held = HeldFolder.join(held.path)
+    held = JobFolder.join(held.path)
     held.remove()
     assert list(tmp_path.iterdir()) == [left]
 
@@ -139,7 +144,7 @@ def test_where_no_locks_are_nothing_is_swept(tmp_path, monkeypatch):
 @pytest.mark.parametrize(("module", "call"), [(os, "mkdir"), (fcntl, "flock")])
 def test_a_folder_that_is_swept_while_it_is_made_is_made_again(tmp_path, monkeypatch, module, call):
     """A sweep may come before the maker opens the folder, and before the maker locks it."""
-    path, swept = tmp_path / name_of("host", SECRET), []
+    path, swept = tmp_path / folder_name("host", SECRET), []
     real = getattr(module, call)
 
     def sweep_around(*arguments):
@@ -154,19 +159,19 @@ def test_a_folder_that_is_swept_while_it_is_made_is_made_again(tmp_path, monkeyp
             real(*arguments)
 
     monkeypatch.setattr(module, call, sweep_around)
-    held = HeldFolder.make(str(tmp_path), path.name)
+    held = JobFolder.make(str(tmp_path), path.name)
     assert swept
-    assert HeldFolder.join(held.path) is not None
+    assert JobFolder.join(held.path) is not None
     held.remove()
 
 
 @pytest.fixture
 def swept_slowly(tmp_path, monkeypatch):
     """Give a folder that another process has locked and removes after 100 pauses."""
-    path, pauses = tmp_path / name_of("host", SECRET), []
+    path, pauses = tmp_path / folder_name("host", SECRET), []
     path.mkdir(mode=0o700)
-    sweeper = HeldFolder(str(path), os.open(path, os.O_RDONLY))
-    assert host_folders._is_left(sweeper._descriptor)
+    sweeper = JobFolder(str(path), os.open(path, os.O_RDONLY))
+    assert job_folders._is_left(sweeper._descriptor)
 
     def pause(seconds):
         pauses.append(seconds)
@@ -174,21 +179,21 @@ def swept_slowly(tmp_path, monkeypatch):
             sweeper.remove()
 
     clock = SimpleNamespace(monotonic=lambda: sum(pauses), sleep=pause)
-    monkeypatch.setattr(host_folders, "time", clock)
+    monkeypatch.setattr(job_folders, "time", clock)
     yield path
     sweeper.close()
 
 
 def test_a_process_that_is_suspended_while_it_sweeps_is_waited_for(tmp_path, swept_slowly):
-    held = HeldFolder.make(str(tmp_path), swept_slowly.name)
-    assert HeldFolder.join(held.path) is not None
+    held = JobFolder.make(str(tmp_path), swept_slowly.name)
+    assert JobFolder.join(held.path) is not None
     held.remove()
 
 
 def test_a_process_that_sweeps_without_end_is_not_waited_for(tmp_path, swept_slowly, monkeypatch):
-    monkeypatch.setattr(host_folders, "_MAKE_SECONDS", 0.1)
+    monkeypatch.setattr(job_folders, "_MAKE_SECONDS", 0.1)
     with pytest.raises(BlockingIOError, match="swept again and again"):
-        HeldFolder.make(str(tmp_path), swept_slowly.name)
+        JobFolder.make(str(tmp_path), swept_slowly.name)
 
 
 def test_the_files_of_a_dead_daemon_go_with_the_folder(tmp_path):
@@ -199,19 +204,19 @@ def test_the_files_of_a_dead_daemon_go_with_the_folder(tmp_path):
         for folder in (files / "within", others):
             folder.mkdir(parents=True)
         for _ in range(2):  # every instance writes it down
-            held = HeldFolder.make(str(tmp_path), name_of("host", SECRET))
+            held = JobFolder.make(str(tmp_path), folder_name("host", SECRET))
             held.note_daemon(str(files), daemon.pid)
             held.note_daemon(str(others), daemon.pid)  # not by its name
             held.note_daemon(f"relative.{daemon.pid}", daemon.pid)
             assert len(list(Path(held.path).iterdir())) == 1
-        sweep([str(tmp_path)])
+        remove_abandoned([str(tmp_path)])
         assert files.exists()
-        left = HeldFolder.make(str(tmp_path), name_of("host"))
+        left = JobFolder.make(str(tmp_path), folder_name("host"))
         left.note_daemon(str(files), daemon.pid)
         left.leave()  # the daemon lives, and removes its files by itself
         assert files.exists()
         daemon.communicate(b"\n")
-    assert host_folders._start_of(daemon.pid) == 0
+    assert job_folders._start_of(daemon.pid) == 0
     held.remove()
     assert sorted(tmp_path.iterdir()) == [others]
 
@@ -219,7 +224,7 @@ def test_the_files_of_a_dead_daemon_go_with_the_folder(tmp_path):
 def test_only_what_nobody_chose_tells_open_mpi_where_to_share_memory():
     chosen = {
         "OMPI_MCA_btl_sm_backing_directory": "/tmp",
-        "OMPI_MCA_osc_sm_backing_directory": f"/dev/shm/{name_of('7')}",  # by an outer job
+        "OMPI_MCA_osc_sm_backing_directory": f"/dev/shm/{folder_name('7')}",  # by an outer job
     }
     told = memory_variables("/dev/shm/ours", chosen)
     assert "OMPI_MCA_btl_sm_backing_directory" not in told
@@ -228,7 +233,7 @@ def test_only_what_nobody_chose_tells_open_mpi_where_to_share_memory():
 
 
 def test_a_wrapper_imports_nothing_for_it_alone():
-    script = "import sys; from poprun_py.instance import host_folders; print(*sys.modules)"
+    script = "import sys; from poprun_py.instance import job_folders; print(*sys.modules)"
     told = subprocess.run(
         [sys.executable, "-I", "-S", "-c", f"import sys; sys.path.append({str(ROOT)!r}); {script}"],
         capture_output=True,

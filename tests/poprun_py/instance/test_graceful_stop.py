@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from poprun_py.instance.stop_steps import StopSteps
+from poprun_py.instance.graceful_stop import GracefulStop
 
 NEVER = float("inf")
 
 
 def steps(**settings):
     done = []
-    ending = StopSteps(lambda: done.append("ask"), lambda: done.append("force"), **settings)
+    ending = GracefulStop(lambda: done.append("ask"), lambda: done.append("force"), **settings)
     return ending, done
 
 

@@ -7,10 +7,10 @@ import os
 import sys
 import time
 
-from poprun_py.instance import host_folders, protocol
+from poprun_py.instance import control_protocol, job_folders
 from poprun_py.instance.binding import THREAD_VARIABLES
-from poprun_py.instance.fast_stdlib import socket
-from poprun_py.instance.host_folders import HeldFolder
+from poprun_py.instance.job_folders import JobFolder
+from poprun_py.instance.quick_imports import socket
 
 _CONNECT_SECONDS = 20
 _CALL_AGAIN_SECONDS = 0.05
@@ -63,7 +63,7 @@ def connect(address: str, token: str) -> socket.socket:
         remote = socket.socket(family, socket.SOCK_STREAM)
         remote.settimeout(_CONNECT_SECONDS)
         remote.connect((host.strip("[]"), int(port)))
-        protocol.keep_alive(remote)
+        control_protocol.keep_alive(remote)
         try:
             if _is_let_in(remote, token.encode()):
                 remote.settimeout(None)
@@ -121,13 +121,13 @@ def name_of_folder(token: str) -> str:
     """Return how the job's folder in memory is called on every host: it tells no other secret."""
     from hmac import digest
 
-    return host_folders.name_of("host", digest(token.encode(), b"folders", "sha256")[:6])
+    return job_folders.folder_name("host", digest(token.encode(), b"folders", "sha256")[:6])
 
 
-def share_memory_in(folders: "list[HeldFolder]") -> None:
+def share_memory_in(folders: "list[JobFolder]") -> None:
     """Tell Open MPI to keep shared memory in the job's folder in memory, if there is one."""
-    places = [f.path for f in folders if f.path.startswith(f"{host_folders.MEMORY}/")]
-    variables = host_folders.memory_variables(places[-1] if places else None, os.environ)
+    places = [f.path for f in folders if f.path.startswith(f"{job_folders.SHARED_MEMORY}/")]
+    variables = job_folders.memory_variables(places[-1] if places else None, os.environ)
     for name, value in variables.items():
         if value is not None:
             os.environ[name] = value
@@ -135,7 +135,7 @@ def share_memory_in(folders: "list[HeldFolder]") -> None:
             os.environ.pop(name, None)
 
 
-def name_folder(folders: "list[HeldFolder]") -> None:
+def name_folder(folders: "list[JobFolder]") -> None:
     """Tell the program where the job's folder is, for files that must not outlive the job."""
     if folders:
         os.environ["POPDIST_JOB_FOLDER"] = folders[0].path
@@ -218,7 +218,7 @@ def _stdin_of_launcher(path: str) -> int | None:
     asking = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         asking.connect(path)
-        asking.sendall(protocol.pack(protocol.STDIN))
+        asking.sendall(control_protocol.pack(control_protocol.STDIN))
         _, given, _, _ = asking.recvmsg(1, socket.CMSG_SPACE(_INT_BYTES))
     except OSError:
         return None  # the launcher has ended
@@ -239,27 +239,27 @@ def free_port() -> int:
     return port
 
 
-def hold_folders(address: str, name: str) -> "list[HeldFolder]":
+def hold_folders(address: str, name: str) -> "list[JobFolder]":
     """Have the job's folders on this host; the last is in memory, unless there is none.
 
     Args:
         address: of the launcher. Where it is on this host, the folders are its own.
         name: of the folder in memory, where the launcher may be on another host; else empty.
     """
-    folders: list[HeldFolder | None] = []
+    folders: list[JobFolder | None] = []
     files = os.environ.get("PMIX_SERVER_TMPDIR", "")
     if name:
-        if host_folders.is_ours(os.path.dirname(files)):
+        if job_folders.is_job_folder(os.path.dirname(files)):
             # The launcher is on this host after all.
-            folders.append(HeldFolder.join(os.path.dirname(files)))
+            folders.append(JobFolder.join(os.path.dirname(files)))
         try:
-            folders.append(HeldFolder.make(host_folders.MEMORY, name))
+            folders.append(JobFolder.make(job_folders.SHARED_MEMORY, name))
         except OSError:
             folders.append(None)  # Open MPI then keeps to its own places
     else:
         private = os.path.dirname(address.partition(":")[2])
-        in_memory = os.path.join(host_folders.MEMORY, os.path.basename(private))
-        folders += [HeldFolder.join(private), HeldFolder.join(in_memory)]
+        in_memory = os.path.join(job_folders.SHARED_MEMORY, os.path.basename(private))
+        folders += [JobFolder.join(private), JobFolder.join(in_memory)]
     held = [folder for folder in folders if folder is not None]
     if held and not any(files.startswith(f"{folder.path}/") for folder in held):
         # Killed, it leaves them.

@@ -15,10 +15,10 @@ import pytest
 from support.repository import ROOT
 
 from popdist_py.environment import CALL, CALL_FILES
-from poprun_py.instance import protocol
-from poprun_py.instance.program_files import GivenFile
+from poprun_py.instance import control_protocol
+from poprun_py.instance.transferred_files import GivenFile
 
-MAIN = ROOT / "poprun_py" / "instance" / "main.py"
+MAIN = ROOT / "poprun_py" / "instance" / "start_wrapper.py"
 
 
 @contextlib.contextmanager
@@ -42,7 +42,7 @@ def wrapped(tmp_path, *program, **environ):
 
 
 def frames(channel):
-    reader = protocol.Reader()
+    reader = control_protocol.Reader()
     while data := channel.recv(1 << 16):
         yield from reader.feed(data)
 
@@ -52,7 +52,7 @@ def first(kind, received):
 
 
 def go(**start):
-    return protocol.pack(protocol.GO, json.dumps(start).encode())
+    return control_protocol.pack(control_protocol.GO, json.dumps(start).encode())
 
 
 def test_a_program_reads_the_file_that_was_sent_before_it(tmp_path):
@@ -63,13 +63,13 @@ def test_a_program_reads_the_file_that_was_sent_before_it(tmp_path):
     with wrapped(tmp_path, sys.executable, "-c", code, TMPDIR=str(place)) as (channel, wrapper):
         received = frames(channel)
         for part in (b"one ", b"two", b""):
-            channel.sendall(protocol.pack(protocol.GIVEN, part))
-        answer = json.loads(first(protocol.GIVEN, received))
+            channel.sendall(control_protocol.pack(control_protocol.INPUT_FILE, part))
+        answer = json.loads(first(control_protocol.INPUT_FILE, received))
         assert list(place.iterdir()) == []
         assert Path(f"/proc/{wrapper.pid}/fd", Path(answer["path"]).name).stat().st_size == 7
         channel.sendall(go(variables={CALL: answer["path"]}))
-        assert first(protocol.STDOUT, received) == b"one two"
-        channel.sendall(protocol.pack(protocol.BYE))
+        assert first(control_protocol.STDOUT, received) == b"one two"
+        channel.sendall(control_protocol.pack(control_protocol.BYE))
         assert wrapper.wait(60) == 0
 
 
@@ -77,10 +77,10 @@ def test_a_host_that_cannot_keep_the_file_says_so(tmp_path):
     nowhere = str(tmp_path / "nowhere")
     with wrapped(tmp_path, "true", TMPDIR=nowhere) as (channel, wrapper):
         for part in (b"one", b""):
-            channel.sendall(protocol.pack(protocol.GIVEN, part))
-        answer = json.loads(first(protocol.GIVEN, frames(channel)))
+            channel.sendall(control_protocol.pack(control_protocol.INPUT_FILE, part))
+        answer = json.loads(first(control_protocol.INPUT_FILE, frames(channel)))
         assert answer == {"problem": f"{nowhere}: No such file or directory"}
-        channel.sendall(protocol.pack(protocol.BYE))
+        channel.sendall(control_protocol.pack(control_protocol.BYE))
         assert wrapper.wait(60) == 1
 
 
@@ -111,18 +111,18 @@ def test_results_larger_than_memory_wait_on_the_disk(tmp_path):
         channel.sendall(go(variables={}, files={CALL_FILES: ""}))
         received, sizes = frames(channel), []
         for kind, payload in received:
-            if kind == protocol.FILE:
+            if kind == control_protocol.FILE:
                 name, _, packed = payload.partition(b"\0")
                 assert name == b"result"
                 part = zlib.decompress(packed)
                 assert set(part) == {len(sizes)}
                 sizes.append(len(part))
-            if kind == protocol.EXIT:
+            if kind == control_protocol.INSTANCE_ENDED:
                 break
         assert sizes == [1 << 19] * 256
         lines = Path(f"/proc/{wrapper.pid}/status").read_text().splitlines()
         peak = next(int(line.split()[1]) for line in lines if line.startswith("VmHWM"))
         assert peak < 40_000
         assert list(place.iterdir()) == []
-        channel.sendall(protocol.pack(protocol.BYE))
+        channel.sendall(control_protocol.pack(control_protocol.BYE))
         assert wrapper.wait(60) == 0

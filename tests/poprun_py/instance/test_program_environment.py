@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from poprun_py.instance import launcher_link
+from poprun_py.instance import launcher_channel
 
 
 @pytest.mark.parametrize(
@@ -29,7 +29,7 @@ def test_which_devices_below_dev_compute(tmp_path, monkeypatch, devices, visible
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    assert launcher_link.has_accelerator(str(tmp_path)) == found
+    assert launcher_channel.has_accelerator(str(tmp_path)) == found
 
 
 @pytest.mark.parametrize(
@@ -45,6 +45,6 @@ def test_trainers_are_told_to_use_cpus(monkeypatch, size, own, has_accelerator, 
     environ = {"RANK": "0", "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size}
     environ |= {"ACCELERATE_USE_CPU": own} if own else {}
     monkeypatch.setattr(os, "environ", environ)
-    monkeypatch.setattr(launcher_link, "has_accelerator", lambda: has_accelerator)
-    launcher_link.set_other_names()
+    monkeypatch.setattr(launcher_channel, "has_accelerator", lambda: has_accelerator)
+    launcher_channel.set_other_names()
     assert environ.get("ACCELERATE_USE_CPU") == told

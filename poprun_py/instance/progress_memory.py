@@ -9,8 +9,8 @@ import os
 import sys
 import time
 
-from poprun_py.instance import processes
-from poprun_py.instance.fast_stdlib import signal
+from poprun_py.instance import process_control
+from poprun_py.instance.quick_imports import signal
 
 # As typing's, which takes longer to import than everything here.
 TYPE_CHECKING = False
@@ -33,7 +33,7 @@ _LEDGER_BEGAN, _SINCE, _ACTIVITY, _SAMPLES, _TIMED_STEPS, _STEPS = range(10, 16)
 _NANOSECONDS, _NUM_ACTIVITIES = 16, 10
 # The last collective: whether it goes on (1 bit), which one (7), its number; when it was begun.
 _CALL, _CALL_BEGAN = 26, 27
-# From python_hook/sitecustomize.py: the process whose main thread ended with an exception; else 0.
+# Set by diagnostics_hook/sitecustomize.py: the process whose main thread ended with an exception.
 _FAILED = 28
 # The program trained a model of its own: popdist_py/start_hook/popdist_separate_models.py says so.
 _SEPARATE = 31
@@ -56,10 +56,10 @@ _ANSWER_SECONDS, _ALL_SECONDS, _QUIET_SECONDS = 1.5, 2.5, 0.1
 _MAX_TEXT = 1 << 16
 # The text of all processes comes in one frame, where a character takes up to six bytes.
 _MAX_TEXTS = 1 << 17
-_HOOK = os.path.join(os.path.dirname(os.path.abspath(__file__)), "python_hook")
+_HOOK = os.path.join(os.path.dirname(os.path.abspath(__file__)), "diagnostics_hook")
 
 
-class Vitals:
+class ProgressMemory:
     """Memory and file shared with one program."""
 
     def __init__(self) -> None:
@@ -135,7 +135,7 @@ class Vitals:
         It then no longer handles the signal that asks whether Python runs. Programs that are not
         Python never handled it.
         """
-        letter, catches = processes.state(program, _ASK_SIGNAL)
+        letter, catches = process_control.state(program, _ASK_SIGNAL)
         self._has_run_python = self._has_run_python or catches
         return self._has_run_python and not catches and letter not in "TtZX"
 
@@ -154,8 +154,8 @@ class Vitals:
         self._asked = 0
         if ask:
             for pid in pids:
-                runs = processes.state(pid, _ASK_SIGNAL) == ("R", True)
-                if runs and processes.signal_process(pid, _ASK_SIGNAL):
+                runs = process_control.state(pid, _ASK_SIGNAL) == ("R", True)
+                if runs and process_control.signal_process(pid, _ASK_SIGNAL):
                     self._asked, self._asked_at, self._answer_at = pid, now, size
                     break
         return 0.0
@@ -257,8 +257,8 @@ class Vitals:
         """
         answers: list[dict[str, Any]] = []
         left, deadline = _MAX_TEXTS, time.monotonic() + _ALL_SECONDS
-        for pid in [program, *processes.descendants(program)][:_MAX_PROCESSES]:
-            state, catches = processes.state(pid, STACKS_SIGNAL)
+        for pid in [program, *process_control.descendants(program)][:_MAX_PROCESSES]:
+            state, catches = process_control.state(pid, STACKS_SIGNAL)
             can_answer = catches and state not in "TtZX"
             text = self._ask(pid, deadline)[:left] if can_answer else ""
             left -= len(text)
@@ -269,7 +269,7 @@ class Vitals:
     def _ask(self, pid: int, deadline: float) -> str:
         """Signal one process and return what it wrote."""
         start = os.fstat(self._stacks).st_size
-        if not processes.signal_process(pid, STACKS_SIGNAL):
+        if not process_control.signal_process(pid, STACKS_SIGNAL):
             return ""
         size, quiet_since = start, time.monotonic()
         limit = min(quiet_since + _ANSWER_SECONDS, deadline)

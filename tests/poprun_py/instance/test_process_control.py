@@ -13,8 +13,8 @@ from support.repository import ROOT
 # A shell at a terminal gives each job a process group of its own; a script gives none.
 SHELL = """
     import signal, subprocess, sys
-    asks = "import signal; from poprun_py.instance.processes import tell_when_parent_ends as tell; "
-    asks += "print(tell(signal.SIGRTMAX) is not None, flush=True)"
+    asks = "import signal; from poprun_py.instance import process_control as p; "
+    asks += "print(p.tell_when_parent_ends(signal.SIGRTMAX) is not None, flush=True)"
     for group in (0, None):
         subprocess.run([sys.executable, "-c", asks], process_group=group)
 """

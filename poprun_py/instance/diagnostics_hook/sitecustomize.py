@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 # The threads of gloo's process groups, as torch names them; they live until the process ends.
 _GLOO = "pt_gloo_runloop"
 _IDLE_LOOKS, _LOOK_SECONDS, _MOST_LOOKS = 2, 0.001, 1000
-# The byte offset of _FAILED (vitals.py) in the memory shared with the wrapper, and a word's size.
+# In the memory shared with the wrapper: the byte offset of _FAILED (progress_memory.py), and the
+# size of a word.
 _FAILED_AT, _WORD_BYTES = 28 * 8, 8
 # The main thread's outermost function is one of these until the program ends.
 _PROGRAM_FUNCTIONS = ("<module>", "_run_module_as_main")

@@ -4,7 +4,7 @@ A frame is one kind byte, the payload's length in four bytes, and the payload. S
 only and tiny: the wrapper imports this in front of every program.
 """
 
-from poprun_py.instance.fast_stdlib import socket
+from poprun_py.instance.quick_imports import socket
 
 # As typing's, which takes longer to import than everything here.
 TYPE_CHECKING = False
@@ -19,42 +19,52 @@ HELLO = b"H"  # JSON: token, rank, pid, host, time_ns; instance 0 adds a free po
 STARTED = b"S"  # JSON: the program's pid, what was bound
 STDOUT = b"O"  # raw bytes
 STDERR = b"E"  # raw bytes
-BEAT = b"A"  # JSON: how far the program is, when the launcher wants it and it has changed
-LIFE = b"I"  # JSON: the activity of a program that makes no steps, as SignsOfLife.look() returns it
+PROGRESS = b"A"  # JSON: how far the program is, when the launcher wants it and it has changed
+ACTIVITY = (
+    b"I"  # JSON: the activity of a program that makes no steps, as SignsOfLife.look() returns it
+)
 OBSERVED = b"N"  # JSON: where time goes, what the program uses, new steps: the answer to OBSERVE
-POLLED = b"P"  # JSON: the answer to PROPOSE: the proposal, and how often the program has asked
-STACKS = b"Y"  # JSON: the Python stacks of the instance's processes, the answer to DUMP
+POLLED = b"P"  # JSON: the answer to PROPOSE_STOP: the proposal, and how often the program has asked
+STACKS = b"Y"  # JSON: the Python stacks of the instance's processes, the answer to DUMP_STACKS
 UNREAD = b"r"  # JSON: how many bytes of the KEYS the program had not read when it ended
-TAKEN = b"k"  # the program has read the KEYS: there may be more
-MODES = (
+KEYS_READ = b"k"  # the program has read the KEYS: there may be more
+TERMINAL_MODES = (
     b"M"  # JSON: the program set its terminal: iflag, oflag, lflag, cc, whether input is dropped
 )
-DEBUG = b"V"  # JSON: [enter|leave, call] of breakpoint(), or [wait, call, instance]
+DEBUGGER = b"V"  # JSON: [enter|leave, call] of breakpoint(), or [wait, call, instance]
 PAUSED = b"Z"  # the answer to PAUSE: all processes of the program are stopped
 CLOCK = b"C"  # JSON: [the launcher's monotonic nanoseconds that ASK_CLOCK brought, this host's]
 FILE = b"F"  # a name, NUL, a part of that file of the program (zlib), when it has ended
-GIVEN = b"J"  # JSON: the path that the program finds the GIVEN file at, or the problem with it
+INPUT_FILE = (
+    b"J"  # JSON: the path that the program finds the INPUT_FILE file at, or the problem with it
+)
 LEASED = b"L"  # JSON: the answer to LEASE: empty, or who is in the way, or a problem
-TOLD = b"T"  # JSON: the signal by which a process other than the launcher asked for the end
-LEFT = b"K"  # JSON: [[pid, command], ...] of killed processes that a program left at a good end
-DIED = b"D"  # JSON: how the program ended, at once, and its last steps; its output may follow
-EXIT = b"X"  # JSON: how it ended, once nothing is left of the program and its output is sent
+STOP_SIGNAL = b"T"  # JSON: the signal by which a process other than the launcher asked for the end
+LEFTOVERS = (
+    b"K"  # JSON: [[pid, command], ...] of killed processes that a program left at a good end
+)
+PROGRAM_ENDED = (
+    b"D"  # JSON: how the program ended, at once, and its last steps; its output may follow
+)
+INSTANCE_ENDED = (
+    b"X"  # JSON: how it ended, once nothing is left of the program and its output is sent
+)
 # Of these, those whose payload is no JSON.
 RAW = (STDOUT, STDERR, FILE)
 # launcher -> wrapper
 GO = b"G"  # JSON: variables for the program; how often to look for what, and whether to tell all
 LEASE = b"L"  # JSON: the CPUs of this host to lease for all instances here, before GO
-GIVEN = b"J"  # raw bytes of a file for the program, before GO; none: its end, once
+INPUT_FILE = b"J"  # raw bytes of a file for the program, before GO; none: its end, once
 KEYS = b"k"  # raw bytes for the program to read; none: the end of its input, once
-WINDOW = b"W"  # JSON: rows and columns of the program's terminal
-TERMINAL = b"M"  # JSON: what a new terminal is like: the debugger of the program may use it
-DEBUGGED = b"V"  # JSON: the call of breakpoint() whose debugger was left, by any instance
+WINDOW_SIZE = b"W"  # JSON: rows and columns of the program's terminal
+NEW_TERMINAL = b"M"  # JSON: what a new terminal is like: the debugger of the program may use it
+DEBUGGER_LEFT = b"V"  # JSON: the call of breakpoint() whose debugger was left, by any instance
 PAUSE = b"Z"  # JSON: true stops all processes of the program, false lets them go on
 SIGNAL = b"K"  # JSON: a signal number for the program
-PROPOSE = b"Q"  # JSON: stop at this call of stopRequested(); 0 only asks how many there were
-AGREE = b"R"  # JSON: the proposal that holds for all instances
+PROPOSE_STOP = b"Q"  # JSON: stop at this call of stopRequested(); 0 only asks how many there were
+AGREE_STOP = b"R"  # JSON: the proposal that holds for all instances
 ASK_CLOCK = b"C"  # JSON: the launcher's monotonic nanoseconds: answer with this host's
-DUMP = b"U"  # send the stacks
+DUMP_STACKS = b"U"  # send the stacks
 OBSERVE = b"N"  # tell where time goes
 STOP = b"T"  # JSON: [grace seconds, signal]; send the signal, and SIGKILL after the grace time
 BYE = b"B"  # the wrapper may end
