@@ -39,7 +39,7 @@ from poprun_py.terminal import (
 )
 
 if TYPE_CHECKING:
-    from poprun_py.machines.lease_book import Lease
+    from poprun_py.machines.leases import Lease
     from poprun_py.planning.launch_plan import LaunchPlan
     from poprun_py.running.supervise.job import LaunchResult
 

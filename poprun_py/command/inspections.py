@@ -20,7 +20,7 @@ from poprun_py.options.launch_config import LaunchConfig
 from poprun_py.terminal import can_print, flush_stdout, print_error, print_out, wants_colour
 
 if TYPE_CHECKING:
-    from poprun_py.machines.lease_values import Holding, Waiter
+    from poprun_py.machines.lease_files import LeaseRecord, QueueRecord
     from poprun_py.planning.launch_plan import LaunchPlan
     from poprun_py.planning.views.text_drawing import TextStyle
 
@@ -64,26 +64,26 @@ def print_leases(config: LaunchConfig) -> None:
         StartError: the leases cannot be read.
     """
     from poprun_py.launching.leasing import leases_place
-    from poprun_py.machines.lease_book import opened
-    from poprun_py.machines.lease_texts import document, table
-    from poprun_py.machines.locked_files import LockedFolder, problem_text
+    from poprun_py.machines.lease_files import LeaseFolder, problem_text
+    from poprun_py.machines.lease_messages import leases_json, leases_table
+    from poprun_py.machines.leases import open_table
 
     place = leases_place()
-    holdings: tuple[Holding, ...] = ()
-    waiters: tuple[Waiter, ...] = ()
+    leases: tuple[LeaseRecord, ...] = ()
+    queue: tuple[QueueRecord, ...] = ()
     if place is not None and place.exists():
         try:
-            folder = LockedFolder(place)
-            with contextlib.closing(folder), opened(folder) as book:
-                holdings, waiters = (*book.outer, *book.holdings), book.waiters
+            folder = LeaseFolder(place)
+            with contextlib.closing(folder), open_table(folder) as table:
+                leases, queue = (*table.outer_leases, *table.leases), table.queue
         except OSError as error:
             raise StartError(
                 f"{config.named('print_leases')}: {problem_text(error, place)}"
             ) from None
     if config.print_leases == "json":
-        print_out(json.dumps(document(holdings, waiters), indent=2))
+        print_out(json.dumps(leases_json(leases, queue), indent=2))
     else:
-        print_out(table(holdings, waiters))
+        print_out(leases_table(leases, queue))
 
 
 def print_check(config: LaunchConfig) -> int:

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from poprun_py.instance.keyboard import Keyboard
     from poprun_py.instance.program_activity import SignsOfLife
     from poprun_py.instance.transferred_files import GivenFile, ProgramFiles
-    from poprun_py.machines.lease_book import Lease
+    from poprun_py.machines.leases import Lease
 _CHUNK = 1 << 16
 # mpirun ends the instances by these: Open MPI by SIGTERM, MPICH by the signal that ended mpirun.
 _ENDING = (signal.SIGTERM, signal.SIGQUIT)
@@ -282,9 +282,9 @@ class Wrapper:
 
     def _take_lease(self, request: "dict[str, Any]") -> None:
         # Only the first instance on another host than the launcher's pays for it.
-        from poprun_py.machines.leases_elsewhere import take
+        from poprun_py.machines.leases import take_for_launcher
 
-        answer, self._lease = take(request, os.environ)
+        answer, self._lease = take_for_launcher(request, os.environ)
         self._channel.sendall(
             control_protocol.pack(control_protocol.LEASED, dumps(answer).encode())
         )

@@ -19,7 +19,7 @@ from poprun_py.console import Console, Log, command_name
 from poprun_py.errors import LaunchError, start_errors
 from poprun_py.launching.run_recording import AttemptRecording, RunRecording
 from poprun_py.machines.host_list import Host
-from poprun_py.machines.lease_book import PLACE_VARIABLE
+from poprun_py.machines.leases import FOLDER_VARIABLE
 from poprun_py.planning.binding_check import check_binding
 from poprun_py.planning.instance_variables import attempt_variables
 from poprun_py.planning.job_placement import share_of_placements
@@ -248,7 +248,7 @@ def _ipus(planned: LaunchPlan, held: HeldPartition | None) -> Iterator[range]:
 
 def _leases(planned: LaunchPlan, run_id: str, *, is_restart: bool) -> dict[int, dict[str, Any]]:
     """Return what is to be leased on the other hosts, by the first instance on each."""
-    if os.environ.get(PLACE_VARIABLE, "").lower() == "none":
+    if os.environ.get(FOLDER_VARIABLE, "").lower() == "none":
         return {}
     topology = planned.topology
     placements = tuple(p.placement for p in planned.instances)
@@ -270,16 +270,16 @@ def _leases(planned: LaunchPlan, run_id: str, *, is_restart: bool) -> dict[int, 
 
 def _refusal_of(planned: LaunchPlan, warn: Log, index: int, answer: dict[str, Any]) -> str:
     """Return why there is no lease for the job where an instance is; empty if it may start."""
-    from poprun_py.machines.lease_texts import refusal_on, sharing_text
-    from poprun_py.machines.leases_elsewhere import rivals_of
+    from poprun_py.machines.lease_messages import refusal_text, sharing_text
+    from poprun_py.machines.leases import parse_other_jobs
 
     host = planned.topology.hosts[planned.instances[index].instance.host_index].name
     if problem := answer.get("problem"):
         warn(f"no cores of host {host} are kept from other jobs: {problem}")
     if shared := answer.get("shared_with"):
-        warn(sharing_text(f"cores of host {host}", rivals_of(shared, "").holdings))
-    rivals = answer.get("rivals")
-    return refusal_on(host, rivals_of(rivals, "")) if rivals else ""
+        warn(sharing_text(f"cores of host {host}", parse_other_jobs(shared, "").leases))
+    others = answer.get("other_jobs")
+    return refusal_text(host, parse_other_jobs(others, "")) if others else ""
 
 
 def _listen_address(others: list[Host], network: str) -> str:

@@ -17,7 +17,7 @@ from poprun_py.console import Console, Log
 from poprun_py.errors import StartError, UsageError
 from poprun_py.launching.leasing import Leased, lease_share, leases_place
 from poprun_py.machines.host_list import Host
-from poprun_py.machines.lease_book import Lease
+from poprun_py.machines.leases import Lease
 from poprun_py.machines.machine import Machine
 from poprun_py.options.launch_config import LaunchConfig
 from poprun_py.planning.job_placement import (
@@ -45,7 +45,7 @@ from poprun_py.running.supervise.restart import lost_hosts
 
 # A launch without a pod does not wait for it.
 if TYPE_CHECKING:
-    from poprun_py.machines.leases_elsewhere import Rivals
+    from poprun_py.machines.leases import OtherJobs
     from poprun_py.planning.partition_decision import PartitionDecision
 
 _NO_POD = "none"
@@ -129,19 +129,19 @@ def _beside_others(
         by_held = partial(share_beside_jobs, config, topology, machines)
         return lease_share(config, whole, by_held, console, progress)
     from poprun_py.launching.leasing_elsewhere import LOOK_SECONDS, left_by_others, wait_for_hosts
-    from poprun_py.machines.host_survey import rivals_on
+    from poprun_py.machines.host_survey import probe_other_jobs
 
     look = partial(
-        rivals_on,
+        probe_other_jobs,
         config,
         topology.hosts,
         mpirun=gathered.inputs.installed_mpi.path,
         environ=gathered.inputs.environ,
     )
-    rivals: Mapping[str, Rivals] = reached.rivals
+    other_jobs: Mapping[str, OtherJobs] = reached.other_jobs
     while True:
         left = wait_for_hosts(
-            config, topology, machines, whole.placements, rivals, look, console, progress, began
+            config, topology, machines, whole.placements, other_jobs, look, console, progress, began
         )
         whole = whole._replace(machines=left)
         asked = time.monotonic()
@@ -155,9 +155,9 @@ def _beside_others(
         if config.share_cores or time.monotonic() - asked < LOOK_SECONDS:
             return leased
         try:
-            rivals = look()
+            other_jobs = look()
             with contextlib.suppress(StartError):
-                if left_by_others(config, topology, machines, rivals) == left:
+                if left_by_others(config, topology, machines, other_jobs) == left:
                     return leased
         except BaseException:
             leased[1].close()
@@ -309,10 +309,10 @@ def _within(gathered: _Gathered, held: Lease | None) -> tuple[Machine | None, ..
         StartError: that is too little.
     """
     machines, reached = gathered.inputs.machines, gathered.inputs.reached
-    if reached is not None and reached.rivals and leases_place() is not None:
+    if reached is not None and reached.other_jobs and leases_place() is not None:
         from poprun_py.launching.leasing_elsewhere import left_by_others
 
-        machines = left_by_others(gathered.config, gathered.topology, machines, reached.rivals)
+        machines = left_by_others(gathered.config, gathered.topology, machines, reached.other_jobs)
     if held is None or not held.cpus:
         return machines
     return tuple(

@@ -23,7 +23,7 @@ from poprun_py.launching.launch_planning import (
     working_folder,
 )
 from poprun_py.launching.run_recording import RunRecording
-from poprun_py.machines.lease_book import Lease
+from poprun_py.machines.leases import Lease
 from poprun_py.planning.launch_plan import LaunchPlan
 from poprun_py.planning.plan_warnings import plan_warnings
 from poprun_py.planning.user_program import short_name

@@ -1,7 +1,7 @@
 """Leasing what a job takes of this machine, so that jobs side by side have cores of their own.
 
 A job's share is chosen and leased under one mutex: nobody comes between. Nothing here keeps a
-lease (machines/lease_book.py) or decides what a job takes (planning/job_placement.py).
+lease (machines/leases.py) or decides what a job takes (planning/job_placement.py).
 """
 
 from __future__ import annotations
@@ -15,18 +15,17 @@ from pathlib import Path
 
 from poprun_py.console import Console, Log
 from poprun_py.errors import StartError, UsageError
-from poprun_py.machines.lease_book import (
-    PLACE_VARIABLE,
-    Book,
+from poprun_py.machines.lease_files import JobProcess, LeaseFolder, problem_text
+from poprun_py.machines.lease_messages import ADVICE, cpus_text, job_text, leases_text, sharing_text
+from poprun_py.machines.leases import (
+    FOLDER_VARIABLE,
     Lease,
-    Ticket,
-    decided,
+    LeaseTable,
+    QueuePlace,
+    decide_on_table,
     leases_folder,
-    this_process,
+    this_job,
 )
-from poprun_py.machines.lease_texts import WAYS_OUT, cpus_text, holders_text, sharing_text, who
-from poprun_py.machines.lease_values import Holder
-from poprun_py.machines.locked_files import LockedFolder, problem_text
 from poprun_py.options.launch_config import LaunchConfig
 from poprun_py.options.option_types import FOREVER
 from poprun_py.planning.job_placement import HostShare
@@ -71,7 +70,7 @@ def lease_share(
     if place is None or not whole.cpus:
         return whole, Lease.nothing()
     try:
-        folder = LockedFolder(place)
+        folder = LeaseFolder(place)
     except OSError as error:
         return _without(whole, problem_text(error, place), console)
     try:
@@ -102,7 +101,7 @@ def leases_place() -> Path | None:
 
 def _without(whole: HostShare, problem: str, console: Console) -> Leased:
     console.warn(
-        f"no cores are kept from other jobs: {problem}; {PLACE_VARIABLE}=FOLDER names another "
+        f"no cores are kept from other jobs: {problem}; {FOLDER_VARIABLE}=FOLDER names another "
         "folder, none says that it is meant"
     )
     return whole, Lease.nothing()
@@ -118,16 +117,16 @@ class _Leasing:
         beside: Callable[[frozenset[int]], HostShare | None],
         console: Console,
         progress: Log | None,
-        folder: LockedFolder,
+        folder: LeaseFolder,
         began: float | None,
     ) -> None:
         self._began = time.monotonic() if began is None else began
         self._config, self._whole, self._beside = config, whole, beside
         self._console, self._progress, self._folder = console, progress, folder
-        self._holder: Holder = this_process(short_name(config.program) if config.program else "")
+        self._job: JobProcess = this_job(short_name(config.program) if config.program else "")
         self._limit = limit_of(config)
         self._told = ""
-        self._ticket: Ticket | None = None
+        self._place: QueuePlace | None = None
         self._problem = ""  # why no lease can be kept
 
     def leased(self) -> Leased:
@@ -136,59 +135,59 @@ class _Leasing:
             while True:
                 waited = time.monotonic() - self._began
                 is_over = waited >= self._limit
-                book, leased = self._look(is_over)
+                table, leased = self._look(is_over)
                 # Outside of the mutex: whoever reads what is said may be slow.
-                if book is not None and leased is not None:
+                if table is not None and leased is not None:
                     break
                 if is_over:
-                    raise StartError(self._refusal(book))
-                self._tell(book, waited)
-                ahead = 0 if book is None else len(book.ahead_of(self._ticket))
+                    raise StartError(self._refusal(table))
+                self._tell(table, waited)
+                ahead = 0 if table is None else len(table.ahead_of(self._place))
                 pause = min(_LOOK_SECONDS * (1 + ahead), _MOST_LOOK_SECONDS)
                 time.sleep(min(pause, self._limit - waited))
         finally:
-            if self._ticket is not None:
-                self._ticket.close()
+            if self._place is not None:
+                self._place.close()
             if self._told and self._progress is not None:
                 self._progress("")
         leased[1].waited_seconds = waited
         try:
-            self._say(book, leased)
+            self._say(table, leased)
         except BaseException:
             leased[1].close()
             raise
         return leased
 
-    def _look(self, is_over: bool) -> tuple[Book | None, Leased | None]:
-        """Lease, or queue if there is time left; no book if the mutex cannot be had meanwhile."""
+    def _look(self, is_over: bool) -> tuple[LeaseTable | None, Leased | None]:
+        """Lease, or queue if there is time left; no table if the mutex cannot be had meanwhile."""
 
-        def decide(book: Book) -> tuple[Book, Leased | None]:
-            leased = self._taken_from(book)
-            if leased is None and not is_over and self._ticket is None:
+        def decide(table: LeaseTable) -> tuple[LeaseTable, Leased | None]:
+            leased = self._taken_from(table)
+            if leased is None and not is_over and self._place is None:
                 # A job that cannot get a ticket still waits, but behind all jobs that have one.
                 with contextlib.suppress(OSError):
-                    self._ticket = book.queue(self._holder)
-            return book, leased
+                    self._place = table.join_queue(self._job)
+            return table, leased
 
         try:
-            return decided(self._folder, decide)
+            return decide_on_table(self._folder, decide)
         except TimeoutError:
             # Who waits does not want what others hold, whoever was stopped at the wrong moment.
             if not self._limit:
                 raise
             return None, None
 
-    def _taken_from(self, book: Book) -> Leased | None:
+    def _taken_from(self, table: LeaseTable) -> Leased | None:
         """Lease what the job takes beside the others, or of the whole machine if it may."""
-        share = None if book.ahead_of(self._ticket) else self._beside(book.held)
+        share = None if table.ahead_of(self._place) else self._beside(table.held_cpus)
         is_shared = share is None and self._config.share_cores
         if is_shared:
             share = self._whole
         if share is None:
             return None
         try:
-            lease = book.take(
-                self._holder, tuple(share.cpus), tuple(share.numa_nodes), is_shared=is_shared
+            lease = table.take(
+                self._job, tuple(share.cpus), tuple(share.numa_nodes), is_shared=is_shared
             )
         except OSError as error:
             self._problem = problem_text(error, self._folder.path)
@@ -197,57 +196,58 @@ class _Leasing:
 
     # --- what is said -------------------------------------------------------------------------
 
-    def _say(self, book: Book, leased: Leased) -> None:
+    def _say(self, table: LeaseTable, leased: Leased) -> None:
         """Say what others hold: at any verbosity only where it made a difference."""
         share = leased[0]
         if self._problem:
             _without(share, self._problem, self._console)
-        if not book.held:
+        if not table.held_cpus:
             return
-        holders = holders_text(book.holdings)
-        if not share.cpus.isdisjoint(book.held):
-            self._console.warn(sharing_text("cores", book.holdings))
+        holders = leases_text(table.leases)
+        if not share.cpus.isdisjoint(table.held_cpus):
+            self._console.warn(sharing_text("cores", table.leases))
             return
         changed = share.placements != self._whole.placements
         say = self._console.tell if changed else self._console.log
         say(f"other jobs hold CPUs of this machine: {holders}; this one has {_taken(share)}")
-        near = [each for each in book.holdings if not share.numa_nodes.isdisjoint(each.numa_nodes)]
+        near = [each for each in table.leases if not share.numa_nodes.isdisjoint(each.numa_nodes)]
         if near:
             self._console.log(
-                "the memory of a NUMA node is shared with " + ", ".join(who(each) for each in near)
+                "the memory of a NUMA node is shared with "
+                + ", ".join(job_text(each) for each in near)
             )
 
-    def _refusal(self, book: Book | None) -> str:
+    def _refusal(self, table: LeaseTable | None) -> str:
         """Return why the job cannot have what it takes, and the ways out."""
         config = self._config
         over = ""
         if config.wait_for_resources is not None:
             over = f"{config.shown('wait_for_resources')}: the time is over; "
-        if book is None:
+        if table is None:
             return f"{over}{self._folder.path}: {_KEPT}; end who keeps it, or name another folder"
         reasons = []
-        if book.holdings:
-            reasons.append(holders_text(book.holdings))
-        if ahead := book.ahead_of(self._ticket):
-            first = f"{who(ahead[0])} waits for CPUs"
+        if table.leases:
+            reasons.append(leases_text(table.leases))
+        if ahead := table.ahead_of(self._place):
+            first = f"{job_text(ahead[0])} waits for CPUs"
             more = f" with {len(ahead) - 1} more" if len(ahead) > 1 else ""
             reasons.append(f"{first}{more} in front of this job")
         elif not reasons:
             reasons.append("they were given to no job")
         return (
             f"{over}too few CPUs of this machine are free for this job, which takes "
-            f"{_taken(self._whole)} when it is alone: {'; '.join(reasons)}; {WAYS_OUT}"
+            f"{_taken(self._whole)} when it is alone: {'; '.join(reasons)}; {ADVICE}"
         )
 
-    def _tell(self, book: Book | None, waited: float) -> None:
+    def _tell(self, table: LeaseTable | None, waited: float) -> None:
         """Say whom the job waits for, and its place; without a terminal only what is new."""
-        if book is None:
+        if table is None:
             text = f"for {self._folder.path}: {_KEPT}"
         else:
-            place = len(book.ahead_of(self._ticket)) + 1
+            place = len(table.ahead_of(self._place)) + 1
             text = (
-                f"for CPUs at place {place} of {max(len(book.ahead_of(None)), place)}: "
-                f"{holders_text(book.holdings) or 'others come first'}"
+                f"for CPUs at place {place} of {max(len(table.ahead_of(None)), place)}: "
+                f"{leases_text(table.leases) or 'others come first'}"
             )
         # Before it is told: who is interrupted meanwhile clears the line.
         is_new, self._told = text != self._told, text

@@ -12,8 +12,8 @@ from typing import NamedTuple
 from poprun_py.console import Console, Log
 from poprun_py.errors import StartError
 from poprun_py.launching.leasing import limit_of
-from poprun_py.machines.lease_texts import holders_text, refusal_on
-from poprun_py.machines.leases_elsewhere import Rivals
+from poprun_py.machines.lease_messages import leases_text, refusal_text
+from poprun_py.machines.leases import OtherJobs
 from poprun_py.machines.machine import Machine
 from poprun_py.options.launch_config import LaunchConfig
 from poprun_py.planning.cpu_placement import Placement
@@ -38,8 +38,8 @@ def wait_for_hosts(
     topology: Topology,
     machines: Machines,
     placements: tuple[Placement, ...],
-    rivals: Mapping[str, Rivals],
-    look: Callable[[], Mapping[str, Rivals]],
+    other_jobs: Mapping[str, OtherJobs],
+    look: Callable[[], Mapping[str, OtherJobs]],
     console: Console,
     progress: Log | None,
     began: float,
@@ -51,7 +51,7 @@ def wait_for_hosts(
         topology: who is on which host.
         machines: the machine of each host.
         placements: where the instances are if the job is alone.
-        rivals: the other jobs on the hosts, by name.
+        other_jobs: the other jobs on the hosts, by name.
         look: asks for them again.
         console: takes what others hold, and what is questionable.
         progress: takes whom the job waits for, and at last an empty line.
@@ -62,7 +62,7 @@ def wait_for_hosts(
     """
     told = ""
     while True:
-        left = _left(config, topology, machines, rivals)
+        left = _left(config, topology, machines, other_jobs)
         if not left.crowded or config.share_cores:
             break
         name = topology.hosts[left.crowded[0]].name
@@ -71,8 +71,8 @@ def wait_for_hosts(
             over = ""
             if config.wait_for_resources is not None:
                 over = f"{config.shown('wait_for_resources')}: the time is over; "
-            raise StartError(over + refusal_on(name, rivals[name]))
-        whom = holders_text(rivals[name].holdings) or "others come first"
+            raise StartError(over + refusal_text(name, other_jobs[name]))
+        whom = leases_text(other_jobs[name].leases) or "others come first"
         text = f"for CPUs of host {name}: {whom}"
         if progress is not None:
             progress(f"waiting {waited:.0f} s {text}")
@@ -80,40 +80,46 @@ def wait_for_hosts(
             console.tell(f"waiting {text}")
         told = text
         time.sleep(min(LOOK_SECONDS, limit - waited))
-        rivals = look()
+        other_jobs = look()
     if told and progress is not None:
         progress("")
-    _say(topology, rivals, left, placements, console)
+    _say(topology, other_jobs, left, placements, console)
     return left.machines
 
 
 def left_by_others(
-    config: LaunchConfig, topology: Topology, machines: Machines, rivals: Mapping[str, Rivals]
+    config: LaunchConfig,
+    topology: Topology,
+    machines: Machines,
+    other_jobs: Mapping[str, OtherJobs],
 ) -> Machines:
     """Return the machines to plan on, as ``wait_for_hosts`` does, without waiting.
 
     Raises:
         StartError: the jobs on some other host leave too little of it.
     """
-    left = _left(config, topology, machines, rivals)
+    left = _left(config, topology, machines, other_jobs)
     if left.crowded and not config.share_cores:
         name = topology.hosts[left.crowded[0]].name
-        raise StartError(refusal_on(name, rivals[name]))
+        raise StartError(refusal_text(name, other_jobs[name]))
     return left.machines
 
 
 def _left(
-    config: LaunchConfig, topology: Topology, machines: Machines, rivals: Mapping[str, Rivals]
+    config: LaunchConfig,
+    topology: Topology,
+    machines: Machines,
+    other_jobs: Mapping[str, OtherJobs],
 ) -> _Left:
     placements: tuple[Placement, ...] = ()
     crowded = []
     for index, host in enumerate(topology.hosts):
-        found = rivals.get(host.name)
+        found = other_jobs.get(host.name)
         if found is None or machines[index] is None:
             continue
         share = None
-        if not found.waiters:
-            share = share_beside_jobs(config, topology, machines, found.held, index)
+        if not found.queue:
+            share = share_beside_jobs(config, topology, machines, found.held_cpus, index)
         if share is None:
             crowded.append(index)
         else:
@@ -123,7 +129,7 @@ def _left(
 
 def _say(
     topology: Topology,
-    rivals: Mapping[str, Rivals],
+    other_jobs: Mapping[str, OtherJobs],
     left: _Left,
     placements: tuple[Placement, ...],
     console: Console,
@@ -131,10 +137,10 @@ def _say(
     """Say what others hold: at any verbosity only where it made a difference."""
     count = topology.instances_per_host
     for index, host in enumerate(topology.hosts):
-        found = rivals.get(host.name)
-        if found is None or not found.holdings:
+        found = other_jobs.get(host.name)
+        if found is None or not found.leases:
             continue
-        holders = holders_text(found.holdings)
+        holders = leases_text(found.leases)
         ours = slice(index * count, (index + 1) * count)
         if index in left.crowded:
             continue  # it is told by the host itself

@@ -181,9 +181,9 @@ def leases(root: str) -> Any:
     """Return who holds CPUs of this host, and who waits for some; None where nobody can tell."""
     sys.path.insert(0, root)
     try:
-        from poprun_py.machines.leases_elsewhere import ask
+        from poprun_py.machines.leases import list_for_launcher
 
-        return ask(os.environ)
+        return list_for_launcher(os.environ)
     except Exception:  # taking a lease here says what is wrong
         return None
 

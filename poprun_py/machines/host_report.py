@@ -1,4 +1,4 @@
-"""What a host is asked, and what it reports: two values. Nothing is asked or decided here.
+"""What a host is asked, and what it reports: two values. Nothing is asked or decide_on_table here.
 
 The facts of a report are the JSON values that host_probe.py describes.
 """
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from poprun_py.machines.host_list import Host
-from poprun_py.machines.leases_elsewhere import Rivals, rivals_of
+from poprun_py.machines.leases import OtherJobs, parse_other_jobs
 from poprun_py.machines.machine import HardwareError, Machine
 from poprun_py.machines.network_choice import Interface
 from poprun_py.machines.remote_shell import Problem
@@ -84,9 +84,9 @@ class HostReport:
             return Machine.from_json(description) if description is not None else None
         return None
 
-    def rivals(self, within: str) -> Rivals:
+    def other_jobs(self, within: str) -> OtherJobs:
         """Return the other jobs on the host, but for the run that this job is launched within."""
-        return rivals_of((self.facts or {}).get("leases"), within)
+        return parse_other_jobs((self.facts or {}).get("leases"), within)
 
     @property
     def hostname(self) -> str:

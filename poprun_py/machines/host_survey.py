@@ -24,7 +24,7 @@ from poprun_py.machines.host_checks import (
 )
 from poprun_py.machines.host_list import Host
 from poprun_py.machines.host_report import HostReport, make_request
-from poprun_py.machines.leases_elsewhere import Rivals
+from poprun_py.machines.leases import OtherJobs
 from poprun_py.machines.machine import Machine
 from poprun_py.machines.network_choice import Interface, Network, choose_network
 from poprun_py.machines.probe_hosts import own_report, remembered_reports, request_reports
@@ -42,8 +42,8 @@ class Survey:
     ``shares_network`` tells whether this machine is on ``network`` too, so that the MPI daemons can
     use it as the instances do, and ``own_address`` at which address, where that is known.
     ``hostnames`` is what each host calls itself, where that is known. ``has_fabric``: some host has
-    a faster network than TCP, or nobody knows. ``rivals`` are the other jobs on the other hosts, by
-    name; only hosts that have some.
+    a faster network than TCP, or nobody knows. ``other_jobs`` are the jobs on the other hosts, by
+    host name; hosts without jobs are left out.
     """
 
     shell: Shell
@@ -55,7 +55,7 @@ class Survey:
     machines: Mapping[str, Machine]
     hostnames: Mapping[str, str]
     has_fabric: bool = False
-    rivals: Mapping[str, Rivals] = field(default_factory=dict)
+    other_jobs: Mapping[str, OtherJobs] = field(default_factory=dict)
 
 
 def survey(
@@ -90,13 +90,13 @@ def survey(
         machines={name: machine for name, report in reports.items() if (machine := report.machine)},
         hostnames=_hostnames(hosts, reports),
         has_fabric=any(h.name not in reports or reports[h.name].has_fabric for h in others),
-        rivals=_rivals(others, reports, environ),
+        other_jobs=_other_jobs(others, reports, environ),
     )
 
 
-def rivals_on(
+def probe_other_jobs(
     config: LaunchConfig, hosts: Sequence[Host], *, mpirun: str, environ: Mapping[str, str]
-) -> dict[str, Rivals]:
+) -> dict[str, OtherJobs]:
     """Ask the other hosts again which jobs hold their CPUs; who does not answer has none.
 
     Raises:
@@ -105,16 +105,16 @@ def rivals_on(
     others = [host for host in hosts if not host.is_local]
     request = make_request(config.program, mpirun, leases=True)
     reports = request_reports(others, shell_of(config, hosts, environ), request)
-    return _rivals(others, reports, environ)
+    return _other_jobs(others, reports, environ)
 
 
-def _rivals(
+def _other_jobs(
     others: Sequence[Host], reports: Mapping[str, HostReport], environ: Mapping[str, str]
-) -> dict[str, Rivals]:
+) -> dict[str, OtherJobs]:
     within = environ.get(RUN_ID, "")
     asked = [reports[host.name] for host in others if host.name in reports]
-    found = {report.host.name: report.rivals(within) for report in asked}
-    return {name: rivals for name, rivals in found.items() if any(rivals)}
+    found = {report.host.name: report.other_jobs(within) for report in asked}
+    return {name: other_jobs for name, other_jobs in found.items() if any(other_jobs)}
 
 
 def _look(

@@ -26,7 +26,14 @@ from popdist_py.timeline.span_file import MIN_FILE_BYTES, SpanWriter, read_spans
 from popdist_py.timeline.torch_traces import torch_spans
 from popdist_py.torch_backend.messages.channels import INLINE_BYTES, Channel, Header, Kind
 from poprun_py.instance import control_protocol
-from poprun_py.machines.lease_values import Holder, Holding, Waiter, holding_of, text_of, waiter_of
+from poprun_py.machines.lease_files import (
+    JobProcess,
+    LeaseRecord,
+    QueueRecord,
+    parse_lease,
+    parse_queued,
+    record_text,
+)
 from poprun_py.machines.machine import HardwareError, load_machines
 from poprun_py.planning.plan_file import plan_from_json
 from poprun_py.running.supervise.control_channel import hello_of
@@ -291,18 +298,20 @@ def _machine_seeds() -> list[bytes]:
 
 
 def leases(data: bytes) -> None:
-    """What another job says that it holds can be shown, or is nothing."""
-    for entry in (holding_of("n", "u", data), waiter_of("n", "u", data)):
+    """A lease file of another user is either rejected or safe to print."""
+    for entry in (parse_lease("n", "u", data), parse_queued("n", "u", data)):
         if entry is not None:
             assert math.isfinite(entry.since)
-            assert entry.holder.program.isprintable()
+            assert entry.job.program.isprintable()
 
 
 def _lease_seeds() -> list[bytes]:
-    holder = Holder(pid=1, process_start=2, program="p", run_id="r")
-    common = {"name": "n", "user": "u", "holder": holder, "since": 1.0}
-    held = Holding(**common, cpus=(0, 1), numa_nodes=(0,), is_shared=False)
-    return [text_of(each).encode() for each in (held, Waiter(**common, number=3, outer=""))]
+    job = JobProcess(pid=1, process_start=2, program="p", run_id="r")
+    common = {"name": "n", "user": "u", "job": job, "since": 1.0}
+    held = LeaseRecord(**common, cpus=(0, 1), numa_nodes=(0,), is_shared=False)
+    return [
+        record_text(each).encode() for each in (held, QueueRecord(**common, number=3, outer=""))
+    ]
 
 
 TARGETS: Final = {

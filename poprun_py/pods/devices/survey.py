@@ -15,7 +15,7 @@ from typing import Any
 from popdist_py.pods.errors import PodError
 from popdist_py.pods.values import Attachment
 from poprun_py.errors import StartError
-from poprun_py.machines.lease_book import user_name
+from poprun_py.machines.leases import user_name
 from poprun_py.pods.devices.partitions import Holder, Partition, free_partition
 from poprun_py.running.supervise.inspection import running_jobs
 

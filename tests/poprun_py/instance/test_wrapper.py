@@ -18,7 +18,7 @@ from support.repository import ROOT
 
 from poprun_py.instance import control_protocol
 from poprun_py.instance.graceful_stop import LEAVE_SECONDS
-from poprun_py.machines.leases_elsewhere import ask, rivals_of
+from poprun_py.machines.leases import list_for_launcher, parse_other_jobs
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -166,7 +166,9 @@ def test_cpus_are_leased_before_the_program_starts_and_until_the_wrapper_is_gone
         frames = messages(channel)
         channel.sendall(control_protocol.pack(control_protocol.LEASE, json.dumps(request).encode()))
         assert next(value for kind, value in frames if kind == control_protocol.LEASED) == {}
-        assert [each.cpus for each in rivals_of(ask(environ), "").holdings] == [(cpu,)]
+        assert [each.cpus for each in parse_other_jobs(list_for_launcher(environ), "").leases] == [
+            (cpu,)
+        ]
         channel.sendall(
             control_protocol.pack(control_protocol.GO, json.dumps({"variables": {}}).encode())
         )
@@ -176,7 +178,7 @@ def test_cpus_are_leased_before_the_program_starts_and_until_the_wrapper_is_gone
         assert not [name for name in files if "lease" in name]
         wrapper.kill()
         wrapper.wait()
-        assert ask(environ) == []
+        assert list_for_launcher(environ) == []
         channel.close()
     finally:
         wrapper.kill()

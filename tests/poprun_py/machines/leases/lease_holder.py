@@ -10,9 +10,9 @@ import pwd  # noqa: F401 (what is imported later must be read as the user)
 import sys
 from pathlib import Path
 
-from poprun_py.machines.lease_book import opened, this_process
-from poprun_py.machines.lease_texts import document
-from poprun_py.machines.locked_files import LockedFolder
+from poprun_py.machines.lease_files import LeaseFolder
+from poprun_py.machines.lease_messages import leases_json
+from poprun_py.machines.leases import open_table, this_job
 from poprun_py.machines.sysfs import parse_cpu_list
 
 place, verb, cpus, *user = sys.argv[1:]
@@ -21,14 +21,17 @@ if user:
     os.setgroups([])
     os.setgid(int(user[0]))
     os.setuid(int(user[0]))
-folder = LockedFolder(Path(place))
-with opened(folder) as book:
-    seen = {**document(book.holdings, book.waiters), "outer": document(book.outer, ())["jobs"]}
-    seen["ahead"] = len(book.ahead_of(None))
+folder = LeaseFolder(Path(place))
+with open_table(folder) as table:
+    seen = {
+        **leases_json(table.leases, table.queue),
+        "outer": leases_json(table.outer_leases, ())["jobs"],
+    }
+    seen["ahead"] = len(table.ahead_of(None))
     if verb == "hold":
-        kept = book.take(this_process("holder"), parse_cpu_list(cpus), [0])
+        kept = table.take(this_job("holder"), parse_cpu_list(cpus), [0])
     elif verb == "queue":
-        kept = book.queue(this_process("waiter"))
+        kept = table.join_queue(this_job("waiter"))
 print(json.dumps(seen), flush=True)
 if verb != "look":
     sys.stdin.read()

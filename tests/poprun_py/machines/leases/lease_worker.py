@@ -11,35 +11,35 @@ import random
 import sys
 from pathlib import Path
 
-from poprun_py.machines.lease_book import OvertakenError, opened, this_process
-from poprun_py.machines.locked_files import LockedFolder
+from poprun_py.machines.lease_files import LeaseFolder
+from poprun_py.machines.leases import OvertakenError, open_table, this_job
 
 
 def main(place: str, cores: str, count: int, seed: int) -> None:
     chance = random.Random(seed)
-    folder = LockedFolder(Path(place))
+    folder = LeaseFolder(Path(place))
     files = [os.open(path, os.O_RDWR) for path in sorted(Path(cores).iterdir())]
-    me = this_process("worker")
-    ticket = None
+    me = this_job("worker")
+    place = None
     for _ in range(count):
         wanted = chance.randint(1, len(files))
         lease = None
-        with contextlib.suppress(OvertakenError), opened(folder) as book:
-            free = sorted(set(range(len(files))) - book.held)
-            if wanted <= len(free) and not book.ahead_of(ticket):
+        with contextlib.suppress(OvertakenError), open_table(folder) as table:
+            free = sorted(set(range(len(files))) - table.held_cpus)
+            if wanted <= len(free) and not table.ahead_of(place):
                 cpus = chance.sample(free, wanted)
-                lease = book.take(me, cpus, [0])
-            elif ticket is None and chance.random() < 0.5:
-                ticket = book.queue(me)
+                lease = table.take(me, cpus, [0])
+            elif place is None and chance.random() < 0.5:
+                place = table.join_queue(me)
         if lease is None:
-            if ticket is not None and chance.random() < 0.3:
-                ticket.close()
-                ticket = None
+            if place is not None and chance.random() < 0.3:
+                place.close()
+                place = None
             print("busy", flush=True)
             continue
-        if ticket is not None:
-            ticket.close()
-            ticket = None
+        if place is not None:
+            place.close()
+            place = None
         for cpu in cpus:
             try:
                 fcntl.flock(files[cpu], fcntl.LOCK_EX | fcntl.LOCK_NB)

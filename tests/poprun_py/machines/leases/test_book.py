@@ -16,16 +16,15 @@ import pytest
 from support.processes import wait_until
 from support.repository import ROOT
 
-from poprun_py.machines import locked_files
-from poprun_py.machines.lease_book import (
+from poprun_py.machines import lease_files
+from poprun_py.machines.lease_files import MAX_NUMBER, LeaseFolder, QueueRecord, record_text
+from poprun_py.machines.leases import (
     OvertakenError,
-    decided,
+    decide_on_table,
     leases_folder,
-    opened,
-    this_process,
+    open_table,
+    this_job,
 )
-from poprun_py.machines.lease_values import MAX_NUMBER, Waiter, text_of
-from poprun_py.machines.locked_files import LockedFolder
 
 WORKER = Path(__file__).with_name("lease_worker.py")
 NOBODY, SOMEBODY = 65_534, 54_321
@@ -33,18 +32,18 @@ NOBODY, SOMEBODY = 65_534, 54_321
 
 @pytest.fixture
 def folder(place):
-    with contextlib.closing(LockedFolder(place)) as made:
+    with contextlib.closing(LeaseFolder(place)) as made:
         yield made
 
 
 def held(folder):
-    with opened(folder) as book:
-        return book.held
+    with open_table(folder) as table:
+        return table.held_cpus
 
 
 def test_a_lease_is_seen_until_it_is_given_back(folder, holder):
-    with opened(folder) as book:
-        lease = book.take(this_process("mine"), (1, 3), (0,))
+    with open_table(folder) as table:
+        lease = table.take(this_job("mine"), (1, 3), (0,))
     # Who looks is a child of this process.
     seen = holder("look").seen["outer"][0]
     assert (seen["cpus"], seen["pid"], seen["program"]) == ([1, 3], os.getpid(), "mine")
@@ -67,41 +66,41 @@ def test_a_killed_holder_frees_its_cpus_at_once(folder, holder):
 
 def test_the_queue_is_in_order_of_arrival_and_forgets_the_dead(folder, holder):
     waiting = [holder("queue").process for _ in range(3)]
-    with opened(folder) as book:
-        assert [each.holder.pid for each in book.waiters] == [p.pid for p in waiting]
-        mine = book.queue(this_process("mine"))
+    with open_table(folder) as table:
+        assert [each.job.pid for each in table.queue] == [p.pid for p in waiting]
+        mine = table.join_queue(this_job("mine"))
     waiting[0].kill()
     waiting[0].wait()
-    with opened(folder) as book:
-        assert [w.holder.pid for w in book.ahead_of(mine)] == [p.pid for p in waiting[1:]]
-        assert len(book.ahead_of(None)) == 3
+    with open_table(folder) as table:
+        assert [w.job.pid for w in table.ahead_of(mine)] == [p.pid for p in waiting[1:]]
+        assert len(table.ahead_of(None)) == 3
     mine.close()
-    with opened(folder) as book:
-        assert [each.holder.pid for each in book.waiters] == [p.pid for p in waiting[1:]]
+    with open_table(folder) as table:
+        assert [each.job.pid for each in table.queue] == [p.pid for p in waiting[1:]]
 
 
 def test_a_strangers_number_leaves_the_queue_in_order(folder, holder):
-    stranger = Waiter("", "", this_process("stranger"), MAX_NUMBER, 1.0)
-    with folder.alone():
-        descriptor = folder.make("ticket-stranger", text_of(stranger))
+    stranger = QueueRecord("", "", this_job("stranger"), MAX_NUMBER, 1.0)
+    with folder.mutex():
+        descriptor = folder.create("ticket-stranger", record_text(stranger))
     waiting = [holder("queue").process.pid for _ in range(3)]
-    with opened(folder) as book:
-        assert [each.holder.pid for each in book.waiters] == [os.getpid(), *waiting]
+    with open_table(folder) as table:
+        assert [each.job.pid for each in table.queue] == [os.getpid(), *waiting]
     folder.remove("ticket-stranger", descriptor)
 
 
 def test_of_two_that_take_the_same_cpus_at_once_one_is_told(folder, place, monkeypatch):
     """Where another user keeps the mutex locked, nobody is alone."""
-    monkeypatch.setattr(locked_files, "_users_that_lock", lambda *_: frozenset({NOBODY}))
-    monkeypatch.setattr(locked_files, "_is_strangers_lock", lambda *_: False)
-    with contextlib.closing(LockedFolder(place)) as other, contextlib.ExitStack() as stack:
-        stack.enter_context(folder.alone())
-        book = stack.enter_context(opened(other))
-        assert book.held == frozenset()
-        first = decided(other, lambda found: found.take(this_process("first"), (0, 1), (0,)))
+    monkeypatch.setattr(lease_files, "_users_that_lock", lambda *_: frozenset({NOBODY}))
+    monkeypatch.setattr(lease_files, "_is_locked_by_other_user", lambda *_: False)
+    with contextlib.closing(LeaseFolder(place)) as other, contextlib.ExitStack() as stack:
+        stack.enter_context(folder.mutex())
+        table = stack.enter_context(open_table(other))
+        assert table.held_cpus == frozenset()
+        first = decide_on_table(other, lambda table: table.take(this_job("first"), (0, 1), (0,)))
         with pytest.raises(OvertakenError):
-            book.take(this_process("late"), (1, 2), (0,))
-        second = book.take(this_process("second"), (2,), (0,))
+            table.take(this_job("late"), (1, 2), (0,))
+        second = table.take(this_job("second"), (2,), (0,))
         assert held(other) == {0, 1, 2}
         assert len(list(place.glob("lease-*"))) == 2
         first.close()
@@ -111,31 +110,31 @@ def test_of_two_that_take_the_same_cpus_at_once_one_is_told(folder, place, monke
 def test_what_was_overtaken_is_decided_anew(folder):
     tries = []
 
-    def decide(book):
-        tries.append(book)
+    def decide(table):
+        tries.append(table)
         if len(tries) < 3:
             raise OvertakenError
         return "lease"
 
-    assert decided(folder, decide) == "lease"
+    assert decide_on_table(folder, decide) == "lease"
     assert len(set(tries)) == 3
 
 
 def test_the_cpus_of_an_outer_job_are_its_instances_own(folder, holder):
-    with opened(folder) as book:
-        lease = book.take(this_process("outer"), (0, 1), (0,))
+    with open_table(folder) as table:
+        lease = table.take(this_job("outer"), (0, 1), (0,))
     inner = holder("look", through=("sh", "-c", '"$@"; true', "sh")).seen
     assert (inner["jobs"], [job["cpus"] for job in inner["outer"]]) == ([], [[0, 1]])
     # Who waits for the outer job is not waited for within it: both would wait for ever.
-    with opened(folder) as book:
-        ticket = book.queue(this_process("behind the outer job"))
+    with open_table(folder) as table:
+        queued = table.join_queue(this_job("behind the outer job"))
     assert holder("look").seen["ahead"] == 0
     inside = holder("queue").process
     assert holder("look").seen["ahead"] == 1
-    with opened(folder) as book:
-        assert [each.holder.pid for each in book.ahead_of(None)] == [os.getpid()]
+    with open_table(folder) as table:
+        assert [each.job.pid for each in table.ahead_of(None)] == [os.getpid()]
     inside.communicate("")
-    ticket.close()
+    queued.close()
     lease.close()
 
 
@@ -238,7 +237,7 @@ def test_no_core_has_two_holders_and_none_is_lost(shared, tmp_path, count, kills
     for cpu in range(4):
         (cores / str(cpu)).touch()
     with contextlib.ExitStack() as stack:
-        folder = stack.enter_context(contextlib.closing(LockedFolder(place)))
+        folder = stack.enter_context(contextlib.closing(LeaseFolder(place)))
         assert held(folder) == frozenset()
         if has_stranger:
             stack.enter_context(locked_by(NOBODY, place / "mutex"))
@@ -249,7 +248,7 @@ def test_no_core_has_two_holders_and_none_is_lost(shared, tmp_path, count, kills
     # The locks of a killed process go one after another.
     twice = [line.split() for line in said if line.startswith("twice")]
     assert [words for words in twice if int(words[2]) not in killed] == []
-    with contextlib.closing(LockedFolder(place)) as folder:
+    with contextlib.closing(LeaseFolder(place)) as folder:
         assert held(folder) == frozenset()
     assert [each.name for each in place.iterdir()] == ["mutex"]
 
@@ -261,16 +260,16 @@ def test_no_core_has_two_holders_and_none_is_lost(shared, tmp_path, count, kills
 def test_a_mutex_that_a_stranger_keeps_locked_is_waited_for_shortly_and_once(shared, monkeypatch):
     place, pauses = shared / "leases", []
     clock = SimpleNamespace(monotonic=lambda: sum(pauses), sleep=pauses.append)
-    monkeypatch.setattr(locked_files, "time", clock)
-    with contextlib.closing(LockedFolder(place)) as folder:
+    monkeypatch.setattr(lease_files, "time", clock)
+    with contextlib.closing(LeaseFolder(place)) as folder:
         assert held(folder) == frozenset()
         with locked_by(NOBODY, place / "mutex"):
-            lease = decided(folder, lambda book: book.take(this_process("mine"), (0,), (0,)))
+            lease = decide_on_table(folder, lambda table: table.take(this_job("mine"), (0,), (0,)))
             lease.name_run("run-7")
-            with opened(folder) as book:
-                assert [each.holder.run_id for each in book.holdings] == ["run-7"]
+            with open_table(folder) as table:
+                assert [each.job.run_id for each in table.leases] == ["run-7"]
         # This folder and the one of the lease have waited once each.
-        assert 1.9 < sum(pauses) / locked_files._STRANGER_SECONDS < 2.1
+        assert 1.9 < sum(pauses) / lease_files._OTHER_USER_SECONDS < 2.1
         lease.close()
 
 
@@ -288,7 +287,7 @@ def test_a_mutex_that_its_owner_keeps_from_others_is_done_without(shared, holder
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes other users")
 def test_a_strangers_lock_does_not_keep_a_lease_whose_job_is_dead(shared, holder):
     place = shared / "leases"
-    with contextlib.closing(LockedFolder(place)) as folder:
+    with contextlib.closing(LeaseFolder(place)) as folder:
         first = holder(cpus="0", folder=place).process
         assert held(folder) == {0}
         first.kill()
@@ -302,7 +301,7 @@ def test_a_strangers_lock_does_not_keep_a_lease_whose_job_is_dead(shared, holder
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes other users")
 def test_two_users_without_rights_respect_one_another(shared, holder):
     place = shared / "leases"
-    LockedFolder(place).close()
+    LeaseFolder(place).close()
     users = {uid: {"user": [str(uid)], "folder": place} for uid in (NOBODY, SOMEBODY)}
     # The mutex belongs to the first; the other locks it all the same.
     first = holder(cpus="0", **users[NOBODY])

@@ -10,9 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from poprun_py.machines.lease_book import opened, this_process
-from poprun_py.machines.leases_elsewhere import ask, rivals_of, take
-from poprun_py.machines.locked_files import LockedFolder
+from poprun_py.machines.lease_files import LeaseFolder
+from poprun_py.machines.leases import (
+    list_for_launcher,
+    open_table,
+    parse_other_jobs,
+    take_for_launcher,
+    this_job,
+)
 
 CPU = min(os.sched_getaffinity(0))
 
@@ -30,7 +35,7 @@ def taken(environ):
     def take_cpu(cpus=(CPU,), run_id="mine", *, may_share=False, within="", environ=environ):
         request = {"cpus": list(cpus), "numa_nodes": [0], "program": "p.py", "run_id": run_id,
                    "may_share": may_share, "within": within}  # fmt: skip
-        answer, lease = take(json.loads(json.dumps(request)), environ)
+        answer, lease = take_for_launcher(json.loads(json.dumps(request)), environ)
         leases.append(lease)
         return json.loads(json.dumps(answer)), lease
 
@@ -40,13 +45,13 @@ def taken(environ):
 
 
 def test_a_host_tells_who_holds_and_who_waits(environ, place, holder):
-    assert ask(environ) == []
+    assert list_for_launcher(environ) == []
     assert not place.exists()
     pids = [holder(cpus="0-1").process.pid, holder("queue").process.pid]
-    holdings, waiters = rivals_of(json.loads(json.dumps(ask(environ))), "")
-    assert [each.holder.pid for each in (*holdings, *waiters)] == pids
-    assert rivals_of(ask(environ), "").held == {0, 1}
-    assert ask({"POPRUN_LEASES": "none"}) == []
+    leases, queue = parse_other_jobs(json.loads(json.dumps(list_for_launcher(environ))), "")
+    assert [each.job.pid for each in (*leases, *queue)] == pids
+    assert parse_other_jobs(list_for_launcher(environ), "").held_cpus == {0, 1}
+    assert list_for_launcher({"POPRUN_LEASES": "none"}) == []
 
 
 def test_what_is_leased_belongs_to_what_started_the_instances(taken, holder):
@@ -62,10 +67,12 @@ def test_who_is_in_the_way_is_told_and_nothing_is_taken(taken, holder, place):
     other = holder(cpus=str(CPU)).process
     answer, lease = taken()
     assert lease.cpus == ()
-    assert [each.holder.pid for each in rivals_of(answer["rivals"], "").holdings] == [other.pid]
+    assert [each.job.pid for each in parse_other_jobs(answer["other_jobs"], "").leases] == [
+        other.pid
+    ]
     assert len(list(place.glob("lease-*"))) == 1
     answer, lease = taken(may_share=True)
-    assert [each.holder.pid for each in rivals_of(answer["shared_with"], "").holdings] == [
+    assert [each.job.pid for each in parse_other_jobs(answer["shared_with"], "").leases] == [
         other.pid
     ]
     assert lease.cpus == (CPU,)
@@ -75,7 +82,9 @@ def test_who_is_in_the_way_is_told_and_nothing_is_taken(taken, holder, place):
 def test_nobody_overtakes_who_waits(taken, holder):
     waiter = holder("queue").process
     answer, _ = taken()
-    assert [each.holder.pid for each in rivals_of(answer["rivals"], "").waiters] == [waiter.pid]
+    assert [each.job.pid for each in parse_other_jobs(answer["other_jobs"], "").queue] == [
+        waiter.pid
+    ]
     waiter.communicate("")
     assert taken()[0] == {}
 
@@ -92,11 +101,11 @@ def test_other_cpus_are_in_nobodys_way(taken, holder):
 def test_the_cpus_of_the_same_run_and_of_the_one_around_it_are_its_own(
     taken, environ, place, runs, holder
 ):
-    with contextlib.closing(LockedFolder(place)) as folder, opened(folder) as book:
-        lease = book.take(this_process("p")._replace(pid=1, run_id="outer"), (CPU,), (0,))
-    assert "rivals" in taken()[0]
-    assert rivals_of(ask(environ), "outer").held == frozenset()
-    assert rivals_of(ask(environ), "other").held == {CPU}
+    with contextlib.closing(LeaseFolder(place)) as folder, open_table(folder) as table:
+        lease = table.take(this_job("p")._replace(pid=1, run_id="outer"), (CPU,), (0,))
+    assert "other_jobs" in taken()[0]
+    assert parse_other_jobs(list_for_launcher(environ), "outer").held_cpus == frozenset()
+    assert parse_other_jobs(list_for_launcher(environ), "other").held_cpus == {CPU}
     assert taken(**runs)[0] == {}
     lease.close()
 
@@ -120,4 +129,4 @@ JSON = st.recursive(
 
 @given(JSON | st.lists(st.tuples(st.sampled_from(["lease-1", "ticket-1"]), JSON, JSON)))
 def test_anything_may_be_told(told):
-    assert rivals_of(told, "x") == ((), ())
+    assert parse_other_jobs(told, "x") == ((), ())

@@ -17,9 +17,9 @@ from poprun_py.command.cli import run
 from poprun_py.errors import StartError, UsageError
 from poprun_py.launching import leasing
 from poprun_py.launching.leasing import lease_share
-from poprun_py.machines import locked_files
-from poprun_py.machines.lease_book import Book
-from poprun_py.machines.locked_files import LockedFolder
+from poprun_py.machines import lease_files
+from poprun_py.machines.lease_files import LeaseFolder
+from poprun_py.machines.leases import LeaseTable
 from poprun_py.options.launch_config import LaunchConfig
 from poprun_py.planning.job_placement import HostShare
 
@@ -157,9 +157,9 @@ def test_who_was_stopped_is_passed_over_and_has_its_place_again_afterwards(job, 
 
 
 def test_a_mutex_that_is_kept_ends_no_waiting_and_starts_no_job(job, holder, place, monkeypatch):
-    monkeypatch.setattr(locked_files, "_MUTEX_SECONDS", 0.05)
+    monkeypatch.setattr(lease_files, "_MUTEX_SECONDS", 0.05)
     holder(cpus="0-1")
-    with contextlib.closing(LockedFolder(place)) as other, other.alone():
+    with contextlib.closing(LeaseFolder(place)) as other, other.mutex():
         with pytest.raises(StartError, match=f"time is over; {place}: another process keeps its"):
             job(wait_for_resources=0.2)
         assert "another process keeps its mutex locked" in job.said.tell[0]
@@ -176,7 +176,7 @@ def test_who_gets_no_place_waits_behind_the_others(job, holder, monkeypatch):
     def full(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(Book, "queue", full)
+    monkeypatch.setattr(LeaseTable, "join_queue", full)
 
     def progress(line):
         if line and other.poll() is None:

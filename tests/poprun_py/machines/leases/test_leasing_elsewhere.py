@@ -12,8 +12,8 @@ from poprun_py.errors import StartError
 from poprun_py.launching import leasing_elsewhere
 from poprun_py.launching.leasing_elsewhere import left_by_others, wait_for_hosts
 from poprun_py.machines.host_list import LOCALHOST, Host
-from poprun_py.machines.lease_values import Holder, Holding, Waiter
-from poprun_py.machines.leases_elsewhere import Rivals
+from poprun_py.machines.lease_files import JobProcess, LeaseRecord, QueueRecord
+from poprun_py.machines.leases import OtherJobs
 from poprun_py.options.launch_config import LaunchConfig
 from poprun_py.planning.launch_plan import place_instances
 from poprun_py.planning.topology import make_topology
@@ -24,11 +24,11 @@ HOSTS = (LOCALHOST, Host(name="b"))
 
 
 def holding(*cpus):
-    holder = Holder(pid=7, process_start=3, program="other.py", run_id="r")
-    return Holding("lease-x", "ann", holder, cpus, (0,), time.time())
+    holder = JobProcess(pid=7, process_start=3, program="other.py", run_id="r")
+    return LeaseRecord("lease-x", "ann", holder, cpus, (0,), time.time())
 
 
-WAITER = Waiter("ticket-x", "bob", Holder(8, 3, "next.py"), 1, 1.0)
+WAITER = QueueRecord("ticket-x", "bob", JobProcess(8, 3, "next.py"), 1, 1.0)
 
 
 @pytest.fixture
@@ -48,7 +48,7 @@ def job(monkeypatch):
         topology = make_topology(config, HOSTS)
         machines = (MACHINE, MACHINE)
         placements = tuple(place_instances(config, topology, machines)[0])
-        told = [{"b": Rivals(*look)} if look else {} for look in looks]
+        told = [{"b": OtherJobs(*look)} if look else {} for look in looks]
         console = SimpleNamespace(**{name: lines.append for name, lines in vars(said).items()})
         return wait_for_hosts(
             config, topology, machines, placements, told.pop(0), lambda: told.pop(0), console,
@@ -108,7 +108,7 @@ def test_sharing_plans_on_the_whole(job):
 def test_a_host_that_is_not_known_is_left_as_it_is():
     config = LaunchConfig(program=("x",), num_instances=2, num_replicas=2)
     topology = make_topology(config, HOSTS)
-    rivals = {"b": Rivals((holding(*ALL),))}
-    assert left_by_others(config, topology, (MACHINE, None), rivals) == (MACHINE, None)
+    other_jobs = {"b": OtherJobs((holding(*ALL),))}
+    assert left_by_others(config, topology, (MACHINE, None), other_jobs) == (MACHINE, None)
     with pytest.raises(StartError, match="too few CPUs of host b"):
-        left_by_others(config, topology, (MACHINE, MACHINE), rivals)
+        left_by_others(config, topology, (MACHINE, MACHINE), other_jobs)

@@ -12,20 +12,20 @@ import sys
 
 import pytest
 
-from poprun_py.machines import locked_files
-from poprun_py.machines.locked_files import LockedFolder
+from poprun_py.machines import lease_files
+from poprun_py.machines.lease_files import LeaseFolder
 
 
 @pytest.fixture
 def folder(place):
-    with contextlib.closing(LockedFolder(place)) as made:
+    with contextlib.closing(LeaseFolder(place)) as made:
         yield made
 
 
 def test_the_folder_is_made_for_everybody_whatever_the_umask(tmp_path):
     before = os.umask(0o077)
     try:
-        LockedFolder(tmp_path / "new" / "leases").close()
+        LeaseFolder(tmp_path / "new" / "leases").close()
         assert os.umask(0o077) == 0o077
     finally:
         os.umask(before)
@@ -38,31 +38,31 @@ def test_a_folder_where_others_could_replace_files_is_refused(place, mode):
     place.mkdir()
     place.chmod(mode)
     with pytest.raises(PermissionError, match=f"chmod 1777 {place}"):
-        LockedFolder(place)
+        LeaseFolder(place)
     place.chmod(0o700)
-    LockedFolder(place).close()
+    LeaseFolder(place).close()
 
 
 def test_a_link_or_a_file_is_no_folder(tmp_path, place):
     place.symlink_to(tmp_path)
     with pytest.raises(OSError, match=r"Not a directory|Too many levels"):
-        LockedFolder(place)
+        LeaseFolder(place)
     place.unlink()
     place.touch()
     with pytest.raises(OSError, match="Not a directory"):
-        LockedFolder(place)
+        LeaseFolder(place)
 
 
 def test_a_file_is_readable_by_all_and_there_until_it_is_removed(folder, place):
     before = os.umask(0o077)
     try:
-        with folder.alone():
-            descriptor = folder.make("lease-a", "text")
-            assert folder.living() == [("lease-a", os.geteuid(), b"text")]
+        with folder.mutex():
+            descriptor = folder.create("lease-a", "text")
+            assert folder.live_files() == [("lease-a", os.geteuid(), b"text")]
             folder.rewrite(descriptor, "longer text")
-            assert folder.living()[0][2] == b"longer text"
+            assert folder.live_files()[0][2] == b"longer text"
             folder.rewrite(descriptor, "new")
-            assert folder.living()[0][2] == b"new"
+            assert folder.live_files()[0][2] == b"new"
     finally:
         os.umask(before)
     assert {stat.S_IMODE(each.stat().st_mode) for each in place.iterdir()} == {0o644}
@@ -71,8 +71,8 @@ def test_a_file_is_readable_by_all_and_there_until_it_is_removed(folder, place):
 
 
 def test_what_others_put_there_is_passed_over(folder, place):
-    with folder.alone():
-        descriptor = folder.make("lease-a", "text")
+    with folder.mutex():
+        descriptor = folder.create("lease-a", "text")
     os.mkfifo(place / "lease-fifo")
     (place / "lease-link").symlink_to(place / "lease-a")
     (place / "lease-nowhere").symlink_to(place / "nowhere")
@@ -82,16 +82,16 @@ def test_what_others_put_there_is_passed_over(folder, place):
     os.truncate(huge, 1 << 40)
     fcntl.flock(huge, fcntl.LOCK_EX)
     # Reading the pipe or the whole huge file would never end.
-    with folder.alone():
-        assert [name for name, *_ in folder.living()] == ["lease-a"]
+    with folder.mutex():
+        assert [name for name, *_ in folder.live_files()] == ["lease-a"]
     assert (place / "notes").read_text() == "mine"
     os.close(huge)
     folder.remove("lease-a", descriptor)
 
 
 def test_without_a_descriptor_nobody_is_overlooked(folder, monkeypatch):
-    with folder.alone():
-        descriptor = folder.make("lease-a", "text")
+    with folder.mutex():
+        descriptor = folder.create("lease-a", "text")
         real = os.open
 
         def no_more(path, *words, **settings):
@@ -101,52 +101,52 @@ def test_without_a_descriptor_nobody_is_overlooked(folder, monkeypatch):
 
         monkeypatch.setattr(os, "open", no_more)
         with pytest.raises(OSError, match="Too many open files"):
-            folder.living()
+            folder.live_files()
     folder.remove("lease-a", descriptor)
 
 
 def test_files_of_the_dead_are_swept_at_once(folder, holder, place):
     process = holder().process
-    with folder.alone():
-        assert len(folder.living()) == 1
+    with folder.mutex():
+        assert len(folder.live_files()) == 1
     process.kill()
     process.wait()
     (place / ".new-1-00").write_text("killed before it was seen")
-    with folder.alone():
-        assert folder.living() == []
+    with folder.mutex():
+        assert folder.live_files() == []
     assert [each.name for each in place.iterdir()] == ["mutex"]
 
 
 def test_a_program_that_is_started_inherits_no_lock(folder):
-    with folder.alone():
-        descriptor = folder.make("lease-a", "text")
+    with folder.mutex():
+        descriptor = folder.create("lease-a", "text")
         child = subprocess.Popen(
             [sys.executable, "-c", "print(1, flush=True); input()"],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, close_fds=False,
         )  # fmt: skip
         child.stdout.readline()
     os.close(descriptor)  # without removing the file, as a kill would
-    with folder.alone():
-        assert folder.living() == []
+    with folder.mutex():
+        assert folder.live_files() == []
     child.communicate(b"\n")
 
 
 def test_a_mutex_that_somebody_keeps_is_not_waited_for_without_end(folder, place, monkeypatch):
-    monkeypatch.setattr(locked_files, "_MUTEX_SECONDS", 0.05)
+    monkeypatch.setattr(lease_files, "_MUTEX_SECONDS", 0.05)
     with (
-        folder.alone(),
-        contextlib.closing(LockedFolder(place)) as other,
+        folder.mutex(),
+        contextlib.closing(LeaseFolder(place)) as other,
         pytest.raises(TimeoutError) as caught,
-        other.alone(),
+        other.mutex(),
     ):
         pass
     assert caught.value.filename == str(place / "mutex")
-    with folder.alone():
+    with folder.mutex():
         pass
 
 
 def test_a_mutex_that_its_owner_removes_is_made_anew(folder, place, monkeypatch):
-    first = LockedFolder._is_mutex
+    first = LeaseFolder._is_mutex
     calls = []
 
     def removed_once(self, descriptor):
@@ -155,15 +155,15 @@ def test_a_mutex_that_its_owner_removes_is_made_anew(folder, place, monkeypatch)
         calls.append(descriptor)
         return first(self, descriptor)
 
-    monkeypatch.setattr(LockedFolder, "_is_mutex", removed_once)
-    with folder.alone():
+    monkeypatch.setattr(LeaseFolder, "_is_mutex", removed_once)
+    with folder.mutex():
         assert (place / "mutex").exists()
     assert len(calls) == 2
 
 
 def test_a_pipe_in_place_of_the_mutex_is_refused(folder, place):
     os.mkfifo(place / "mutex")
-    with pytest.raises(OSError, match="no regular file"), folder.alone():
+    with pytest.raises(OSError, match="not a regular file"), folder.mutex():
         pass
 
 
@@ -172,6 +172,6 @@ def test_a_full_file_system_leaves_nothing(folder, place, monkeypatch):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(os, "pwrite", full)
-    with folder.alone(), pytest.raises(OSError, match="No space"):
-        folder.make("lease-a", "text")
+    with folder.mutex(), pytest.raises(OSError, match="No space"):
+        folder.create("lease-a", "text")
     assert [each.name for each in place.iterdir()] == ["mutex"]

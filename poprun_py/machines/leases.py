@@ -1,0 +1,419 @@
+"""Leases of this machine's CPUs: the table of all leases and waiting jobs, taking CPUs, queueing.
+
+The last section serves a launcher on another host: it sends a request as JSON, and the functions
+here list or take the leases of this host and answer as JSON.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import functools
+import os
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+from poprun_py.machines.lease_files import (
+    LEASE_PREFIX,
+    MAX_NUMBER,
+    QUEUE_PREFIX,
+    JobProcess,
+    LeaseFolder,
+    LeaseRecord,
+    QueueRecord,
+    Record,
+    parse_record,
+    printable,
+    problem_text,
+    record_text,
+)
+
+FOLDER_VARIABLE = "POPRUN_LEASES"
+_NO_LEASES = "none"
+_FOLDER_NAME = "poprun-py-leases"
+# The first is in memory: it is fast, and empty after a boot. Some systems lack it.
+_BASES = ("/dev/shm", "/tmp")
+# How often a job tries to take CPUs if other jobs are faster, and the longest pause between tries.
+_MAX_DECISIONS, _PAUSE_SECONDS = 20, 0.05
+
+Decision = TypeVar("Decision")
+
+
+def leases_folder(environ: Mapping[str, str]) -> Path | None:
+    """Return the folder of this machine's leases; None if POPRUN_LEASES turns leases off.
+
+    Raises:
+        ValueError: POPRUN_LEASES is neither ``none`` nor an absolute path.
+    """
+    given = environ.get(FOLDER_VARIABLE, "")
+    if given.lower() == _NO_LEASES:
+        return None
+    if given:
+        if not given.startswith("/") or "\0" in given:
+            raise ValueError(f"{FOLDER_VARIABLE} {given!r}: expected an absolute path, or none")
+        return Path(given)
+    base = next((base for base in _BASES if os.access(base, os.W_OK | os.X_OK)), _BASES[-1])
+    return Path(base, _FOLDER_NAME)
+
+
+def this_job(program: str) -> JobProcess:
+    """Return this process as the launcher of ``program``."""
+    return _job(os.getpid(), program)
+
+
+def _job(pid: int, program: str) -> JobProcess:
+    started = _parent_and_start(pid)
+    return JobProcess(pid=pid, process_start=started[1] if started else 0, program=program)
+
+
+class OvertakenError(Exception):
+    """Another job took some of the same CPUs at the same moment, so the decision is void."""
+
+
+class Lease:
+    """CPUs that this process has to itself until ``close`` or until it ends."""
+
+    def __init__(
+        self, folder: LeaseFolder | None, record: LeaseRecord | None, descriptor: int
+    ) -> None:
+        self._folder, self._record, self._descriptor = folder, record, descriptor
+        self.waited_seconds = 0.0  # how long the job waited for this lease
+
+    @classmethod
+    def nothing(cls) -> Lease:
+        """Return the lease of a job on a machine where leases are turned off or unusable."""
+        return cls(None, None, -1)
+
+    @property
+    def cpus(self) -> tuple[int, ...]:
+        """The leased CPUs; empty where leases are turned off or unusable."""
+        return () if self._record is None else self._record.cpus
+
+    def name_run(self, run_id: str) -> None:
+        """Add the name of the run to the lease, for other jobs to read."""
+        if self._folder is None or self._record is None:
+            return
+        job = self._record.job._replace(run_id=run_id)
+        self._record = self._record._replace(job=job)
+        # On an error the lease stays valid without the name.
+        with contextlib.suppress(OSError), self._folder.mutex():
+            self._folder.rewrite(self._descriptor, record_text(self._record))
+
+    def close(self) -> None:
+        """Return the CPUs. A second call does nothing."""
+        if self._folder is not None and self._record is not None:
+            self._folder.remove(self._record.name, self._descriptor)
+            self._folder.close()
+        self._folder = self._record = None
+
+    def __enter__(self) -> Lease:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class QueuePlace:
+    """This process's place in the queue, until ``close`` or until the process ends."""
+
+    def __init__(self, folder: LeaseFolder, record: QueueRecord, descriptor: int) -> None:
+        self.record = record
+        self._folder, self._descriptor = folder, descriptor
+        self._is_open = True
+
+    def close(self) -> None:
+        """Leave the queue. A second call does nothing."""
+        if self._is_open:
+            self._folder.remove(self.record.name, self._descriptor)
+        self._is_open = False
+
+
+class LeaseTable:
+    """All leases and waiting jobs of this machine, as read under the mutex by ``open_table``.
+
+    If this process runs inside an instance of another job, that job's lease is in
+    ``outer_leases`` and not in ``leases``, because this process may use its CPUs.
+
+    Args:
+        folder: the folder of the leases.
+        has_mutex: whether this process holds the mutex. Otherwise, other processes may take CPUs
+            at the same time.
+    """
+
+    def __init__(self, folder: LeaseFolder, *, has_mutex: bool = True) -> None:
+        self._folder = folder
+        records = folder.live_records(cleans_up=has_mutex)
+        leases = [each for each in records if isinstance(each, LeaseRecord)]
+        leases.sort(key=lambda each: (each.since, each.name))
+        above = _ancestors() if leases else frozenset()
+        outer = [each for each in leases if (each.job.pid, each.job.process_start) in above]
+        self.outer_leases = tuple(outer)
+        self.leases = tuple(each for each in leases if each not in outer)
+        self._outer = outer[-1].name if outer else ""
+        queue = (each for each in records if isinstance(each, QueueRecord))
+        self.queue = tuple(sorted(queue, key=lambda each: each.sort_key))
+
+    @property
+    def held_cpus(self) -> frozenset[int]:
+        """The CPUs that other jobs hold."""
+        return frozenset(cpu for each in self.leases for cpu in each.cpus)
+
+    def ahead_of(self, place: QueuePlace | None) -> tuple[QueueRecord, ...]:
+        """Return the jobs in front of ``place`` in the queue; all waiting jobs if it is None.
+
+        Jobs inside another job wait only for one another, because that job's CPUs are free for
+        no other job. A job that is stopped (``Ctrl-Z``) is left out, so that it does not block the
+        queue.
+        """
+        queue = (each for each in self.queue if each.outer == self._outer)
+        if place is not None:
+            queue = (each for each in queue if each.sort_key < place.record.sort_key)
+        return tuple(each for each in queue if not _is_stopped(each.job))
+
+    def take(
+        self,
+        job: JobProcess,
+        cpus: Sequence[int],
+        numa_nodes: Sequence[int],
+        *,
+        is_shared: bool = False,
+    ) -> Lease:
+        """Lease CPUs for this process. The caller checks beforehand that they are free.
+
+        Raises:
+            OvertakenError: another job took some of the CPUs after this table was read.
+            OSError: the lease cannot be written.
+        """
+        record = LeaseRecord(
+            name=_file_name(LEASE_PREFIX, job),
+            user="",
+            job=job,
+            cpus=tuple(sorted(cpus)),
+            numa_nodes=tuple(sorted(numa_nodes)),
+            since=time.time(),
+            is_shared=is_shared,
+        )
+        descriptor = self._folder.create(record.name, record_text(record))
+        try:
+            # Each job creates its file before it looks for others. Of two jobs that take CPUs at
+            # the same time without the mutex, at least one therefore sees the other.
+            if not is_shared and self._is_overtaken(record):
+                raise OvertakenError
+            return Lease(LeaseFolder(self._folder.path), record, descriptor)
+        except (OSError, OvertakenError):
+            self._folder.remove(record.name, descriptor)
+            raise
+
+    def _is_overtaken(self, record: LeaseRecord) -> bool:
+        """Return whether another lease of these CPUs was created after this table was read."""
+        known = {each.name for each in (*self.outer_leases, *self.leases, record)}
+        return any(
+            isinstance(each, LeaseRecord) and not set(each.cpus).isdisjoint(record.cpus)
+            for each in self._folder.live_records(cleans_up=False, except_for=known)
+        )
+
+    def join_queue(self, job: JobProcess) -> QueuePlace:
+        """Put this process at the end of the queue.
+
+        Raises:
+            OSError: the place cannot be written.
+        """
+        # Jobs that all have the highest number are served in the order of their times.
+        number = max((each.number for each in self.queue), default=0) + 1
+        record = QueueRecord(
+            name=_file_name(QUEUE_PREFIX, job),
+            user="",
+            job=job,
+            number=min(number, MAX_NUMBER),
+            since=time.time(),
+            outer=self._outer,
+        )
+        descriptor = self._folder.create(record.name, record_text(record))
+        return QueuePlace(self._folder, record, descriptor)
+
+
+def _file_name(prefix: str, job: JobProcess) -> str:
+    return f"{prefix}{job.pid}-{os.urandom(4).hex()}"
+
+
+@contextlib.contextmanager
+def open_table(folder: LeaseFolder) -> Iterator[LeaseTable]:
+    """Read the table, and hold the mutex in the block unless another user keeps it locked.
+
+    Raises:
+        OSError: the table cannot be read.
+    """
+    with folder.mutex() as has_mutex:
+        yield LeaseTable(folder, has_mutex=has_mutex)
+
+
+def decide_on_table(folder: LeaseFolder, decide: Callable[[LeaseTable], Decision]) -> Decision:
+    """Return the result of ``decide``; call it again if another job took the CPUs first.
+
+    Raises:
+        OSError: the table cannot be read, or other jobs were faster every time.
+    """
+    for _ in range(_MAX_DECISIONS):
+        with contextlib.suppress(OvertakenError), open_table(folder) as table:
+            return decide(table)
+        # The pause is random, so that two jobs in conflict do not retry at the same moment.
+        time.sleep(_PAUSE_SECONDS * os.urandom(1)[0] / 255)
+    raise OSError(errno.EBUSY, "other jobs take CPUs all the time", str(folder.path))
+
+
+@functools.cache
+def user_name(user: str) -> str:
+    """Return the name of a user id. Do not call this while holding the mutex: it may take long."""
+    import pwd
+
+    try:
+        return pwd.getpwuid(int(user)).pw_name
+    except (KeyError, ValueError, OverflowError):
+        return user
+
+
+def _ancestors() -> frozenset[tuple[int, int]]:
+    """Return process id and start time of all ancestors of this process."""
+    found: set[tuple[int, int]] = set()
+    read = _parent_and_start(os.getpid())
+    while read is not None and read[0] > 0:
+        parent = read[0]
+        read = _parent_and_start(parent)
+        if read is not None:
+            found.add((parent, read[1]))
+    return frozenset(found)
+
+
+def _parent_and_start(pid: int) -> tuple[int, int] | None:
+    """Return the parent of a process, and its start time in clock ticks since boot."""
+    fields = _stat(pid)
+    return (int(fields[1]), int(fields[19])) if fields else None
+
+
+def _is_stopped(job: JobProcess) -> bool:
+    fields = _stat(job.pid)
+    return bool(fields) and fields[0] in (b"T", b"t") and int(fields[19]) == job.process_start
+
+
+def _stat(pid: int) -> list[bytes]:
+    """Return the fields of /proc/PID/stat after the name (proc(5)); empty if it is unreadable."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
+    except OSError:
+        return []
+
+
+# --- for a launcher on another host -------------------------------------------------------------
+
+
+class OtherJobs(NamedTuple):
+    """The other jobs on a host: their leases, and those that wait for CPUs."""
+
+    leases: tuple[LeaseRecord, ...] = ()
+    queue: tuple[QueueRecord, ...] = ()
+
+    @property
+    def held_cpus(self) -> frozenset[int]:
+        """The CPUs that the other jobs hold."""
+        return frozenset(cpu for each in self.leases for cpu in each.cpus)
+
+
+def list_for_launcher(environ: Mapping[str, str]) -> list[list[str]]:
+    """Return the leases and waiting jobs of this host as JSON values for ``parse_other_jobs``.
+
+    Raises:
+        OSError: the leases cannot be read.
+        ValueError: POPRUN_LEASES is neither ``none`` nor an absolute path.
+    """
+    path = leases_folder(environ)
+    if path is None or not path.exists():
+        return []
+    with contextlib.closing(LeaseFolder(path)) as folder, open_table(folder) as table:
+        others = (*table.outer_leases, *table.leases)
+        waiting = table.ahead_of(None)
+    return _to_json(others) + _to_json(waiting)
+
+
+def take_for_launcher(
+    request: Mapping[str, Any], environ: Mapping[str, str]
+) -> tuple[dict[str, Any], Lease]:
+    """Lease CPUs of this host for all instances that a job has here.
+
+    Args:
+        request: ``cpus``, ``numa_nodes``, ``program`` and ``run_id`` of the job; ``may_share``,
+            which tells whether it may take CPUs that other jobs hold; and ``within``, as in
+            ``parse_other_jobs``.
+        environ: the variables of this process.
+
+    Returns:
+        The answer as JSON values, and the lease. If other jobs hold some of the CPUs or wait for
+        some, and the job may not share, the answer lists them as ``other_jobs`` and the lease is
+        empty. If it may share, the answer lists the jobs that hold some as ``shared_with``. If no
+        lease can be taken, the answer gives the reason as ``problem``, and the job runs without.
+    """
+    try:
+        path = leases_folder(environ)
+    except ValueError as error:
+        return {"problem": str(error)}, Lease.nothing()
+    if path is None:
+        return {}, Lease.nothing()
+    try:
+        return _take(request, path)
+    except OSError as error:
+        return {"problem": problem_text(error, path)}, Lease.nothing()
+
+
+def _take(request: Mapping[str, Any], path: Path) -> tuple[dict[str, Any], Lease]:
+    cpus = os.sched_getaffinity(0).intersection(request["cpus"])
+    if not cpus:
+        return {}, Lease.nothing()
+    # The process that started this one is above all instances of the job on this host.
+    job = _job(os.getppid(), request["program"])._replace(run_id=request["run_id"])
+
+    def decide(table: LeaseTable) -> tuple[Lease | None, OtherJobs]:
+        # This host may be the launcher's own under another name, so its own run is left out.
+        runs = {request["run_id"], request["within"]}
+        leases, queue = _other_jobs((*table.leases, *table.ahead_of(None)), runs)
+        leases = tuple(each for each in leases if not cpus.isdisjoint(each.cpus))
+        lease = None
+        if request["may_share"] or not (leases or queue):
+            lease = table.take(job, tuple(cpus), request["numa_nodes"], is_shared=bool(leases))
+        return lease, OtherJobs(leases, queue)
+
+    with contextlib.closing(LeaseFolder(path)) as folder:
+        lease, others = decide_on_table(folder, decide)
+    if lease is None:
+        return {"other_jobs": _to_json((*others.leases, *others.queue))}, Lease.nothing()
+    return ({"shared_with": _to_json(others.leases)} if others.leases else {}), lease
+
+
+def parse_other_jobs(answer: Any, within: str) -> OtherJobs:
+    """Return the other jobs on a host from its answer, on the launcher's side.
+
+    Args:
+        answer: the list that the host sent; invalid entries are left out.
+        within: if this job is launched inside an instance of another job, the name of that job's
+            run: this job may use its CPUs. Otherwise empty.
+    """
+    records = []
+    for each in answer if isinstance(answer, list) else ():
+        with contextlib.suppress(TypeError, ValueError):
+            name, user, text = each
+            records.append(parse_record(printable(name), printable(user), str(text).encode()))
+    return _other_jobs((each for each in records if each is not None), {within})
+
+
+def _other_jobs(records: Iterable[Record], own_runs: Collection[str]) -> OtherJobs:
+    others = [e for e in records if e.job.run_id not in own_runs or not e.job.run_id]
+    return OtherJobs(
+        tuple(each for each in others if isinstance(each, LeaseRecord)),
+        # A job that waits inside another job waits for that job's CPUs only.
+        tuple(each for each in others if isinstance(each, QueueRecord) and not each.outer),
+    )
+
+
+def _to_json(records: Iterable[Record]) -> list[list[str]]:
+    # The user is sent by name: on another host, the number may belong to another user.
+    return [[each.name, user_name(each.user), record_text(each)] for each in records]
