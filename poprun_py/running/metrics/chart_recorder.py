@@ -32,7 +32,7 @@ class ChartRecorder:
     def steps(self, records: Sequence[StepRecord], /) -> None:
         """Do nothing: a look has the medians of the last steps."""
 
-    def look(self, view: JobView, at: float, /) -> None:
+    def view(self, view: JobView, at: float, /) -> None:
         """Hand over the numbers, if it is time; those of a job that has ended always."""
         step = training_step(view)
         if step is None or step == self._last_step:

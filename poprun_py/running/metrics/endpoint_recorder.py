@@ -76,7 +76,7 @@ class EndpointRecorder:
             self._instances[instance].update_text()
         self._go_on()
 
-    def look(self, view: JobView, at: float, /) -> None:
+    def view(self, view: JobView, at: float, /) -> None:
         """Hand over what is known now."""
         steps = ", ".join([f'"{index}": {each.text}' for index, each in self._instances.items()])
         restarts, text = self._restart_count, view.json_text()

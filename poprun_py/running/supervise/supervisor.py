@@ -246,18 +246,26 @@ class _Supervisor:
 
     def _make_observer(self, began: float) -> JobObserver:
         """Return what looks at the instances."""
-        from poprun_py.running.watch.job_observer import JobObserver, Pace
-        from poprun_py.running.watch.live_view import LiveView
-        from poprun_py.running.watch.recording import Recorders
+        from poprun_py.running.watch.job_observer import JobObserver, RoundTimes
+        from poprun_py.running.watch.job_view import LiveView
+        from poprun_py.running.watch.records import Recorders
 
         job = self._job
-        live = LiveView(self._output, may_colour(job.environ), lambda: self._keyboard.is_debugging)
+        live = LiveView(
+            panel_size=lambda: self._output.panel_size,
+            show_panel=self._output.show_panel,
+            say=self._output.say,
+            has_colour=may_colour(job.environ),
+            is_hidden=lambda: self._keyboard.is_debugging,
+        )
         return JobObserver(
             run_id=job.run_id,
             pid=os.getpid(),
             program=job.program,
             began=began,
-            pace=Pace.of(len(job.variables), is_live=job.live, is_recorded=bool(job.recorders)),
+            times=RoundTimes.of(
+                len(job.variables), is_live=job.live, is_recorded=bool(job.recorders)
+            ),
             ask=lambda index: self._control.send_to(index, control_protocol.OBSERVE, None),
             tell=lambda straggler: self._output.say(straggler.sentence),
             show=live.show if job.live else None,

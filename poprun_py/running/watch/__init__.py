@@ -1,5 +1,11 @@
-"""Observation of a running job, which finds where time goes and which instance is slow.
+"""Observation of a running job, to find out how fast it trains and which instance is slow.
 
-Contains the state of an instance at one look, stragglers, the live view, and the log of steps. The
-supervisor talks to the instances and passes their reports on.
+The words of this package:
+
+- A snapshot holds the counters that one instance's wrapper reports at one time.
+- An instance state is computed from two snapshots, such as the speed between them.
+- In one round, the observer asks all running instances for a snapshot.
+- A view of the job holds the states of all instances after a round.
+- A step record describes one training step of one instance.
+- A recorder receives step records and views, and writes them to files or sends them elsewhere.
 """

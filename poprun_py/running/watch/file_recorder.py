@@ -1,6 +1,6 @@
-"""The recorder that keeps a job's steps and looks in the files of an attempt, bounded for days.
+"""The recorder that writes a job's steps and views to files whose size stays bounded for days.
 
-Nothing here decides what is recorded, or reads what was: poprun_py/past_runs does.
+Readers of these files are in poprun_py/past_runs.
 """
 
 from __future__ import annotations
@@ -13,38 +13,35 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-# It is made before mpirun starts, which would wait for these.
+# FileRecorder is created before mpirun starts, so importing these would delay the job.
 if TYPE_CHECKING:
     from poprun_py.running.watch.job_view import JobView
     from poprun_py.running.watch.records import StepRecord
 
-# Whenever a file has grown by so much, fewer lines are kept from then on: every so many-th.
+# Each time a file has grown by this many bytes, only one in _THINNING of the lines so far is kept.
 _PART_BYTES: Final = 64 << 20
-_FEWER: Final = 8
+_THINNING: Final = 8
 
 
 class FileRecorder:
-    """Appends to ``steps.jsonl`` and ``looks.jsonl`` of a folder, which only the owner can read.
+    """Appends to ``steps.jsonl`` and ``looks.jsonl``, which only the owner can read.
 
-    After every 64 MiB of a file an eighth of its lines is kept, with ``every`` in them: steps by
-    their number, looks by their count, and the last look always. Close it at the end.
-
-    Args:
-        folder: of the attempt.
-        part_bytes: another size in place of 64 MiB.
+    After 64 MiB of a file only every 8th line is written, after 128 MiB every 64th, and so on.
+    These lines have the key ``every``. Steps are chosen by their number and views by their count.
+    The last view is always written. Call ``close`` at the end.
     """
 
     def __init__(self, folder: Path, part_bytes: int = _PART_BYTES) -> None:
-        self._steps = _Lines(folder / "steps.jsonl", part_bytes)
-        self._looks = _Lines(folder / "looks.jsonl", part_bytes)
-        self._num_looks = 0
-        self._left_out: tuple[JobView, float] | None = None  # the last look, if it was not kept
+        self._steps = _JsonLines(folder / "steps.jsonl", part_bytes)
+        self._views = _JsonLines(folder / "looks.jsonl", part_bytes)
+        self._num_views = 0
+        self._skipped: tuple[JobView, float] | None = None  # the last view, if not written
 
     def steps(self, records: Sequence[StepRecord]) -> None:
-        """Keep steps of one instance.
+        """Write steps of one instance.
 
         Raises:
-            OSError: the file cannot be written.
+            OSError: The file cannot be written.
         """
         every = self._steps.every
         kept: Iterable[StepRecord] = records
@@ -52,35 +49,34 @@ class FileRecorder:
             kept = (replace(each, every=every) for each in records if each.step % every == 0)
         self._steps.write(json.dumps(each.to_json(), allow_nan=False) for each in kept)
 
-    def look(self, view: JobView, at: float) -> None:
-        """Keep a look at all instances.
+    def view(self, view: JobView, at: float) -> None:
+        """Write a view of the job.
 
         Raises:
-            OSError: the file cannot be written.
+            OSError: The file cannot be written.
         """
-        every = self._looks.every
-        is_kept = self._num_looks % every == 0
-        self._num_looks += 1
-        self._left_out = None if is_kept else (view, at)
+        is_kept = self._num_views % self._views.every == 0
+        self._num_views += 1
+        self._skipped = None if is_kept else (view, at)
         if is_kept:
-            self._write_look(view, at)
+            self._write_view(view, at)
 
-    def _write_look(self, view: JobView, at: float) -> None:
-        every = self._looks.every
+    def _write_view(self, view: JobView, at: float) -> None:
+        every = self._views.every
         text = f'{{"at": {round(at, 6)!r}, {view.json_text()[1:]}'
-        self._looks.write([f'{text[:-1]}, "every": {every}}}' if every > 1 else text])
+        self._views.write([f'{text[:-1]}, "every": {every}}}' if every > 1 else text])
 
     def close(self) -> None:
-        """Close the files; what cannot be written any more is lost."""
-        if self._left_out is not None:
+        """Write the last view if it was skipped, and close the files; errors are ignored."""
+        if self._skipped is not None:
             with contextlib.suppress(OSError):
-                self._write_look(*self._left_out)
+                self._write_view(*self._skipped)
         self._steps.close()
-        self._looks.close()
+        self._views.close()
 
 
-class _Lines:
-    """A file of JSON documents, one a line, made with the first of them."""
+class _JsonLines:
+    """A file with one JSON document per line, created by the first ``write``."""
 
     def __init__(self, path: Path, part_bytes: int) -> None:
         self._path = path
@@ -90,15 +86,11 @@ class _Lines:
 
     @property
     def every(self) -> int:
-        """Of so many lines one is to be kept now."""
-        return int(_FEWER ** (self._num_bytes // self._part_bytes))
+        """One of this many lines is to be written now."""
+        return int(_THINNING ** (self._num_bytes // self._part_bytes))
 
     def write(self, documents: Iterable[str]) -> None:
-        """Append a line for each document, all of them at once.
-
-        Raises:
-            OSError: they cannot be written.
-        """
+        """Append one line per document, all of them at once."""
         text = "".join([f"{each}\n" for each in documents])
         if not text:
             return
@@ -106,20 +98,17 @@ class _Lines:
             if self._file is None:
                 flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
                 self._file = os.open(self._path, flags, 0o600)
-            view = memoryview(text.encode())
-            self._num_bytes += len(view)
-            while view:
-                view = view[os.write(self._file, view) :]
+            rest = memoryview(text.encode())
+            self._num_bytes += len(rest)
+            while rest:
+                rest = rest[os.write(self._file, rest) :]
         except OSError as error:
             error.filename = str(self._path)
             raise
 
     def close(self) -> None:
-        """Close the file.
-
-        A network file system may fail only now to store earlier lines; these are lost.
-        """
         if self._file is not None:
+            # A network file system may report only now that earlier lines were not stored.
             with contextlib.suppress(OSError):
                 os.close(self._file)
             self._file = None

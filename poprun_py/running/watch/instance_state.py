@@ -1,6 +1,6 @@
-"""What one look at an instance tells, and two looks: phase, speed, shares of its time, its use.
+"""Snapshots of one instance's counters, and the instance's state computed from two snapshots.
 
-Pure: messages of wrappers in, values out. Nothing here compares instances: stragglers.py does.
+This module only computes values. Comparisons between instances are in stragglers.py.
 """
 
 from __future__ import annotations
@@ -11,37 +11,45 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-# As popdist_py/activities/ledger.py numbers them; "other" is the program's own code.
+# In the order of popdist_py/activities/ledger.py. "other" is the program's own code.
 ACTIVITIES: Final = (
     "other", "compiling", "computing", "loading", "transferring",
     "reducing", "waiting", "updating", "saving", "validating",
 )  # fmt: skip
 _POSITIONS: Final = {name: position for position, name in enumerate(ACTIVITIES)}
-# What lasts longer than this is no part of a quick step: it is shown as the phase.
+# Waiting or loading for longer than this is shown as the instance's phase. Shorter waits occur in
+# every training step.
 _LONG_SECONDS = 1.0
 _P95 = 0.95
-# In place of the ledger of a program that has none.
-_NOTHING_COUNTED: Final[Mapping[str, Any]] = {
+# Stands in for the ledger of a program that does not keep one.
+_EMPTY_LEDGER: Final[Mapping[str, Any]] = {
     "began": None, "activity": 0, "nanoseconds": [0] * len(ACTIVITIES),
     "samples": 0, "timed": 0, "steps": [], "own": [],
 }  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Look:
-    """What the wrapper of one instance said at one time; times are in seconds.
+class Snapshot:
+    """The counters of one instance at one time, as its wrapper reports them; times in seconds.
 
-    ``at`` and ``started`` (of the program) are on the clock of the instance's host. Its steps and
-    activities are known if it ``counts``. ``spent`` is the time of each activity until ``at``.
-    ``activity`` goes on for ``lasting``. ``steps`` are how long the last steps took, ``own`` how
-    long the last ten without waiting for others, the oldest first; ``timed`` counts all such
-    steps. ``calls`` were made since the last step, which had this ``loss``; None where nobody
-    knows.
+    Attributes:
+        at: When the counters were read, on the clock of the instance's host.
+        started: When the program started, on the same clock.
+        is_counting: Whether the program counts its steps and activities.
+        spent: Total time spent on each activity.
+        activity: The index of the current activity, which has lasted for ``lasting``.
+        timed: The number of training steps that have a duration.
+        steps: The durations of the last steps, the oldest first.
+        own: The durations of the last ten steps without waiting for other instances.
+        step: The last training step done, with its ``loss``; None if unknown.
+        calls: The number of other calls since that step, such as calls of a validation.
+        queued_seconds: How long the program was ready to run, but had to wait for a CPU.
+        throttled_seconds: How long its control group was not allowed to run.
     """
 
     at: float = 0.0
     started: float = 0.0
-    counts: bool = True
+    is_counting: bool = True
     spent: tuple[float, ...] = (0.0,) * len(ACTIVITIES)
     activity: int = 0
     lasting: float = 0.0
@@ -60,17 +68,17 @@ class Look:
     throttled_seconds: float = 0.0
 
     @classmethod
-    def of(cls, message: Mapping[str, Any]) -> Look | None:
-        """Return what a wrapper's message says; None for one that was lost with its wrapper."""
+    def of(cls, message: Mapping[str, Any]) -> Snapshot | None:
+        """Read a wrapper's message; return None if the wrapper was lost."""
         now = message.get("now")
         if now is None:
             return None
-        ledger = message.get("ledger") or {**_NOTHING_COUNTED, "now": now, "since": now}
+        ledger = message.get("ledger") or {**_EMPTY_LEDGER, "now": now, "since": now}
         progress = message.get("progress") or [None, 0]
         return cls(
             at=ledger["now"] / 1e9,
             started=message["started"] / 1e9,
-            counts=ledger["began"] is not None,
+            is_counting=ledger["began"] is not None,
             spent=tuple(each / 1e9 for each in ledger["nanoseconds"]),
             activity=ledger["activity"],
             lasting=(ledger["now"] - ledger["since"]) / 1e9,
@@ -91,8 +99,8 @@ class Look:
 
     @property
     def phase(self) -> str:
-        """What the instance does, in the words of the views."""
-        if not self.counts:
+        """The current phase of the instance, as views show it."""
+        if not self.is_counting:
             return "running"
         name = ACTIVITIES[self.activity]
         if name in ("compiling", "saving", "validating"):
@@ -106,15 +114,20 @@ class Look:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class InstanceState:
-    """How an instance is doing between two looks; times are in seconds, shares of all time.
+    """Speed and resource use of an instance between two snapshots; times in seconds.
 
-    ``step_seconds`` and ``p95_seconds`` are the median and the 95th percentile of its last steps,
-    ``own_seconds`` the median of the last ten without waiting for others; 0 before there are any.
-    ``shares`` are those of the activities, in their order. ``cpu`` is the number of CPUs that it
-    used on average. ``queued`` and ``throttled`` are the shares of time in which it had no CPU
-    although it was ready to run, and in which its control group was not allowed to run. Since
-    counting began, ``num_samples`` were trained on, and ``seconds`` are those of the activities.
-    ``loss`` is that of the last step; None where nobody knows.
+    Attributes:
+        step: The last training step done, with its ``loss``; None if unknown.
+        num_steps: The number of training steps that have a duration.
+        step_seconds: The median duration of the last steps; 0 before the first.
+        p95_seconds: The 95th percentile of these durations.
+        own_seconds: The median of the last ten steps without waiting for other instances.
+        shares: The fraction of the time spent on each activity.
+        cpu: The average number of CPUs used.
+        queued: The fraction of the time that it was ready to run, but had to wait for a CPU.
+        throttled: The fraction of the time that its control group was not allowed to run.
+        num_samples: The number of samples trained on since counting began.
+        seconds: The time spent on each activity since counting began.
     """
 
     index: int
@@ -141,11 +154,11 @@ class InstanceState:
 
     @classmethod
     def between(
-        cls, before: Look | None, now: Look, *, index: int, host: str = "", pid: int = 0
+        cls, before: Snapshot | None, now: Snapshot, *, index: int, host: str = "", pid: int = 0
     ) -> InstanceState:
-        """Return the state from two looks; from one, that since the program began."""
-        # The control group is older than the program: what it was throttled before is not known.
-        before = before or Look(at=now.started, throttled_seconds=now.throttled_seconds)
+        """Return the state between two snapshots; without ``before``, since the program's start."""
+        # The control group may be older than the program, so its counter cannot start at 0.
+        before = before or Snapshot(at=now.started, throttled_seconds=now.throttled_seconds)
         seconds = max(now.at - before.at, 1e-9)
         spent = [max(0.0, b - a) for a, b in zip(before.spent, now.spent, strict=True)]
         mean = sum(now.steps) / len(now.steps) if now.steps else 0.0
@@ -156,7 +169,7 @@ class InstanceState:
             phase=now.phase,
             step=now.step,
             num_steps=now.timed,
-            # The first step was counted, but has no time.
+            # The samples include those of the first step, which does not have a duration.
             samples_per_second=now.samples / (now.timed + 1) / mean if mean else 0.0,
             step_seconds=median(now.steps),
             p95_seconds=percentile(now.steps, _P95),
@@ -176,12 +189,12 @@ class InstanceState:
         )
 
     def share(self, *names: str) -> float:
-        """Return the share of time of these activities together."""
+        """Return the fraction of the time spent on these activities."""
         shares = self.shares
         return sum([shares[_POSITIONS[name]] for name in names])
 
     def to_json(self) -> dict[str, Any]:
-        """Return the state for programs."""
+        """Return the state as JSON values."""
         return {
             "index": self.index,
             "host": self.host,
@@ -212,14 +225,14 @@ class InstanceState:
         }
 
     def json_text(self) -> str:
-        """Return ``to_json`` as text, which is kept: several callers need the text of a state."""
+        """Return ``to_json`` as text. The text is cached, because several callers need it."""
         if not self._json_text:
             object.__setattr__(self, "_json_text", json.dumps(self.to_json()))
         return self._json_text
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> InstanceState:
-        """Read what ``to_json`` wrote."""
+        """Read a state from the values of ``to_json``."""
         steps = data["step_seconds"]
         return cls(
             index=data["index"],
@@ -246,26 +259,31 @@ class InstanceState:
 
 
 def loss_to_json(loss: float | None) -> float | str | None:
-    """Return a loss for a file: one that is no JSON number is "nan", "inf" or "-inf"."""
+    """Return a loss as a JSON value; NaN and infinities are "nan", "inf" and "-inf"."""
     return loss if loss is None or math.isfinite(loss) else str(loss)
 
 
 def loss_from_json(loss: float | str | None) -> float | None:
-    """Read what ``loss_to_json`` wrote.
+    """Read a loss from the value of ``loss_to_json``.
 
     Raises:
-        TypeError, ValueError: it is something else.
+        TypeError, ValueError: The value is not a loss.
     """
     return None if loss is None else float(loss)
 
 
 def median(values: Sequence[float]) -> float:
-    """Return the lower median; 0 of nothing."""
+    """Return the lower median; 0 for an empty sequence."""
     return percentile(values, 0.5)
 
 
 def percentile(values: Sequence[float], part: float) -> float:
-    """Return the least value that ``part`` of all do not exceed (nearest rank); 0 of nothing."""
+    """Return a percentile by the nearest-rank method; 0 for an empty sequence.
+
+    Args:
+        values: The values in any order.
+        part: The percentile as a fraction, such as 0.95.
+    """
     ordered = sorted(values)
     rank = -int(-part * len(ordered) // 1)  # rounded up
     return ordered[max(rank, 1) - 1] if ordered else 0.0

@@ -1,6 +1,6 @@
-"""Who is asked when, what came of it, and who wants to know: the looks at one running job.
+"""The observer of one running job, which asks the instances for snapshots in rounds.
 
-It asks through a function that it is given, and hands out views. Nothing here reads the clock.
+It calls functions that it is given, takes the time as an argument, and returns views of the job.
 """
 
 from __future__ import annotations
@@ -10,35 +10,36 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from poprun_py.running.watch.instance_state import InstanceState, Look
+from poprun_py.running.watch.instance_state import InstanceState, Snapshot
 from poprun_py.running.watch.job_view import JobView
-from poprun_py.running.watch.recording import InstanceSteps, Recorders
+from poprun_py.running.watch.records import Recorders, StepReader
 from poprun_py.running.watch.stragglers import Straggler, slowest, stragglers
 
-# How often all instances are asked: for the view of --live and for recorders, and else to find
-# stragglers, for which a job has to last some time: of a short one nobody asks what could be
-# quicker.
+# Seconds between rounds for --live and recorders; between rounds that only look for stragglers; and
+# from the start to the first of those, because short jobs need no search for stragglers.
 _SHOWN_SECONDS, _SECONDS, _FIRST_SECONDS = 1.0, 2.0, 10.0
-# So many answers in a second leave the launcher time for all else.
+# The launcher handles at most this many answers per second, to have time for its other work.
 _ANSWERS_PER_SECOND = 500
 # The number of instances that are asked at once, and the pause before the next ones. In the pauses
 # the launcher does its other work.
 _ASKED_AT_ONCE, _ASK_PAUSE_SECONDS = 128, 0.02
-# An instance whose host is busy answers late.
+# A round ends after this time, even if an instance on a busy host has not answered.
 _ANSWER_SECONDS = 2.0
-# An instance is slow if it was in as many looks in a row: one may fall on a bad moment.
+# An instance is reported as slow if it was slow in this many rounds in a row.
 _CONFIRMED = 2
-# Two looks that are closer say little of what lies between them.
+# Two snapshots with less time between them say too little about that time.
 _APART_SECONDS = 0.5
 _ENDED = "ended"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Pace:
-    """How often to look at all instances, in seconds.
+class RoundTimes:
+    """When the observer starts rounds by itself, in seconds.
 
-    ``between`` looks; None: only when somebody asks. ``first``: after the start. ``judged``: until
-    then nobody is called slow.
+    Attributes:
+        between: Time between two rounds; None for rounds on request only.
+        first: Time from the start of the programs to the first round.
+        judged: Time from the start until stragglers are reported.
     """
 
     between: float | None
@@ -46,97 +47,98 @@ class Pace:
     judged: float = 0.0
 
     @classmethod
-    def of(cls, num_instances: int, *, is_live: bool, is_recorded: bool) -> Pace:
-        """Return the pace of a job: it looks by itself where somebody may be waited for."""
+    def of(cls, num_instances: int, *, is_live: bool, is_recorded: bool) -> RoundTimes:
+        """Return the times for a job; a single instance without a view needs no rounds."""
         between = max(_SHOWN_SECONDS, num_instances / _ANSWERS_PER_SECOND)
         if is_live:
             return cls(between=between, first=between)
         if is_recorded:
             return cls(between=between, first=between, judged=_FIRST_SECONDS)
-        alone = num_instances == 1
-        return cls(between=None if alone else _SECONDS, first=_FIRST_SECONDS)
+        return cls(between=None if num_instances == 1 else _SECONDS, first=_FIRST_SECONDS)
 
 
 @dataclass(slots=True)
-class _Watched:
-    """One instance: the last looks, and what they told.
+class _ObservedInstance:
+    """One instance, its last snapshots, and its state.
 
-    ``asked_at`` is when it was asked what it has not answered yet.
-    ``state`` is for the views. ``training`` is about a time in which steps were made: only that
-    says whether the instance is slow, in so many such times in a row, ``slow_looks``.
+    Attributes:
+        asked_at: When it was asked, if it has not answered yet.
+        state: Its state for views.
+        training: Its state over a time with training steps, which shows whether it is slow.
+        slow_rounds: The number of rounds in a row in which it was slow.
     """
 
     index: int
     host: str
     pid: int
-    steps: InstanceSteps
+    steps: StepReader
     is_running: bool = True
     asked_at: float | None = None
-    last: Look | None = None
-    last_with_steps: Look | None = None
+    last: Snapshot | None = None
+    last_with_steps: Snapshot | None = None
     state: InstanceState = field(init=False)
     training: InstanceState | None = None
     has_new_steps: bool = False
-    slow_looks: int = 0
+    slow_rounds: int = 0
 
     def __post_init__(self) -> None:
-        """Set the state of an instance that has not reported anything yet."""
-        self._show(InstanceState(index=self.index, host=self.host, pid=self.pid, phase="running"))
+        self._set_state(
+            InstanceState(index=self.index, host=self.host, pid=self.pid, phase="running")
+        )
 
-    def take(self, look: Look | None) -> None:
-        """Compare with the looks before; the first is about all of the time."""
-        if look is None or not look.memory_bytes:  # the program has just ended
+    def take(self, snapshot: Snapshot | None) -> None:
+        """Update the state; the first one covers the time since the program started."""
+        if snapshot is None or not snapshot.memory_bytes:  # the program has just ended
             return
         last, with_steps = self.last, self.last_with_steps
-        self.has_new_steps = look.timed > (with_steps.timed if with_steps else 0)
-        if last is not None and look.at - last.at < _APART_SECONDS:
+        self.has_new_steps = snapshot.timed > (with_steps.timed if with_steps else 0)
+        if last is not None and snapshot.at - last.at < _APART_SECONDS:
             self.has_new_steps = False
             return
-        self.last = look
-        self._show(self._between(last, look))
+        self.last = snapshot
+        self._set_state(self._between(last, snapshot))
         if self.has_new_steps:
-            self.last_with_steps = look
-            self.training = self._between(with_steps, look)
+            self.last_with_steps = snapshot
+            self.training = self._between(with_steps, snapshot)
 
-    def end(self, look: Look | None) -> None:
-        """Take the last look, at a program that has ended: it is about all of its time."""
+    def end(self, snapshot: Snapshot | None) -> None:
+        """Set the state of a program that has ended, which covers the whole run."""
         self.is_running = False
-        if look is None:
-            self._show(replace(self.state, phase=_ENDED))
+        if snapshot is None:
+            self._set_state(replace(self.state, phase=_ENDED))
             return
-        last = self.last or look
-        # What only a running process tells is that of the last look before.
+        last = self.last or snapshot
+        # The last snapshot lacks values that only a running process has.
         whole = replace(
-            look, memory_bytes=max(look.memory_bytes, last.memory_bytes), num_cpus=last.num_cpus
+            snapshot,
+            memory_bytes=max(snapshot.memory_bytes, last.memory_bytes),
+            num_cpus=last.num_cpus,
         )
-        self._show(replace(self._between(None, whole), phase=_ENDED))
+        self._set_state(replace(self._between(None, whole), phase=_ENDED))
 
-    def _show(self, state: InstanceState) -> None:
-        """Keep a state for the views, and make its text now.
-
-        A view needs the texts of all instances at once, when there is no time to make them.
-        """
+    def _set_state(self, state: InstanceState) -> None:
         self.state = state
+        # Cache the text now, because a view needs the texts of all instances at once.
         state.json_text()
 
-    def _between(self, before: Look | None, now: Look) -> InstanceState:
+    def _between(self, before: Snapshot | None, now: Snapshot) -> InstanceState:
         return InstanceState.between(before, now, index=self.index, host=self.host, pid=self.pid)
 
 
 class JobObserver:
-    """Looks at the instances of one job, finds stragglers, and answers who asks for the view.
+    """Asks the instances of one job for snapshots, finds stragglers, and makes views.
 
     Args:
-        run_id: of the job.
-        pid: of the launcher.
-        program: as the user calls it.
-        began: when the job began.
-        pace: how often to look at all instances by itself.
-        ask: asks an instance to tell; ``observed`` takes the answer.
-        tell: takes a straggler, once for each instance and reason.
-        show: takes the view, and when it is of, each time that all instances have told.
-        recorders: take all steps and looks.
-        epoch: returns what is added to a time given here to get the seconds since the epoch.
+        run_id: The name of the run.
+        pid: The process id of the launcher.
+        program: The program as the user calls it.
+        began: When the job began.
+        times: When to start rounds.
+        ask: Asks an instance for a snapshot, which ``observed`` receives later.
+        tell: Reports a straggler, once for each instance and cause.
+        show: Shows the view after each round, with ``--live``.
+        recorders: The recorders of the job.
+        epoch: Returns the seconds between the epoch and the zero of the launcher's clock.
     """
 
     def __init__(
@@ -146,129 +148,126 @@ class JobObserver:
         pid: int,
         program: str,
         began: float,
-        pace: Pace,
+        times: RoundTimes,
         ask: Callable[[int], None],
         tell: Callable[[Straggler], None],
         show: Callable[[JobView, float], None] | None,
         recorders: Recorders,
         epoch: Callable[[], float],
     ) -> None:
-        self._facts = (run_id, pid, program)
+        self._run_id, self._pid, self._program = run_id, pid, program
         self._began = began
-        self._pace = pace
+        self._times = times
         self._ask = ask
         self._tell = tell
         self._show = show
         self._recorders = recorders
         self._epoch = epoch
-        self._watched: dict[int, _Watched] = {}
+        self._observed: dict[int, _ObservedInstance] = {}
         self._awaited: set[int] = set()
         self._unasked: deque[int] = deque()  # the awaited instances that are still to be asked
         self._ask_at = float("inf")  # when to ask the next of them
         self._told: dict[tuple[int, str], Straggler] = {}
-        self._named: set[int] = set()  # the instances in _told
+        self._told_instances: set[int] = set()
         self._slow: Straggler | None = None
-        self._next_look = float("inf")
+        self._next_round_at = float("inf")
         self._judge_at = float("inf")
-        self._deadline = float("inf")  # of the answers that are awaited
+        self._deadline = float("inf")  # for the answers of this round
         self._replies: list[Callable[[JobView], None]] = []
 
     def started(self, index: int, host: str, pid: int, now: float) -> None:
-        """Watch an instance whose program runs."""
-        self._watched[index] = _Watched(index, host, pid, InstanceSteps(index))
-        self._judge_at = min(self._judge_at, now + self._pace.judged)
-        if self._pace.between is not None:
-            self._next_look = min(self._next_look, now + self._pace.first)
+        """Observe an instance whose program has started."""
+        self._observed[index] = _ObservedInstance(index, host, pid, StepReader(index))
+        self._judge_at = min(self._judge_at, now + self._times.judged)
+        if self._times.between is not None:
+            self._next_round_at = min(self._next_round_at, now + self._times.first)
 
     def observed(self, index: int, message: Mapping[str, Any], now: float) -> None:
-        """Take what an instance told."""
-        watched = self._watched[index]
-        asked, watched.asked_at = watched.asked_at, None
-        self._record(watched, message, asked, now)
-        watched.take(Look.of(message))
+        """Take the answer of an instance's wrapper."""
+        instance = self._observed[index]
+        asked, instance.asked_at = instance.asked_at, None
+        self._record(instance, message, asked, now)
+        instance.take(Snapshot.of(message))
         self._answered(index, now)
 
     def ended(self, index: int, message: Mapping[str, Any], now: float) -> None:
-        """Take the last that an instance told: its program has ended."""
-        watched = self._watched.get(index)
-        if watched is not None and watched.is_running:
-            self._record(watched, message, None, now)  # said unasked, maybe before a question came
-            watched.end(Look.of({"memory_bytes": message.get("max_rss_bytes", 0), **message}))
+        """Take the last message of an instance's wrapper, after its program has ended."""
+        instance = self._observed.get(index)
+        if instance is not None and instance.is_running:
+            # The message may have been sent before the question of this round arrived.
+            self._record(instance, message, None, now)
+            instance.end(Snapshot.of({"memory_bytes": message.get("max_rss_bytes", 0), **message}))
         self._answered(index, now)
 
     def request(self, reply: Callable[[JobView], None], now: float) -> None:
-        """Have ``reply`` called with the view, once all instances have told or are late."""
+        """Start a round and call ``reply`` with the view at its end."""
         self._replies.append(reply)
-        self._look(now)
+        self._begin_round(now)
 
     def show_again(self, now: float) -> None:
-        """Show the last view again, because the size of the terminal has changed."""
-        if self._show is not None and self._watched:
+        """Show the current view again, because the terminal was resized."""
+        if self._show is not None and self._observed:
             self._show(self.view(now), now)
 
     def finish(self, now: float) -> JobView:
-        """Return the job as it has ended, which is the last look."""
+        """Return the last view, after the end of the job."""
         view = self.view(now)
-        self._show = None  # the job has ended: nothing more is shown live
-        if self._watched:
-            lost = {index: each.steps.lost for index, each in sorted(self._watched.items())}
+        self._show = None
+        if self._observed:
+            lost = {index: each.steps.lost for index, each in sorted(self._observed.items())}
             self._recorders.end(view, now + self._epoch(), lost)
         return view
 
     def view(self, now: float) -> JobView:
-        """Return the job as the last looks tell."""
-        run_id, pid, program = self._facts
+        """Return a view of the job from the last snapshots."""
         return JobView(
-            run_id=run_id,
-            pid=pid,
-            program=program,
+            run_id=self._run_id,
+            pid=self._pid,
+            program=self._program,
             seconds=now - self._began,
-            instances=tuple(self._watched[index].state for index in sorted(self._watched)),
+            instances=tuple(self._observed[index].state for index in sorted(self._observed)),
             worst=self._worst(),
         )
 
     def on_time(self, now: float) -> None:
-        """Look when it is time, and stop waiting for those who are late."""
+        """Start a round, ask the next instances or end a round, if it is time."""
         if now >= self._ask_at:
             self._ask_some(now)
         if now >= self._deadline:
-            self._complete(now)
-        if self._pace.between is not None and now >= self._next_look:
-            self._next_look = now + self._pace.between
+            self._end_round(now)
+        if self._times.between is not None and now >= self._next_round_at:
+            self._next_round_at = now + self._times.between
             if not self._awaited:
-                self._look(now)
+                self._begin_round(now)
 
     def next_deadline(self) -> float:
-        """Return when there is something to do; inf for never."""
-        is_running = any(each.is_running for each in self._watched.values())
-        next_look = self._next_look if is_running else float("inf")
-        return min(next_look, self._deadline, self._ask_at)
+        """Return when ``on_time`` has something to do; inf for never."""
+        is_running = any(each.is_running for each in self._observed.values())
+        next_round_at = self._next_round_at if is_running else float("inf")
+        return min(next_round_at, self._deadline, self._ask_at)
 
     def _worst(self) -> Straggler | None:
-        """Return the slowest instance now; of a job that has ended, one that was named."""
-        watched = self._watched.values()
-        if self._slow is not None and not any(each.is_running for each in watched):
+        """Return the slowest instance; after the end of a job, the straggler that was reported."""
+        instances = self._observed.values()
+        if self._slow is not None and not any(each.is_running for each in instances):
             return self._slow
-        return slowest([each.training for each in watched if each.training is not None])
+        return slowest([each.training for each in instances if each.training is not None])
 
-    def _look(self, now: float) -> None:
-        running = [each.index for each in self._watched.values() if each.is_running]
-        # An instance that has not answered yet is not asked again: its answers would pile up.
-        self._unasked = deque(i for i in running if self._watched[i].asked_at is None)
+    def _begin_round(self, now: float) -> None:
+        running = [each.index for each in self._observed.values() if each.is_running]
+        # Instances that have not answered yet are not asked again, or their answers would pile up.
+        self._unasked = deque(i for i in running if self._observed[i].asked_at is None)
         self._awaited.update(running)
         self._ask_some(now)
         if not self._awaited:
-            self._complete(now)
+            self._end_round(now)
 
     def _ask_some(self, now: float) -> None:
-        """Ask the next few instances, except any that have ended meanwhile."""
-        for index in [
-            self._unasked.popleft() for _ in range(min(len(self._unasked), _ASKED_AT_ONCE))
-        ]:
-            watched = self._watched[index]
-            if watched.is_running:
-                watched.asked_at = now
-                self._ask(index)
+        for _ in range(min(len(self._unasked), _ASKED_AT_ONCE)):
+            instance = self._observed[self._unasked.popleft()]
+            if instance.is_running:
+                instance.asked_at = now
+                self._ask(instance.index)
         self._ask_at = now + _ASK_PAUSE_SECONDS if self._unasked else float("inf")
         self._deadline = now + _ANSWER_SECONDS
 
@@ -276,57 +275,60 @@ class JobObserver:
         was_awaited = index in self._awaited
         self._awaited.discard(index)
         if was_awaited and not self._awaited:
-            self._complete(now)
+            self._end_round(now)
 
-    def _complete(self, now: float) -> None:
-        """All have told, or are late: name the stragglers, and answer."""
+    def _end_round(self, now: float) -> None:
+        """Report stragglers and pass on a view, after all answers or after the deadline."""
         self._awaited.clear()
         self._unasked.clear()
         self._ask_at = float("inf")
         self._deadline = float("inf")
         if now >= self._judge_at:
-            self._name_stragglers()
+            self._report_stragglers()
         view = self.view(now)
         if self._show is not None:
             self._show(view, now)
-        self._recorders.look(view, now + self._epoch())
+        self._recorders.view(view, now + self._epoch())
         replies, self._replies = self._replies, []
         for reply in replies:
             reply(view)
 
     def _record(
-        self, watched: _Watched, message: Mapping[str, Any], asked: float | None, now: float
+        self,
+        instance: _ObservedInstance,
+        message: Mapping[str, Any],
+        asked: float | None,
+        now: float,
     ) -> None:
-        """Hand on the steps that a message tells of."""
+        """Pass the steps in a message on to the recorders."""
         epoch = self._epoch()
-        since = float("-inf") if asked is None else asked + epoch
-        self._recorders.steps(watched.steps.take(message, since, now + epoch))
+        asked_at = float("-inf") if asked is None else asked + epoch
+        self._recorders.steps(instance.steps.read(message, asked_at, now + epoch))
 
-    def _name_stragglers(self) -> None:
-        """Name who is slow, if it was in the look before as well."""
-        running = [each for each in self._watched.values() if each.is_running]
+    def _report_stragglers(self) -> None:
+        running = [each for each in self._observed.values() if each.is_running]
         states = [each.training for each in running if each.training is not None]
         slow = {each.instance: each for each in stragglers(states)}
-        for watched in running:
-            watched.slow_looks = watched.slow_looks + 1 if watched.index in slow else 0
-        confirmed = {i: each for i, each in slow.items() if self._is_confirmed(i)}
-        for straggler in confirmed.values():  # the slowest first
+        for instance in running:
+            instance.slow_rounds = instance.slow_rounds + 1 if instance.index in slow else 0
+        confirmed = [each for index, each in slow.items() if self._is_confirmed(index)]
+        for straggler in confirmed:
             self._tell_once(straggler)
         if confirmed:
-            slow_now = next(iter(confirmed.values()))
-            told = self._told.get((slow_now.instance, slow_now.cause), slow_now)
-            # A later look may also be about the time in which the program ends.
-            self._slow = replace(slow_now, detail=told.detail)
+            worst = confirmed[0]
+            told = self._told.get((worst.instance, worst.cause), worst)
+            # Keep the first detail, because a later round may include the end of the program.
+            self._slow = replace(worst, detail=told.detail)
 
     def _is_confirmed(self, index: int) -> bool:
-        watched = self._watched[index]
-        return watched.has_new_steps and watched.slow_looks >= _CONFIRMED
+        instance = self._observed[index]
+        return instance.has_new_steps and instance.slow_rounds >= _CONFIRMED
 
     def _tell_once(self, straggler: Straggler) -> None:
-        """Tell of an instance and a cause once; without a cause only if it was never told of."""
-        what = (straggler.instance, straggler.cause)
-        is_known = straggler.instance in self._named
-        if what not in self._told and (straggler.cause or not is_known):
-            self._told[what] = straggler
-            self._named.add(straggler.instance)
+        """Report each cause once per instance; without a cause only if it was never reported."""
+        key = (straggler.instance, straggler.cause)
+        is_known = straggler.instance in self._told_instances
+        if key not in self._told and (straggler.cause or not is_known):
+            self._told[key] = straggler
+            self._told_instances.add(straggler.instance)
             self._tell(straggler)

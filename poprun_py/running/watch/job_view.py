@@ -1,35 +1,52 @@
-"""The whole job as the views show it: a table of the instances, and five lines at the end.
+"""Views of a running job as tables, as lines for ``--live``, and as a summary at the end.
 
-Pure: states in, text out. rich is imported on use. Nothing here decides when to show it.
+rich is imported only when a table is made.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from popdist_py.errors import counted
 from poprun_py.on_use import Shown
 from poprun_py.running.watch.instance_state import InstanceState
 from poprun_py.running.watch.stragglers import Straggler, stands_out
 from poprun_py.texts import rich_lines
 
+# The seconds between two lines of LiveView without a panel, and the rows of a panel that do not
+# show instances.
+_LINE_SECONDS, _PANEL_EXTRA_ROWS = 30.0, 5
 _COMPUTING = ("computing", "transferring", "updating")
+_PARTS = (
+    ("computing", _COMPUTING),
+    ("loading", ("loading",)),
+    ("reducing", ("reducing",)),
+    ("waiting for others", ("waiting",)),
+    ("compiling", ("compiling",)),
+    ("saving", ("saving",)),
+    ("validating", ("validating",)),
+    ("other", ("other",)),
+)
 _STATUS_VERSION = 1
 COLUMNS = (
     "instance", "host", "phase", "step", "samples/s", "step ms", "p95",
     "compute", "load", "reduce", "wait", "other", "CPU", "memory",
 )  # fmt: skip
-# Of a narrow terminal; who waits and who does not is seen longest.
-_MISSED_FIRST = (
+# The columns that a narrow terminal leaves out, in this order. "wait" is never left out.
+_DROPPED_FIRST = (
     "p95", "other", "CPU", "host", "memory", "samples/s", "reduce", "load", "compute", "step",
 )  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, repr=False)
 class JobView(Shown):
-    """A job at one time: its run, launcher and age, its instances, and the slowest of them."""
+    """The state of a job after ``seconds``, with the slowest of its instances.
+
+    The process id is that of the launcher.
+    """
 
     run_id: str
     pid: int
@@ -46,25 +63,25 @@ class JobView(Shown):
 
     @property
     def step(self) -> int | None:
-        """The training step of the instance that is furthest; None if nobody counts any."""
+        """The highest training step of all instances; None if no instance counts steps."""
         return max((s.step for s in self.instances if s.step is not None), default=None)
 
     @property
     def samples_per_second(self) -> float:
-        """Of all instances together."""
+        """The sum over all instances."""
         return sum(state.samples_per_second for state in self.instances)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the view for programs."""
+        """Return the view as JSON values."""
         return {**self._head(), "instances": [state.to_json() for state in self.instances]}
 
     def json_text(self) -> str:
-        """Return ``to_json`` as text, joined from the texts that the instance states keep."""
+        """Return ``to_json`` as text, joined from the cached texts of the instance states."""
         instances = ", ".join([state.json_text() for state in self.instances])
         return f'{json.dumps(self._head())[:-1]}, "instances": [{instances}]}}'
 
     def _head(self) -> dict[str, Any]:
-        """Return the values of ``to_json`` that are about the job as a whole."""
+        """Return the values of ``to_json`` without the instances."""
         worst = self.worst
         return {
             "version": _STATUS_VERSION,
@@ -88,7 +105,7 @@ class JobView(Shown):
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> JobView:
-        """Read what ``to_json`` wrote."""
+        """Read a view from the values of ``to_json``."""
         worst = data["slowest"]
         return cls(
             run_id=data["run_id"],
@@ -111,11 +128,11 @@ class JobView(Shown):
 
 
 def headline(view: JobView) -> list[str]:
-    """Return which job it is and how fast, and the slowest instance with the reason."""
+    """Return a line that names the job and its speed, and a line about the slowest instance."""
     rate = f", {_rate(view.samples_per_second)} samples/s" if view.samples_per_second else ""
     first = (
         f"{view.program}: run {view.run_id}, launcher {view.pid}, "
-        f"{_duration(view.seconds)}, {_count(len(view.instances), 'instance')}{rate}"
+        f"{_duration(view.seconds)}, {counted(len(view.instances), 'instance')}{rate}"
     )
     return [first, *([_slowest(view.worst)] if view.worst is not None else [])]
 
@@ -126,19 +143,19 @@ def table_lines(
     """Return the headline and the table, one row for each instance.
 
     Args:
-        view: what to show.
-        width: of the lines, in columns; columns of the table that do not fit are left out.
-        most_rows: with more instances than this, those with the longest steps are shown: one
-            at least.
-        colour: whether phases and the slowest instance have colours.
+        view: What to show.
+        width: The width of the terminal. Table columns that do not fit are left out.
+        most_rows: The largest number of rows. Among more instances, the ones with the longest
+            steps are shown.
+        colour: Whether the slowest instance is coloured.
     """
     from rich import box
     from rich.table import Table
 
     states: Sequence[InstanceState] = view.instances
     if most_rows is not None and len(states) > most_rows:
-        by_need = sorted(states, key=lambda state: -state.own_seconds)[: max(most_rows - 1, 1)]
-        states = sorted(by_need, key=lambda state: state.index)
+        longest = sorted(states, key=lambda state: -state.own_seconds)[: max(most_rows - 1, 1)]
+        states = sorted(longest, key=lambda state: state.index)
     rows = [dict(zip(COLUMNS, row_of(state), strict=True)) for state in states]
     columns = _columns_within(width, rows)
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), show_edge=False)
@@ -151,15 +168,15 @@ def table_lines(
         table.add_row(*(row[name] for name in columns), style=style)
     left = len(view.instances) - len(states)
     why = " whose steps are shorter" if any(state.own_seconds for state in states) else ""
-    more = [f"and {_count(left, 'more instance')}{why}"] if left else []
+    more = [f"and {counted(left, 'more instance')}{why}"] if left else []
     return rich_lines(*headline(view), table, *more, width=width, colour=colour)
 
 
 def _columns_within(width: int, rows: Sequence[Mapping[str, str]]) -> list[str]:
-    """Return the columns that fit, without those that can be missed first."""
+    """Return the columns that fit into ``width``."""
     wide = {name: max(len(name), *(len(row[name]) for row in rows), 0) + 2 for name in COLUMNS}
     left = list(COLUMNS)
-    for name in _MISSED_FIRST:
+    for name in _DROPPED_FIRST:
         if sum(wide[each] for each in left) - 2 <= width:
             break
         left.remove(name)
@@ -167,7 +184,7 @@ def _columns_within(width: int, rows: Sequence[Mapping[str, str]]) -> list[str]:
 
 
 def summary_lines(view: JobView) -> list[str]:
-    """Return the five lines for the end of a job; none if it made no steps that have a time."""
+    """Return five lines for the end of a job; none if no training step has a duration."""
     timed = [state for state in view.instances if state.num_steps]
     if not timed:
         return []
@@ -179,7 +196,7 @@ def summary_lines(view: JobView) -> list[str]:
     speed = f"{_rate(rate)} samples/s in total" if rate else f"{_rate(steps)} steps/s"
     peak = max(timed, key=lambda state: state.memory_bytes)
     return [
-        f"speed: {speed}, {_count(len(view.instances), 'instance')}, {_duration(view.seconds)}",
+        f"speed: {speed}, {counted(len(view.instances), 'instance')}, {_duration(view.seconds)}",
         f"step: {_ms(longest.step_seconds)} ms (median), {_ms(longest.p95_seconds)} ms (95th "
         "percentile)",
         f"time: {shares}",
@@ -189,20 +206,7 @@ def summary_lines(view: JobView) -> list[str]:
     ]
 
 
-_PARTS = (
-    ("computing", _COMPUTING),
-    ("loading", ("loading",)),
-    ("reducing", ("reducing",)),
-    ("waiting for others", ("waiting",)),
-    ("compiling", ("compiling",)),
-    ("saving", ("saving",)),
-    ("validating", ("validating",)),
-    ("other", ("other",)),
-)
-
-
 def _slowest(worst: Straggler) -> str:
-    """Return who is slowest and why, or that nobody stands out."""
     if not stands_out(worst.own_seconds, worst.median_seconds):
         return "slowest: no instance stands out"
     reason = f": {worst.reason}" if worst.reason else ""
@@ -214,7 +218,7 @@ def _slowest(worst: Straggler) -> str:
 
 
 def row_of(state: InstanceState) -> list[str]:
-    """Return the cells of an instance, in the order of ``COLUMNS``."""
+    """Return the table cells of an instance, in the order of ``COLUMNS``."""
     has_steps = state.num_steps > 0
     other = 1.0 - state.share(*_COMPUTING, "loading", "reducing", "waiting")
     shares = (
@@ -258,5 +262,47 @@ def _duration(seconds: float) -> str:
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+class LiveView:
+    """Shows views of a job during the run, for ``--live``.
+
+    Without a panel, two lines are printed from time to time.
+
+    Args:
+        panel_size: Returns the columns and rows of the terminal, or None without a panel.
+        show_panel: Shows lines below all output. An empty sequence hides the panel.
+        say: Prints a line between the lines of the instances.
+        has_colour: Whether the table has colours.
+        is_hidden: Returns whether the panel must stay hidden, such as during debugging.
+    """
+
+    def __init__(
+        self,
+        *,
+        panel_size: Callable[[], tuple[int, int] | None],
+        show_panel: Callable[[Sequence[str]], None],
+        say: Callable[[str], None],
+        has_colour: bool,
+        is_hidden: Callable[[], bool],
+    ) -> None:
+        self._panel_size = panel_size
+        self._show_panel = show_panel
+        self._say = say
+        self._has_colour = has_colour
+        self._is_hidden = is_hidden
+        self._next_line_at = 0.0
+
+    def show(self, view: JobView, now: float) -> None:
+        """Show a view, or hide the panel if the terminal is too small for it."""
+        size = self._panel_size()
+        if size is not None:
+            columns, rows = size
+            most_rows = max(1, rows // 2 - _PANEL_EXTRA_ROWS)
+            lines = table_lines(
+                view, width=columns - 1, most_rows=most_rows, colour=self._has_colour
+            )
+            is_hidden = self._is_hidden() or rows <= len(lines) + 1
+            self._show_panel(() if is_hidden else lines)
+        elif now >= self._next_line_at:
+            self._next_line_at = now + _LINE_SECONDS
+            for line in headline(view):
+                self._say(line)

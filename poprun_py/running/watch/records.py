@@ -1,14 +1,16 @@
-"""What is recorded of a job while it runs, and who takes it: files, an endpoint, other services.
+"""Step records, and the recorders that receive the steps and views of a running job.
 
-Nothing here writes anything.
+Each recorder has its own module. ``file_recorder`` writes files.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from popdist_py.errors import counted
+from poprun_py.errors import explain_os_error
 from poprun_py.running.watch.instance_state import loss_from_json, loss_to_json
 from poprun_py.running.watch.job_view import JobView
 
@@ -18,15 +20,13 @@ class StepRecord:
     """One training step of one instance.
 
     Attributes:
-        at: when it ended, in seconds since the epoch, on the launcher's clock.
-        instance: whose.
-        step: its number: how many are done, those before a checkpoint resumed from included.
-        seconds: from the end of the step before; compiling, validating and saving do not count.
-            0 for a program's first step: nobody knows when it began.
-        own_seconds: of these, without waiting for other instances.
-        samples: that the instance trained on in it; 0 where nobody knows.
-        loss: of the step; None where nobody knows.
-        every: of so many steps this one was kept.
+        at: When it ended, in seconds since the epoch, on the launcher's clock.
+        step: The number of training steps done, including those before a loaded checkpoint.
+        seconds: Time since the end of the step before, without compiling, validating and saving.
+            The first step of a program has 0, because its start is unknown.
+        own_seconds: The part of ``seconds`` without waiting for other instances.
+        samples: The number of samples that the instance trained on; 0 if unknown.
+        every: How many steps this record stands for, in a file that leaves steps out.
     """
 
     at: float
@@ -39,7 +39,7 @@ class StepRecord:
     every: int = 1
 
     def to_json(self) -> dict[str, Any]:
-        """Return the record as the line of a file; what is not known is left out."""
+        """Return the record as JSON values for one line of a file, without unknown values."""
         return {
             "at": round(self.at, 6),
             "instance": self.instance,
@@ -53,10 +53,10 @@ class StepRecord:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> StepRecord:
-        """Read what ``to_json`` wrote.
+        """Read a record from the values of ``to_json``.
 
         Raises:
-            KeyError, TypeError, ValueError: it is something else.
+            KeyError, TypeError, ValueError: The values are not a record.
         """
         return cls(
             at=float(data["at"]),
@@ -70,11 +70,104 @@ class StepRecord:
         )
 
 
+class StepReader:
+    """Makes step records from the messages of one instance's wrapper.
+
+    Each answer shows the difference between the clocks of the host and the launcher, because the
+    host read its clock between the question and the answer. The earlier estimate is kept as long as
+    it fits, so a late answer does not shift the times of steps.
+
+    Attributes:
+        lost: The number of steps that are missing because they were too quick to be reported.
+    """
+
+    def __init__(self, index: int) -> None:
+        self.lost = 0
+        self._index = index
+        self._clock_offset: float | None = None  # the launcher's clock minus the host's, seconds
+        self._last_at = 0.0
+
+    def read(self, message: Mapping[str, Any], asked: float, came: float) -> list[StepRecord]:
+        """Return the steps that a message reports, in order.
+
+        Args:
+            message: The wrapper's message, with its ``ledger`` and the new ``steps``.
+            asked: When the launcher asked for it, in seconds since the epoch; -inf if it did not.
+            came: When the message arrived, in seconds since the epoch.
+        """
+        ledger, steps = message.get("ledger"), message.get("steps")
+        if ledger is None or steps is None:
+            return []
+        self.lost += steps["lost"]
+        host_time = ledger["now"] / 1e9
+        least, most = asked - host_time, came - host_time
+        offset = most if self._clock_offset is None else self._clock_offset
+        self._clock_offset = min(max(offset, least), most)
+        return [self._record(row, self._clock_offset) for row in steps["rows"]]
+
+    def _record(self, row: Sequence[Any], clock_offset: float) -> StepRecord:
+        number, ended, taken, own, samples, loss = row
+        self._last_at = max(self._last_at, ended / 1e9 + clock_offset)
+        return StepRecord(
+            at=self._last_at,
+            instance=self._index,
+            step=number,
+            seconds=max(0, taken) / 1e9,
+            own_seconds=max(0, own) / 1e9,
+            samples=samples,
+            loss=loss,
+        )
+
+
 class Recorder(Protocol):
-    """Takes what a job does, in the supervisor's loop: it must not wait, and raises nothing."""
+    """Receives the steps and views of a job in the supervisor's loop, so it must not block."""
 
     def steps(self, records: Sequence[StepRecord], /) -> None:
-        """Take steps of one instance that have ended, in order, each once."""
+        """Take new steps of one instance, in order."""
 
-    def look(self, view: JobView, at: float, /) -> None:
-        """Take a look at all instances, and when it was, in seconds since the epoch."""
+    def view(self, view: JobView, at: float, /) -> None:
+        """Take a view of the job, and its time in seconds since the epoch."""
+
+
+class Recorders:
+    """Passes steps and views on to all recorders of a job; a recorder that fails is left out."""
+
+    def __init__(self, recorders: Sequence[Recorder], warn: Callable[[str], None]) -> None:
+        self._recorders = list(recorders)
+        self._warn = warn
+
+    def steps(self, records: Sequence[StepRecord]) -> None:
+        """Pass on steps of one instance."""
+        if records:
+            self._each(lambda recorder: recorder.steps(records))
+
+    def view(self, view: JobView, at: float) -> None:
+        """Pass on a view of the job."""
+        self._each(lambda recorder: recorder.view(view, at))
+
+    def end(self, view: JobView, at: float, lost: Mapping[int, int]) -> None:
+        """Pass on the last view, and warn if steps are missing, by ``lost`` of each instance."""
+        self.view(view, at)
+        missing = [index for index, number in lost.items() if number]
+        if missing:
+            one = f"instance {missing[0]}"
+            whose = one if len(missing) == 1 else f"{len(missing)} instances"
+            total = sum(lost.values())
+            were = "was" if total == 1 else "were"
+            self._warn(f"{counted(total, 'step')} of {whose} {were} too quick to be recorded")
+
+    def _each(self, pass_on: Callable[[Recorder], None]) -> None:
+        for recorder in tuple(self._recorders):
+            try:
+                pass_on(recorder)
+            # The job continues, whatever a recorder raises.
+            except Exception as error:
+                self._recorders.remove(recorder)
+                self._warn(_failure_text(recorder, error))
+
+
+def _failure_text(recorder: Recorder, error: Exception) -> str:
+    problem = "the job goes on, but its steps are no longer recorded"
+    if isinstance(error, OSError):
+        return explain_os_error(error, problem)
+    return f"{problem} ({type(recorder).__name__}: {error!r})"

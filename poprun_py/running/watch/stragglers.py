@@ -1,7 +1,7 @@
-"""Stragglers: the instances that the others wait for, and the likely reasons.
+"""Stragglers, which are the instances that the others wait for, and the likely causes.
 
-Pure. Instances that train in step all take as long as the slowest one: what tells them apart is the
-time of a step in which they do not wait for others.
+Instances that train together all take as long per step as the slowest one. They are therefore
+compared by the duration of a step without waiting for others.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from typing import Final
 
 from poprun_py.running.watch.instance_state import ACTIVITIES, InstanceState, median
 
-# Slower than the median by this factor, over this many steps.
+# A straggler is slower than the median by this factor, over this many steps.
 _FACTOR, _STEPS = 1.2, 10
-# Less than this in a step is nothing that anybody would wait for.
+# A smaller difference per step is not worth reporting.
 _NOTICED_SECONDS = 0.5e-3
-# The part of what a step takes too long that a reason has to explain.
+# The fraction of the excess time that a cause has to explain.
 _EXPLAINS = 0.4
 _CAUSES = {
     "other": "the program's own code takes longer",
@@ -28,7 +28,7 @@ _CAUSES = {
     "reducing": "its collectives take longer",
     "updating": "its update takes longer",
 }
-# Neither is work of a step.
+# Activities that are not work of a training step.
 _NO_WORK = ("waiting", "compiling", "saving", "validating")
 
 
@@ -36,7 +36,7 @@ def _seconds_of(activity: int) -> Callable[[InstanceState], float]:
     return lambda state: state.shares[activity] * state.step_seconds
 
 
-# How to compute the seconds of each part of an instance's step.
+# Functions that compute the seconds of each part of an instance's step.
 _PARTS: Final[Mapping[str, Callable[[InstanceState], float]]] = {
     "work": lambda state: (1.0 - state.share(*_NO_WORK)) * state.step_seconds,
     "throttled": lambda state: state.throttled * state.step_seconds,
@@ -47,11 +47,14 @@ _PARTS: Final[Mapping[str, Callable[[InstanceState], float]]] = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Straggler:
-    """The instance that others wait for: its step without waiting, the median one, and why.
+    """One instance compared with the others of its job.
 
-    The times are those of the last ten steps. ``is_slow`` tells whether they differ by so much, and
-    over all the time between two looks, that others wait for it. ``cause`` says why in general,
-    ``detail`` in numbers; both are empty where nothing shows it.
+    Attributes:
+        own_seconds: The duration of its last ten steps without waiting for others (median).
+        median_seconds: The median of this duration over all instances.
+        is_slow: Whether the others lose a noticeable part of each step by waiting for it.
+        cause: The cause, such as ``it swaps``; empty if unknown.
+        detail: Numbers that support the cause; empty if unknown.
     """
 
     instance: int
@@ -64,12 +67,12 @@ class Straggler:
 
     @property
     def reason(self) -> str:
-        """Why, in words and numbers."""
+        """The cause with its numbers."""
         return f"{self.cause} ({self.detail})" if self.detail else self.cause
 
     @property
     def sentence(self) -> str:
-        """The line of the log that names it."""
+        """The sentence that reports the instance to the user."""
         where = f" on {self.host}" if self.host else ""
         reason = f": {self.reason}" if self.cause else ""
         return (
@@ -81,24 +84,23 @@ class Straggler:
 def stragglers(states: Sequence[InstanceState]) -> list[Straggler]:
     """Return the instances that others wait for, over ten steps; the slowest comes first.
 
-    An instance is among them if its step is more than 20 % longer than the median one, and the
-    others wait longer than it by as much. If the instance also waits for an even slower one, the
-    difference must be more than 20 % of its whole step. The median is the lower one: of two
-    instances, that of the faster.
+    The step of a straggler is more than 20 % longer than the median step, and the others wait
+    longer than it does by the same time. If it also waits for an even slower instance, the
+    difference must exceed 20 % of its whole step. Of two instances, the median is the faster one.
     """
     peers = _Peers(_comparable(states))
-    # Only these can be slow. In a large job, this spares a closer look at nearly all instances.
+    # Only these can be slow, so most instances of a large job need no further comparison.
     suspects = [each for each in peers.states if stands_out(each.own_seconds, peers.usual)]
     slow = [each for each in map(peers.straggler, suspects) if each.is_slow]
     return sorted(slow, key=lambda each: -each.own_seconds)
 
 
 def stands_out(own: float, usual: float) -> bool:
-    """Return whether a step takes so much longer than the median one that others wait for it.
+    """Return whether a step without waiting takes noticeably longer than the median one.
 
     Args:
-        own: seconds of a step without waiting for others.
-        usual: those of the median instance.
+        own: Seconds of the step.
+        usual: Seconds of the median step.
     """
     return own - usual > max((_FACTOR - 1) * usual, _NOTICED_SECONDS)
 
@@ -107,8 +109,8 @@ def waited_for(steps: Mapping[int, tuple[float, float]]) -> frozenset[int]:
     """Return the instances that others wait for.
 
     Args:
-        steps: for each instance, the seconds of a step without waiting for others, and the seconds
-            of the whole step.
+        steps: For each instance, the seconds of a step without waiting for others, and of the
+            whole step.
     """
     usual = median([own for own, _ in steps.values()])
     waiting = {index: max(0.0, whole - own) for index, (own, whole) in steps.items()}
@@ -128,21 +130,21 @@ def _costs_time(lost: float, usual: float, own: float, waiting: float) -> bool:
     """Return whether the others lose a noticeable part of each step to an instance.
 
     Args:
-        lost: seconds of a step that the others lose. The step of this instance is longer than the
-            usual one by at least as much, and the others wait longer by at least as much.
-        usual: seconds of the median instance's step without waiting.
-        own: seconds of this instance's step without waiting.
-        waiting: seconds by which it waits longer than the instance that waits least.
+        lost: Seconds of a step that the others lose. This instance's step is longer than the
+            median one by at least this time, and the others wait longer by at least this time.
+        usual: Seconds of the median instance's step without waiting.
+        own: Seconds of this instance's step without waiting.
+        waiting: How many seconds longer it waits than the instance that waits least.
     """
     if not stands_out(usual + lost, usual):
         return False
-    # An instance that itself waits for a slower one counts only if it would be nearly as much in
-    # the way: if the loss is large compared with its whole step.
+    # An instance that itself waits for a slower one counts only if the loss is large compared with
+    # its whole step.
     return not stands_out(own + waiting, own) or lost > (_FACTOR - 1) * (own + waiting)
 
 
 def slowest(states: Sequence[InstanceState]) -> Straggler | None:
-    """Return the instance whose steps take longest without waiting; None of fewer than two."""
+    """Return the instance with the longest steps without waiting; None for a single instance."""
     training = _comparable(states)
     if len(training) < 2:
         return None
@@ -151,15 +153,14 @@ def slowest(states: Sequence[InstanceState]) -> Straggler | None:
 
 
 def _comparable(states: Sequence[InstanceState]) -> list[InstanceState]:
-    """Return the instances that have made enough steps."""
     return [state for state in states if state.num_steps >= _STEPS and state.own_seconds > 0]
 
 
 class _Peers:
     """The instances of a job, for comparing each of them with all others.
 
-    The durations of a part of a step are sorted once, not again for each instance. Otherwise the
-    time for comparing all would grow with the square of their number.
+    The medians of each part of a step are computed once for all instances, so the time for all
+    comparisons does not grow with the square of their number.
     """
 
     def __init__(self, states: Sequence[InstanceState]) -> None:
@@ -170,13 +171,12 @@ class _Peers:
         self._most_swapped = nlargest(2, (state.swap_bytes for state in states))
 
     def straggler(self, state: InstanceState) -> Straggler:
-        """Compare one instance with the others."""
         longer = partial(self._longer, state)
         excess = longer("work")
         cause, detail = self._reason(state, excess) if excess > 0 else ("", "")
         waiting = _PARTS["waiting"](state) - self._least_waiting
-        # A long step alone does not suffice: ten steps may fall on a bad moment of a busy host, and
-        # instances that do not train together do not wait for the slowest one.
+        # A long step alone is not enough: a busy host may delay ten steps by chance, and instances
+        # that do not train together do not wait for the slowest one.
         lost = min(state.own_seconds - self.usual, excess, -longer("waiting"))
         return Straggler(
             instance=state.index,
@@ -197,10 +197,9 @@ class _Peers:
         return value - (medians[1] if value <= medians[0] else medians[0])
 
     def _reason(self, state: InstanceState, excess: float) -> tuple[str, str]:
-        """Return why an instance takes longer by ``excess``, and the numbers that show it.
+        """Return the cause and the detail of ``excess`` seconds per step.
 
-        Time that the host takes from the instance is checked first, because it prolongs every
-        activity.
+        Causes on the host are checked first, because they prolong every activity.
         """
         longer = partial(self._longer, state)
         most, second = [*self._most_swapped, 0, 0][:2]

@@ -69,9 +69,9 @@ def test_a_look_is_written_once_a_second_and_once_a_step_and_the_last_always():
     recorder.steps([])
     looks = [(0, 0.0), (1, 1.0), (2, 1.5), (3, 2.0), (3, 3.0), (4, 4.0)]
     for step, at in looks:
-        recorder.look(view(instance(0, step=step)), at)
-    recorder.look(view(instance(0, step=5, phase="ended")), 4.1)
-    recorder.look(view(instance(0, step=5, phase="ended")), 4.2)
+        recorder.view(view(instance(0, step=step)), at)
+    recorder.view(view(instance(0, step=5, phase="ended")), 4.1)
+    recorder.view(view(instance(0, step=5, phase="ended")), 4.2)
     assert sent[0] == {"begins": True}
     assert [document["step"] for document in sent[1:]] == [1, 3, 4, 5]
     assert sent[1]["values"]["loss/mean"] == 0.0

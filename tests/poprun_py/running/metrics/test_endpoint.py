@@ -72,7 +72,7 @@ def document(*states, records=(), worst=None, restarts=0):
     sent = []
     recorder = EndpointRecorder(sent.append, restarts)
     recorder.steps(records)
-    recorder.look(view(*states, worst=worst), 1.7e9)
+    recorder.view(view(*states, worst=worst), 1.7e9)
     return json.loads(sent[-1])
 
 

@@ -1,4 +1,4 @@
-"""A fixture that counts calls of functions, because times depend on the machine."""
+"""A fixture that counts function calls, because durations depend on the machine."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import pytest
 
 @pytest.fixture(scope="session")
 def calls():
-    """Give a function that counts all calls of functions within a call."""
+    """Return a function that counts all function calls within a call."""
 
-    def counted(what) -> int:
+    def counted(function) -> int:
         count = 0
 
         def count_calls(_, event, __):
@@ -21,7 +21,7 @@ def calls():
         before = sys.getprofile()
         sys.setprofile(count_calls)
         try:
-            what()
+            function()
         finally:
             sys.setprofile(before)
         return count

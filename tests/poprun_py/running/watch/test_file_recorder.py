@@ -1,4 +1,4 @@
-"""The files of steps and looks: what a line holds, how long they may get, a full disk."""
+"""The files of the file recorder, with their lines and size limit, also on a full disk."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ def lines(path):
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def test_a_line_is_there_at_once_and_only_for_the_owner(tmp_path):
-    log = FileRecorder(tmp_path)
+def test_lines_are_written_at_once_and_only_readable_by_the_owner(tmp_path):
+    recorder = FileRecorder(tmp_path)
     assert list(tmp_path.iterdir()) == []
-    log.steps([step(1, samples=8, loss=2.5), step(2)])
-    log.look(VIEW, 1e9 + 2)
+    recorder.steps([step(1, samples=8, loss=2.5), step(2)])
+    recorder.view(VIEW, 1e9 + 2)
     first, second = lines(tmp_path / "steps.jsonl")
     assert first == {
         "at": 1e9 + 1, "instance": 0, "step": 1, "seconds": 0.5, "own_seconds": 0.25,
@@ -47,7 +47,7 @@ def test_a_line_is_there_at_once_and_only_for_the_owner(tmp_path):
     assert look == {"at": 1e9 + 2, **VIEW.to_json()}
     for name in ("steps.jsonl", "looks.jsonl"):
         assert stat.S_IMODE((tmp_path / name).stat().st_mode) == 0o600
-    log.close()
+    recorder.close()
 
 
 records = st.builds(
@@ -65,13 +65,13 @@ records = st.builds(
 
 def strict(text):
     def refuse(name):
-        raise AssertionError(f"{name} is no JSON")
+        raise AssertionError(f"{name} is not JSON")
 
     return json.loads(text, parse_constant=refuse)
 
 
 @given(records)
-def test_every_step_is_json_and_read_as_it_was(record):
+def test_every_step_record_survives_json(record):
     again = StepRecord.from_json(strict(json.dumps(record.to_json(), allow_nan=False)))
     assert repr(again.loss) == repr(record.loss)
     rounded = replace(
@@ -84,7 +84,7 @@ def test_every_step_is_json_and_read_as_it_was(record):
 
 
 @pytest.mark.parametrize("loss", [None, 1.5, math.nan, math.inf, -math.inf])
-def test_a_look_with_any_loss_is_json_and_read_as_it_was(loss):
+def test_a_view_with_any_loss_survives_json(loss):
     view = replace(VIEW, instances=(InstanceState(index=0, loss=loss),))
     again = JobView.from_json(strict(json.dumps(view.to_json(), allow_nan=False)))
     assert repr(again.instances[0].loss) == repr(loss)
@@ -92,10 +92,10 @@ def test_a_look_with_any_loss_is_json_and_read_as_it_was(loss):
 
 def test_a_long_run_keeps_every_eighth_then_every_64th(tmp_path):
     part = 10_000
-    log = FileRecorder(tmp_path, part)
+    recorder = FileRecorder(tmp_path, part)
     for first in range(1, 20_001, 10):
-        log.steps([step(number) for number in range(first, first + 10)])
-    log.close()
+        recorder.steps([step(number) for number in range(first, first + 10)])
+    recorder.close()
     kept = lines(tmp_path / "steps.jsonl")
     sizes = [each.get("every", 1) for each in kept]
     assert sorted(set(sizes)) == [1, 8, 64, 512]
@@ -107,12 +107,12 @@ def test_a_long_run_keeps_every_eighth_then_every_64th(tmp_path):
     assert (tmp_path / "steps.jsonl").stat().st_size < 5 * part
 
 
-def test_looks_are_fewer_as_well_but_the_last_is_kept(tmp_path):
+def test_a_long_run_keeps_fewer_views_but_always_the_last(tmp_path):
     part = 20_000
-    log = FileRecorder(tmp_path, part)
+    recorder = FileRecorder(tmp_path, part)
     for number in range(1, 2000):
-        log.look(VIEW, float(number))
-    log.close()
+        recorder.view(VIEW, float(number))
+    recorder.close()
     kept = lines(tmp_path / "looks.jsonl")
     assert sorted({each.get("every", 1) for each in kept}) == [1, 8, 64, 512]
     assert kept[-1]["at"] == 1999.0
@@ -124,15 +124,15 @@ def test_looks_are_fewer_as_well_but_the_last_is_kept(tmp_path):
 def test_a_full_disk_is_an_error_that_names_the_file(tmp_path):
     path = tmp_path / "steps.jsonl"
     path.symlink_to("/dev/full")
-    log = FileRecorder(tmp_path)
+    recorder = FileRecorder(tmp_path)
     with pytest.raises(OSError, match="No space left on device") as caught:
-        log.steps([step(1)])
+        recorder.steps([step(1)])
     assert caught.value.filename == str(path)
-    log.close()
+    recorder.close()
 
 
-def test_a_folder_that_is_gone_is_an_error_and_ends_well(tmp_path):
-    log = FileRecorder(tmp_path / "gone", 1)
+def test_a_missing_folder_is_an_error_and_close_ignores_it(tmp_path):
+    recorder = FileRecorder(tmp_path / "gone", 1)
     with pytest.raises(FileNotFoundError):
-        log.look(VIEW, 1.0)
-    log.close()
+        recorder.view(VIEW, 1.0)
+    recorder.close()

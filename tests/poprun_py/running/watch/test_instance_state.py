@@ -1,4 +1,4 @@
-"""What looks at an instance tell: speed of the last steps, shares of the time between two looks."""
+"""States of an instance, with the speed of its last steps and the shares of its time."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from poprun_py.running.watch.instance_state import (
     ACTIVITIES,
     InstanceState,
-    Look,
+    Snapshot,
     median,
     percentile,
 )
@@ -18,7 +18,7 @@ MS = 1_000_000
 
 
 def message(*, at=10_000, steps=(), own=None, samples=0, calls=0, step=0, lasting=0, **spent):
-    """Return what a wrapper says; times in milliseconds."""
+    """Return a wrapper's message; times in milliseconds."""
     activity = next(reversed(spent), "other")
     return {
         "progress": [step, calls, 0, 0],
@@ -41,57 +41,61 @@ def message(*, at=10_000, steps=(), own=None, samples=0, calls=0, step=0, lastin
     }
 
 
-def test_the_names_are_those_of_the_library():
+def test_activities_have_the_names_of_the_library():
     from popdist_py import activities
 
     assert ACTIVITIES == activities.NAMES
 
 
-def test_of_a_program_that_does_not_count_the_use_is_known():
+def test_resource_use_is_known_for_a_program_that_does_not_count_steps():
     said = {**message(at=3_000), "progress": None, "ledger": None}
-    state = InstanceState.between(None, Look.of(said), index=0)
+    state = InstanceState.between(None, Snapshot.of(said), index=0)
     assert (state.phase, state.step, state.shares) == ("running", None, (0.0,) * len(ACTIVITIES))
     assert (state.cpu, state.memory_bytes) == (pytest.approx(2), 1 << 20)
-    counting = InstanceState.between(Look.of(said), Look.of(message(computing=500)), index=0)
+    counting = InstanceState.between(
+        Snapshot.of(said), Snapshot.of(message(computing=500)), index=0
+    )
     assert counting.share("computing") > 0
 
 
-def test_of_a_program_that_was_lost_with_its_wrapper_nothing_is_known():
-    assert Look.of({"code": 1}) is None
+def test_no_snapshot_of_a_program_whose_wrapper_was_lost():
+    assert Snapshot.of({"code": 1}) is None
 
 
-def test_before_it_counted_a_program_used_its_cpus_as_well():
+def test_cpu_time_before_counting_began_is_included():
     said = message(at=10_000, computing=1_000)
     said["ledger"]["began"] = 9_000 * MS
-    assert InstanceState.between(None, Look.of(said), index=0).cpu == pytest.approx(4 / 9)
+    assert InstanceState.between(None, Snapshot.of(said), index=0).cpu == pytest.approx(4 / 9)
 
 
-def test_what_a_control_group_was_throttled_before_the_program_is_not_its():
-    first = Look.of({**message(at=9_000), "throttled_seconds": 3600.0})
-    then = Look.of({**message(at=10_000), "throttled_seconds": 3600.5})
+def test_throttling_before_the_program_started_is_excluded():
+    first = Snapshot.of({**message(at=9_000), "throttled_seconds": 3600.0})
+    then = Snapshot.of({**message(at=10_000), "throttled_seconds": 3600.5})
     assert InstanceState.between(None, first, index=0).throttled == 0
     assert InstanceState.between(first, then, index=0).throttled == pytest.approx(0.5)
 
 
-def test_from_one_look_shares_are_of_all_the_time():
-    look = Look.of(message(computing=6_000, waiting=3_000))
-    state = InstanceState.between(None, look, index=1)
+def test_shares_from_one_snapshot_cover_all_the_time():
+    snapshot = Snapshot.of(message(computing=6_000, waiting=3_000))
+    state = InstanceState.between(None, snapshot, index=1)
     assert state.share("computing") == pytest.approx(2 / 3)
     assert state.share("computing", "waiting") == pytest.approx(1)
     assert state.cpu == pytest.approx(4 / 9)
 
 
-def test_from_two_looks_shares_are_of_the_time_between():
-    before = Look.of(message(at=8_000, computing=6_000, waiting=1_000))
-    now = Look.of(message(at=10_000, computing=6_500, waiting=2_500))
+def test_shares_from_two_snapshots_cover_the_time_between():
+    before = Snapshot.of(message(at=8_000, computing=6_000, waiting=1_000))
+    now = Snapshot.of(message(at=10_000, computing=6_500, waiting=2_500))
     state = InstanceState.between(before, now, index=1)
     assert state.share("computing") == pytest.approx(0.25)
     assert state.share("waiting") == pytest.approx(0.75)
 
 
 def test_speed_is_that_of_the_last_steps():
-    look = Look.of(message(steps=[10] * 18 + [30, 50], own=[1] * 4 + [7] * 6, samples=21 * 8))
-    state = InstanceState.between(None, look, index=0)
+    snapshot = Snapshot.of(
+        message(steps=[10] * 18 + [30, 50], own=[1] * 4 + [7] * 6, samples=21 * 8)
+    )
+    state = InstanceState.between(None, snapshot, index=0)
     assert state.step_seconds == pytest.approx(0.010)
     assert state.p95_seconds == pytest.approx(0.030)
     assert state.own_seconds == pytest.approx(0.007)
@@ -107,24 +111,24 @@ def test_speed_is_that_of_the_last_steps():
         (message(steps=[5], saving=1), "saving"),
         (message(steps=[5], validating=1), "validating"),
         (message(steps=[5], calls=2, loading=1), "validating"),
-        # A short wait is part of every step that is reduced.
+        # Steps with collectives include short waits.
         (message(steps=[5], waiting=1, lasting=20), "training"),
         (message(steps=[5], waiting=1, lasting=1_200), "waiting"),
         (message(steps=[5], loading=1, lasting=1_200), "loading"),
     ],
 )
-def test_the_phase_is_what_goes_on(said, phase):
-    assert Look.of(said).phase == phase
+def test_the_phase_is_the_current_activity(said, phase):
+    assert Snapshot.of(said).phase == phase
 
 
-def test_programs_read_what_people_see():
-    look = Look.of(message(steps=[10] * 5, samples=48, step=6, computing=500))
-    state = InstanceState.between(None, look, index=3, host="a", pid=7)
+def test_a_state_survives_json():
+    snapshot = Snapshot.of(message(steps=[10] * 5, samples=48, step=6, computing=500))
+    state = InstanceState.between(None, snapshot, index=3, host="a", pid=7)
     assert InstanceState.from_json(state.to_json()).to_json() == state.to_json()
 
 
 @given(st.lists(st.floats(-1e9, 1e9), min_size=1), st.floats(0.01, 1))
-def test_a_percentile_is_a_value_that_so_many_do_not_exceed(values, part):
+def test_a_percentile_is_a_value_not_exceeded_by_that_part_of_all(values, part):
     found = percentile(values, part)
     assert found in values
     assert sum(value <= found for value in values) >= part * len(values) - 1e-9

@@ -1,4 +1,4 @@
-"""The views of a job for people: headline, table, and the five lines at the end."""
+"""The headline and the table of a view, and the five lines at the end of a job."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from poprun_py.running.watch.stragglers import Straggler, slowest
 
 
 def instance(index, **given):
-    """Return an instance that trains."""
+    """Return the state of an instance that trains."""
     shares = {"computing": 0.5, "loading": 0.1, "reducing": 0.05, "waiting": 0.3, "other": 0.05}
     state = InstanceState(
         index=index,
@@ -73,7 +73,7 @@ def test_summary(name, golden):
 
 
 @pytest.mark.parametrize("width", [40, 60, 80, 100])
-def test_a_narrow_terminal_misses_columns_but_no_instance_and_no_wait(width):
+def test_a_narrow_terminal_drops_columns_but_no_instance_and_not_the_wait(width):
     lines = table_lines(JOBS["training"], width=width)
     assert max(map(len, lines)) <= width
     header = next(line for line in lines if line.startswith("instance"))
@@ -95,7 +95,7 @@ def test_a_wider_terminal_shows_more():
     assert headers[-1] > headers[0]
 
 
-def test_of_more_instances_than_rows_those_with_the_longest_steps_are_shown():
+def test_the_longest_steps_are_shown_if_there_are_more_instances_than_rows():
     states = [instance(index, own_seconds=0.001 * (index % 7)) for index in range(64)]
     lines = table_lines(view(*states, worst=slowest(states)), width=150, most_rows=9)
     rows = [line for line in lines if "training" in line]
@@ -104,21 +104,21 @@ def test_of_more_instances_than_rows_those_with_the_longest_steps_are_shown():
     assert lines[-1] == "and 56 more instances whose steps are shorter"
 
 
-def test_the_smallest_window_shows_one_row_and_of_no_steps_nothing_is_said():
+def test_the_smallest_window_shows_one_row_and_does_not_mention_missing_steps():
     states = [InstanceState(index=index, phase="running") for index in range(4)]
     lines = table_lines(view(*states), width=80, most_rows=1)
     assert sum("running" in line for line in lines) == 1
     assert lines[-1] == "and 3 more instances"
 
 
-def test_the_straggler_has_a_colour_only_where_colours_are():
+def test_the_straggler_is_coloured_only_if_colours_are_on():
     plain = table_lines(JOBS["training"], width=150)
     painted = "\n".join(table_lines(JOBS["training"], width=150, colour=True))
     assert "yellow" in colours_of(painted)
     assert plain_lines(painted) == plain
 
 
-def test_where_nobody_is_slow_nobody_is_named():
+def test_no_instance_is_named_if_none_is_slow():
     states = [instance(0), instance(1, own_seconds=0.0109)]
     assert headline(view(*states, worst=slowest(states)))[1] == ("slowest: no instance stands out")
     quick = [instance(0, own_seconds=2e-4), instance(1, own_seconds=6e-4)]
@@ -130,6 +130,6 @@ def test_a_job_without_steps_has_no_summary():
 
 
 @pytest.mark.parametrize("name", JOBS)
-def test_programs_read_what_people_see(name):
+def test_a_view_survives_json(name):
     data = json.loads(json.dumps(JOBS[name].to_json()))
     assert table_lines(JobView.from_json(data), width=200) == table_lines(JOBS[name], width=200)

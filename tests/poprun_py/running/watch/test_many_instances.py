@@ -1,4 +1,4 @@
-"""The work of the launcher's loop in jobs of many instances, counted in calls of functions."""
+"""The work of the launcher's loop in jobs of many instances, measured in function calls."""
 
 from __future__ import annotations
 
@@ -16,17 +16,16 @@ from poprun_py.running.supervise.job import Progress
 from poprun_py.running.supervise.stacks import group_stacks, odd_instances
 from poprun_py.running.watch.file_recorder import FileRecorder
 from poprun_py.running.watch.instance_state import ACTIVITIES
-from poprun_py.running.watch.job_observer import JobObserver, Pace
+from poprun_py.running.watch.job_observer import JobObserver, RoundTimes
 from poprun_py.running.watch.job_view import JobView, summary_lines, table_lines
-from poprun_py.running.watch.recording import Recorders
-from poprun_py.running.watch.records import StepRecord
+from poprun_py.running.watch.records import Recorders, StepRecord
 
 COUNT = 512
-MOST_CALLS = 400 * COUNT  # one for each pair would be more
+MOST_CALLS = 400 * COUNT  # less than one call for each pair of instances
 
 
 def message(index, steps):
-    """Return what the wrapper of an instance tells after so many steps of 50 ms."""
+    """Return the message of an instance's wrapper after ``steps`` steps of 50 ms."""
     ns, now = 50_000_000, 1000 * 10**9 + steps * 50_000_000
     own = 20_000_000 + index % 7 * 500_000 + (25_000_000 if index % 8 == 1 else 0)
     spent = {"computing": steps * own, "waiting": steps * (ns - own)}
@@ -52,21 +51,21 @@ def message(index, steps):
 
 
 class Job:
-    """A job whose instances answer at once: an eighth of them is slow."""
+    """A job whose instances answer at once. An eighth of them is slow."""
 
     def __init__(self):
         self.asked, self.views = [], []
         self.observer = JobObserver(
             run_id="r", pid=1, program="train.py", began=0.0, ask=self.asked.append,
-            pace=Pace.of(COUNT, is_live=True, is_recorded=False), tell=lambda _: None,
+            times=RoundTimes.of(COUNT, is_live=True, is_recorded=False), tell=lambda _: None,
             show=lambda view, _: self.views.append(view), recorders=Recorders([], print),
             epoch=lambda: 0.0,
         )  # fmt: skip
         for index in range(COUNT):
             self.observer.started(index, f"node{index // 8}", 1000 + index, 0.0)
 
-    def look(self, calls, now, steps):
-        """Let all instances tell; returns the most calls in one step of the loop."""
+    def play_round(self, calls, now, steps):
+        """Answer for all instances, and return the most calls in one step of the loop."""
         self.observer.request(lambda _: None, now)
         most = 0
         while self.asked:
@@ -83,18 +82,18 @@ class Job:
 @pytest.fixture(scope="module")
 def job(calls):
     made = Job()
-    looks = [made.look(calls, 10.0 * steps, 20 * steps) for steps in (1, 2)]
-    return made, max(looks)
+    most = max(made.play_round(calls, 10.0 * steps, 20 * steps) for steps in (1, 2))
+    return made, most
 
 
-def test_a_look_at_all_instances_is_done_in_short_steps(job):
+def test_a_round_is_done_in_short_steps(job):
     made, most = job
     assert len(made.views) == 2
     assert {each.step for each in made.views[-1].instances} == {40}
     assert 0 < most < MOST_CALLS
 
 
-def test_few_instances_are_asked_at_once():
+def test_only_some_instances_are_asked_at_once():
     made = Job()
     made.observer.on_time(10.0)
     assert 0 < len(made.asked) < COUNT / 2
@@ -107,7 +106,7 @@ def test_few_instances_are_asked_at_once():
     assert asked == set(range(COUNT)) - {4000}
 
 
-def test_a_view_as_text_is_that_of_its_values(job):
+def test_the_joined_json_text_of_a_view_equals_that_of_its_values(job):
     view = job[0].views[-1]
     assert view.json_text() == json.dumps(view.to_json())
     assert len(view.json_text()) > 1 << 17
@@ -116,8 +115,8 @@ def test_a_view_as_text_is_that_of_its_values(job):
 
 
 def every_task(view, folder):
-    """Yield the name of each thing that is done with a view, or at each look, and what does it."""
-    log, endpoint = FileRecorder(folder), EndpointRecorder(lambda text: text.encode(), 0)
+    """Yield the name and the function of each task that the launcher repeats during a job."""
+    file, endpoint = FileRecorder(folder), EndpointRecorder(lambda text: text.encode(), 0)
     for index in range(COUNT):
         endpoint.steps([StepRecord(at=1.0, instance=index, step=1, seconds=0.05, own_seconds=0.02)])
     steps, life = HangWatch("auto"), HangWatch("auto")
@@ -130,33 +129,33 @@ def every_task(view, folder):
     stacks = {i: [{"text": stack % (i, os.__file__), "state": "S"}] for i in range(COUNT)}
     groups, everybody = group_stacks(stacks), tuple(range(COUNT))
     yield "status", view.json_text
-    yield "run log", lambda: log.look(view, 1e9)
-    yield "endpoint", lambda: endpoint.look(view, 1e9)
-    yield "numbers for the sinks", lambda: values_of(view)
+    yield "file recorder", lambda: file.view(view, 1e9)
+    yield "endpoint", lambda: endpoint.view(view, 1e9)
+    yield "numbers for charts", lambda: values_of(view)
     yield "live view", lambda: table_lines(view, width=160, most_rows=20)
     yield "summary", lambda: summary_lines(view)
     yield "hangs, by steps", lambda: steps.hung(2.0)
     yield "hangs, held up", lambda: steps.on_time(2.0, is_held_up=True)
     yield "hangs, by signs of life", lambda: life.hung(2.0)
     yield "hangs, silent", lambda: life.hung(1e6)
-    yield "who hangs", lambda: odd_instances(everybody, {}, groups)
-    log.close()
+    yield "odd instances", lambda: odd_instances(everybody, {}, groups)
+    file.close()
 
 
-def test_each_periodic_task_makes_few_calls_for_each_instance(job, calls, tmp_path):
+def test_each_repeated_task_makes_few_calls_for_each_instance(job, calls, tmp_path):
     made = {name: calls(task) for name, task in every_task(job[0].views[-1], tmp_path)}
     assert {name: each for name, each in made.items() if each > MOST_CALLS} == {}
 
 
-def test_after_each_event_the_steps_are_not_looked_at_again(calls):
-    """A launcher serves thousands of events a second, and asks after each."""
+def test_an_event_does_not_search_all_steps_for_hangs_again(calls):
+    """The launcher serves thousands of events per second, and checks for hangs after each."""
     watch = HangWatch("auto")
     for index in range(COUNT):
         for step in range(8):
             watch.beat(index, Progress(step), 0.05 * step)
     watch.on_time(1.5, is_held_up=False)
     assert calls(lambda: watch.on_time(1.6, is_held_up=False)) < 10
-    # A hang is found at once, also between two looks.
+    # A hang is found as soon as its time-out has passed.
     for number in range(100):
         assert watch.on_time(1.5 + number / 10, is_held_up=False) == ()
     assert len(watch.on_time(11.51, is_held_up=False)) == COUNT
