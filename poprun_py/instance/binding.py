@@ -8,10 +8,12 @@ import errno
 import os
 import time
 
+from poprun_py.process_info import read_file, read_status
+
 # As typing's, which takes longer to import than everything here.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable
     from typing import Any
 
 # Variables from which libraries take their number of threads. The launcher plans only the first,
@@ -135,7 +137,7 @@ def read_back(pid: int) -> "dict[str, Any]":
     variables = _environ(pid)
     policy, nodes = _memory_policy(pid)
     # Read last: a process that is alive now was alive before.
-    status = _status(pid)
+    status = read_status(pid)
     return {
         "ended": status.get("State", "Z")[0] in "ZX",
         "cpus": parse_list(status.get("Cpus_allowed_list")),
@@ -148,15 +150,10 @@ def read_back(pid: int) -> "dict[str, Any]":
     }
 
 
-def _status(pid: int) -> dict[str, str]:
-    lines = (_read(pid, "status") or b"").decode("utf-8", "replace").splitlines()
-    return {name: value.strip() for name, _, value in (line.partition(":") for line in lines)}
-
-
 def _memory_policy(pid: int) -> tuple[str | None, list[int]]:
     """Return name and nodes of the policy; ``(None, [])`` where the kernel shows none."""
     # One page holds the first mappings; reading all would walk the whole address space.
-    first = (_read(pid, "numa_maps", whole=False) or b"").split(b"\n", 1)[0].decode()
+    first = (read_file(pid, "numa_maps", first_page=True) or b"").split(b"\n", 1)[0].decode()
     _, _, rest = first.partition(" ")
     if not rest:
         return None, []
@@ -172,8 +169,8 @@ def _memory_policy(pid: int) -> tuple[str | None, list[int]]:
 def _environ(pid: int) -> bytes:
     """Return the environment; empty when it cannot be read."""
     for _ in range(_ENVIRON_TRIES):
-        variables = _read(pid, "environ")
-        if variables or variables is None or _status(pid).get("State", "Z")[0] in "ZX":
+        variables = read_file(pid, "environ")
+        if variables or variables is None or read_status(pid).get("State", "Z")[0] in "ZX":
             return variables or b""
         # Between the closing of descriptors and the end of exec the kernel shows nothing here.
         time.sleep(_ENVIRON_PAUSE_SECONDS)
@@ -198,68 +195,6 @@ def _other_threads(variables: bytes) -> dict[str, str]:
         for name in THREAD_VARIABLES[1:]
         if name in texts
     }
-
-
-def _read(pid: int, name: str, whole: bool = True) -> bytes | None:
-    """Return the content, or the first page, of a file of process ``pid``; None without it."""
-    try:
-        descriptor = os.open(f"/proc/{pid}/{name}", os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
-        return None
-    parts = []
-    try:
-        while part := os.read(descriptor, 4096 if not whole else 1 << 16):
-            parts.append(part)
-            if not whole:
-                break
-    except OSError:
-        # The process ended meanwhile.
-        return None
-    finally:
-        os.close(descriptor)
-    return b"".join(parts)
-
-
-def differences(plan: "Mapping[str, Any]", actual: "Mapping[str, Any]") -> list[str]:
-    """Return where ``actual`` (of ``read_back``) is not what ``plan`` wants, one sentence each.
-
-    A process that has ended has no differences.
-
-    Args:
-        plan: ``cpus`` and ``memory_nodes`` (empty: not asked for), and ``threads``, the wanted
-            OMP_NUM_THREADS (0 or None: not asked for).
-        actual: what ``read_back`` returned.
-    """
-    sentences: list[str] = []
-    if actual.get("ended"):
-        return sentences
-    cpus = sorted(plan.get("cpus") or ())
-    if cpus and actual.get("cpus") != cpus:
-        sentences.append(
-            f"runs on {named('CPU', actual.get('cpus'))} instead of {format_list(cpus)}"
-        )
-    nodes = sorted(plan.get("memory_nodes") or ())
-    policy = actual.get("memory_policy")
-    if nodes and (policy != "bind" or actual.get("memory_nodes") != nodes):
-        held = actual.get("memory_nodes") or None
-        shown = "cannot be read" if policy is None else f"is {policy}"
-        on = f" on {named('node', held)}" if held else ""
-        sentences.append(f"memory policy {shown}{on} instead of bind on {named('node', nodes)}")
-    threads = plan.get("threads")
-    has = actual.get("omp_num_threads")
-    # What cannot be read belongs to a program that is ending: no sign of another value.
-    if threads and has is not None and has != threads:
-        sentences.append(f"OMP_NUM_THREADS is {has or 'not set'} instead of {threads}")
-    return sentences
-
-
-def named(noun: str, numbers: "Sequence[int] | None") -> str:
-    """Return ``CPU 3`` or ``CPUs 0-3``; ``CPUs unknown`` without numbers.
-
-    The library's function for this is ``plural``, but the wrapper does not import the library.
-    """
-    text = format_list(numbers) if numbers else "unknown"
-    return f"{noun} {text}" if numbers and len(numbers) == 1 else f"{noun}s {text}"
 
 
 def format_list(numbers: "Iterable[int]") -> str:

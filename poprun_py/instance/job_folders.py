@@ -8,6 +8,8 @@ wrapper use this: standard library only, cheap to import, nothing is done at imp
 import os
 import time
 
+from poprun_py.process_info import start_ticks
+
 # As typing's, which takes longer to import than everything here.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -134,7 +136,7 @@ class JobFolder:
 
     def note_daemon(self, files: str, pid: int) -> None:
         """Write down where the parent of the instances, MPI's daemon ``pid``, keeps its files."""
-        started = _start_of(pid)
+        started = start_ticks(pid)
         if files.startswith("/") and files.endswith(f".{pid}") and started:
             try:  # noqa: SIM105
                 os.symlink(files, f"{_DAEMON}{pid}-{started}", dir_fd=self._descriptor)
@@ -220,7 +222,7 @@ def remove_abandoned(bases: "Iterable[str]", dead: int = 0) -> None:
             if number is None or (dead and number != dead):
                 continue
             # Launchers of earlier versions have no lock; who is collected later is dead, too.
-            if dead or not number or not _start_of(number):
+            if dead or not number or not start_ticks(number):
                 _sweep(os.path.join(base, name))
 
 
@@ -281,15 +283,5 @@ def _remove_folder(name: str, within: "int | None" = None) -> None:
 def _remove_files_of(daemon: str, files: str) -> None:
     """Remove what a dead daemon of MPI has left, as ``note_daemon`` wrote it down."""
     pid, _, started = daemon.removeprefix(_DAEMON).partition("-")
-    if pid.isdecimal() and files.endswith(f".{pid}") and str(_start_of(int(pid))) != started:
+    if pid.isdecimal() and files.endswith(f".{pid}") and str(start_ticks(int(pid))) != started:
         _remove_folder(files)
-
-
-def _start_of(pid: int) -> int:
-    """Return when a process started, in clock ticks since the boot; 0 if none such lives."""
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            fields = file.read().rpartition(b")")[2].split()
-    except OSError:
-        return 0
-    return 0 if fields[0] in (b"Z", b"X") else int(fields[19])

@@ -6,6 +6,7 @@ does the supervisor. ctypes is imported where a system call has no other name.
 
 import os
 
+from poprun_py import process_info
 from poprun_py.instance.quick_imports import signal
 
 _PR_SET_PDEATHSIG = 1
@@ -107,43 +108,14 @@ def signal_group(pid: int, number: int) -> bool:
     return True
 
 
-def _children_by_parent() -> dict[int, list[int]]:
-    """Return the living processes' pids by parent pid, from one pass over /proc."""
-    children: dict[int, list[int]] = {}
-    for name in os.listdir("/proc"):
-        if not name.isdigit():
-            continue
-        try:
-            with open(f"/proc/{name}/stat", "rb") as file:
-                # The command name, in parentheses, may hold anything: fields follow the last ")".
-                fields = file.read().rpartition(b")")[2].split()
-        except OSError:
-            continue
-        if fields[0] not in (b"Z", b"X"):
-            children.setdefault(int(fields[1]), []).append(int(name))
-    return children
-
-
-def descendants(pid: int) -> list[int]:
-    """Return the pids of all living descendants of ``pid``, parents before children."""
-    children = _children_by_parent()
-    pids: list[int] = []
-    waiting = list(children.get(pid, ()))
-    while waiting:
-        current = waiting.pop()
-        pids.append(current)
-        waiting += children.get(current, ())
-    return pids
-
-
 def stop_descendants(pid: int) -> list[int]:
     """Stop all descendants of ``pid``; returns those that were not stopped before."""
     stopped: list[int] = []
     # What was started meanwhile is found by the next look.
     while running := [
         each
-        for each in descendants(pid)
-        if each not in stopped and state(each, signal.SIGSTOP)[0] not in "TtZX"
+        for each in process_info.descendants(pid)
+        if each not in stopped and process_info.state_letter(each) not in "TtZX"
     ]:
         for each in running:
             # SIGTSTP does nothing to the leader of a session.
@@ -152,69 +124,12 @@ def stop_descendants(pid: int) -> list[int]:
     return stopped
 
 
-def has_children(pid: int) -> bool:
-    """Tell whether ``pid`` has a living child."""
-    try:
-        with open(f"/proc/{pid}/task/{pid}/children", "rb") as file:
-            listed = file.read().split()
-    except OSError:
-        return bool(_children_by_parent().get(pid))
-    return any(_alive(int(child)) for child in listed)
-
-
 def end_daemon_of_mpi() -> None:
     """Ask the daemon of Open MPI that started this process to end, if it has no other child.
 
     One that cannot reach mpirun any more waits for its network for a quarter of an hour.
     """
     parent = os.getppid()
-    try:
-        with open(f"/proc/{parent}/comm") as file:
-            is_daemon = file.read().strip() in ("prted", "orted")
-    except OSError:
-        return
-    if is_daemon and _children_by_parent().get(parent) == [os.getpid()]:
+    is_daemon = (process_info.read_file(parent, "comm") or b"").strip() in (b"prted", b"orted")
+    if is_daemon and process_info.children_by_parent().get(parent) == [os.getpid()]:
         signal_process(parent, signal.SIGTERM)
-
-
-def state(pid: int, number: int) -> tuple[str, bool]:
-    """Return a process's state letter ("Z" when it is gone) and whether it catches a signal."""
-    try:
-        with open(f"/proc/{pid}/status", "rb") as file:
-            lines = dict(line.split(b":", 1) for line in file.read().splitlines() if b":" in line)
-        caught = int(lines[b"SigCgt"], 16)
-    except (OSError, KeyError, ValueError):
-        return "Z", False
-    return lines[b"State"].split()[0].decode(), bool(caught >> (number - 1) & 1)
-
-
-def command(pid: int) -> str:
-    """Return a process's command line, cut to 80 characters, or its name if that is hidden."""
-    try:
-        with open(f"/proc/{pid}/cmdline", "rb") as file:
-            words = file.read(400).rstrip(b"\0").replace(b"\0", b" ").decode(errors="replace")
-        with open(f"/proc/{pid}/comm", "rb") as file:
-            text = words or file.read().strip().decode(errors="replace")
-    except OSError:
-        return "?"
-    text = "".join(each if each.isprintable() else " " for each in text)
-    return text if len(text) <= 80 else f"{text[:77]}..."
-
-
-def pending_signals(pid: int) -> set[int]:
-    """Return the signals that are pending because a process blocks them; none if it is gone."""
-    try:
-        with open(f"/proc/{pid}/status", "rb") as file:
-            lines = dict(line.split(b":", 1) for line in file.read().splitlines() if b":" in line)
-        waiting = int(lines[b"ShdPnd"], 16) & int(lines[b"SigBlk"], 16)
-    except (OSError, KeyError, ValueError):
-        return set()
-    return {number for number in range(1, 65) if waiting >> (number - 1) & 1}
-
-
-def _alive(pid: int) -> bool:
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            return file.read().rpartition(b")")[2].split()[0] not in (b"Z", b"X")
-    except OSError:
-        return False

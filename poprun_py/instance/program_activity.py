@@ -8,7 +8,8 @@ progress_memory.py.
 import os
 import time
 
-from poprun_py.instance import process_control, sockets
+from poprun_py import process_info
+from poprun_py.instance import sockets
 
 # As typing's, which takes longer to import than everything here.
 TYPE_CHECKING = False
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
 BUSY_SHARE = 0.05
 
 _MAX_PROCESSES = 64
-_MAX_THREADS = 64  # of a process: those that are examined for children and disk use
 _KIB = 1024
 # As the kernel shows it: system calls of x86-64 and of 64-bit ARM, and their first argument. What a
 # process reads from, or one more than the highest descriptor that it waits for.
@@ -37,7 +37,7 @@ _SYNCING = frozenset(
     }
 )
 _IO = (b"rchar", b"wchar", b"read_bytes", b"write_bytes")
-_STATUS = (b"RssAnon", b"RssFile", b"RssShmem", b"VmSwap")
+_STATUS = ("RssAnon", "RssFile", "RssShmem", "VmSwap")
 
 
 def observe(program: int) -> "dict[str, Any]":
@@ -52,7 +52,7 @@ def observe(program: int) -> "dict[str, Any]":
     found: dict[str, Any] = {"throttled_seconds": _throttled_seconds()}
     cpu_seconds, own, shared, swap = 0.0, 0, 0, 0
     busiest, queued = -1.0, 0.0
-    for pid in _tree(program)[:_MAX_PROCESSES]:
+    for pid in process_info.process_tree(program)[:_MAX_PROCESSES]:
         used = _cpu_seconds(pid)
         cpu_seconds += used
         sizes = _sizes(pid)
@@ -118,7 +118,7 @@ class SignsOfLife:
             # A thread other than a main one must wait at two looks: a log line now and then is no
             # progress.
             or bool(waiting.intersection(pids) or waiting & before),
-            "stopped": process_control.state(self._program, 1)[0] in "Tt",
+            "stopped": process_info.state_letter(self._program) in "Tt",
             "ending": self._memory.has_left_python(self._program),
             "joined": self._memory.progress() is not None,
             "reads": _waits_for_input(pids),
@@ -139,7 +139,7 @@ class SignsOfLife:
 def _waits_for_input(pids: "list[int]") -> bool:
     """Tell whether a process waits for the standard input that the program was given."""
     for pid in pids[:_MAX_PROCESSES]:
-        words = _read(f"/proc/{pid}/syscall").split()[:2]
+        words = (process_info.read_file(pid, "syscall") or b"").split()[:2]
         if tuple(words) in _READING:
             try:
                 own, given = (os.stat(f"/proc/{each}/fd/0") for each in (pid, pids[0]))
@@ -153,19 +153,15 @@ def _waits_for_input(pids: "list[int]") -> bool:
 
 def _threads_at_disk(pid: int) -> set[int]:
     """Return the threads of a process that wait for a disk or a file server."""
-    try:
-        threads = os.listdir(f"/proc/{pid}/task")[:_MAX_THREADS]
-    except OSError:
-        return set()
-    return {int(thread) for thread in threads if _waits_for_disk(f"/proc/{pid}/task/{thread}")}
+    return {thread for thread in process_info.threads(pid) if _waits_for_disk(pid, thread)}
 
 
-def _waits_for_disk(folder: str) -> bool:
-    """Tell whether a thread, given by its folder in /proc, waits for a disk or a file server."""
-    state = _read(f"{folder}/stat").rpartition(b")")[2].split()[:1]
-    if state == [b"S"]:
-        return _read(f"{folder}/syscall").partition(b" ")[0] in _SYNCING
-    return state == [b"D"]
+def _waits_for_disk(pid: int, thread: int) -> bool:
+    stat = process_info.read_stat(pid, thread)
+    if stat is not None and stat.state == "S":
+        call = process_info.read_file(pid, f"task/{thread}/syscall") or b""
+        return call.partition(b" ")[0] in _SYNCING
+    return stat is not None and stat.state == "D"
 
 
 def _spent(program: int) -> "tuple[float, int, list[int]]":
@@ -176,27 +172,9 @@ def _spent(program: int) -> "tuple[float, int, list[int]]":
         others had the CPU; the bytes that they read and wrote, with files and pipes by system
         calls, and with the disk: only differences mean anything.
     """
-    pids = _tree(program)[:_MAX_PROCESSES]
+    pids = process_info.process_tree(program)[:_MAX_PROCESSES]
     awake = sum(_cpu_seconds(pid) + _queued_seconds(pid) for pid in pids)
     return awake, sum(map(_moved_bytes, pids)), pids
-
-
-def _tree(program: int) -> list[int]:
-    """Return the program and its descendants, parents first.
-
-    Unlike a pass over all of /proc this costs the same on a host of thousands of processes.
-    """
-    if not os.path.exists(f"/proc/{program}/task/{program}/children"):
-        return [program, *process_control.descendants(program)]
-    pids = [program]
-    for pid in pids:  # which grows
-        try:
-            threads = os.listdir(f"/proc/{pid}/task")
-        except OSError:
-            continue
-        for thread in threads[:_MAX_THREADS]:
-            pids += map(int, _read(f"/proc/{pid}/task/{thread}/children").split())
-    return pids
 
 
 def _read(path: str) -> bytes:
@@ -208,33 +186,26 @@ def _read(path: str) -> bytes:
 
 
 def _cpu_seconds(pid: int) -> float:
-    """Return the CPU time of a process, with that of its children that have ended."""
-    fields = _read(f"/proc/{pid}/stat").rpartition(b")")[2].split()
-    if len(fields) < 15:
-        return 0.0
-    return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
+    stat = process_info.read_stat(pid)
+    return 0.0 if stat is None else stat.cpu_seconds
 
 
 def _moved_bytes(pid: int) -> int:
     """Return the bytes that a process has read and written."""
-    lines = (line.partition(b":") for line in _read(f"/proc/{pid}/io").splitlines())
-    values = {name: int(value) for name, _, value in lines}
+    lines = (process_info.read_file(pid, "io") or b"").splitlines()
+    values = {name: int(value) for name, _, value in (line.partition(b":") for line in lines)}
     return sum(values.get(name, 0) for name in _IO)
 
 
 def _sizes(pid: int) -> list[int]:
-    """Return a process's bytes of memory of its own, of files, shared and in swap."""
-    sizes = dict.fromkeys(_STATUS, 0)
-    for line in _read(f"/proc/{pid}/status").splitlines():
-        name, _, rest = line.partition(b":")
-        if name in sizes:
-            sizes[name] = int(rest.split()[0]) * _KIB
-    return list(sizes.values())
+    """Return the bytes of a process's own memory, of mapped files, shared memory and swap."""
+    status = process_info.read_status(pid)
+    return [int(status[name].split()[0]) * _KIB if name in status else 0 for name in _STATUS]
 
 
 def _queued_seconds(pid: int) -> float:
     """Return how long a process's main thread was ready to run while others had the CPU."""
-    fields = _read(f"/proc/{pid}/schedstat").split()
+    fields = (process_info.read_file(pid, "schedstat") or b"").split()
     return int(fields[1]) / 1e9 if len(fields) > 1 else 0.0
 
 

@@ -9,6 +9,7 @@ import os
 import sys
 import time
 
+from poprun_py import process_info
 from poprun_py.instance import process_control
 from poprun_py.instance.quick_imports import signal
 
@@ -135,7 +136,7 @@ class ProgressMemory:
         It then no longer handles the signal that asks whether Python runs. Programs that are not
         Python never handled it.
         """
-        letter, catches = process_control.state(program, _ASK_SIGNAL)
+        letter, catches = process_info.state_and_handler(program, _ASK_SIGNAL)
         self._has_run_python = self._has_run_python or catches
         return self._has_run_python and not catches and letter not in "TtZX"
 
@@ -154,7 +155,7 @@ class ProgressMemory:
         self._asked = 0
         if ask:
             for pid in pids:
-                runs = process_control.state(pid, _ASK_SIGNAL) == ("R", True)
+                runs = process_info.state_and_handler(pid, _ASK_SIGNAL) == ("R", True)
                 if runs and process_control.signal_process(pid, _ASK_SIGNAL):
                     self._asked, self._asked_at, self._answer_at = pid, now, size
                     break
@@ -257,8 +258,8 @@ class ProgressMemory:
         """
         answers: list[dict[str, Any]] = []
         left, deadline = _MAX_TEXTS, time.monotonic() + _ALL_SECONDS
-        for pid in [program, *process_control.descendants(program)][:_MAX_PROCESSES]:
-            state, catches = process_control.state(pid, STACKS_SIGNAL)
+        for pid in [program, *process_info.descendants(program)][:_MAX_PROCESSES]:
+            state, catches = process_info.state_and_handler(pid, STACKS_SIGNAL)
             can_answer = catches and state not in "TtZX"
             text = self._ask(pid, deadline)[:left] if can_answer else ""
             left -= len(text)

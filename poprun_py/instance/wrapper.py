@@ -15,6 +15,7 @@ import select
 import sys
 import time
 
+from poprun_py import process_info
 from poprun_py.instance import (
     binding,
     control_protocol,
@@ -428,7 +429,7 @@ class Wrapper:
         if self._outcome is None and self._pid:
             process_control.signal_group(self._pid, number)
         elif self._outcome is not None and number in (signal.SIGTERM, signal.SIGINT):
-            for pid in process_control.descendants(os.getpid()):
+            for pid in process_info.descendants(os.getpid()):
                 process_control.signal_process(pid, number)
 
     def _stop(self, grace: float, number: int = signal.SIGTERM) -> None:
@@ -451,7 +452,7 @@ class Wrapper:
         """Kill what is left of the program and of all that it has started."""
         if self._outcome is None:
             process_control.signal_group(self._pid, signal.SIGKILL)
-        left = process_control.descendants(os.getpid())
+        left = process_info.descendants(os.getpid())
         if self._outcome is not None and self._outcome["code"] in GOOD_CODES:
             self._tell_of_left(left)
         for pid in left:
@@ -459,7 +460,9 @@ class Wrapper:
 
     def _tell_of_left(self, pids: list[int]) -> None:
         """Tell the launcher which processes are killed; name each of them only once."""
-        named = [[pid, process_control.command(pid)] for pid in pids if pid not in self._told_left]
+        named = [
+            [pid, process_info.command_line(pid)] for pid in pids if pid not in self._told_left
+        ]
         self._told_left.update(pids)
         if named:
             self._send(control_protocol.LEFTOVERS, named)
@@ -653,7 +656,7 @@ class Wrapper:
         return (
             self._outcome is not None
             and not self._output.descriptors
-            and not process_control.has_children(os.getpid())
+            and not process_info.has_children(os.getpid())
         )
 
     def _report_end(self) -> bool:

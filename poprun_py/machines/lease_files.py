@@ -20,6 +20,8 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from poprun_py.process_info import owner
+
 LEASE_PREFIX, QUEUE_PREFIX = "lease-", "ticket-"
 MAX_NUMBER = (1 << 53) - 1
 _VERSION = 1
@@ -487,10 +489,10 @@ def _users_that_lock(status: os.stat_result, locks: Mapping[str, Sequence[int]])
     device = status.st_dev
     users = set()
     for pid in locks.get(f"{os.major(device):02x}:{os.minor(device):02x}:{status.st_ino}", ()):
-        try:
-            users.add(Path(f"/proc/{pid}").stat().st_uid)
-        except OSError:
+        user = owner(pid)
+        if user is None:
             return frozenset()
+        users.add(user)
     return frozenset(users)
 
 

@@ -29,6 +29,7 @@ from poprun_py.machines.lease_files import (
     problem_text,
     record_text,
 )
+from poprun_py.process_info import read_stat
 
 FOLDER_VARIABLE = "POPRUN_LEASES"
 _NO_LEASES = "none"
@@ -64,8 +65,8 @@ def this_job(program: str) -> JobProcess:
 
 
 def _job(pid: int, program: str) -> JobProcess:
-    started = _parent_and_start(pid)
-    return JobProcess(pid=pid, process_start=started[1] if started else 0, program=program)
+    stat = read_stat(pid)
+    return JobProcess(pid=pid, process_start=stat.start_ticks if stat else 0, program=program)
 
 
 class OvertakenError(Exception):
@@ -277,32 +278,18 @@ def user_name(user: str) -> str:
 def _ancestors() -> frozenset[tuple[int, int]]:
     """Return process id and start time of all ancestors of this process."""
     found: set[tuple[int, int]] = set()
-    read = _parent_and_start(os.getpid())
-    while read is not None and read[0] > 0:
-        parent = read[0]
-        read = _parent_and_start(parent)
-        if read is not None:
-            found.add((parent, read[1]))
+    stat = read_stat(os.getpid())
+    while stat is not None and stat.parent > 0:
+        parent = stat.parent
+        stat = read_stat(parent)
+        if stat is not None:
+            found.add((parent, stat.start_ticks))
     return frozenset(found)
 
 
-def _parent_and_start(pid: int) -> tuple[int, int] | None:
-    """Return the parent of a process, and its start time in clock ticks since boot."""
-    fields = _stat(pid)
-    return (int(fields[1]), int(fields[19])) if fields else None
-
-
 def _is_stopped(job: JobProcess) -> bool:
-    fields = _stat(job.pid)
-    return bool(fields) and fields[0] in (b"T", b"t") and int(fields[19]) == job.process_start
-
-
-def _stat(pid: int) -> list[bytes]:
-    """Return the fields of /proc/PID/stat after the name (proc(5)); empty if it is unreadable."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
-    except OSError:
-        return []
+    stat = read_stat(job.pid)
+    return stat is not None and stat.state in "Tt" and stat.start_ticks == job.process_start
 
 
 # --- for a launcher on another host -------------------------------------------------------------

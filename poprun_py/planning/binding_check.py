@@ -5,11 +5,11 @@ Pure: reports in, sentences out. The reports come from the wrappers (``binding.r
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from poprun_py.errors import StartError
-from poprun_py.instance import binding
+from poprun_py.instance.binding import format_list
 from poprun_py.planning.launch_plan import InstancePlan, LaunchPlan
 
 Log = Callable[[str], None]
@@ -32,7 +32,7 @@ def check_binding(
     problems = []
     for index, report in sorted(started.items()):
         in_effect = report.get("found", {})
-        differences = binding.differences(_planned_binding(planned.instances[index]), in_effect)
+        differences = binding_differences(_planned_binding(planned.instances[index]), in_effect)
         log(f"instance {index} has PID {report.get('pid')}: {binding_sentence(in_effect)}")
         problems += [f"instance {index} {text}" for text in differences]
     if problems and planned.config.strict_binding:
@@ -52,14 +52,46 @@ def _planned_binding(instance: InstancePlan) -> dict[str, Any]:
     }
 
 
+def binding_differences(plan: Mapping[str, Any], actual: Mapping[str, Any]) -> list[str]:
+    """Return one sentence for each difference between a planned and an actual binding.
+
+    A process that has ended has no differences.
+
+    Args:
+        plan: the wanted ``cpus`` and ``memory_nodes``; empty if any will do. ``threads`` is the
+            wanted OMP_NUM_THREADS; 0 or None if any will do.
+        actual: as returned by ``binding.read_back``.
+    """
+    sentences: list[str] = []
+    if actual.get("ended"):
+        return sentences
+    cpus = sorted(plan.get("cpus") or ())
+    if cpus and actual.get("cpus") != cpus:
+        sentences.append(
+            f"runs on {_named('CPU', actual.get('cpus'))} instead of {format_list(cpus)}"
+        )
+    nodes = sorted(plan.get("memory_nodes") or ())
+    policy = actual.get("memory_policy")
+    if nodes and (policy != "bind" or actual.get("memory_nodes") != nodes):
+        in_effect = actual.get("memory_nodes") or None
+        shown = "cannot be read" if policy is None else f"is {policy}"
+        on = f" on {_named('node', in_effect)}" if in_effect else ""
+        sentences.append(f"memory policy {shown}{on} instead of bind on {_named('node', nodes)}")
+    threads, actual_threads = plan.get("threads"), actual.get("omp_num_threads")
+    # A value that cannot be read belongs to a program that is ending; it does not differ.
+    if threads and actual_threads is not None and actual_threads != threads:
+        sentences.append(f"OMP_NUM_THREADS is {actual_threads or 'not set'} instead of {threads}")
+    return sentences
+
+
 def binding_sentence(in_effect: Mapping[str, Any]) -> str:
     """Describe what ``binding.read_back`` found."""
     if in_effect.get("ended"):
         return "ended before its binding was read"
-    cpus = binding.named("CPU", in_effect.get("cpus"))
+    cpus = _named("CPU", in_effect.get("cpus"))
     policy = in_effect.get("memory_policy") or "unknown"
     nodes = in_effect.get("memory_nodes")
-    on = f" on {binding.named('node', nodes)}" if nodes else ""
+    on = f" on {_named('node', nodes)}" if nodes else ""
     threads = {None: "unknown", 0: "not set"}.get(
         in_effect.get("omp_num_threads"), in_effect.get("omp_num_threads")
     )
@@ -67,3 +99,9 @@ def binding_sentence(in_effect: Mapping[str, Any]) -> str:
         f", {name} {value}" for name, value in in_effect.get("other_threads", {}).items()
     )
     return f"{cpus}, memory policy {policy}{on}, OMP_NUM_THREADS {threads}{others}"
+
+
+def _named(noun: str, numbers: Sequence[int] | None) -> str:
+    """Return ``CPU 3`` or ``CPUs 0-3``; ``CPUs unknown`` without numbers."""
+    text = format_list(numbers) if numbers else "unknown"
+    return f"{noun} {text}" if numbers and len(numbers) == 1 else f"{noun}s {text}"

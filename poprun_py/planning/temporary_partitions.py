@@ -11,9 +11,9 @@ import os
 import re
 import time
 from collections.abc import Collection
-from pathlib import Path
 
 from popdist_py.pods.values import Attachment, Partition
+from poprun_py.process_info import start_ticks
 
 _NAME = re.compile(r"poprun_(?P<host>[A-Za-z0-9-]+)_(?P<pid>[0-9]+)_(?P<started>[0-9]+)")
 # A partition's name has at most 64 characters. Up to 32 of them are needed for its other parts.
@@ -22,12 +22,11 @@ _HOST = re.compile(rf"[A-Za-z0-9-]{{1,{_MOST_HOST}}}")
 # The longest time between the moment when a partition is ready and the moment when its launch holds
 # the IPUs. It includes the difference between the clocks of two hosts.
 _GRACE_SECONDS = 600.0
-_STARTED_FIELD = 19  # of /proc/PID/stat, counted after the name of the program
 
 
 def temporary_name(host: str) -> str:
     """Return the name for a temporary partition of a launch in this process."""
-    return f"poprun_{_host(host)}_{os.getpid()}_{_started(os.getpid()) or 0}"
+    return f"poprun_{_host(host)}_{os.getpid()}_{start_ticks(os.getpid()) or 0}"
 
 
 def permanent_name(host: str) -> str:
@@ -70,7 +69,7 @@ def is_abandoned(
         return False
     if match["host"] == _host(host):
         pid = int(match["pid"])
-        return pid == os.getpid() or _started(pid) != int(match["started"])
+        return pid == os.getpid() or start_ticks(pid) != int(match["started"])
     age = (time.time() if now is None else now) - partition.created
     return age > create_seconds + _GRACE_SECONDS
 
@@ -87,13 +86,3 @@ def _host(name: str) -> str:
 
     digest = hashlib.sha256(name.encode(errors="surrogateescape")).hexdigest()[:_DIGEST]
     return f"{re.sub(r'[^A-Za-z0-9-]', '-', name)[: _MOST_HOST - _DIGEST - 1]}-{digest}"
-
-
-def _started(pid: int) -> int | None:
-    """Return the start time of a process in clock ticks since boot; None if it has ended."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_bytes()
-    except OSError:
-        return None
-    fields = stat.rpartition(b")")[2].split()
-    return None if fields[0] in (b"Z", b"X") else int(fields[_STARTED_FIELD])

@@ -14,6 +14,7 @@ from typing import Any
 
 from popdist_py.pods.errors import PodError
 from popdist_py.pods.values import Attachment
+from poprun_py import process_info
 from poprun_py.errors import StartError
 from poprun_py.machines.leases import user_name
 from poprun_py.pods.devices.partitions import Holder, Partition, free_partition
@@ -102,17 +103,17 @@ def holders_of(holdings: Any, host: str) -> tuple[Holder, ...]:
 
 def _with_process(holder: Holder) -> Holder:
     """Add what /proc says of a process of this host, if it is still there."""
-    folder = Path("/proc", str(holder.pid))
-    try:
-        words = (folder / "cmdline").read_bytes().decode(errors="replace").split("\0")
-        fields = (folder / "stat").read_bytes().rpartition(b")")[2].split()
-        uid = folder.stat().st_uid
-    except OSError:
+    words = process_info.read_file(holder.pid, "cmdline")
+    stat, uid = process_info.read_stat(holder.pid), process_info.owner(holder.pid)
+    if words is None or stat is None or uid is None:
         return holder
-    ticks = int(fields[19]) / os.sysconf("SC_CLK_TCK")
+    ticks = stat.start_ticks / os.sysconf("SC_CLK_TCK")
     seconds = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks
     return replace(
-        holder, command=_command(words), user=user_name(str(uid)), seconds=max(0.0, seconds)
+        holder,
+        command=_command(words.decode(errors="replace").split("\0")),
+        user=user_name(str(uid)),
+        seconds=max(0.0, seconds),
     )
 
 

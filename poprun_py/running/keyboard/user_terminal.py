@@ -10,8 +10,8 @@ from __future__ import annotations
 import contextlib
 import os
 import termios
-from pathlib import Path
 
+from poprun_py.process_info import all_stats
 from poprun_py.running.keyboard.terminal_modes import Modes
 
 _CHUNK = 4096
@@ -120,14 +120,10 @@ def _has_company() -> bool:
     """Tell whether others than those that wait for us are in our process group."""
     ours = os.getpgrp()
     parents, members = {}, []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            with contextlib.suppress(OSError, IndexError):
-                fields = (entry / "stat").read_bytes().rpartition(b")")[2].split()
-                pid = int(entry.name)
-                parents[pid] = int(fields[1])
-                if int(fields[2]) == ours:
-                    members.append(pid)
+    for pid, stat in all_stats():
+        parents[pid] = stat.parent
+        if stat.group == ours:
+            members.append(pid)
     waiting, pid = set(), os.getpid()
     while pid:
         waiting.add(pid)

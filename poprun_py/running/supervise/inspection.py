@@ -11,14 +11,14 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import signal
 import socket
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from poprun_py import process_info
 from poprun_py.errors import StartError
-from poprun_py.instance import control_protocol, process_control
+from poprun_py.instance import control_protocol
 from poprun_py.running.supervise.private_folder import ANY_FOLDER, SOCKET_NAME, folder_prefix
 from poprun_py.texts import read_json
 
@@ -125,7 +125,7 @@ def _status(path: Path, option: str) -> dict[str, Any] | None:
     from poprun_py.running.watch.job_view import JobView  # a launch, which imports this, needs none
 
     pid = _launcher_of(path)
-    if process_control.state(pid, signal.SIGCONT)[0] in "Tt":
+    if process_info.state_letter(pid) in "Tt":
         raise StartError(
             f"{option}: launcher {pid} is stopped (Ctrl-Z); fg in its terminal, or kill -CONT "
             f"{pid}, lets it go on"
@@ -248,10 +248,8 @@ def _is_launchers(path: Path) -> bool:
         return False
     if not pid or os.geteuid() not in (0, owner):
         return False
-    try:
-        return Path(f"/proc/{pid}").stat().st_uid == owner
-    except OSError:  # it has ended, or its system hides it
-        return True
+    # A process that has ended, or that its system hides, has no owner.
+    return process_info.owner(pid) in (owner, None)
 
 
 def _sockets() -> Iterator[tuple[int, Path]]:

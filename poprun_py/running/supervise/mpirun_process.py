@@ -15,9 +15,9 @@ import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
+from poprun_py import process_info
 from poprun_py.errors import PROCESSES_ADVICE, StartError
 from poprun_py.instance import process_control, program_environment
 from poprun_py.instance.graceful_stop import MPIRUN_GRACE_SECONDS, GracefulStop
@@ -210,7 +210,7 @@ class Mpirun:
     @property
     def is_stopped(self) -> bool:
         """Whether it was stopped by a signal: programs then wait for it where they leave MPI."""
-        return process_control.state(self.pid, signal.SIGCONT)[0] in "Tt"
+        return process_info.state_letter(self.pid) in "Tt"
 
     def has_just_ended(self) -> bool:
         """Tell, once, that it has ended."""
@@ -227,7 +227,7 @@ class Mpirun:
         """
         if now < self._signals_at or self.ended_at is not None:
             return 0
-        pending = process_control.pending_signals(self.pid)
+        pending = process_info.pending_signals(self.pid)
         found = next((number for number in self._kept if number in pending), 0)
         was_seen, self._seen = found == self._seen, found
         # A signal is reported at the second check. By then, if it was sent to all processes of the
@@ -273,7 +273,7 @@ class Mpirun:
             self._process.stdout.close()
         limit = time.monotonic() + _KILL_SECONDS
         while time.monotonic() < limit:
-            left = [pid for pid in process_control.descendants(os.getpid()) if self._is_ours(pid)]
+            left = [pid for pid in process_info.descendants(os.getpid()) if self._is_ours(pid)]
             if not left:
                 break
             for pid in left:
@@ -304,10 +304,7 @@ class Mpirun:
             self._log("mpirun did not end by itself: it was killed")
 
     def _is_ours(self, pid: int) -> bool:
-        try:
-            return self._mark in Path(f"/proc/{pid}/environ").read_bytes()
-        except OSError:
-            return False
+        return self._mark in (process_info.read_file(pid, "environ") or b"")
 
     def _read(self, pipe: Any, _: int) -> None:
         try:

@@ -10,6 +10,7 @@ import pytest
 from support.repository import ROOT
 
 from poprun_py.instance import binding
+from poprun_py.planning.binding_check import binding_differences
 
 REFUSE = ROOT / "tests" / "support" / "refused_calls.py"
 CPUS = sorted(os.sched_getaffinity(0))
@@ -47,7 +48,7 @@ def test_a_process_and_its_children_run_where_they_are_bound():
         assert found["other_threads"] == {"MKL_NUM_THREADS": "2"}
         assert found["threads"] == 1
         assert not found["ended"]
-    assert binding.differences({"cpus": CPUS[-1:], "memory_nodes": [0], "threads": 3}, child) == []
+    assert binding_differences({"cpus": CPUS[-1:], "memory_nodes": [0], "threads": 3}, child) == []
 
 
 def test_nothing_is_touched_when_nothing_is_asked():
@@ -70,8 +71,8 @@ def test_refusals_are_reported_and_do_not_stop():
     assert [text.split(":")[0] for text in applied["refused"]] == [
         "CPU affinity 4000", "memory policy bind 1000", "memory policy preferred 1000",
     ]  # fmt: skip
-    assert binding.differences({"cpus": [4000], "memory_nodes": [1000]}, found) == [
-        f"runs on {binding.named('CPU', CPUS)} instead of 4000",
+    assert binding_differences({"cpus": [4000], "memory_nodes": [1000]}, found) == [
+        f"runs on CPUs {binding.format_list(CPUS)} instead of 4000",
         "memory policy is default instead of bind on node 1000",
     ]
 
@@ -90,7 +91,7 @@ def test_memory_policy_falls_back_where_a_container_forbids_it(forbidden, policy
     assert applied["memory_policy"] == policy
     assert applied["refused"][0] == "memory policy bind 0: Operation not permitted"
     assert found["memory_policy"] == found_policy
-    (difference,) = binding.differences({"memory_nodes": [0]}, found)
+    (difference,) = binding_differences({"memory_nodes": [0]}, found)
     assert difference.endswith("instead of bind on node 0")
 
 
@@ -102,7 +103,7 @@ def test_an_ended_process_is_not_compared():
     found = binding.read_back(child)
     os.waitpid(child, 0)
     assert found["ended"]
-    assert binding.differences({"cpus": [4000], "memory_nodes": [7], "threads": 9}, found) == []
+    assert binding_differences({"cpus": [4000], "memory_nodes": [7], "threads": 9}, found) == []
     assert binding.read_back(child)["ended"]
 
 
@@ -122,17 +123,17 @@ def test_differences_name_what_is_found_and_what_was_planned():
     found = {
         "cpus": [1], "memory_policy": "preferred", "memory_nodes": [0], "omp_num_threads": 0,
     }  # fmt: skip
-    assert binding.differences(plan, found) == [
+    assert binding_differences(plan, found) == [
         "runs on CPU 1 instead of 1-3",
         "memory policy is preferred on node 0 instead of bind on nodes 0-1",
         "OMP_NUM_THREADS is not set instead of 3",
     ]
     unknown = {"cpus": None, "memory_policy": None, "memory_nodes": [], "omp_num_threads": None}
-    assert binding.differences(plan, unknown) == [
+    assert binding_differences(plan, unknown) == [
         "runs on CPUs unknown instead of 1-3",
         "memory policy cannot be read instead of bind on nodes 0-1",
     ]
-    assert binding.differences({}, found) == []
+    assert binding_differences({}, found) == []
 
 
 @pytest.mark.parametrize(
@@ -150,7 +151,7 @@ def test_differences_name_what_is_found_and_what_was_planned():
 )
 def test_policies_as_kernels_write_them(monkeypatch, line, policy, nodes):
     text = f"55a2d6bb0000 {line} mapped=2\n55a2d6bb2000 default\n".encode()
-    monkeypatch.setattr(binding, "_read", lambda *_, **__: text)
+    monkeypatch.setattr(binding, "read_file", lambda *_, **__: text)
     assert binding._memory_policy(1) == (policy, nodes)
 
 
@@ -167,6 +168,6 @@ def test_the_import_loads_little_of_the_standard_library():
     )
     assert "poprun_py.instance.binding" in done.stdout.split()
     assert set(done.stdout.split()) <= {
-        "poprun_py", "poprun_py.instance", "poprun_py.instance.binding", "errno", "time",
-        "__future__",
+        "poprun_py", "poprun_py.instance", "poprun_py.instance.binding", "poprun_py.process_info",
+        "errno", "time", "__future__",
     }  # fmt: skip

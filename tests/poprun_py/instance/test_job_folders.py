@@ -20,6 +20,7 @@ from poprun_py.instance.job_folders import (
     memory_variables,
     remove_abandoned,
 )
+from poprun_py.process_info import start_ticks
 
 SECRET = bytes(6)
 
@@ -216,7 +217,7 @@ def test_the_files_of_a_dead_daemon_go_with_the_folder(tmp_path):
         left.leave()  # the daemon lives, and removes its files by itself
         assert files.exists()
         daemon.communicate(b"\n")
-    assert job_folders._start_of(daemon.pid) == 0
+    assert start_ticks(daemon.pid) is None
     held.remove()
     assert sorted(tmp_path.iterdir()) == [others]
 

@@ -18,13 +18,8 @@ from support.processes import wait_until
 
 from popdist_py import environment
 from popdist_py.activities import ledger
-from poprun_py.instance import (
-    control_protocol,
-    process_control,
-    program_activity,
-    progress_memory,
-    sockets,
-)
+from poprun_py import process_info
+from poprun_py.instance import control_protocol, program_activity, progress_memory, sockets
 from poprun_py.instance.program_activity import SignsOfLife, observe
 from poprun_py.instance.progress_memory import ProgressMemory
 from poprun_py.instance.quick_imports import dumps
@@ -65,19 +60,6 @@ def test_cpu_and_memory_are_those_of_the_whole_tree(program):
     assert before["cpus"] == sorted(os.sched_getaffinity(0))
     wait_until(lambda: observe(tree.pid)["cpu_seconds"] > before["cpu_seconds"] + 0.1)
     assert observe(tree.pid)["swap_bytes"] >= 0
-
-
-def test_the_tree_is_that_of_a_pass_over_all_processes(program):
-    code = (
-        "import subprocess, threading, time\n"
-        "start = lambda: subprocess.Popen(['sh', '-c', 'sleep 100 & sleep 100'])\n"
-        "thread = threading.Thread(target=start)\nthread.start()\nthread.join()\nstart()\n"
-    )
-    pid = program(code + READY + "time.sleep(100)").pid
-    wait_until(lambda: len(process_control.descendants(pid)) >= 4)
-    wait_until(
-        lambda: sorted(program_activity._tree(pid)[1:]) == sorted(process_control.descendants(pid))
-    )
 
 
 def test_a_program_that_shares_its_cpu_is_seen_to_wait_for_it(program):
@@ -297,8 +279,8 @@ def test_a_kernel_that_does_not_tell_of_connections_is_no_failure(monkeypatch):
     ],
 )
 def test_a_thread_that_waits_for_a_disk_saves(monkeypatch, state, call, saves):
-    files = {"stat": f"1 (a) b) {state} 1 2".encode(), "syscall": call.encode()}
-    monkeypatch.setattr(program_activity, "_read", lambda path: files[Path(path).name])
+    files = {"stat": f"1 (a) b) {state} {'1 ' * 50}".encode(), "syscall": call.encode()}
+    monkeypatch.setattr(process_info, "read_file", lambda _, name: files[Path(name).name])
     assert program_activity._threads_at_disk(os.getpid()) >= ({os.getpid()} if saves else set())
     assert bool(program_activity._threads_at_disk(os.getpid())) is saves
 
@@ -306,7 +288,7 @@ def test_a_thread_that_waits_for_a_disk_saves(monkeypatch, state, call, saves):
 def test_a_short_wait_for_a_disk_beside_the_main_thread_is_no_saving(monkeypatch):
     signs = SignsOfLife(ProgressMemory(), os.getpid())
     seen = [{os.getpid()}, set(), {5}, {6}, {6}]
-    monkeypatch.setattr(program_activity, "_tree", lambda _: [os.getpid()])
+    monkeypatch.setattr(process_info, "process_tree", lambda _: [os.getpid()])
     monkeypatch.setattr(program_activity, "_threads_at_disk", lambda _: seen.pop(0))
     assert [signs.look(0)["saves"] for _ in range(5)] == [True, False, False, False, True]
 

@@ -14,6 +14,7 @@ from support.processes import wait_until
 from support.repository import ROOT
 
 from popdist_py import environment, heartbeat
+from poprun_py import process_info
 from poprun_py.command.cli import run
 from poprun_py.instance import control_protocol, progress_memory
 from poprun_py.running.supervise.inspection import _temporary_folders
@@ -95,8 +96,8 @@ def test_process_that_does_not_catch_the_signal_lives(tmp_path):
 def test_stacks_of_many_processes_fit_into_a_frame(monkeypatch):
     shared = progress_memory.ProgressMemory()
     many = [os.getpid()] * 40
-    monkeypatch.setattr(progress_memory.process_control, "descendants", lambda _: many)
-    monkeypatch.setattr(progress_memory.process_control, "state", lambda *_: ("S", True))
+    monkeypatch.setattr(process_info, "descendants", lambda _: many)
+    monkeypatch.setattr(process_info, "state_and_handler", lambda *_: ("S", True))
     monkeypatch.setattr(shared, "_ask", lambda *_: "\u00e4" * progress_memory._MAX_TEXT)
     found = shared.stacks(os.getpid())
     assert len(json.dumps({"processes": found})) < control_protocol.MAX_PAYLOAD

@@ -1,0 +1,215 @@
+"""Facts about Linux processes, read from /proc: state, parent, children, start, CPU time, command.
+
+Imports only os, because the wrapper in front of every program uses it. A process that has ended, or
+that the system hides from this user, has no facts: the functions then return None or an empty
+value.
+"""
+
+import os
+
+# As typing's, which takes longer to import than everything here.
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_PAGE_BYTES = 4096
+_CHUNK_BYTES = 1 << 16
+_MAX_COMMAND = 80
+# The number of threads of a process whose children are looked up.
+_MAX_THREADS = 64
+
+
+class ProcessStat:
+    """The fields of /proc/PID/stat that follow the command name, see proc(5)."""
+
+    def __init__(self, fields: list[bytes]) -> None:
+        self._fields = fields
+
+    @property
+    def state(self) -> str:
+        """The state letter, such as R (running), S (sleeping), T (stopped) or Z (ended)."""
+        return self._fields[0].decode()
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the process has not ended."""
+        return self._fields[0] not in (b"Z", b"X")
+
+    @property
+    def parent(self) -> int:
+        """The process id of the parent."""
+        return int(self._fields[1])
+
+    @property
+    def group(self) -> int:
+        """The process group."""
+        return int(self._fields[2])
+
+    @property
+    def cpu_seconds(self) -> float:
+        """The CPU time of the process and of its children that have ended."""
+        return sum(map(int, self._fields[11:15])) / os.sysconf("SC_CLK_TCK")
+
+    @property
+    def start_ticks(self) -> int:
+        """When the process started, in clock ticks since boot."""
+        return int(self._fields[19])
+
+
+def read_stat(pid: int, thread: int | None = None) -> ProcessStat | None:
+    """Return the stat fields of a process, or of one of its threads."""
+    name = "stat" if thread is None else f"task/{thread}/stat"
+    # The command name, in parentheses, may hold anything: the fields follow the last ")".
+    fields = (read_file(pid, name) or b"").rpartition(b")")[2].split()
+    return ProcessStat(fields) if len(fields) > 19 else None
+
+
+def read_status(pid: int) -> dict[str, str]:
+    """Return the values of /proc/PID/status by their names."""
+    lines = (read_file(pid, "status") or b"").decode("utf-8", "replace").splitlines()
+    return {name: value.strip() for name, _, value in (line.partition(":") for line in lines)}
+
+
+def read_file(pid: int, name: str, *, first_page: bool = False) -> bytes | None:
+    """Return the content of the file ``name`` in /proc/PID; None if it cannot be read.
+
+    Args:
+        pid: the process.
+        name: the file's path below /proc/PID.
+        first_page: whether the first 4 KiB are enough; some files are long to read.
+    """
+    try:
+        descriptor = os.open(f"/proc/{pid}/{name}", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        if first_page:
+            return os.read(descriptor, _PAGE_BYTES)
+        data = part = os.read(descriptor, _CHUNK_BYTES)
+        while part:
+            part = os.read(descriptor, _CHUNK_BYTES)
+            data += part
+    except OSError:  # the process has just ended
+        return None
+    finally:
+        os.close(descriptor)
+    return data
+
+
+def owner(pid: int) -> int | None:
+    """Return the user id of a process."""
+    try:
+        return os.stat(f"/proc/{pid}").st_uid
+    except OSError:
+        return None
+
+
+def start_ticks(pid: int) -> int | None:
+    """Return when a living process started, in clock ticks since boot."""
+    stat = read_stat(pid)
+    return stat.start_ticks if stat is not None and stat.is_alive else None
+
+
+def state_letter(pid: int) -> str:
+    """Return the state letter of a process; Z if it has ended."""
+    stat = read_stat(pid)
+    return "Z" if stat is None else stat.state
+
+
+def state_and_handler(pid: int, number: int) -> tuple[str, bool]:
+    """Return the state letter of a process, and whether it handles a signal, from one reading."""
+    status = read_status(pid)
+    return status.get("State", "Z")[0], number in _signals(status.get("SigCgt", ""))
+
+
+def pending_signals(pid: int) -> set[int]:
+    """Return the signals that a process has received while it blocks them."""
+    status = read_status(pid)
+    return _signals(status.get("ShdPnd", "")) & _signals(status.get("SigBlk", ""))
+
+
+def _signals(mask: str) -> set[int]:
+    try:
+        bits = int(mask, 16)
+    except ValueError:
+        return set()
+    return {number for number in range(1, 65) if bits >> (number - 1) & 1}
+
+
+def all_stats() -> "Iterator[tuple[int, ProcessStat]]":
+    """Yield the process id and the stat fields of every process that this user can see."""
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            stat = read_stat(int(name))
+            if stat is not None:
+                yield int(name), stat
+
+
+def children_by_parent() -> dict[int, list[int]]:
+    """Return the living processes by their parent, from one pass over all processes."""
+    children: dict[int, list[int]] = {}
+    for pid, stat in all_stats():
+        if stat.is_alive:
+            children.setdefault(stat.parent, []).append(pid)
+    return children
+
+
+def descendants(pid: int) -> list[int]:
+    """Return all living descendants of a process, parents before children."""
+    children = children_by_parent()
+    pids: list[int] = []
+    waiting = list(children.get(pid, ()))
+    while waiting:
+        current = waiting.pop()
+        pids.append(current)
+        waiting += children.get(current, ())
+    return pids
+
+
+def process_tree(pid: int) -> list[int]:
+    """Return a process and its descendants, parents first.
+
+    Where the kernel lists the children of a thread, the cost does not grow with the number of
+    processes on the host. Ended children that were not collected yet are included then.
+    """
+    if not _lists_children(pid):
+        return [pid, *descendants(pid)]
+    pids = [pid]
+    for each in pids:  # the list grows meanwhile
+        for thread in threads(each):
+            pids += map(int, (read_file(each, f"task/{thread}/children") or b"").split())
+    return pids
+
+
+def _lists_children(pid: int) -> bool:
+    return os.path.exists(f"/proc/{pid}/task/{pid}/children")
+
+
+def threads(pid: int) -> list[int]:
+    """Return the first 64 threads of a process."""
+    try:
+        return [int(name) for name in os.listdir(f"/proc/{pid}/task")[:_MAX_THREADS]]
+    except OSError:
+        return []
+
+
+def has_children(pid: int) -> bool:
+    """Return whether a process has a living child of its main thread."""
+    listed = read_file(pid, f"task/{pid}/children")
+    if listed is None:
+        return pid in children_by_parent()
+    return any(start_ticks(int(child)) is not None for child in listed.split())
+
+
+def command_line(pid: int) -> str:
+    """Return the command line of a process, cut to 80 characters, or ``?``.
+
+    The name of the program is returned if the command line is hidden.
+    """
+    words = read_file(pid, "cmdline", first_page=True)
+    name = read_file(pid, "comm")
+    if words is None or name is None:
+        return "?"
+    text = (words.rstrip(b"\0").replace(b"\0", b" ") or name.strip()).decode(errors="replace")
+    text = "".join(each if each.isprintable() else " " for each in text)
+    return text if len(text) <= _MAX_COMMAND else f"{text[: _MAX_COMMAND - 3]}..."

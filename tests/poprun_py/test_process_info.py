@@ -1,0 +1,78 @@
+"""Facts about processes, compared with processes that the tests start."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import psutil
+from support.processes import wait_until
+
+from poprun_py import process_info
+
+CHILDREN_OF_A_THREAD = """
+import subprocess, threading, time
+start = lambda: subprocess.Popen(["sh", "-c", "sleep 100 & sleep 100"])
+thread = threading.Thread(target=start)
+thread.start()
+thread.join()
+start()
+time.sleep(100)
+"""
+
+
+def test_both_ways_to_find_descendants_agree():
+    with subprocess.Popen([sys.executable, "-c", CHILDREN_OF_A_THREAD]) as process:
+        pid = process.pid
+        wait_until(lambda: len(process_info.descendants(pid)) >= 4)
+        wait_until(
+            lambda: (
+                sorted(process_info.process_tree(pid)[1:]) == sorted(process_info.descendants(pid))
+            )
+        )
+        assert process_info.has_children(pid)
+        for each in [*process_info.descendants(pid), pid]:
+            os.kill(each, signal.SIGKILL)
+
+
+def test_facts_agree_with_those_of_psutil():
+    with subprocess.Popen(["sleep", "100"]) as process:
+        pid, other = process.pid, psutil.Process(process.pid)
+        wait_until(lambda: process_info.command_line(pid) == "sleep 100")
+        stat = process_info.read_stat(pid)
+        boot = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
+        started = boot + stat.start_ticks / os.sysconf("SC_CLK_TCK")
+        assert abs(started - other.create_time()) < 2
+        assert (stat.parent, stat.group) == (os.getpid(), os.getpgrp())
+        assert process_info.owner(pid) == other.uids().real
+        assert int(process_info.read_status(pid)["Threads"]) == other.num_threads() == 1
+        assert not process_info.has_children(pid)
+        os.kill(pid, signal.SIGSTOP)
+        wait_until(lambda: process_info.state_letter(pid) == "T")
+        process.kill()
+
+
+def test_an_ended_process_has_no_facts():
+    with subprocess.Popen(["true"]) as process:
+        pass
+    pid = process.pid
+    assert process_info.read_stat(pid) is None
+    assert process_info.read_status(pid) == {}
+    assert process_info.start_ticks(pid) is None
+    assert process_info.owner(pid) is None
+    assert process_info.state_and_handler(pid, 1) == ("Z", False)
+    assert process_info.command_line(pid) == "?"
+    assert (process_info.process_tree(pid), process_info.threads(pid)) == ([pid], [])
+
+
+def test_a_command_line_is_short_and_printable():
+    code = "import time; time.sleep(100)" + " " * 100
+    with subprocess.Popen([sys.executable, "-c", code, "\x1b[31m"]) as process:
+        wait_until(lambda: "-c" in process_info.command_line(process.pid))
+        text = process_info.command_line(process.pid)
+        process.kill()
+    assert len(text) == 80
+    assert text.isprintable()
