@@ -98,7 +98,9 @@ class JobMetrics:
             from poprun_py.running.metrics.endpoint_recorder import EndpointRecorder
 
             recorders.append(
-                EndpointRecorder(self._endpoint.send, restart_count, self._endpoint.go_on)
+                EndpointRecorder(
+                    self._endpoint.send, restart_count, self._endpoint.continue_sending
+                )
             )
         if self._sinks is not None:
             from poprun_py.running.metrics.chart_recorder import ChartRecorder

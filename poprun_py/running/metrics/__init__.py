@@ -1,5 +1,5 @@
 """Metrics of a running job for OpenMetrics, TensorBoard, and Weights & Biases.
 
-Contains the recorders that gather them, the processes that pass them on, and the texts of the
-endpoint. Serving, writing and sending happen in processes of their own, so they cannot delay a job.
+Recorders in the launcher gather the numbers. Child processes serve, write and send them, so a slow
+disk or network cannot delay the job.
 """

@@ -1,6 +1,7 @@
-"""Hands a job's numbers to the process that writes them for TensorBoard or Weights & Biases.
+"""The recorder that sends a job's numbers to the process for TensorBoard or Weights & Biases.
 
-At most once a second, and only if there was a training step: that is the axis of all charts.
+Each number has a name such as ``loss/instance-0``, so one section of charts compares the instances.
+The training step is the axis of all charts.
 """
 
 from __future__ import annotations
@@ -8,19 +9,28 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
-from poprun_py.running.metrics.run_values import training_step, values_of
+from poprun_py.running.watch.instance_state import ACTIVITIES, InstanceState, median
 from poprun_py.running.watch.job_view import JobView
 from poprun_py.running.watch.records import StepRecord
 
-# Looks come once a second, a little more or less.
+# Views come about once per second, and each of them is to be sent.
 _APART_SECONDS: Final = 0.9
+# With more instances, charts show the least, the median and the greatest of all.
+_MOST_INSTANCES: Final = 32
+_INSTANCE_VALUES: Final[Mapping[str, Callable[[InstanceState], float | None]]] = {
+    "loss": lambda state: state.loss,
+    "step_seconds": lambda state: state.step_seconds if state.num_steps else None,
+    "step_p95_seconds": lambda state: state.p95_seconds if state.num_steps else None,
+    "step_own_seconds": lambda state: state.own_seconds if state.num_steps else None,
+    "memory_bytes": lambda state: float(state.memory_bytes) or None,
+}
 
 
 class ChartRecorder:
-    """The numbers of one attempt for the sinks.
+    """Sends the numbers of one attempt after new training steps, at most once per second.
 
     Args:
-        send: takes a document; the first one says that an attempt begins.
+        send: Sends a document. The first one announces the attempt.
     """
 
     def __init__(self, send: Callable[[Mapping[str, Any]], object]) -> None:
@@ -30,10 +40,10 @@ class ChartRecorder:
         send({"begins": True})
 
     def steps(self, records: Sequence[StepRecord], /) -> None:
-        """Do nothing: a look has the medians of the last steps."""
+        """Do nothing, because views include the medians of the last steps."""
 
     def view(self, view: JobView, at: float, /) -> None:
-        """Hand over the numbers, if it is time; those of a job that has ended always."""
+        """Send the numbers of a view, if it is time or the job has ended."""
         step = training_step(view)
         if step is None or step == self._last_step:
             return
@@ -41,4 +51,45 @@ class ChartRecorder:
         if at - self._last_at < _APART_SECONDS and not has_ended:
             return
         self._last_step, self._last_at = step, at
-        self._send({"step": step, "values": values_of(view)})
+        self._send({"step": step, "values": chart_values(view)})
+
+
+def training_step(view: JobView) -> int | None:
+    """Return the training step that all instances have done; None before the first."""
+    steps = [state.step for state in view.instances if state.step is not None]
+    return min(steps, default=0) or None
+
+
+def chart_values(view: JobView) -> dict[str, float]:
+    """Return the numbers of a view by name, without unknown ones."""
+    states = view.instances
+    values: dict[str, float] = {}
+    if view.samples_per_second:
+        values["samples_per_second/total"] = view.samples_per_second
+    losses = [state.loss for state in states if state.loss is not None]
+    if losses:
+        values["loss/mean"] = sum(losses) / len(losses)
+    for name, value_of in _INSTANCE_VALUES.items():
+        numbers = {
+            state.index: number for state in states if (number := value_of(state)) is not None
+        }
+        values.update(_by_instance(name, numbers, len(states)))
+    known = [state for state in states if any(state.shares)]
+    by_activity = zip(*(state.shares for state in known), strict=True)
+    for activity, shares in zip(ACTIVITIES, by_activity, strict=False):
+        values[f"share_of_time/{activity}"] = sum(shares) / len(shares)
+    return values
+
+
+def _by_instance(name: str, numbers: Mapping[int, float], num_instances: int) -> dict[str, float]:
+    """Return the number of each instance, or the range of many instances."""
+    if num_instances <= _MOST_INSTANCES:
+        return {f"{name}/instance-{index}": number for index, number in numbers.items()}
+    if not numbers:
+        return {}
+    every = list(numbers.values())
+    return {
+        f"{name}/least": min(every),
+        f"{name}/median": median(every),
+        f"{name}/greatest": max(every),
+    }

@@ -1,7 +1,8 @@
-"""The process that serves --metrics-port: documents on standard input, scrapes on a socket.
+"""The HTTP endpoint of --metrics-port, which runs in a process of its own.
 
-It is given a socket that listens, and ends with its standard input. Nothing here gathers numbers:
-endpoint_recorder.py does, in the launcher.
+The process reads JSON documents of ``EndpointRecorder`` from standard input, serves the numbers of
+the last one as metrics, and ends with its standard input. The names of the metrics follow
+https://prometheus.io/docs/practices/naming (base units, ``_total``, ``_info``).
 """
 
 from __future__ import annotations
@@ -16,37 +17,178 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import accumulate
 from typing import Any, Final
 
 from prometheus_client import CollectorRegistry, make_wsgi_app
-from prometheus_client.core import Metric
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    InfoMetricFamily,
+    Metric,
+)
 from prometheus_client.registry import Collector
 
-from poprun_py.running.metrics.exposition import families
+from poprun_py.running.metrics.endpoint_recorder import BOUNDS
 
-# A scraper that has not asked after so long, or takes nothing for so long, is let go.
+# The time-out for receiving a request, and for sending its answer.
 _SECONDS: Final = 5.0
-# So many are served at a time, and so much is read of each.
+# The number of scrapers served at a time, and the largest request that is read.
 _MOST_SCRAPERS: Final = 256
 _MOST_BYTES: Final = 16 << 10
 _HEAD_END: Final = b"\r\n\r\n"
 _PATH: Final = "/metrics"
 
+_LABELS: Final = ("instance", "host")
+_ENDED: Final = "ended"
+# The name, the key in the state of an instance, and the help text of each gauge.
+_GAUGES: Final = (
+    ("poprun_step", "step", "Training steps done, those before a checkpoint resumed from too."),
+    ("poprun_loss", "loss", "Loss of the last training step."),
+    ("poprun_cpus_used", "cpus_used", "CPUs that it used on average since the last update."),
+    ("poprun_cpus", "num_cpus", "CPUs that it may use."),
+    ("poprun_memory_bytes", "memory_bytes", "Memory of its processes, shared memory once."),
+    ("poprun_swap_bytes", "swap_bytes", "Memory of its processes that is on the disk."),
+)
+# Gauges that stay valid after the instance has ended.
+_LASTING: Final = ("poprun_step", "poprun_loss")
+_HISTOGRAMS: Final = (
+    ("poprun_step_duration_seconds", "seconds", "From the end of one training step to the next."),
+    (
+        "poprun_step_own_duration_seconds",
+        "own_seconds",
+        "The same without waiting for other instances.",
+    ),
+)
+
+
+def main() -> None:
+    """Serve until standard input ends. Its first document has the descriptor of the socket."""
+    first = json.loads(sys.stdin.buffer.readline())
+    collector = _Collector(first)
+    registry = CollectorRegistry()
+    registry.register(collector)
+    server = _Server(socket.socket(fileno=first["descriptor"]), registry)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    for line in sys.stdin.buffer:
+        if line.endswith(b"\n"):  # a launcher that was killed may leave half a line
+            collector.last = line
+    # Exit without waiting for the threads that serve scrapers.
+    os._exit(0)
+
+
+def metric_families(first: Mapping[str, Any], last: Mapping[str, Any]) -> Iterator[Metric]:
+    """Yield all metrics.
+
+    Args:
+        first: The first document: ``run_id``, ``program``, ``began`` (seconds since the epoch) and
+            ``num_instances``.
+        last: The last document of the recorder.
+    """
+    facts = {name: str(first[name]) for name in ("run_id", "program")}
+    yield InfoMetricFamily("poprun_run", "The run.", value=facts)
+    yield GaugeMetricFamily(
+        "poprun_run_start_time_seconds",
+        "When the run began, in seconds since the epoch.",
+        value=first["began"],
+    )
+    yield CounterMetricFamily(
+        "poprun_restarts", "Restarts after a failure.", value=last.get("restarts", 0)
+    )
+    yield GaugeMetricFamily("poprun_instances", "Instances.", value=first["num_instances"])
+    view = last.get("view") or {"instances": [], "slowest": None}
+    states: list[dict[str, Any]] = view["instances"]
+    running = [state for state in states if state["phase"] != _ENDED]
+    yield GaugeMetricFamily(
+        "poprun_instances_running", "Instances whose program runs.", value=len(running)
+    )
+    steps: dict[str, Any] = last.get("steps", {})
+    yield from _counters(states, steps)
+    yield from _gauges(states)
+    yield from _histograms(states, steps)
+    yield from _straggler_gauges(view["slowest"], states)
+
+
+def _counters(states: list[dict[str, Any]], steps: dict[str, Any]) -> Iterator[Metric]:
+    made = CounterMetricFamily(
+        "poprun_steps", "Training steps made in this attempt.", labels=_LABELS
+    )
+    samples = CounterMetricFamily(
+        "poprun_samples", "Samples trained on in this attempt.", labels=_LABELS
+    )
+    seconds = CounterMetricFamily(
+        "poprun_activity_seconds",
+        "Time spent on each activity in this attempt.",
+        labels=(*_LABELS, "activity"),
+        unit="seconds",
+    )
+    for state in states:
+        recorded = steps.get(str(state["index"]), {}).get("count", 0)
+        made.add_metric(_labels(state), max(recorded, state["num_timed_steps"]))
+        samples.add_metric(_labels(state), state["num_samples"])
+        for activity, spent in state["seconds"].items():
+            seconds.add_metric([*_labels(state), activity], spent)
+    yield from (made, samples, seconds)
+
+
+def _gauges(states: list[dict[str, Any]]) -> Iterator[Metric]:
+    for name, key, text in _GAUGES:
+        gauge = GaugeMetricFamily(name, text, labels=_LABELS)
+        for state in states:
+            is_valid = state["phase"] != _ENDED or name in _LASTING
+            if is_valid and state[key] is not None:
+                gauge.add_metric(_labels(state), float(state[key]))
+        yield gauge
+
+
+def _histograms(states: list[dict[str, Any]], steps: dict[str, Any]) -> Iterator[Metric]:
+    for name, key, text in _HISTOGRAMS:
+        histogram = HistogramMetricFamily(name, text, labels=_LABELS, unit="seconds")
+        for state in states:
+            if (of_instance := steps.get(str(state["index"]))) is not None:
+                found = of_instance[key]
+                bounds = (*map(str, BOUNDS), "+Inf")
+                buckets = list(zip(bounds, accumulate(found["counts"]), strict=True))
+                histogram.add_metric(_labels(state), buckets, found["sum"])
+        yield histogram
+
+
+def _straggler_gauges(
+    slowest: dict[str, Any] | None, states: list[dict[str, Any]]
+) -> Iterator[Metric]:
+    ratio = GaugeMetricFamily(
+        "poprun_slowest_step_ratio",
+        "Step of the slowest instance without waiting for others, over that of the median one.",
+    )
+    if slowest is not None and slowest["median_of_all"]:
+        ratio.add_metric((), slowest["step_seconds_without_waiting"] / slowest["median_of_all"])
+    yield ratio
+    straggler = GaugeMetricFamily(
+        "poprun_straggler", "1 for the instance that the others wait for, else 0.", labels=_LABELS
+    )
+    slow = slowest["instance"] if slowest is not None and slowest["is_straggler"] else None
+    for state in states:
+        straggler.add_metric(_labels(state), int(state["index"] == slow))
+    yield straggler
+
+
+def _labels(state: Mapping[str, Any]) -> list[str]:
+    return [str(state["index"]), str(state["host"])]
+
 
 class _Collector(Collector):
-    """The numbers of the last document."""
-
     def __init__(self, first: Mapping[str, Any]) -> None:
         self._first = first
-        # Replaced as a whole, and read by who asks: nobody may.
+        # The main thread replaces the whole document, and other threads read it.
         self.last = b"{}"
 
     def collect(self) -> Iterator[Metric]:
-        return families(self._first, json.loads(self.last))
+        return metric_families(self._first, json.loads(self.last))
 
 
-def _head(connection: socket.socket, seconds: float) -> bytes:
-    """Return the head of a request; nothing if it is too long, or not there in time."""
+def _request_head(connection: socket.socket, seconds: float) -> bytes:
+    """Receive the head of a request; return b"" if it is too long or comes too late."""
     head, deadline = b"", time.monotonic() + seconds
     while _HEAD_END not in head:
         left = deadline - time.monotonic()
@@ -68,7 +210,7 @@ class _Handler(BaseHTTPRequestHandler):
         super().setup()
         self.rfile.close()
         try:
-            self.rfile = io.BytesIO(_head(self.request, self.timeout))
+            self.rfile = io.BytesIO(_request_head(self.request, self.timeout))
         except TimeoutError:
             self.rfile = io.BytesIO()
         self.request.settimeout(self.timeout)
@@ -86,24 +228,23 @@ class _Handler(BaseHTTPRequestHandler):
             "HTTP_ACCEPT_ENCODING": self.headers.get("Accept-Encoding", ""),
         }
         body = b"".join(make_wsgi_app(self.registry)(request, self._send_status))
-        # The server ends with the job, in the middle of an answer if need be. Without the length, a
-        # scraper would take the beginning of an answer for all of it, and 12 for 123.
+        # This process may end in the middle of an answer. Without the length, a scraper would take
+        # the beginning for the whole answer, and read 12 instead of 123.
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         self.wfile.write(body)
 
     def _send_status(self, status: str, headers: list[tuple[str, str]]) -> None:
-        """Send the status line and all headers but the length, as a WSGI server does."""
         self.send_response(int(status.partition(" ")[0]))
         for name, value in headers:
             self.send_header(name, value)
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Log no requests: standard error is the job's."""
+        """Do not log requests, because standard error belongs to the job."""
 
 
 class _Server(ThreadingHTTPServer):
-    """Serves each scraper in a thread of its own, and is silent about those that go away."""
+    """Serves each scraper in its own thread."""
 
     daemon_threads = True
 
@@ -112,46 +253,30 @@ class _Server(ThreadingHTTPServer):
         super().__init__(listener.getsockname(), handler, bind_and_activate=False)
         self.socket.close()
         self.socket = listener
-        self._room = threading.BoundedSemaphore(_MOST_SCRAPERS)
-        # In the order in which they have come.
-        self._served: dict[socket.socket, None] = {}
+        self._free_places = threading.BoundedSemaphore(_MOST_SCRAPERS)
+        self._connections: dict[socket.socket, None] = {}  # the oldest first
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        if not self._room.acquire(blocking=False):
-            self._cut_off_first()
-            if not self._room.acquire(timeout=_SECONDS):
+        if not self._free_places.acquire(blocking=False):
+            self._close_oldest()
+            if not self._free_places.acquire(timeout=_SECONDS):
                 self.shutdown_request(request)
                 return
-        self._served[request] = None
+        self._connections[request] = None
         super().process_request(request, client_address)
 
-    def _cut_off_first(self) -> None:
-        """Make room: who asks at once has its answer long before it is the first."""
-        for first in list(self._served)[:1]:
+    def _close_oldest(self) -> None:
+        """Close the oldest connection. A scraper that asks promptly has had its answer by now."""
+        for connection in list(self._connections)[:1]:
             with suppress(OSError):
-                first.shutdown(socket.SHUT_RDWR)
+                connection.shutdown(socket.SHUT_RDWR)
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
         try:
             super().process_request_thread(request, client_address)
         finally:
-            self._served.pop(request, None)
-            self._room.release()
+            self._connections.pop(request, None)
+            self._free_places.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Nobody is there to be told."""
-
-
-def main() -> None:
-    """Serve until standard input ends; its first document names the descriptor of the socket."""
-    first = json.loads(sys.stdin.buffer.readline())
-    collector = _Collector(first)
-    registry = CollectorRegistry()
-    registry.register(collector)
-    server = _Server(socket.socket(fileno=first["descriptor"]), registry)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    for line in sys.stdin.buffer:
-        if line.endswith(b"\n"):  # a launcher that is killed may leave half a line
-            collector.last = line
-    # No scraper is waited for.
-    os._exit(0)
+        """Ignore errors of connections."""

@@ -1,7 +1,7 @@
-"""A process beside the launcher that takes JSON documents, one a line, and never holds it up.
+"""A child process that reads JSON documents, one per line, without delaying the launcher.
 
-Nothing here knows what the process does with them. It ends when the pipe does, also when the
-launcher is killed, and says then on its standard output what went wrong, one sentence a line.
+The child process ends when its pipe is closed, so it also ends when the launcher is killed. At its
+end it prints what went wrong, one sentence per line.
 """
 
 from __future__ import annotations
@@ -22,31 +22,32 @@ from typing import Any, Final
 from poprun_py.errors import StartError, explain_os_error
 
 _ROOT: Final = Path(__file__).resolve().parents[3]
-# Last on the path, so that nothing beside our packages hides the standard library; -P keeps the
-# working folder out.
+# The folder of the packages is the last one on the path, so that other modules in it do not hide
+# the standard library. Python's option -P keeps the working folder out of the path.
 _START: Final = (
     "import importlib, sys; sys.path.append(sys.argv[1]); "
     "importlib.import_module(sys.argv[2]).main()"
 )
-# What waits for a process that is busy: some hundred documents. Unprivileged processes may have it.
+# A pipe of this size holds some hundred documents for a busy process. It is the kernel's limit for
+# unprivileged processes.
 _PIPE_BYTES: Final = 1 << 20
-# After the end of the job: until something is said, and until the process is killed.
+# The time from the end of the job until the user is told to wait, and until the process is killed.
 _SAID_SECONDS, _END_SECONDS = 2.0, 30.0
 _READ_BYTES: Final = 1 << 16
 
 
 class MetricsProcess:
-    """A process that is fed with documents.
+    """A child process that serves or writes the documents that it is sent.
 
     Args:
-        module: what it runs: its function ``main`` reads the documents from standard input.
-        what: how messages name it, such as ``the metrics for TensorBoard``.
-        first: the first document.
-        environ: its environment.
-        pass_fds: descriptors that it inherits.
+        module: A module whose function ``main`` reads the documents from standard input.
+        what: The name of the process in messages, such as ``the metrics for TensorBoard``.
+        first: The first document.
+        environ: The environment of the process.
+        pass_fds: Descriptors that it inherits.
 
     Raises:
-        StartError: it cannot be started.
+        StartError: The process cannot be started.
     """
 
     def __init__(
@@ -71,7 +72,7 @@ class MetricsProcess:
                 env=dict(environ),
                 pass_fds=tuple(pass_fds),
                 umask=0o077,
-                # Ctrl-C and Ctrl-Z are the job's: the last numbers come after them.
+                # Ctrl-C and Ctrl-Z must not reach it, because the last numbers come after them.
                 start_new_session=True,
             )
         except OSError as error:
@@ -88,7 +89,7 @@ class MetricsProcess:
     def send(self, document: Mapping[str, Any] | str) -> bool:
         """Send a document, or drop it if the process is too slow; return whether it was sent.
 
-        A document that is a text must be JSON without a line break.
+        A document given as text must be JSON without line breaks.
         """
         self._num_sent += 1
         self._write()
@@ -101,16 +102,16 @@ class MetricsProcess:
         self._write()
         return True
 
-    def go_on(self) -> None:
-        """Send more of a document that did not fit into the pipe, if the pipe has room now."""
+    def continue_sending(self) -> None:
+        """Send more of a document that did not fit into the pipe."""
         if self._rest:
             self._write()
 
     def finish(self, tell: Callable[[str], None]) -> list[str]:
-        """Let the process end, and wait for it; returns what went wrong, in sentences.
+        """Wait for the end of the process; return problems as sentences.
 
         Args:
-            tell: takes a sentence when this lasts.
+            tell: Tells the user to wait.
         """
         began, said, was_told = time.monotonic(), b"", False
         is_killed = False
@@ -130,17 +131,17 @@ class MetricsProcess:
                         break
             else:
                 is_killed = True
-        except KeyboardInterrupt:  # the job has ended: what is left is not worth waiting for
+        except KeyboardInterrupt:  # the job has ended, and the user does not want to wait
             is_killed = True
         return [*said.decode(errors="replace").splitlines(), *self._end(is_killed)]
 
     def close(self) -> None:
-        """End the process at once, if it has not ended; calling it again does nothing."""
+        """Kill the process if it has not ended."""
         if self._process.returncode is None:
             self._end(True)
 
     def _end(self, is_killed: bool) -> list[str]:
-        """Collect the process; returns what went wrong with it."""
+        """Close the pipe and reap the process; return problems as sentences."""
         self._close_input()
         with contextlib.suppress(subprocess.TimeoutExpired):
             if not is_killed:
@@ -163,13 +164,12 @@ class MetricsProcess:
         return troubles
 
     def _write(self) -> None:
-        """Write what there is room for."""
         while self._rest and self._is_open:
             try:
                 written = os.write(self._input, self._rest)
             except BlockingIOError:
                 return
-            except OSError:  # it has ended
+            except OSError:  # the process has ended
                 self._close_input()
                 return
             self._rest = self._rest[written:]

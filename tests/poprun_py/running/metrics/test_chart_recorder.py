@@ -1,4 +1,4 @@
-"""The numbers of charts: what a look becomes, and which looks are written."""
+"""The numbers that charts show, and the views after which they are sent."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from poprun_py.running.metrics.chart_recorder import ChartRecorder
-from poprun_py.running.metrics.run_values import training_step, values_of
+from poprun_py.running.metrics.chart_recorder import ChartRecorder, chart_values, training_step
 from poprun_py.running.watch.instance_state import ACTIVITIES, InstanceState
 from poprun_py.running.watch.job_view import JobView
 
@@ -26,8 +25,8 @@ def view(*states):
     return JobView(run_id="r", pid=1, program="p", seconds=1, instances=states)
 
 
-def test_numbers_of_a_look():
-    found = values_of(view(instance(0), instance(1, loss=None, num_steps=0)))
+def test_numbers_of_a_view():
+    found = chart_values(view(instance(0), instance(1, loss=None, num_steps=0)))
     shares = {f"share_of_time/{name}": 0.0 for name in ACTIVITIES}
     assert found == {
         **shares,
@@ -45,11 +44,11 @@ def test_numbers_of_a_look():
 
 
 def test_the_loss_is_the_mean_over_instances():
-    assert values_of(view(instance(0), instance(3), instance(6)))["loss/mean"] == 3.0
+    assert chart_values(view(instance(0), instance(3), instance(6)))["loss/mean"] == 3.0
 
 
-def test_many_instances_are_spanned():
-    found = values_of(view(*map(instance, range(101))))
+def test_many_instances_are_summarized():
+    found = chart_values(view(*map(instance, range(101))))
     assert {name: value for name, value in found.items() if name.startswith("loss/")} == {
         "loss/mean": 50.0, "loss/least": 0.0, "loss/median": 50.0, "loss/greatest": 100.0,
     }  # fmt: skip
@@ -59,16 +58,15 @@ def test_many_instances_are_spanned():
 @pytest.mark.parametrize(
     ("steps", "expected"), [((), None), ((None, 0), None), ((None, 4), 4), ((6, 5), 5)]
 )
-def test_the_step_is_the_one_that_all_have_done(steps, expected):
+def test_the_training_step_is_the_last_one_that_all_have_done(steps, expected):
     assert training_step(view(*(instance(i, step=s) for i, s in enumerate(steps)))) == expected
 
 
-def test_a_look_is_written_once_a_second_and_once_a_step_and_the_last_always():
+def test_numbers_are_sent_once_per_second_and_step_and_always_at_the_end():
     sent = []
     recorder = ChartRecorder(sent.append)
     recorder.steps([])
-    looks = [(0, 0.0), (1, 1.0), (2, 1.5), (3, 2.0), (3, 3.0), (4, 4.0)]
-    for step, at in looks:
+    for step, at in [(0, 0.0), (1, 1.0), (2, 1.5), (3, 2.0), (3, 3.0), (4, 4.0)]:
         recorder.view(view(instance(0, step=step)), at)
     recorder.view(view(instance(0, step=5, phase="ended")), 4.1)
     recorder.view(view(instance(0, step=5, phase="ended")), 4.2)

@@ -1,4 +1,4 @@
-"""What the endpoint shows of a job: pure documents to families, and the text that scrapers read."""
+"""The metrics that the endpoint makes of the recorder's documents."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from prometheus_client.openmetrics import exposition as openmetrics
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
+from poprun_py.running.metrics.endpoint import metric_families
 from poprun_py.running.metrics.endpoint_recorder import BOUNDS, EndpointRecorder
-from poprun_py.running.metrics.exposition import families
 from poprun_py.running.watch.instance_state import ACTIVITIES, InstanceState
 from poprun_py.running.watch.job_view import JobView
 from poprun_py.running.watch.records import StepRecord
@@ -48,11 +48,11 @@ def step(instance, seconds, **changes):
 
 
 def shown(last, encode=openmetrics.generate_latest):
-    """Return the text for a document that has travelled as JSON."""
+    """Return the metrics of a document as text, after a round trip through JSON."""
 
     class Numbers(Collector):
         def collect(self):
-            return families(FIRST, json.loads(json.dumps(last)))
+            return metric_families(FIRST, json.loads(json.dumps(last)))
 
     registry = CollectorRegistry()
     registry.register(Numbers())
@@ -60,7 +60,7 @@ def shown(last, encode=openmetrics.generate_latest):
 
 
 def samples(last):
-    """Return every sample as a scraper reads it: value by name and labels."""
+    """Return the values that a scraper reads, by name and labels."""
     return {
         (sample.name, *sorted(sample.labels.items())): sample.value
         for family in text_string_to_metric_families(shown(last))
@@ -76,12 +76,12 @@ def document(*states, records=(), worst=None, restarts=0):
     return json.loads(sent[-1])
 
 
-def test_with_each_instances_steps_more_of_the_last_document_is_sent():
-    gone_on = []
-    recorder = EndpointRecorder(lambda _: None, 0, lambda: gone_on.append(True))
+def test_new_steps_continue_sending_the_last_document():
+    calls = []
+    recorder = EndpointRecorder(lambda _: None, 0, lambda: calls.append(True))
     recorder.steps([step(0, 0.0), step(0, 0.02)])
     recorder.steps([step(1, 0.0)])
-    assert len(gone_on) == 2
+    assert len(calls) == 2
 
 
 SLOW = Straggler(instance=1, host="node1", own_seconds=0.03, median_seconds=0.01, is_slow=True)
@@ -94,7 +94,7 @@ JOB = document(
 )
 
 
-def test_both_texts_of_a_job(golden):
+def test_openmetrics_and_prometheus_texts(golden):
     text = shown(JOB)
     golden("openmetrics.txt", text)
     older = shown(JOB, generate_latest)
@@ -102,14 +102,14 @@ def test_both_texts_of_a_job(golden):
     golden("prometheus_differs.txt", "\n".join([*difference][2:]) + "\n")
 
 
-def test_before_the_first_look_there_is_the_run():
+def test_the_run_is_shown_before_the_first_view():
     found = samples({"restarts": 0})
     assert found["poprun_instances",] == 2
     assert found["poprun_instances_running",] == 0
     assert found["poprun_run_info", ("program", "train.py"), ("run_id", FIRST["run_id"])] == 1
 
 
-def test_an_instance_that_has_ended_keeps_its_counters_and_uses_nothing():
+def test_an_ended_instance_keeps_its_counters_but_not_its_resource_use():
     found = samples(document(instance(0, phase="ended"), instance(1)))
     labels = (("host", "node1"), ("instance", "0"))
     assert found["poprun_instances_running",] == 1
@@ -119,13 +119,13 @@ def test_an_instance_that_has_ended_keeps_its_counters_and_uses_nothing():
     assert ("poprun_cpus_used", *labels) not in found
 
 
-def test_what_is_not_known_is_not_shown():
+def test_unknown_values_are_left_out():
     found = samples(document(instance(0, loss=None, step=None)))
     assert not {name for name, *_ in found} & {"poprun_loss", "poprun_step"}
     assert ("poprun_slowest_step_ratio",) not in found
 
 
-def test_a_loss_that_is_no_number_is_shown_as_such():
+def test_a_loss_may_be_nan_or_infinite():
     found = samples(document(instance(0, loss=math.nan), instance(1, loss=-math.inf)))
     losses = [value for (name, *_), value in found.items() if name == "poprun_loss"]
     assert math.isnan(losses[0])

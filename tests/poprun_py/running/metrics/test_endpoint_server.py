@@ -1,4 +1,4 @@
-"""The server of the endpoint: who is silent is let go, and there is an end to how many it takes."""
+"""The HTTP server of the endpoint, with silent, slow and many scrapers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from poprun_py.running.metrics.endpoint_recorder import listen
 
 @pytest.fixture
 def served(monkeypatch):
-    """Serve one number, to two scrapers at a time; returns the address."""
+    """Serve one number to at most two scrapers at a time, and return the address."""
     monkeypatch.setattr(endpoint, "_MOST_SCRAPERS", 2)
     registry = CollectorRegistry()
     Gauge("poprun_number", "A number.", registry=registry).set(7)
@@ -48,7 +48,7 @@ def test_only_the_metrics_are_served(served):
 
 
 @pytest.mark.parametrize("encoding", ["identity", "gzip"])
-def test_an_answer_tells_its_length_so_that_one_that_is_cut_off_is_known(served, encoding):
+def test_an_answer_has_its_length(served, encoding):
     url = f"http://127.0.0.1:{served[1]}/metrics"
     request = urllib.request.Request(url, headers={"Accept-Encoding": encoding})
     with urllib.request.urlopen(request, timeout=20) as response:
@@ -58,7 +58,7 @@ def test_an_answer_tells_its_length_so_that_one_that_is_cut_off_is_known(served,
 
 
 @pytest.mark.parametrize("words", [b"", b"GET /metr", b"GET /metrics HTTP/1.1\r\nA: b\r\n"])
-def test_who_does_not_ask_is_let_go_however_slowly_it_speaks(served, monkeypatch, words):
+def test_an_incomplete_request_is_closed_after_the_time_out(served, monkeypatch, words):
     monkeypatch.setattr(endpoint._Handler, "timeout", 0.2)
     with socket.create_connection(served, timeout=20) as silent:
         silent.sendall(words)
@@ -71,7 +71,7 @@ def test_who_does_not_ask_is_let_go_however_slowly_it_speaks(served, monkeypatch
             assert silent.recv(1) == b""
 
 
-def test_nothing_is_kept_of_who_says_too_much(served):
+def test_a_request_that_is_too_long_is_closed(served):
     request = b"GET /metrics HTTP/1.1\r\n" + b"A: b\r\n" * 100_000
     with socket.create_connection(served, 20) as loud, contextlib.suppress(ConnectionError):
         loud.sendall(request)
@@ -79,7 +79,7 @@ def test_nothing_is_kept_of_who_says_too_much(served):
     assert "poprun_number" in scrape(served)
 
 
-def test_who_asks_is_served_whoever_is_there_already(served, monkeypatch):
+def test_scrapers_are_served_despite_many_silent_connections(served, monkeypatch):
     monkeypatch.setattr(endpoint._Handler, "timeout", 60)
     with contextlib.ExitStack() as crowd:
         for _ in range(10):
@@ -95,10 +95,10 @@ def test_random_requests_are_refused(words):
     with ours, theirs:
         theirs.sendall(words)
         theirs.shutdown(socket.SHUT_WR)
-        assert endpoint._head(ours, 20) in (b"", words)
+        assert endpoint._request_head(ours, 20) in (b"", words)
 
 
-def test_a_port_is_one_of_this_machine_only_and_of_one_job(served):
+def test_a_port_belongs_to_the_loopback_address_and_to_one_job(served):
     assert served[0] == "127.0.0.1"
     with pytest.raises(UsageError, match=rf"^--x: port {served[1]} of 127.0.0.1: Address already"):
         listen(served[1], "--x")

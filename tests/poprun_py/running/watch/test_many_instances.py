@@ -8,8 +8,8 @@ from functools import partial
 
 import pytest
 
+from poprun_py.running.metrics.chart_recorder import chart_values
 from poprun_py.running.metrics.endpoint_recorder import EndpointRecorder
-from poprun_py.running.metrics.run_values import values_of
 from poprun_py.running.supervise.hang_detection import HangWatch
 from poprun_py.running.supervise.hang_detection import Look as LifeLook
 from poprun_py.running.supervise.job import Progress
@@ -131,7 +131,7 @@ def every_task(view, folder):
     yield "status", view.json_text
     yield "file recorder", lambda: file.view(view, 1e9)
     yield "endpoint", lambda: endpoint.view(view, 1e9)
-    yield "numbers for charts", lambda: values_of(view)
+    yield "numbers for charts", lambda: chart_values(view)
     yield "live view", lambda: table_lines(view, width=160, most_rows=20)
     yield "summary", lambda: summary_lines(view)
     yield "hangs, by steps", lambda: steps.hung(2.0)
