@@ -1,10 +1,11 @@
 """poprun-py: starts the instances of a distributed job under MPI.
 
-The public list; each name is imported when it is first used, so that the wrapper and the help stay
-fast.
+The public names of the Python API. A name's module is imported when the name is first used, so
+that the help and the wrapper of each instance start quickly.
 """
 
-# As typing's, which the wrapper in front of every program would have to import.
+# Like typing.TYPE_CHECKING. The wrapper imports this package before every program, and importing
+# typing would delay it.
 TYPE_CHECKING = False
 
 if TYPE_CHECKING:
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from poprun_py.python_api.launch import launch, start
     from poprun_py.python_api.status import JobStatus
     from poprun_py.running.supervise.job import InstanceResult, LaunchResult
+    from poprun_py.value_display import Views
 
 __version__ = "0.2.0.dev0"
 
@@ -37,7 +39,7 @@ __all__ = [
     "start",
 ]
 
-_HOMES = {
+_MODULE_OF_NAME = {
     "JobFailedError": "errors",
     "JobHandle": "python_api.handle",
     "JobStatus": "python_api.status",
@@ -56,8 +58,17 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> object:
-    if name not in _HOMES:
+    if name not in _MODULE_OF_NAME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module
 
-    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    from poprun_py.value_display import set_views
+
+    set_views(_views)
+    return getattr(import_module(f"{__name__}.{_MODULE_OF_NAME[name]}"), name)
+
+
+def _views() -> "Views":
+    from poprun_py.python_api import value_views
+
+    return value_views

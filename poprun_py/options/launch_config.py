@@ -15,7 +15,7 @@ from popdist_py.device_numbers import LINK_DOMAIN_IPUS
 from popdist_py.environment import TIMELINE_MIB, TORCH_BACKENDS
 from popdist_py.errors import counted
 from poprun_py.errors import UsageError
-from poprun_py.on_use import Shown, on_use
+from poprun_py.on_use import on_use
 from poprun_py.options.link_domains import roomy_link_domains
 from poprun_py.options.metrics_destinations import METRICS_DESTINATION, TENSORBOARD
 from poprun_py.options.option_origins import Origin, as_default, from_python
@@ -42,6 +42,7 @@ from poprun_py.options.option_types import (
     spelled,
     whole,
 )
+from poprun_py.value_display import Displayed
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -123,7 +124,7 @@ _SDK_NAMES = Kind(
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, repr=False)
-class LaunchConfig(Shown):
+class LaunchConfig(Displayed):
     """Everything that decides a launch: ``program`` and the options of the command line.
 
     A program ``-m MODULE ...`` is a Python module. ``num_replicas`` is ``num_instances`` where it

@@ -16,7 +16,6 @@ from poprun_py.errors import UsageError
 from poprun_py.instance.binding import THREAD_VARIABLES
 from poprun_py.machines.allocation import DEFAULT_HOST_FILES, slurm_tasks
 from poprun_py.machines.machine import Machine
-from poprun_py.on_use import Shown
 from poprun_py.options.launch_config import LaunchConfig
 from poprun_py.planning.cpu_placement import Placement, PlacementPolicy, place_anyway
 from poprun_py.planning.instance_variables import (
@@ -51,6 +50,7 @@ from poprun_py.planning.mpi_commands import (
 )
 from poprun_py.planning.plan_inputs import PlanInputs
 from poprun_py.planning.topology import Instance, Topology
+from poprun_py.value_display import Displayed
 
 # A launch without a pod does not wait for it.
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ class InstancePlan:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, repr=False)
-class LaunchPlan(Shown):
+class LaunchPlan(Displayed):
     """The whole launch: configuration, topology, instances, and the command that starts them.
 
     A command for thousands of instances is too long for the kernel. It is then ``compact``: one

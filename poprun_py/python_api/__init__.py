@@ -1,5 +1,6 @@
-"""``poprun_py.launch`` and ``start``: jobs of a Python program, and their handles.
+"""The Python API: ``poprun_py.launch``, ``start`` and JobHandle.
 
-Each job has a launcher process of its own. Contains the handle, that process, and the channel
-between them. No module here plans or supervises: the process launches as the command does.
+Each job of a Python program has a launcher process of its own, which does what the command does.
+This package contains the handles of jobs, that process, and the messages between the two. Planning
+and supervision are in other packages.
 """

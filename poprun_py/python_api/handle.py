@@ -1,227 +1,231 @@
-"""JobHandle: a job that runs in the background, as the program that started it sees it.
+"""JobHandle: a background job, as the program that started it sees it.
 
-What the launcher says is taken by the job's listener. Nothing here starts a job.
+When the program ends, the jobs that still run are stopped, and their folders are removed.
 """
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import functools
+import math
 import os
 import signal
 import threading
 import time
-from collections.abc import Generator, Mapping
-from functools import partial
+import weakref
+from collections.abc import Generator
+from concurrent import futures
+from numbers import Real
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
-from poprun_py.console import Log
-from poprun_py.errors import StartError, UsageError
+from poprun_py.errors import LaunchError, StartError, UsageError
 from poprun_py.instance.job_folders import JobFolder
-from poprun_py.python_api import registry
-from poprun_py.python_api.checks import require_instance, require_seconds, require_stream
-from poprun_py.python_api.child import Child
-from poprun_py.python_api.job_output import StreamName, read_instance, read_shown
-from poprun_py.python_api.job_screen import Echo
-from poprun_py.python_api.listener import Listener
-from poprun_py.python_api.shown_job import ShownJob
+from poprun_py.options.option_types import plain
+from poprun_py.python_api.job_output import STREAMS, StreamName, read_instance, read_shown
+from poprun_py.python_api.launcher_child import LauncherChild
 from poprun_py.python_api.status import JobState, JobStatus
 from poprun_py.running.supervise.caught_signals import INTERRUPT_ONCE
 from poprun_py.running.supervise.job import LaunchResult
 
 if TYPE_CHECKING:
-    from poprun_py.python_api.work import Work
+    from poprun_py.python_api.job_target import JobTarget
 
 T = TypeVar("T")
 
 
-class JobHandle(ShownJob, Generic[T]):
-    """A job that ``poprun_py.start`` has started; any thread may use it.
+class JobHandle(Generic[T]):
+    """A job that ``poprun_py.start`` has started. Any thread may use it.
 
-    A job goes on when its handle is dropped, and is stopped when the program ends. ``with`` and
-    ``async with`` stop what still runs at their end, and remove the job's files. ``await job`` is
-    ``job.result()``; a cancelled ``await`` leaves the job running, as a ``wait`` that runs into
-    its timeout does.
+    The job continues when its handle is dropped, and is stopped when the program ends. ``with`` and
+    ``async with`` stop the job at their end and remove its files. ``await job`` returns
+    ``job.result()``. The job continues when an ``await`` is cancelled, and when ``wait`` raises
+    TimeoutError.
 
     Attributes:
-        name: the program or function, as people call it.
+        name: the name of the program or function.
     """
 
     def __init__(
-        self,
-        work: Work,
-        child: Child,
-        *,
-        folder: JobFolder | None,
-        echoes: tuple[Echo, ...] = (),
-        listeners: Mapping[str, Log] | None = None,
+        self, target: JobTarget, launcher: LauncherChild, *, folder: JobFolder | None
     ) -> None:
-        self.name = work.name
-        self._read = work.read
-        self._child = child
+        self.name = target.name
+        self._read = target.read
+        self._launcher = launcher
         self._folder = None if folder is None else Path(folder.path)
         self._began = time.monotonic()
         self._owner = os.getpid()
-        self._lock = threading.Lock()
-        self._reading = threading.Lock()
+        self._stopping_lock = threading.Lock()
         self._is_stopping = False
+        self._reading_lock = threading.Lock()
         self._value: tuple[T] | None = None
-        self._remove_folder = registry.remove_with(self, folder)
-        self._listener = Listener(self.name, child, echoes, listeners)
-        self._listener.call_when_ended(partial(registry.discard, self))
-        registry.add(self)
+        # Called by `close`, when the handle is freed, or at exit.
+        self._remove_folder = weakref.finalize(self, _remove, folder, self._owner)
+        _stop_jobs_at_exit()
+        with _running_lock:
+            _running[launcher.outcome] = self
+        launcher.outcome.add_done_callback(_forget)
         try:
-            self._listener.start()
+            launcher.listen()
         except StartError:
             self._remove_folder()
             raise
 
-    # --- asking ---------------------------------------------------------------------------
+    # --- state ----------------------------------------------------------------------------
 
     def status(self) -> JobStatus:
-        """Return how far the job is; a running launcher is asked what its instances do."""
+        """Return the state of the job, with the progress of its instances if it runs."""
         self._require_owner()
-        heard = self._listener
+        launcher = self._launcher
         state, waits_for = self._state()
-        attempt = heard.attempts[-1] if heard.attempts else None
-        end = heard.ended_at if state == "ended" else time.monotonic()
+        has_ended = state == "ended"
+        attempt = launcher.attempts[-1] if launcher.attempts else None
         return JobStatus(
             state=state,
-            seconds=end - self._began,
-            pid=self._child.pid,
+            seconds=(launcher.ended_at if has_ended else time.monotonic()) - self._began,
+            pid=launcher.pid,
             run_id=attempt.run_id if attempt is not None else "",
             num_instances=attempt.num_instances if attempt is not None else None,
             waits_for=waits_for,
-            view=self._view() if attempt is not None and state != "ended" else None,
-            exit_code=getattr(heard.outcome, "exit_code", 1) if state == "ended" else None,
+            view=self._view() if attempt is not None and not has_ended else None,
+            exit_code=self._exit_code() if has_ended else None,
         )
 
     def done(self) -> bool:
-        """Whether the job has ended and nothing of it is left running."""
-        return self._listener.ended.is_set()
+        """Return whether the job and all its processes have ended."""
+        return self._launcher.outcome.done()
 
     def output(self, instance: int | None = None, stream: StreamName | None = None) -> str:
-        """Return what was written so far, of long outputs the last 8 MiB.
+        """Return the output so far; of a long output, the last 8 MiB.
 
         Args:
-            instance: whose; None for what the command would show of all, with tags.
-            stream: ``"stdout"`` or ``"stderr"``; None for an instance's stdout and then its stderr.
-                Without an instance: of each instance in turn.
+            instance: the index of an instance; None for the output of all instances with tags, as
+                the command shows it.
+            stream: ``"stdout"`` or ``"stderr"``; None for an instance's stdout followed by its
+                stderr. If no instance is given, the stream of each instance in turn.
 
         Raises:
-            UsageError: there is no such instance or stream, or the files were removed with the end
-                of ``with``.
+            UsageError: there is no such instance or stream, or ``with`` has removed the files.
         """
-        require_stream(stream)
+        if stream is not None and not (isinstance(stream, str) and stream in STREAMS):
+            raise UsageError(f"stream {stream!r}: expected 'stdout', 'stderr' or None")
         folder = self._folder
         if folder is None or not folder.exists():
             raise UsageError("the job's files are gone: read its output before `with` ends")
         if instance is None and stream is None:
             return read_shown(folder)
-        attempts = list(self._listener.attempts)
+        attempts = list(self._launcher.attempts)
         if not attempts:
             return ""
-        total = attempts[-1].num_instances
-        require_instance(instance, total)
+        indices = _instance_indices(instance, attempts[-1].num_instances)
         folders = list(dict.fromkeys(a.folder for a in attempts if a.folder is not None))
-        indices = range(total) if instance is None else (instance,)
         return "".join(read_instance(folders, index, stream) for index in indices)
+
+    def __repr__(self) -> str:
+        try:
+            return f"<JobHandle {self.name}: {self.status()}>"
+        except StartError:  # in a forked process; log lines and debuggers need a repr there, too
+            return f"<JobHandle {self.name}: of another process>"
+
+    def _repr_html_(self) -> str:
+        from poprun_py.python_api.job_cell import job_html
+
+        return job_html(self.name, self.status(), self._launcher.outcome)
+
+    def _ipython_display_(self) -> None:
+        from poprun_py.python_api.job_cell import show_cell
+
+        show_cell(self.name, self.status, self._launcher.outcome)
 
     # --- waiting --------------------------------------------------------------------------
 
     def wait(self, timeout: float | None = None) -> LaunchResult:
-        """Wait for the end of the job and return how it ended, well or not.
+        """Wait for the end of the job and return its result, which may be a failure.
 
         Args:
             timeout: seconds; None for no limit.
 
         Raises:
-            TimeoutError: it still runs, and goes on.
-            UsageError: it does not fit the hosts and machines.
-            StartError: it could not start.
-            TimeLimitError: it ran into its own time limit, or hung; ``result`` tells the rest.
-            JobFailedError: its launcher was killed.
+            TimeoutError: the job still runs, and continues.
+            UsageError: the options do not fit the hosts and machines.
+            StartError: the job could not start.
+            JobFailedError: the launcher process was killed.
         """
         self._require_owner()
-        if not self._listener.ended.wait(require_seconds("timeout", timeout)):
-            raise TimeoutError(f"{self.name} still runs after {timeout:g} s")
-        outcome = self._listener.outcome
-        if isinstance(outcome, BaseException):
-            raise outcome.with_traceback(None)
-        assert outcome is not None
-        return outcome
+        try:
+            return self._launcher.outcome.result(_checked_seconds("timeout", timeout))
+        except TimeoutError:
+            raise TimeoutError(f"{self.name} still runs after {timeout:g} s") from None
+        except LaunchError as error:
+            raise error.with_traceback(None) from error.__cause__
 
     def result(self, timeout: float | None = None) -> T:
-        """Wait for the end of the job and return what came of it.
+        """Wait for the end of the job and return its value.
 
         Args:
             timeout: seconds; None for no limit.
 
         Returns:
-            What the function returned in every instance, in their order; of a program how it ended.
+            For a function, the list of the values that it returned in each instance, by index; for
+            a program, the LaunchResult.
 
         Raises:
-            JobFailedError: it did not end well, and no exception tells why.
-            Exception: what a function raised in an instance; else as ``wait``.
+            JobFailedError: the job failed without an exception of the function.
+            Exception: the exception that the function raised in an instance, or one of ``wait``.
         """
         try:
             ended = self.wait(timeout)
-            with self._reading:  # takes long for large results: not the lock that others need
+            # Reading a large result takes long, so `stop` has a lock of its own.
+            with self._reading_lock:
                 if self._value is None:
                     self._value = (cast("T", self._read(ended)),)
                 return self._value[0]
-        except Exception as error:  # frames of ours would tell the caller nothing
+        except Exception as error:  # without the frames of this module
             raise error.with_traceback(None) from error.__cause__
 
     def __await__(self) -> Generator[Any, None, T]:
-        return self._awaited().__await__()
+        return self._async_result().__await__()
 
-    async def _awaited(self) -> T:
+    async def _async_result(self) -> T:
         import asyncio
 
-        await self._async_end()
+        await self._async_wait()
         try:
             return await asyncio.to_thread(self._result_for_future)
-        except Exception as error:  # neither would those of the thread
+        except Exception as error:  # without the frames of the thread
             raise error.with_traceback(None) from error.__cause__
 
     def _result_for_future(self) -> T:
         try:
             return self.result()
-        except StopIteration as error:  # no future takes it: who awaits would wait for ever
+        except StopIteration as error:  # a future rejects it, and `await` would never return
             raise RuntimeError(f"{self.name} raised StopIteration") from error
 
-    async def _async_end(self) -> None:
-        """Wait for the end without holding up the loop."""
+    async def _async_wait(self) -> None:
+        """Wait for the end of the job without blocking the event loop."""
         import asyncio
 
         self._require_owner()
-        loop, ended = asyncio.get_running_loop(), asyncio.Event()
-
-        def tell() -> None:
-            # A loop that is closed waits for nothing any more.
-            with contextlib.suppress(RuntimeError):
-                loop.call_soon_threadsafe(ended.set)
-
-        self._listener.call_when_ended(tell)
-        await ended.wait()
+        with contextlib.suppress(LaunchError):  # `result` raises it
+            await asyncio.wrap_future(self._launcher.outcome)
 
     # --- ending ---------------------------------------------------------------------------
 
     def stop(self, grace: float | None = None) -> None:
-        """Ask the job to end, as SIGTERM does its launcher; again is harmless.
+        """Ask the job to end, as SIGTERM to its launcher does. Further calls have no effect.
 
         Args:
-            grace: seconds after which what is left is killed; by default as the job's ``grace``
-                says, counted from when its programs have saved.
+            grace: seconds until remaining processes are killed; None for the job's own ``grace``,
+                which begins when its programs have saved.
         """
         self._require_owner()
-        grace = require_seconds("grace", grace, least=0)
-        with self._lock:
+        grace = _checked_seconds("grace", grace, least=0)
+        with self._stopping_lock:
             was_asked, self._is_stopping = self._is_stopping, True
         if not was_asked:
-            self._child.signal(signal.SIGTERM)
+            self._launcher.signal(signal.SIGTERM)
         if grace is not None:
             self._kill_after(grace)
 
@@ -235,7 +239,7 @@ class JobHandle(ShownJob, Generic[T]):
     def __exit__(
         self, kind: type[BaseException] | None, _: BaseException | None, __: TracebackType | None
     ) -> None:
-        # Ctrl-C may have reached the launcher as well.
+        # The launcher may have received the same Ctrl-C, which must not count twice.
         is_interrupt = kind is not None and issubclass(kind, KeyboardInterrupt)
         self._end(INTERRUPT_ONCE if is_interrupt else signal.SIGTERM)
 
@@ -245,66 +249,71 @@ class JobHandle(ShownJob, Generic[T]):
     async def __aexit__(self, *_: object) -> None:
         import asyncio
 
-        self._ask(signal.SIGTERM)
+        self._ask_to_end(signal.SIGTERM)
         cancelled = None
         while not self.done():
             try:
-                await self._async_end()
+                await self._async_wait()
             except asyncio.CancelledError as error:
                 cancelled = error
-                self._ask(signal.SIGINT)
+                self._ask_to_end(signal.SIGINT)
         self._remove_folder()
         if cancelled is not None:
             raise cancelled
 
     def _end(self, number: int) -> None:
-        """Ask for the end, wait for it, and clean up; an impatient Ctrl-C kills what is left."""
+        """Ask the job to end, wait, and remove its files. Ctrl-C meanwhile kills its processes."""
         self._require_owner()
         interrupt: KeyboardInterrupt | None = None
-        self._ask(number)
+        self._ask_to_end(number)
         while not self.done():
             try:
-                self._listener.ended.wait()
+                futures.wait([self._launcher.outcome])
             except KeyboardInterrupt as error:
                 interrupt = error
-                self._ask(signal.SIGINT)
+                self._ask_to_end(signal.SIGINT)
         self._remove_folder()
         if interrupt is not None:
             raise interrupt
 
-    def _ask(self, number: int) -> None:
-        """Send a signal that asks for the end; the second one kills what is left."""
-        with self._lock:
+    def _ask_to_end(self, number: int) -> None:
+        """Send the launcher a signal; a second one makes it kill the remaining processes."""
+        with self._stopping_lock:
             was_asked, self._is_stopping = self._is_stopping, True
         if not self.done() and (number == signal.SIGINT or not was_asked):
-            self._child.signal(number)
+            self._launcher.signal(number)
 
     def _kill_after(self, seconds: float) -> None:
-        """Have the launcher kill what is left after some seconds."""
+        """Have the launcher kill the remaining processes after some seconds."""
 
         def kill() -> None:
-            if not self._listener.ended.wait(seconds):
-                self._child.signal(signal.SIGINT)  # the second signal: nothing is waited for
+            futures.wait([self._launcher.outcome], seconds)
+            if not self.done():
+                self._launcher.signal(signal.SIGINT)
 
         threading.Thread(target=kill, name=f"poprun_py stop {self.name}", daemon=True).start()
 
-    # --- small things ---------------------------------------------------------------------
+    # --- helpers --------------------------------------------------------------------------
 
     def _state(self) -> tuple[JobState, str]:
-        """Return the state, and for whom the job waits if it does."""
+        """Return the state, and the resources that the job waits for."""
         if self.done():
             return "ended", ""
         if self._is_stopping:
             return "stopping", ""
-        if waits_for := self._listener.waits_for:
+        if waits_for := self._launcher.waits_for:
             return "waiting", waits_for
-        return ("running" if self._listener.attempts else "preparing"), ""
+        return ("running" if self._launcher.attempts else "preparing"), ""
+
+    def _exit_code(self) -> int:
+        outcome = self._launcher.outcome
+        return getattr(outcome.exception() or outcome.result(), "exit_code", 1)
 
     def _view(self) -> Any:
         from poprun_py.running.supervise.inspection import launcher_status
         from poprun_py.running.watch.job_view import JobView
 
-        found = launcher_status(self._child.pid)
+        found = launcher_status(self._launcher.pid)
         return JobView.from_json(found) if found is not None else None
 
     def _require_owner(self) -> None:
@@ -313,6 +322,72 @@ class JobHandle(ShownJob, Generic[T]):
                 f"{self.name} was started by process {self._owner}: ask there, or start a job here"
             )
 
-    def forget(self) -> None:
-        """In a forked process: close what would keep the launcher from seeing its starter's end."""
-        self._listener.leave()
+
+def _instance_indices(instance: object, total: int) -> range | tuple[int, ...]:
+    """Return the index of an instance, or the indices of all for None."""
+    index = plain(instance)
+    if index is None:
+        return range(total)
+    if not isinstance(index, int) or isinstance(index, bool) or not 0 <= index < total:
+        raise UsageError(f"instance {instance!r}: expected 0 to {total - 1}, or None for all")
+    return (index,)
+
+
+def _checked_seconds(name: str, value: object, least: float = -math.inf) -> float | None:
+    """Return a number of seconds that threads can wait for; None for no limit.
+
+    Raises:
+        UsageError: the value is not a number, or is below ``least``.
+    """
+    if value is None:
+        return None
+    is_number = isinstance(value, Real) and not isinstance(value, bool)
+    if not is_number or not float(value) >= least:  # type: ignore[arg-type]
+        raise UsageError(f"{name} {value!r}: expected seconds, 0 or more")
+    return min(float(value), threading.TIMEOUT_MAX)  # type: ignore[arg-type]
+
+
+# --- the end of this process --------------------------------------------------------------
+
+# Running jobs by their future outcomes, including jobs whose handles the program has dropped.
+_running: dict[futures.Future[LaunchResult], JobHandle[Any]] = {}
+_running_lock = threading.Lock()
+
+
+def _forget(outcome: futures.Future[LaunchResult]) -> None:
+    with _running_lock:
+        _running.pop(outcome, None)
+
+
+def _remove(folder: JobFolder | None, owner: int) -> None:
+    if folder is not None and os.getpid() == owner:
+        folder.remove()
+
+
+@functools.cache
+def _stop_jobs_at_exit() -> None:
+    # The first weakref.finalize has registered its exit function already. Exit functions run in
+    # reverse order, so the jobs are stopped before their folders are removed.
+    atexit.register(_stop_all)
+    os.register_at_fork(after_in_child=_disconnect_all)
+
+
+def _stop_all() -> None:
+    with _running_lock:
+        jobs = list(_running.values())
+    for job in jobs:  # all jobs end at the same time
+        job.stop()
+    for job in jobs:
+        job.close()
+
+
+def _disconnect_all() -> None:
+    """Close a forked process's copies of the channels.
+
+    While they are open, the launchers would not notice the end of the process that started them.
+    """
+    global _running_lock
+    for job in _running.values():
+        job._launcher.disconnect()
+    _running.clear()
+    _running_lock = threading.Lock()

@@ -1,49 +1,115 @@
-"""What the instances of a job wrote, read from the files in which it is kept. Nothing writes here.
-
-At most the last 8 MiB of a file are read: a program that looks at its jobs must not grow with them.
-"""
+"""The output of a job's instances: copied to Python's streams, and read back from its files."""
 
 from __future__ import annotations
 
+import codecs
+import contextlib
 import os
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import IO, Literal
 
 StreamName = Literal["stdout", "stderr"]
 STREAMS: tuple[StreamName, ...] = ("stdout", "stderr")
-# The file of a job's folder that has everything, as the command shows it.
+# The file in a job's folder with the output of all instances, as the command shows it.
 SHOWN = "shown"
+# The most bytes that are read from one file. It bounds the memory of a program that reads output.
 _MOST_BYTES = 8 << 20
+_CHUNK_BYTES = 1 << 16
+
+
+def uses_standard_descriptors() -> bool:
+    """Return whether ``print`` writes to descriptors 1 and 2 of this process.
+
+    In a notebook, and in tests that capture output, ``sys.stdout`` writes elsewhere.
+    """
+    return _descriptor_of(sys.stdout) == 1 and _descriptor_of(sys.stderr) == 2
+
+
+def _descriptor_of(stream: object) -> int:
+    try:
+        return int(stream.fileno())  # type: ignore[attr-defined]
+    except (AttributeError, OSError, ValueError):
+        return -1
+
+
+class OutputCopier:
+    """Copies output from a pipe to ``sys.stdout`` or ``sys.stderr``.
+
+    Args:
+        pipe: the pipe from the launcher process.
+        name: the attribute of ``sys``, which is looked up again for every piece of output.
+        file: a file that gets the same output; None for no file.
+    """
+
+    def __init__(self, pipe: IO[bytes], name: str, file: Path | None) -> None:
+        self._pipe = pipe
+        self._name = name
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        self._file = None if file is None else file.open("ab", buffering=0)
+        os.set_blocking(pipe.fileno(), False)
+
+    def fileno(self) -> int:
+        """Return the descriptor, which is readable when there is output."""
+        return self._pipe.fileno()
+
+    def copy(self) -> bool:
+        """Copy one piece of output; return False if the pipe is empty or closed."""
+        try:
+            data = os.read(self._pipe.fileno(), _CHUNK_BYTES)
+        except BlockingIOError:
+            return False
+        if self._file is not None:
+            with contextlib.suppress(OSError):  # a full disk must not end the job
+                self._file.write(data)
+        if text := self._decoder.decode(data, final=not data):
+            # The program may have replaced the stream by an object that raises any exception.
+            with contextlib.suppress(Exception):
+                stream = getattr(sys, self._name)
+                stream.write(text)
+                stream.flush()
+        return bool(data)
+
+    def copy_all(self) -> None:
+        """Copy the output that is in the pipe, without waiting for more."""
+        while self.copy():
+            pass
+
+    def close(self) -> None:
+        """Close the pipe and the file."""
+        self._pipe.close()
+        if self._file is not None:
+            self._file.close()
 
 
 def read_shown(folder: Path) -> str:
-    """Return what a job has shown."""
-    return _end_of(folder / SHOWN)
+    """Return the output of all instances, as the command shows it."""
+    return _read_end(folder / SHOWN)
 
 
 def read_instance(folders: Sequence[str], instance: int, stream: StreamName | None) -> str:
-    """Return what an instance wrote, one attempt after another.
+    """Return the output of an instance, one attempt after another.
 
     Args:
-        folders: of the attempts.
-        instance: its index.
-        stream: one of its two, or None for both, first its stdout.
+        folders: the folders of the attempts.
+        instance: the index of the instance.
+        stream: one of its streams; None for its stdout followed by its stderr.
     """
     names = STREAMS if stream is None else (stream,)
-    return "".join(_end_of(path) for name in names for path in _files(folders, instance, name))
+    return "".join(_read_end(path) for name in names for path in _files(folders, instance, name))
 
 
 def _files(folders: Sequence[str], instance: int, stream: StreamName) -> Iterator[Path]:
     for folder in folders:
         for path in Path(folder).glob(f"instance-*.{stream}"):
-            # Padded with zeros, as many as the job needs.
+            # The number of padding zeros depends on the number of instances.
             if int(path.stem.removeprefix("instance-")) == instance:
                 yield path
 
 
-def _end_of(path: Path) -> str:
-    """Return the end of a file, from the beginning of a line; nothing if it is not there yet."""
+def _read_end(path: Path) -> str:
+    """Return the last lines of a file, or an empty text if the file does not exist yet."""
     try:
         with path.open("rb") as file:
             size = os.fstat(file.fileno()).st_size

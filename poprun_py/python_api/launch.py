@@ -1,4 +1,4 @@
-"""``poprun_py.launch`` and ``start``: a function or a program in every instance of a job."""
+"""``poprun_py.launch`` and ``start``: run a function or a program in every instance of a job."""
 
 from __future__ import annotations
 
@@ -16,13 +16,11 @@ from poprun_py.instance.job_folders import JobFolder, folder_name
 from poprun_py.options.keyword_types import LaunchOptions, Word
 from poprun_py.options.launch_config import LaunchConfig
 from poprun_py.planning.launch_plan import LaunchPlan
-from poprun_py.python_api.checks import checked_environ, require_descriptors
-from poprun_py.python_api.child import Child, Stream
 from poprun_py.python_api.handle import JobHandle
-from poprun_py.python_api.job_output import SHOWN
-from poprun_py.python_api.job_screen import Echo, has_own_descriptors
-from poprun_py.python_api.order import Order
-from poprun_py.python_api.work import Work
+from poprun_py.python_api.job_output import SHOWN, uses_standard_descriptors
+from poprun_py.python_api.job_target import job_target
+from poprun_py.python_api.launcher_child import LauncherChild, Stream
+from poprun_py.python_api.messages import Order
 from poprun_py.running.supervise.job import LaunchResult
 
 T = TypeVar("T")
@@ -30,7 +28,7 @@ Program = Sequence[Word] | LaunchConfig | LaunchPlan
 
 
 class _JobKeywords(LaunchOptions, total=False):
-    """What every job takes by name; what each is for stands at ``launch``."""
+    """The keyword arguments that ``launch`` and ``start`` share; ``launch`` describes them."""
 
     log: Log | None
     warn: Log | None
@@ -67,62 +65,67 @@ def launch(
     descriptors: tuple[int, int] | None = None,
     **options: Unpack[LaunchOptions],
 ) -> list[T] | LaunchResult:
-    """Run a function or a program in every instance of a job, to the end; nothing of it is left.
+    """Run a function or a program in every instance of a job, and wait for the end of the job.
 
-    What the instances write is shown, as the command shows it. Ctrl-C stops the job.
+    The output of the instances is shown as by the command. Ctrl-C stops the job.
 
     Args:
         target: a function; a program as a list of words, numbers and paths; or a configuration or
-            plan of one.
-        args: of the function, the same for every instance.
-        kwargs: of the function.
-        log: takes the launcher's log, line by line, in a thread of its own; by default it is
-            written to stderr, where ``verbosity`` asks for it.
-        warn: takes what the user should know at any verbosity; by default written to stderr.
-        tell_binding: takes what the kernel says of each instance's binding; logged by default.
-        environ: the environment of the job; by default that of this process, or of the plan.
-        descriptors: where stdout and stderr go instead.
-        options: as of the command line.
+            plan that has a program.
+        args: the positional arguments of the function, the same for every instance.
+        kwargs: the keyword arguments of the function.
+        log: a function that gets each line of the launcher's log, in a thread of its own. By
+            default the log is written to stderr if ``verbosity`` enables it.
+        warn: a function that gets each warning; by default warnings are written to stderr.
+        tell_binding: a function that gets each instance's binding, as the kernel reports it; by
+            default bindings are written to the log.
+        environ: the environment of the job; by default the environment of this process, or of the
+            plan.
+        descriptors: two open file descriptors that get stdout and stderr.
+        options: options of the command line, as fields of LaunchConfig.
 
     Returns:
-        What the function returned in every instance, in their order; of a program how it ended,
-        well or not (``raise_for_failure``).
+        For a function, the list of the values that it returned in each instance, by index; for a
+        program, its result, which may be a failure (``raise_for_failure``).
 
     Raises:
-        UsageError: the options are wrong, or do not fit hosts and machines; nothing was started.
+        UsageError: an option is wrong, or does not fit the hosts and machines. No program started.
         StartError: the job could not start.
-        TimeLimitError: it ran into its time limit, or hung; ``result`` tells the rest.
-        JobFailedError: an instance of a function did not end by itself.
-        Exception: what the function raised in an instance.
+        TimeLimitError: the job of a function ran into its time limit, or hung.
+        JobFailedError: the job of a function failed without an exception of the function.
+        Exception: the exception that the function raised in an instance.
     """
     is_function = callable(target)
-    listeners = _listeners(log, warn, tell_binding)
-    require_descriptors(descriptors)
-    own = descriptors is None and has_own_descriptors()
-    echoed = descriptors is None and not own
-    pipe = subprocess.PIPE if echoed else None
+    listeners = _checked_listeners(log, warn, tell_binding)
+    _check_descriptors(descriptors)
+    inherits_streams = descriptors is None and uses_standard_descriptors()
+    pipe = None if inherits_streams else subprocess.PIPE
     outputs: tuple[Stream, Stream] = descriptors or (pipe, pipe)
-    with _Folder() as folder:
-        work = Work.of(target, args, kwargs, options, folder.make)
+    with _NewJobFolder() as folder:
+        work = job_target(target, args, kwargs, options, folder.make)
         order = Order(
             job=work.job,
-            environ=checked_environ(environ),
+            environ=_checked_environ(environ),
             folder=folder.name,
             listeners=frozenset(listeners),
         )
-        for stream in (sys.stdout, sys.stderr):  # what was printed before comes before
-            if own and stream is not None:
+        # Text that was printed before the launch must appear before the job's output.
+        for stream in (sys.stdout, sys.stderr):
+            if inherits_streams and stream is not None:
                 with contextlib.suppress(OSError):  # the job runs even if this text is lost
                     stream.flush()
-        is_in_front = threading.current_thread() is threading.main_thread()
-        child = Child(order, (None, *outputs), is_in_front=is_in_front)
-        job = JobHandle[Any](
-            work, child, folder=folder.keep(), echoes=_echoes(child, None), listeners=listeners
+        launcher = LauncherChild(
+            work.name,
+            order,
+            (None, *outputs),
+            is_in_front=threading.current_thread() is threading.main_thread(),
+            listeners=listeners,
         )
+        job = JobHandle[Any](work, launcher, folder=folder.keep())
     with job:
         try:
             return job.result() if is_function else job.wait()
-        except Exception as error:  # frames of ours would tell the caller nothing
+        except Exception as error:  # without the frames of this module
             raise error.with_traceback(None) from error.__cause__
 
 
@@ -147,49 +150,55 @@ def start(
     environ: Mapping[str, str] | None = None,
     **options: Unpack[LaunchOptions],
 ) -> JobHandle[list[T]] | JobHandle[LaunchResult]:
-    """Start a function or a program in every instance of a job, and return at once.
+    """Start a function or a program in every instance of a job, and return without waiting.
 
     The job reads no standard input, and Ctrl-C does not reach it.
 
     Args:
-        target: a function, a program, a configuration or a plan, as of ``launch``.
-        args: of the function, the same for every instance.
-        kwargs: of the function.
-        show: whether what the instances write is shown as it comes; ``output`` has it anyway.
-        log: takes the launcher's log, as of ``launch``.
-        warn: takes what the user should know, as of ``launch``.
-        tell_binding: takes what the kernel says of each instance's binding.
-        environ: the environment of the job; by default that of this process, or of the plan.
-        options: as of the command line.
+        target: a function, a program, a configuration or a plan, as for ``launch``.
+        args: the positional arguments of the function, the same for every instance.
+        kwargs: the keyword arguments of the function.
+        show: whether the output of the instances is shown as it is written. The handle's
+            ``output`` returns it in any case.
+        log: a function that gets each line of the launcher's log, as for ``launch``.
+        warn: a function that gets each warning, as for ``launch``.
+        tell_binding: a function that gets each instance's binding, as for ``launch``.
+        environ: the environment of the job; by default the environment of this process, or of the
+            plan.
+        options: options of the command line, as fields of LaunchConfig.
 
     Raises:
-        UsageError: the options are wrong; nothing was started.
-        StartError: the launcher's process cannot be started.
+        UsageError: an option is wrong. No process started.
+        StartError: the launcher process cannot be started.
     """
-    listeners = _listeners(log, warn, tell_binding)
-    with _Folder() as folder:
-        place = folder.make()
-        work = Work.of(target, args, kwargs, options, lambda: place)
+    listeners = _checked_listeners(log, warn, tell_binding)
+    with _NewJobFolder() as folder:
+        path = folder.make()
+        work = job_target(target, args, kwargs, options, lambda: path)
         order = Order(
             job=work.job,
-            environ=checked_environ(environ),
+            environ=_checked_environ(environ),
             folder=folder.name,
             keeps_output=True,
             listeners=frozenset(listeners),
         )
-        with (place / SHOWN).open("ab") as shown:
+        with (path / SHOWN).open("ab") as shown:
             outputs = (subprocess.PIPE, subprocess.PIPE) if show else (shown.fileno(),) * 2
-            child = Child(order, (subprocess.DEVNULL, *outputs), is_in_front=False)
-        return JobHandle(
-            work,
-            child,
-            folder=folder.keep(),
-            echoes=_echoes(child, place / SHOWN),
-            listeners=listeners,
-        )
+            launcher = LauncherChild(
+                work.name,
+                order,
+                (subprocess.DEVNULL, *outputs),
+                is_in_front=False,
+                output_file=path / SHOWN,
+                listeners=listeners,
+            )
+        return JobHandle(work, launcher, folder=folder.keep())
 
 
-def _listeners(log: Log | None, warn: Log | None, tell_binding: Log | None) -> dict[str, Log]:
+def _checked_listeners(
+    log: Log | None, warn: Log | None, tell_binding: Log | None
+) -> dict[str, Log]:
+    """Return the given functions by the kind of message that they take."""
     given = {"log": log, "warn": warn, "binding": tell_binding}
     for kind, call in given.items():
         if call is not None and not callable(call):
@@ -197,12 +206,45 @@ def _listeners(log: Log | None, warn: Log | None, tell_binding: Log | None) -> d
     return {kind: call for kind, call in given.items() if call is not None}
 
 
-def _echoes(child: Child, kept: Path | None) -> tuple[Echo, ...]:
-    return tuple(Echo(pipe, name, kept) for name, pipe in child.pipes.items())
+def _checked_environ(environ: object) -> dict[str, str] | None:
+    """Return a copy of an environment. Error messages must not contain its values."""
+    if environ is None:
+        return None
+    if not isinstance(environ, Mapping):
+        raise UsageError(
+            f"environ of type {type(environ).__name__}: expected a mapping, such as os.environ"
+        )
+    for name, value in environ.items():
+        if not _is_text(name) or not name or "=" in name:
+            raise UsageError(
+                f"environ: {name!r} is not the name of a variable: expected a text without ="
+            )
+        if not _is_text(value):
+            raise UsageError(f"environ: variable {name}: expected a text without NUL characters")
+    return dict(environ)
 
 
-class _Folder:
-    """The private folder of a job, if it needs one: removed again unless the job is started."""
+def _is_text(value: object) -> bool:
+    return isinstance(value, str) and "\0" not in value
+
+
+def _check_descriptors(descriptors: object) -> None:
+    if descriptors is None:
+        return
+    is_pair = isinstance(descriptors, Sequence) and len(descriptors) == 2
+    if not is_pair or not all(_is_descriptor(each) for each in descriptors):  # type: ignore[attr-defined]
+        raise UsageError(
+            f"descriptors {descriptors!r}: expected two of open files, for stdout and stderr, "
+            "such as (1, 2)"
+        )
+
+
+def _is_descriptor(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+class _NewJobFolder:
+    """The private folder of a job; removed at the end of ``with`` unless ``keep`` was called."""
 
     def __init__(self) -> None:
         self._held: JobFolder | None = None
@@ -212,10 +254,10 @@ class _Folder:
         return None if self._held is None else self._held.path
 
     def make(self) -> Path:
-        """Make it.
+        """Make the folder.
 
         Raises:
-            StartError: it cannot be made.
+            StartError: the folder cannot be made.
         """
         import tempfile
 
@@ -224,11 +266,11 @@ class _Folder:
         return Path(self._held.path)
 
     def keep(self) -> JobFolder | None:
-        """Leave it to the job."""
+        """Return the folder, if it was made; the caller then removes it."""
         held, self._held = self._held, None
         return held
 
-    def __enter__(self) -> _Folder:
+    def __enter__(self) -> _NewJobFolder:
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -1,6 +1,7 @@
-"""The process in which the launcher of one job runs: it gets its order over the channel.
+"""The program of a launcher process: ``python -P launcher_process.py DESCRIPTOR``.
 
-Started by file, so that no module of the program's folder is in the way: python -P FILE DESCRIPTOR.
+It receives its order from the descriptor, runs the job, and sends its result. Python runs it as a
+file, because a module of the user's folder could hide the package.
 """
 
 from __future__ import annotations
@@ -19,28 +20,28 @@ if _ROOT not in sys.path:
     sys.path.insert(0, _ROOT)
 
 from poprun_py.instance.job_folders import JobFolder  # noqa: E402 (found from here on)
-from poprun_py.python_api.channel import Channel  # noqa: E402
+from poprun_py.python_api.messages import Channel  # noqa: E402
 from poprun_py.running.supervise.caught_signals import HANGUP_ONCE, INTERRUPT_ONCE  # noqa: E402
 
-_NAMED = {INTERRUPT_ONCE: signal.SIGINT, HANGUP_ONCE: signal.SIGHUP}
-_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, *_NAMED)
+_STANDARD_SIGNALS = {INTERRUPT_ONCE: signal.SIGINT, HANGUP_ONCE: signal.SIGHUP}
+_ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, *_STANDARD_SIGNALS)
 
 
 class _Stopped(KeyboardInterrupt):
-    """A signal asked for the end while no program ran that could be asked to."""
+    """A signal asked the job to end before its programs ran."""
 
     def __init__(self, number: int) -> None:
         super().__init__()
-        self.signal = signal.Signals(_NAMED.get(number, number))
+        self.signal = signal.Signals(_STANDARD_SIGNALS.get(number, number))
 
 
 def _stop(number: int, _: FrameType | None) -> NoReturn:
-    _ignore_signals()  # one is enough: what it interrupts is not to be interrupted again
+    _ignore_signals()  # a second signal must not interrupt the clean-up
     raise _Stopped(number)
 
 
 def main() -> NoReturn:
-    """Launch one job, and say how it ended."""
+    """Run one job and send its result."""
     channel = Channel.inherited(int(sys.argv[1]))
     folder: JobFolder | None = None
     kind, value = "", None
@@ -51,7 +52,7 @@ def main() -> NoReturn:
             if order.folder is not None:
                 folder = JobFolder.join(order.folder)
             channel.signal_end(HANGUP_ONCE)
-            if channel.is_closed:  # before the kernel was asked
+            if channel.is_closed:  # the kernel sends no signal for an end before signal_end
                 raise _Stopped(HANGUP_ONCE)
             from poprun_py.python_api.running import run_order
 
@@ -60,7 +61,7 @@ def main() -> NoReturn:
         from poprun_py.python_api.running import stopped_result
 
         kind, value = "result", stopped_result(stopped.signal)
-    _ignore_signals()  # nothing is left to be stopped
+    _ignore_signals()  # the job has ended
     if kind:
         channel.send(kind, value)
     if folder is not None and channel.is_closed:
@@ -68,22 +69,23 @@ def main() -> NoReturn:
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):
             stream.flush()
-    # Finalising the interpreter would take longer than everything else that is left to do.
+    # Skip the interpreter's own clean-up, which takes longer than the steps above.
     os._exit(0)
 
 
 def _catch_signals() -> None:
-    """Have signals end this process in good order; until here the starter has kept them back."""
-    gc.disable()  # what is made before the job starts lives until the end
-    for number in _ENDING:
-        if number in _NAMED or signal.getsignal(number) != signal.SIG_IGN:
+    """Turn ending signals into _Stopped. Until now, the parent process had them blocked."""
+    # Objects that are made before the job starts are never freed.
+    gc.disable()
+    for number in _ENDING_SIGNALS:
+        if number in _STANDARD_SIGNALS or signal.getsignal(number) != signal.SIG_IGN:
             signal.signal(number, _stop)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDING)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDING_SIGNALS)
 
 
 def _ignore_signals() -> None:
-    # Not SIG_IGN: of a signal that came just before, Python would complain on stderr.
-    for number in _ENDING:
+    # With SIG_IGN, Python would print an error for a signal that arrived just before.
+    for number in _ENDING_SIGNALS:
         signal.signal(number, lambda *_: None)
 
 

@@ -12,8 +12,7 @@ from pathlib import Path
 from poprun_py.errors import LaunchError, StartError
 from poprun_py.launching import launch_planning, launcher
 from poprun_py.planning.launch_plan import LaunchPlan
-from poprun_py.python_api.channel import Channel
-from poprun_py.python_api.order import Attempt, Order
+from poprun_py.python_api.messages import Attempt, Channel, Order
 from poprun_py.running.supervise.job import Cause, Job, LaunchResult
 from poprun_py.terminal import Terminal
 

@@ -1,4 +1,4 @@
-"""JobStatus: how far a job is, and how that reads. A value; nothing is asked here."""
+"""JobStatus: the state of a job at one time."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from popdist_py.errors import counted
+from poprun_py.value_display import Displayed
 
 if TYPE_CHECKING:
     from poprun_py.running.watch.job_view import JobView
@@ -14,19 +15,20 @@ JobState = Literal["preparing", "waiting", "running", "stopping", "ended"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class JobStatus:
-    """How far a job is.
+class JobStatus(Displayed):
+    """The state of a job at one time.
 
     Attributes:
-        state: ``preparing`` until its programs start, unless it is ``waiting`` for cores or IPUs
-            that others have; then ``running``; ``stopping`` when it was asked to end; ``ended``.
-        seconds: since it was started, or that it took.
-        pid: the process id of its launcher, by which ``poprun-py --status`` finds it.
+        state: ``preparing`` until the programs start, or ``waiting`` while other jobs have the
+            cores or IPUs that the job needs; then ``running``; ``stopping`` after a request to
+            stop; ``ended``.
+        seconds: the time since the job was started; after its end, the time that it took.
+        pid: the process id of its launcher, which ``poprun-py --status`` accepts.
         run_id: the name of the run; empty until it has one.
-        num_instances: of the job; None until that is known.
-        waits_for: whom it waits for, in words; empty if it does not wait.
-        view: what its instances do; None unless it is running.
-        exit_code: None until it has ended; that of a LaunchError if it could not start.
+        num_instances: the number of instances; None until it is known.
+        waits_for: the resources that the job waits for, as text; empty if it does not wait.
+        view: the progress of its instances; None unless it is running.
+        exit_code: None until the job has ended; the LaunchError's exit code if it could not start.
     """
 
     state: JobState
@@ -39,34 +41,16 @@ class JobStatus:
     exit_code: int | None = None
 
     def __str__(self) -> str:
-        return ", ".join(self._words())
-
-    def _words(self) -> list[str]:
-        """Return the parts of one line: ``running``, ``2 instances``, ``step 120``, ``12 s``."""
+        """Return one line, such as ``running, 2 instances, step 120, 12 s``."""
         state: str = self.state
         if self.exit_code is not None:
             state = "ended well" if not self.exit_code else f"ended with code {self.exit_code}"
         elif self.waits_for:
             state = f"waiting ({self.waits_for})"
-        count = self.num_instances
-        step = self.view.step if self.view is not None else None
-        return [
-            state,
-            *([counted(count, "instance")] if count else []),
-            *([f"step {step}"] if step is not None else []),
-            f"{self.seconds:.0f} s" if self.seconds >= 10 else f"{self.seconds:.1f} s",
-        ]
-
-    def parts(self) -> tuple[str, ...]:
-        """Return what the instances do, as parts of HTML; nothing where nobody knows."""
-        if self.view is None:
-            return ()
-        from poprun_py.python_api.views.frame import note
-        from poprun_py.python_api.views.job_views import view_parts, view_words
-
-        return (*view_parts(self.view), *map(note, view_words(self.view)))
-
-    def _repr_html_(self) -> str:
-        from poprun_py.python_api.views.frame import framed, heading
-
-        return framed(heading(str(self)), *self.parts())
+        words = [state]
+        if self.num_instances:
+            words.append(counted(self.num_instances, "instance"))
+        if self.view is not None and self.view.step is not None:
+            words.append(f"step {self.view.step}")
+        words.append(f"{self.seconds:.0f} s" if self.seconds >= 10 else f"{self.seconds:.1f} s")
+        return ", ".join(words)

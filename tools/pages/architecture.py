@@ -29,6 +29,7 @@ _LEFT_OUT = (
     "on_use",
     "terminal",
     "texts",
+    "value_display",
     "versions",
 )
 # Of the PopTorch API: modules that hold names only.

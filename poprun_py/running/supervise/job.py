@@ -17,11 +17,11 @@ from popdist_py.environment import (
     RESUME_EXIT_CODE,
     TRAINING,
 )
-from poprun_py.on_use import Shown, on_use
+from poprun_py.errors import JobFailedError, TimeLimitError
 from poprun_py.running.supervise.file_transfer import FilePlace
+from poprun_py.value_display import Displayed, summary_of
 
 if TYPE_CHECKING:
-    from poprun_py.errors import LaunchError
     from poprun_py.running.watch.job_view import JobView
     from poprun_py.running.watch.records import Recorder
 
@@ -148,7 +148,7 @@ class Collective:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, repr=False)
-class InstanceResult(Shown):
+class InstanceResult(Displayed):
     """How one instance ended. ``code`` is negative for a signal; None if it never reported.
 
     ``ended_ns`` is on this machine's clock. ``progress`` is None for a program that counts no
@@ -261,7 +261,7 @@ class Stop:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, repr=False)
-class LaunchResult(Shown):
+class LaunchResult(Displayed):
     """How the job ended: its exit code, every instance, and the one that failed first.
 
     ``cause`` is why it was to end before all instances had ended by themselves, None if it was not;
@@ -312,7 +312,11 @@ class LaunchResult(Shown):
         """
         if self.exit_code == 0:
             return self
-        error: LaunchError = on_use("python_api.views.results").error_of(self)
+        kind = TimeLimitError if self.timed_out or self.hung else JobFailedError
+        summary, report = summary_of(self), str(self)
+        error = kind(summary, self)
+        if report != summary:
+            error.add_note(report)
         raise error
 
     @property

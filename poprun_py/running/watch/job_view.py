@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from popdist_py.errors import counted
-from poprun_py.on_use import Shown
 from poprun_py.running.watch.instance_state import InstanceState
 from poprun_py.running.watch.stragglers import Straggler, stands_out
 from poprun_py.texts import rich_lines
+from poprun_py.value_display import Displayed
 
 # The seconds between two lines of LiveView without a panel, and the rows of a panel that do not
 # show instances.
@@ -42,7 +42,7 @@ _DROPPED_FIRST = (
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, repr=False)
-class JobView(Shown):
+class JobView(Displayed):
     """The state of a job after ``seconds``, with the slowest of its instances.
 
     The process id is that of the launcher.

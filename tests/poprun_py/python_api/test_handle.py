@@ -17,9 +17,9 @@ from support.processes import wait_until
 import poprun_py
 from poprun_py import JobFailedError, StartError, TimeLimitError, UsageError
 from poprun_py.instance.job_folders import remove_abandoned
+from poprun_py.python_api import handle
 from poprun_py.python_api import job_output as output
-from poprun_py.python_api import registry
-from poprun_py.python_api.job_screen import Echo
+from poprun_py.python_api.job_output import OutputCopier
 
 pytestmark = pytest.mark.mpi
 
@@ -186,14 +186,14 @@ def test_a_job_that_no_thread_can_watch_is_not_started(monkeypatch, tmp_path):
         with pytest.raises(StartError, match="sleep cannot be watched: can't start new thread"):
             poprun_py.start(["sleep", "100"])
     assert list(tmp_path.iterdir()) == []
-    assert "sleep" not in {job.name for job in registry._running}
+    assert "sleep" not in {job.name for job in handle._running.values()}
 
 
 def test_a_job_that_nobody_listens_to_any_more_is_ended(monkeypatch):
     failed = []
     monkeypatch.setattr("threading.excepthook", lambda args: failed.append(args.exc_type))
     with poprun_py.start(TALKS, share_cores=True, show=True) as job:
-        monkeypatch.setattr(Echo, "pass_on", lambda _: 1 / 0)
+        monkeypatch.setattr(OutputCopier, "copy", lambda _: 1 / 0)
         with pytest.raises((StartError, JobFailedError), match="the launcher ended with exit code"):
             job.wait(60)
     assert failed == [ZeroDivisionError]

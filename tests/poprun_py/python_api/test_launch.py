@@ -109,7 +109,8 @@ def test_what_is_wrong_is_refused_before_a_process_is_started(call, said, monkey
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr("tempfile.tempdir", None)
     monkeypatch.setattr(
-        "poprun_py.python_api.launch.Child", lambda *_, **__: pytest.fail("a process was started")
+        "poprun_py.python_api.launch.LauncherChild",
+        lambda *_, **__: pytest.fail("a process was started"),
     )
     with pytest.raises(UsageError, match=said):
         call()

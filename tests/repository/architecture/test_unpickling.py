@@ -30,7 +30,7 @@ KNOWN = {
     "popdist_py/poptorch/data/loader_messages.py": ["pickle.loads(self._connection.recv_bytes())"],
     "popdist_py/poptorch/data/memory_pickle.py": ["pickle.loads(pickled, buffers=buffers)"],
     "popdist_py/poptorch/data/shared_slots.py": ["pickle.loads(description.original)"],
-    "poprun_py/python_api/channel.py": ["pickle.loads(data)"],
+    "poprun_py/python_api/messages.py": ["pickle.loads(data)"],
     # What this very function has pickled.
     "poprun_py/python_api/functions/failures.py": ["pickle.loads(stream.getvalue()"],
 }

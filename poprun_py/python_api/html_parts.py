@@ -6,14 +6,12 @@ rules reach nothing beyond it. No script, nothing from elsewhere. Only text is m
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from poprun_py.planning.views.svg import escaped
 
 _NAME = "poprun-py"
-_WIDTH = 100
 # Greys with an alpha, and colours of middling lightness: both are seen on white and on black.
 _LOOK = """
 .poprun-py{font:13px/1.45 system-ui,-apple-system,'Segoe UI','DejaVu Sans',sans-serif;
@@ -90,11 +88,6 @@ def table(
     return "\n".join(
         ('<div class="pp-rows" tabindex="0"><table>', f"<tr>{names}</tr>", *lines, "</table></div>")
     )
-
-
-def width_of_text() -> int:
-    """Return the columns that a text may have: those of the terminal, if there is one."""
-    return shutil.get_terminal_size((_WIDTH, 24)).columns
 
 
 def _cell(cell: Cell | str) -> str:

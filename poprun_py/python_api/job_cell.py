@@ -1,0 +1,56 @@
+"""The HTML of a JobHandle, and a notebook cell that shows the job until it has ended."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent import futures
+from typing import Any
+
+from poprun_py.python_api.html_parts import framed, heading, note
+from poprun_py.python_api.result_views import result_parts
+from poprun_py.python_api.status import JobStatus
+from poprun_py.python_api.value_views import status_parts
+from poprun_py.running.supervise.job import LaunchResult
+
+_UPDATE_SECONDS = 0.5
+
+Outcome = futures.Future[LaunchResult]
+
+
+def job_html(name: str, status: JobStatus, outcome: Outcome) -> str:
+    """Return the HTML of a job: while it runs, its instances; then its result or error."""
+    if status.exit_code is None:
+        kind = "warn" if status.state != "running" else ""
+        return framed(heading(f"{name}: {status}", kind), *status_parts(status))
+    title = heading(f"{name}: {status}", "good" if status.exit_code == 0 else "bad")
+    error = outcome.exception()
+    result = outcome.result() if error is None else getattr(error, "result", None)
+    if isinstance(result, LaunchResult):
+        return framed(title, *result_parts(result))
+    return framed(title, note(str(error)))
+
+
+def show_cell(name: str, get_status: Callable[[], JobStatus], outcome: Outcome) -> None:
+    """Show a job in a notebook cell, and update the cell until the job has ended."""
+    from IPython.core.getipython import get_ipython
+    from IPython.display import display
+
+    def content() -> dict[str, str]:
+        status = get_status()
+        return {
+            "text/plain": f"<JobHandle {name}: {status}>",
+            "text/html": job_html(name, status, outcome),
+        }
+
+    def update_to_end() -> None:
+        while not outcome.done():
+            futures.wait([outcome], _UPDATE_SECONDS)
+            cell.update(content(), raw=True)
+
+    show: Any = display  # IPython has no types
+    cell = show(content(), raw=True, display_id=True)
+    # In a terminal, each update would print another line.
+    is_notebook = cell is not None and hasattr(get_ipython(), "kernel")
+    if is_notebook and not outcome.done():
+        threading.Thread(target=update_to_end, name=f"poprun_py cell {name}", daemon=True).start()

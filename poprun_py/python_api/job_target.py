@@ -1,0 +1,110 @@
+"""The target of ``launch`` and ``start``: a function, a program, a configuration or a plan."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from poprun_py.errors import UsageError
+from poprun_py.options.launch_config import LaunchConfig
+from poprun_py.options.python_keywords import changed_config, config_of
+from poprun_py.planning.launch_plan import LaunchPlan
+from poprun_py.planning.user_program import short_name
+from poprun_py.running.supervise.job import LaunchResult
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class JobTarget:
+    """A target that can be launched.
+
+    Attributes:
+        name: the name of the program or function.
+        job: the configuration or plan to launch.
+        read: returns the value of the job for its result, or raises the job's error.
+    """
+
+    name: str
+    job: LaunchConfig | LaunchPlan
+    read: Callable[[LaunchResult], Any]
+
+
+def job_target(
+    target: object,
+    args: Sequence[object],
+    kwargs: Mapping[str, object] | None,
+    options: Mapping[str, object],
+    make_folder: Callable[[], Path],
+) -> JobTarget:
+    """Return the target for the arguments of ``launch`` or ``start``.
+
+    Args:
+        target: a function, a program as a list of words, a configuration, or a plan.
+        args: the positional arguments of the function.
+        kwargs: the keyword arguments of the function.
+        options: fields of LaunchConfig.
+        make_folder: makes the job's folder, which is needed for a function and its results.
+
+    Raises:
+        UsageError: the target cannot be launched.
+    """
+    if callable(target):
+        return _function_target(target, args, kwargs, options, make_folder)
+    if args or kwargs:
+        raise UsageError("args and kwargs are for a function; a program is a list of words")
+    job = _config_or_plan(target, options)
+    config = job.config if isinstance(job, LaunchPlan) else job
+    if not config.program:
+        raise UsageError("nothing to launch: expected a program or a function")
+    return JobTarget(
+        name=short_name(config.program), job=job, read=lambda result: result.raise_for_failure()
+    )
+
+
+def _config_or_plan(target: object, options: Mapping[str, object]) -> LaunchConfig | LaunchPlan:
+    if isinstance(target, LaunchPlan):
+        if options:
+            raise UsageError(
+                f"{next(iter(options))}: the plan has decided it; make a new one (poprun_py.plan)"
+            )
+        return target
+    if isinstance(target, LaunchConfig):
+        return changed_config(target, options, None) if options else target
+    if isinstance(target, list | tuple):
+        return config_of(target, options)
+    shown = ascii(target)
+    raise UsageError(
+        f"{shown if len(shown) <= 60 else f'{shown[:57]}...'} cannot be launched: expected a "
+        'function, a program as a list of words such as ["train.py", "--lr", 0.1], a '
+        "LaunchConfig, or a LaunchPlan"
+    )
+
+
+def _function_target(
+    function: Callable[..., object],
+    args: object,
+    kwargs: object,
+    options: Mapping[str, object],
+    make_folder: Callable[[], Path],
+) -> JobTarget:
+    from poprun_py.python_api.functions import results
+    from poprun_py.python_api.functions.packed_call import Call
+
+    name = getattr(function, "__name__", type(function).__name__)
+    if not isinstance(args, Sequence) or isinstance(args, str | bytes):
+        raise UsageError(
+            f"args of type {type(args).__name__}: expected a tuple of the arguments of {name}, "
+            "such as (3,)"
+        )
+    kwargs = {} if kwargs is None else kwargs
+    if not isinstance(kwargs, Mapping) or not all(isinstance(key, str) for key in kwargs):
+        raise UsageError(
+            f"kwargs of type {type(kwargs).__name__}: expected a mapping from names of arguments "
+            f'of {name}, such as {{"lr": 0.1}}'
+        )
+    folder = make_folder() / "call"
+    folder.mkdir(mode=0o700)
+    call = Call.of(function, args, kwargs)
+    job = config_of(call.program(folder), options)
+    return JobTarget(name=name, job=job, read=lambda result: results.read(folder, result))

@@ -1,0 +1,220 @@
+"""The launcher process of a job, as the program that started it sees it.
+
+``LauncherChild`` starts the process, sends it an order, and reads its messages and its output in a
+thread until the process has ended.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from pathlib import Path
+
+from poprun_py.errors import JobFailedError, LaunchError, StartError, start_errors
+from poprun_py.python_api.job_output import OutputCopier
+from poprun_py.python_api.messages import Attempt, Channel, Order
+from poprun_py.running.supervise.caught_signals import HANGUP_ONCE, INTERRUPT_ONCE
+from poprun_py.running.supervise.job import Cause, LaunchResult, describe
+from poprun_py.running.supervise.private_folder import remove_folder_of
+
+# A descriptor, a constant of subprocess such as PIPE, or None to inherit this process's stream.
+Stream = int | None
+_PROGRAM = str(Path(__file__).with_name("launcher_process.py"))
+_BLOCKED_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, INTERRUPT_ONCE, HANGUP_ONCE)
+
+
+class LauncherChild:
+    """A launcher process.
+
+    Args:
+        name: the name of the job in errors and thread names.
+        order: the job to launch.
+        streams: the standard input, output and error of the process. Output that goes to pipes is
+            written to ``sys.stdout`` and ``sys.stderr``.
+        is_in_front: whether the process gets the signals of this terminal's keys, such as Ctrl-C.
+        output_file: a file that also gets the output that goes to pipes.
+        listeners: the functions that take log lines, warnings and bindings, by kind of message.
+
+    Attributes:
+        outcome: the result of the job, or the LaunchError that prevented one. It is set when the
+            process has ended.
+        ended_at: the time of that end, on the monotonic clock.
+        attempts: the attempts that have begun.
+        waits_for: the resources that the job waits for, as text; empty if it does not wait.
+
+    Raises:
+        StartError: the process cannot be started.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        order: Order,
+        streams: tuple[Stream, Stream, Stream],
+        *,
+        is_in_front: bool,
+        output_file: Path | None = None,
+        listeners: Mapping[str, Callable[[str], object]] | None = None,
+    ) -> None:
+        self.outcome: Future[LaunchResult] = Future()
+        self.outcome.set_running_or_notify_cancel()  # it can no longer be cancelled
+        self.ended_at = 0.0
+        self.attempts: list[Attempt] = []
+        self.waits_for = ""
+        self._name = name
+        self._listeners = listeners or {}
+        self._reported: LaunchResult | LaunchError | None = None
+        self._channel, theirs = Channel.pair()
+        stdin, stdout, stderr = streams
+        # Signals stay pending until the process has installed its handlers.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, _BLOCKED_SIGNALS)
+        try:
+            with start_errors("the launcher's process cannot be started"):
+                self._process = subprocess.Popen(
+                    [sys.executable, "-P", _PROGRAM, str(theirs.fileno())],
+                    stdin=stdin,
+                    stdout=stdout,
+                    stderr=stderr,
+                    pass_fds=(theirs.fileno(),),
+                    process_group=None if is_in_front else 0,
+                )
+        except BaseException:
+            self._channel.close()
+            raise
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+            theirs.close()
+        pipes = {"stdout": self._process.stdout, "stderr": self._process.stderr}
+        self._copiers = tuple(
+            OutputCopier(pipe, stream, output_file)
+            for stream, pipe in pipes.items()
+            if pipe is not None
+        )
+        self._channel.send("order", order)
+
+    @property
+    def pid(self) -> int:
+        """The id of the process."""
+        return self._process.pid
+
+    def listen(self) -> None:
+        """Start the thread that reads messages and output.
+
+        Raises:
+            StartError: the thread cannot be started; the launcher process has been ended.
+        """
+        thread = threading.Thread(
+            target=self._listen_to_end, name=f"poprun_py job {self._name}", daemon=True
+        )
+        try:
+            thread.start()
+        except RuntimeError as error:  # there are too many threads, or Python is shutting down
+            self.disconnect()
+            self._finish()
+            raise StartError(f"{self._name} cannot be watched: {error}") from None
+
+    def signal(self, number: int) -> None:
+        """Send the process a signal; nothing happens if it has ended."""
+        self._process.send_signal(number)
+
+    def disconnect(self) -> None:
+        """Close the channel and the pipes; the launcher process then ends its job.
+
+        In a forked process, the process that started the job stays connected.
+        """
+        self._channel.close()
+        for copier in self._copiers:
+            copier.close()
+
+    def _listen_to_end(self) -> None:
+        try:
+            self._listen()
+        finally:  # after an error, disconnecting ends the launcher process
+            self.disconnect()
+            self._finish()
+
+    def _listen(self) -> None:
+        # Unpickling a result imports this module. If that happened while Python shuts down after
+        # Ctrl-C, this process would no longer end by the signal.
+        import poprun_py.running.watch.job_view  # noqa: F401
+
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._channel, selectors.EVENT_READ)
+            for copier in self._copiers:
+                selector.register(copier, selectors.EVENT_READ)
+            is_open = True
+            while is_open:
+                for key, _ in selector.select():
+                    if not isinstance(key.fileobj, OutputCopier):
+                        is_open = self._take_message()
+                    elif not key.fileobj.copy():
+                        selector.unregister(key.fileobj)
+        self._wait()
+        for copier in self._copiers:
+            copier.copy_all()
+
+    def _take_message(self) -> bool:
+        """Take one message of the launcher process; return whether more can come."""
+        message = self._channel.receive()
+        if message is None:
+            return False
+        kind, value = message
+        if kind in ("result", "error"):
+            self._reported = value
+        elif kind == "waiting":
+            self.waits_for = value
+        elif kind == "attempt":
+            self.attempts.append(value)
+        elif kind in self._listeners:
+            try:
+                self._listeners[kind](value)
+            except Exception:
+                # An error in the caller's function must not stop this thread.
+                thread = threading.current_thread()
+                threading.excepthook(threading.ExceptHookArgs((*sys.exc_info(), thread)))
+        return True
+
+    def _wait(self) -> int:
+        """Wait for the end of the process; return 0, or the signal that killed it as negative."""
+        # The program's own handler of SIGCHLD may have collected the process already.
+        with contextlib.suppress(ChildProcessError):
+            # WNOWAIT leaves the process uncollected, so that its id cannot be used again yet.
+            ended = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
+            if ended is not None and ended.si_code != os.CLD_EXITED:
+                remove_folder_of(self.pid)
+        self._channel.close()
+        return self._process.wait()
+
+    def _finish(self) -> None:
+        """Wait for the end of the process and set the outcome."""
+        code = self._wait()
+        self.ended_at = time.monotonic()
+        reported = self._reported or self._lost(code)
+        if isinstance(reported, LaunchError):
+            self.outcome.set_exception(reported)
+        else:
+            self.outcome.set_result(reported)
+
+    def _lost(self, code: int) -> LaunchError:
+        """Return the error for a launcher process that ended without a result."""
+        reason = f"the launcher ended with {describe(code)}"
+        if not self.attempts:
+            return StartError(f"{reason} before the programs ran")
+        exit_code = 128 - code if code < 0 else code or 1
+        return JobFailedError(
+            f"{reason}: its instances were ended",
+            LaunchResult(
+                exit_code=exit_code,
+                reason=reason,
+                cause=Cause.MPIRUN_ENDED,
+                run_id=self.attempts[-1].run_id,
+            ),
+        )

@@ -1,0 +1,153 @@
+"""Messages between a program and the launcher process of its job, over a pair of sockets.
+
+A message is a length in four bytes, then a pickled pair of kind and value. Unpickling is safe here:
+both processes belong to one user, and the sockets have no name by which another process could
+connect. The output of instances passes here only as text and numbers.
+
+The program sends one ``order`` (an Order). The launcher process sends ``waiting`` (the resources
+that the job waits for, as text; empty when the wait is over), ``attempt`` (an Attempt that
+begins), ``log``, ``warn`` and ``binding`` (one line each, if the order asks for them), and last
+``result`` (a LaunchResult) or ``error`` (a LaunchError).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import pickle
+import socket
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from poprun_py.options.launch_config import LaunchConfig
+    from poprun_py.planning.launch_plan import LaunchPlan
+
+_LENGTH_BYTES = 4
+_LAST_STANDARD_STREAM = 2
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Order:
+    """The job that a launcher process is to run.
+
+    Attributes:
+        job: a plan, or a configuration that the launcher process plans first.
+        environ: the environment of the job; None for the environment of the launcher process.
+        folder: the job's private folder; None for a job without one. The process that ends last
+            removes it.
+        keeps_output: whether the output of the instances is stored in the folder.
+        listeners: the kinds of lines that are sent as messages instead of printed.
+    """
+
+    job: LaunchConfig | LaunchPlan
+    # The values may be secret, so the repr leaves them out.
+    environ: Mapping[str, str] | None = field(default=None, repr=False)
+    folder: str | None = None
+    keeps_output: bool = False
+    listeners: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Attempt:
+    """An attempt at running a job.
+
+    Attributes:
+        run_id: the name of the run.
+        num_instances: the number of instances of the job.
+        folder: where the output of the instances is stored; None if it is not stored.
+    """
+
+    run_id: str
+    num_instances: int
+    folder: str | None
+
+
+class Channel:
+    """One end of the pair of sockets.
+
+    Args:
+        end: a connected socket, which is closed with the channel.
+    """
+
+    def __init__(self, end: socket.socket) -> None:
+        self._socket = end
+
+    @classmethod
+    def pair(cls) -> tuple[Channel, Channel]:
+        """Return both ends of a new channel."""
+        one, other = socket.socketpair()
+        return cls(_above_standard_streams(one)), cls(_above_standard_streams(other))
+
+    @classmethod
+    def inherited(cls, descriptor: int) -> Channel:
+        """Return the end whose descriptor this process has inherited."""
+        os.set_inheritable(descriptor, False)
+        return cls(socket.socket(fileno=descriptor))
+
+    def fileno(self) -> int:
+        """Return the descriptor, which is readable when a message or the end has arrived."""
+        return self._socket.fileno()
+
+    def send(self, kind: str, value: object = None) -> None:
+        """Send a message. If the other end is closed, the message is dropped."""
+        data = pickle.dumps((kind, value), protocol=pickle.HIGHEST_PROTOCOL)
+        with contextlib.suppress(ConnectionError):
+            self._socket.sendall(len(data).to_bytes(_LENGTH_BYTES, "big") + data)
+
+    def receive(self) -> tuple[str, Any] | None:
+        """Return the next message's kind and value; None if the other end is closed."""
+        length = self._read(_LENGTH_BYTES)
+        data = self._read(int.from_bytes(length, "big")) if length else b""
+        return pickle.loads(data) if data else None
+
+    def _read(self, size: int) -> bytes:
+        """Return ``size`` bytes, or no bytes if the other end is closed before they arrive."""
+        data = bytearray()
+        try:
+            while len(data) < size:
+                part = self._socket.recv(size - len(data))
+                if not part:
+                    return b""
+                data += part
+        except ConnectionError:
+            return b""
+        return bytes(data)
+
+    def signal_end(self, number: int) -> None:
+        """Have the kernel send this process a signal when the other end closes or sends more."""
+        fcntl.fcntl(self._socket, fcntl.F_SETSIG, number)
+        fcntl.fcntl(self._socket, fcntl.F_SETOWN, os.getpid())
+        flags = fcntl.fcntl(self._socket, fcntl.F_GETFL)
+        fcntl.fcntl(self._socket, fcntl.F_SETFL, flags | os.O_ASYNC)
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether the other end is closed; valid only after its last message was received."""
+        try:
+            return self._socket.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) == b""
+        except BlockingIOError:
+            return False
+        except ConnectionError:
+            return True
+
+    def close(self) -> None:
+        """Close this end."""
+        self._socket.close()
+
+
+def _above_standard_streams(end: socket.socket) -> socket.socket:
+    """Return the socket with a descriptor above 2.
+
+    In a daemon that has closed descriptors 0 to 2, a new socket gets one of them. The launcher
+    process could not inherit it there, because its standard streams take that place.
+    """
+    if end.fileno() > _LAST_STANDARD_STREAM:
+        return end
+    with end:
+        return socket.socket(
+            fileno=fcntl.fcntl(end, fcntl.F_DUPFD_CLOEXEC, _LAST_STANDARD_STREAM + 1)
+        )

@@ -1,0 +1,173 @@
+"""``str`` and notebook HTML of the values of the Python API: which function draws which class.
+
+Results have a module of their own. poprun_py/value_display.py calls ``text_of``, ``html_of`` and
+``summary_of``.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Callable
+
+from popdist_py.errors import counted
+from poprun_py.options.launch_config import LaunchConfig, options
+from poprun_py.options.option_types import option_name
+from poprun_py.planning.launch_plan import LaunchPlan
+from poprun_py.planning.plan_warnings import plan_warnings
+from poprun_py.planning.views.command_text import launch_command
+from poprun_py.planning.views.plan_page import plan_table
+from poprun_py.planning.views.plan_svg import headline as plan_headline
+from poprun_py.planning.views.plan_svg import host_pictures, legend
+from poprun_py.planning.views.plan_text import topology_tree
+from poprun_py.planning.views.svg import STYLE
+from poprun_py.planning.views.text_drawing import TextStyle
+from poprun_py.python_api import result_views as results
+from poprun_py.python_api.html_parts import Cell, block, details, framed, heading, note, table
+from poprun_py.python_api.result_views import summary_of
+from poprun_py.python_api.status import JobStatus
+from poprun_py.running.supervise.job import InstanceResult, LaunchResult
+from poprun_py.running.watch.job_view import COLUMNS, JobView, headline, row_of, table_lines
+
+__all__ = ["html_of", "status_parts", "summary_of", "text_of"]
+
+_DEFAULT_WIDTH = 100
+_TEXT_COLUMNS = ("host", "phase")
+# A job with more instances shows those with the longest steps.
+_MOST_ROWS = 64
+# Class names in the picture's style sheet. They get a prefix, as a page may use the same names.
+_CLASS = re.compile(r"\.([a-z]\w*)\{")
+_PICTURE_STYLE = (
+    _CLASS.sub(r".poprun-py .\1{", STYLE)
+    + ".poprun-py .pp-hosts{display:flex;flex-wrap:wrap;gap:10px;align-items:flex-start}"
+    ".poprun-py .pp-hosts svg{display:block;max-width:100%;height:auto}"
+)
+
+
+def text_of(value: object) -> str:
+    """Return ``str(value)``."""
+    return _TEXT_FUNCTIONS[type(value)](value)
+
+
+def html_of(value: object) -> str:
+    """Return the HTML of a value, a part of a page that needs no other files."""
+    return _HTML_FUNCTIONS[type(value)](value)
+
+
+# --- configurations and plans -----------------------------------------------------------------
+
+
+def _config_html(config: LaunchConfig) -> str:
+    """Return the command, and a table of the options that were given and where."""
+    rows = [
+        (option_name(name), _option_value(config, name), config.origin(name).source)
+        for name, opt in options().items()
+        if config.is_given(name) and opt.saved
+    ]
+    return framed(
+        heading("LaunchConfig"),
+        block(launch_command(config)),
+        table(("option", "value", "given in"), rows) if rows else note("every option: its default"),
+    )
+
+
+def _option_value(config: LaunchConfig, name: str) -> str:
+    value = getattr(config, name)
+    if options()[name].secret:
+        # Only the names of variables may be shown.
+        return ", ".join(each.partition("=")[0] for each in value)
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, tuple):
+        return ", ".join(map(str, value))
+    return "all" if value is None else str(value)
+
+
+def _plan_text(plan: LaunchPlan) -> str:
+    """Return the number of instances and replicas, the tree of hosts, and the warnings."""
+    columns = shutil.get_terminal_size((0, 0)).columns
+    warnings = [f"warning: {sentence}" for sentence in plan_warnings(plan)]
+    tree = topology_tree(plan, TextStyle(width=columns or None))
+    return "\n".join((plan_headline(plan), tree, *warnings))
+
+
+def _plan_html(plan: LaunchPlan) -> str:
+    """Return the picture of each host, the table of the instances, and the command."""
+    pictures = "\n".join(host_pictures(plan))
+    return framed(
+        heading(plan_headline(plan)),
+        *(note(f"! {sentence}", "warn") for sentence in plan_warnings(plan)),
+        f'<div class="pp-hosts">\n{pictures}\n</div>',
+        note(legend(plan)),
+        details("instances", plan_table(plan).replace('class="rows"', 'class="pp-rows"')),
+        details("command", block(launch_command(plan.config))),
+        style=_PICTURE_STYLE,
+    )
+
+
+# --- running jobs -----------------------------------------------------------------------------
+
+
+def _view_text(view: JobView) -> str:
+    width = shutil.get_terminal_size((_DEFAULT_WIDTH, 24)).columns
+    return "\n".join(table_lines(view, width=width))
+
+
+def _view_html(view: JobView) -> str:
+    return framed(heading(headline(view)[0]), *_view_parts(view))
+
+
+def _status_html(status: JobStatus) -> str:
+    return framed(heading(str(status)), *status_parts(status))
+
+
+def status_parts(status: JobStatus) -> list[str]:
+    """Return parts of a page that show the instances of a running job."""
+    return [] if status.view is None else _view_parts(status.view)
+
+
+def _view_parts(view: JobView) -> list[str]:
+    """Return the table of the instances, and a note about the slowest one.
+
+    Bars compare the number of steps. The row of a slow instance is marked.
+    """
+    states = view.instances
+    if len(states) > _MOST_ROWS:
+        longest = sorted(states, key=lambda state: -state.own_seconds)[:_MOST_ROWS]
+        states = tuple(sorted(longest, key=lambda state: state.index))
+    most_steps = max((state.step or 0 for state in view.instances), default=0)
+    rows, marked = [], []
+    for number, state in enumerate(states):
+        cells = dict(zip(COLUMNS, row_of(state), strict=True))
+        if view.worst is not None and view.worst.is_slow and state.index == view.worst.instance:
+            marked.append(number)
+        rows.append(
+            [
+                Cell(
+                    text=text,
+                    is_number=name not in _TEXT_COLUMNS,
+                    part=(state.step or 0) / most_steps if name == "step" and most_steps else None,
+                )
+                for name, text in cells.items()
+            ]
+        )
+    hidden = len(view.instances) - len(states)
+    notes = [f"and {counted(hidden, 'more instance')}"] if hidden else []
+    return [table(COLUMNS, rows, marked), *map(note, (*notes, *headline(view)[1:]))]
+
+
+_TEXT_FUNCTIONS: dict[type, Callable[..., str]] = {
+    LaunchConfig: launch_command,
+    LaunchPlan: _plan_text,
+    LaunchResult: results.result_text,
+    InstanceResult: results.instance_text,
+    JobView: _view_text,
+}
+_HTML_FUNCTIONS: dict[type, Callable[..., str]] = {
+    LaunchConfig: _config_html,
+    LaunchPlan: _plan_html,
+    LaunchResult: results.result_html,
+    InstanceResult: results.instance_html,
+    JobView: _view_html,
+    JobStatus: _status_html,
+}
