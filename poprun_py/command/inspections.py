@@ -88,7 +88,7 @@ def print_leases(config: LaunchConfig) -> None:
 
 def print_check(config: LaunchConfig) -> int:
     """Print the table of --check; a red cell is a launch that could not start."""
-    from poprun_py.machines.host_survey import check_hosts
+    from poprun_py.machines.probe import check_hosts
     from poprun_py.planning.pasted_command import check_pasted_command
     from poprun_py.planning.plan_inputs import Purpose, gather_inputs
     from poprun_py.planning.user_program import resolve_program

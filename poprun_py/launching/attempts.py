@@ -284,7 +284,7 @@ def _refusal_of(planned: LaunchPlan, warn: Log, index: int, answer: dict[str, An
 
 def _listen_address(others: list[Host], network: str) -> str:
     """Return this machine's address that the other hosts reach."""
-    from poprun_py.machines.host_survey import listen_address
+    from poprun_py.machines.host_networks import listen_address
 
     return listen_address(others, network)
 
@@ -298,7 +298,7 @@ def _explain_failed_start(planned: LaunchPlan) -> str:
     Raises:
         StartError: the reason, if a host shows one.
     """
-    from poprun_py.machines.host_survey import diagnose
+    from poprun_py.machines.probe import diagnose
 
     return diagnose(
         planned.config,

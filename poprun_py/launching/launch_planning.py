@@ -129,7 +129,7 @@ def _beside_others(
         by_held = partial(share_beside_jobs, config, topology, machines)
         return lease_share(config, whole, by_held, console, progress)
     from poprun_py.launching.leasing_elsewhere import LOOK_SECONDS, left_by_others, wait_for_hosts
-    from poprun_py.machines.host_survey import probe_other_jobs
+    from poprun_py.machines.probe import probe_other_jobs
 
     look = partial(
         probe_other_jobs,

@@ -1,6 +1,8 @@
-"""The hosts of a job and their hardware, and the leases of cores that jobs hold there.
+"""The hosts of a job, their hardware, and the leases of CPUs that jobs hold on them.
 
-Contains host lists, allocations, remote shells, host checks, file synchronisation, the choice of a
-network, the reader of sysfs (CPUs, NUMA nodes, memory), and leases as locked files. No module here
-places or starts an instance.
+- host_list, allocation: the hosts of a launch
+- remote_shell, mpirun_ssh, folder_sync: commands on other hosts, and copies to them
+- probe, probe_script, host_checks, host_networks: facts about other hosts, and checks of them
+- machine, machine_reader: the CPUs, NUMA nodes and memory of a host
+- leases, lease_files, lease_messages: the CPUs that jobs hold, and the queue of waiting jobs
 """

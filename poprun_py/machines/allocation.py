@@ -1,11 +1,12 @@
-"""Where instances may run: the hosts of the options, of Slurm, of an MPIJob, or this machine.
+"""The hosts of a launch: from the options, Slurm, a Kubernetes MPIJob, or this machine alone.
 
-Pure functions: the environment, the files' text and this machine's names are arguments.
+Pure functions, except ``with_names``, which asks the resolver for the names of IPv6 addresses.
 """
 
 from __future__ import annotations
 
 import re
+import socket
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
@@ -19,7 +20,7 @@ from poprun_py.machines.host_list import (
     parse_host_list,
 )
 
-# Where Open MPI looks for a host file: Kubernetes' MPIJob sets one of them.
+# Open MPI reads the path of a host file from these variables. Kubernetes' MPIJob sets one of them.
 DEFAULT_HOST_FILES = ("OMPI_MCA_orte_default_hostfile", "PRTE_MCA_prte_default_hostfile")
 _LOCAL_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
 _TASKS = re.compile(r"(\d{1,7})(?:\(x(\d{1,7})\))?")
@@ -39,15 +40,14 @@ def resolve_hosts(
     """Return the hosts of a launch, in order.
 
     Args:
-        host: value of ``--host``; wins over everything else.
-        host_file: value of ``--host-file``.
-        environ: where a Slurm allocation, or a host file for MPI as Kubernetes' MPIJob sets it, is
-            looked for.
-        read_text: reads the host file.
-        local_names: names of this machine, so that a list of it alone needs no ssh.
-        num_instances: how many instances the hosts are for.
-        host_source: how messages name ``host``.
-        host_file_source: how messages name ``host_file``.
+        host: the value of ``--host``; it takes precedence over all other sources.
+        host_file: the value of ``--host-file``.
+        environ: the variables that may describe a Slurm allocation or name a host file for MPI.
+        read_text: a function that returns the text of a file.
+        local_names: names of this machine, which is reached without ssh.
+        num_instances: the number of instances of the launch.
+        host_source: the name of ``host`` in messages.
+        host_file_source: the name of ``host_file`` in messages.
 
     Raises:
         UsageError: a malformed list, a host given twice, or an allocation that is too small.
@@ -73,19 +73,19 @@ def resolve_hosts(
 
 
 def _slurm_hosts(environ: Mapping[str, str], num_instances: int) -> tuple[Host, ...]:
-    """Return the hosts of a Slurm allocation, with the tasks that were asked for as their slots.
+    """Return the hosts of a Slurm allocation; their slots are the tasks that the user asked for.
 
     If each node has one task with several CPUs, that task is meant for the launcher, as with
     torchrun. The instances then divide the CPUs of the task, and the hosts have no slots.
 
     Raises:
-        UsageError: fewer tasks were allocated than instances are to run.
+        UsageError: there are fewer tasks than instances.
     """
     hosts = parse_host_list(environ["SLURM_JOB_NODELIST"], source="SLURM_JOB_NODELIST")
-    wish = environ.get("SLURM_NTASKS") or environ.get("SLURM_NTASKS_PER_NODE")
-    if not wish or environ.get("SLURM_STEP_ID"):
-        # Without a wish Slurm's default is one task for each node. In a step the variables show the
-        # step's own tasks (the launcher alone), not those of the allocation.
+    requested = environ.get("SLURM_NTASKS") or environ.get("SLURM_NTASKS_PER_NODE")
+    if not requested or environ.get("SLURM_STEP_ID"):
+        # Without a request, Slurm's default is one task for each node. In a step, the variables
+        # describe the step (the launcher alone), not the allocation.
         return hosts
     tasks = parse_tasks_per_node(
         environ.get("SLURM_TASKS_PER_NODE") or environ.get("SLURM_NTASKS_PER_NODE", ""), len(hosts)
@@ -108,10 +108,10 @@ def _slurm_hosts(environ: Mapping[str, str], num_instances: int) -> tuple[Host, 
 def slurm_tasks(
     hosts: Sequence[Host], instances_per_host: int, environ: Mapping[str, str]
 ) -> dict[str, str]:
-    """Return Slurm's variables as Open MPI is to read them: it counts tasks, the plan decided.
+    """Return Slurm's variables with the hosts and instances of the plan, for Open MPI.
 
-    In a step of the launcher alone, or when no tasks were asked for, they tell of one for each
-    node; and the plan may use a part of the nodes.
+    Open MPI starts as many instances on a node as Slurm's variables count tasks. The original
+    variables may count one task for each node, and name nodes that the plan does not use.
     """
     if not environ.get("SLURM_JOB_NODELIST"):
         return {}
@@ -129,7 +129,7 @@ def parse_tasks_per_node(text: str, num_hosts: int) -> list[int]:
     """Return the tasks of each node from Slurm's short form: ``2(x3),1`` is 2, 2, 2, 1.
 
     Raises:
-        UsageError: it is not of that form, or of another number of nodes.
+        UsageError: the text does not have that form, or describes another number of nodes.
     """
     tasks: list[int] = []
     for part in text.split(","):
@@ -146,3 +146,33 @@ def parse_tasks_per_node(text: str, num_hosts: int) -> list[int]:
             f"{counted(num_hosts, 'node')}, such as 2(x3)"
         )
     return tasks
+
+
+# --- names of IPv6 addresses --------------------------------------------------------------------
+
+
+def with_names(hosts: Sequence[Host]) -> tuple[Host, ...]:
+    """Return ``hosts`` with each IPv6 address replaced by its name, as mpirun takes names only.
+
+    Raises:
+        UsageError: an address has no name, or two hosts have the same name.
+    """
+    named: list[Host] = []
+    for host in hosts:
+        name = _name_of_address(host) if ":" in host.name else host.name
+        if any(name.lower() == each.name.lower() for each in named):
+            raise UsageError(f"host {host.name} is {name}, which is named already; name it once")
+        named.append(replace(host, name=name))
+    return tuple(named)
+
+
+def _name_of_address(host: Host) -> str:
+    if host.is_local:
+        return socket.gethostname()
+    try:
+        return socket.getnameinfo((host.name, 0), socket.NI_NAMEREQD)[0]
+    except OSError:
+        raise UsageError(
+            f"host {host.name} has no name here, and mpirun takes no IPv6 address; add a line such "
+            f"as '{host.name} node1' to /etc/hosts, or give a name that leads there"
+        ) from None

@@ -1,7 +1,7 @@
-"""Copies a folder to the same path on other hosts with rsync: only what changed, nothing outside.
+"""Copies of folders to the same path on other hosts, with rsync: only changed files are sent.
 
-Nothing is deleted there. No symbolic link is followed. A link that leads out of the folder is
-copied only with a Python environment, whose Python is such a link.
+Files on the other hosts are never deleted, and symbolic links are not followed. A link to a place
+outside the folder is copied only with a Python environment, because its Python may be a link.
 """
 
 from __future__ import annotations
@@ -16,19 +16,27 @@ from typing import IO
 
 from poprun_py.errors import StartError, UsageError
 from poprun_py.machines.host_list import Host
-from poprun_py.machines.remote_shell import Shell, explain, read_back, scratch_file
+from poprun_py.machines.remote_shell import (
+    Shell,
+    end_process,
+    explain,
+    read_back,
+    scratch_file,
+)
 
-_LEFT_OUT = (".git", "__pycache__")
-_AT_ONCE = 16
-# Limits a stalled connection. The whole copy has no limit.
+_EXCLUDED = (".git", "__pycache__")
+_MAX_AT_ONCE = 16
+# The time-out for a stalled connection. The whole copy has no time-out.
 _STALL_SECONDS = 15
 
 
 def folder_to_sync(path: str, option: str = "--sync") -> Path:
-    """Return the folder that an option names, in full, as programs are named by the same path.
+    """Return the absolute path of the folder that an option names.
+
+    Symbolic links in the path are kept, because the paths of programs contain them too.
 
     Raises:
-        UsageError: it is no folder, or one that belongs to the host and not to a program.
+        UsageError: the folder is missing, or it is a folder of the host such as ``/usr``.
     """
     folder = Path(path).absolute()
     if not folder.is_dir():
@@ -45,13 +53,16 @@ def folder_to_sync(path: str, option: str = "--sync") -> Path:
 def sync_command(
     folder: Path, host: str, shell: Shell, *, links_out: bool = False
 ) -> tuple[str, ...]:
-    """Return the rsync command that brings ``folder`` to ``host``, its links out of it or not."""
+    """Return the rsync command that copies ``folder`` to ``host``.
+
+    With ``links_out``, symbolic links to places outside the folder are copied too.
+    """
     remote = shlex.join(shell.words) if shell.words else "ssh"
     address = f"[{host}]" if ":" in host else host
     return (
         "rsync", "--archive", "--mkpath", f"--timeout={_STALL_SECONDS}",
         *(() if links_out else ("--safe-links",)),
-        *(f"--exclude={name}" for name in _LEFT_OUT), "--rsh", remote,
+        *(f"--exclude={name}" for name in _EXCLUDED), "--rsh", remote,
         "--", f"{folder}/", f"{address}:{folder}/",
     )  # fmt: skip
 
@@ -59,60 +70,54 @@ def sync_command(
 def sync_folder(
     folder: Path, hosts: Sequence[Host], shell: Shell, *, links_out: bool = False
 ) -> None:
-    """Bring ``folder`` to every host but this one, several at a time.
+    """Copy ``folder`` to all hosts except this one; ``links_out`` is as in ``sync_command``.
 
     Raises:
-        StartError: rsync is missing here, or a host did not take the folder.
+        StartError: rsync is missing on this machine, or a copy failed.
     """
     others = [host.name for host in hosts if not host.is_local]
     commands = [(name, sync_command(folder, name, shell, links_out=links_out)) for name in others]
-    for start in range(0, len(commands), _AT_ONCE):
-        _sync_batch(folder, commands[start : start + _AT_ONCE])
+    for start in range(0, len(commands), _MAX_AT_ONCE):
+        _sync_batch(folder, commands[start : start + _MAX_AT_ONCE])
 
 
 def _sync_batch(folder: Path, commands: Sequence[tuple[str, tuple[str, ...]]]) -> None:
     running: list[tuple[str, subprocess.Popen[bytes], IO[bytes]]] = []
     with contextlib.ExitStack() as stack:
         for host, command in commands:
-            said = stack.enter_context(scratch_file())
-            running.append((host, _start(command, said), said))
-            stack.callback(_end, running[-1][1])
-        for host, process, said in running:
+            err = stack.enter_context(scratch_file())
+            running.append((host, _start(command, err), err))
+            stack.callback(end_process, running[-1][1])
+        for host, process, err in running:
             if process.wait():
-                raise StartError(_failure(host, folder, read_back(said).decode(errors="replace")))
+                raise StartError(_failure(host, folder, read_back(err).decode(errors="replace")))
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
-    if process.poll() is None:
-        process.kill()
-        process.wait()
-
-
-def _start(command: tuple[str, ...], said: IO[bytes]) -> subprocess.Popen[bytes]:
+def _start(command: tuple[str, ...], err: IO[bytes]) -> subprocess.Popen[bytes]:
     try:
         return subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=said
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=err
         )
     except OSError as error:
         raise StartError(f"cannot run rsync: {error.strerror}; install it on every host") from None
 
 
-def _failure(host: str, folder: Path, said: str) -> str:
-    if "rsync: command not found" in said or "rsync: not found" in said:
+def _failure(host: str, folder: Path, stderr: str) -> str:
+    if "rsync: command not found" in stderr or "rsync: not found" in stderr:
         return f"host {host}: rsync is missing there; install it on every host"
-    own = [line for line in said.splitlines() if not line.startswith("rsync error: unexplained")]
+    own = [line for line in stderr.splitlines() if not line.startswith("rsync error: unexplained")]
     return f"host {host}: {explain(host, chr(10).join(own), f'copying {folder}')}"
 
 
 def environment_folder(option: str = "--synchronise-python-venv yes") -> Path:
-    """Return the folder of the Python environment that runs now; messages name ``option``.
+    """Return the folder of the current virtual environment; messages name ``option``.
 
     Raises:
-        UsageError: this Python is no virtual environment.
+        UsageError: this Python does not run in a virtual environment.
     """
     if sys.prefix == sys.base_prefix:
         raise UsageError(
-            f"{option}: this Python runs in no virtual environment; install the same Python and "
-            "packages on every host"
+            f"{option}: this Python does not run in a virtual environment; install the same Python "
+            "and packages on every host"
         )
     return folder_to_sync(sys.prefix, option)

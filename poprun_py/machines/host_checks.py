@@ -1,31 +1,128 @@
-"""What is wrong with a host, decided from its report and this machine's own.
+"""The facts that a probe reports about a host, and the checks that find problems in them.
 
-Pure: reports in, checks out. probe_hosts.py asks the hosts; planning/views shows the checks.
+Pure functions on reports. probe.py asks the hosts for the reports.
 """
 
 from __future__ import annotations
 
+import contextlib
+import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 from poprun_py.errors import StartError
-from poprun_py.machines.host_list import compress
-from poprun_py.machines.host_report import HostReport, Request
+from poprun_py.machines.host_list import Host, compress
+from poprun_py.machines.host_networks import Interface
+from poprun_py.machines.leases import OtherJobs, parse_other_jobs
+from poprun_py.machines.machine import HardwareError, Machine
 from poprun_py.machines.remote_shell import Problem
 
+# The name of the check that a host can connect to the launcher, as each instance has to.
+CALLS_BACK = "calls back"
+_ROOT = Path(__file__).resolve().parents[2]
+_PACKAGES = ("mpi4py", "torch", "numpy")
 _MIB, _GIB = 1 << 20, 1 << 30
 _MIN_MEMORY, _MIN_SHM, _MIN_FILES = 512 * _MIB, 64 * _MIB, 1024
 _MAX_CLOCK_SECONDS = 1.0
-# The name of the check that a host can connect to the launcher: every instance has to.
-CALLS_BACK = "calls back"
+
+
+# --- reports ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ProbeRequest:
+    """The arguments of a probe, which are the same for all hosts.
+
+    ``root`` is the folder with the poprun-py packages. ``program`` is a file that must be readable,
+    or empty. ``folder`` is the working folder. ``packages`` are the distributions to look for.
+    ``call_back`` is the launcher's address and port for a test connection. ``leases`` tells whether
+    to list the jobs that hold CPUs.
+    """
+
+    root: str
+    program: str
+    folder: str
+    mpirun: str
+    packages: tuple[str, ...] = _PACKAGES
+    call_back: tuple[str, int] | None = None
+    leases: bool = False
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the request as JSON values."""
+        return asdict(self)
+
+
+def make_request(
+    program: Sequence[str],
+    mpirun: str,
+    call_back: tuple[str, int] | None = None,
+    *,
+    leases: bool = False,
+) -> ProbeRequest:
+    """Return the request for the command ``program`` in the working folder."""
+    script = program[1] if len(program) > 1 and program[0] == sys.executable else ""
+    named = script or (program[0] if program and "/" in program[0] else "")
+    return ProbeRequest(
+        root=str(_ROOT),
+        program=str(Path(named).absolute()) if named and not named.startswith("-") else "",
+        folder=str(Path.cwd()),
+        mpirun=mpirun,
+        call_back=call_back,
+        leases=leases,
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HostReport:
+    """The facts that one host reported, or the problem that prevented a report.
+
+    ``facts`` are the JSON values of ``report`` in probe_script.py. ``clock_seconds`` is a lower
+    bound for the error of the host's clock, because a report takes time to arrive.
+    """
+
+    host: Host
+    facts: Mapping[str, Any] | None = None
+    problem: Problem | None = None
+    clock_seconds: float = 0.0
+
+    @property
+    def interfaces(self) -> tuple[Interface, ...]:
+        """The host's addresses."""
+        return tuple(Interface(*entry) for entry in (self.facts or {}).get("networks", ()))
+
+    @property
+    def machine(self) -> Machine | None:
+        """The host's hardware; None if it is unknown."""
+        description = (self.facts or {}).get("machine")
+        with contextlib.suppress(HardwareError):
+            return Machine.from_json(description) if description is not None else None
+        return None
+
+    def other_jobs(self, within: str) -> OtherJobs:
+        """Return the other jobs on the host; ``within`` is as in ``parse_other_jobs``."""
+        return parse_other_jobs((self.facts or {}).get("leases"), within)
+
+    @property
+    def hostname(self) -> str:
+        """The host's own name for itself; empty if it is unknown."""
+        return str((self.facts or {}).get("host", ""))
+
+    @property
+    def has_fabric(self) -> bool:
+        """Whether the host has a network that is faster than TCP; True if that is unknown."""
+        return bool((self.facts or {}).get("fabric", True))
+
+
+# --- checks -------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Check:
-    """One thing checked on one host, with the problem if there is one.
+    """The result of one check on one host, with the problem that it found.
 
-    ``is_vital`` tells what a launch needs from what only ``--check`` reports.
+    A launch requires vital checks to pass. Other checks are only shown by ``--check``.
     """
 
     name: str
@@ -36,9 +133,9 @@ class Check:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HostChecks:
-    """What ``--check`` found: the checks of each group of equal hosts, and the network.
+    """The results of ``--check``: the checks of each group of equal hosts, and the network.
 
-    ``network`` is the sentence about the traffic between several hosts, or what is wrong there.
+    ``network`` is a sentence about the network between the hosts, or about the problem with it.
     """
 
     groups: Mapping[tuple[Check, ...], Sequence[str]]
@@ -47,29 +144,29 @@ class HostChecks:
 
     @property
     def is_well(self) -> bool:
-        """Whether a launch could start on these hosts."""
+        """Whether no check found a problem."""
         problems = (check.problem for checks in self.groups for check in checks)
         return self.has_network and not any(problems)
 
 
-def checks_of(report: HostReport, ours: Mapping[str, Any], request: Request) -> list[Check]:
-    """Return everything that is checked on a host.
+def checks_of(report: HostReport, ours: Mapping[str, Any], request: ProbeRequest) -> list[Check]:
+    """Return the results of all checks on a host.
 
     Args:
         report: the host's report.
         ours: the facts of this machine's own report.
-        request: what both were asked.
+        request: the request for both reports.
     """
     reached = Check(name="reached", text="no" if report.problem else "yes", problem=report.problem)
     if report.facts is None:
         return [reached]
-    return [reached, *_environment(report.facts, ours, request), *_condition(report)]
+    return [reached, *_installation(report.facts, ours, request), *_resources(report)]
 
 
-def _environment(
-    theirs: Mapping[str, Any], ours: Mapping[str, Any], request: Request
+def _installation(
+    theirs: Mapping[str, Any], ours: Mapping[str, Any], request: ProbeRequest
 ) -> list[Check]:
-    """Check that the host has what this machine has, at the same place and in the same version."""
+    """Check that the host has the same versions as this machine, at the same paths."""
     copy = "install the same on every host, or copy it: --synchronise-python-venv yes"
     pairs = [
         ("Python", theirs["python"], ours["python"], copy),
@@ -90,7 +187,6 @@ def _environment(
 
 
 def _compare(name: str, there: str, here: str, fix: str) -> Check:
-    """Compare a version there with the one here."""
     short = there.rpartition(" ")[2] if name == "MPI" else there
     if there == here:
         return Check(name=name, text=short)
@@ -98,8 +194,8 @@ def _compare(name: str, there: str, here: str, fix: str) -> Check:
     return Check(name=name, text=short or "missing", problem=Problem(text, fix))
 
 
-def _condition(report: HostReport) -> list[Check]:
-    """Check what a host has enough of; a launch may still be tried without."""
+def _resources(report: HostReport) -> list[Check]:
+    """Check the network, clock, memory and limits of a host. These checks are not vital."""
     facts = report.facts or {}
     interface = next((i for i in report.interfaces if i.carries_traffic), None)
     off = report.clock_seconds
@@ -145,7 +241,7 @@ def _size(count: int | None) -> str:
 def require(
     reports: Mapping[str, HostReport],
     ours: Mapping[str, Any],
-    request: Request,
+    request: ProbeRequest,
     *,
     also: Sequence[str] = (),
 ) -> None:
@@ -166,8 +262,10 @@ def require(
         raise StartError(f"host {compress(names)}: {problem}{others}")
 
 
-def doubts(reports: Mapping[str, HostReport], ours: Mapping[str, Any], request: Request) -> str:
-    """Return sentences with every problem of every host; empty if there are no problems."""
+def all_problems(
+    reports: Mapping[str, HostReport], ours: Mapping[str, Any], request: ProbeRequest
+) -> str:
+    """Return sentences with each problem of each host; empty if there are no problems."""
     problems: dict[Problem, list[str]] = {}
     for name, report in reports.items():
         for check in checks_of(report, ours, request):
@@ -177,7 +275,7 @@ def doubts(reports: Mapping[str, HostReport], ours: Mapping[str, Any], request: 
 
 
 def grouped_checks(
-    reports: Mapping[str, HostReport], ours: Mapping[str, Any], request: Request
+    reports: Mapping[str, HostReport], ours: Mapping[str, Any], request: ProbeRequest
 ) -> dict[tuple[Check, ...], list[str]]:
     """Return the names of the hosts by their checks: equal hosts are one group."""
     groups: dict[tuple[Check, ...], list[str]] = {}

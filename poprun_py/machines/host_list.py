@@ -1,6 +1,6 @@
-"""Host lists and host files: their grammar, and many names written in few.
+"""The grammar of host lists and host files, and the short form of many host names.
 
-Pure functions: the text is an argument. Where hosts come from: allocation.py.
+Pure functions on texts. allocation.py decides which list or file is used.
 """
 
 from __future__ import annotations
@@ -11,18 +11,18 @@ from dataclasses import dataclass, replace
 
 from poprun_py.errors import UsageError
 
-# Far above any allocation; a typing slip such as a[0-999999999] is refused instead of expanded.
+# Far more than any allocation has. A typing error such as a[0-999999999] is rejected, not expanded.
 MAX_HOSTS = 65_536
 
 _NAME = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9._-]*[A-Za-z0-9_])?|[0-9A-Fa-f:]*::?[0-9A-Fa-f:.]+")
-# Only names that begin with a letter are numbered: addresses are not.
 _ADDRESS = re.compile(r"\[([0-9A-Fa-f:.]*:[0-9A-Fa-f:.]*)\](?::(.*))?")
+# The name starts with a letter, so that the numbers of IPv4 addresses do not match.
 _LAST_NUMBER = re.compile(r"([A-Za-z_](?:.*[^0-9])?)([0-9]+)([^0-9]*)")
 _RANGE = re.compile(r"(\d+)(?:-(\d+))?")
 _USER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
 # Keys that Open MPI accepts after a host name in a host file, in lower case and with "_" for "-".
 _SLOTS_KEYS = frozenset({"slots", "slot", "cpus", "cpu", "count"})
-_MOST_KEYS = frozenset(
+_MAX_SLOTS_KEYS = frozenset(
     f"{before}{key}{after}" for key in _SLOTS_KEYS for before, after in (("max_", ""), ("", "_max"))
 )
 _USER_KEYS = frozenset({"user", "username", "user_name"})
@@ -30,9 +30,9 @@ _USER_KEYS = frozenset({"user", "username", "user_name"})
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Host:
-    """A host under the name that the user gave.
+    """A host with the name that the user gave.
 
-    ``slots`` is the most instances that it may run; None if not given. ``user`` is the user name
+    ``slots`` is the maximum number of its instances; None if not given. ``user`` is the user name
     for logging in to it; if it is empty, ssh chooses the name.
     """
 
@@ -48,10 +48,11 @@ LOCALHOST = Host(name="localhost", is_local=True)
 def parse_host_list(text: str, *, source: str) -> tuple[Host, ...]:
     """Parse a host list such as ``a,b[0-2,4]:2,me@[fd00::1]:2``.
 
-    It may contain ranges (zero padding is kept), IPv6 addresses, slots and users.
+    It may contain ranges (zero padding is kept), IPv6 addresses, slots and users. ``source`` names
+    the list in messages.
 
     Raises:
-        UsageError: an empty entry, a blank, a bad range, a bad name or a host given twice.
+        UsageError: an empty entry, a blank, an invalid range or name, or a host given twice.
     """
     if any(c.isspace() for c in text):
         raise UsageError(
@@ -70,7 +71,7 @@ def parse_host_file(text: str, *, source: str) -> tuple[Host, ...]:
     counts as one slot.
 
     Raises:
-        UsageError: no host at all, or a malformed line (named by its number).
+        UsageError: the file has no host, or an invalid line, whose number is in the message.
     """
     hosts: list[Host] = []
     for number, line in enumerate(text.splitlines(), start=1):
@@ -78,7 +79,7 @@ def parse_host_file(text: str, *, source: str) -> tuple[Host, ...]:
         if not words:
             continue
         where = f"{source}, line {number}"
-        slots, user = _words_behind(words[1:], where)
+        slots, user = _parse_settings(words[1:], where)
         for entry in _split(words[0], where):
             hosts += [
                 replace(h, slots=h.slots if slots is None else slots, user=user or h.user)
@@ -86,12 +87,12 @@ def parse_host_file(text: str, *, source: str) -> tuple[Host, ...]:
             ]
     if not hosts:
         raise UsageError(f"{source}: no host in the file; expected one host a line")
-    return _unique(_added_up(hosts, source), source)
+    return _unique(_merged(hosts, source), source)
 
 
-def _words_behind(words: Sequence[str], where: str) -> tuple[int | None, str]:
-    """Parse the words after a host's name: its slots (None if not given) and user (or empty)."""
-    slots = most = None
+def _parse_settings(words: Sequence[str], where: str) -> tuple[int | None, str]:
+    """Return the slots (or None) and the user (or empty) from the words after a host's name."""
+    slots = max_slots = None
     user = ""
     for word in words:
         key, _, value = word.partition("=")
@@ -99,18 +100,18 @@ def _words_behind(words: Sequence[str], where: str) -> tuple[int | None, str]:
         count = _slots(value)
         if key in _SLOTS_KEYS and count is not None:
             slots = count
-        elif key in _MOST_KEYS and count is not None:
-            most = count
+        elif key in _MAX_SLOTS_KEYS and count is not None:
+            max_slots = count
         elif key in _USER_KEYS and _USER.fullmatch(value):
             user = value
         else:
             raise UsageError(
                 f"{where}: {word!r}: expected slots=N, max_slots=N or user=NAME after the host name"
             )
-    return most if slots is None else slots, user
+    return max_slots if slots is None else slots, user
 
 
-def _added_up(hosts: Sequence[Host], source: str) -> list[Host]:
+def _merged(hosts: Sequence[Host], source: str) -> list[Host]:
     """Merge the entries of each host by adding up their slots; keep the order of the first ones."""
     found: dict[str, Host] = {}
     for host in hosts:
@@ -125,7 +126,7 @@ def _added_up(hosts: Sequence[Host], source: str) -> list[Host]:
 
 
 def _split(text: str, source: str) -> list[str]:
-    """Split at the commas that stand outside brackets."""
+    """Split the text at the commas outside brackets."""
     entries, start, depth = [], 0, 0
     for position, character in enumerate(text):
         depth += (character == "[") - (character == "]")
@@ -143,7 +144,7 @@ def _split(text: str, source: str) -> list[str]:
 
 
 def _parse_entry(entry: str, source: str) -> list[Host]:
-    """Parse one entry: a name that may have ranges in brackets, a user and slots."""
+    """Return the hosts of one entry: a name with optional ranges, user and slots."""
     user, at, entry = entry.rpartition("@")
     if at and not _USER.fullmatch(user):
         raise UsageError(f"{source}: {user + at + entry!r}: expected user@host")
@@ -153,7 +154,7 @@ def _parse_entry(entry: str, source: str) -> list[Host]:
     elif entry.count(":") == 1:
         name, _, slots = entry.partition(":")
     else:
-        # More than one colon outside brackets is an IPv6 address, which has no slots.
+        # With more than one colon and no brackets, the entry is an IPv6 address without slots.
         name, slots = entry, None
     limit = _slots(slots) if slots is not None else None
     if slots is not None and not limit:
@@ -166,40 +167,35 @@ def _parse_entry(entry: str, source: str) -> list[Host]:
     for host in hosts:
         if not _NAME.fullmatch(host.name):
             raise UsageError(
-                f"{source}: {host.name!r} is no host name or address; expected letters, digits, "
+                f"{source}: {host.name!r} is not a host name or address; expected letters, digits, "
                 "points and hyphens"
             )
     return hosts
 
 
 def _address(text: str, source: str) -> str:
-    """Return an IPv6 address in the one way in which it is written.
-
-    Raises:
-        UsageError: it is none.
-    """
-    # Most lists have none, and the module takes some milliseconds to import.
+    """Return the canonical form of an IPv6 address."""
+    # This module takes some milliseconds to import, and most lists have no IPv6 address.
     from ipaddress import AddressValueError, IPv6Address
 
     try:
         return IPv6Address(text).compressed
     except AddressValueError:
         raise UsageError(
-            f"{source}: {text!r} is no IPv6 address; expected one such as fd00::1, with slots as "
-            "[fd00::1]:2"
+            f"{source}: {text!r} is not an IPv6 address; expected one such as fd00::1, with slots "
+            "as [fd00::1]:2"
         ) from None
 
 
 def _slots(text: str) -> int | None:
-    """Return a number of slots; None for what is none."""
     return int(text) if text.isascii() and text.isdigit() and len(text) < 10 else None
 
 
 def expand(name: str, source: str) -> list[str]:
-    """Expand every bracket of ``name``: ``n[08-10]x[1,3]`` gives ``n08x1``, ``n08x3``, ...
+    """Return the names that ``name`` with ranges stands for: ``n[08-10]x[1,3]`` is ``n08x1``, ...
 
     Raises:
-        UsageError: a bad range, or more than 65,536 names.
+        UsageError: an invalid range, or more than 65,536 names.
     """
     head, bracket, rest = name.partition("[")
     if not bracket:
@@ -224,9 +220,9 @@ def expand(name: str, source: str) -> list[str]:
 
 
 def compress(names: Sequence[str]) -> str:
-    """Write many names in few: ``node0, node1, node3`` becomes ``node[0-1,3]``.
+    """Return the short form of many names: ``node0, node1, node3`` becomes ``node[0-1,3]``.
 
-    Names are numbered by their last number; others stand as they are.
+    Names that differ in their last number only are combined. The other names are not changed.
     """
     groups: dict[tuple[str, str, int], list[int]] = {}
     plain: list[str] = []
@@ -244,7 +240,7 @@ def compress(names: Sequence[str]) -> str:
         if digits.startswith("0") and digits != "0"
     }
     for head, tail, digits in numbered:
-        # Padded and unpadded numbers of one length are the same text: node08, node10.
+        # If one number of a length is padded, all of that length count as padded: node08, node10.
         width = len(digits) if (head, tail, len(digits)) in padded else 0
         groups.setdefault((head, tail, width), []).append(int(digits))
     words = []
@@ -258,7 +254,7 @@ def compress(names: Sequence[str]) -> str:
 
 
 def _runs(numbers: Sequence[int]) -> list[tuple[int, int]]:
-    """Return the first and last of every run of consecutive numbers."""
+    """Return the first and the last number of each run of consecutive numbers."""
     runs: list[tuple[int, int]] = []
     for number in numbers:
         if runs and number == runs[-1][1] + 1:
@@ -269,9 +265,9 @@ def _runs(numbers: Sequence[int]) -> list[tuple[int, int]]:
 
 
 def are_host_names(names: Sequence[str]) -> bool:
-    """Tell whether each is one host's name or address, and no host is named twice."""
+    """Return whether each name is a valid host name or address, and no host is named twice."""
     return len({name.lower() for name in names}) == len(names) <= MAX_HOSTS and all(
-        # One colon is that of slots; an address has more.
+        # A name with one colon has slots. An address has more colons.
         _NAME.fullmatch(name) and name.count(":") != 1
         for name in names
     )
@@ -280,7 +276,7 @@ def are_host_names(names: Sequence[str]) -> bool:
 def _unique(hosts: list[Host], source: str) -> tuple[Host, ...]:
     seen: set[str] = set()
     for host in hosts:
-        # To resolvers and to ssh, upper and lower case are the same name.
+        # Resolvers and ssh ignore the case of host names.
         if host.name.lower() in seen:
             raise UsageError(
                 f"{source}: host {host.name} is given twice; name it once, with name:slots for "

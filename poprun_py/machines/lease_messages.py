@@ -9,7 +9,7 @@ from typing import Any
 from popdist_py.errors import plural
 from poprun_py.machines.lease_files import LeaseRecord, QueueRecord, Record
 from poprun_py.machines.leases import OtherJobs, user_name
-from poprun_py.machines.sysfs import format_cpu_list
+from poprun_py.machines.machine import format_cpu_list
 
 ADVICE = (
     "take fewer with --cores-per-instance, wait with --wait-for-resources, or share them with "

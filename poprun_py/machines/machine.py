@@ -1,35 +1,37 @@
-"""Machine: packages, NUMA nodes, L3 groups, cores and limits of one host, as a value with its JSON.
+"""The hardware of one host as a value: NUMA nodes, cores, limits; its JSON form, and CPU lists.
 
-Values only: hardware_reader.py reads them from the kernel, planning/views shows them, and
-planning/cpu_placement.py gives parts of them to instances.
+machine_reader.py reads a machine from the kernel.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from poprun_py.errors import UsageError
-from poprun_py.machines.sysfs import format_cpu_list, parse_cpu_list
 from poprun_py.texts import read_json
 
 HARDWARE_VERSION = 1
 _MAX_WHOLE = 1 << 63
+_MAX_CPU = 1 << 16
+_RANGE = re.compile(r"(\d+)(?:-(\d+)(?::(\d+)/(\d+))?)?", re.ASCII)
 _NO_MACHINE = "not a saved machine: expected the JSON written by --print-hardware=json"
 
 
 class HardwareError(UsageError):
-    """A saved machine or a copied file system root from which no machine can be read."""
+    """No machine can be read from a saved file or from a file system root."""
 
 
 @dataclass(frozen=True, slots=True)
 class Core:
-    """One physical core: its online hardware threads (SMT siblings) and where it sits.
+    """One physical core: its online hardware threads (SMT siblings) and its location.
 
-    ``l3`` numbers the cores that share a last-level cache, None where the kernel does not tell.
-    ``efficiency`` is 0 for the slowest class of cores, higher for faster ones (hybrid machines).
+    Cores that share a last-level cache have the same number ``l3``; it is None if it is unknown.
+    ``efficiency`` is 0 for the slowest class of cores, and higher for faster ones (hybrid
+    machines).
     """
 
     cpus: tuple[int, ...]
@@ -51,11 +53,11 @@ class NumaNode:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """One host as far as placement matters: what is online, and how much of it may be used.
+    """The online hardware of one host, and the part of it that may be used.
 
-    ``allowed_cpus`` and ``allowed_memory_nodes`` are what affinity and cpusets leave; ``cpu_quota``
-    is the limit of CPU time in CPUs, None for no limit. Cores stand in the order of NUMA nodes.
-    ``held_cpus`` are left to other jobs.
+    ``allowed_cpus`` and ``allowed_memory_nodes`` are those that the affinity and cpusets allow.
+    ``cpu_quota`` is the limit of CPU time in CPUs; None for no limit. ``held_cpus`` are leased by
+    other jobs. The cores are in the order of the NUMA nodes.
     """
 
     cores: tuple[Core, ...]
@@ -74,7 +76,7 @@ class Machine:
     def usable_cores(self) -> tuple[Core, ...]:
         """Return the cores with at least one allowed CPU, reduced to their allowed CPUs.
 
-        Cores that another job has a part of are left out.
+        Cores of which other jobs hold a CPU are left out.
         """
         usable = []
         for core in self.cores:
@@ -88,7 +90,7 @@ class Machine:
         return tuple(usable)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the machine as JSON values; ``from_json`` gives an equal machine back."""
+        """Return the machine as JSON values for ``from_json``."""
         return {
             "version": HARDWARE_VERSION,
             "numa_nodes": [
@@ -121,7 +123,8 @@ class Machine:
         """Return the machine that ``to_json`` described.
 
         Raises:
-            HardwareError: it is no saved machine, of another version, or contradicts itself.
+            HardwareError: the data is not a saved machine, has another version, or contradicts
+                itself.
         """
         if not isinstance(data, dict) or "version" not in data:
             raise HardwareError(_NO_MACHINE)
@@ -141,13 +144,18 @@ class Machine:
 
 
 def load_machines(text: str, path: str, host_names: Sequence[str]) -> tuple[Machine | None, ...]:
-    """Return the machine of each host from the text of a file written by ``--print-hardware=json``.
+    """Return the machine of each host from a file written by ``--print-hardware=json``.
 
-    A file of one machine describes every host. A file of several names them; a host that it does
-    not name gets None.
+    A file with one machine describes all hosts. A file with several machines has the hosts' names;
+    a host without an entry gets None.
+
+    Args:
+        text: the content of the file.
+        path: the name of the file in messages.
+        host_names: the hosts.
 
     Raises:
-        HardwareError: it is no such file, of another version, or names none of the hosts.
+        HardwareError: the file is not valid, has another version, or describes none of the hosts.
     """
     try:
         data = read_json(text)
@@ -207,7 +215,7 @@ def _from_json(data: dict[str, Any]) -> Machine:
 
 
 def _check(machine: Machine) -> None:
-    """Raise where the parts of a machine contradict one another."""
+    """Raise HardwareError if the parts of a machine contradict each other."""
     in_cores = [cpu for core in machine.cores for cpu in core.cpus]
     nodes = {node.index for node in machine.numa_nodes}
     node_of = {cpu: node.index for node in machine.numa_nodes for cpu in node.cpus}
@@ -256,3 +264,44 @@ def _cpus(value: Any, key: str) -> tuple[int, ...]:
     if not isinstance(value, str):
         raise TypeError(f"{key} has {value!r}; expected a list of CPUs such as '0-3,8'")
     return parse_cpu_list(value)
+
+
+# --- CPU lists ----------------------------------------------------------------------------------
+
+
+def parse_cpu_list(text: str) -> tuple[int, ...]:
+    """Return the sorted numbers of a list of the kernel, such as ``0-3,8`` or ``0-31:2/4``.
+
+    Raises:
+        ValueError: the text is not a valid list.
+    """
+    numbers: set[int] = set()
+    for part in text.replace("\n", ",").split(","):
+        word = part.strip(" \t\0")
+        if not word:
+            continue
+        match = _RANGE.fullmatch(word)
+        if match is None:
+            raise ValueError(f"{word!r} is not a number or range of a CPU list such as 0-3,8")
+        first, last, used, group = match.groups()
+        start, stop = int(first), int(last or first)
+        if start > stop or stop >= _MAX_CPU or (group is not None and int(group) == 0):
+            raise ValueError(f"{word!r} is not a range of numbers below {_MAX_CPU}")
+        if group is None:
+            numbers.update(range(start, stop + 1))
+        else:
+            numbers.update(
+                n for n in range(start, stop + 1) if (n - start) % int(group) < int(used)
+            )
+    return tuple(sorted(numbers))
+
+
+def format_cpu_list(numbers: Iterable[int]) -> str:
+    """Return numbers in the format of the kernel: ``(0, 1, 2, 8)`` becomes ``0-2,8``."""
+    runs: list[list[int]] = []
+    for number in sorted(set(numbers)):
+        if runs and number == runs[-1][1] + 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)

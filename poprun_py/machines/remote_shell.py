@@ -1,7 +1,6 @@
-"""How a command reaches another host: by ssh, or by Slurm's starter inside an allocation.
+"""Commands that run on another host, by ssh or by Slurm's srun, and explanations of their errors.
 
-Words only: what to run, and what the words of a failed ssh mean. Whoever uses them starts the
-processes (probe_hosts.py, folder_sync.py, and mpirun itself).
+The processes are started by probe.py, folder_sync.py and mpirun.
 """
 
 from __future__ import annotations
@@ -9,6 +8,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,18 +16,18 @@ from pathlib import Path
 from typing import IO
 
 from poprun_py.errors import UsageError
-from poprun_py.machines import ssh_agent
+from poprun_py.machines import mpirun_ssh
 from poprun_py.machines.host_list import Host, parse_host_list
 from poprun_py.options.launch_config import LaunchConfig
 
 CONNECT_SECONDS = 5
-# ssh must not prompt: a launch has nobody to answer, and every host would prompt anew.
-_ALWAYS = ("-oBatchMode=yes", f"-oConnectTimeout={CONNECT_SECONDS}")
+# ssh must not prompt: the user cannot answer during a launch, and each host would prompt again.
+_SSH_OPTIONS = ("-oBatchMode=yes", f"-oConnectTimeout={CONNECT_SECONDS}")
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """What is wrong, in a few words, and the one thing to do about it."""
+    """A short description of a problem, and the one thing to do about it."""
 
     text: str
     fix: str
@@ -38,7 +38,7 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class Shell:
-    """The way to other hosts: ``words`` are ssh with its arguments; empty stands for Slurm."""
+    """The way to other hosts: ``words`` are ssh with its arguments, or empty for Slurm's srun."""
 
     words: tuple[str, ...]
 
@@ -47,25 +47,29 @@ class Shell:
         if not self.words:
             return ("srun", "--overlap", "--nodes=1", "--ntasks=1", f"--nodelist={host}",
                     "--immediate=10", *words)  # fmt: skip
-        # The login shell on the host need not understand the syntax of sh.
-        return (*self.words, host, f"sh -c {ssh_agent.quoted(shlex.join(words))}")
+        # The user's login shell on the host may not understand the syntax of sh.
+        return (*self.words, host, f"sh -c {mpirun_ssh.quoted(shlex.join(words))}")
 
     @property
     def agent(self) -> tuple[str, ...]:
-        """The command that mpirun runs in place of ssh; ssh itself if mpirun would split it."""
-        words = (sys.executable, "-I", "-S", ssh_agent.__file__, *self.words, ssh_agent.MARK)
+        """The command that mpirun runs in place of ssh; ssh itself if mpirun cannot take it.
+
+        mpirun splits the command at blanks, and Open MPI at colons too.
+        """
+        words = (sys.executable, "-I", "-S", mpirun_ssh.__file__, *self.words, mpirun_ssh.MARK)
         is_usable = self.words and not any(c.isspace() or c == ":" for c in "".join(words[:4]))
         return words if is_usable else self.words
 
 
 def shell_of(config: LaunchConfig, hosts: Sequence[Host], environ: Mapping[str, str]) -> Shell:
-    """Return the way to ``hosts``: Slurm's if they are in its allocation, else ssh.
+    """Return the shell for ``hosts``: srun if they are the first of a Slurm allocation, else ssh.
 
-    Arguments for ssh choose ssh. Hosts in another order than Slurm's, and one other host alone,
-    need it: Open MPI 5 would put their instances elsewhere when it starts through Slurm.
+    ssh is used too if arguments for ssh are given, if the hosts are in another order than Slurm's,
+    and for a single host. In the last two cases, Open MPI 5 would put the instances on other
+    hosts if it started them through Slurm.
 
     Raises:
-        UsageError: mpirun could not pass on the arguments for ssh, or the hosts have several users.
+        UsageError: mpirun cannot pass on the arguments for ssh, or the hosts have different users.
     """
     login = _login(hosts)
     chosen = bool(login) or config.ssh_args is not None or config.ssh_config is not None
@@ -86,19 +90,19 @@ def shell_of(config: LaunchConfig, hosts: Sequence[Host], environ: Mapping[str, 
         arguments = ("-F", str(Path(config.ssh_config).absolute()), *arguments)
     for word in arguments:
         if not word or any(c.isspace() for c in word):
-            # mpirun splits its remote agent at blanks and knows no quotation.
+            # mpirun splits the ssh command at blanks and does not support quotation marks.
             raise UsageError(
                 f"ssh argument {word!r}: expected no blanks in it; put such a setting into the "
                 "file given with --ssh-config"
             )
-    return Shell(("ssh", *arguments, *login, *_ALWAYS))
+    return Shell(("ssh", *arguments, *login, *_SSH_OPTIONS))
 
 
 def _login(hosts: Sequence[Host]) -> tuple[str, ...]:
     """Return the ssh arguments for logging in as the user of ``hosts``; empty if none is given.
 
     Raises:
-        UsageError: the hosts have different users, and mpirun takes the same arguments for all.
+        UsageError: the hosts have different users, but mpirun uses the same arguments for all.
     """
     others = [host for host in hosts if not host.is_local]
     user = others[0].user if others else ""
@@ -113,19 +117,27 @@ def _login(hosts: Sequence[Host]) -> tuple[str, ...]:
 
 
 def scratch_file() -> IO[bytes]:
-    """Return a file in memory that takes what ssh says.
+    """Return a file in memory for the output of ssh.
 
-    A pipe would not end: connections that ssh keeps open for later hold it.
+    A pipe would stay open: ssh leaves processes behind that keep connections, and the pipe, open.
     """
     return os.fdopen(os.memfd_create("ssh"), "r+b", buffering=0)
 
 
 def read_back(file: IO[bytes]) -> bytes:
-    """Return what was written into a ``scratch_file``."""
+    """Return the content of a ``scratch_file``."""
     file.seek(0)
     return file.read()
 
 
+def end_process(process: subprocess.Popen[bytes]) -> None:
+    """Kill a process unless it has ended, and wait for it."""
+    if process.poll() is None:
+        process.kill()
+        process.wait()
+
+
+# Patterns in the output of ssh and srun, with the problem and the fix.
 _MEANINGS = (
     (r"REMOTE HOST IDENTIFICATION HAS CHANGED|host key .*changed",
      "its host key is not the one that was known",
@@ -153,16 +165,16 @@ _MEANINGS = (
 )  # fmt: skip
 
 
-def explain(host: str, said: str, what: str) -> Problem:
-    """Return what the words of a failed ssh (or srun) mean.
+def explain(host: str, stderr: str, command: str) -> Problem:
+    """Return the problem that made ssh or srun fail.
 
     Args:
-        host: the host it was for.
-        said: its stderr.
-        what: what was run there, for failures that are not ssh's own.
+        host: the name of the host.
+        stderr: the output of ssh or srun.
+        command: the name of the command that ran there, for errors that are not those of ssh.
     """
     for pattern, text, fix in _MEANINGS:
-        if re.search(pattern, said, re.IGNORECASE):
+        if re.search(pattern, stderr, re.IGNORECASE):
             return Problem(text, fix.format(host=host))
-    last = " ".join(said.split())[-200:] or "it said nothing"
-    return Problem(f"{what} failed ({last})", f"try by hand: ssh {host} true")
+    last = " ".join(stderr.split())[-200:] or "it said nothing"
+    return Problem(f"{command} failed ({last})", f"try by hand: ssh {host} true")

@@ -13,8 +13,7 @@ from types import MappingProxyType
 
 from popdist_py.errors import counted, plural
 from poprun_py.errors import UsageError, nearest
-from poprun_py.machines.machine import Core, Machine, NumaNode
-from poprun_py.machines.sysfs import format_cpu_list
+from poprun_py.machines.machine import Core, Machine, NumaNode, format_cpu_list
 
 # A warning is due when thread counts differ by more than one and by more than this factor.
 _UNEVEN = 1.5

@@ -41,7 +41,7 @@ from poprun_py.planning.cpu_placement import Placement
 from poprun_py.planning.topology import Instance, Topology
 
 if TYPE_CHECKING:
-    from poprun_py.machines.host_survey import Survey
+    from poprun_py.machines.probe import ProbedHosts
 
 Pairs = tuple[tuple[str, str], ...]
 
@@ -100,7 +100,7 @@ def common_variables(
     config: LaunchConfig,
     topology: Topology,
     environ: Mapping[str, str],
-    reached: Survey | None,
+    reached: ProbedHosts | None,
     mpi_library: str,
 ) -> tuple[tuple[str, str], ...]:
     """Return the variables that every instance shares, by value."""
@@ -130,7 +130,7 @@ def common_variables(
     return tuple(variables.items())
 
 
-def _master_address(topology: Topology, reached: Survey | None) -> str:
+def _master_address(topology: Topology, reached: ProbedHosts | None) -> str:
     """Return the address of the first host as every instance can use it."""
     first = topology.hosts[0]
     if first.is_local and len(topology.hosts) == 1:

@@ -15,16 +15,16 @@ from typing import TYPE_CHECKING
 
 from poprun_py.errors import UsageError
 from poprun_py.machines.allocation import resolve_hosts
-from poprun_py.machines.hardware_reader import read_machine
 from poprun_py.machines.host_list import Host
 from poprun_py.machines.machine import Machine, load_machines
+from poprun_py.machines.machine_reader import read_machine
 from poprun_py.options.config_files import read_text_file
 from poprun_py.options.launch_config import LaunchConfig
 from poprun_py.planning.installed_mpi import find_mpi
 from poprun_py.planning.mpi_commands import Mpi
 
 if TYPE_CHECKING:
-    from poprun_py.machines.host_survey import Survey
+    from poprun_py.machines.probe import ProbedHosts
 
 
 class Purpose(Enum):
@@ -55,7 +55,7 @@ class PlanInputs:
     hosts: tuple[Host, ...]
     machines: tuple[Machine | None, ...] = ()
     mpi: Mpi | None = None
-    reached: Survey | None = None
+    reached: ProbedHosts | None = None
     env_file_text: str | None = None
 
     @property
@@ -88,7 +88,7 @@ def gather_inputs(
     """
     hosts = hosts_of(config, environ) if hosts is None else hosts
     if config.host_subnet is not None:
-        from poprun_py.machines.network_choice import parse_subnet
+        from poprun_py.machines.host_networks import parse_subnet
 
         parse_subnet(config.host_subnet, config.named("host_subnet"))
     needs_survey = not all(host.is_local for host in hosts)
@@ -103,10 +103,10 @@ def gather_inputs(
     mpi = mpi or find_mpi(config.mpi, environ, config.named("mpi"))
     reached = None
     if needs_survey:
-        from poprun_py.machines.host_survey import survey
+        from poprun_py.machines.probe import probe_hosts
 
         contact = purpose is not Purpose.DRY_RUN
-        reached = survey(config, hosts, mpirun=mpi.path, environ=environ, contact=contact)
+        reached = probe_hosts(config, hosts, mpirun=mpi.path, environ=environ, contact=contact)
     return PlanInputs(
         environ=environ,
         hosts=hosts,
@@ -140,7 +140,7 @@ def hosts_of(config: LaunchConfig, environ: Mapping[str, str]) -> tuple[Host, ..
         num_instances=config.num_instances,
     )
     if any(":" in host.name for host in hosts):
-        from poprun_py.machines.address_names import with_names
+        from poprun_py.machines.allocation import with_names
 
         return with_names(hosts)
     return hosts
@@ -174,7 +174,7 @@ def _own_names(with_addresses: bool) -> frozenset[str]:
     name = socket.gethostname()
     addresses: list[str] = []
     if with_addresses:
-        from poprun_py.machines.host_probe import networks
+        from poprun_py.machines.probe_script import networks
 
         addresses = [address for _, address, *_ in networks()]
     return frozenset({name, name.partition(".")[0], *addresses})

@@ -11,7 +11,7 @@ import pytest
 from support.processes import wait_until
 from support.terminals import LAUNCHER, Typist
 
-from poprun_py.machines.sysfs import format_cpu_list
+from poprun_py.machines.machine import format_cpu_list
 
 CPUS = sorted(os.sched_getaffinity(0))
 

@@ -10,7 +10,7 @@ import sys
 import pytest
 from support.repository import ROOT
 
-from poprun_py.machines.sysfs import parse_cpu_list
+from poprun_py.machines.machine import parse_cpu_list
 
 REFUSE = ROOT / "tests" / "support" / "refused_calls.py"
 CPUS = sorted(os.sched_getaffinity(0))

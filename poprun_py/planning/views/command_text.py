@@ -12,7 +12,7 @@ from itertools import groupby
 from typing import Any
 
 from poprun_py.console import command_name
-from poprun_py.machines.sysfs import format_cpu_list
+from poprun_py.machines.machine import format_cpu_list
 from poprun_py.options.launch_config import LaunchConfig, options
 from poprun_py.options.option_types import FLAG, option_name
 

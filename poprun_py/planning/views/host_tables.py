@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from popdist_py.errors import counted
-from poprun_py.machines.machine import Core, Machine, NumaNode
-from poprun_py.machines.sysfs import format_cpu_list
+from poprun_py.machines.machine import Core, Machine, NumaNode, format_cpu_list
 from poprun_py.planning.views.text_drawing import (
     PALETTE,
     Branch,

@@ -12,8 +12,7 @@ from itertools import groupby
 
 from popdist_py.errors import counted
 from poprun_py.machines.host_list import compress
-from poprun_py.machines.machine import Core, Machine, NumaNode
-from poprun_py.machines.sysfs import format_cpu_list
+from poprun_py.machines.machine import Core, Machine, NumaNode, format_cpu_list
 from poprun_py.planning.launch_plan import InstancePlan, LaunchPlan
 from poprun_py.planning.plan_warnings import plan_warnings
 from poprun_py.planning.topology import Topology

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 from popdist_py.errors import plural
-from poprun_py.machines.sysfs import format_cpu_list
+from poprun_py.machines.machine import format_cpu_list
 
 # What stands for what in every picture; the names are rich's too.
 PALETTE = {"host": "bold", "node": "yellow", "instance": "green", "replica": "cyan"}

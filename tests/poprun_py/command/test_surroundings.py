@@ -19,7 +19,7 @@ from poprun_py import LaunchConfig, StartError, UsageError, launch, plan, termin
 from poprun_py.command.cli import run
 from poprun_py.console import Callbacks
 from poprun_py.launching import launcher
-from poprun_py.machines.host_probe import networks
+from poprun_py.machines.probe_script import networks
 from poprun_py.planning.mpi_commands import MPICH, OPEN_MPI_4, OPEN_MPI_5, Mpi
 from poprun_py.planning.plan_inputs import hosts_of
 from poprun_py.pods.command.commands import COMMAND as POD_COMMAND

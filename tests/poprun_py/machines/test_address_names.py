@@ -7,7 +7,7 @@ import socket
 import pytest
 
 from poprun_py.errors import UsageError
-from poprun_py.machines.address_names import with_names
+from poprun_py.machines.allocation import with_names
 from poprun_py.machines.host_list import Host
 
 

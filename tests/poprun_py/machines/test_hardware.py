@@ -12,9 +12,15 @@ from hypothesis import strategies as st
 from support.launcher.machines import machines
 from support.launcher.sysfs_trees import GIB, SNAPSHOTS, TREES, Thread, Tree, regular, snapshot
 
-from poprun_py.machines.hardware_reader import read_machine
-from poprun_py.machines.machine import HardwareError, Machine, NumaNode, load_machines
-from poprun_py.machines.sysfs import format_cpu_list, parse_cpu_list
+from poprun_py.machines.machine import (
+    HardwareError,
+    Machine,
+    NumaNode,
+    format_cpu_list,
+    load_machines,
+    parse_cpu_list,
+)
+from poprun_py.machines.machine_reader import read_machine
 
 
 @pytest.mark.parametrize("name", TREES)
@@ -231,7 +237,7 @@ def test_this_machine_is_read_with_the_affinity_of_the_process():
     one = min(machine.allowed_cpus)
     code = (
         f"import os; os.sched_setaffinity(0, [{one}])\n"
-        "from poprun_py.machines.hardware_reader import read_machine\n"
+        "from poprun_py.machines.machine_reader import read_machine\n"
         "print(sorted(read_machine().allowed_cpus))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -310,7 +316,7 @@ def test_another_version_is_refused_with_both_numbers():
         ({"cpu_quota": 10**400}, "cpu_quota is 1000"),
         ({"numa_nodes": 3}, "numa_nodes is 3; expected a list"),
         ({"numa_nodes": []}, "different CPUs"),
-        ({"allowed_cpus": "0-x"}, "'0-x' is no number or range"),
+        ({"allowed_cpus": "0-x"}, "'0-x' is not a number or range"),
     ],
 )
 def test_contradictions_are_named(change, message):

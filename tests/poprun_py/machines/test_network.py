@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from poprun_py.errors import StartError, UsageError
-from poprun_py.machines.network_choice import Interface, choose_network, parse_subnet
+from poprun_py.machines.host_networks import Interface, choose_network, parse_subnet
 
 LOOPBACK = Interface("lo", "127.0.0.1", 8)
 DOCKER = Interface("docker0", "172.17.0.1", 16, True)

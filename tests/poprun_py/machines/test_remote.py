@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from poprun_py.errors import StartError, UsageError
-from poprun_py.machines import ssh_agent
+from poprun_py.machines import mpirun_ssh
 from poprun_py.machines.folder_sync import folder_to_sync, sync_command, sync_folder
 from poprun_py.machines.host_list import Host, parse_host_list
 from poprun_py.machines.remote_shell import Problem, Shell, explain, shell_of
@@ -87,11 +87,11 @@ def test_what_mpirun_runs_elsewhere_needs_no_shell_of_bournes_kind_there(tmp_pat
 
 
 def test_words_around_the_command_of_mpirun_stay():
-    assert ssh_agent.agent_command(["ssh", "-v", "--", "-l", "me", "host", "a", "b"]) == [
+    assert mpirun_ssh.ssh_command(["ssh", "-v", "--", "-l", "me", "host", "a", "b"]) == [
         "ssh", "-v", "-x", "-l", "me", "host", "sh -c 'a b'",
     ]  # fmt: skip
     of_c_shell = ["host", "set path = ( /mpi/bin $path )"]
-    assert ssh_agent.agent_command(["ssh", "--", *of_c_shell]) == ["ssh", "-x", *of_c_shell]
+    assert mpirun_ssh.ssh_command(["ssh", "--", *of_c_shell]) == ["ssh", "-x", *of_c_shell]
 
 
 def test_an_agent_whose_path_mpirun_would_split_is_ssh_alone(monkeypatch):

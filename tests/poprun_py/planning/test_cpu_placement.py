@@ -12,8 +12,7 @@ from support.launcher.machines import machines
 from support.launcher.sysfs_trees import TREES, snapshot
 
 from poprun_py.errors import UsageError
-from poprun_py.machines.machine import Core, Machine, NumaNode
-from poprun_py.machines.sysfs import format_cpu_list
+from poprun_py.machines.machine import Core, Machine, NumaNode, format_cpu_list
 from poprun_py.planning.cpu_placement import (
     MODES,
     PlacementPolicy,

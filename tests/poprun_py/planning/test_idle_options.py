@@ -14,7 +14,7 @@ from support.repository import ROOT
 from poprun_py.command.cli import run
 from poprun_py.launching import launcher
 from poprun_py.machines.host_list import LOCALHOST, parse_host_list
-from poprun_py.machines.host_survey import Survey
+from poprun_py.machines.probe import ProbedHosts
 from poprun_py.machines.remote_shell import Shell
 from poprun_py.options.config_files import parse_config
 from poprun_py.options.environment_variables import variables_layer
@@ -27,7 +27,7 @@ from poprun_py.planning.partition_decision import refusal
 from poprun_py.planning.plan_warnings import plan_warnings
 from poprun_py.running.supervise.job import LaunchResult
 
-_REACHED = Survey(shell=Shell(words=("ssh",)), addresses={}, machines={}, hostnames={})
+_REACHED = ProbedHosts(shell=Shell(words=("ssh",)), addresses={}, machines={}, hostnames={})
 _IDLE = ROOT / "poprun_py" / "planning" / "idle_options.py"
 
 

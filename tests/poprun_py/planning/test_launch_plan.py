@@ -16,9 +16,9 @@ from support.launcher.plans import plan_blindly
 
 from poprun_py.errors import UsageError
 from poprun_py.launching import launch_planning
-from poprun_py.machines import host_survey as survey
+from poprun_py.machines import probe
 from poprun_py.machines.host_list import LOCALHOST, parse_host_file, parse_host_list
-from poprun_py.machines.host_survey import Survey
+from poprun_py.machines.probe import ProbedHosts
 from poprun_py.machines.remote_shell import Shell
 from poprun_py.options.config_files import dump_config, parse_config
 from poprun_py.options.launch_config import LaunchConfig
@@ -27,7 +27,7 @@ from poprun_py.planning.plan_file import plan_from_json, plan_to_json, portable
 from poprun_py.planning.plan_warnings import plan_warnings
 from poprun_py.running.supervise.job import InstanceResult, LaunchResult
 
-REACHED = Survey(
+REACHED = ProbedHosts(
     shell=Shell(words=("ssh",)), network="10.1.0.0/16", addresses={}, machines={}, hostnames={}
 )
 MPI = Mpi(path="/mpi/bin/mpirun", kind=OPEN_MPI_5)
@@ -245,7 +245,7 @@ def test_addresses_of_a_plan_are_read_back_as_they_are():
 
 
 def test_a_job_goes_on_with_the_names_and_slots_of_the_hosts_that_are_left(monkeypatch, tmp_path):
-    monkeypatch.setattr(survey, "survey", lambda *_, **__: REACHED)
+    monkeypatch.setattr(probe, "probe_hosts", lambda *_, **__: REACHED)
     monkeypatch.setattr(socket, "getnameinfo", lambda to, _: (f"node{to[0][-1]}", "0"))
     file = tmp_path / "hosts"
     file.write_text("".join(f"2001:db8::{index} slots=3\n" for index in (1, 2, 3)))

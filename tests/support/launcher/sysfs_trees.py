@@ -12,8 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from poprun_py.machines.machine import Machine
-from poprun_py.machines.sysfs import format_cpu_list
+from poprun_py.machines.machine import Machine, format_cpu_list
 
 GIB = 1 << 30
 # What is read from each tree, as JSON.

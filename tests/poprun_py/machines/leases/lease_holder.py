@@ -13,7 +13,7 @@ from pathlib import Path
 from poprun_py.machines.lease_files import LeaseFolder
 from poprun_py.machines.lease_messages import leases_json
 from poprun_py.machines.leases import open_table, this_job
-from poprun_py.machines.sysfs import parse_cpu_list
+from poprun_py.machines.machine import parse_cpu_list
 
 place, verb, cpus, *user = sys.argv[1:]
 if user:

@@ -1,10 +1,8 @@
-"""What a host says about itself: sent to its Python through ssh, prints one line of JSON.
+"""The program that a probe runs on another host: it prints facts about the host as a line of JSON.
 
-Standard library only and complete in this one file, because the host may have nothing else of ours.
-``main`` takes a JSON object: ``root`` (the folder that holds our packages), ``program`` (a file
-that must be readable, or ""), ``folder`` (the working folder), ``mpirun``, ``call_back`` (the
-launcher's ``[address, port]``, or null) and ``packages`` (distributions to look for): the fields of
-``Request`` in host_report.py. ``leases``: whether to tell which jobs hold which CPUs here.
+probe.py sends this file to the host's Python through ssh. The file uses the standard library only,
+because poprun-py may be missing on the host. ``main`` takes the fields of ``ProbeRequest`` in
+host_checks.py as a JSON object.
 """
 
 from __future__ import annotations
@@ -23,7 +21,7 @@ MARK = "poprun-probe "
 
 
 def report(request: Mapping[str, Any]) -> dict[str, Any]:
-    """Return everything about this host as JSON values."""
+    """Return the facts about this host as JSON values."""
     root = request["root"]
     return {
         "time": time.time(),
@@ -46,7 +44,7 @@ def report(request: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def version_of(name: str) -> str:
-    """Return the version of an installed distribution; empty if there is none."""
+    """Return the version of an installed distribution; empty if it is not installed."""
     from importlib import metadata
 
     try:
@@ -56,7 +54,7 @@ def version_of(name: str) -> str:
 
 
 def version_of_poprun(root: str) -> str:
-    """Return the version written in our package under ``root``; empty if it is not there."""
+    """Return the version of the poprun-py package in ``root``; empty if it is missing."""
     try:
         text = Path(root, "poprun_py", "__init__.py").read_text(encoding="utf-8")
         return next(s for s in text.splitlines() if s.startswith("__version__")).split('"')[1]
@@ -76,33 +74,34 @@ def version_of_mpirun(path: str) -> str:
         )
     except (OSError, subprocess.SubprocessError):
         return ""
-    said = (done.stdout + done.stderr).decode(errors="replace").strip()
-    return said.splitlines()[0] if said and done.returncode == 0 else ""
+    output = (done.stdout + done.stderr).decode(errors="replace").strip()
+    return output.splitlines()[0] if output and done.returncode == 0 else ""
 
 
 def state_of(path: str) -> str:
-    """Return ``ok``, ``missing`` or ``unreadable``; an empty path is ok."""
+    """Return ``ok``, ``missing`` or ``unreadable`` for a file; ``ok`` for an empty path."""
     if not path or os.access(path, os.R_OK):
         return "ok"
     return "unreadable" if Path(path).exists() else "missing"
 
 
 def networks() -> list[list[Any]]:
-    """Return ``[interface, address, bits of the mask, is bridge]`` of every address that is up.
+    """Return ``[interface, address, bits of the mask, is bridge]`` of each address that is up.
 
-    Of IPv6 those that other hosts reach, and no temporary ones: after the IPv4 addresses.
+    IPv4 addresses come first. Of the IPv6 addresses, only global ones that are not temporary are
+    returned.
     """
     import fcntl
     import struct
 
     addresses = []
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
         for _, name in socket.if_nameindex():
             request = struct.pack("256s", name.encode()[:15])
             try:
-                flags = struct.unpack("H", fcntl.ioctl(probe, 0x8913, request)[16:18])[0]
-                address = fcntl.ioctl(probe, 0x8915, request)[20:24]
-                mask = fcntl.ioctl(probe, 0x891B, request)[20:24]
+                flags = struct.unpack("H", fcntl.ioctl(any_socket, 0x8913, request)[16:18])[0]
+                address = fcntl.ioctl(any_socket, 0x8915, request)[20:24]
+                mask = fcntl.ioctl(any_socket, 0x891B, request)[20:24]
             except OSError:
                 continue  # no IPv4 address
             if flags & 1:
@@ -113,7 +112,7 @@ def networks() -> list[list[Any]]:
 
 
 def ipv6_networks() -> list[list[Any]]:
-    """Return what ``networks`` does, of IPv6 alone: the kernel lists addresses that are up."""
+    """Return the IPv6 part of ``networks``."""
     try:
         lines = Path("/proc/net/if_inet6").read_text(encoding="ascii").splitlines()
     except OSError:
@@ -121,7 +120,8 @@ def ipv6_networks() -> list[list[Any]]:
     addresses = []
     for line in lines:
         number, _, bits, scope, flags, name = line.split()
-        # Global ones; not temporary (1), not given up (0x20), not tentative (0x40) or refused (8).
+        # Scope 0 is global. The flags are temporary (1), duplicate (8), deprecated (0x20) and
+        # tentative (0x40).
         if scope == "00" and not int(flags, 16) & 0x69:
             address = socket.inet_ntop(socket.AF_INET6, bytes.fromhex(number))
             bridge = Path("/sys/class/net", name, "bridge").is_dir()
@@ -130,13 +130,13 @@ def ipv6_networks() -> list[list[Any]]:
 
 
 def has_fabric() -> bool:
-    """Tell whether MPI has something faster than TCP here, such as InfiniBand."""
+    """Return whether this host has a network that is faster than TCP for MPI, as InfiniBand is."""
     classes = (Path("/sys/class", name) for name in ("infiniband", "cxi", "hfi1"))
     return any(True for folder in classes if folder.is_dir() for _ in folder.iterdir())
 
 
 def available_memory() -> int | None:
-    """Return the bytes of memory that programs can get now; None if the kernel does not tell."""
+    """Return the bytes of memory that programs can allocate now; None if unknown."""
     try:
         text = Path("/proc/meminfo").read_text(encoding="ascii")
         line = next(s for s in text.splitlines() if s.startswith("MemAvailable:"))
@@ -146,7 +146,7 @@ def available_memory() -> int | None:
 
 
 def free_space(path: str) -> int | None:
-    """Return the free bytes of a file system; None if it is not there."""
+    """Return the free bytes of a file system; None if the path is missing."""
     try:
         state = os.statvfs(path)
     except OSError:
@@ -157,8 +157,9 @@ def free_space(path: str) -> int | None:
 def open_files(*, hard: bool = False) -> int | None:
     """Return how many files a process may have open; None for no limit.
 
-    With ``hard``, return the hard limit, up to which a process may raise its own. The launcher
-    raises its limit for mpirun; MPI's daemon on another host does not raise its own.
+    Args:
+        hard: return the hard limit instead of the soft one. The launcher raises its soft limit to
+            the hard one for mpirun. MPI's daemons on other hosts do not do that.
     """
     import resource
 
@@ -167,29 +168,29 @@ def open_files(*, hard: bool = False) -> int | None:
 
 
 def machine(root: str) -> Any:
-    """Return the hardware as our own reader describes it; None where it cannot be read."""
+    """Return the saved form of this host's ``Machine``; None if it cannot be read."""
     sys.path.insert(0, root)
     try:
-        from poprun_py.machines.hardware_reader import read_machine
+        from poprun_py.machines.machine_reader import read_machine
 
         return read_machine().to_json()
-    except Exception:  # whatever is wrong there shows in the other values
+    except Exception:  # the other facts show what is wrong on this host
         return None
 
 
 def leases(root: str) -> Any:
-    """Return who holds CPUs of this host, and who waits for some; None where nobody can tell."""
+    """Return the leases and waiting jobs of this host; None if they cannot be read."""
     sys.path.insert(0, root)
     try:
         from poprun_py.machines.leases import list_for_launcher
 
         return list_for_launcher(os.environ)
-    except Exception:  # taking a lease here says what is wrong
+    except Exception:  # the attempt to take a lease here will report the error
         return None
 
 
 def called_back(address: list[Any] | None) -> bool | None:
-    """Tell whether the launcher can be reached from here; None if that was not asked."""
+    """Return whether this host can connect to the launcher; None if no address is given."""
     if address is None:
         return None
     try:
@@ -200,5 +201,5 @@ def called_back(address: list[Any] | None) -> bool | None:
 
 
 def main(request: Mapping[str, Any]) -> None:
-    """Print the report; the mark tells it from whatever a login shell prints."""
+    """Print the facts after a mark that distinguishes them from the output of a login shell."""
     sys.stdout.write("\n" + MARK + json.dumps(report(request)) + "\n")

@@ -8,19 +8,19 @@ every host, so it imports only os and sys to start fast.
 import os
 import sys
 
-# Separates the words of ssh from the words that mpirun adds.
+# Separates ssh and its own arguments from the arguments that mpirun adds.
 MARK = "--"
-# Open MPI 4 writes the remote command for a C shell, with these words in it, if the login shell on
-# this machine is a C shell.
-_OF_C_SHELL = "set path = ("
+# If the login shell on this machine is a C shell, Open MPI 4 writes a remote command for a C shell,
+# which contains this text.
+_C_SHELL_TEXT = "set path = ("
 
 
-def agent_command(words: list[str]) -> list[str]:
+def ssh_command(words: list[str]) -> list[str]:
     """Return the ssh command to run for the arguments of this program.
 
     Args:
-        words: the words of ssh, ``MARK``, and the words that mpirun added. mpirun adds options
-            (sometimes), the host, and the remote command, whose words ssh joins with blanks.
+        words: ssh with its own arguments, then ``MARK``, then the arguments that mpirun added:
+            sometimes options, then the host and the words of the remote command.
     """
     end = words.index(MARK)
     ssh, rest = words[:end], words[end + 1 :]
@@ -28,9 +28,9 @@ def agent_command(words: list[str]) -> list[str]:
     while position < len(rest) and rest[position].startswith("-"):
         position += 2 if rest[position] == "-l" else 1
     before, command = rest[: position + 1], " ".join(rest[position + 1 :])
-    if _OF_C_SHELL not in command:
+    if _C_SHELL_TEXT not in command:
         command = f"sh -c {quoted(command)}"
-    # mpirun adds -x (no X11 forwarding) only if the agent is named ssh, so it is added here.
+    # mpirun adds -x (no X11 forwarding) only if this program is named ssh, so it is added here.
     return [*ssh, "-x", *before, command]
 
 
@@ -41,7 +41,7 @@ def quoted(text: str) -> str:
 
 
 if __name__ == "__main__":
-    program = agent_command(sys.argv[1:])
+    program = ssh_command(sys.argv[1:])
     try:
         os.execvp(program[0], program)
     except OSError as error:

@@ -14,18 +14,19 @@ from pathlib import Path
 import pytest
 
 from poprun_py.errors import StartError
-from poprun_py.machines import host_probe, probe_hosts
+from poprun_py.machines import probe, probe_script
 from poprun_py.machines.host_checks import (
     CALLS_BACK,
     HostChecks,
+    HostReport,
+    all_problems,
     checks_of,
-    doubts,
     grouped_checks,
+    make_request,
     require,
 )
 from poprun_py.machines.host_list import Host
-from poprun_py.machines.host_report import HostReport, make_request
-from poprun_py.machines.probe_hosts import own_report, remembered_reports, request_reports
+from poprun_py.machines.probe import cached_reports, own_report, request_reports
 from poprun_py.machines.remote_shell import Problem, Shell
 from poprun_py.planning.views.check_table import check_table
 
@@ -108,18 +109,18 @@ def test_what_a_start_needs_besides_is_a_reason_and_the_rest_a_doubt():
     with pytest.raises(StartError, match=r"^host n0: it cannot open a connection to this"):
         require(reports, GOOD, REQUEST, also=(CALLS_BACK,))
     del reports["n0"]
-    assert doubts(reports, GOOD, REQUEST) == (
+    assert all_problems(reports, GOOD, REQUEST) == (
         "Host n1: its clock is 7.5 s off; run an NTP client. Host n1: at most 64 open files; raise "
         "the limit: ulimit -n 65536, or nofile in /etc/security/limits.conf"
     )
-    assert doubts({"n0": answer()}, GOOD, REQUEST) == ""
+    assert all_problems({"n0": answer()}, GOOD, REQUEST) == ""
 
 
 def test_a_host_tells_the_limit_that_holds_and_the_launcher_the_one_that_it_raises_its_own_to():
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft - 1, hard))
     try:
-        assert host_probe.open_files() == soft - 1
+        assert probe_script.open_files() == soft - 1
         assert own_report(REQUEST).facts["files"] == hard
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
@@ -170,7 +171,7 @@ def test_a_real_answer_passes_and_is_remembered(here_by_another_name, tmp_path):
         c.name for c in checks_of(reports["elsewhere"], ours, request) if c.problem and c.is_vital
     ] == []
     assert reports["elsewhere"].machine.numa_nodes
-    assert remembered_reports((host,))["elsewhere"].facts == reports["elsewhere"].facts
+    assert cached_reports((host,))["elsewhere"].facts == reports["elsewhere"].facts
     json.dumps(ours)
 
 
@@ -195,7 +196,7 @@ def test_a_host_that_hangs_is_given_up(tmp_path):
 
 def test_many_hosts_have_longer_to_answer(tmp_path, monkeypatch):
     """The time that each host adds is all that these have."""
-    monkeypatch.setattr(probe_hosts, "_SECONDS_OF_SSH", 30.0)
+    monkeypatch.setattr(probe, "_SECONDS_PER_SSH", 30.0)
     fake = tmp_path / "ssh"
     fake.write_text("#!/bin/sh\nsleep 0.2\nexit 127\n")
     fake.chmod(0o755)
@@ -220,7 +221,7 @@ def test_an_answer_counts_while_a_connection_is_kept_for_later(here_by_another_n
     [
         ("echo 'Identity file k not accessible: No such file or directory' >&2\n"
          "echo 'Permission denied (publickey)' >&2; exit 255", "file with a key"),
-        (f"echo '{host_probe.MARK}{{\"time\": 1.'", "a damaged answer"),
+        (f"echo '{probe_script.MARK}{{\"time\": 1.'", "a damaged answer"),
         ("exit 127", "does not run there"),
     ],
 )  # fmt: skip
@@ -241,6 +242,6 @@ def test_a_damaged_memory_of_a_host_is_no_memory(tmp_path, monkeypatch):
     (folder / "n3.json").write_text('{"networks": 3}')
     (folder / "n4.json").write_text('{"networks": [["eth0", "10.0.0.999", 24, false]]}')
     hosts = [Host(name=f"n{i}") for i in range(5)]
-    assert remembered_reports(hosts) == {}
+    assert cached_reports(hosts) == {}
     monkeypatch.setenv("XDG_CACHE_HOME", "~nobody-of-that-name/cache")
-    assert remembered_reports(hosts) == {}
+    assert cached_reports(hosts) == {}

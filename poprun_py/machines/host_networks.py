@@ -1,0 +1,254 @@
+"""The network for the traffic between the hosts, and this machine's address in it."""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import re
+import socket
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from poprun_py.errors import StartError, UsageError
+from poprun_py.machines import probe_script
+from poprun_py.machines.host_list import Host
+
+Subnet = ipaddress.IPv4Network | ipaddress.IPv6Network
+_INTERFACE_NAME = re.compile(r"[^\s/,]{1,15}")
+_THIS_MACHINE = "this machine"
+
+
+@dataclass(frozen=True, slots=True)
+class Interface:
+    """One address of a host: the interface, the address and the bits of its network's mask."""
+
+    name: str
+    address: str
+    bits: int
+    is_bridge: bool = False
+
+    @property
+    def subnet(self) -> Subnet:
+        """The network that contains the address."""
+        return ipaddress.ip_network(f"{self.address}/{self.bits}", strict=False)
+
+    @property
+    def carries_traffic(self) -> bool:
+        """Whether other hosts may be reached by it: not by loopback or a bridge of containers."""
+        return not self.is_bridge and not ipaddress.ip_address(self.address).is_loopback
+
+
+@dataclass(frozen=True, slots=True)
+class Network:
+    """The chosen network (interface name or CIDR), and each host's address in it.
+
+    ``name`` is empty if the hosts share no network: MPI chooses then. ``interface`` is the name of
+    the interface if it is the same on all hosts, and empty otherwise.
+    """
+
+    name: str
+    addresses: Mapping[str, str]
+    interface: str = ""
+
+    @property
+    def mpi_name(self) -> str:
+        """The name of the network for MPI, which takes no CIDR of IPv6; empty lets MPI choose."""
+        return self.interface if ":" in self.name else self.name
+
+
+def parse_subnet(text: str, option: str = "--host-subnet") -> Subnet | str:
+    """Return the value of ``option``: a network, or the name of an interface.
+
+    Raises:
+        UsageError: it is neither.
+    """
+    if "/" in text:
+        try:
+            return ipaddress.ip_network(text, strict=False)
+        except ValueError as error:
+            raise UsageError(
+                f"{option} {text!r}: {error}; expected an interface name such as eth0, or a "
+                "CIDR such as 10.1.0.0/16 or fd00:1::/64"
+            ) from None
+    if not _INTERFACE_NAME.fullmatch(text):
+        raise UsageError(
+            f"{option} {text!r}: expected an interface name such as eth0, or a CIDR such as "
+            "10.1.0.0/16"
+        )
+    return text
+
+
+def choose_network(
+    interfaces: Mapping[str, Sequence[Interface]],
+    *,
+    wanted: str | None = None,
+    option: str = "--host-subnet",
+    resolved: Mapping[str, str] | None = None,
+) -> Network:
+    """Choose one network that all hosts share.
+
+    Without ``wanted``, an IPv4 network is preferred, then the network with most of the addresses in
+    ``resolved``, then the first one.
+
+    Args:
+        interfaces: the addresses of each host.
+        wanted: the network to use, by interface or CIDR.
+        option: the name of ``wanted`` in messages.
+        resolved: the addresses to which the hosts' names resolve, where known.
+
+    Raises:
+        UsageError: ``wanted`` is neither an interface name nor a CIDR.
+        StartError: a host is not on the network that ``wanted`` names.
+    """
+    if wanted is not None:
+        return _wanted_network(interfaces, wanted, option)
+    usable = {h: [i for i in own if i.carries_traffic] for h, own in interfaces.items()}
+    shared = _shared_networks(usable)
+    if not shared:
+        return Network("", {})
+    resolved_addresses = set((resolved or {}).values())
+
+    def preference(network: Subnet) -> tuple[int, int]:
+        members = [i for own in usable.values() for i in own if i.subnet == network]
+        return -network.version, sum(i.address in resolved_addresses for i in members)
+
+    best = max(shared, key=preference)
+    return _make_network(
+        str(best), {h: next(i for i in own if i.subnet == best) for h, own in usable.items()}
+    )
+
+
+def _make_network(name: str, members: Mapping[str, Interface]) -> Network:
+    interfaces = {each.name for each in members.values()}
+    return Network(
+        name,
+        {host: each.address for host, each in members.items()},
+        interfaces.pop() if len(interfaces) == 1 else "",
+    )
+
+
+def _shared_networks(usable: Mapping[str, Sequence[Interface]]) -> list[Subnet]:
+    """Return the networks of all hosts where each host has a different address."""
+    hosts = list(usable.values())
+    first = dict.fromkeys(i.subnet for i in (hosts[0] if hosts else ()))
+    return [
+        network
+        for network in first
+        if all(any(i.subnet == network for i in own) for own in hosts)
+        # If hosts have equal addresses, each has a private network of its own, such as Docker's.
+        and len({i.address for own in hosts for i in own if i.subnet == network})
+        == sum(i.subnet == network for own in hosts for i in own)
+    ]
+
+
+def _wanted_network(
+    interfaces: Mapping[str, Sequence[Interface]], wanted: str, option: str
+) -> Network:
+    subnet = parse_subnet(wanted, option)
+    members = {}
+    for host, own in interfaces.items():
+        matching = [
+            i
+            for i in own
+            if i.name == subnet
+            or (not isinstance(subnet, str) and ipaddress.ip_address(i.address) in subnet)
+        ]
+        if not matching:
+            usable = ", ".join(f"{i.name} ({i.subnet})" for i in own if i.carries_traffic)
+            raise StartError(
+                f"host {host} is not on {option} {wanted}; it has {usable or 'no network'}"
+            )
+        members[host] = min(matching, key=lambda i: i.subnet.version)
+    return _make_network(wanted, members)
+
+
+# --- the network of a launch --------------------------------------------------------------------
+
+
+def own_interfaces() -> tuple[Interface, ...]:
+    """Return this machine's addresses."""
+    return tuple(Interface(*entry) for entry in probe_script.networks())
+
+
+def network_of_hosts(
+    hosts: Sequence[Host],
+    reported: Mapping[str, Sequence[Interface]],
+    *,
+    wanted: str | None,
+    option: str,
+) -> tuple[Network, bool]:
+    """Choose the network of the hosts, if possible one that this machine is on too.
+
+    Args:
+        hosts: the hosts of the launch.
+        reported: the addresses of the hosts that reported them, by host name.
+        wanted: the network to use, by interface or CIDR; None for any.
+        option: the name of ``wanted`` in messages.
+
+    Returns:
+        The network, and whether this machine is on it.
+
+    Raises:
+        UsageError: ``wanted`` is neither an interface name nor a CIDR.
+        StartError: a host is not on the network that ``wanted`` names.
+    """
+    ours = own_interfaces()
+    theirs = {h.name: ours if h.is_local else reported[h.name]
+              for h in hosts if h.is_local or h.name in reported}  # fmt: skip
+    if len(theirs) < len(hosts):
+        if wanted is not None:
+            # The known hosts are checked now; the others may be on the network.
+            choose_network(theirs, wanted=wanted, option=option)
+        return Network(wanted or "", {}), True
+    resolved = {name: address for name in theirs if (address := _resolve(name))}
+    with_us = {**theirs, _THIS_MACHINE: ours} if not any(h.is_local for h in hosts) else theirs
+    try:
+        network = choose_network(with_us, wanted=wanted, option=option, resolved=resolved)
+    except StartError:
+        if with_us is theirs:
+            raise
+        network = Network("", {})
+    if network.name:
+        return network, True
+    return choose_network(theirs, wanted=wanted, option=option, resolved=resolved), False
+
+
+def own_address(hosts: Sequence[Host], network: Network) -> str:
+    """Return this machine's address in ``network``; empty if it is unknown."""
+    name = next((host.name for host in hosts if host.is_local), _THIS_MACHINE)
+    return network.addresses.get(name, "")
+
+
+def _resolve(name: str) -> str:
+    """Return the address of a host name, IPv4 first; empty if only ssh knows the name."""
+    try:
+        addresses = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError):
+        return ""
+    by_family = sorted(addresses, key=lambda each: each[0] != socket.AF_INET)
+    return str(by_family[0][4][0])
+
+
+def listen_address(others: Sequence[Host], network: str) -> str:
+    """Return this machine's address on ``network``, or else on the route to the other hosts.
+
+    Raises:
+        StartError: there is no route to the first of the other hosts.
+    """
+    if network:
+        with contextlib.suppress(StartError, UsageError):
+            ours = choose_network({"": own_interfaces()}, wanted=network)
+            return ours.addresses[""]
+    name = others[0].name
+    try:
+        family, _, _, _, address = socket.getaddrinfo(name, 22, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, socket.SOCK_DGRAM) as unsent:
+            # Connecting a datagram socket sends nothing: it only asks the kernel for the route.
+            unsent.connect(address)
+            return str(unsent.getsockname()[0])
+    except (OSError, UnicodeError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise StartError(
+            f"host {name} cannot be reached ({reason}); check the name, or choose the network: "
+            "--host-subnet"
+        ) from None

@@ -1,0 +1,392 @@
+"""Reads the hardware and limits of a machine from the kernel's files in ``/sys`` and ``/proc``.
+
+The files may be copies below another root. Some kernels lack some of the files: a file that is
+missing or unreadable is no error, and another source or a default takes its place.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+from popdist_py.errors import plural
+from poprun_py.machines.machine import (
+    Core,
+    HardwareError,
+    Machine,
+    NumaNode,
+    format_cpu_list,
+    parse_cpu_list,
+)
+
+_CPU = "sys/devices/system/cpu"
+_NODE = "sys/devices/system/node"
+# The kernel's default distances between NUMA nodes.
+_LOCAL, _REMOTE = 10, 20
+# Cores whose capacities differ by less than this fraction of the highest capacity are in one class:
+# firmware gives even equal cores capacities that differ by a few percent.
+_CLASS_GAP = 0.1
+_NUMBER = re.compile(r"-?\d{1,15}", re.ASCII)
+
+
+def read_machine(root: Path = Path("/"), *, allowed_cpus: frozenset[int] | None = None) -> Machine:
+    """Return the machine that the files in ``sys`` and ``proc`` under ``root`` describe.
+
+    Args:
+        root: ``/`` for this machine, whose CPUs are then limited by this process's affinity too, or
+            a folder with copies of ``sys`` and ``proc``.
+        allowed_cpus: a further limit on the CPUs that may be used.
+
+    Raises:
+        HardwareError: no CPU is found, or none of them may be used.
+    """
+    files = _KernelFiles(root)
+    online = _online_cpus(files)
+    groups = _ControlGroups(files)
+    limits = [files.status_list("Cpus_allowed_list"), *groups.allowed("cpus"), allowed_cpus]
+    if root == Path("/") and hasattr(os, "sched_getaffinity"):
+        limits.append(tuple(os.sched_getaffinity(0)))
+    allowed = _intersect(online, limits)
+    if not allowed:
+        stated = "; ".join(format_cpu_list(tuple(limit)) for limit in limits if limit)
+        raise HardwareError(
+            f"{root}: none of the online {plural('CPU', len(online))} {format_cpu_list(online)} "
+            "may be used (allowed: "
+            f"{stated}); widen the affinity or the cpuset"
+        )
+    nodes = _read_nodes(files, online)
+    memory_limits = [files.status_list("Mems_allowed_list"), *groups.allowed("mems")]
+    indices = [node.index for node in nodes]
+    return Machine(
+        cores=_read_cores(files, online, nodes),
+        numa_nodes=nodes,
+        allowed_cpus=allowed,
+        # If a copied root allows only nodes that do not exist, all nodes are allowed.
+        allowed_memory_nodes=_intersect(indices, memory_limits) or frozenset(indices),
+        cpu_quota=groups.cpu_quota(),
+    )
+
+
+def _intersect(start: Iterable[int], limits: Iterable[Iterable[int] | None]) -> frozenset[int]:
+    """Return the numbers of ``start`` that all limits allow; None is no limit."""
+    left = set(start)
+    for limit in limits:
+        if limit is not None:
+            left.intersection_update(limit)
+    return frozenset(left)
+
+
+def _online_cpus(files: _KernelFiles) -> tuple[int, ...]:
+    online = files.cpu_list(f"{_CPU}/online")
+    if not online:
+        folders = files.numbered(_CPU, "cpu")
+        online = tuple(cpu for cpu in folders if files.number(f"{_CPU}/cpu{cpu}/online") != 0)
+    if not online:
+        numbers = (
+            line.partition(":")[2].strip()
+            for line in (files.text("proc/cpuinfo") or "").splitlines()
+            if line.startswith("processor")
+        )
+        online = tuple(sorted(int(n) for n in numbers if n.isascii() and n.isdigit()))
+    if not online:
+        raise HardwareError(
+            f"{files.root}: no CPUs found; expected a folder that holds {_CPU} and proc"
+        )
+    return online
+
+
+def _read_nodes(files: _KernelFiles, online: tuple[int, ...]) -> tuple[NumaNode, ...]:
+    """Return the NUMA nodes; each online CPU is in exactly one of them."""
+    indices = files.numbered(_NODE, "node")
+    listed = {index: files.cpu_list(f"{_NODE}/node{index}/cpulist") or () for index in indices}
+    seen: set[int] = set()
+    cpus_of: dict[int, list[int]] = {index: [] for index in indices} or {0: []}
+    present = set(online)
+    for index in indices:
+        cpus_of[index] = [c for c in listed[index] if c in present and c not in seen]
+        seen.update(cpus_of[index])
+    # CPUs that no node lists belong to the first node, as do all CPUs of a kernel without NUMA.
+    first = min(cpus_of)
+    cpus_of[first] = sorted({*cpus_of[first], *(present - seen)})
+    nodes = []
+    for position, (index, cpus) in enumerate(cpus_of.items()):
+        meminfo = files.text(f"{_NODE}/node{index}/meminfo") if indices else None
+        if meminfo is None and len(cpus_of) == 1:
+            meminfo = files.text("proc/meminfo")
+        nodes.append(
+            NumaNode(
+                index=index,
+                cpus=tuple(cpus),
+                memory_bytes=_memory_total(meminfo or ""),
+                distances=_distances(files, index, position, len(cpus_of)),
+            )
+        )
+    return tuple(nodes)
+
+
+def _memory_total(meminfo: str) -> int:
+    """Return MemTotal in bytes; 0 if it is missing."""
+    for line in meminfo.splitlines():
+        head, _, value = line.partition("MemTotal:")
+        words = value.split()
+        size = _whole_number(words[0]) if words else None
+        if size is not None and size >= 0 and (not head or head.startswith("Node ")):
+            return size * 1024
+    return 0
+
+
+def _distances(files: _KernelFiles, index: int, position: int, count: int) -> tuple[int, ...]:
+    words = (files.text(f"{_NODE}/node{index}/distance") or "").split()
+    numbers = [number for word in words if (number := _whole_number(word)) is not None]
+    if len(numbers) == len(words) == count and min(numbers) >= 0:
+        return tuple(numbers)
+    return tuple(_LOCAL if i == position else _REMOTE for i in range(count))
+
+
+def _read_cores(
+    files: _KernelFiles, online: tuple[int, ...], nodes: tuple[NumaNode, ...]
+) -> tuple[Core, ...]:
+    """Return the cores, ordered by NUMA node, package, L3 group and lowest CPU."""
+    siblings = _groups(files, online, ("topology/core_cpus_list", "topology/thread_siblings_list"))
+    caches = _groups(files, online, (_l3_file(files, online[0]),))
+    packages = _packages(files, online)
+    leader_of = _core_leaders(files, online, packages, siblings)
+    node_of = {cpu: node.index for node in nodes for cpu in node.cpus}
+    # Some virtual machines report SMT siblings in two nodes. Such a core becomes two cores.
+    members: dict[tuple[int, int], list[int]] = {}
+    for cpu in online:
+        members.setdefault((leader_of[cpu], node_of[cpu]), []).append(cpu)
+    leaders = [cpus[0] for cpus in members.values()]
+    classes = _efficiency_classes(files, leaders)
+    l3_leaders = sorted({group[0] for group in caches.values()})
+    l3_number = {leader: number for number, leader in enumerate(l3_leaders)}
+    cores = [
+        Core(
+            cpus=tuple(cpus),
+            package=packages.get(cpus[0], 0),
+            numa_node=node_of[cpus[0]],
+            l3=l3_number[caches[cpus[0]][0]] if cpus[0] in caches else None,
+            efficiency=classes[cpus[0]],
+        )
+        for cpus in members.values()
+    ]
+    return tuple(sorted(cores, key=_core_order))
+
+
+def _core_order(core: Core) -> tuple[int, ...]:
+    return core.numa_node, core.package, -1 if core.l3 is None else core.l3, core.cpus[0]
+
+
+def _groups(
+    files: _KernelFiles, online: tuple[int, ...], names: tuple[str | None, ...]
+) -> dict[int, tuple[int, ...]]:
+    """Return the online CPUs of each CPU's group, from the first file in ``names`` that is valid.
+
+    The list of a group is read for its first CPU only: reading takes most of the time on a machine
+    with 256 CPUs.
+    """
+    present = set(online)
+    group_of: dict[int, tuple[int, ...]] = {}
+    for cpu in online:
+        if cpu in group_of:
+            continue
+        for name in names:
+            listed = name and files.cpu_list(f"{_CPU}/cpu{cpu}/{name}")
+            if listed and cpu in listed:
+                group = tuple(c for c in listed if c in present and c not in group_of)
+                group_of.update(dict.fromkeys(group, group))
+                break
+    return group_of
+
+
+def _core_leaders(
+    files: _KernelFiles,
+    online: tuple[int, ...],
+    packages: dict[int, int],
+    siblings: dict[int, tuple[int, ...]],
+) -> dict[int, int]:
+    """Return the lowest CPU of each CPU's core, from the sibling lists or else the core numbers."""
+    leaders: dict[int, int] = {}
+    by_number: dict[tuple[int, int], int] = {}
+    for cpu in online:
+        number = None if cpu in siblings else files.number(f"{_CPU}/cpu{cpu}/topology/core_id")
+        if number is None:
+            leaders[cpu] = siblings.get(cpu, (cpu,))[0]
+        else:
+            leaders[cpu] = by_number.setdefault((packages[cpu], number), cpu)
+    return leaders
+
+
+def _l3_file(files: _KernelFiles, cpu: int) -> str | None:
+    """Return the file that lists the CPUs that share the L3 cache; None if it is missing."""
+    for index in reversed(files.numbered(f"{_CPU}/cpu{cpu}/cache", "index")):
+        level = files.number(f"{_CPU}/cpu{cpu}/cache/index{index}/level")
+        if (index if level is None else level) == 3:
+            return f"cache/index{index}/shared_cpu_list"
+    return None
+
+
+def _packages(files: _KernelFiles, online: tuple[int, ...]) -> dict[int, int]:
+    """Return the package number of each CPU; 0 if it is missing or -1 (unknown)."""
+    groups = _groups(files, online, ("topology/package_cpus_list", "topology/core_siblings_list"))
+    numbers: dict[int, int] = {}
+    for cpu in online:
+        if cpu not in numbers:
+            number = files.number(f"{_CPU}/cpu{cpu}/topology/physical_package_id")
+            group = groups.get(cpu, (cpu,))
+            numbers.update(dict.fromkeys(group, max(0, number or 0)))
+    return numbers
+
+
+def _efficiency_classes(files: _KernelFiles, cpus: list[int]) -> dict[int, int]:
+    """Return the class of each CPU, from Intel's PMUs or the CPU capacities; 0 is the slowest."""
+    hybrid = {
+        cpu: rank
+        for rank, name in enumerate(("cpu_lowpower", "cpu_atom", "cpu_core"))
+        for cpu in files.cpu_list(f"sys/devices/{name}/cpus") or ()
+    }
+    if hybrid:
+        return _dense({cpu: hybrid.get(cpu, 0) for cpu in cpus})
+    if files.number(f"{_CPU}/cpu{cpus[0]}/cpu_capacity") is None:
+        return dict.fromkeys(cpus, 0)
+    capacity = {cpu: files.number(f"{_CPU}/cpu{cpu}/cpu_capacity") or 0 for cpu in cpus}
+    gap = _CLASS_GAP * max(capacity.values())
+    ranks, rank, last = {}, 0, min(capacity.values())
+    for value in sorted(set(capacity.values())):
+        rank += value - last > gap
+        ranks[value], last = rank, value
+    return _dense({cpu: ranks[value] for cpu, value in capacity.items()})
+
+
+def _dense(ranks: dict[int, int]) -> dict[int, int]:
+    """Replace the ranks by consecutive numbers from 0, in the same order."""
+    number = {rank: i for i, rank in enumerate(sorted(set(ranks.values())))}
+    return {cpu: number[rank] for cpu, rank in ranks.items()}
+
+
+# --- the kernel's files -------------------------------------------------------------------------
+
+
+def _whole_number(text: str) -> int | None:
+    """Return the number in ``text``; None if a kernel would not write it."""
+    return int(text) if _NUMBER.fullmatch(text) else None
+
+
+class _KernelFiles:
+    """Small files of the kernel below ``root``; a missing or invalid one gives None."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self._prefix = str(root).rstrip("/")
+
+    def text(self, path: str) -> str | None:
+        try:
+            return Path(f"{self._prefix}/{path}").read_text("utf-8", "replace").strip()
+        except (OSError, ValueError):
+            return None
+
+    def number(self, path: str) -> int | None:
+        return _whole_number(self.text(path) or "")
+
+    def cpu_list(self, path: str) -> tuple[int, ...] | None:
+        text = self.text(path)
+        try:
+            return None if text is None else parse_cpu_list(text)
+        except ValueError:
+            return None
+
+    def numbered(self, path: str, prefix: str) -> tuple[int, ...]:
+        """Return the sorted numbers N of the entries ``prefixN`` of a folder."""
+        try:
+            names = [entry.name for entry in Path(f"{self._prefix}/{path}").iterdir()]
+        except OSError:
+            return ()
+        tails = (n.removeprefix(prefix) for n in names if n.startswith(prefix))
+        return tuple(sorted(int(t) for t in tails if t.isascii() and t.isdigit() and len(t) < 9))
+
+    def status_list(self, field: str) -> tuple[int, ...] | None:
+        """Return the list in a line of ``proc/self/status``, such as ``Cpus_allowed_list``."""
+        for line in (self.text("proc/self/status") or "").splitlines():
+            name, _, value = line.partition(":")
+            if name == field:
+                try:
+                    return parse_cpu_list(value)
+                except ValueError:
+                    return None
+        return None
+
+
+class _ControlGroups:
+    """The limits of this process's control groups, version 1 or 2.
+
+    The file ``proc/self/cgroup`` names the process's group in each hierarchy. A limit of a group
+    also applies to its descendants, so all ancestors up to the mount point are read. In a
+    container the named group may not be mounted: the mount point is then the container's group.
+    """
+
+    def __init__(self, files: _KernelFiles) -> None:
+        self._files = files
+        paths: dict[str, str] = {}
+        for line in (files.text("proc/self/cgroup") or "").splitlines():
+            _, _, rest = line.partition(":")
+            controllers, _, path = rest.partition(":")
+            for name in {controllers, *controllers.split(",")}:
+                paths[name] = path
+        self._paths = paths
+
+    def _folders(self, mounts: tuple[str, ...], controller: str) -> list[str]:
+        steps = [s for s in self._paths.get(controller, "/").split("/") if s not in ("", "..")]
+        return [
+            "/".join(["sys/fs/cgroup", *mount, *steps[:depth]])
+            for mount in ([m] if m else [] for m in mounts)
+            for depth in range(len(steps), -1, -1)
+        ]
+
+    def _version_2(self) -> list[str]:
+        return self._folders(("", "unified"), "")
+
+    def _version_1(self, controller: str) -> list[str]:
+        named = [name for name in self._paths if controller in name.split(",")]
+        mounts = dict.fromkeys([*named, controller, "cpu,cpuacct"] if controller == "cpu" else
+                               [*named, controller])  # fmt: skip
+        return self._folders(tuple(mounts), controller)
+
+    def cpu_quota(self) -> float | None:
+        """Return the lowest CPU quota, in CPUs; None for no limit.
+
+        Source: Documentation/admin-guide/cgroup-v2.rst (cpu.max) and scheduler/sched-bwc.rst.
+        """
+        quotas = []
+        for folder in self._version_2():
+            words = (self._files.text(f"{folder}/cpu.max") or "").split()
+            if len(words) == 2:
+                quotas.append(_ratio(words[0], words[1]))
+        for folder in self._version_1("cpu"):
+            quota = self._files.text(f"{folder}/cpu.cfs_quota_us")
+            if quota is not None:
+                quotas.append(
+                    _ratio(quota, self._files.text(f"{folder}/cpu.cfs_period_us") or "100000")
+                )
+        return min((quota for quota in quotas if quota is not None), default=None)
+
+    def allowed(self, kind: str) -> list[tuple[int, ...]]:
+        """Return the lists of allowed ``cpus`` or ``mems`` of all cpusets of this process."""
+        sources = (
+            (self._version_2(), (f"cpuset.{kind}.effective", f"cpuset.{kind}")),
+            (self._version_1("cpuset"), (f"cpuset.effective_{kind}", f"cpuset.{kind}")),
+        )
+        found = []
+        for folders, names in sources:
+            for folder in folders:
+                # The effective set may be smaller than the configured one.
+                lists = (self._files.cpu_list(f"{folder}/{name}") for name in names)
+                found.append(next((numbers for numbers in lists if numbers), ()))
+        return [numbers for numbers in found if numbers]
+
+
+def _ratio(quota: str, period: str) -> float | None:
+    """Return quota / period; None for ``max``, ``-1`` and invalid values."""
+    used, length = _whole_number(quota) or 0, _whole_number(period) or 0
+    return used / length if used > 0 and length > 0 else None
