@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from poprun_py.console import can_erase, command_name, may_colour
 from poprun_py.errors import LaunchError, StartError
+from poprun_py.texts import clock_text
 
 if TYPE_CHECKING:
     import click
@@ -189,9 +190,7 @@ class Terminal:
     def log(self, line: str) -> None:
         """Write a line of PopRun's log: ``HH:MM:SS.mmm PID POPRUN [I] message``."""
         if self._is_verbose:
-            now = time.time()
-            clock = time.strftime("%H:%M:%S", time.localtime(now))
-            print_error(f"{clock}.{int(now * 1000) % 1000:03} {os.getpid()} POPRUN [I] {line}")
+            print_error(f"{clock_text(time.time())} {os.getpid()} POPRUN [I] {line}")
 
     def warn(self, sentence: str) -> None:
         """Write a warning."""

@@ -1,23 +1,22 @@
-"""Texts that several packages read or write: JSON from others, and tables of rich as lines."""
+"""Text that several packages read or write: JSON, amounts, times, lists of numbers.
+
+A figure of one kind is written in one way by every command and page.
+"""
 
 from __future__ import annotations
 
 import json
+import time
 from collections import Counter
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from rich.console import RenderableType
-
-# Wide enough for any table: a cell is never broken.
-_ANY_WIDTH = 1 << 20
+from collections.abc import Iterable
+from typing import Any
 
 
 def read_json(text: str | bytes) -> Any:
     """Return the value of a JSON text.
 
-    A name that stands twice in one object is refused: people would read one of its values, and a
-    program the other.
+    A name that stands twice in one object is refused: a reader would see one of its values, and a
+    program would use the other.
 
     Args:
         text: bytes are UTF-8.
@@ -42,31 +41,83 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return table
 
 
-def rich_lines(*parts: RenderableType, width: int | None = None, colour: bool = False) -> list[str]:
-    """Return what rich draws, line by line and without blanks at their ends.
-
-    rich is imported here, so that a launch does not wait for it.
+def printable(text: str, *, keep: str = "", replacement: str = "?") -> str:
+    """Replace control characters, so that a text of another user cannot control the terminal.
 
     Args:
-        parts: tables, texts; words are shown as they are, without markup.
-        width: of the lines, in columns; None for as many as it takes.
-        colour: whether styles become codes of a terminal.
+        text: the text.
+        keep: control characters that stay, such as a newline.
+        replacement: a character to print instead of each of the others.
     """
-    from io import StringIO
+    return "".join(c if c.isprintable() or c in keep else replacement for c in text)
 
-    from rich.console import Console
 
-    console = Console(
-        file=StringIO(),
-        width=_ANY_WIDTH if width is None else width,
-        force_terminal=colour,
-        color_system="standard" if colour else None,
-        highlight=False,
-        markup=False,
-        emoji=False,
-        legacy_windows=False,
-    )
-    with console.capture() as captured:
-        for part in parts:
-            console.print(part)
-    return [line.rstrip() for line in captured.get().rstrip("\n").split("\n")]
+def number_text(value: float) -> str:
+    """Return a number with three digits or, from 100 on, without decimals: ``12,345``."""
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
+
+
+def bytes_text(count: float, *, decimals: int = 1) -> str:
+    """Return an amount of memory: ``16.0 GiB``, ``345 MiB`` or ``12 KiB``.
+
+    Args:
+        count: number of bytes.
+        decimals: of GiB.
+    """
+    if count >= 1 << 30:
+        return f"{count / (1 << 30):.{decimals}f} GiB"
+    return f"{count / (1 << 20):.0f} MiB" if count >= 1 << 20 else f"{count / 1024:.0f} KiB"
+
+
+def milliseconds_text(seconds: float) -> str:
+    """Return a short time: ``12.3 ms``."""
+    return f"{number_text(seconds * 1e3)} ms"
+
+
+def duration_text(seconds: float) -> str:
+    """Return a duration: ``3.21 s``, ``4 min 10 s`` or ``2 h 5 min``."""
+    if seconds < 60:
+        return f"{seconds:.3g} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest} s"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min"
+
+
+def date_text(seconds: float, *, milliseconds: bool = False) -> str:
+    """Return local date and time of ``seconds`` since the epoch: ``2026-01-31 12:00:00``."""
+    text = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))
+    return f"{text}.{int(seconds * 1000) % 1000:03}" if milliseconds else text
+
+
+def clock_text(seconds: float) -> str:
+    """Return the local time of day of ``seconds`` since the epoch: ``12:00:00.250``."""
+    return date_text(seconds, milliseconds=True).partition(" ")[2]
+
+
+def iso_date_text(moment: object) -> str:
+    """Return a time in ISO format as ``2026-01-31 12:00:00 +0100``; empty if it is not a time."""
+    from datetime import datetime
+
+    try:
+        return f"{datetime.fromisoformat(str(moment)):%Y-%m-%d %H:%M:%S %z}"
+    except ValueError:
+        return ""
+
+
+def ranges_text(numbers: Iterable[int]) -> str:
+    """Return numbers as the kernel writes a list of CPUs: ``(0, 1, 2, 8)`` becomes ``0-2,8``."""
+    runs: list[list[int]] = []
+    for number in sorted(set(numbers)):
+        if runs and number == runs[-1][1] + 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)
+
+
+def numbered(noun: str, numbers: Iterable[int]) -> str:
+    """Return a noun with its numbers: ``IPU 3`` or ``IPUs 3-5``."""
+    several = set(numbers)
+    return f"{noun}{'' if len(several) == 1 else 's'} {ranges_text(several)}"

@@ -29,6 +29,7 @@ from poprun_py.planning.plan_warnings import plan_warnings
 from poprun_py.planning.user_program import short_name
 from poprun_py.running.supervise.job import LaunchResult
 from poprun_py.running.supervise.restart import run_with_restarts
+from poprun_py.texts import bytes_text
 
 _SHARED_MEMORY = "/dev/shm"
 # What Open MPI takes there for each instance.
@@ -121,7 +122,7 @@ def _tell_of_little_shared_memory(planned: LaunchPlan, console: Console) -> None
         if free < _MPI_SHARED_BYTES and os.access(_SHARED_MEMORY, os.W_OK):
             # Measured with two instances: 4 bytes in 9 us instead of 2, 26 MB in 100 ms, not 28.
             console.warn(
-                f"{_SHARED_MEMORY} has {free >> 20} MiB free, and MPI wants 16 MiB for each "
+                f"{_SHARED_MEMORY} has {bytes_text(free)} free, and MPI wants 16 MiB for each "
                 "instance: its own messages within this host take TCP, some 4 times as long; "
                 "popdist's collectives do not. Make it larger: docker run --shm-size=1g, mount -o "
                 f"remount,size=1g {_SHARED_MEMORY}"

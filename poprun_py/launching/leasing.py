@@ -16,7 +16,7 @@ from pathlib import Path
 from poprun_py.console import Console, Log
 from poprun_py.errors import StartError, UsageError
 from poprun_py.machines.lease_files import JobProcess, LeaseFolder, problem_text
-from poprun_py.machines.lease_messages import ADVICE, cpus_text, job_text, leases_text, sharing_text
+from poprun_py.machines.lease_messages import ADVICE, job_text, leases_text, sharing_text
 from poprun_py.machines.leases import (
     FOLDER_VARIABLE,
     Lease,
@@ -30,6 +30,7 @@ from poprun_py.options.launch_config import LaunchConfig
 from poprun_py.options.option_types import FOREVER
 from poprun_py.planning.job_placement import HostShare
 from poprun_py.planning.user_program import short_name
+from poprun_py.texts import numbered
 
 # Any of several jobs may end, of any user, and no lock can be waited for beside a signal and a
 # limit: looking into a handful of small files takes a fraction of a millisecond. Those further back
@@ -258,4 +259,4 @@ class _Leasing:
 
 
 def _taken(share: HostShare) -> str:
-    return cpus_text(tuple(share.cpus))
+    return numbered("CPU", share.cpus)

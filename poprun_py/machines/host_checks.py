@@ -18,13 +18,13 @@ from poprun_py.machines.host_networks import Interface
 from poprun_py.machines.leases import OtherJobs, parse_other_jobs
 from poprun_py.machines.machine import HardwareError, Machine
 from poprun_py.machines.remote_shell import Problem
+from poprun_py.texts import bytes_text
 
 # The name of the check that a host can connect to the launcher, as each instance has to.
 CALLS_BACK = "calls back"
 _ROOT = Path(__file__).resolve().parents[2]
 _PACKAGES = ("mpi4py", "torch", "numpy")
-_MIB, _GIB = 1 << 20, 1 << 30
-_MIN_MEMORY, _MIN_SHM, _MIN_FILES = 512 * _MIB, 64 * _MIB, 1024
+_MIN_MEMORY, _MIN_SHM, _MIN_FILES = 512 << 20, 64 << 20, 1024
 _MAX_CLOCK_SECONDS = 1.0
 
 
@@ -233,9 +233,8 @@ def _resources(report: HostReport) -> list[Check]:
 
 
 def _size(count: int | None) -> str:
-    if count is None:
-        return "unknown"
-    return f"{count / _GIB:.0f} GiB" if count >= 10 * _GIB else f"{count / _MIB:.0f} MiB"
+    # Whole GiB, because hosts are shown together as long as their texts are equal.
+    return "unknown" if count is None else bytes_text(count, decimals=0)
 
 
 def require(

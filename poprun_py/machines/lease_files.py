@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from poprun_py.process_info import owner
+from poprun_py.texts import printable
 
 LEASE_PREFIX, QUEUE_PREFIX = "lease-", "ticket-"
 MAX_NUMBER = (1 << 53) - 1
@@ -164,7 +165,7 @@ def parse_queued(name: str, user: str, text: bytes) -> QueueRecord | None:
             job=_job(data),
             number=_whole(data["number"]),
             since=_seconds(data["since"]),
-            outer=printable(data["outer"]),
+            outer=printable_name(data["outer"]),
         )
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
@@ -181,8 +182,8 @@ def _job(data: dict[str, Any]) -> JobProcess:
     return JobProcess(
         pid=_whole(data["pid"]),
         process_start=_whole(data["process_start"]),
-        program=printable(data["program"]),
-        run_id=printable(data["run_id"], _MAX_RUN_NAME),
+        program=printable_name(data["program"]),
+        run_id=printable_name(data["run_id"], _MAX_RUN_NAME),
     )
 
 
@@ -204,7 +205,7 @@ def _indices(value: Any) -> tuple[int, ...]:
     return tuple(sorted(set(value)))
 
 
-def printable(value: Any, max_length: int = _MAX_NAME) -> str:
+def printable_name(value: Any, max_length: int = _MAX_NAME) -> str:
     """Return a name that is safe to print: another user may have put control codes into it.
 
     Args:
@@ -216,7 +217,7 @@ def printable(value: Any, max_length: int = _MAX_NAME) -> str:
     """
     if not isinstance(value, str):
         raise TypeError(value)
-    return "".join(c if c.isprintable() else "?" for c in value[:max_length])
+    return printable(value[:max_length])
 
 
 # --- the folder ---------------------------------------------------------------------------------

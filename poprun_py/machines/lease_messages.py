@@ -6,10 +6,10 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from popdist_py.errors import plural
 from poprun_py.machines.lease_files import LeaseRecord, QueueRecord, Record
 from poprun_py.machines.leases import OtherJobs, user_name
-from poprun_py.machines.machine import format_cpu_list
+from poprun_py.text_tables import aligned_rows
+from poprun_py.texts import numbered, ranges_text
 
 ADVICE = (
     "take fewer with --cores-per-instance, wait with --wait-for-resources, or share them with "
@@ -28,15 +28,10 @@ def job_text(record: Record) -> str:
     return f"{user_name(record.user)}'s {job.program or 'program'} ({run}pid {job.pid})"
 
 
-def cpus_text(cpus: Sequence[int]) -> str:
-    """Return CPUs with their noun: ``CPU 3`` or ``CPUs 0-2``."""
-    return f"{plural('CPU', len(cpus))} {format_cpu_list(cpus)}"
-
-
 def leases_text(leases: Sequence[LeaseRecord]) -> str:
     """Return one line that tells which jobs hold which CPUs since when."""
     jobs = [
-        f"{job_text(each)} has {cpus_text(each.cpus)} since {_clock(each.since)}"
+        f"{job_text(each)} has {numbered('CPU', each.cpus)} since {_clock(each.since)}"
         for each in leases[:_MAX_LISTED]
     ]
     more = len(leases) - _MAX_LISTED
@@ -75,17 +70,13 @@ def leases_table(leases: Sequence[LeaseRecord], queue: Sequence[QueueRecord]) ->
     rows = [_COLUMNS]
     for lease in leases:
         shared = " (shared)" if lease.is_shared else ""
-        lists = (format_cpu_list(lease.cpus) + shared, format_cpu_list(lease.numa_nodes))
+        lists = (ranges_text(lease.cpus) + shared, ranges_text(lease.numa_nodes))
         rows.append((*_row(lease), *lists, _clock(lease.since)))
     for place, waiting in enumerate(queue, 1):
         rows.append((*_row(waiting), f"waits ({place})", "-", _clock(waiting.since)))
     if len(rows) == 1:
         return "no job holds CPUs of this machine"
-    widths = [max(len(row[i]) for row in rows) for i in range(len(_COLUMNS))]
-    return "\n".join(
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in rows
-    )
+    return "\n".join(line.rstrip() for line in aligned_rows(rows))
 
 
 def _row(record: Record) -> tuple[str, str, str, str]:

@@ -25,7 +25,7 @@ from poprun_py.machines.lease_files import (
     QueueRecord,
     Record,
     parse_record,
-    printable,
+    printable_name,
     problem_text,
     record_text,
 )
@@ -388,7 +388,9 @@ def parse_other_jobs(answer: Any, within: str) -> OtherJobs:
     for each in answer if isinstance(answer, list) else ():
         with contextlib.suppress(TypeError, ValueError):
             name, user, text = each
-            records.append(parse_record(printable(name), printable(user), str(text).encode()))
+            records.append(
+                parse_record(printable_name(name), printable_name(user), str(text).encode())
+            )
     return _other_jobs((each for each in records if each is not None), {within})
 
 

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from poprun_py.errors import UsageError
-from poprun_py.texts import read_json
+from poprun_py.texts import ranges_text, read_json
 
 HARDWARE_VERSION = 1
 _MAX_WHOLE = 1 << 63
@@ -96,7 +96,7 @@ class Machine:
             "numa_nodes": [
                 {
                     "index": node.index,
-                    "cpus": format_cpu_list(node.cpus),
+                    "cpus": ranges_text(node.cpus),
                     "memory_bytes": node.memory_bytes,
                     "distances": list(node.distances),
                 }
@@ -104,7 +104,7 @@ class Machine:
             ],
             "cores": [
                 {
-                    "cpus": format_cpu_list(core.cpus),
+                    "cpus": ranges_text(core.cpus),
                     "package": core.package,
                     "numa_node": core.numa_node,
                     "l3": core.l3,
@@ -112,10 +112,10 @@ class Machine:
                 }
                 for core in self.cores
             ],
-            "allowed_cpus": format_cpu_list(self.allowed_cpus),
-            "allowed_memory_nodes": format_cpu_list(self.allowed_memory_nodes),
+            "allowed_cpus": ranges_text(self.allowed_cpus),
+            "allowed_memory_nodes": ranges_text(self.allowed_memory_nodes),
             "cpu_quota": self.cpu_quota,
-            **({"held_cpus": format_cpu_list(self.held_cpus)} if self.held_cpus else {}),
+            **({"held_cpus": ranges_text(self.held_cpus)} if self.held_cpus else {}),
         }
 
     @classmethod
@@ -294,14 +294,3 @@ def parse_cpu_list(text: str) -> tuple[int, ...]:
                 n for n in range(start, stop + 1) if (n - start) % int(group) < int(used)
             )
     return tuple(sorted(numbers))
-
-
-def format_cpu_list(numbers: Iterable[int]) -> str:
-    """Return numbers in the format of the kernel: ``(0, 1, 2, 8)`` becomes ``0-2,8``."""
-    runs: list[list[int]] = []
-    for number in sorted(set(numbers)):
-        if runs and number == runs[-1][1] + 1:
-            runs[-1][1] = number
-        else:
-            runs.append([number, number])
-    return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)

@@ -17,9 +17,9 @@ from poprun_py.machines.machine import (
     HardwareError,
     Machine,
     NumaNode,
-    format_cpu_list,
     parse_cpu_list,
 )
+from poprun_py.texts import ranges_text
 
 _CPU = "sys/devices/system/cpu"
 _NODE = "sys/devices/system/node"
@@ -50,9 +50,9 @@ def read_machine(root: Path = Path("/"), *, allowed_cpus: frozenset[int] | None 
         limits.append(tuple(os.sched_getaffinity(0)))
     allowed = _intersect(online, limits)
     if not allowed:
-        stated = "; ".join(format_cpu_list(tuple(limit)) for limit in limits if limit)
+        stated = "; ".join(ranges_text(tuple(limit)) for limit in limits if limit)
         raise HardwareError(
-            f"{root}: none of the online {plural('CPU', len(online))} {format_cpu_list(online)} "
+            f"{root}: none of the online {plural('CPU', len(online))} {ranges_text(online)} "
             "may be used (allowed: "
             f"{stated}); widen the affinity or the cpuset"
         )

@@ -6,12 +6,11 @@ Pure: comparisons in, text out. rich is imported on use. Nothing here compares.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Final
 
 from poprun_py.past_runs.comparison import SAMPLES, SECONDS, STEPS, Comparison, Entry, Spread
-from poprun_py.planning.views.text_drawing import number
-from poprun_py.texts import rich_lines
+from poprun_py.text_tables import Column, fitted_table, rich_lines
+from poprun_py.texts import number_text
 
 #: Bars of a wide screen, and of a narrow one, which has fewer columns than that.
 _LONG, _SHORT, _WIDE = 20, 10, 120
@@ -39,16 +38,6 @@ SCALINGS: Final[Mapping[str, str]] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Column:
-    """A column: its title, its cells, and how early it goes on a narrow screen (0: never)."""
-
-    title: str
-    cells: tuple[str, ...]
-    expendable: int = 0
-    is_text: bool = False
-
-
 def comparison_lines(
     comparison: Comparison, *, width: int, colour: bool = False, blocks: bool = True
 ) -> list[str]:
@@ -63,12 +52,9 @@ def comparison_lines(
     told = [f"compared with {comparison.base.label} by {MEASURED_BY[comparison.measure]}"]
     if comparison.scaling:
         told.append(SCALINGS[comparison.scaling])
+    columns = comparison_columns(comparison, bars=bar_length(width), blocks=blocks)
     return [
-        *table_lines(
-            comparison_columns(comparison, bars=bar_length(width), blocks=blocks),
-            width=width,
-            colour=colour,
-        ),
+        *rich_lines(fitted_table(columns, width=width), width=max(width, 20), colour=colour),
         "",
         *told,
         *_missing_lines(comparison),
@@ -87,19 +73,19 @@ def comparison_columns(
     has_hosts = any(len(each.runs[0].hosts) > 1 for each in entries)
     speeds = [each.speed.median if each.speed else None for each in entries]
 
-    def column(title: str, cell: Callable[[Entry], str], expendable: int = 0) -> Column:
-        return Column(title, tuple(cell(each) for each in entries), expendable)
+    def column(title: str, cell: Callable[[Entry], str], drop_order: int = 0) -> Column:
+        return Column(title, tuple(cell(each) for each in entries), drop_order)
 
-    def numbers(name: str, expendable: int, show: Callable[[float], str], title: str) -> Column:
-        return column(title, lambda each: _cell(each.numbers.get(name), show), expendable)
+    def numbers(name: str, drop_order: int, show: Callable[[float], str], title: str) -> Column:
+        return column(title, lambda each: _cell(each.numbers.get(name), show), drop_order)
 
-    columns = [Column("run", tuple(each.label for each in entries), is_text=True)]
+    columns = [Column("run", tuple(each.label for each in entries), is_text=True, breaks=True)]
     columns.append(column("instances", lambda each: str(each.instances)))
     if any(each.replicas != each.instances for each in entries):
         columns.append(column("replicas", lambda each: str(each.replicas), 3))
     if has_hosts:
         columns.append(column("hosts", lambda each: str(len(each.runs[0].hosts)), 2))
-    columns.append(numbers("samples_per_second", 0, number, _TITLES["samples_per_second"]))
+    columns.append(numbers("samples_per_second", 0, number_text, _TITLES["samples_per_second"]))
     columns.append(column("speedup", lambda each: factor(each.speedup)))
     if counts_vary:
         columns.append(column("efficiency", lambda each: percent(each.efficiency), 9))
@@ -108,39 +94,14 @@ def comparison_columns(
     columns += [
         numbers("step_seconds", 4, milliseconds, _TITLES["step_seconds"]),
         numbers("p95_seconds", 1, milliseconds, _TITLES["p95_seconds"]),
-        numbers("seconds", 7, number, _TITLES["seconds"]),
-        numbers("loss", 8, number, _TITLES["loss"]),
+        numbers("seconds", 7, number_text, _TITLES["seconds"]),
+        numbers("loss", 8, number_text, _TITLES["loss"]),
     ]
     if comparison.target is not None:
-        columns.append(numbers("reached", 0, number, f"s to {comparison.target}"))
+        columns.append(numbers("reached", 0, number_text, f"s to {comparison.target}"))
     drawn = tuple(bar(speed, speeds, bars, blocks=blocks) for speed in speeds)
-    columns.append(Column("speed", drawn, 5, is_text=True))
+    columns.append(Column("speed", drawn, 5, is_text=True, style="cyan"))
     return [each for each in columns if set(each.cells) - {"-", ""}]
-
-
-def table_lines(columns: Sequence[Column], *, width: int, colour: bool) -> list[str]:
-    """Return a table; columns that do not fit are left out, the most expendable first."""
-    from rich import box
-    from rich.table import Table
-
-    left = list(columns)
-    for each in sorted((c for c in columns if c.expendable), key=lambda c: c.expendable):
-        if sum(max(map(len, (c.title, *c.cells))) + 2 for c in left) - 2 <= width:
-            break
-        left.remove(each)
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), show_edge=False)
-    for each in left:
-        is_bar = each.title == "speed"
-        table.add_column(
-            each.title,
-            justify="left" if each.is_text else "right",
-            style="cyan" if is_bar else None,
-            no_wrap=not each.is_text or is_bar,
-            overflow="fold",
-        )
-    for row in zip(*(each.cells for each in left), strict=True):
-        table.add_row(*row)
-    return rich_lines(table, width=max(width, 20), colour=colour)
 
 
 def _by_replicas(entry: Entry) -> str:
@@ -180,7 +141,7 @@ def _cell(spread: Spread | None, show: Callable[[float], str]) -> str:
 
 def milliseconds(seconds: float) -> str:
     """Return seconds as milliseconds."""
-    return number(seconds * 1e3)
+    return number_text(seconds * 1e3)
 
 
 def factor(value: float | None) -> str:

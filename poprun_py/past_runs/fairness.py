@@ -12,6 +12,7 @@ from typing import Final
 
 from poprun_py.past_runs.measurement import Measured, Slowest
 from poprun_py.running.watch.instance_state import median
+from poprun_py.texts import milliseconds_text
 
 _MOST_NAMED: Final = 3
 _SAME: Final = 0.02
@@ -40,14 +41,11 @@ def who_was_slow(runs: Sequence[Measured]) -> tuple[str, ...]:
             found.setdefault(key, []).append((run.name, run.slowest))
     return tuple(
         f"instance {instance} of {count} is slow ({_names([name for name, _ in slow])}): "
-        f"{_ms([each.own_seconds for _, each in slow])} a step without waiting for others, "
-        f"the median is {_ms([each.median_seconds for _, each in slow])}"
+        f"{milliseconds_text(median([each.own_seconds for _, each in slow]))} a step without "
+        "waiting for others, the median is "
+        f"{milliseconds_text(median([each.median_seconds for _, each in slow]))}"
         for (_, count, instance), slow in found.items()
     )
-
-
-def _ms(seconds: Sequence[float]) -> str:
-    return f"{median(seconds) * 1e3:.3g} ms"
 
 
 def _differing(what: str, runs: Sequence[Measured], key: Callable[[Measured], object]) -> str:

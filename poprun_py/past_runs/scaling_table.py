@@ -9,16 +9,15 @@ from poprun_py.past_runs.comparison import SECONDS, STEPS, Comparison
 from poprun_py.past_runs.comparison_table import (
     MEASURED_BY,
     SCALINGS,
-    Column,
     bar,
     bar_length,
     factor,
     milliseconds,
     percent,
-    table_lines,
 )
 from poprun_py.past_runs.scaling import ideal_speedup
-from poprun_py.planning.views.text_drawing import number
+from poprun_py.text_tables import Column, fitted_table, rich_lines
+from poprun_py.texts import number_text
 
 
 def scaling_lines(
@@ -34,7 +33,7 @@ def scaling_lines(
     """
     columns = scaling_columns(comparison, bars=bar_length(width), blocks=blocks)
     return [
-        *table_lines(columns, width=width, colour=colour),
+        *rich_lines(fitted_table(columns, width=width), width=max(width, 20), colour=colour),
         "",
         f"median of each count, by {MEASURED_BY[comparison.measure]}",
         *([SCALINGS[comparison.scaling]] if comparison.scaling else []),
@@ -56,11 +55,11 @@ def scaling_columns(comparison: Comparison, *, bars: int = 0, blocks: bool = Tru
         Column("instances", tuple(str(each.instances) for each in entries)),
         Column("replicas", tuple(str(each.replicas) for each in entries), 3),
         Column("runs", tuple(str(len(each.runs)) for each in entries), 1),
-        Column(title, tuple("-" if each is None else number(each.median) for each in shown)),
+        Column(title, tuple("-" if each is None else number_text(each.median) for each in shown)),
         Column(
             "min-max",
             tuple(
-                "-" if each is None else f"{number(each.least)}-{number(each.most)}"
+                "-" if each is None else f"{number_text(each.least)}-{number_text(each.most)}"
                 for each in shown
             ),
             4,
@@ -75,5 +74,5 @@ def scaling_columns(comparison: Comparison, *, bars: int = 0, blocks: bool = Tru
         columns.append(Column("step ms", cells, 2))
     if bars:
         drawn = tuple(bar(speed, medians, bars, blocks=blocks) for speed in medians)
-        columns.append(Column("speed", drawn, 5, is_text=True))
+        columns.append(Column("speed", drawn, 5, is_text=True, style="cyan"))
     return columns

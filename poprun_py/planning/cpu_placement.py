@@ -13,7 +13,8 @@ from types import MappingProxyType
 
 from popdist_py.errors import counted, plural
 from poprun_py.errors import UsageError, nearest
-from poprun_py.machines.machine import Core, Machine, NumaNode, format_cpu_list
+from poprun_py.machines.machine import Core, Machine, NumaNode
+from poprun_py.texts import ranges_text
 
 # A warning is due when thread counts differ by more than one and by more than this factor.
 _UNEVEN = 1.5
@@ -192,7 +193,7 @@ def _trimmed(shares: list[_Cores], policy: PlacementPolicy) -> list[_Cores]:
     assert wanted is not None
     for index, share in enumerate(shares):
         if len(share) < wanted and not policy.oversubscribe:
-            nodes = format_cpu_list([core.numa_node for core in share])
+            nodes = ranges_text([core.numa_node for core in share])
             raise UsageError(
                 f"{policy.cores_option} {wanted}: {policy.mode} gives local instance {index} only "
                 f"{counted(len(share), 'core')} (of NUMA node {nodes}); ask for at most "

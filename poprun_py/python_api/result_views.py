@@ -14,6 +14,7 @@ from poprun_py.running.supervise.result_text import (
     stderr_excerpt,
     traceback_of,
 )
+from poprun_py.texts import bytes_text
 
 _COLUMNS = ("instance", "host", "PID", "how it ended", "steps", "peak memory")
 _MOST_ROWS = 64
@@ -117,7 +118,7 @@ def _end(result: InstanceResult) -> str:
 
 def _row(result: InstanceResult) -> list[Cell | str]:
     kind = "bad" if result.failed else "good" if result.code == 0 else "warn"
-    memory = f"{result.max_rss_bytes / 2**20:,.0f} MiB" if result.max_rss_bytes else ""
+    memory = bytes_text(result.max_rss_bytes) if result.max_rss_bytes else ""
     return [
         Cell(text=str(result.index), is_number=True),
         result.host,

@@ -11,7 +11,7 @@ import pytest
 from support.processes import wait_until
 from support.terminals import LAUNCHER, Typist
 
-from poprun_py.machines.machine import format_cpu_list
+from poprun_py.texts import ranges_text
 
 CPUS = sorted(os.sched_getaffinity(0))
 
@@ -160,7 +160,7 @@ def test_what_is_only_looked_at_takes_and_sees_no_lease(jobs):
     # A saved plan takes just the CPUs that it names.
     refused = jobs.run("--from-plan", "plan.json")
     assert refused.returncode == 3
-    assert f"which takes CPUs {format_cpu_list(CPUS[:2])} when" in refused.stderr
+    assert f"which takes CPUs {ranges_text(CPUS[:2])} when" in refused.stderr
     jobs.start("second", *ONE, "--wait-for-resources=5m")
     wait_until(lambda: jobs.tickets())
     jobs.end("first")

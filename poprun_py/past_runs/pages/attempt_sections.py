@@ -20,8 +20,8 @@ from poprun_py.past_runs.pages.page_frame import (
     Sentence,
     Table,
 )
-from poprun_py.past_runs.pages.wording import bytes_text, duration, moment_text
 from poprun_py.past_runs.recorded_run import RecordedRun
+from poprun_py.texts import bytes_text, duration_text, iso_date_text
 
 # What a report calls them, and what people do.
 _NAMES: Final = {
@@ -98,7 +98,7 @@ def attempts_section(run: RecordedRun, folder: str = "") -> Section:
         [
             (
                 _text(each.get("number")),
-                moment_text(each.get("began_at")),
+                iso_date_text(each.get("began_at")),
                 _text(each.get("seconds")),
                 str(each.get("cause") or "running").replace("_", " "),
                 _text(each.get("exit_code")),
@@ -198,4 +198,4 @@ def _text(value: Any) -> str:
     """Return a value of a report in a cell."""
     if value is None or value == "":
         return "-"
-    return duration(value) if isinstance(value, float) else str(value)
+    return duration_text(value) if isinstance(value, float) else str(value)

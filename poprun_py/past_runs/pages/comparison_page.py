@@ -13,7 +13,6 @@ from popdist_py.errors import counted
 from poprun_py.past_runs.comparison import SAMPLES, SECONDS, STEPS, Comparison, Entry, Spread
 from poprun_py.past_runs.comparison_table import (
     MEASURED_BY,
-    Column,
     comparison_columns,
     factor,
     percent,
@@ -35,7 +34,8 @@ from poprun_py.past_runs.recorded_run import RecordedRun
 from poprun_py.past_runs.scaling import ideal_speedup
 from poprun_py.past_runs.scaling_table import scaling_columns
 from poprun_py.past_runs.targets import LOSS, losses
-from poprun_py.planning.views.text_drawing import number
+from poprun_py.text_tables import Column
+from poprun_py.texts import number_text
 
 # More values than anybody would scroll through.
 _MOST_VALUES = 24
@@ -133,7 +133,7 @@ def _table(name: str, columns: Sequence[Column]) -> Table:
 
 
 def _cell(spread: Spread | None) -> str:
-    return "-" if spread is None else number(spread.median)
+    return "-" if spread is None else number_text(spread.median)
 
 
 def _has_speedups(comparison: Comparison) -> bool:
@@ -146,7 +146,7 @@ def _has_speedups(comparison: Comparison) -> bool:
 def _speed_bars(comparison: Comparison) -> Chart:
     unit = _UNITS[comparison.measure]
     shown = [(each.label, _drawn(comparison, each)) for each in comparison.entries]
-    told = ", ".join(f"{number(speed.median)} of {name}" for name, speed in shown if speed)
+    told = ", ".join(f"{number_text(speed.median)} of {name}" for name, speed in shown if speed)
     values = [speed.median if speed else None for _, speed in shown]
     return bars(
         _speed_title(comparison),
@@ -179,7 +179,7 @@ def _speed_points(comparison: Comparison) -> Chart:
     ]
     counts = [each.instances for each, _ in known]
     unit = _UNITS[comparison.measure]
-    told = ", ".join(f"{number(drawn.median)} with {each.instances}" for each, drawn in known)
+    told = ", ".join(f"{number_text(drawn.median)} with {each.instances}" for each, drawn in known)
     power = -1 if comparison.measure == SECONDS else 1
     ideal = [base.median * ideal_speedup(comparison, e) ** power for e, _ in known] if base else []
     return _ticked(
@@ -242,7 +242,7 @@ def _step_points(comparison: Comparison) -> Chart:
     known = [each for each in _by_instances(comparison) if "step_seconds" in each.numbers]
     spreads = [each.numbers["step_seconds"] for each in known]
     told = ", ".join(
-        f"{number(spread.median * 1e3)} ms with {each.instances}"
+        f"{number_text(spread.median * 1e3)} ms with {each.instances}"
         for each, spread in zip(known, spreads, strict=True)
     )
     counts = [each.instances for each in known]
@@ -268,7 +268,7 @@ def _loss_charts(comparison: Comparison, runs: Sequence[RecordedRun]) -> list[Pa
         return []
     batches = {run.name: run.batch for each in comparison.entries for run in each.runs}
     told = ", ".join(
-        f"{number(those[-1][2])} of {run.run_id}"
+        f"{number_text(those[-1][2])} of {run.run_id}"
         for run, those in zip(runs, found, strict=True)
         if those
     )
@@ -330,7 +330,7 @@ def _value_charts(comparison: Comparison, runs: Sequence[RecordedRun]) -> list[P
         )
         series = [_values_line(run, name, index) for index, run in enumerate(runs)]
         known = [line for line in series if line.ys]
-        told = ", ".join(f"{number(line.ys[-1] or 0.0)} of {line.name}" for line in known)
+        told = ", ".join(f"{number_text(line.ys[-1] or 0.0)} of {line.name}" for line in known)
         parts.append(over_time(name, f"The last: {told}.", known, y=name, marks=marks))
     if len(names) > _MOST_VALUES:
         parts.append(Sentence(f"Not drawn: {counted(len(names) - _MOST_VALUES, 'more value')}."))

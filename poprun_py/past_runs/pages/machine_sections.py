@@ -14,11 +14,10 @@ from typing import Any
 from popdist_py.errors import plural
 from poprun_py.errors import UsageError
 from poprun_py.past_runs.pages.page_frame import Code, Drawing, Part, Picture, Section, Sentence
-from poprun_py.past_runs.pages.wording import bytes_text, milliseconds
 from poprun_py.past_runs.recorded_run import RecordedAttempt, RecordedRun
 from poprun_py.planning.launch_plan import LaunchPlan
 from poprun_py.planning.plan_file import plan_from_json
-from poprun_py.planning.views.text_drawing import number
+from poprun_py.texts import bytes_text, milliseconds_text, number_text
 
 _MIB = 1 << 20
 _FAR = 0.2
@@ -72,8 +71,10 @@ def _model(model: Mapping[str, Any]) -> Iterator[Part]:
     call = model.get("call")
     if call:
         yield Sentence(
-            f"By the model of the device a call takes {milliseconds(float(call['seconds']))} for "
-            f"{number(float(call['samples']))} {plural('sample', call['samples'])} on each replica."
+            "By the model of the device a call takes "
+            f"{milliseconds_text(float(call['seconds']))} for "
+            f"{number_text(float(call['samples']))} {plural('sample', call['samples'])} on each "
+            "replica."
         )
     schedule = model.get("schedule") or {}
     if isinstance(schedule.get("svg"), str) and schedule["svg"]:

@@ -13,11 +13,10 @@ from poprun_py.past_runs.pages.charts import Bars, Line, bars, over_time
 from poprun_py.past_runs.pages.colours import LIGHT, NEUTRAL, series_colour
 from poprun_py.past_runs.pages.page_frame import Beside, Section
 from poprun_py.past_runs.pages.training_sections import chosen, restarts
-from poprun_py.past_runs.pages.wording import bytes_text
 from poprun_py.past_runs.recorded_run import RecordedRun
-from poprun_py.planning.views.text_drawing import number
 from poprun_py.running.watch.instance_state import ACTIVITIES, InstanceState
 from poprun_py.running.watch.job_view import JobView
+from poprun_py.texts import bytes_text, number_text
 
 # The colour of an activity, and whether it is hatched.
 _LOOKS: Final = {
@@ -83,7 +82,7 @@ def resource_section(run: RecordedRun, began: float) -> Section:
     charts = (
         _over_time(
             run, began, shown, lambda state: state.cpu, "CPUs in use", "CPUs",
-            f"At most {number(busiest.cpu)}{of_cpus} by instance {busiest.index}.",
+            f"At most {number_text(busiest.cpu)}{of_cpus} by instance {busiest.index}.",
         ),
         _over_time(
             run, began, shown, lambda state: state.memory_bytes / size, "Memory", unit,

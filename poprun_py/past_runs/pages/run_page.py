@@ -32,11 +32,10 @@ from poprun_py.past_runs.pages.page_frame import (
     Sentence,
     page,
 )
-from poprun_py.past_runs.pages.wording import duration, milliseconds, moment_text
 from poprun_py.past_runs.recorded_run import RecordedAttempt, RecordedRun, moment_of
 from poprun_py.planning.user_program import short_name
-from poprun_py.planning.views.text_drawing import number
 from poprun_py.running.watch.job_view import JobView
+from poprun_py.texts import duration_text, iso_date_text, milliseconds_text, number_text
 
 if TYPE_CHECKING:
     from poprun_py.past_runs.pages.training_sections import StepTimes
@@ -82,7 +81,7 @@ def run_page(
         lead=_lead(run, made_at),
         badge=_badge(run),
         opening=_opening(run, view, times, folder),
-        footer=f"Made {moment_text(made_at)} from {run.files.folder}",
+        footer=f"Made {iso_date_text(made_at)} from {run.files.folder}",
     )
 
 
@@ -152,9 +151,9 @@ def _lead(run: RecordedRun, made_at: str) -> str:
     if not is_running and report.get("exit_code") not in (0, _CHECKPOINT):
         words.append(f"with exit code {report.get('exit_code')}")
     if began is not None and ended is not None:
-        took = duration(max(0.0, ended - began))
+        took = duration_text(max(0.0, ended - began))
         words.append(f"{'for' if is_running else 'after'} {took}")
-    return f"{' '.join(words)}; began {moment_text(report.get('began_at'))}."
+    return f"{' '.join(words)}; began {iso_date_text(report.get('began_at'))}."
 
 
 def _opening(
@@ -182,8 +181,8 @@ def _speed(run: RecordedRun, view: JobView | None) -> list[Fact]:
     if not rate:
         return []
     if trained and (total := sum(r.samples * r.every for a in trained for r in a.steps)):
-        note = f"{number(total)} {plural('sample', total)} in total"
-    return [Fact("samples/s in total", number(rate), note)]
+        note = f"{number_text(total)} {plural('sample', total)} in total"
+    return [Fact("samples/s in total", number_text(rate), note)]
 
 
 def _samples_per_second(attempt: RecordedAttempt) -> float:
@@ -206,7 +205,11 @@ def _steps(times: list[StepTimes], view: JobView | None) -> list[Fact]:
         middle = median([each.median for each in times])
         slow = max(each.p95 for each in times)
         facts.append(
-            Fact("step time, median", milliseconds(middle), f"95th percentile {milliseconds(slow)}")
+            Fact(
+                "step time, median",
+                milliseconds_text(middle),
+                f"95th percentile {milliseconds_text(slow)}",
+            )
         )
     if len(times) > 1:
         worst = max(times, key=lambda each: each.own_median)
@@ -222,7 +225,10 @@ def _steps(times: list[StepTimes], view: JobView | None) -> list[Fact]:
 
 def _slowest(instance: int, own: float, usual: float, *, is_slow: bool) -> Fact:
     name = f"instance {instance}"
-    note = f"{milliseconds(own)} a step without waiting, median instance {milliseconds(usual)}"
+    note = (
+        f"{milliseconds_text(own)} a step without waiting, median instance "
+        f"{milliseconds_text(usual)}"
+    )
     if not is_slow:
         return Fact("slowest", "none stands out", f"{name}: {note}")
     return Fact("slowest", name, note)

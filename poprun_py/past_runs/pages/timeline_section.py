@@ -10,8 +10,8 @@ from poprun_py.past_runs.pages.chart import Chart
 from poprun_py.past_runs.pages.charts import bars, plotly_text
 from poprun_py.past_runs.pages.colours import NEUTRAL, NUM_COLOURS, series_colour
 from poprun_py.past_runs.pages.page_frame import Section, Sentence
-from poprun_py.past_runs.pages.wording import duration, milliseconds
 from poprun_py.past_runs.trace_excerpt import Excerpt, TraceSpan
+from poprun_py.texts import duration_text, milliseconds_text
 
 # A bar, and one that lies within it.
 _THICK, _THINNER, _THIN = 0.86, 0.24, 0.2
@@ -28,8 +28,8 @@ def timeline_section(excerpt: Excerpt, trace: Path) -> Section:
 def _chart(excerpt: Excerpt, rows: list[str]) -> Chart:
     steps = f"{excerpt.num_steps} steps" if excerpt.num_steps > 1 else "One step"
     told = (
-        f"{steps} of instance 0 from the middle, {milliseconds(excerpt.seconds)} long, "
-        f"{duration(excerpt.at)} after the timeline begins; time runs to the right."
+        f"{steps} of instance 0 from the middle, {milliseconds_text(excerpt.seconds)} long, "
+        f"{duration_text(excerpt.at)} after the timeline begins; time runs to the right."
     )
     frame = bars("Some steps", told, rows, [], unit="ms")
     drawn = [span for span in excerpt.spans if span.row in set(rows)]

@@ -24,12 +24,11 @@ from poprun_py.past_runs.pages.charts import (
 )
 from poprun_py.past_runs.pages.colours import NEUTRAL, series_colour
 from poprun_py.past_runs.pages.page_frame import Beside, Part, Section, Sentence, Table
-from poprun_py.past_runs.pages.wording import listed, milliseconds
 from poprun_py.past_runs.recorded_run import RecordedAttempt, RecordedRun, moment_of
-from poprun_py.planning.views.text_drawing import number
 from poprun_py.running.watch.instance_state import median, percentile
 from poprun_py.running.watch.records import StepRecord
 from poprun_py.running.watch.stragglers import waited_for
+from poprun_py.texts import milliseconds_text, number_text
 
 # A line of throughput is made of at most so many means.
 _WINDOWS = 200
@@ -160,7 +159,7 @@ def _throughput(run: RecordedRun, began: float) -> Chart:
         series.append(Line(name=f"instance {index}", xs=xs, ys=ys, index=index))
         means.append((_rate(records, has_samples=has_samples), index))
     low, high = min(means), max(means)
-    least, most = number(low[0]), number(high[0])
+    least, most = number_text(low[0]), number_text(high[0])
     told = f"Instance {high[1]} has {most} {unit} on average"
     if least != most:
         told += f", the most; instance {low[1]} has the fewest, {least}"
@@ -215,7 +214,7 @@ def _loss(run: RecordedRun) -> Chart | None:
         return None
     step, loss, index = last[0]
     bad = [index for _, value, index in last if not math.isfinite(value)]
-    told = f"At step {step:,} the loss of instance {index} is {number(loss)}."
+    told = f"At step {step:,} the loss of instance {index} is {number_text(loss)}."
     if bad:
         told = f"The last loss of {_instances(bad)} is not finite; such steps are gaps."
     return lines("Loss", told, series, x="training step", y="loss")
@@ -250,10 +249,10 @@ def _values(run: RecordedRun) -> tuple[list[Chart], list[str]]:
             for attempt in run.attempts
         )
         known = [(x, y) for x, y in zip(xs, ys, strict=True) if y is not None]
-        told = f"{number(known[-1][1])} at step {known[-1][0]:,}"
+        told = f"{number_text(known[-1][1])} at step {known[-1][0]:,}"
         finite = [y for _, y in known if math.isfinite(y)]
         if finite:
-            told += f"; between {number(min(finite))} and {number(max(finite))}"
+            told += f"; between {number_text(min(finite))} and {number_text(max(finite))}"
         line = Line(name=name, xs=xs, ys=ys, index=number_of)
         charts.append(lines(name, f"{told}.", [line], x="training step", y=name))
     return charts, names[_MOST_VALUES:]
@@ -292,8 +291,8 @@ def _own_bars(times: Sequence[StepTimes]) -> Chart:
     worst = max(times, key=lambda each: each.own_median)
     usual, slow_ones = median([each.own_median for each in times]), slow_instances(times)
     told = (
-        f"Instance {worst.instance} needs {milliseconds(worst.own_median)} of its own for a step, "
-        f"the median instance {milliseconds(usual)}"
+        f"Instance {worst.instance} needs {milliseconds_text(worst.own_median)} of its own for a "
+        f"step, the median instance {milliseconds_text(usual)}"
     )
     told += "; the others wait for it." if worst.instance in slow_ones else "."
     drawn = {*chosen(each.instance for each in times), worst.instance}
@@ -333,8 +332,8 @@ def _histogram(
     few = f" The {half} fastest and the {half} slowest are drawn." if shown is not ordered else ""
     return histogram(
         title,
-        f"Median {milliseconds(middle)}, 95th percentile {milliseconds(p95)}, longest "
-        f"{milliseconds(max(every))}.{few}",
+        f"Median {milliseconds_text(middle)}, 95th percentile {milliseconds_text(p95)}, longest "
+        f"{milliseconds_text(max(every))}.{few}",
         [
             Sample(
                 f"instance {each.instance}",
@@ -357,10 +356,10 @@ def _table(times: Sequence[StepTimes]) -> Table:
             (
                 str(each.instance),
                 f"{each.count:,}",
-                milliseconds(each.median),
-                milliseconds(each.p95),
-                milliseconds(max(each.seconds)),
-                milliseconds(each.own_median),
+                milliseconds_text(each.median),
+                milliseconds_text(each.p95),
+                milliseconds_text(max(each.seconds)),
+                milliseconds_text(each.own_median),
             )
             for each in times
         ],
@@ -373,4 +372,5 @@ def _mean(values: Sequence[float]) -> float:
 
 
 def _instances(indices: Sequence[int]) -> str:
-    return listed([f"instance {index}" for index in indices])
+    *names, last = (f"instance {index}" for index in indices)
+    return f"{', '.join(names)} and {last}" if names else last

@@ -7,7 +7,7 @@ from rich.text import Text
 
 from poprun_py.machines.host_checks import Check, HostChecks
 from poprun_py.machines.host_list import compress
-from poprun_py.texts import rich_lines
+from poprun_py.text_tables import rich_lines
 
 
 def check_table(checked: HostChecks, *, colour: bool = False) -> str:

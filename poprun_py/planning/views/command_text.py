@@ -12,9 +12,9 @@ from itertools import groupby
 from typing import Any
 
 from poprun_py.console import command_name
-from poprun_py.machines.machine import format_cpu_list
 from poprun_py.options.launch_config import LaunchConfig, options
 from poprun_py.options.option_types import FLAG, option_name
+from poprun_py.texts import ranges_text
 
 # Options with two values, of which the second may itself begin with a dash. Every other option
 # takes the words that follow it up to the next one.
@@ -114,6 +114,6 @@ def _typed(value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, tuple):
-        return format_cpu_list(value)
+        return ranges_text(value)
     # Of what can be given, only "all" instances are kept as None.
     return "all" if value is None else str(value)

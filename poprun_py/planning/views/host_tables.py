@@ -3,16 +3,10 @@
 from __future__ import annotations
 
 from popdist_py.errors import counted
-from poprun_py.machines.machine import Core, Machine, NumaNode, format_cpu_list
-from poprun_py.planning.views.text_drawing import (
-    PALETTE,
-    Branch,
-    TextStyle,
-    draw_tree,
-    named,
-    wrapped,
-)
-from poprun_py.texts import rich_lines
+from poprun_py.machines.machine import Core, Machine, NumaNode
+from poprun_py.planning.views.text_drawing import PALETTE, Branch, TextStyle, draw_tree, wrapped
+from poprun_py.text_tables import rich_lines
+from poprun_py.texts import bytes_text, numbered, ranges_text
 
 _NAME = "NUMA node"
 _COLUMNS = (_NAME, "package", "cores", "CPUs", "L3 groups", "memory", "distances")
@@ -64,13 +58,6 @@ def _tree(nodes: list[dict[str, str]], look: TextStyle) -> str:
     return draw_tree(Branch(kind="host", name=f"{_NAME}s", children=branches), look)
 
 
-def memory_size(count: int) -> str:
-    """Return a number of bytes as people say it: ``16.0 GiB``; ``-`` for none."""
-    if count == 0:
-        return "-"
-    return f"{count / (1 << 30):.1f} GiB" if count >= 1 << 30 else f"{count / (1 << 20):.0f} MiB"
-
-
 def machine_summary(machine: Machine) -> list[str]:
     """Return what there is of a machine, and what of it may be used, in lines."""
     cpus = sum(len(core.cpus) for core in machine.cores)
@@ -78,17 +65,17 @@ def machine_summary(machine: Machine) -> list[str]:
     lines = [
         f"{counted(len(packages), 'package')}, {counted(len(machine.numa_nodes), 'NUMA node')}, "
         f"{counted(len(machine.cores), 'core')}, {counted(cpus, 'CPU')}, "
-        f"{memory_size(sum(node.memory_bytes for node in machine.numa_nodes))} of memory"
+        f"{_memory(sum(node.memory_bytes for node in machine.numa_nodes))} of memory"
     ]
     classes = sorted({core.efficiency for core in machine.cores}, reverse=True)
     if len(classes) > 1:
         numbers = [sum(core.efficiency == c for core in machine.cores) for c in classes]
         lines.append(f"cores of {len(classes)} speeds, fastest first: {_joined(numbers)}")
     if len(machine.allowed_cpus) < cpus:
-        allowed = format_cpu_list(machine.allowed_cpus)
+        allowed = ranges_text(machine.allowed_cpus)
         lines.append(f"allowed: {counted(len(machine.allowed_cpus), 'CPU')} ({allowed})")
     if len(machine.allowed_memory_nodes) < len(machine.numa_nodes):
-        lines.append(f"allowed: memory of {named('NUMA node', machine.allowed_memory_nodes)}")
+        lines.append(f"allowed: memory of {numbered('NUMA node', machine.allowed_memory_nodes)}")
     if machine.cpu_quota is not None:
         quota = counted(machine.cpu_quota, "CPU", "g")
         lines.append(f"CPU quota: {quota}, used as {machine.quota_cpus}")
@@ -99,11 +86,11 @@ def _row(machine: Machine, node: NumaNode) -> tuple[str, ...]:
     cores = [core for core in machine.cores if core.numa_node == node.index]
     return (
         str(node.index),
-        format_cpu_list([core.package for core in cores]) or "-",
+        ranges_text([core.package for core in cores]) or "-",
         _core_counts(cores),
-        format_cpu_list(node.cpus) or "-",
+        ranges_text(node.cpus) or "-",
         str(len({core.l3 for core in cores if core.l3 is not None}) or "-"),
-        memory_size(node.memory_bytes),
+        _memory(node.memory_bytes),
         " ".join(map(str, node.distances)),
     )
 
@@ -115,6 +102,10 @@ def _core_counts(cores: list[Core]) -> str:
     if set(counts) <= {1}:
         return str(len(cores))
     return " + ".join(f"{count} x {size}" for size, count in counts.items())
+
+
+def _memory(count: int) -> str:
+    return bytes_text(count) if count else "-"
 
 
 def _joined(numbers: list[int]) -> str:

@@ -8,7 +8,8 @@ from itertools import groupby
 from popdist_py.errors import counted
 from poprun_py.machines.machine import Core, Machine
 from poprun_py.planning.cpu_placement import Placement
-from poprun_py.planning.views.text_drawing import Branch, TextStyle, draw_tree, named, wrapped
+from poprun_py.planning.views.text_drawing import Branch, TextStyle, draw_tree, wrapped
+from poprun_py.texts import numbered
 
 _WIDTH = 92
 _IDLE, _FORBIDDEN, _MANY, _SLOW = ".", "x", "*", "'"
@@ -98,9 +99,9 @@ class CoreMarks:
 
 def placement_line(placement: Placement) -> str:
     """Return a placement in a line: ``CPUs 0-7,16-23; memory of node 0; 8 threads``."""
-    cpus = named("CPU", placement.cpus) if placement.cpus else "any CPU"
+    cpus = numbered("CPU", placement.cpus) if placement.cpus else "any CPU"
     memory = placement.memory_nodes
-    where = f"memory of {named('node', memory)}" if memory else "any memory"
+    where = f"memory of {numbered('node', memory)}" if memory else "any memory"
     return f"{cpus}; {where}; {counted(placement.threads, 'thread')}"
 
 

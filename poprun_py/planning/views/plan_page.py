@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from poprun_py.machines.machine import format_cpu_list
 from poprun_py.planning.launch_plan import InstancePlan, LaunchPlan
 from poprun_py.planning.plan_warnings import plan_warnings
 from poprun_py.planning.views.command_text import launch_command
@@ -20,6 +19,7 @@ from poprun_py.planning.views.plan_tree import (
     runs_of_equal_instances,
 )
 from poprun_py.planning.views.svg import STYLE, escaped
+from poprun_py.texts import ranges_text
 
 _COLUMNS = (
     *("host", "instance", "NUMA nodes", "CPUs", "memory of nodes", "threads"),
@@ -86,11 +86,11 @@ def _row(run: Sequence[InstancePlan]) -> Iterator[str]:
     """Give the cells of neighbours on the same CPUs, nearly always one instance."""
     first, last = run[0].instance, run[-1].instance
     placement = run[0].placement
-    yield format_cpu_list([each.instance.index for each in run])
-    yield format_cpu_list(placement.numa_nodes) or "any"
-    yield format_cpu_list(placement.cpus) or "any"
-    yield format_cpu_list(placement.memory_nodes) or "any"
+    yield ranges_text([each.instance.index for each in run])
+    yield ranges_text(placement.numa_nodes) or "any"
+    yield ranges_text(placement.cpus) or "any"
+    yield ranges_text(placement.memory_nodes) or "any"
     yield f"{placement.threads or 'unset'}{' each' if len(run) > 1 else ''}"
-    yield format_cpu_list(range(first.replicas.start, last.replicas.stop))
-    yield format_cpu_list(range(first.ipus.start, last.ipus.stop))
+    yield ranges_text(range(first.replicas.start, last.replicas.stop))
+    yield ranges_text(range(first.ipus.start, last.ipus.stop))
     yield str(first.ild)

@@ -12,11 +12,11 @@ from itertools import groupby
 
 from popdist_py.errors import counted
 from poprun_py.machines.host_list import compress
-from poprun_py.machines.machine import Core, Machine, NumaNode, format_cpu_list
+from poprun_py.machines.machine import Core, Machine, NumaNode
 from poprun_py.planning.launch_plan import InstancePlan, LaunchPlan
 from poprun_py.planning.plan_warnings import plan_warnings
 from poprun_py.planning.topology import Topology
-from poprun_py.planning.views.host_tables import machine_summary, memory_size
+from poprun_py.planning.views.host_tables import machine_summary
 from poprun_py.planning.views.placement_picture import LEGEND, CoreMarks, placement_line
 from poprun_py.planning.views.plan_text import topology_tree
 from poprun_py.planning.views.plan_tree import (
@@ -37,7 +37,8 @@ from poprun_py.planning.views.svg import (
     paragraph,
     stacked,
 )
-from poprun_py.planning.views.text_drawing import TextStyle, named
+from poprun_py.planning.views.text_drawing import TextStyle
+from poprun_py.texts import bytes_text, numbered, ranges_text
 
 # A card fits on the screen of a telephone; so many of them are side by side.
 _CARD, _MOST_COLUMNS = 368, 3
@@ -192,8 +193,8 @@ def _node(machine: Machine, node: NumaNode, marks: CoreMarks, first: int, width:
 
 
 def _node_title(node: NumaNode, width: int) -> Iterator[Block]:
-    cpus = named("CPU", node.cpus) if node.cpus else "memory only"
-    memory = f"; {memory_size(node.memory_bytes)}" if node.memory_bytes else ""
+    cpus = numbered("CPU", node.cpus) if node.cpus else "memory only"
+    memory = f"; {bytes_text(node.memory_bytes)}" if node.memory_bytes else ""
     yield paragraph(f"NUMA node {node.index}", "name", width)
     yield paragraph(f"{cpus}{memory}", "note", width)
 
@@ -220,7 +221,7 @@ def _core(core: Core, marks: CoreMarks, first: int) -> Block:
         drawn = stacked(threads, gap=1)
     signs = dict.fromkeys(_sign(label) for label in labels)
     said = ", ".join(LEGEND.get(sign, f"instance {sign}") for sign in signs)
-    return described(drawn, f"{named('CPU', core.cpus)}: {said}")
+    return described(drawn, f"{numbered('CPU', core.cpus)}: {said}")
 
 
 def _sign(label: str) -> str:
@@ -251,7 +252,7 @@ def _instances(plan: LaunchPlan, mine: Sequence[InstancePlan], width: int) -> It
         if position is None:
             left_out = members[len(shown) - 2 : -1]
             domains = [own[0][0].instance.ild for own in left_out]
-            where = f" in {named('IPU-Link domain', domains)}"
+            where = f" in {numbered('IPU-Link domain', domains)}"
             yield _likewise([run for own in left_out for run in own], width, where=where)
             continue
         own = members[position]
@@ -268,7 +269,7 @@ def _instances(plan: LaunchPlan, mine: Sequence[InstancePlan], width: int) -> It
 def _likewise(hidden: Sequence[Sequence[InstancePlan]], width: int, *, where: str = "") -> Block:
     """Name the instances that are not drawn."""
     indices = [each.instance.index for run in hidden for each in run]
-    return paragraph(f"{named('instance', indices)} likewise{where}", "note", width)
+    return paragraph(f"{numbered('instance', indices)} likewise{where}", "note", width)
 
 
 def _domain_heading(topology: Topology, domain: int, width: int) -> Block:
@@ -279,7 +280,7 @@ def _domain_heading(topology: Topology, domain: int, width: int) -> Block:
         for each in topology.instances[domain * share : (domain + 1) * share]
     }
     where = f" on {compress(list(hosts))}" if len(hosts) > 1 else ""
-    ipus = named("IPU", range(domain * size, (domain + 1) * size))
+    ipus = numbered("IPU", range(domain * size, (domain + 1) * size))
     notes = [f"{ipus} of {topology.num_ipus}"] if topology.num_ilds > 1 else []
     title = paragraph(f"IPU-Link domain {domain}{where}", "name", width)
     return stacked([title, *(paragraph(note, "note", width) for note in notes)], gap=2)
@@ -289,7 +290,7 @@ def _instance(run: Sequence[InstancePlan], first: int, width: int) -> Block:
     """Draw neighbours on the same CPUs, nearly always one instance: its place and its replicas."""
     placement = run[0].placement
     indices = [each.instance.index for each in run]
-    label = format_cpu_list(indices)
+    label = ranges_text(indices)
     kind = "many" if len(run) > 1 else f"own{(indices[0] - first) % _COLOURS}"
     sign = cell(label, kind, least=20, height=20)
     room = width - sign.width - _INNER_PAD
@@ -298,9 +299,11 @@ def _instance(run: Sequence[InstancePlan], first: int, width: int) -> Block:
     each = f"; {counted(len(own), 'replica')} each" if len(run) > 1 else ""
     nodes = placement.numa_nodes
     parts = [
-        paragraph(f"{named('instance', indices)} ({named('replica', replicas)})", "name", room),
+        paragraph(
+            f"{numbered('instance', indices)} ({numbered('replica', replicas)})", "name", room
+        ),
         paragraph(placement_line(placement) + each, "note", room),
-        *([_alert(f"crosses {named('NUMA node', nodes)}", room)] if len(nodes) > 1 else []),
+        *([_alert(f"crosses {numbered('NUMA node', nodes)}", room)] if len(nodes) > 1 else []),
         _replicas(run, replicas, room),
     ]
     return beside([sign, stacked(parts, gap=3)], gap=_INNER_PAD)

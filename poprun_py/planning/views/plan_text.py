@@ -13,7 +13,8 @@ from poprun_py.planning.views.plan_tree import (
     runs_of_equal_hosts,
     runs_of_equal_instances,
 )
-from poprun_py.planning.views.text_drawing import Branch, TextStyle, draw_tree, named
+from poprun_py.planning.views.text_drawing import Branch, TextStyle, draw_tree
+from poprun_py.texts import bytes_text, numbered
 
 
 def topology_tree(plan: LaunchPlan, look: TextStyle) -> str:
@@ -48,8 +49,8 @@ def _nodes(nodes: tuple[int, ...], machine: Machine | None, group: list[Instance
     memory = sum(node.memory_bytes for node in own)
     return Branch(
         kind="node",
-        name=named("NUMA node", nodes),
-        details=_joined(cpus and named("CPU", cpus), memory and f"{memory / 2**30:.1f} GiB"),
+        name=numbered("NUMA node", nodes),
+        details=_joined(cpus and numbered("CPU", cpus), memory and bytes_text(memory)),
         children=children,
     )
 
@@ -62,17 +63,17 @@ def _instances(run: list[InstancePlan]) -> Branch:
     width = len(first.instance.ipus) // len(own)
     replicas = Branch(
         kind="replica",
-        name=named("replica", range(own.start, last.instance.replicas.stop)),
+        name=numbered("replica", range(own.start, last.instance.replicas.stop)),
         details=_joined(
-            named("IPU", range(first.instance.ipus.start, last.instance.ipus.stop)),
+            numbered("IPU", range(first.instance.ipus.start, last.instance.ipus.stop)),
             width > 1 and f"{width} each",
         ),
     )
     return Branch(
         kind="instance",
-        name=named("instance", [p.instance.index for p in run]),
+        name=numbered("instance", [p.instance.index for p in run]),
         details=_joined(
-            named("CPU", placement.cpus) if placement.cpus else "any CPU",
+            numbered("CPU", placement.cpus) if placement.cpus else "any CPU",
             placement.threads and counted(placement.threads, "thread") + each,
             each and counted(len(own), "replica") + each,
             f"ILD {first.instance.ild}",

@@ -11,7 +11,8 @@ from itertools import groupby
 
 from poprun_py.machines.host_list import compress
 from poprun_py.planning.launch_plan import InstancePlan, LaunchPlan
-from poprun_py.planning.views.text_drawing import Branch, named
+from poprun_py.planning.views.text_drawing import Branch
+from poprun_py.texts import numbered
 
 # So many hosts, or IPU-Link domains, can all be looked at.
 _ALL_DRAWN = 4
@@ -68,10 +69,10 @@ def others(plan: LaunchPlan, run: range, *, domain: str = "ILD") -> Branch:
     names = [plan.topology.hosts[host].name for host in run]
     first, last = instances_of(plan, run[1])[0].instance, instances_of(plan, run[-1])[-1].instance
     replicas = range(first.replicas.start, last.replicas.stop)
-    where = f", {named(domain, _domains(plan, run[1:]))}" if plan.topology.num_ilds > 1 else ""
+    where = f", {numbered(domain, _domains(plan, run[1:]))}" if plan.topology.num_ilds > 1 else ""
     return Branch(
         kind="host",
         name=compress(names[1:]),
-        details=f"as {names[0]}, {named('instance', range(first.index, last.index + 1))}, "
-        f"{named('replica', replicas)}{where}",
+        details=f"as {names[0]}, {numbered('instance', range(first.index, last.index + 1))}, "
+        f"{numbered('replica', replicas)}{where}",
     )

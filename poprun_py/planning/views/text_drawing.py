@@ -6,11 +6,8 @@ Values in, text out: where the text goes, and so how it looks, is decided by who
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-
-from popdist_py.errors import plural
-from poprun_py.machines.machine import format_cpu_list
 
 # What stands for what in every picture; the names are rich's too.
 PALETTE = {"host": "bold", "node": "yellow", "instance": "green", "replica": "cyan"}
@@ -99,13 +96,3 @@ def wrapped(text: str, width: int | None, *, unbroken: int = 0) -> list[str]:
                 lines.append("")
             lines[-1] += piece if lines[-1] else piece.lstrip()
     return [line.rstrip() for line in lines]
-
-
-def named(noun: str, numbers: Collection[int]) -> str:
-    """Return ``IPU 3`` or ``IPUs 3-5``."""
-    return f"{plural(noun, len(numbers))} {format_cpu_list(numbers)}"
-
-
-def number(value: float) -> str:
-    """Return a number with three digits or, from 100 on, without decimals: ``12,345``."""
-    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"

@@ -8,7 +8,8 @@ from popdist_py.errors import counted
 from popdist_py.pods.values import Agent, Attachment, Cluster, Ipu, Partition, Pod
 from poprun_py.pods.command.grammar import sync_name
 from poprun_py.pods.command.routing import gw_routing, ild_routing
-from poprun_py.pods.command.tables import facts, local_time, table
+from poprun_py.pods.command.tables import facts, table
+from poprun_py.texts import date_text
 
 _NOTHING = "-"
 _FREE = "free"
@@ -48,7 +49,7 @@ def partition_facts(pod: Pod, partition: Partition, attachments: Sequence[Attach
         "GW routing": gw_routing(partition, clusters),
         "ILD routing": ild_routing(partition, clusters),
         "owner": partition.owner,
-        "created": local_time(partition.created),
+        "created": date_text(partition.created),
         "resets": partition.generation,
         "hosts": ", ".join(partition.hosts),
     }
@@ -78,7 +79,7 @@ def _holder(held: Attachment | None) -> tuple[object, ...]:
         return (_NOTHING,) * len(_HOLDER)
     holder = held.holder
     pid = f"{holder.pid} on {holder.host}"
-    return holder.user, holder.program, pid, local_time(held.since)
+    return holder.user, holder.program, pid, date_text(held.since)
 
 
 def device_table(

@@ -19,6 +19,7 @@ from poprun_py.errors import StartError
 from poprun_py.machines.leases import user_name
 from poprun_py.pods.devices.partitions import Holder, Partition, free_partition
 from poprun_py.running.supervise.inspection import running_jobs
+from poprun_py.texts import printable
 
 
 def survey() -> tuple[list[Partition], list[int]]:
@@ -122,8 +123,3 @@ def _command(words: list[str]) -> str:
     words = [word for word in words if word]
     words = [Path(word).name if "/" in word else word for word in words[:2]]
     return printable(" ".join(words))
-
-
-def printable(name: str) -> str:
-    """Return a name that neither breaks a line nor changes the terminal."""
-    return "".join(letter if letter.isprintable() else "?" for letter in name)

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 
 from poprun_py.console import command_name
 from poprun_py.running.screen.progress_lines import ProgressLines
+from poprun_py.texts import clock_text
 
 MAX_HELD = 1 << 22
 _MAX_PENDING = 1 << 22
@@ -54,9 +55,7 @@ class OutputStream:
         """Return what stands in front of each line now."""
         if not self.timed:
             return self.tag
-        now = time.time()
-        clock = time.strftime("%H:%M:%S", time.localtime(now))
-        return f"{clock}.{int(now * 1000) % 1000:03} ".encode() + self.tag
+        return f"{clock_text(time.time())} ".encode() + self.tag
 
 
 def make_stream(

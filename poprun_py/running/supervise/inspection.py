@@ -20,7 +20,7 @@ from poprun_py import process_info
 from poprun_py.errors import StartError
 from poprun_py.instance import control_protocol
 from poprun_py.running.supervise.private_folder import ANY_FOLDER, SOCKET_NAME, folder_prefix
-from poprun_py.texts import read_json
+from poprun_py.texts import printable, read_json
 
 if TYPE_CHECKING:
     from poprun_py.running.supervise.control_channel import Peer
@@ -52,7 +52,7 @@ def ask(pid: int) -> str:
         except (OSError, ValueError) as error:
             raise StartError(f"--stacks {pid}: the launcher does not answer ({error})") from None
         if answer is not None:
-            return _printable(answer)
+            return printable(answer, keep="\n\t")
     raise StartError(f"--stacks {pid}: the job has just ended")
 
 
@@ -224,19 +224,14 @@ def _told(answer: str) -> Any:
 
     def plain(value: Any) -> Any:
         if isinstance(value, str):
-            return _printable(value)
+            return printable(value, keep="\n\t")
         if isinstance(value, list):
             return [plain(each) for each in value]
         if isinstance(value, dict):
-            return {_printable(name): plain(each) for name, each in value.items()}
+            return {printable(name, keep="\n\t"): plain(each) for name, each in value.items()}
         return value
 
     return plain(read_json(answer))
-
-
-def _printable(text: str) -> str:
-    """Return a text without what a terminal obeys; lines stay."""
-    return "".join(c if c.isprintable() or c in "\n\t" else "?" for c in text)
 
 
 def _is_launchers(path: Path) -> bool:

@@ -11,13 +11,13 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from poprun_py.console import can_erase, command_name, has_cursor, may_colour
-from poprun_py.instance.binding import format_list
 from poprun_py.running.screen.output_files import OutputFiles
 from poprun_py.running.screen.panel import Panel
 from poprun_py.running.screen.repeated_tracebacks import RepeatedTracebacks
 from poprun_py.running.screen.screen import OutputStream, Screen, Sink, make_stream
 from poprun_py.running.supervise.control_channel import Peer
 from poprun_py.running.supervise.job import Job
+from poprun_py.texts import ranges_text
 
 if TYPE_CHECKING:
     from poprun_py.running.screen.interrupt_tracebacks import InterruptTracebacks
@@ -168,7 +168,7 @@ class InstanceOutput:
 
     def _tell_repeated(self, members: tuple[int, ...], shown: int) -> None:
         """Tell in a line that instances wrote a traceback that was shown."""
-        tag = make_stream(format_list(members), _NAMES[_STDERR], form=self._job.output)
+        tag = make_stream(ranges_text(members), _NAMES[_STDERR], form=self._job.output)
         self._screens[_STDERR].feed(tag, b"the same traceback as instance %d\n" % shown)
         self._num_lines += 1
         for index in members:

@@ -28,6 +28,7 @@ from poprun_py.running.supervise.job import (
     Stop,
     describe,
 )
+from poprun_py.texts import printable
 
 # How many of the processes that an instance left are named.
 _MOST_LEFT = 4
@@ -105,7 +106,7 @@ def _explanation_of(mpirun_text: str) -> str:
 
     Its messages about the ends of instances are left out: the report describes these better.
     """
-    printed = "".join(c if c.isprintable() or c == "\n" else " " for c in mpirun_text)
+    printed = printable(mpirun_text, keep="\n", replacement=" ")
     blocks = re.split(r"^-{20,}$", printed, flags=re.MULTILINE)
     told = [" ".join(block.split()) for block in blocks if not _OF_ENDS.search(block)]
     text = " ".join(filter(None, told))

@@ -7,13 +7,11 @@ The same for programs: run_report.py.
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Callable
 
 from popdist_py.environment import COMPILING, INFERENCE, RESUME_EXIT_CODE, TRAINING
 from popdist_py.errors import plural
 from poprun_py.console import command_name
-from poprun_py.instance.binding import format_list
 from poprun_py.running.screen.tracebacks import normal_line
 from poprun_py.running.supervise.job import (
     Cause,
@@ -25,6 +23,7 @@ from poprun_py.running.supervise.job import (
 )
 from poprun_py.running.supervise.stacks import place as stack_place
 from poprun_py.running.supervise.stacks import render_groups
+from poprun_py.texts import bytes_text, date_text, ranges_text
 
 _TAIL_LINES = 20
 _MOST_LINES = 60
@@ -113,9 +112,9 @@ def _drawn_lines(stderr: str) -> list[str]:
 
 def diagnosis(instance: InstanceResult) -> str:
     """Return what memory had to do with it, or an empty text."""
-    peak = _bytes(instance.max_rss_bytes)
+    peak = bytes_text(instance.max_rss_bytes)
     limit = instance.memory_limit_bytes
-    of_limit = f" of {_bytes(limit)} allowed" if limit else ""
+    of_limit = f" of {bytes_text(limit)} allowed" if limit else ""
     if instance.was_lost:
         return "it vanished together with its wrapper: both were killed, or its host was lost"
     if instance.oom_kills > 0:
@@ -135,7 +134,7 @@ def _first_failure(first: InstanceResult, label: Label) -> str:
         f"{label(first.index)} on {first.host or 'its host'} failed first: "
         f"{describe(first.code) if first.code is not None else 'it never reported its end'}"
     )
-    facts = [_clock(first.ended_ns), f"PID {first.pid}"]
+    facts = [date_text(first.ended_ns / 1e9, milliseconds=True), f"PID {first.pid}"]
     if place := _place(first):
         facts.append(place)
     text += _indent(", ".join(facts))
@@ -252,7 +251,7 @@ def _normal_traceback(instance: InstanceResult) -> list[str]:
 
 def _named(members: list[InstanceResult], *, with_hosts: bool) -> str:
     """Return ``instances 0-2, 5``, with the hosts that they ran on if the job has several."""
-    spans = format_list([r.index for r in members]).split(",")
+    spans = ranges_text([r.index for r in members]).split(",")
     hosts = list(dict.fromkeys(r.host for r in members if r.host)) if with_hosts else []
     where = f" ({_short(hosts)})" if hosts else ""
     return f"{plural('instance', len(members))} {_short(spans)}{where}"
@@ -269,16 +268,3 @@ def _line(sentence: str) -> str:
 
 def _indent(text: str, lead: str = "  ") -> str:
     return "".join(f"{lead}{line}\n" for line in text.splitlines())
-
-
-def _clock(nanoseconds: int) -> str:
-    """Return local date and time with milliseconds."""
-    seconds, rest = divmod(nanoseconds, 1_000_000_000)
-    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds)) + f".{rest // 1_000_000:03}"
-
-
-def _bytes(count: int) -> str:
-    for unit, size in (("GiB", 1 << 30), ("MiB", 1 << 20)):
-        if count >= size:
-            return f"{count / size:.1f} {unit}"
-    return f"{count / 1024:.0f} KiB"

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from popdist_py.errors import plural
-from poprun_py.instance import binding
 from poprun_py.running.supervise.job import StackGroup
+from poprun_py.texts import ranges_text
 
 _MOST_SOURCE = 60  # characters of a line
 # Instances answer within milliseconds; one that does not is overwhelmed, or its host is.
@@ -208,7 +208,7 @@ def render_groups(groups: tuple[StackGroup, ...]) -> str:
     paragraphs = []
     for group in groups:
         waits = ", waiting for others" if group.waits else ""
-        names = binding.format_list(group.instances)
+        names = ranges_text(group.instances)
         head = (
             f"{plural('instance', len(group.instances))} {names} ({len(group.instances)}){waits}:"
         )

@@ -13,7 +13,8 @@ from typing import Any
 from popdist_py.errors import counted
 from poprun_py.running.watch.instance_state import InstanceState
 from poprun_py.running.watch.stragglers import Straggler, stands_out
-from poprun_py.texts import rich_lines
+from poprun_py.text_tables import Column, fitted_table, rich_lines
+from poprun_py.texts import bytes_text, number_text
 from poprun_py.value_display import Displayed
 
 # The seconds between two lines of LiveView without a panel, and the rows of a panel that do not
@@ -35,10 +36,14 @@ COLUMNS = (
     "instance", "host", "phase", "step", "samples/s", "step ms", "p95",
     "compute", "load", "reduce", "wait", "other", "CPU", "memory",
 )  # fmt: skip
-# The columns that a narrow terminal leaves out, in this order. "wait" is never left out.
-_DROPPED_FIRST = (
-    "p95", "other", "CPU", "host", "memory", "samples/s", "reduce", "load", "compute", "step",
-)  # fmt: skip
+# The columns that a narrow terminal drops first; "wait" is never dropped.
+_DROP_ORDER = {
+    name: order
+    for order, name in enumerate(
+        ("p95", "other", "CPU", "host", "memory", "samples/s", "reduce", "load", "compute", "step"),
+        start=1,
+    )
+}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, repr=False)
@@ -129,7 +134,7 @@ class JobView(Displayed):
 
 def headline(view: JobView) -> list[str]:
     """Return a line that names the job and its speed, and a line about the slowest instance."""
-    rate = f", {_rate(view.samples_per_second)} samples/s" if view.samples_per_second else ""
+    rate = f", {number_text(view.samples_per_second)} samples/s" if view.samples_per_second else ""
     first = (
         f"{view.program}: run {view.run_id}, launcher {view.pid}, "
         f"{_duration(view.seconds)}, {counted(len(view.instances), 'instance')}{rate}"
@@ -149,38 +154,27 @@ def table_lines(
             steps are shown.
         colour: Whether the slowest instance is coloured.
     """
-    from rich import box
-    from rich.table import Table
-
     states: Sequence[InstanceState] = view.instances
     if most_rows is not None and len(states) > most_rows:
         longest = sorted(states, key=lambda state: -state.own_seconds)[: max(most_rows - 1, 1)]
         states = sorted(longest, key=lambda state: state.index)
-    rows = [dict(zip(COLUMNS, row_of(state), strict=True)) for state in states]
-    columns = _columns_within(width, rows)
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), show_edge=False)
-    for name in columns:
-        is_text = name in ("host", "phase")
-        table.add_column(name, justify="left" if is_text else "right", no_wrap=True)
+    rows = [row_of(state) for state in states]
+    columns = [
+        Column(
+            name,
+            tuple(row[place] for row in rows),
+            drop_order=_DROP_ORDER.get(name, 0),
+            is_text=name in ("host", "phase"),
+        )
+        for place, name in enumerate(COLUMNS)
+    ]
     worst = view.worst.instance if view.worst is not None and view.worst.is_slow else None
-    for state, row in zip(states, rows, strict=True):
-        style = "yellow" if state.index == worst else None
-        table.add_row(*(row[name] for name in columns), style=style)
+    styles = ["yellow" if state.index == worst else None for state in states]
+    table = fitted_table(columns, width=width, row_styles=styles)
     left = len(view.instances) - len(states)
     why = " whose steps are shorter" if any(state.own_seconds for state in states) else ""
     more = [f"and {counted(left, 'more instance')}{why}"] if left else []
     return rich_lines(*headline(view), table, *more, width=width, colour=colour)
-
-
-def _columns_within(width: int, rows: Sequence[Mapping[str, str]]) -> list[str]:
-    """Return the columns that fit into ``width``."""
-    wide = {name: max(len(name), *(len(row[name]) for row in rows), 0) + 2 for name in COLUMNS}
-    left = list(COLUMNS)
-    for name in _DROPPED_FIRST:
-        if sum(wide[each] for each in left) - 2 <= width:
-            break
-        left.remove(name)
-    return left
 
 
 def summary_lines(view: JobView) -> list[str]:
@@ -193,7 +187,7 @@ def summary_lines(view: JobView) -> list[str]:
     shares = ", ".join(f"{name} {part:.0%}" for name, part in parts.items() if part >= 0.005)
     rate = view.samples_per_second
     steps = sum(1 / s.step_seconds for s in timed if s.step_seconds) / len(timed)
-    speed = f"{_rate(rate)} samples/s in total" if rate else f"{_rate(steps)} steps/s"
+    speed = f"{number_text(rate)} samples/s in total" if rate else f"{number_text(steps)} steps/s"
     peak = max(timed, key=lambda state: state.memory_bytes)
     return [
         f"speed: {speed}, {counted(len(view.instances), 'instance')}, {_duration(view.seconds)}",
@@ -202,7 +196,7 @@ def summary_lines(view: JobView) -> list[str]:
         f"time: {shares}",
         _slowest(view.worst) if view.worst is not None else "slowest: there is one instance only",
         f"use: {sum(s.cpu for s in timed):.1f} CPUs in total, at most "
-        f"{_bytes(peak.memory_bytes)} of memory (instance {peak.index})",
+        f"{bytes_text(peak.memory_bytes)} of memory (instance {peak.index})",
     ]
 
 
@@ -234,26 +228,18 @@ def row_of(state: InstanceState) -> list[str]:
         state.host,
         state.phase,
         "" if state.step is None else str(state.step),
-        _rate(state.samples_per_second) if state.samples_per_second else "",
+        number_text(state.samples_per_second) if state.samples_per_second else "",
         _ms(state.step_seconds) if has_steps else "",
         _ms(state.p95_seconds) if has_steps else "",
         *(f"{share:.0%}" if is_known else "" for share in shares),
         f"{state.cpu:.1f}" if state.memory_bytes else "",
-        _bytes(state.memory_bytes) if state.memory_bytes else "",
+        bytes_text(state.memory_bytes) if state.memory_bytes else "",
     ]
-
-
-def _rate(number: float) -> str:
-    return f"{number:,.0f}" if number >= 100 else f"{number:.3g}"
 
 
 def _ms(seconds: float) -> str:
     ms = seconds * 1e3
     return f"{ms:,.0f}" if ms >= 100 else f"{ms:.1f}" if ms >= 10 else f"{ms:.2f}"
-
-
-def _bytes(number: int) -> str:
-    return f"{number / 2**30:.1f} GiB" if number >= 2**30 else f"{number / 2**20:.0f} MiB"
 
 
 def _duration(seconds: float) -> str:

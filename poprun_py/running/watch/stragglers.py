@@ -13,6 +13,7 @@ from heapq import nlargest
 from typing import Final
 
 from poprun_py.running.watch.instance_state import ACTIVITIES, InstanceState, median
+from poprun_py.texts import bytes_text
 
 # A straggler is slower than the median by this factor, over this many steps.
 _FACTOR, _STEPS = 1.2, 10
@@ -204,7 +205,7 @@ class _Peers:
         longer = partial(self._longer, state)
         most, second = [*self._most_swapped, 0, 0][:2]
         if state.swap_bytes > (second if state.swap_bytes == most else most):
-            return "it swaps", f"{state.swap_bytes / 2**20:.0f} MiB of it are on the disk"
+            return "it swaps", f"{bytes_text(state.swap_bytes)} of it are on the disk"
         if longer("throttled") > _EXPLAINS * excess:
             detail = f"its control group had used up its CPU time {state.throttled:.0%} of the time"
             return "its host throttles it", detail

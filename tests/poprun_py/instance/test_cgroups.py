@@ -106,7 +106,7 @@ def test_kernel_kills_for_want_of_memory(tmp_path):
         seen = measure(fault, tmp_path / "out")
         assert seen.code == 137, seen.stderr
         assert "out of memory: killed by the kernel" in seen.stderr
-        assert "of 150.0 MiB allowed" in seen.stderr
+        assert "of 150 MiB allowed" in seen.stderr
         assert seen.report["first_failure"]["oom_kills"] == 1
     finally:
         group.rmdir()

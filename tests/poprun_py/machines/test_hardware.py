@@ -16,11 +16,11 @@ from poprun_py.machines.machine import (
     HardwareError,
     Machine,
     NumaNode,
-    format_cpu_list,
     load_machines,
     parse_cpu_list,
 )
 from poprun_py.machines.machine_reader import read_machine
+from poprun_py.texts import ranges_text
 
 
 @pytest.mark.parametrize("name", TREES)
@@ -362,14 +362,14 @@ def test_a_saved_plan_is_no_saved_machine():
 
 @given(st.sets(st.integers(0, 5000)))
 def test_cpu_lists_survive_writing_and_reading(numbers):
-    assert parse_cpu_list(format_cpu_list(frozenset(numbers))) == tuple(sorted(numbers))
+    assert parse_cpu_list(ranges_text(frozenset(numbers))) == tuple(sorted(numbers))
 
 
 def test_cpu_lists_as_kernels_write_them():
     assert parse_cpu_list("0-3,8\n") == (0, 1, 2, 3, 8)
     assert parse_cpu_list("0-10:2/4") == (0, 1, 4, 5, 8, 9)
     assert parse_cpu_list("") == ()
-    assert format_cpu_list([9, 3, 1, 2]) == "1-3,9"
+    assert ranges_text([9, 3, 1, 2]) == "1-3,9"
 
 
 @given(st.text(alphabet="0123456789-,:/ x", max_size=12))
@@ -378,4 +378,4 @@ def test_bad_cpu_lists_raise_value_error_only(text):
         numbers = parse_cpu_list(text)
     except ValueError:
         return
-    assert numbers == parse_cpu_list(format_cpu_list(numbers))
+    assert numbers == parse_cpu_list(ranges_text(numbers))

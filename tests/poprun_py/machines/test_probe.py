@@ -136,7 +136,7 @@ def test_the_table_groups_equal_hosts_and_lists_fixes():
     lines = table.splitlines()
     assert lines[0].split() == ["n[0-3]", "n4", "n5"]
     program = next(line for line in lines if line.startswith("program"))
-    assert program == "program        ok        ! missing     ?"
+    assert program == "program        ok      ! missing    ?"
     assert "n5: it is off; switch it on" in lines
     assert lines[-2:] == ["", "Over eth0."]
     coloured = check_table(checked, colour=True)

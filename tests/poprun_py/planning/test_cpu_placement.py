@@ -12,7 +12,7 @@ from support.launcher.machines import machines
 from support.launcher.sysfs_trees import TREES, snapshot
 
 from poprun_py.errors import UsageError
-from poprun_py.machines.machine import Core, Machine, NumaNode, format_cpu_list
+from poprun_py.machines.machine import Core, Machine, NumaNode
 from poprun_py.planning.cpu_placement import (
     MODES,
     PlacementPolicy,
@@ -20,6 +20,7 @@ from poprun_py.planning.cpu_placement import (
     place_anyway,
     placement_warnings,
 )
+from poprun_py.texts import ranges_text
 
 GOLDEN = Path(__file__).parent / "golden" / "placement"
 
@@ -53,7 +54,7 @@ def within(count: int, most: int) -> int:
 
 
 def cpus_of(placements) -> list[str]:
-    return [format_cpu_list(placement.cpus) for placement in placements]
+    return [ranges_text(placement.cpus) for placement in placements]
 
 
 # --- goldens ------------------------------------------------------------------------------------
@@ -66,8 +67,8 @@ def described(machine: Machine, num_instances: int, policy: PlacementPolicy) -> 
     except UsageError as error:
         return f"error: {error}"
     parts = [
-        f"{format_cpu_list(p.numa_nodes)}:{format_cpu_list(p.cpus) or 'any'}"
-        f"/{format_cpu_list(p.memory_nodes) or 'any'}*{p.threads}"
+        f"{ranges_text(p.numa_nodes)}:{ranges_text(p.cpus) or 'any'}"
+        f"/{ranges_text(p.memory_nodes) or 'any'}*{p.threads}"
         for p in placements
     ]
     warnings = [f"! {text}" for text in placement_warnings(machine, placements)]

@@ -12,7 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from poprun_py.machines.machine import Machine, format_cpu_list
+from poprun_py.machines.machine import Machine
+from poprun_py.texts import ranges_text
 
 GIB = 1 << 30
 # What is read from each tree, as JSON.
@@ -55,12 +56,12 @@ class Tree:
         online = [t for t in self.threads if t.online]
         cpus = "sys/devices/system/cpu"
         files = {
-            f"{cpus}/online": format_cpu_list([t.cpu for t in online]),
-            f"{cpus}/possible": format_cpu_list([t.cpu for t in self.threads]),
-            f"{cpus}/present": format_cpu_list([t.cpu for t in self.threads]),
+            f"{cpus}/online": ranges_text([t.cpu for t in online]),
+            f"{cpus}/possible": ranges_text([t.cpu for t in self.threads]),
+            f"{cpus}/present": ranges_text([t.cpu for t in self.threads]),
             "proc/self/status": "Name:\tpython\n"
-            f"Cpus_allowed_list:\t{self.allowed or format_cpu_list([t.cpu for t in online])}\n"
-            f"Mems_allowed_list:\t{self.allowed_nodes or format_cpu_list(list(self.memory))}",
+            f"Cpus_allowed_list:\t{self.allowed or ranges_text([t.cpu for t in online])}\n"
+            f"Mems_allowed_list:\t{self.allowed_nodes or ranges_text(list(self.memory))}",
             "proc/meminfo": f"MemTotal: {sum(self.memory.values()) // 1024} kB\nMemFree: 1 kB",
         }
         for thread in self.threads:
@@ -68,14 +69,14 @@ class Tree:
         for node, memory in self.memory.items():
             folder = f"sys/devices/system/node/node{node}"
             own = [t.cpu for t in online if t.node == node]
-            files[f"{folder}/cpulist"] = format_cpu_list(own)
+            files[f"{folder}/cpulist"] = ranges_text(own)
             files[f"{folder}/meminfo"] = (
                 f"\nNode {node} MemTotal:       {memory // 1024} kB\nNode {node} MemFree: 1 kB"
             )
             files[f"{folder}/distance"] = " ".join(
                 str(self.distances(node, other)) for other in self.memory
             )
-        files["sys/devices/system/node/online"] = format_cpu_list(list(self.memory))
+        files["sys/devices/system/node/online"] = ranges_text(list(self.memory))
         return files
 
     def _thread_files(self, thread: Thread, online: list[Thread]) -> dict[str, str]:
@@ -85,8 +86,8 @@ class Tree:
         if not thread.online:
             return files
         package, core = thread.core
-        siblings = format_cpu_list([t.cpu for t in online if t.core == thread.core])
-        together = format_cpu_list([t.cpu for t in online if t.core[0] == package])
+        siblings = ranges_text([t.cpu for t in online if t.core == thread.core])
+        together = ranges_text([t.cpu for t in online if t.core[0] == package])
         files |= {
             f"{folder}/topology/physical_package_id": str(package),
             f"{folder}/topology/core_id": str(core),
@@ -100,7 +101,7 @@ class Tree:
         if thread.l3 is not None:
             shared = [t.cpu for t in online if t.l3 == thread.l3]
             files[f"{folder}/cache/index3/level"] = "3"
-            files[f"{folder}/cache/index3/shared_cpu_list"] = format_cpu_list(shared)
+            files[f"{folder}/cache/index3/shared_cpu_list"] = ranges_text(shared)
         if thread.capacity is not None:
             files[f"{folder}/cpu_capacity"] = str(thread.capacity)
         return files

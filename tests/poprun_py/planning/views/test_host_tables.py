@@ -4,9 +4,9 @@ import pytest
 from support.launcher.sysfs_trees import TREES, snapshot
 from support.terminals import colours_of, plain_lines
 
-from poprun_py.machines.machine import format_cpu_list
 from poprun_py.planning.views.host_tables import hardware_table
 from poprun_py.planning.views.text_drawing import TextStyle
+from poprun_py.texts import ranges_text
 
 
 @pytest.mark.parametrize(("look", "bar"), [(TextStyle(), "│"), (TextStyle(box_lines=False), "|")])
@@ -17,7 +17,7 @@ def test_table_names_every_node(name, look, bar):
     rows = [line for line in table.splitlines() if line.startswith(bar)][1:]
     assert [int(row.split(bar)[1]) for row in rows] == [node.index for node in machine.numa_nodes]
     for node in machine.numa_nodes:
-        assert format_cpu_list(node.cpus) in table
+        assert ranges_text(node.cpus) in table
     assert (f"{machine.quota_cpus}" in table) if machine.cpu_quota else ("quota" not in table)
     assert look.box_lines or table.isascii()
 
@@ -30,7 +30,7 @@ def test_a_narrow_terminal_gets_a_tree_of_the_same_facts(name):
     text = "".join(line.lstrip("│├└─ ") for line in lines)
     for node in machine.numa_nodes:
         assert f"NUMA node {node.index}:" in text
-        assert f"CPUs{format_cpu_list(node.cpus)}" in text.replace(" ", "") or not node.cpus
+        assert f"CPUs{ranges_text(node.cpus)}" in text.replace(" ", "") or not node.cpus
 
 
 def test_colours_are_those_of_the_topology():

@@ -1,0 +1,105 @@
+"""Tables as lines of text, plain or drawn by rich, whose import waits until a table is drawn."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+    from rich.table import Table
+
+# Wide enough for any table: a cell is never broken.
+_ANY_WIDTH = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column of a table that fits the terminal.
+
+    Attributes:
+        title: its heading.
+        cells: one text for each row.
+        drop_order: on a narrow terminal the column with the lowest number is dropped first; a
+            column with 0 is never dropped.
+        is_text: whether the cells are text, which is aligned to the left; numbers are to the right.
+        breaks: whether a cell may continue in the next line.
+        style: colour, as rich names it.
+    """
+
+    title: str
+    cells: tuple[str, ...]
+    drop_order: int = 0
+    is_text: bool = False
+    breaks: bool = False
+    style: str | None = None
+
+
+def aligned_rows(rows: Sequence[Sequence[str]], gap: str = "  ") -> list[str]:
+    """Return one line for each row, with every column as wide as its widest cell."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        gap.join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows
+    ]
+
+
+def fitted_table(
+    columns: Sequence[Column], *, width: int, row_styles: Sequence[str | None] = ()
+) -> Table:
+    """Return a table of rich without the columns that do not fit.
+
+    Args:
+        columns: from left to right.
+        width: of the terminal, in columns.
+        row_styles: the colour of each row; none where they are left out.
+    """
+    from rich import box
+    from rich.table import Table
+
+    shown = list(columns)
+    for each in sorted((c for c in columns if c.drop_order), key=lambda c: c.drop_order):
+        if sum(max(map(len, (c.title, *c.cells))) + 2 for c in shown) - 2 <= width:
+            break
+        shown.remove(each)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), show_edge=False)
+    for each in shown:
+        table.add_column(
+            each.title,
+            justify="left" if each.is_text else "right",
+            style=each.style,
+            no_wrap=not each.breaks,
+            overflow="fold" if each.breaks else "ellipsis",
+        )
+    rows = list(zip(*(each.cells for each in shown), strict=True))
+    for row, style in zip(rows, row_styles or [None] * len(rows), strict=True):
+        table.add_row(*row, style=style)
+    return table
+
+
+def rich_lines(*parts: RenderableType, width: int | None = None, colour: bool = False) -> list[str]:
+    """Return what rich draws, line by line and without blanks at their ends.
+
+    Args:
+        parts: tables, texts; words are shown as they are, without markup.
+        width: of the lines, in columns; None for as many as it takes.
+        colour: whether styles become codes of a terminal.
+    """
+    from io import StringIO
+
+    from rich.console import Console
+
+    console = Console(
+        file=StringIO(),
+        width=_ANY_WIDTH if width is None else width,
+        force_terminal=colour,
+        color_system="standard" if colour else None,
+        highlight=False,
+        markup=False,
+        emoji=False,
+        legacy_windows=False,
+    )
+    with console.capture() as captured:
+        for part in parts:
+            console.print(part)
+    return [line.rstrip() for line in captured.get().rstrip("\n").split("\n")]
