@@ -1,4 +1,4 @@
-"""JobHandle: a background job, as the program that started it sees it.
+"""The handle that ``poprun_py.start`` returns for a background job.
 
 When the program ends, the jobs that still run are stopped, and their folders are removed.
 """
@@ -45,7 +45,7 @@ class JobHandle(Generic[T]):
     TimeoutError.
 
     Attributes:
-        name: the name of the program or function.
+        name: The name of the program or function.
     """
 
     def __init__(
@@ -101,13 +101,13 @@ class JobHandle(Generic[T]):
         """Return the output so far; of a long output, the last 8 MiB.
 
         Args:
-            instance: the index of an instance; None for the output of all instances with tags, as
+            instance: The index of an instance; None for the output of all instances with tags, as
                 the command shows it.
             stream: ``"stdout"`` or ``"stderr"``; None for an instance's stdout followed by its
                 stderr. If no instance is given, the stream of each instance in turn.
 
         Raises:
-            UsageError: there is no such instance or stream, or ``with`` has removed the files.
+            UsageError: There is no such instance or stream, or ``with`` has removed the files.
         """
         if stream is not None and not (isinstance(stream, str) and stream in STREAMS):
             raise UsageError(f"stream {stream!r}: expected 'stdout', 'stderr' or None")
@@ -126,7 +126,7 @@ class JobHandle(Generic[T]):
     def __repr__(self) -> str:
         try:
             return f"<JobHandle {self.name}: {self.status()}>"
-        except StartError:  # in a forked process; log lines and debuggers need a repr there, too
+        except StartError:  # A forked process must not ask the launcher.
             return f"<JobHandle {self.name}: of another process>"
 
     def _repr_html_(self) -> str:
@@ -145,13 +145,13 @@ class JobHandle(Generic[T]):
         """Wait for the end of the job and return its result, which may be a failure.
 
         Args:
-            timeout: seconds; None for no limit.
+            timeout: Seconds; None for no limit.
 
         Raises:
-            TimeoutError: the job still runs, and continues.
-            UsageError: the options do not fit the hosts and machines.
-            StartError: the job could not start.
-            JobFailedError: the launcher process was killed.
+            TimeoutError: The job still runs, and continues.
+            UsageError: The options do not fit the hosts and machines.
+            StartError: The job could not start.
+            JobFailedError: The launcher process was killed.
         """
         self._require_owner()
         try:
@@ -165,15 +165,15 @@ class JobHandle(Generic[T]):
         """Wait for the end of the job and return its value.
 
         Args:
-            timeout: seconds; None for no limit.
+            timeout: Seconds; None for no limit.
 
         Returns:
             For a function, the list of the values that it returned in each instance, by index; for
             a program, the LaunchResult.
 
         Raises:
-            JobFailedError: the job failed without an exception of the function.
-            Exception: the exception that the function raised in an instance, or one of ``wait``.
+            JobFailedError: The job failed without an exception of the function.
+            Exception: The exception that the function raised in an instance, or one of ``wait``.
         """
         try:
             ended = self.wait(timeout)
@@ -214,10 +214,10 @@ class JobHandle(Generic[T]):
     # --- ending ---------------------------------------------------------------------------
 
     def stop(self, grace: float | None = None) -> None:
-        """Ask the job to end, as SIGTERM to its launcher does. Further calls have no effect.
+        """Ask the job to end, as SIGTERM to its launcher does. Later calls do nothing.
 
         Args:
-            grace: seconds until remaining processes are killed; None for the job's own ``grace``,
+            grace: Seconds until remaining processes are killed; None for the job's own ``grace``,
                 which begins when its programs have saved.
         """
         self._require_owner()
@@ -324,7 +324,7 @@ class JobHandle(Generic[T]):
 
 
 def _instance_indices(instance: object, total: int) -> range | tuple[int, ...]:
-    """Return the index of an instance, or the indices of all for None."""
+    """Return the indices of the requested instances; None requests every instance."""
     index = plain(instance)
     if index is None:
         return range(total)
@@ -337,7 +337,7 @@ def _checked_seconds(name: str, value: object, least: float = -math.inf) -> floa
     """Return a number of seconds that threads can wait for; None for no limit.
 
     Raises:
-        UsageError: the value is not a number, or is below ``least``.
+        UsageError: The value is not a number, or is below ``least``.
     """
     if value is None:
         return None

@@ -19,7 +19,7 @@ Outcome = futures.Future[LaunchResult]
 
 
 def job_html(name: str, status: JobStatus, outcome: Outcome) -> str:
-    """Return the HTML of a job: while it runs, its instances; then its result or error."""
+    """Return HTML that shows the instances of a running job, or the result or error of its end."""
     if status.exit_code is None:
         kind = "warn" if status.state != "running" else ""
         return framed(heading(f"{name}: {status}", kind), *status_parts(status))

@@ -38,9 +38,9 @@ class OutputCopier:
     """Copies output from a pipe to ``sys.stdout`` or ``sys.stderr``.
 
     Args:
-        pipe: the pipe from the launcher process.
-        name: the attribute of ``sys``, which is looked up again for every piece of output.
-        file: a file that gets the same output; None for no file.
+        pipe: The pipe from the launcher process.
+        name: The attribute of ``sys``, which is looked up again for every piece of output.
+        file: A file that gets the same output; None for no file.
     """
 
     def __init__(self, pipe: IO[bytes], name: str, file: Path | None) -> None:
@@ -92,9 +92,9 @@ def read_instance(folders: Sequence[str], instance: int, stream: StreamName | No
     """Return the output of an instance, one attempt after another.
 
     Args:
-        folders: the folders of the attempts.
-        instance: the index of the instance.
-        stream: one of its streams; None for its stdout followed by its stderr.
+        folders: The folders of the attempts.
+        instance: The index of the instance.
+        stream: One of its streams; None for its stdout followed by its stderr.
     """
     names = STREAMS if stream is None else (stream,)
     return "".join(_read_end(path) for name in names for path in _files(folders, instance, name))

@@ -20,9 +20,9 @@ class JobTarget:
     """A target that can be launched.
 
     Attributes:
-        name: the name of the program or function.
-        job: the configuration or plan to launch.
-        read: returns the value of the job for its result, or raises the job's error.
+        name: The name of the program or function.
+        job: The configuration or plan to launch.
+        read: Returns the value of the job for its result, or raises the job's error.
     """
 
     name: str
@@ -40,14 +40,14 @@ def job_target(
     """Return the target for the arguments of ``launch`` or ``start``.
 
     Args:
-        target: a function, a program as a list of words, a configuration, or a plan.
-        args: the positional arguments of the function.
-        kwargs: the keyword arguments of the function.
-        options: fields of LaunchConfig.
-        make_folder: makes the job's folder, which is needed for a function and its results.
+        target: A function, a program as a list of words, a configuration, or a plan.
+        args: The positional arguments of the function.
+        kwargs: The keyword arguments of the function.
+        options: Fields of LaunchConfig.
+        make_folder: Makes the job's folder, which is needed for a function and its results.
 
     Raises:
-        UsageError: the target cannot be launched.
+        UsageError: The target cannot be launched.
     """
     if callable(target):
         return _function_target(target, args, kwargs, options, make_folder)
@@ -88,8 +88,8 @@ def _function_target(
     options: Mapping[str, object],
     make_folder: Callable[[], Path],
 ) -> JobTarget:
-    from poprun_py.python_api.functions import results
     from poprun_py.python_api.functions.packed_call import Call
+    from poprun_py.python_api.functions.results import read_results
 
     name = getattr(function, "__name__", type(function).__name__)
     if not isinstance(args, Sequence) or isinstance(args, str | bytes):
@@ -107,4 +107,4 @@ def _function_target(
     folder.mkdir(mode=0o700)
     call = Call.of(function, args, kwargs)
     job = config_of(call.program(folder), options)
-    return JobTarget(name=name, job=job, read=lambda result: results.read(folder, result))
+    return JobTarget(name=name, job=job, read=lambda result: read_results(folder, result))

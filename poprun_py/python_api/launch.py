@@ -70,30 +70,30 @@ def launch(
     The output of the instances is shown as by the command. Ctrl-C stops the job.
 
     Args:
-        target: a function; a program as a list of words, numbers and paths; or a configuration or
+        target: A function; a program as a list of words, numbers and paths; or a configuration or
             plan that has a program.
-        args: the positional arguments of the function, the same for every instance.
-        kwargs: the keyword arguments of the function.
-        log: a function that gets each line of the launcher's log, in a thread of its own. By
+        args: The positional arguments of the function, the same for every instance.
+        kwargs: The keyword arguments of the function.
+        log: A function that gets each line of the launcher's log, in a thread of its own. By
             default the log is written to stderr if ``verbosity`` enables it.
-        warn: a function that gets each warning; by default warnings are written to stderr.
-        tell_binding: a function that gets each instance's binding, as the kernel reports it; by
+        warn: A function that gets each warning; by default warnings are written to stderr.
+        tell_binding: A function that gets each instance's binding, as the kernel reports it; by
             default bindings are written to the log.
-        environ: the environment of the job; by default the environment of this process, or of the
+        environ: The environment of the job; by default the environment of this process, or of the
             plan.
-        descriptors: two open file descriptors that get stdout and stderr.
-        options: options of the command line, as fields of LaunchConfig.
+        descriptors: Two open file descriptors that get stdout and stderr.
+        options: Options of the command line, as fields of LaunchConfig.
 
     Returns:
         For a function, the list of the values that it returned in each instance, by index; for a
         program, its result, which may be a failure (``raise_for_failure``).
 
     Raises:
-        UsageError: an option is wrong, or does not fit the hosts and machines. No program started.
-        StartError: the job could not start.
-        TimeLimitError: the job of a function ran into its time limit, or hung.
-        JobFailedError: the job of a function failed without an exception of the function.
-        Exception: the exception that the function raised in an instance.
+        UsageError: An option is wrong, or does not fit the hosts and machines. No program started.
+        StartError: The job could not start.
+        TimeLimitError: The job of a function ran into its time limit, or hung.
+        JobFailedError: The job of a function failed without an exception of the function.
+        Exception: The exception that the function raised in an instance.
     """
     is_function = callable(target)
     listeners = _checked_listeners(log, warn, tell_binding)
@@ -155,21 +155,21 @@ def start(
     The job reads no standard input, and Ctrl-C does not reach it.
 
     Args:
-        target: a function, a program, a configuration or a plan, as for ``launch``.
-        args: the positional arguments of the function, the same for every instance.
-        kwargs: the keyword arguments of the function.
-        show: whether the output of the instances is shown as it is written. The handle's
+        target: A function, a program, a configuration or a plan, as for ``launch``.
+        args: The positional arguments of the function, the same for every instance.
+        kwargs: The keyword arguments of the function.
+        show: Whether the output of the instances is shown as it is written. The handle's
             ``output`` returns it in any case.
-        log: a function that gets each line of the launcher's log, as for ``launch``.
-        warn: a function that gets each warning, as for ``launch``.
-        tell_binding: a function that gets each instance's binding, as for ``launch``.
-        environ: the environment of the job; by default the environment of this process, or of the
+        log: A function that gets each line of the launcher's log, as for ``launch``.
+        warn: A function that gets each warning, as for ``launch``.
+        tell_binding: A function that gets each instance's binding, as for ``launch``.
+        environ: The environment of the job; by default the environment of this process, or of the
             plan.
-        options: options of the command line, as fields of LaunchConfig.
+        options: Options of the command line, as fields of LaunchConfig.
 
     Raises:
-        UsageError: an option is wrong. No process started.
-        StartError: the launcher process cannot be started.
+        UsageError: An option is wrong. No process started.
+        StartError: The launcher process cannot be started.
     """
     listeners = _checked_listeners(log, warn, tell_binding)
     with _NewJobFolder() as folder:
@@ -257,7 +257,7 @@ class _NewJobFolder:
         """Make the folder.
 
         Raises:
-            StartError: the folder cannot be made.
+            StartError: The folder cannot be made.
         """
         import tempfile
 

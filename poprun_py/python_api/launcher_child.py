@@ -35,23 +35,23 @@ class LauncherChild:
     """A launcher process.
 
     Args:
-        name: the name of the job in errors and thread names.
-        order: the job to launch.
-        streams: the standard input, output and error of the process. Output that goes to pipes is
+        name: The name of the job in errors and thread names.
+        order: The job to launch.
+        streams: The standard input, output and error of the process. Output that goes to pipes is
             written to ``sys.stdout`` and ``sys.stderr``.
-        is_in_front: whether the process gets the signals of this terminal's keys, such as Ctrl-C.
-        output_file: a file that also gets the output that goes to pipes.
-        listeners: the functions that take log lines, warnings and bindings, by kind of message.
+        is_in_front: Whether the process gets the signals of this terminal's keys, such as Ctrl-C.
+        output_file: A file that also gets the output that goes to pipes.
+        listeners: The functions that take log lines, warnings and bindings, by kind of message.
 
     Attributes:
-        outcome: the result of the job, or the LaunchError that prevented one. It is set when the
+        outcome: The result of the job, or the LaunchError that prevented one. It is set when the
             process has ended.
-        ended_at: the time of that end, on the monotonic clock.
-        attempts: the attempts that have begun.
-        waits_for: the resources that the job waits for, as text; empty if it does not wait.
+        ended_at: The time of that end, on the monotonic clock.
+        attempts: The attempts that have begun.
+        waits_for: The resources that the job waits for, as text; empty if it does not wait.
 
     Raises:
-        StartError: the process cannot be started.
+        StartError: The process cannot be started.
     """
 
     def __init__(
@@ -109,7 +109,7 @@ class LauncherChild:
         """Start the thread that reads messages and output.
 
         Raises:
-            StartError: the thread cannot be started; the launcher process has been ended.
+            StartError: The thread cannot be started; the launcher process has been ended.
         """
         thread = threading.Thread(
             target=self._listen_to_end, name=f"poprun_py job {self._name}", daemon=True

@@ -35,12 +35,12 @@ class Order:
     """The job that a launcher process is to run.
 
     Attributes:
-        job: a plan, or a configuration that the launcher process plans first.
-        environ: the environment of the job; None for the environment of the launcher process.
-        folder: the job's private folder; None for a job without one. The process that ends last
+        job: A plan, or a configuration that the launcher process plans first.
+        environ: The environment of the job; None for the environment of the launcher process.
+        folder: The job's private folder; None for a job without one. The process that ends last
             removes it.
-        keeps_output: whether the output of the instances is stored in the folder.
-        listeners: the kinds of lines that are sent as messages instead of printed.
+        keeps_output: Whether the output of the instances is stored in the folder.
+        listeners: The kinds of lines that are sent as messages instead of printed.
     """
 
     job: LaunchConfig | LaunchPlan
@@ -56,9 +56,9 @@ class Attempt:
     """An attempt at running a job.
 
     Attributes:
-        run_id: the name of the run.
-        num_instances: the number of instances of the job.
-        folder: where the output of the instances is stored; None if it is not stored.
+        run_id: The name of the run.
+        num_instances: The number of instances of the job.
+        folder: Where the output of the instances is stored; None if it is not stored.
     """
 
     run_id: str
@@ -70,7 +70,7 @@ class Channel:
     """One end of the pair of sockets.
 
     Args:
-        end: a connected socket, which is closed with the channel.
+        end: A connected socket, which is closed with the channel.
     """
 
     def __init__(self, end: socket.socket) -> None:

@@ -22,12 +22,12 @@ class JobStatus(Displayed):
         state: ``preparing`` until the programs start, or ``waiting`` while other jobs have the
             cores or IPUs that the job needs; then ``running``; ``stopping`` after a request to
             stop; ``ended``.
-        seconds: the time since the job was started; after its end, the time that it took.
-        pid: the process id of its launcher, which ``poprun-py --status`` accepts.
-        run_id: the name of the run; empty until it has one.
-        num_instances: the number of instances; None until it is known.
-        waits_for: the resources that the job waits for, as text; empty if it does not wait.
-        view: the progress of its instances; None unless it is running.
+        seconds: The time since the job was started; after its end, the time that it took.
+        pid: The process id of its launcher, which ``poprun-py --status`` accepts.
+        run_id: The name of the run; empty until it has one.
+        num_instances: The number of instances; None until it is known.
+        waits_for: The resources that the job waits for, as text; empty if it does not wait.
+        view: The progress of its instances; None unless it is running.
         exit_code: None until the job has ended; the LaunchError's exit code if it could not start.
     """
 

@@ -1,6 +1,6 @@
-"""Function calls as jobs, from the packed call to the results of all instances.
+"""Jobs that call a Python function in every instance.
 
-Contains the pickles of calls and results with their buffers, the program that instances run for a
-call, and how an instance's exception is raised again. The launcher starts the jobs and transfers
-the files.
+Contains the files with pickled calls and results, the program that each instance runs for a call,
+and the exceptions of instances, which are raised again in the calling program. Starting jobs and
+sending files to hosts are in other packages.
 """

@@ -1,7 +1,6 @@
-"""What keeps an instance from returning a value: as it is written there, and raised again here.
+"""Files that tell the calling program why the call of an instance failed.
 
-The exception travels as itself where it can; its traceback does as text, which is also on the
-instance's stderr, once.
+A file holds the pickled exception, if it can be pickled, and the traceback as text.
 """
 
 from __future__ import annotations
@@ -22,13 +21,14 @@ from poprun_py.python_api.functions.packed_file import (
     write_packed,
 )
 
-# What the instance was doing.
+# The step of the call that failed: unpickling it, running the function, pickling its result, or
+# writing the result to disk.
 LOADING, RAISED, RESULT, KEEPING = "loading", "raised", "result", "keeping"
 _EXIT_CODE = 1
 
 
 class RemoteTraceback(Exception):
-    """The traceback that an instance showed, as text: the cause of what is raised here."""
+    """The traceback of an instance as text. It is the cause of the exception that is raised."""
 
     def __init__(self, text: str) -> None:
         super().__init__(text)
@@ -40,54 +40,50 @@ class RemoteTraceback(Exception):
 
 def write_failure(
     prefix: str,
-    what: str,
+    step: str,
     error: BaseException,
     frames: TracebackType | None,
     part: str = "",
 ) -> int:
-    """Show what went wrong on stderr, keep it for the parent, and return the code to end with.
+    """Print an exception to stderr, write it to a file, and return the exit code of the instance.
 
     Args:
-        prefix: what the path of the file begins with.
-        what: the instance was doing: loading the call, in it (raised), packing its result, or
-            keeping that on its disk.
-        error: that ended it.
-        frames: of the user's code.
-        part: of a result that cannot be sent.
+        prefix: The beginning of the file's path.
+        step: ``LOADING``, ``RAISED``, ``RESULT`` or ``KEEPING``.
+        error: The exception.
+        frames: The frames of the user's code.
+        part: The part of a result that cannot be sent.
     """
-    shown = traceback.format_exception(type(error), error, frames)
-    text = "".join(shown) if what in (LOADING, RAISED) else shown[-1]
-    _say(text)
+    from poprun_py.python_api.functions.pickling import first_line
+
+    lines = traceback.format_exception(type(error), error, frames)
+    text = "".join(lines) if step in (LOADING, RAISED) else lines[-1]
+    _print(text)
     kind = type(error)
     name = kind.__qualname__ if kind.__module__ == "builtins" else _full_name(kind)
-    head = {"what": what, "type": name, "message": first_line(error), "text": text, "part": part}
+    head = {"what": step, "type": name, "message": first_line(error), "text": text, "part": part}
     try:
-        write_packed(Path(f"{prefix}.failure"), head, error if _travels(error) else None)
+        write_packed(Path(f"{prefix}.failure"), head, error if _can_be_sent(error) else None)
     except OSError as problem:
-        _say(f"this cannot be kept: {problem}\n")
+        _print(f"this cannot be kept: {problem}\n")
     return _EXIT_CODE
 
 
-def _say(text: str) -> None:
-    """Write to stderr, where the function has left one: what is kept must not depend on it."""
+def _print(text: str) -> None:
+    # The function may have closed or replaced stderr.
     with contextlib.suppress(Exception):
         print(text, end="", file=sys.stderr, flush=True)  # noqa: T201
-
-
-def first_line(error: BaseException) -> str:
-    """Return the first line of what an exception says; nothing where it cannot say anything."""
-    try:
-        return (str(error).splitlines() or [""])[0]
-    except Exception:
-        return ""
 
 
 def _full_name(kind: type) -> str:
     return f"{kind.__module__}.{kind.__qualname__}".removeprefix("__main__.")
 
 
-def _travels(error: BaseException) -> bool:
-    """Tell whether an exception can be pickled and made again: not without all its arguments."""
+def _can_be_sent(error: BaseException) -> bool:
+    """Return whether an exception can be pickled and unpickled.
+
+    Unpickling fails, for example, if its class needs more arguments than ``args`` has.
+    """
     from poprun_py.python_api.functions.pickling import pickle_into
 
     stream = io.BytesIO()
@@ -100,33 +96,33 @@ def _travels(error: BaseException) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """What an instance has written about its end.
+    """The failure of an instance, as its file describes it.
 
     Attributes:
-        what: it was doing: ``LOADING``, ``RAISED``, ``RESULT`` or ``KEEPING``.
-        summary: the type of what was raised and its first line.
-        text: the traceback.
-        part: of a result that could not be sent.
+        step: ``LOADING``, ``RAISED``, ``RESULT`` or ``KEEPING``.
+        summary: The type of the exception and the first line of its message.
+        text: The traceback.
+        part: The part of a result that cannot be sent.
     """
 
-    what: str
+    step: str
     summary: str
     text: str
     part: str
     _file: PackedFile
 
     def exception(self) -> Exception | None:
-        """Return what was raised, made again; None if that cannot be."""
+        """Return the exception; None if it cannot be unpickled."""
         try:
             error = self._file.load()
         except Exception:
             return None
-        # KeyboardInterrupt, CancelledError and their like would mean something else here.
+        # Exceptions such as KeyboardInterrupt would have another meaning in the calling program.
         return error if isinstance(error, Exception) else None
 
 
 def read_failure(prefix: Path) -> Failure | None:
-    """Return what an instance has written about its end, if it has."""
+    """Return the failure that an instance has written, or None if it has not written one."""
     try:
         file = open_packed(prefix.with_name(f"{prefix.name}.failure"))
     except IncompleteFileError:

@@ -1,6 +1,7 @@
-"""A call of a function, packed: what every instance of the job will do.
+"""A function and its arguments, pickled for the instances of a job.
 
-The pickle is made at once: what cannot travel is refused before anything starts, by name.
+Pickling happens before the job starts, so that an argument that cannot be pickled is refused by
+name.
 """
 
 from __future__ import annotations
@@ -11,25 +12,31 @@ import linecache
 import os
 import pickle
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FunctionType
+from typing import Any
 
 from poprun_py.errors import StartError, UsageError, explain_os_error
 from poprun_py.planning.user_program import CALL_FILE, function_program
 from poprun_py.python_api.functions.packed_file import append_buffers, create
-from poprun_py.python_api.functions.pickling import pickle_into, with_its_module
-from poprun_py.python_api.functions.unpicklable import what_is_no_value, what_is_wrong
+from poprun_py.python_api.functions.pickling import (
+    error_words,
+    path_to_problem,
+    pickle_into,
+    pickling_problem,
+    with_its_module,
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A function with its arguments.
+    """A pickled function with its arguments.
 
     Attributes:
-        name: what people call it.
+        name: The name of the function.
     """
 
     name: str
@@ -44,38 +51,44 @@ class Call:
         args: Sequence[object] = (),
         kwargs: Mapping[str, object] | None = None,
     ) -> Call:
-        """Pack a call; large arrays in its arguments are not copied.
+        """Pickle a call. Large arrays in its arguments are not copied.
 
         Args:
-            function: closures, lambdas and what a notebook's cells define too.
-            args: its arguments.
-            kwargs: its arguments by name.
+            function: A function, which may be a closure, a lambda, or defined in a notebook.
+            args: Its positional arguments.
+            kwargs: Its keyword arguments.
 
         Raises:
-            UsageError: it is no function, or something in it cannot be pickled.
+            UsageError: It is not a function, or a part of the call cannot be pickled.
         """
         name = _name(function)
         if not callable(function):
             raise UsageError(f"{name}: expected a function, or a list of words to run a program")
-        if hint := what_is_no_value(function):
-            raise UsageError(f"{name} {hint}")
+        if inspect.iscoroutinefunction(function):
+            raise UsageError(
+                f"{name} is async: give a function that returns asyncio.run(...) of it"
+            )
+        if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+            raise UsageError(
+                f"{name} is a generator: give a function that returns a list of its values"
+            )
         call = (function, tuple(args), dict(kwargs or {}))
         stream = io.BytesIO()
         try:
             with with_its_module(function):
                 buffers = pickle_into(stream, call)
         except Exception as error:
-            raise UsageError(what_is_wrong(name, *call, error)) from None
+            raise UsageError(_refusal(name, *call, error)) from None
         return cls(name, _sources(function), stream.getvalue(), tuple(buffers))
 
     def program(self, folder: Path | str) -> tuple[str, ...]:
-        """Write the call into a folder and return the program that every instance runs.
+        """Write the call into a folder, and return the program that every instance runs.
 
         Args:
-            folder: of this job alone, which nobody else can enter; results will be there too.
+            folder: A private folder of this job, which will also get the results.
 
         Raises:
-            StartError: nothing can be written there.
+            StartError: The file cannot be written.
         """
         path = Path(folder).absolute() / CALL_FILE
         head = {
@@ -95,29 +108,66 @@ class Call:
 
 
 def _name(function: object) -> str:
-    """Return what people call a function; of an object or a partial, what it is."""
+    """Return the name of a function, of the function in a partial, or of an object's class."""
     inner = getattr(function, "func", function)
     name = getattr(inner, "__qualname__", None) or type(function).__qualname__
     return str(name).rpartition("<locals>.")[2]
 
 
-def _sources(function: object) -> dict[str, list[str]]:
-    """Return the lines of code that stands in no file, such as a notebook's cells, by their name.
+def _refusal(
+    name: str,
+    function: Callable[..., object],
+    args: Sequence[object],
+    kwargs: Mapping[str, object],
+    error: BaseException,
+) -> str:
+    """Return one line that names the part of a call that cannot be pickled, and the reason."""
+    for part, value in _parts(function, args, kwargs):
+        if problem := pickling_problem(value):
+            path = path_to_problem(value)
+            return (
+                f"{name}: {part}{path and f', at {path},'} cannot be sent to the instances "
+                f"({problem}): make it inside the function instead"
+            )
+    return (
+        f"{name} cannot be sent to the instances ({error_words(error)}): make what it needs "
+        "inside the function"
+    )
 
-    Tracebacks of instances show them.
+
+def _parts(
+    function: Callable[..., object], args: Sequence[object], kwargs: Mapping[str, object]
+) -> Iterator[tuple[str, Any]]:
+    """Yield each argument, and each variable that the function uses, with a description."""
+    for number, value in enumerate(args):
+        yield f"argument {number} ({type(value).__name__})", value
+    for key, value in kwargs.items():
+        yield f"argument {key!r} ({type(value).__name__})", value
+    try:
+        used = inspect.getclosurevars(function)
+    except (TypeError, ValueError):  # not a Python function, or a variable is still unset
+        return
+    for key, value in {**used.globals, **used.nonlocals}.items():
+        yield f"{key!r} ({type(value).__name__}), which it uses,", value
+
+
+def _sources(function: object) -> dict[str, list[str]]:
+    """Return the source lines of code that is in no file, such as cells of a notebook, by name.
+
+    Tracebacks of instances show these lines.
     """
     used = [function]
     if isinstance(function, FunctionType):
-        with suppress(ValueError):  # a name of its closure has no value yet
+        with suppress(ValueError):  # a variable of its closure is still unset
             used += inspect.getclosurevars(function).globals.values()
     names = {each.__code__.co_filename for each in used if isinstance(each, FunctionType)}
     return {name: linecache.getlines(name) for name in names if not Path(name).exists()}
 
 
 def _module_path() -> list[str]:
-    """Return where this Python looks for modules; the instances look there too."""
+    """Return the absolute folders of ``sys.path``; instances will search the same folders."""
     paths = []
     for entry in sys.path:
-        with suppress(TypeError, OSError):  # no text, or relative to a folder that is gone
+        with suppress(TypeError, OSError):  # not a text, or relative to a removed folder
             paths.append(os.path.abspath(os.fsdecode(entry)))  # noqa: PTH100
     return paths

@@ -1,12 +1,14 @@
-"""Pickles whose large arrays are not in them: cloudpickle's, with the buffers beside the stream.
+"""Pickles that keep large arrays outside, and the search for parts that cannot be pickled.
 
-What was defined in ``__main__`` (a script, a notebook) or inside a function is pickled by value,
-and so is a function of a module that no fresh Python could import. All else travels by name.
+cloudpickle makes the pickles. It pickles by value the objects that are defined in ``__main__`` (a
+script or a notebook) or inside a function. ``with_its_module`` does the same for a function of a
+module that a new Python process could not import. Other objects are pickled by name.
 """
 
 from __future__ import annotations
 
 import functools
+import io
 import sys
 import threading
 from collections.abc import Iterator
@@ -20,18 +22,20 @@ import cloudpickle
 if TYPE_CHECKING:
     from _typeshed import SupportsWrite
 
-# With it came buffers outside of the stream.
+# The first protocol with buffers outside of the pickle.
 _PROTOCOL = 5
 _LRU_CACHE = type(functools.cache(abs))
-# cloudpickle's list of modules is one for the process.
-_registering = threading.Lock()
+# cloudpickle has one list of modules for the whole process.
+_module_list_lock = threading.Lock()
+# The depth of the search for a part that cannot be pickled.
+_MOST_LEVELS = 4
 
 
 def pickle_into(file: SupportsWrite[bytes], value: object) -> list[PickleBuffer]:
-    """Write the pickle of a value and return the buffers of its arrays, which are not copied.
+    """Write the pickle of a value, and return the buffers of its arrays, which are not copied.
 
     Raises:
-        Exception: whatever the value's own pickling raises; TypeError or PicklingError mostly.
+        Exception: Any exception of the value's own pickling, mostly TypeError or PicklingError.
     """
     buffers: list[PickleBuffer] = []
     _Pickler(file, _PROTOCOL, buffers.append).dump(value)
@@ -39,20 +43,20 @@ def pickle_into(file: SupportsWrite[bytes], value: object) -> list[PickleBuffer]
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
-    """cloudpickle's, for which torch's tensors on the CPU are buffers as NumPy's arrays are.
+    """A pickler that stores torch's CPU tensors as buffers, as NumPy does with arrays.
 
-    torch itself pickles a storage as a file that torch.save writes, which is two more copies.
-    Tensors that share a storage share it after the journey too.
+    torch itself would write each storage with torch.save, which copies the data twice. Tensors
+    that share a storage still share it after unpickling.
     """
 
     def reducer_override(self, value: Any) -> Any:
-        if isinstance(value, _LRU_CACHE) and _is_of_script(value):
-            return _cached_anew, (value.__wrapped__, value.cache_parameters())
-        # Whoever has a tensor has imported torch.
+        if isinstance(value, _LRU_CACHE) and _is_pickled_by_value(value):
+            return _with_empty_cache, (value.__wrapped__, value.cache_parameters())
+        # The value can only be a tensor if torch has been imported.
         if torch := sys.modules.get("torch"):
             kind = type(value)
             if kind is torch.storage.TypedStorage:
-                untyped = value._untyped_storage  # asking for it warns
+                untyped = value._untyped_storage  # the public method warns
                 return _typed_storage, (value.dtype, untyped)
             if kind is torch.UntypedStorage and value.device.type == "cpu":
                 flat = torch.empty(0, dtype=torch.uint8).set_(value)
@@ -63,10 +67,10 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
 
 
 def _with_typed_storage(reduced: tuple[Any, ...], torch: Any) -> tuple[Any, ...]:
-    """Return how a tensor is made again, of newer types too: float8, and unsigned ones.
+    """Return the pickled form of a tensor with a typed storage.
 
-    torch gives these an untyped storage, but on the other side it asks for a typed one, which its
-    own pickle of a storage becomes on the way.
+    For its newer types, float8 and unsigned integers, torch pickles an untyped storage but expects
+    a typed one when it unpickles.
     """
     make, (storage, *rest), *state = reduced
     if type(storage) is not torch.UntypedStorage:
@@ -74,18 +78,17 @@ def _with_typed_storage(reduced: tuple[Any, ...], torch: Any) -> tuple[Any, ...]
     return make, (_typed_storage(torch.uint8, storage), *rest), *state
 
 
-def _is_of_script(function: Any) -> bool:
+def _is_pickled_by_value(function: Any) -> bool:
     return function.__module__ == "__main__" or "<locals>" in function.__qualname__
 
 
-def _cached_anew(function: Any, parameters: dict[str, Any]) -> Any:
-    """Return a function with an empty ``functools.lru_cache`` of its own."""
+def _with_empty_cache(function: Any, parameters: dict[str, Any]) -> Any:
     return functools.lru_cache(**parameters)(function)
 
 
 def _storage(uint8: object, buffer: Any) -> Any:
-    """Return the storage of a tensor whose bytes are those of a buffer."""
-    torch = sys.modules["torch"]  # imported for uint8
+    """Return a torch storage whose memory is the buffer."""
+    torch = sys.modules["torch"]  # unpickling uint8 has imported it
     if not len(buffer):
         return torch.UntypedStorage(0)
     return torch.frombuffer(buffer, dtype=uint8).untyped_storage()
@@ -98,25 +101,25 @@ def _typed_storage(dtype: object, untyped: Any) -> Any:
 
 @contextmanager
 def with_its_module(function: object) -> Iterator[None]:
-    """Pickle a function's module by value in the block if a fresh Python could not import it."""
+    """Pickle a function's module by value during ``with`` if a new Python could not import it."""
     named = function if hasattr(function, "__module__") else type(function)
     module = sys.modules.get(getattr(named, "__module__", None) or "")
     if module is None or module.__name__ == "__main__" or _is_importable(module):
         yield
         return
-    with _registering:
-        is_ours = module.__name__ not in cloudpickle.list_registry_pickle_by_value()
-        if is_ours:
+    with _module_list_lock:
+        is_new = module.__name__ not in cloudpickle.list_registry_pickle_by_value()
+        if is_new:
             cloudpickle.register_pickle_by_value(module)
         try:
             yield
         finally:
-            if is_ours:
+            if is_new:
                 cloudpickle.unregister_pickle_by_value(module)
 
 
 def _is_importable(module: ModuleType) -> bool:
-    """Tell whether a Python with this one's module path finds the same module by its name."""
+    """Return whether a Python process with the same module path finds this module by name."""
     found, path, name = None, None, ""
     for part in module.__name__.split("."):
         name = f"{name}.{part}" if name else part
@@ -126,3 +129,48 @@ def _is_importable(module: ModuleType) -> bool:
             return False
         path = found.submodule_search_locations
     return found is not None and found.origin == getattr(module.__spec__, "origin", None)
+
+
+# --- values that cannot be pickled ------------------------------------------------------------
+
+
+def pickling_problem(value: object) -> str:
+    """Return why a value cannot be pickled, or an empty text if it can."""
+    try:
+        pickle_into(io.BytesIO(), value)
+    except Exception as error:
+        return error_words(error)
+    return ""
+
+
+def path_to_problem(value: object, levels: int = _MOST_LEVELS) -> str:
+    """Return the path to a part that cannot be pickled, such as ``['model'].lock``.
+
+    The path is empty if no part of the value is at fault.
+    """
+    for step, part in _parts(value) if levels else ():
+        if pickling_problem(part):
+            return step + path_to_problem(part, levels - 1)
+    return ""
+
+
+def _parts(value: object) -> Iterator[tuple[str, object]]:
+    if isinstance(value, dict):
+        yield from ((f"[{key!r}]", part) for key, part in value.items())
+    elif isinstance(value, list | tuple):
+        yield from ((f"[{number}]", part) for number, part in enumerate(value))
+    elif isinstance(attributes := getattr(value, "__dict__", None), dict):
+        yield from ((f".{key}", part) for key, part in attributes.items())
+
+
+def error_words(error: BaseException) -> str:
+    """Return the first line of an exception's message, or its type if the message is empty."""
+    return first_line(error) or type(error).__name__
+
+
+def first_line(error: BaseException) -> str:
+    """Return the first line of an exception's message; empty if ``str`` of it fails."""
+    try:
+        return (str(error).splitlines() or [""])[0]
+    except Exception:
+        return ""

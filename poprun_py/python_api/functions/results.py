@@ -1,7 +1,8 @@
-"""What a call came to: a value of every instance, or what the first that failed has raised.
+"""Results of a call, read from the files that its instances have written.
 
-Unpickling runs code: what is read here was written by the user's own function, in instances that
-showed the secret of the job, and lies in a folder that nobody else can enter.
+Unpickling can run any code. The files that are unpickled here were written by the user's own
+function, and are in a private folder of this user. Files of other hosts come only from instances
+that know the job's secret.
 """
 
 from __future__ import annotations
@@ -23,30 +24,30 @@ from poprun_py.python_api.functions.packed_file import IncompleteFileError, open
 from poprun_py.running.supervise.file_transfer import place_of_call
 from poprun_py.running.supervise.job import InstanceResult, LaunchResult, describe
 
-# So many other instances that failed are described.
+# The most other failed instances that a note describes.
 _MOST_OTHERS = 8
 
 
-def read(folder: Path | str, result: LaunchResult) -> list[Any]:
-    """Return what the function returned, in instance order.
+def read_results(folder: Path, result: LaunchResult) -> list[Any]:
+    """Return the values that the function returned in each instance, by index.
 
-    Arrays lie in pages of the files in ``folder``, which may be removed.
+    The arrays stay valid when the folder is removed.
 
     Args:
-        folder: that the call was written into.
-        result: how its job ended.
+        folder: The folder into which the call was written.
+        result: How the job ended.
 
     Raises:
-        Exception: what the function raised in the instance that failed first, of its own type. Its
-            cause is the traceback there, its notes name the instance, its host, and who else
-            failed.
-        UsageError: the folder was removed before.
-        JobFailedError: an instance ended in another way, or what it returned or raised cannot be
-            brought here.
+        Exception: The exception that the function raised in the instance that failed first. Its
+            cause is the traceback of that instance. Its notes name the instance, its host, and the other
+            instances that failed.
+        UsageError: The folder has been removed.
+        JobFailedError: An instance ended in another way, or its value or exception cannot be
+            unpickled.
     """
-    if not Path(folder).exists():
+    if not folder.exists():
         raise UsageError("the job's files are gone: ask for its result before `with` ends")
-    place = place_of_call(Path(folder), result.restart_count)
+    place = place_of_call(folder, result.restart_count)
     if result.exit_code == 0:
         return [_value(place.prefix(each.index), each, result) for each in result.instances]
     failures = {
@@ -91,16 +92,16 @@ def _value(prefix: Path, instance: InstanceResult, result: LaunchResult) -> Any:
 
 
 def _error(failure: Failure, instance: InstanceResult, result: LaunchResult) -> Exception:
-    """Return what is raised for an instance that has written why it failed."""
+    """Return the exception to raise for an instance that has written a failure."""
     name = _named(instance)
     error = failure.exception()
-    if failure.what == RESULT:
+    if failure.step == RESULT:
         error = JobFailedError(
             f"the result of {name} ({failure.part}) cannot be sent back ({failure.summary}): "
             "return plain values, arrays or tensors",
             result,
         )
-    elif failure.what == KEEPING:
+    elif failure.step == KEEPING:
         error = JobFailedError(
             f"the result of {name} ({failure.part}) cannot be kept there ({failure.summary}): make "
             "room, or set TMPDIR to another folder",
@@ -110,7 +111,7 @@ def _error(failure: Failure, instance: InstanceResult, result: LaunchResult) -> 
         error = JobFailedError(f"{name} raised {failure.summary}", result)
     else:
         error.add_note(f"raised in {name}")
-    if failure.what == LOADING:
+    if failure.step == LOADING:
         error.add_note(
             "the function and its arguments could not be loaded there: its modules have to be "
             "importable on every host, or sent along (cloudpickle.register_pickle_by_value)"
@@ -120,7 +121,7 @@ def _error(failure: Failure, instance: InstanceResult, result: LaunchResult) -> 
 
 
 def _ended(first: InstanceResult | None, result: LaunchResult) -> JobFailedError:
-    """Return what is raised for a job that no exception of its function ended."""
+    """Return the error for a job that ended without an exception of its function."""
     if first is None:
         how = result.explanation or describe(result.exit_code)
         return JobFailedError(f"the job ended before the function returned: {how}", result)
@@ -133,7 +134,7 @@ def _ended(first: InstanceResult | None, result: LaunchResult) -> JobFailedError
 
 
 def _notes(others: dict[int, Failure], result: LaunchResult) -> Iterator[str]:
-    """Say who else failed."""
+    """Yield notes about the other instances that failed."""
     if others:
         word = "instance" if len(others) == 1 else "instances"
         yield f"{len(others)} other {word} failed too:"

@@ -1,8 +1,8 @@
-"""What every instance runs for a function: the call is read, made, and its result written.
+"""The program of an instance that calls a function: ``run_call.py FOLDER NAME``.
 
-A script, so that it runs wherever the launcher itself does: ``run_call.py FOLDER NAME``. The paths
-of its files come from the launcher, by the environment. Nothing but the files of this job, which
-its launcher sent after the instance had shown the job's secret, is unpickled.
+It reads the call, runs it, and writes its result. The paths of the files come from the launcher by
+environment variables. It unpickles only files of this job, which the launcher sends only to
+instances that know the job's secret. It is a script so that it runs without an installed package.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from types import TracebackType
 
 
 def main() -> int:
-    """Make the call of this job and return the code to end with."""
+    """Run the call of this job, and return the exit code."""
     from popdist_py.environment import CALL, CALL_FILES
     from poprun_py.python_api.functions.failures import LOADING, RAISED, write_failure
 
@@ -24,12 +24,12 @@ def main() -> int:
         name = sys.argv[2] if len(sys.argv) > 2 else "a function"
         print(f"{name} is run by poprun_py.launch only, from Python", file=sys.stderr)  # noqa: T201
         return 2
-    # A job that the function launches has none of it.
+    # Jobs that the function launches must not inherit these variables.
     path, prefix = Path(os.environ.pop(CALL)), os.environ.pop(CALL_FILES)
     try:
         function, args, kwargs = _load(path)
     except Exception as error:
-        return write_failure(prefix, LOADING, error, _within(error.__traceback__))
+        return write_failure(prefix, LOADING, error, _user_frames(error.__traceback__))
     try:
         value = function(*args, **kwargs)
     except SystemExit as end:
@@ -39,21 +39,21 @@ def main() -> int:
     except KeyboardInterrupt:
         raise
     except BaseException as error:
-        return write_failure(prefix, RAISED, error, _within(error.__traceback__))
+        return write_failure(prefix, RAISED, error, _user_frames(error.__traceback__))
     return _write_result(prefix, value)
 
 
 def _load(path: Path) -> tuple[Callable[..., object], tuple[object, ...], dict[str, object]]:
-    """Return the function and its arguments, once this Python finds the modules of the parent's.
+    """Set the module path and arguments of the calling program, and unpickle the call.
 
     Raises:
-        Exception: whatever unpickling them raises.
+        Exception: Any exception of unpickling.
     """
     from poprun_py.python_api.functions.packed_file import open_packed
 
     call = open_packed(path)
     if path.parent == Path("/proc/self/fd"):
-        # The file has no name and was inherited: it is mapped now.
+        # The descriptor was inherited. The mapping does not need it.
         os.close(int(path.name))
     sys.argv[:] = call.head["argv"]
     for name, lines in call.head["sources"].items():
@@ -65,10 +65,10 @@ def _load(path: Path) -> tuple[Callable[..., object], tuple[object, ...], dict[s
 
 
 def _write_result(prefix: str, value: object) -> int:
-    """Write what the function returned, or why that cannot be; returns the code to end with."""
+    """Write the value of the function, or why it cannot be sent, and return the exit code."""
     from poprun_py.python_api.functions.failures import KEEPING, RESULT, write_failure
     from poprun_py.python_api.functions.packed_file import write_packed
-    from poprun_py.python_api.functions.unpicklable import where
+    from poprun_py.python_api.functions.pickling import path_to_problem
 
     kind = type(value).__name__
     try:
@@ -76,13 +76,13 @@ def _write_result(prefix: str, value: object) -> int:
     except OSError as error:
         return write_failure(prefix, KEEPING, error, None, kind)
     except Exception as error:
-        found = where(value)
+        found = path_to_problem(value)
         return write_failure(prefix, RESULT, error, None, f"{kind}, at {found}" if found else kind)
     return 0
 
 
-def _within(frames: TracebackType | None) -> TracebackType | None:
-    """Return a traceback from the user's own code on."""
+def _user_frames(frames: TracebackType | None) -> TracebackType | None:
+    """Return a traceback without the frames of this file at its beginning."""
     while frames is not None and frames.tb_frame.f_code.co_filename == __file__:
         frames = frames.tb_next
     return frames
@@ -90,7 +90,7 @@ def _within(frames: TracebackType | None) -> TracebackType | None:
 
 if __name__ == "__main__":
     if not sys.flags.safe_path:
-        # Where this script is, which holds no modules of the user's.
+        # Python has added the folder of this script, where users' modules could be hidden by ours.
         sys.path.pop(0)
     sys.path.append(str(Path(__file__).resolve().parents[3]))
     sys.exit(main())

@@ -11,7 +11,7 @@ import pytest
 from poprun_py.errors import JobFailedError, UsageError
 from poprun_py.python_api.functions.failures import RemoteTraceback, write_failure
 from poprun_py.python_api.functions.packed_file import write_packed
-from poprun_py.python_api.functions.results import read
+from poprun_py.python_api.functions.results import read_results
 from poprun_py.running.supervise.job import InstanceResult, LaunchResult
 
 
@@ -56,7 +56,11 @@ def failure_of(folder, index, error, what="raised"):
 def test_values_come_in_instance_order(folder):
     for index in (2, 0, 1):
         result_of(folder, index, np.full(3, index))
-    assert [value.tolist() for value in read(folder, ended(0, 0, 0))] == [[0] * 3, [1] * 3, [2] * 3]
+    assert [value.tolist() for value in read_results(folder, ended(0, 0, 0))] == [
+        [0] * 3,
+        [1] * 3,
+        [2] * 3,
+    ]
 
 
 def test_only_the_last_attempt_counts(folder):
@@ -64,14 +68,14 @@ def test_only_the_last_attempt_counts(folder):
     (folder / "attempt-1").mkdir()
     write_packed(folder / "attempt-1" / "instance-0.result", {}, "second")
     again = LaunchResult(exit_code=0, restart_count=1, instances=ended(0).instances)
-    assert read(folder, again) == ["second"]
+    assert read_results(folder, again) == ["second"]
 
 
 def test_an_exception_is_raised_as_what_it_is(folder, capsys):
     failure_of(folder, 1, KeyError("weights"))
     failure_of(folder, 0, ValueError("other\nand more"))
     with pytest.raises(KeyError, match="weights") as caught:
-        read(folder, ended(1, 1, first=1))
+        read_results(folder, ended(1, 1, first=1))
     assert caught.value.__notes__ == [
         "raised in instance 1 on here",
         "1 other instance failed too:",
@@ -87,7 +91,7 @@ def test_an_exception_is_raised_as_what_it_is(folder, capsys):
 def test_an_exception_without_words_is_raised_all_the_same(folder, capsys):
     failure_of(folder, 0, SpeechlessError())
     with pytest.raises(SpeechlessError):
-        read(folder, ended(1, first=0))
+        read_results(folder, ended(1, first=0))
     assert "<exception str() failed>" in capsys.readouterr().err
 
 
@@ -98,7 +102,7 @@ def test_an_exception_is_kept_whatever_became_of_stderr(stream, folder, monkeypa
     monkeypatch.setattr("sys.stderr", {"closed": closed, "none": None}.get(stream, object()))
     failure_of(folder, 0, KeyError("lr"))
     with pytest.raises(KeyError, match="lr") as caught:
-        read(folder, ended(1, first=0))
+        read_results(folder, ended(1, first=0))
     assert "in failure_of" in str(caught.value.__cause__)
 
 
@@ -106,7 +110,7 @@ def test_many_that_failed_are_counted(folder):
     for index in range(12):
         failure_of(folder, index, ValueError(index))
     with pytest.raises(ValueError, match="3") as caught:
-        read(folder, ended(*[1] * 12, first=3))
+        read_results(folder, ended(*[1] * 12, first=3))
     notes = caught.value.__notes__
     assert notes[1] == "11 other instances failed too:"
     assert notes[-1] == "  and 3 more"
@@ -123,7 +127,7 @@ def test_many_that_failed_are_counted(folder):
 def test_an_exception_that_cannot_be_raised_here_is_told(folder, error, said):
     failure_of(folder, 0, error)
     with pytest.raises(JobFailedError) as caught:
-        read(folder, ended(1, first=0))
+        read_results(folder, ended(1, first=0))
     assert str(caught.value).startswith("instance 0 on here raised ")
     assert str(caught.value).endswith(said)
     assert said in str(caught.value.__cause__)
@@ -133,26 +137,26 @@ def test_an_exception_that_cannot_be_raised_here_is_told(folder, error, said):
 def test_a_call_that_could_not_be_loaded_says_what_helps(folder):
     failure_of(folder, 0, ModuleNotFoundError("No module named 'mine'"), "loading")
     with pytest.raises(ModuleNotFoundError) as caught:
-        read(folder, ended(1, first=0))
+        read_results(folder, ended(1, first=0))
     assert "register_pickle_by_value" in caught.value.__notes__[-1]
 
 
 def test_an_instance_that_left_early_is_named(folder):
     result_of(folder, 0, 1)
     with pytest.raises(JobFailedError, match="instance 1 on here ended with exit code 0 before"):
-        read(folder, ended(0, 0))
+        read_results(folder, ended(0, 0))
 
 
 @pytest.mark.parametrize(("code", "how"), [(-9, "signal SIGKILL"), (3, "exit code 3")])
 def test_an_instance_that_was_ended_is_named(folder, code, how):
     with pytest.raises(JobFailedError, match=f"instance 1 on here ended with {how} before"):
-        read(folder, ended(-15, code, first=1))
+        read_results(folder, ended(-15, code, first=1))
 
 
 def test_a_job_that_was_stopped_says_why(folder):
     stopped = LaunchResult(exit_code=143, reason="SIGTERM received", instances=ended(-15).instances)
     with pytest.raises(JobFailedError, match="before the function returned: SIGTERM received"):
-        read(folder, stopped)
+        read_results(folder, stopped)
 
 
 def test_a_part_of_a_result_is_told(folder):
@@ -162,15 +166,15 @@ def test_a_part_of_a_result_is_told(folder):
     with pytest.raises(
         JobFailedError, match=r"instance 0 on here is not whole, or was .*: is there"
     ):
-        read(folder, ended(0))
+        read_results(folder, ended(0))
 
 
 def test_a_result_that_cannot_be_unpickled_is_told(folder):
     result_of(folder, 0, NeedsTwoError(1, 2))
     with pytest.raises(JobFailedError, match=r"instance 0 on here cannot be read here \(TypeError"):
-        read(folder, ended(0))
+        read_results(folder, ended(0))
 
 
 def test_a_result_that_is_asked_for_too_late_is_no_failure_of_the_function(tmp_path):
     with pytest.raises(UsageError, match="ask for its result before `with` ends"):
-        read(tmp_path / "removed", LaunchResult(exit_code=0))
+        read_results(tmp_path / "removed", LaunchResult(exit_code=0))
