@@ -126,7 +126,7 @@ class JobHandle(Generic[T]):
     def __repr__(self) -> str:
         try:
             return f"<JobHandle {self.name}: {self.status()}>"
-        except StartError:  # A forked process must not ask the launcher.
+        except StartError:  # in a forked process, which must not ask the launcher
             return f"<JobHandle {self.name}: of another process>"
 
     def _repr_html_(self) -> str:

@@ -1,4 +1,4 @@
-"""The output of a job's instances: copied to Python's streams, and read back from its files."""
+"""Functions that copy the output of a job to Python's streams and read it from files."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Messages between a program and the launcher process of its job, over a pair of sockets.
 
-A message is a length in four bytes, then a pickled pair of kind and value. Unpickling is safe here:
-both processes belong to one user, and the sockets have no name by which another process could
-connect. The output of instances passes here only as text and numbers.
+A message is a length in four bytes, then a pickled pair of kind and value. Unpickling is safe here,
+because both processes belong to one user, and other processes cannot connect to the sockets. The
+output of instances passes here only as text and numbers.
 
 The program sends one ``order`` (an Order). The launcher process sends ``waiting`` (the resources
 that the job waits for, as text; empty when the wait is over), ``attempt`` (an Attempt that

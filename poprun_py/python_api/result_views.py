@@ -1,4 +1,4 @@
-"""Text and HTML of the result of a job: one sentence, the command's report, or a table."""
+"""Text and HTML that describe the result of a job and of its instances."""
 
 from __future__ import annotations
 

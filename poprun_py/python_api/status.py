@@ -1,4 +1,4 @@
-"""JobStatus: the state of a job at one time."""
+"""The status of a job, which ``JobHandle.status`` returns."""
 
 from __future__ import annotations
 

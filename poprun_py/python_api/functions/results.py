@@ -39,8 +39,8 @@ def read_results(folder: Path, result: LaunchResult) -> list[Any]:
 
     Raises:
         Exception: The exception that the function raised in the instance that failed first. Its
-            cause is the traceback of that instance. Its notes name the instance, its host, and the other
-            instances that failed.
+            cause is the traceback of that instance. Its notes name the instance, its host, and
+            the other instances that failed.
         UsageError: The folder has been removed.
         JobFailedError: An instance ended in another way, or its value or exception cannot be
             unpickled.
