@@ -16,8 +16,6 @@ import pytest
 from support.processes import wait_until
 from support.repository import ROOT
 
-from poprun_py.running.screen.output_files import OutputFiles
-
 pytestmark = pytest.mark.mpi
 
 FOUR = ("--num-instances", "4", "--num-replicas", "4", "--oversubscribe")
@@ -244,17 +242,6 @@ def on_terminal(program, variables):
     os.close(ours)
     assert process.wait(60) == 0
     return output
-
-
-def test_full_disk_is_told_and_ends_nothing(tmp_path):
-    folder = OutputFiles(str(tmp_path), 1)
-    folder.open(0)
-    folder.close()
-    folder._files[0, "stdout"] = open("/dev/full", "wb", buffering=0)  # noqa: PTH123, SIM115
-    folder.write(0, "stdout", b"fine")
-    folder.write(0, "stdout", b"again")
-    assert "is incomplete: No space left on device" in folder.trouble
-    folder.close()
 
 
 def test_closed_stdout_is_no_failure(poprun, script, tmp_path):

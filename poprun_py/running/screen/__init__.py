@@ -1,5 +1,5 @@
 """The output of instances, as tagged lines on the terminal and as files of a run.
 
-Contains the rules for repeated tracebacks and progress bars, and the folders of --output-dir. No
-module here decides how a job goes on.
+It is simplified for readers: equal tracebacks of several instances are shown once, tracebacks after
+Ctrl-C are one line each, and progress bars in a file are whole lines.
 """

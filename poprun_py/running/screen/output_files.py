@@ -1,7 +1,4 @@
-"""The files of one attempt: every instance's output as it was written.
-
-Bytes are written through at once: the files are complete even if the launcher is killed later.
-"""
+"""The files with each instance's output, in the folder of an attempt."""
 
 from __future__ import annotations
 
@@ -11,7 +8,13 @@ from typing import BinaryIO
 
 
 class OutputFiles:
-    """Files ``instance-INDEX.stdout`` and ``.stderr`` in one folder; without a folder, nothing."""
+    """Files ``instance-INDEX.stdout`` and ``.stderr`` in a folder; does nothing without a folder.
+
+    The files are unbuffered, so they are complete even if the launcher is killed.
+
+    Attributes:
+        trouble: A sentence about the first error, or an empty string.
+    """
 
     def __init__(self, folder: str | None, num_instances: int) -> None:
         self.trouble = ""
@@ -20,12 +23,12 @@ class OutputFiles:
         self._files: dict[tuple[int, str], BinaryIO] = {}
 
     def open(self, instance: int) -> None:
-        """Make the files of an instance, also of one that will never write."""
+        """Create the files of an instance."""
         self.write(instance, "stdout", b"")
         self.write(instance, "stderr", b"")
 
     def write(self, instance: int, stream: str, data: bytes) -> None:
-        """Add what an instance wrote to its file; after ``trouble`` nothing is written."""
+        """Append output of an instance to its file. After an error nothing more is written."""
         if self._folder is None or self.trouble:
             return
         try:
@@ -33,15 +36,15 @@ class OutputFiles:
             if file is None:
                 path = self._folder / f"instance-{instance:0{self._width}}.{stream}"
                 file = self._files[instance, stream] = _open_private(path)
-            view = memoryview(data)
-            while view:
-                view = view[file.write(view) or 0 :]
+            rest = memoryview(data)
+            while rest:
+                rest = rest[file.write(rest) or 0 :]
         except OSError as error:
-            # A full disk must not end a job that runs well.
+            # A full disk must not end the job.
             self._note(error)
 
     def close(self) -> None:
-        """Close every file."""
+        """Close all files."""
         for file in self._files.values():
             try:
                 file.close()
@@ -54,6 +57,6 @@ class OutputFiles:
 
 
 def _open_private(path: Path) -> BinaryIO:
-    """Open a file, which only its owner can read, to write at its end."""
+    """Open a file for appending. Only its owner can read it."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
     return open(os.open(path, flags, 0o600), "wb", buffering=0)  # noqa: PTH123 (of a descriptor)

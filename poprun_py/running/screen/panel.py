@@ -1,9 +1,9 @@
-"""Lines that stay below everything else on a terminal, such as the view of --live.
+"""A panel of lines that stay below all other output on a terminal, such as the view of --live.
 
-The cursor always stays where the output continues. The panel is drawn below it, and the cursor is
-put back, so an unfinished line, a prompt and typed text are not disturbed. Output is collected for
-a moment. It is then written together with the codes that erase the panel and draw it again, so the
-terminal never shows output without the panel. This module does not depend on the lines' content.
+The cursor stays at the place where the output continues. The panel is drawn below it, and the
+cursor is put back, so an unfinished line, a prompt and typed text are not disturbed. Output is held
+for a moment. It is then written together with the codes that erase the panel and draw it again, so
+the terminal never shows output without the panel.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ Size = tuple[int, int] | None
 # The pause between two drawings while output comes. More output than _MAX_HELD is written at once.
 _PAUSE_SECONDS, _MAX_HELD = 0.1, 1 << 14
 _SAVE, _RESTORE = b"\x1b7", b"\x1b8"
-# Down a row in the same column, which scrolls at the bottom; to the begin of the next row.
+# The code _DOWN moves down one row in the same column, and scrolls at the bottom. The code
+# _NEXT_ROW moves to the beginning of the next row.
 _DOWN, _NEXT_ROW = b"\x1bD", b"\x1b[1E"
 _ERASE_FROM_HERE = b"\x1b[J"
 
@@ -25,9 +26,9 @@ class Panel:
     """The lines below the output of one terminal.
 
     Args:
-        write: writes to the terminal.
-        size: returns the terminal's columns and rows now.
-        is_ready: returns whether the terminal has taken all earlier output.
+        write: Writes to the terminal.
+        size: Returns the columns and rows of the terminal.
+        is_ready: Returns whether the terminal has taken all earlier output.
     """
 
     def __init__(
@@ -39,7 +40,7 @@ class Panel:
         self._write = write
         self._size = size
         self._is_ready = is_ready
-        self._made_for: Size = None
+        self._size_of_lines: Size = None
         self._lines: list[bytes] = []
         self._held = bytearray()
         self._is_drawn = False
@@ -47,7 +48,7 @@ class Panel:
         self._drawn_at = float("-inf")
 
     def write(self, data: bytes) -> None:
-        """Write output above the panel; if the panel was just drawn, leave it to ``on_time``."""
+        """Write output above the panel, or hold it if the panel was drawn just before."""
         self._held += data
         if not self._lines or len(self._held) > _MAX_HELD:
             self._write_frame(time.monotonic())
@@ -55,16 +56,16 @@ class Panel:
             self.on_time(time.monotonic())
 
     def show(self, lines: Sequence[str]) -> None:
-        """Show these lines until the terminal gets another size; none: no panel.
+        """Show these lines until the terminal is resized; an empty sequence removes the panel.
 
-        They must be narrower than the terminal, and fewer than its rows.
+        The lines must be narrower than the terminal, and fewer than its rows.
         """
-        self._made_for = self._size()
+        self._size_of_lines = self._size()
         self._lines = [line.encode(errors="replace") for line in lines]
         self._write_frame(time.monotonic())
 
     def erase(self) -> None:
-        """Erase the panel and write the held output: other code is about to use the terminal."""
+        """Erase the panel and write the held output, before other code writes to the terminal."""
         if frame := self._erased() + self._taken():
             self._write(frame)
 
@@ -73,26 +74,26 @@ class Panel:
         self._write_frame(time.monotonic())
 
     def enter_typed(self) -> None:
-        """The terminal has moved the cursor to the next row itself, which is the panel's."""
+        """Note that the Enter key has moved the cursor into the panel's first row."""
         self._is_entered = self._is_drawn
 
     def on_time(self, now: float) -> None:
-        """Write the held output with the panel below it, if the pause between drawings is over."""
+        """Write the held output and draw the panel, if the pause between drawings is over."""
         if now >= self.next_deadline() and self._is_ready():
             self._write_frame(now)
 
     def next_deadline(self) -> float:
-        """Return when to call ``on_time``; inf if there is nothing to write."""
+        """Return when ``on_time`` has something to do; inf for never."""
         if self._is_entered:
-            return float("-inf")  # draw at once: typed text would appear in the panel
+            return float("-inf")  # draw at once, because typed text would appear in the panel
         if not self._lines or (self._is_drawn and not self._held):
             return float("inf")
         return self._drawn_at + _PAUSE_SECONDS
 
     def _write_frame(self, now: float) -> None:
-        """Erase the panel, write the held output and draw the panel, all in one piece."""
-        if self._size() != self._made_for:
-            self._lines = []  # they would not fit: who makes them looks at the size again
+        """Erase the panel, write the held output and draw the panel, in one write."""
+        if self._size() != self._size_of_lines:
+            self._lines = []  # they may not fit, and the next ones are made for the new size
         frame = self._erased() + self._taken()
         if self._lines:
             frame += self._drawn()
@@ -112,9 +113,9 @@ class Panel:
         is_entered, self._is_entered, self._is_drawn = self._is_entered, False, False
         if is_entered:
             return _ERASE_FROM_HERE
-        # Erase only from the next row on: text to the right of the cursor may belong to a line that
-        # is being rewritten. Scroll first: if the window has been made lower, the cursor may be in
-        # its last row.
+        # Erase only from the next row on, because text to the right of the cursor may belong to a
+        # line that is being rewritten. Scroll first, because the cursor may be in the last row if
+        # the window has been made lower.
         return _DOWN + _up(1) + _SAVE + _NEXT_ROW + _ERASE_FROM_HERE + _RESTORE
 
     def _drawn(self) -> bytes:

@@ -1,46 +1,44 @@
-"""Progress bars for a reader that is no terminal: whole lines now and then, in place of redrawing.
-
-Bytes in, bytes out, the clock is an argument. What is not redrawn passes as it is.
-"""
+"""Progress bars as whole lines, for an output that is not a terminal."""
 
 from __future__ import annotations
 
 import re
 
-# Often enough to see that a job goes on, seldom enough for the log of a day.
+# Often enough to see that the job makes progress, and seldom enough for the log of a day.
 INTERVAL_SECONDS = 10.0
-# A redrawn line that is longer than this is none of a progress bar: it is passed on.
+# A longer redrawn line is not a progress bar, and is passed on.
 _MOST_OF_LINE = 1 << 16
-# Where a line ends or is begun anew: a carriage return alone, then also the cursor moved up, to a
-# bar above another.
+# The end of a line or of a state of a bar: a newline, a carriage return alone, or the code that
+# moves the cursor up to a bar above.
 _MOVE = re.compile(rb"(\r+\n|\n|\r|\x1b\[A)")
 _UP = b"\x1b[A"
 _MOST_ROWS = 32
 
 
 class ProgressLines:
-    """One stream's progress bars as lines: the first state, one every ten seconds, and the last.
+    """Turns the progress bars of one stream into lines.
 
-    A bar that begins within ten seconds after another is shown by its last state alone.
+    The lines are the first state of a bar, one state every 10 s, and the last state. If a bar
+    begins within 10 s after another, only its last state is shown.
     """
 
     def __init__(self) -> None:
         self._carried = b""  # a carriage return that may be the first half of a line's end
-        self._is_redrawn = False  # whether the line was begun anew
+        self._is_redrawn = False  # whether the current line has been begun again
         self._has_text = False  # whether unfinished text has been passed on
-        self._rows_below = 0  # by how many rows the cursor was moved up
-        self._has_moved_down = False  # just now
-        self._line = b""  # what is drawn of the line so far
-        self._states: dict[int, bytes] = {}  # of each row, what was drawn in full last
+        self._rows_up = 0  # how many rows the cursor was moved up
+        self._has_just_moved_down = False
+        self._line = b""  # the current state of the line, so far
+        self._states: dict[int, bytes] = {}  # the last complete state of each row
         self._shown: dict[int, bytes] = {}
         self._shown_at = float("-inf")
         self._fed_at = 0.0
 
     def feed(self, data: bytes, now: float) -> bytes:
-        """Return what is to be shown after more of the stream has come."""
+        """Take more of the stream, and return the bytes to show."""
         self._fed_at = now
         data = self._carried + data
-        # Nearly always: no bar is drawn.
+        # This is the usual case, without progress bars.
         if not self._is_redrawn and b"\r" not in data:
             self._carried = b""
             if data:
@@ -55,21 +53,21 @@ class ProgressLines:
         return bytes(shown)
 
     def finish(self, now: float) -> bytes:
-        """Return what is left of a stream that has ended; a bar ends with its last state."""
+        """Return the rest of a stream that has ended, such as the last state of a bar."""
         shown = bytearray()
         if self._is_redrawn:
             self._end_bar(now, shown)
         return bytes(shown)
 
     def overdue(self, before: float) -> bytes:
-        """Return what a bar shows that stands still since ``before`` and is due since then."""
+        """Return the state of a bar that has been due, without new output, since ``before``."""
         shown = bytearray()
         if self.due_at() <= before:
-            self._drawn(before, shown)
+            self._end_state(before, shown)
         return bytes(shown)
 
     def due_at(self) -> float:
-        """Return when a bar that stands still since it was fed is due; inf for never."""
+        """Return when the current state is due to be shown if nothing follows; inf for never."""
         if not self._line.strip() and self._states == self._shown:
             return float("inf")
         return max(self._fed_at, self._shown_at + INTERVAL_SECONDS)
@@ -80,11 +78,11 @@ class ProgressLines:
         return self._is_redrawn
 
     def _take(self, text: bytes, move: bytes, now: float, shown: bytearray) -> None:
-        """Take some text and how the cursor moves after it."""
-        if text and self._has_moved_down:
-            # Ordinary text below the bars: they have ended.
+        """Take some text and the move of the cursor after it."""
+        if text and self._has_just_moved_down:
+            # Ordinary text below the bars shows that they have ended.
             self._end_bar(now, shown)
-        self._has_moved_down = False
+        self._has_just_moved_down = False
         is_end = move.endswith(b"\n")
         if not self._is_redrawn and move != b"\r":
             self._pass(text + move, shown)
@@ -92,16 +90,16 @@ class ProgressLines:
         if not self._is_redrawn:
             self._is_redrawn = True
             if self._has_text:
-                # What stood there first has been passed on: it is the bar's first state.
+                # The beginning of the line, which has been passed on, is the bar's first state.
                 self._pass(text + b"\n", shown)
                 self._shown_at, text = now, b""
         self._line += text
-        if is_end and not self._rows_below:
+        if is_end and not self._rows_up:
             self._end_bar(now, shown)
         elif move:
-            self._drawn(now, shown)
-            self._rows_below = min(self._rows_below + (move == _UP) - is_end, _MOST_ROWS)
-            self._has_moved_down = is_end
+            self._end_state(now, shown)
+            self._rows_up = min(self._rows_up + (move == _UP) - is_end, _MOST_ROWS)
+            self._has_just_moved_down = is_end
         elif len(self._line) > _MOST_OF_LINE:
             line, self._line = self._line, b""
             self._end_bar(now, shown)
@@ -112,16 +110,16 @@ class ProgressLines:
         if data:
             self._has_text = not data.endswith(b"\n")
 
-    def _drawn(self, now: float, shown: bytearray) -> None:
-        """A state is complete: show it if it is time."""
+    def _end_state(self, now: float, shown: bytearray) -> None:
+        """Keep a complete state of a row, and show it if it is time."""
         if self._line.strip():
-            self._states[-self._rows_below] = self._line.rstrip()
+            self._states[-self._rows_up] = self._line.rstrip()
         self._line = b""
         if now >= self._shown_at + INTERVAL_SECONDS:
             self._show(now, shown)
 
     def _show(self, now: float, shown: bytearray) -> None:
-        """Show the state of every row that has changed, the upper ones first."""
+        """Show the state of every changed row, from top to bottom."""
         if self._states != self._shown:
             self._shown_at = now
             changed = sorted(self._states.items() - self._shown.items())
@@ -129,9 +127,9 @@ class ProgressLines:
             self._shown = dict(self._states)
 
     def _end_bar(self, now: float, shown: bytearray) -> None:
-        """The line has ended: its last state counts, however soon it comes."""
-        self._drawn(now, shown)
+        """Show the last state of all bars, even if the last line was shown just before."""
+        self._end_state(now, shown)
         self._show(now, shown)
-        self._is_redrawn = self._has_text = self._has_moved_down = False
-        self._rows_below = 0
+        self._is_redrawn = self._has_text = self._has_just_moved_down = False
+        self._rows_up = 0
         self._states, self._shown = {}, {}

@@ -1,8 +1,8 @@
-"""What instances write, on the launcher's own stdout and stderr: whole lines, tagged, in order.
+"""The output of all instances as whole, tagged lines on the launcher's stdout and stderr.
 
-Bytes in, bytes out: lines are cut at newlines only, so that no character is ever split. Memory is
-bounded: a line longer than ``MAX_HELD`` bytes is passed on in pieces, and a reader that does not
-keep up makes the instances wait.
+Output is handled as bytes and cut at newlines only, so multi-byte characters are never split. The
+memory is bounded: a line longer than ``MAX_HELD`` bytes is passed on in pieces, and instances are
+paused if the reader does not keep up.
 """
 
 from __future__ import annotations
@@ -23,27 +23,35 @@ from poprun_py.texts import clock_text
 
 MAX_HELD = 1 << 22
 _MAX_PENDING = 1 << 22
-# What is kept of a stream's end, and of the two ends of each line of it.
+# keep_end keeps this many bytes of a stream, and of lines that are too long this many bytes of each
+# end.
 _KEPT, _KEPT_OF_LINE, _TOO_LONG = 1 << 15, 1000, 3000
-# A pipe that is ready takes PIPE_BUF bytes without blocking, a terminal less.
+# A pipe that is ready takes PIPE_BUF bytes without blocking, and a terminal takes fewer.
 _PIPE_CHUNK, _TERMINAL_CHUNK, _WHOLE_CHUNK = 4096, 512, 1 << 16
 _BARE_RETURN = re.compile(rb"\r(?!\n)")
-# Green, yellow, blue, magenta, cyan, and the bright ones.
+# Green, yellow, blue, magenta and cyan, and the bright colours.
 _COLOURS = (32, 33, 34, 35, 36, 92, 93, 94, 95, 96)
 
 
 @dataclass(slots=True)
 class OutputStream:
-    """One stream (stdout or stderr) of one instance on its way to the screen."""
+    """One stream (stdout or stderr) of one instance, and its output that is not shown yet.
+
+    Attributes:
+        shown: Whether its output is shown at all.
+        timed: Whether the time of day is written before each line.
+        live: Whether unfinished lines are shown at once, because the user types into them.
+        held: The beginning of a line whose end has not come yet.
+        progress: Turns progress bars into lines without a terminal; None to keep them as they are.
+    """
 
     tag: bytes
     shown: bool = True
     timed: bool = False
-    live: bool = False  # shown at once: somebody types there
+    live: bool = False
     has_ended: bool = False
     held: bytearray = field(default_factory=bytearray)
     fed_at: float = 0.0
-    # None: what it redraws is shown as it is, on a file too.
     progress: ProgressLines | None = None
 
     @property
@@ -52,7 +60,7 @@ class OutputStream:
         return not self.tag and not self.timed
 
     def prefix(self) -> bytes:
-        """Return what stands in front of each line now."""
+        """Return the tag of a line that begins now."""
         if not self.timed:
             return self.tag
         return f"{clock_text(time.time())} ".encode() + self.tag
@@ -64,12 +72,12 @@ def make_stream(
     """Return the stream ``name`` of instance ``index``.
 
     Args:
-        index: the instance; or several as a list, which have no colour.
+        index: The instance, or a text such as ``0-3`` for several instances without a colour.
         name: ``stdout`` or ``stderr``.
-        form: ``tag`` for PopRun's tag, ``time`` for the time of day before it, ``plain`` for the
-            bytes of the program and nothing else.
-        shown: whether anything of it appears.
-        colour: whether the tag has the instance's colour.
+        form: ``tag`` for PopRun's tag, ``time`` for the time of day before the tag, or ``plain``
+            for the unchanged bytes of the program.
+        shown: Whether the stream is shown.
+        colour: Whether the tag has the instance's colour.
     """
     tag = b"" if form == "plain" else f"[1,{index}]<{name}>:".encode()
     if colour and tag and isinstance(index, int):
@@ -79,15 +87,20 @@ def make_stream(
 
 
 def tag_width(index: int, form: str) -> int:
-    """Return the columns in front of each line of instance ``index``'s stdout."""
+    """Return the width of the tag before each line of instance ``index``'s stdout."""
     stream = make_stream(index, "stdout", form=form)
     return len(stream.prefix())
 
 
 def keep_end(kept: bytearray, data: bytes) -> bytearray:
-    """Return the end of a stream after more of it came; a very long line loses its middle."""
+    """Return the end of a stream with new data; the middle of very long lines is left out.
+
+    Args:
+        kept: The end of the stream before the new data.
+        data: The new data.
+    """
     kept = kept + data
-    # A line that is too long fills a whole piece: nearly always there is none, and this is quick.
+    # This quick check finds every long line, because long lines fill at least one whole piece.
     piece = _TOO_LONG // 2
     if all(kept.find(b"\n", i, i + piece) >= 0 for i in range(0, len(kept) - piece, piece)):
         return kept[-_KEPT:]
@@ -99,10 +112,9 @@ def keep_end(kept: bytearray, data: bytes) -> bytearray:
 
 
 class Sink:
-    """A descriptor of ours that is written to without ever blocking.
+    """Writes to one of the launcher's descriptors without blocking.
 
-    Files and devices that are always ready are written at once. For pipes and terminals what does
-    not go out now is kept; ``is_full`` says when nothing more should be fed.
+    Files are written at once. For pipes and terminals, output that they do not take now is kept.
     """
 
     def __init__(self, descriptor: int) -> None:
@@ -110,7 +122,7 @@ class Sink:
         self.is_terminal = os.isatty(descriptor)
         self.moved_at = time.monotonic()
         self._pending = bytearray()
-        self._gone = False
+        self._is_closed = False
         self._always_ready = stat.S_ISREG(os.fstat(descriptor).st_mode)
         self._chunk = _TERMINAL_CHUNK if self.is_terminal else _PIPE_CHUNK
         self._own = _open_again(descriptor) if self.is_terminal else None
@@ -122,24 +134,24 @@ class Sink:
 
     @property
     def pending(self) -> int:
-        """Number of bytes that wait for the reader."""
+        """The number of bytes that the reader has not taken yet."""
         return len(self._pending)
 
     @property
     def is_full(self) -> bool:
-        """Whether so much waits that the instances should wait too."""
+        """Whether the instances should be paused until the reader has taken more."""
         return len(self._pending) >= _MAX_PENDING
 
     def write(self, data: bytes) -> None:
-        """Take ``data``, and write what can be written now."""
-        if not self._gone:
+        """Write ``data``, or keep the part that the descriptor does not take now."""
+        if not self._is_closed:
             self._pending += data
             self.flush()
 
-    def flush(self, patience: float = 0.0) -> None:
-        """Write what the descriptor takes, waiting up to ``patience`` seconds for it."""
-        limit = time.monotonic() + patience
-        while self._pending and not self._gone:
+    def flush(self, timeout: float = 0.0) -> None:
+        """Write pending output, waiting up to ``timeout`` seconds for the reader."""
+        limit = time.monotonic() + timeout
+        while self._pending and not self._is_closed:
             if not self._always_ready:
                 wait = max(0, int(1000 * (limit - time.monotonic())))
                 if not self._poll.poll(wait):
@@ -148,15 +160,15 @@ class Sink:
                 return
 
     def close(self) -> None:
-        """Close the descriptor that was opened here; later output is dropped."""
+        """Drop pending and later output, and release resources."""
         self.discard()
         if self._own is not None:
             os.close(self._own)
             self._own = None
 
     def discard(self) -> None:
-        """Drop what waits, and all that follows: it has no reader."""
-        self._gone = True
+        """Drop pending and later output."""
+        self._is_closed = True
         self._pending.clear()
 
     def _write_some(self) -> bool:
@@ -168,19 +180,19 @@ class Sink:
             # The terminal has too little room, or another process made the descriptor non-blocking.
             return False
         except OSError as error:
-            # The job goes on without its output: training outlives a pager that was closed.
+            # The job continues without its output, for example after its pager was closed.
             self.discard()
             if error.errno != errno.EPIPE:
-                _tell_of_loss(self.descriptor, error)
+                _report_loss(self.descriptor, error)
         self.moved_at = time.monotonic()
         return True
 
 
 def _open_again(descriptor: int) -> int | None:
-    """Open a terminal again in non-blocking mode; None if it cannot be opened (another user's).
+    """Open a terminal again in non-blocking mode; None if it belongs to another user.
 
-    A write to the new descriptor takes a piece of any size at once if the terminal has room. Other
-    processes keep their own descriptor in blocking mode.
+    A write to the new descriptor can have any size if the terminal is ready. Other processes keep
+    their own descriptor in blocking mode.
     """
     flags = os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
     try:
@@ -189,8 +201,7 @@ def _open_again(descriptor: int) -> int | None:
         return None
 
 
-def _tell_of_loss(descriptor: int, error: OSError) -> None:
-    """Write on stderr that output is lost, unless stderr itself is lost."""
+def _report_loss(descriptor: int, error: OSError) -> None:
     lost = f"output to descriptor {descriptor} is lost: {error.strerror}"
     text = f"{command_name()}: warning: {lost}\n"
     with contextlib.suppress(OSError):
@@ -200,13 +211,17 @@ def _tell_of_loss(descriptor: int, error: OSError) -> None:
 class Screen:
     """Writes the streams of all instances to one descriptor without mixing their lines.
 
-    A line whose end has not been written yet (a progress bar, a prompt) is shown when it holds a
-    carriage return, or when ``flush_idle`` finds it waiting. One line at a time is open in this way
-    and belongs to its stream until it is ended; unfinished lines of other streams wait meanwhile.
-    When another stream has a whole line, the open one is ended first, on a terminal erased and
-    drawn again below; one that cannot erase keeps both. Without a terminal, a progress bar is
-    written as a whole line from time to time. A plain stream may then end without a newline, which
-    is added only if something else is written after it.
+    An unfinished line (a progress bar or a prompt) is shown when it has a carriage return, or when
+    ``flush_idle`` finds that its end has not come for some time. This is the open line. There is
+    one open line at a time, and unfinished lines of other streams wait until it has ended. If a
+    whole line of another stream comes, a terminal erases the open line and shows it again below.
+    Without a terminal, or if the terminal cannot erase, the open line is ended with a newline.
+
+    Args:
+        write: Writes to the descriptor.
+        is_terminal: Whether it is a terminal. If it is not, progress bars are written as whole
+            lines from time to time.
+        can_erase: Whether the terminal can erase a line.
     """
 
     def __init__(
@@ -215,15 +230,15 @@ class Screen:
         self._write = write
         self.is_terminal = is_terminal
         self._can_erase = can_erase
-        self.maps_newlines = True  # whether the terminal also returns to the first column
-        self._open: OutputStream | None = None
-        self._redrawn: dict[int, OutputStream] = {}  # whose lines are progress bars now, by id
-        self._unfinished: dict[int, OutputStream] = {}  # that hold the begin of a line, by id
-        self._drawn = b""  # what the open line shows since its last carriage return
-        self._is_bar = False  # whether the open line was begun anew
+        self.maps_newlines = True  # whether a newline also returns to the first column
+        self._open: OutputStream | None = None  # the stream of the open line
+        self._bars: dict[int, OutputStream] = {}  # streams whose line is a progress bar, by id
+        self._unfinished: dict[int, OutputStream] = {}  # streams with the beginning of a line
+        self._drawn = b""  # the text of the open line since its last carriage return
+        self._is_bar = False  # whether the open line has a carriage return
 
     def feed(self, stream: OutputStream, data: bytes) -> None:
-        """Take ``data`` of ``stream`` and write what can be written."""
+        """Write new output of a stream, or hold the beginning of a line."""
         if not stream.shown:
             return
         stream.fed_at = time.monotonic()
@@ -235,7 +250,7 @@ class Screen:
         if (stream.live and stream.held) or (b"\r" in stream.held and self._is_free_for(stream)):
             self._write_partial(stream)
         elif len(stream.held) > MAX_HELD:
-            self._relieve(stream)
+            self._shorten_held(stream)
         if stream.held:
             self._unfinished[id(stream)] = stream
         else:
@@ -243,12 +258,12 @@ class Screen:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether a stream holds the begin of a line whose end has not been written yet."""
+        """Whether a stream holds the beginning of a line."""
         return bool(self._unfinished)
 
     def flush_idle(self, before: float) -> None:
-        """Show what has waited without a newline since ``before``, such as a prompt."""
-        for bar in list(self._redrawn.values()):
+        """Show lines, such as a prompt, whose end has not come since ``before``."""
+        for bar in list(self._bars.values()):
             if bar.progress is not None and (lines := bar.progress.overdue(before)):
                 self._write_lines(bar, lines)
         for stream in list(self._unfinished.values()):
@@ -260,10 +275,10 @@ class Screen:
     def finish(self, stream: OutputStream) -> None:
         """Write the rest of a stream that has ended, and add a missing newline at its end.
 
-        Without a terminal, a plain stream gets the newline only if other output follows.
+        Without a terminal, the newline is added to a plain stream only before other output.
         """
         self._unfinished.pop(id(stream), None)
-        if self._redrawn.pop(id(stream), None) and stream.progress is not None:
+        if self._bars.pop(id(stream), None) and stream.progress is not None:
             stream.held += stream.progress.finish(time.monotonic())
         if stream.held.endswith(b"\n"):
             self._write_lines(stream, bytes(stream.held))
@@ -278,13 +293,13 @@ class Screen:
             self.interrupt()
 
     def end_bar(self, stream: OutputStream) -> None:
-        """End a line that is being redrawn: what follows is not to stand behind it."""
+        """End a progress bar of a stream, so that its next output is a line of its own."""
         is_open_bar = self._open is stream and self._is_bar
-        if is_open_bar or b"\r" in stream.held or id(stream) in self._redrawn:
+        if is_open_bar or b"\r" in stream.held or id(stream) in self._bars:
             self.finish(stream)
 
     def interrupt(self) -> None:
-        """End an open line, so that somebody else can write to the descriptor."""
+        """End the open line, so that other code can write to the descriptor."""
         if self._open is not None:
             self._write(self._end_of_row)
             self._open = None
@@ -294,28 +309,28 @@ class Screen:
         return self._open is None or self._open is stream or self._open.has_ended
 
     def next_bar_at(self) -> float:
-        """Return when a bar that stands still is due to be shown; inf for never."""
-        bars = (s.progress for s in self._redrawn.values() if s.progress is not None)
+        """Return when the state of a progress bar is due to be shown; inf for never."""
+        bars = (s.progress for s in self._bars.values() if s.progress is not None)
         return min((bar.due_at() for bar in bars), default=float("inf"))
 
     def _with_bars_as_lines(self, stream: OutputStream, data: bytes) -> bytes:
-        """Return what to show of ``data``; without a terminal, bars are whole lines."""
+        """Return ``data``, with progress bars turned into whole lines without a terminal."""
         if self.is_terminal or stream.progress is None:
             return data
         data = stream.progress.feed(data, stream.fed_at)
         if stream.progress.is_open:
-            self._redrawn[id(stream)] = stream
+            self._bars[id(stream)] = stream
         else:
-            self._redrawn.pop(id(stream), None)
+            self._bars.pop(id(stream), None)
         return data
 
     def insert(self, line: bytes) -> None:
-        """Write somebody else's line; on a terminal an open line, such as a prompt, stays below."""
-        redraw = self._make_way()
+        """Write a line of the launcher; on a terminal, the open line is shown again below."""
+        redraw = self._close_open_line()
         self._write(line + self._end_of_row + redraw)
 
-    def _make_way(self) -> bytes:
-        """Free the row of an open line; return what shows it again below, on a terminal."""
+    def _close_open_line(self) -> bytes:
+        """Erase or end the open line; return the bytes that show it again on a terminal."""
         if self._open is None or not self.is_terminal:
             self.interrupt()
             return b""
@@ -327,16 +342,15 @@ class Screen:
         return b"\n" if self.maps_newlines else b"\r\n"
 
     def end_by_terminal(self) -> None:
-        """The terminal has ended the open line itself: it echoed the Enter key."""
+        """Note that the terminal has ended the open line by echoing the Enter key."""
         self._open = None
 
     def redraw(self) -> None:
-        """Show an open line again."""
+        """Show the open line again."""
         if self._open is not None:
             self._write(self._open.prefix() + self._drawn)
 
     def _write_lines(self, stream: OutputStream, lines: bytes) -> None:
-        """Write whole lines of one stream."""
         redraw = b""
         tag = stream.prefix()
         first_tag = tag
@@ -344,7 +358,7 @@ class Screen:
             first_tag = b""
             self._open = None
         else:
-            redraw = self._make_way()
+            redraw = self._close_open_line()
         end = b"\n"
         if not self.maps_newlines and not stream.live:
             end = b"\r\n"
@@ -352,8 +366,8 @@ class Screen:
         self._write(first_tag + body + end + redraw)
 
     def _write_partial(self, stream: OutputStream) -> None:
-        """Write the unfinished line of one stream and leave it open."""
-        # A carriage return at the end may be the first half of a line's end, or moves the cursor.
+        """Write the unfinished line of one stream, which becomes the open line."""
+        # A carriage return at the end may be the first half of the line's end.
         is_half = stream.held.endswith(b"\r") and not (stream.live or stream.has_ended)
         data = bytes(stream.held[:-1] if is_half else stream.held)
         if not data:
@@ -371,8 +385,8 @@ class Screen:
         self._drawn = (self._drawn + data).rpartition(b"\r")[2][-4096:]
         self._write(start + _retag(data, tag))
 
-    def _relieve(self, stream: OutputStream) -> None:
-        """Make room in a very long line: what a carriage return overwrote, else the line so far."""
+    def _shorten_held(self, stream: OutputStream) -> None:
+        """Drop the part of a very long line that a carriage return overwrote, or else write it."""
         last = stream.held.rfind(b"\r")
         if self.is_terminal and last > 0:
             del stream.held[:last]
@@ -381,5 +395,5 @@ class Screen:
 
 
 def _retag(data: bytes, tag: bytes) -> bytes:
-    """Repeat the tag after each carriage return, which would otherwise be overwritten."""
+    """Repeat the tag after each carriage return, because the next text overwrites it."""
     return _BARE_RETURN.sub(lambda _: b"\r" + tag, data) if tag else data

@@ -1,24 +1,29 @@
-"""Python tracebacks in what instances write: where one begins and ends, and which are the same.
+"""Functions that find, compare and shorten Python tracebacks in the output of instances.
 
-Pure: text in, values out. Two tracebacks are the same if they differ in nothing but what tells the
-instances of one job apart: addresses, process ids, numbers of instances, hosts, times.
+This module is imported only when an instance writes a traceback or Ctrl-C is pressed.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 
-_HEADER = r"(?:\[rank\d+\]: ?)?(?:  \+ Exception Group )?Traceback \(most recent call last\):"
-# A program that Python could not parse has no header, only the place.
+# Tracebacks after Ctrl-C are held for at most this time and this many bytes. Python writes a
+# traceback within milliseconds, and on a busy machine within tenths of a second.
+_HELD_SECONDS = 0.5
+_MOST_HELD = 1 << 16
+
+_RANK_PREFIX = re.compile(r"^\[rank\d+\]: ?")
+_BEGIN = "Traceback (most recent call last):"
+_HEADER = rf"(?:\[rank\d+\]: ?)?(?:  \+ Exception Group )?{re.escape(_BEGIN)}"
+# Python writes only the place, without a header, for a syntax error of the program itself.
 _PLACE = r'  File "[^"\n]+", line \d+'
 _START = re.compile(rf"(?:{_HEADER}|^{_PLACE})[ ]*(?=\r?\n|\Z)".encode(), re.M)
 _START_LINE = re.compile(rf"{_HEADER}|{_PLACE}$")
-_LINK = r"The above exception was the direct cause|During handling of the above"
-_CHAIN = re.compile(_LINK)
-# The line of the exception is the first that is not indented; a group ends with a rule.
-_LAST_LINE = re.compile(rf"(?!{_LINK})\S|\s+\+-+$")
-
-_RANK_PREFIX = re.compile(r"^\[rank\d+\]: ?")
+# The line between two chained tracebacks.
+_CHAIN = re.compile("The above exception was the direct cause|During handling of the above")
+# The line of the exception is the first that is not indented. An exception group ends with a rule.
+_LAST_LINE = re.compile(rf"(?!{_CHAIN.pattern})\S|\s+\+-+$")
 _VARYING = (
     (re.compile(r"0x[0-9a-fA-F]{4,}"), "0x"),
     (re.compile(r"\d{4}-\d\d-\d\d"), "date"),
@@ -26,21 +31,34 @@ _VARYING = (
     (re.compile(r"\b(pid|local[ _]rank)([ =:#]{1,2})\d+\b", re.I), r"\1\2N"),
 )
 
+# The line that Python writes before the traceback of a worker process or of a destructor.
+_BEFORE = re.compile(r"Process \S+:$|Exception ignored in:? ")
+_INTERRUPT = re.compile(r"KeyboardInterrupt:?\s*$")
+_FRAME = re.compile(r'\s+File "([^"]+)", line (\d+)(?:, in (.+))?$')
+# The paths of files that are not the user's own code.
+_LIBRARIES = re.compile(r"/site-packages/|/lib/python3|^<|/(?:popdist_py|poprun_py)/")
+_FIRST_OF_HELD = re.compile(
+    rb"^(?:Process \S+:$|Exception ignored in|(?:\[rank\d+\]: ?)?Traceback \(most recent)",
+    re.MULTILINE,
+)
+
 
 def find_traceback(data: bytes) -> int:
-    """Return where a traceback begins in what an instance wrote; -1 for nowhere."""
+    """Return the position of the first traceback in ``data``, or -1."""
     start = _START.search(data)
     return -1 if start is None else start.start()
 
 
 def normal_line(line: str, index: int, host: str, pid: int) -> str:
-    """Return a line of a traceback without what differs between instances of one job.
+    """Return a line of a traceback without differences between the instances of one job.
+
+    Addresses, process ids, numbers of instances, hosts and times are replaced.
 
     Args:
-        line: the line.
-        index: the instance that wrote it.
-        host: the name of its host; may be empty.
-        pid: its process id; 0 if that is not known.
+        line: The line.
+        index: The instance that wrote it.
+        host: The name of its host; may be empty.
+        pid: Its process id; 0 if unknown.
     """
     line = _RANK_PREFIX.sub("", line.rstrip())
     for pattern, replacement in _VARYING:
@@ -54,22 +72,116 @@ def normal_line(line: str, index: int, host: str, pid: int) -> str:
 
 
 def equal_lines(one: list[str], other: list[str]) -> int:
-    """Return how many lines at the beginning of two outputs are one and the same whole traceback.
+    """Return the number of equal lines at the beginning of two outputs, if they are a traceback.
 
-    0 if a traceback, or one that led to it, goes on differently in one of the outputs.
+    The result is 0 if they are not a whole traceback, or if the traceback or its chain continues
+    differently in one of the outputs.
 
     Args:
-        one: lines in their normal form, from the beginning of a traceback.
-        other: the same of another instance.
+        one: Lines of ``normal_line``, from the beginning of a traceback.
+        other: The same of another instance.
     """
     equal = 0
-    for mine, theirs in zip(one, other, strict=False):
-        if mine != theirs:
+    for line, other_line in zip(one, other, strict=False):
+        if line != other_line:
             break
         equal += 1
     starts = [n for n in range(equal) if _START_LINE.match(one[n])]
     has_end = bool(starts) and any(_LAST_LINE.match(one[n]) for n in range(starts[-1] + 1, equal))
-    goes_on = any(
+    continues = any(
         _START_LINE.match(line) or _CHAIN.match(line) for line in (*one[equal:], *other[equal:])
     )
-    return equal if has_end and not goes_on else 0
+    return equal if has_end and not continues else 0
+
+
+def shorten_interrupts(text: str) -> str:
+    """Return ``text`` with each traceback of KeyboardInterrupt reduced to one line.
+
+    Most of its frames are in libraries, for example in a data loader that waits for its workers.
+    The line names the last frame in the user's own code. Other text is unchanged.
+    """
+    lines = text.splitlines(keepends=True)
+    bare = [_RANK_PREFIX.sub("", line).rstrip() for line in lines]
+    kept: list[str] = []
+    at = 0
+    while at < len(lines):
+        start = at + 1 if _BEFORE.match(bare[at]) and at + 1 < len(lines) else at
+        end = _end_of_traceback(bare, start) if bare[start] == _BEGIN else None
+        if end is None:
+            kept.append(lines[at])
+            at += 1
+        elif _INTERRUPT.match(bare[end - 1]):
+            kept.append(_interrupt_line(bare[start:end]))
+            at = end
+        else:
+            kept += lines[at:end]
+            at = end
+    return "".join(kept)
+
+
+def _end_of_traceback(lines: list[str], start: int) -> int | None:
+    """Return the end of a traceback and its chain; None if it is incomplete."""
+    end = start + 1
+    while end < len(lines) and (not lines[end] or lines[end][0] == " "):
+        end += 1
+    if end == len(lines):
+        return None
+    end += 1
+    after = [n for n in range(end, min(end + 5, len(lines))) if lines[n]]
+    if len(after) > 1 and _CHAIN.match(lines[after[0]]) and lines[after[1]] == _BEGIN:
+        return _end_of_traceback(lines, after[1])
+    return end
+
+
+def _interrupt_line(traceback: list[str]) -> str:
+    frames = [frame for line in traceback if (frame := _FRAME.match(line))]
+    own = [frame for frame in frames if not _LIBRARIES.search(frame[1])]
+    if not frames:
+        return "KeyboardInterrupt\n"
+    path, number, function = (own or frames)[-1].groups()
+    where = "" if function in (None, "<module>") else f" in {function}"
+    return f"KeyboardInterrupt{where}, {path} line {number}\n"
+
+
+class InterruptTracebacks:
+    """Shortens tracebacks in the stderr of instances after Ctrl-C.
+
+    Args:
+        show: Takes the index of an instance and the output to show.
+    """
+
+    def __init__(self, show: Callable[[int, bytes], None]) -> None:
+        self._show = show
+        self._held: dict[int, tuple[bytearray, float]] = {}
+
+    def feed(self, index: int, data: bytes, now: float) -> None:
+        """Show output of an instance, or hold it from the first traceback on."""
+        if index not in self._held:
+            first = _FIRST_OF_HELD.search(data)
+            start = len(data) if first is None else first.start()
+            if start:
+                self._show(index, data[:start])
+            if first is None:
+                return
+            self._held[index] = bytearray(), now + _HELD_SECONDS
+            data = data[start:]
+        held, _ = self._held[index]
+        held += data
+        if len(held) > _MOST_HELD:
+            self.ended(index)
+
+    def ended(self, index: int) -> None:
+        """Show the held output of an instance that has ended."""
+        if index in self._held:
+            held, _ = self._held.pop(index)
+            text = held.decode(errors="surrogateescape")
+            self._show(index, shorten_interrupts(text).encode(errors="surrogateescape"))
+
+    def on_time(self, now: float) -> None:
+        """Show output that has been held long enough."""
+        for index in [index for index, (_, until) in self._held.items() if now >= until]:
+            self.ended(index)
+
+    def next_deadline(self) -> float:
+        """Return when held output is to be shown; inf if no output is held."""
+        return min((until for _, until in self._held.values()), default=float("inf"))

@@ -20,7 +20,7 @@ from poprun_py.running.supervise.job import Job
 from poprun_py.texts import ranges_text
 
 if TYPE_CHECKING:
-    from poprun_py.running.screen.interrupt_tracebacks import InterruptTracebacks
+    from poprun_py.running.screen.tracebacks import InterruptTracebacks
 
 # How long a line waits for its end. An unbuffered print() writes its newline by itself, and where
 # many programs share a CPU each may be held up before it by a turn of all the others.
@@ -138,7 +138,7 @@ class InstanceOutput:
         """Show KeyboardInterrupt tracebacks as one line from now on: Ctrl-C is passed on."""
         if self._interrupts is None:
             # Imported here, so that jobs that are not interrupted do not wait for the import.
-            from poprun_py.running.screen.interrupt_tracebacks import InterruptTracebacks
+            from poprun_py.running.screen.tracebacks import InterruptTracebacks
 
             self._interrupts = InterruptTracebacks(self._find_repeats)
 

@@ -13,7 +13,6 @@ import pytest
 from popdist_py.environment import InstanceEnvironment
 from poprun_py.errors import UsageError
 from poprun_py.launching.run_folder import RunFolder, run_id
-from poprun_py.running.screen.output_files import OutputFiles
 
 
 def names(folder):
@@ -144,14 +143,3 @@ def test_a_report_that_cannot_be_written_is_told(tmp_path):
     folder.save_report("{}")
     assert "has no report: Is a directory" in folder.trouble
     folder.close()
-
-
-def test_output_is_private_and_added_to(tmp_path):
-    for text in (b"one", b"two"):
-        files = OutputFiles(str(tmp_path), 11)
-        files.open(3)
-        files.write(3, "stdout", text)
-        files.close()
-    assert names(tmp_path) == ["instance-03.stderr", "instance-03.stdout"]
-    assert (tmp_path / "instance-03.stdout").read_bytes() == b"onetwo"
-    assert mode(tmp_path / "instance-03.stdout") == 0o600

@@ -1,4 +1,4 @@
-"""The panel is below the output, whatever that is, and never in its way."""
+"""The panel stays below the output and does not disturb it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LINES = ("one", "two")
 
 
 class Written:
-    """A panel, the stream that it wrote, and the same output without a panel."""
+    """A panel with the stream that it wrote, and the same output without a panel."""
 
     def __init__(self):
         self.stream = self.plain = b""
@@ -55,7 +55,7 @@ def written(monkeypatch):
     return written
 
 
-def test_it_stays_below_lines_that_come(written):
+def test_the_panel_stays_below_new_lines(written):
     written.panel.show(LINES)
     for number in range(3):
         written.output(f"line {number}\r\n")
@@ -63,7 +63,7 @@ def test_it_stays_below_lines_that_come(written):
     assert written.screen == ["line 0", "line 1", "line 2", "", *LINES]
 
 
-def test_it_scrolls_with_the_output_at_the_bottom(written):
+def test_the_panel_stays_at_the_bottom_when_the_output_scrolls(written):
     written.panel.show(LINES)
     for number in range(12):
         written.output(f"line {number}\r\n")
@@ -71,7 +71,7 @@ def test_it_scrolls_with_the_output_at_the_bottom(written):
     assert written.screen == [*(f"line {n}" for n in range(12)), "", *LINES]
 
 
-def test_an_open_line_goes_on_where_it_was(written):
+def test_an_unfinished_line_continues_in_place(written):
     written.panel.show(LINES)
     written.output("prompt> ")
     written.wait()
@@ -81,7 +81,7 @@ def test_an_open_line_goes_on_where_it_was(written):
     assert written.screen == ["prompt> answer", *LINES]
 
 
-def test_a_progress_bar_is_redrawn_above_it(written):
+def test_a_progress_bar_is_redrawn_above_the_panel(written):
     written.panel.show(LINES)
     for part in ("\r10 %", "\r20 %", "\r30 %"):
         written.output(part)
@@ -89,7 +89,7 @@ def test_a_progress_bar_is_redrawn_above_it(written):
     assert written.screen == ["30 %", *LINES]
 
 
-def test_much_output_does_not_draw_it_each_time(written):
+def test_the_panel_is_not_drawn_again_with_each_piece_of_output(written):
     written.panel.show(LINES)
     written.stream = b""
     for _ in range(100):
@@ -100,7 +100,7 @@ def test_much_output_does_not_draw_it_each_time(written):
     assert written.stream.count(b"one") == 1
 
 
-def test_it_is_visible_after_every_write(written):
+def test_the_panel_is_visible_after_every_write(written):
     written.panel.show(LINES)
     for part in ("\r10 %", "\r20 %", "\r\n", *("line\r\n" * 200).split("l"), "prompt> "):
         written.output(part)
@@ -112,13 +112,13 @@ def test_it_is_visible_after_every_write(written):
     assert written.screen[-3:] == ["prompt>", *LINES]
 
 
-def test_much_output_does_not_wait(written):
+def test_a_large_output_is_written_at_once(written):
     written.panel.show(LINES)
     written.output("x" * 20_000)
     assert written.stream.count(b"x") == 20_000
 
 
-def test_a_terminal_that_does_not_keep_up_is_not_drawn_on(written):
+def test_the_panel_is_not_drawn_on_a_terminal_that_does_not_keep_up(written):
     is_ready = False
     panel = Panel(written._take, lambda: written.size, lambda: is_ready)
     panel.show(LINES)
@@ -132,7 +132,7 @@ def test_a_terminal_that_does_not_keep_up_is_not_drawn_on(written):
     assert b"line" in written.stream
 
 
-def test_an_open_line_stays_in_the_last_row_of_a_lower_window(written):
+def test_an_unfinished_line_stays_in_the_last_row_of_a_window_made_lower(written):
     written.panel.show(LINES)
     written.stream = b""
     written.panel.show(())
@@ -150,7 +150,7 @@ def test_lines_made_for_another_size_are_not_drawn_again(written):
     assert written.screen == ["line", "", *LINES]
 
 
-def test_no_lines_take_it_away(written):
+def test_an_empty_sequence_removes_the_panel(written):
     written.output("line\r\n")
     written.panel.show(LINES)
     written.panel.show(())
@@ -158,11 +158,11 @@ def test_no_lines_take_it_away(written):
     assert written.panel.next_deadline() == float("inf")
 
 
-def test_an_enter_that_the_terminal_echoes_leaves_nothing_of_it(written):
+def test_an_echoed_enter_key_leaves_no_remains_of_the_panel(written):
     written.panel.show(LINES)
     written.output("prompt> ")
     written.wait()
-    written.stream += b"y\r\n"  # by the terminal
+    written.stream += b"y\r\n"  # the terminal's echo
     written.panel.enter_typed()
     written.output("z\r\n")
     written.wait()
@@ -180,7 +180,7 @@ def test_an_enter_that_the_terminal_echoes_leaves_nothing_of_it(written):
         max_size=20,
     )
 )
-def test_without_it_the_output_is_what_it_would_be(actions):
+def test_the_output_is_the_same_with_and_without_a_panel(actions):
     written = Written()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(panel_module, "time", written)
@@ -192,7 +192,7 @@ def test_without_it_the_output_is_what_it_would_be(actions):
             else:
                 written.output(action)
         written.panel.show(())
-    # It may have scrolled earlier: only empty lines are between.
+    # The output with a panel may have scrolled earlier, so empty lines are ignored.
     assert [line for line in written.screen if line] == [
         line for line in written.screen_without if line
     ]

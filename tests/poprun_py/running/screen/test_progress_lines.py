@@ -1,4 +1,4 @@
-"""Progress bars without a terminal: whole lines, seldom, and the last state always."""
+"""Progress bars without a terminal are whole lines, and the last state is always shown."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from poprun_py.running.screen.screen import Screen, make_stream
 
 
 def lines_of(steps):
-    """Return what is shown of pieces at their times, one text a line."""
+    """Return the lines shown for pieces of output, given as pairs of bytes and time."""
     progress = ProgressLines()
     shown = b"".join(progress.feed(data, now) for data, now in steps) + progress.finish(1e6)
     return shown.decode().splitlines()
 
 
-def test_first_one_each_ten_seconds_and_last():
+def test_the_first_state_one_every_ten_seconds_and_the_last_are_shown():
     steps = [(b"\r%d%%" % n, n / 4) for n in range(101)] + [(b"\n", 25.25)]
-    # 0 % is complete when 1 % begins.
+    # The state 0 % is complete when 1 % begins.
     assert lines_of(steps) == ["0%", "40%", "80%", "100%"]
 
 
@@ -36,12 +36,12 @@ def test_a_bar_that_ends_without_a_newline_or_is_erased_keeps_its_last_state():
     assert lines_of([(b"\r0%", 0), (b"\r99%", 1), (b"\r   \r", 2), (b"\n", 3)]) == ["0%", "99%"]
 
 
-def test_what_stands_before_a_bar_is_its_first_state():
+def test_text_before_a_bar_is_its_first_state():
     assert lines_of([(b"loading ", 0), (b"\r 0%", 1), (b"\r 9%\n", 2)]) == ["loading ", " 9%"]
     assert lines_of([(b"10%\r", 0), (b"20%\r", 1), (b"30%\r\n", 2)]) == ["10%", "30%"]
 
 
-def test_a_bar_that_stands_still_is_shown_when_it_is_due():
+def test_a_bar_without_new_output_is_shown_when_it_is_due():
     progress = ProgressLines()
     assert progress.due_at() == float("inf")
     assert progress.feed(b"\r 1%", 0.0) == b""
@@ -55,7 +55,7 @@ def test_a_bar_that_stands_still_is_shown_when_it_is_due():
 
 
 class Timed(io.StringIO):
-    """A file that tqdm draws on, a twentieth of a second for each write."""
+    """A file for tqdm, whose clock advances by 0.05 s per write."""
 
     def __init__(self):
         super().__init__()
@@ -84,7 +84,7 @@ TEXT = st.lists(st.sampled_from(["a", "ü", " ", "\x1b[A", "漢"])).map("".join)
 
 
 @given(st.lists(TEXT | st.just(b"\n") | st.just(b"\r\n"), max_size=30))
-def test_what_is_not_redrawn_passes_unchanged(pieces):
+def test_output_without_bars_is_unchanged(pieces):
     progress, shown = ProgressLines(), b""
     for number, piece in enumerate(pieces):
         shown += progress.feed(piece, number)
@@ -93,7 +93,7 @@ def test_what_is_not_redrawn_passes_unchanged(pieces):
 
 @given(st.lists(st.lists(st.sampled_from(["a", "bü", "漢字", ""]), min_size=1), min_size=1),
        st.integers(1, 7))  # fmt: skip
-def test_the_last_state_of_each_line_is_shown_however_it_is_cut(lines, size):
+def test_the_last_state_of_each_line_is_shown_for_pieces_of_any_size(lines, size):
     text = "".join("\r".join(states) + "\n" for states in lines).encode()
     pieces = [text[n : n + size] for n in range(0, len(text), size)]
     shown = lines_of([(piece, 0.0) for piece in pieces])
@@ -102,7 +102,7 @@ def test_the_last_state_of_each_line_is_shown_however_it_is_cut(lines, size):
     assert all(state in found for state in last if state)
 
 
-def test_screens_of_files_have_one_tag_a_line_and_of_terminals_one_line():
+def test_a_bar_is_two_tagged_lines_in_a_file_and_one_line_on_a_terminal():
     for is_terminal in (False, True):
         written = bytearray()
         screen = Screen(written.extend, is_terminal=is_terminal)
@@ -120,7 +120,7 @@ def test_screens_of_files_have_one_tag_a_line_and_of_terminals_one_line():
             ]  # fmt: skip
 
 
-def test_a_bar_that_stands_still_appears_on_a_file():
+def test_a_bar_without_new_output_appears_in_a_file():
     written = bytearray()
     screen, bar = Screen(written.extend), make_stream(0, "stderr")
     screen.feed(bar, b"\r 1%")
@@ -131,7 +131,7 @@ def test_a_bar_that_stands_still_appears_on_a_file():
     assert screen.next_bar_at() == float("inf")
 
 
-def test_plain_output_is_the_bytes_of_the_program():
+def test_plain_output_has_the_unchanged_bytes_of_the_program():
     written = bytearray()
     screen, bar = Screen(written.extend), make_stream(0, "stderr", form="plain")
     for data in (b"\r 1%", b"\r 2%", b"\n"):

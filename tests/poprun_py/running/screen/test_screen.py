@@ -1,4 +1,4 @@
-"""Screens and sinks as values: bytes in, bytes out."""
+"""The class Screen, which merges the lines of instances, and Sink, which writes to descriptors."""
 
 from __future__ import annotations
 
@@ -42,8 +42,7 @@ def test_character_in_two_reads_stays_whole():
     st.lists(st.tuples(st.integers(0, 2), st.binary(max_size=40)), max_size=40),
     st.booleans(),
 )
-def test_nothing_is_lost_and_every_instance_keeps_its_order(pieces, plain):
-    """Without tags and carriage returns, the lines of each instance come out as they went in."""
+def test_no_line_is_lost_and_every_instance_keeps_its_order(pieces, plain):
     written = Written()
     form = "plain" if plain else "tag"
     streams = [make_stream(i, "stdout", form=form) for i in range(3)]
@@ -79,7 +78,7 @@ def test_progress_bar_stays_one_line_on_a_terminal():
     assert visible(written.data) == ["[1,1]<stderr>:hello", "[1,0]<stderr>: 30%"]
 
 
-def test_an_open_line_is_written_again_where_a_terminal_cannot_erase():
+def test_an_open_line_is_written_again_if_the_terminal_cannot_erase():
     written, prompt, other = Written(is_terminal=True, can_erase=False), tagged(0), tagged(1)
     written.screen.feed(prompt, b"name? ")
     written.screen.flush_idle(prompt.fed_at + 1)
@@ -105,7 +104,7 @@ def test_second_progress_bar_waits_for_the_first():
 
 
 @pytest.mark.parametrize("is_terminal", [False, True])
-def test_what_follows_a_bar_that_was_ended_is_a_line_of_its_own(is_terminal):
+def test_output_after_an_ended_bar_is_a_line_of_its_own(is_terminal):
     written, bar, other = Written(is_terminal), tagged(0, "stderr"), tagged(1, "stderr")
     for stream in (bar, other):
         written.screen.feed(stream, b"\r 1%")
@@ -117,7 +116,7 @@ def test_what_follows_a_bar_that_was_ended_is_a_line_of_its_own(is_terminal):
         "[1,0]<stderr>: 20%", "[1,0]<stderr>:Traceback:",
         "[1,1]<stderr>: 20%", "[1,1]<stderr>:Traceback:",
     ]  # fmt: skip
-    # A line that nobody redraws is left as it is.
+    # An unfinished line that is not a bar is not ended.
     written.screen.feed(bar, b"ERROR: ")
     written.screen.flush_idle(bar.fed_at + 1)
     written.screen.end_bar(bar)
@@ -126,7 +125,7 @@ def test_what_follows_a_bar_that_was_ended_is_a_line_of_its_own(is_terminal):
 
 
 def visible(data):
-    """Return the lines as a terminal shows them: a carriage return goes back, ESC [K erases."""
+    """Return the lines that a terminal shows, which handles carriage returns and ESC [K."""
     shown = []
     for line in data.decode().removesuffix("\n").split("\n"):
         text = ""
@@ -137,14 +136,14 @@ def visible(data):
     return shown
 
 
-def test_line_end_of_another_system_is_no_progress_bar():
+def test_a_carriage_return_before_a_newline_is_not_a_progress_bar():
     written, stream = Written(), tagged(0)
     written.screen.feed(stream, b"one\r")
     written.screen.feed(stream, b"\ntwo\r\n")
     assert written.data == b"[1,0]<stdout>:one\r\n[1,0]<stdout>:two\r\n"
 
 
-def test_prompt_is_shown_when_nothing_follows():
+def test_a_prompt_is_shown_after_a_pause():
     written, stream = Written(), tagged(0)
     written.screen.feed(stream, b"name? ")
     assert written.data == b""
@@ -154,7 +153,7 @@ def test_prompt_is_shown_when_nothing_follows():
     assert written.data == b"[1,0]<stdout>:name? Ada\n"
 
 
-def test_endless_line_is_passed_on():
+def test_an_endless_line_is_passed_on_in_pieces():
     written, stream = Written(), tagged(0)
     for _ in range(3 * MAX_HELD // (1 << 20)):
         written.screen.feed(stream, b"x" * (1 << 20))
@@ -164,7 +163,7 @@ def test_endless_line_is_passed_on():
     assert written.data.count(b"\n") == 1
 
 
-def test_end_of_a_stream_keeps_the_two_ends_of_a_long_line():
+def test_the_end_of_a_stream_keeps_both_ends_of_a_long_line():
     kept, piece = bytearray(), b"x" * 65536
     for data in (b"Traceback:\nValueError: ", *[piece] * 9, b"end\n", b"short\n"):
         kept = keep_end(kept, data)
@@ -216,7 +215,7 @@ def test_sink_never_blocks_and_loses_nothing(pipe):
     assert got == data
 
 
-def test_sink_says_when_it_is_full(pipe):
+def test_sink_is_full_if_its_reader_takes_nothing(pipe):
     sink = Sink(pipe[1])
     assert not sink.is_full
     sink.write(b"x" * (5 << 20))
@@ -227,8 +226,8 @@ def test_sink_survives_a_reader_that_goes_away(pipe):
     read, write = pipe
     sink = Sink(write)
     os.close(read)
-    sink.write(b"nobody hears this")
-    sink.write(b"or that")
+    sink.write(b"this is lost")
+    sink.write(b"this too")
     assert sink.pending == 0
 
 
@@ -245,17 +244,17 @@ def live(index=0, form="tag"):
     return stream
 
 
-def test_a_prompt_is_shown_at_once_where_somebody_types():
+def test_a_live_prompt_is_shown_at_once():
     written, stream = Written(is_terminal=True), live()
     written.screen.feed(stream, b"name? ")
     assert written.data == b"[1,0]<stdout>:name? "
-    # The terminal itself echoes what is typed, and the Enter key.
+    # The terminal itself echoes typed text and the Enter key.
     written.screen.end_by_terminal()
     written.screen.feed(stream, b"hello\n")
     assert written.data == b"[1,0]<stdout>:name? [1,0]<stdout>:hello\n"
 
 
-def test_lines_of_others_leave_the_prompt_last():
+def test_a_prompt_is_shown_again_below_lines_of_other_instances():
     written, stream = Written(is_terminal=True), live()
     written.screen.feed(stream, b"(Pdb) p")
     written.screen.feed(tagged(1), b"a line\n")
@@ -265,14 +264,14 @@ def test_lines_of_others_leave_the_prompt_last():
     assert written.data == b"[1,0]<stdout>:(Pdb) p"
 
 
-def test_a_prompt_takes_the_line_of_a_progress_bar():
+def test_a_live_prompt_ends_an_open_progress_bar():
     written, bar = Written(is_terminal=True), tagged(1)
     written.screen.feed(bar, b"\r50%")
     written.screen.feed(live(), b"? ")
     assert written.data.endswith(b"50%\n[1,0]<stdout>:? ")
 
 
-def test_a_full_screen_program_gets_every_byte_through():
+def test_every_byte_of_a_full_screen_program_is_passed_on():
     written, stream = Written(is_terminal=True), live(form="plain")
     parts = [b"\x1b[H\x1b[2J\r", b"\r", b"\n", b"text\r\x1b[5C", b"more\r\n", b"end\r"]
     for part in parts:
@@ -280,7 +279,7 @@ def test_a_full_screen_program_gets_every_byte_through():
     assert written.data == b"".join(parts)
 
 
-def test_lines_of_others_begin_in_the_first_column_of_a_raw_terminal():
+def test_lines_of_other_instances_begin_in_the_first_column_of_a_raw_terminal():
     written, stream = Written(is_terminal=True), live()
     written.screen.maps_newlines = False
     written.screen.feed(stream, b"raw\r\n")
@@ -288,7 +287,7 @@ def test_lines_of_others_begin_in_the_first_column_of_a_raw_terminal():
     assert written.data == b"[1,0]<stdout>:raw\r\n[1,1]<stdout>:a\r\n[1,1]<stdout>:b\r\n"
 
 
-def test_a_line_of_the_launcher_leaves_a_prompt_open_on_a_terminal():
+def test_a_line_of_the_launcher_keeps_a_prompt_open_on_a_terminal():
     written, stream = Written(is_terminal=True), tagged(1)
     stream.live = True
     written.screen.feed(stream, b"(Pdb) ")
@@ -314,7 +313,7 @@ def plain(index=0, name="stdout"):
 @given(
     st.lists(st.one_of(st.binary(max_size=9), st.sampled_from([b"\r", b"\n", b"\r\n", b"idle"])))
 )
-def test_nothing_is_added_to_a_plain_stream(pieces):
+def test_a_plain_stream_is_unchanged(pieces):
     written, stream = Written(), plain()
     for piece in pieces:
         if piece == b"idle":
@@ -326,7 +325,7 @@ def test_nothing_is_added_to_a_plain_stream(pieces):
     assert written.data == b"".join(piece for piece in pieces if piece != b"idle")
 
 
-def test_a_plain_line_without_an_end_is_ended_before_something_else():
+def test_an_unfinished_plain_line_is_ended_before_other_output():
     written, one, other = Written(), plain(0), plain(1)
     written.screen.feed(one, b"one")
     written.screen.finish(one)
