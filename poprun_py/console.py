@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Protocol
 
 # The name that the SDK gives its launcher.
@@ -35,15 +34,13 @@ class Console(Protocol):
     def tell(self, sentence: str, /) -> None:
         """Take the outcome of something that the user asked for, shown at any verbosity."""
 
+    def waiting(self, seconds: float, reason: str, /) -> None:
+        """Take what the job is waiting for, repeatedly while it waits.
 
-@dataclass(frozen=True, slots=True)
-class Callbacks:
-    """A console made of functions."""
-
-    log: Log
-    warn: Log
-    binding: Log
-    tell: Log
+        Args:
+            seconds: how long it has waited so far.
+            reason: such as "for IPUs: ..."; empty when the wait has ended.
+        """
 
 
 def command_name() -> str:

@@ -186,6 +186,7 @@ class Terminal:
     def __init__(self, *, is_verbose: bool, prints_bindings: bool) -> None:
         self._is_verbose = is_verbose
         self._prints_bindings = prints_bindings
+        self._waiting_for = ""
 
     def log(self, line: str) -> None:
         """Write a line of PopRun's log: ``HH:MM:SS.mmm PID POPRUN [I] message``."""
@@ -208,15 +209,15 @@ class Terminal:
         """Write what became of something that the user asked for."""
         print_error(f"{command_name()}: {sentence}")
 
-    @property
-    def progress(self) -> Callable[[str], None] | None:
-        """What rewrites one line of a terminal, an empty text clears it; None without one."""
-        return _show_progress if can_rewrite_lines() else None
-
-
-def _show_progress(text: str) -> None:
-    width = shutil.get_terminal_size().columns - 1
-    rewrite_line(f"{command_name()}: {text}"[:width] if text else "")
+    def waiting(self, seconds: float, reason: str) -> None:
+        """Show what the job waits for: in one line of a terminal, else whenever it changes."""
+        if can_rewrite_lines():
+            width = shutil.get_terminal_size().columns - 1
+            text = f"{command_name()}: waiting {seconds:.0f} s {reason}"
+            rewrite_line(text[:width] if reason else "")
+        elif reason and reason != self._waiting_for:
+            self.tell(f"waiting {reason}")
+        self._waiting_for = reason
 
 
 def print_warning(sentence: str) -> None:

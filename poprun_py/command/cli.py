@@ -12,13 +12,12 @@ import importlib
 import os
 import shutil
 import sys
-import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NoReturn, cast
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from poprun_py.console import command_name
-from poprun_py.errors import TimeLimitError, UsageError
+from poprun_py.errors import UsageError
 from poprun_py.options.command_line import parse
 from poprun_py.options.launch_config import (
     OF_THIS_LAUNCH,
@@ -39,7 +38,6 @@ from poprun_py.terminal import (
 )
 
 if TYPE_CHECKING:
-    from poprun_py.machines.leases import Lease
     from poprun_py.planning.launch_plan import LaunchPlan
     from poprun_py.running.supervise.job import LaunchResult
 
@@ -142,8 +140,9 @@ def _configuration(values: dict[str, Any]) -> LaunchConfig:
 
 
 def _launch(config: LaunchConfig) -> int:
-    """Show what was asked for, then run unless only that was wanted."""
+    """Answer a question about jobs or machines, show a plan, or run a job."""
     from poprun_py.command import inspections
+    from poprun_py.launching.launch_planning import plan
 
     if config.stacks is not None:
         inspections.print_stacks(config.stacks)
@@ -161,79 +160,69 @@ def _launch(config: LaunchConfig) -> int:
             return 0
         with may_be_lost():
             inspections.print_hardware(config)
-    console = Terminal(
-        is_verbose=config.verbosity >= 1, prints_bindings=config.print_topology in _READ_BACK
-    )
-    planned, lease = _plan(config, console)
-    try:
-        return _show_and_run(config, planned, lease, console)
-    finally:
-        if lease is not None:
-            lease.close()
+    saved = None if config.from_plan is None else _load_plan(config)
+    has_program = bool(config.program if saved is None else saved.config.program)
+    is_only_saved = config.export_plan is not None and not config.run
+    is_only_shown = config.dry_run or config.prints_file or is_only_saved
+    if is_only_shown or (inspections.is_inspected(config) and not has_program and not config.run):
+        return _show_plan(config, saved)
+    if has_program:
+        return _run_job(config, saved or config)
+    planned = saved or plan(config)
+    if config.export_config is not None:
+        return 0
+    return _run_job(config, planned)  # which says that there is no program
 
 
-def _show_and_run(
-    config: LaunchConfig, planned: LaunchPlan, lease: Lease | None, console: Terminal
-) -> int:
-    """Show a plan, then run it unless only that was wanted."""
+def _show_plan(config: LaunchConfig, saved: LaunchPlan | None) -> int:
+    """Show or export a plan without running it; a dry run may be meant for other machines."""
     from poprun_py.command import inspections
+    from poprun_py.launching.launch_planning import plan
+    from poprun_py.planning.plan_warnings import plan_warnings
 
-    inspected = inspections.is_inspected(config)
-    has_no_job = inspected and not planned.config.program and not config.run
-    is_only_shown = _is_only_planned(config) or has_no_job
-    if inspected:
-        # With --export-plan -, other programs read the plan from stdout. If it cannot be written
-        # there, the job does not start.
-        is_result = is_only_shown or config.export_plan == "-"
-        with contextlib.nullcontext() if is_result else may_be_lost():
-            inspections.show_plan(config, planned)
-    if is_only_shown:
-        from poprun_py.planning.plan_warnings import plan_warnings
-
-        for warning in plan_warnings(planned):
-            print_warning(warning)
-        _say_partition(config, planned)
-        return 0
-    if not planned.config.program and config.export_config is not None:
-        return 0
-    return _run_plan(config, planned, lease, console)
-
-
-def _say_partition(config: LaunchConfig, planned: LaunchPlan) -> None:
-    """Log what a launch would do with which partition."""
+    has_program = bool(config.program) or saved is not None
+    is_for_here = has_program and not config.dry_run and not config.prints_file
+    planned = saved or plan(config, contact_hosts=is_for_here)
+    if is_for_here:
+        planned.require_fit()
+    if inspections.is_inspected(config):
+        inspections.show_plan(config, planned)
+    for warning in plan_warnings(planned):
+        print_warning(warning)
     if planned.partition is not None:
         log = Terminal(is_verbose=config.verbosity >= 1, prints_bindings=False)
         log.log(planned.partition.sentence)
+    return 0
 
 
-def _is_only_planned(config: LaunchConfig) -> bool:
-    is_only_saved = config.export_plan is not None and not config.run
-    return config.dry_run or config.prints_file or is_only_saved
+def _run_job(config: LaunchConfig, job: LaunchConfig | LaunchPlan) -> int:
+    """Launch a job, show its plan before it starts where asked for, and say how it ended."""
+    from poprun_py.command import inspections
+    from poprun_py.launching.launch import Request, launch
 
+    label: Callable[[int], str] = str
 
-def _run_plan(
-    config: LaunchConfig, planned: LaunchPlan, lease: Lease | None, console: Terminal
-) -> int:
-    """Run a plan and say how it ended."""
-    from poprun_py.launching import launcher
+    def show(planned: LaunchPlan) -> None:
+        nonlocal label
+        label = planned.instance_label
+        if inspections.is_inspected(config):
+            # With --export-plan -, other programs read the plan from stdout: if it cannot be
+            # written, the job does not start.
+            is_result = config.export_plan == "-"
+            with contextlib.nullcontext() if is_result else may_be_lost():
+                inspections.show_plan(config, planned)
+        gc.enable()
 
-    if config.verbosity >= 1:
-        from poprun_py.planning.views.command_text import folded
-
-        console.log(f"running: {folded(planned.command)}")
-    started = time.monotonic()
-    gc.enable()
-    try:
-        result = launcher.run(planned, console, held=lease, progress=console.progress)
-    except TimeLimitError as error:
-        result = cast("LaunchResult", error.result)
-    console.log(f"ended with exit code {result.exit_code} after {time.monotonic() - started:.2f} s")
+    console = Terminal(
+        is_verbose=config.verbosity >= 1, prints_bindings=config.print_topology in _READ_BACK
+    )
+    result = launch(Request(job), console, on_plan=show)
     _print_summary(config, result)
     if result.exit_code != 0:
         from poprun_py.running.supervise.result_text import report_text
 
-        # A job that the user ended needs no report.
-        if report := report_text(result, planned.instance_label):
+        # A job that the user ended has an empty report.
+        if report := report_text(result, label):
             print_error(report.removesuffix("\n"))
     return result.exit_code
 
@@ -252,29 +241,6 @@ def _print_summary(config: LaunchConfig, result: LaunchResult) -> None:
             print_error(f"{command_name()}: {line}")
 
 
-def _plan(config: LaunchConfig, console: Terminal) -> tuple[LaunchPlan, Lease | None]:
-    """Make the plan or load it, and lease what it takes of this machine if it is to run.
-
-    One that is only looked at may be meant for a larger machine.
-    """
-    from poprun_py.launching import launch_planning
-
-    has_no_program = not config.program and config.from_plan is None
-    only_looking = config.dry_run or config.prints_file or has_no_program
-    if config.from_plan is not None:
-        planned = _load_plan(config)
-        given = {name: getattr(config, name) for name in ("live", *OF_THIS_LAUNCH)}
-        planned = replace(planned, config=replace(planned.config, **given))
-    elif _is_only_planned(config) or has_no_program:
-        planned = launch_planning.plan(config, contact_hosts=not only_looking)
-    else:
-        return launch_planning.plan_leased(config, console, progress=console.progress)
-    if not only_looking:
-        planned.require_fit()
-    # What runs as it is saved is leased when its folder and its program are known to be there.
-    return planned, None
-
-
 def _load_plan(config: LaunchConfig) -> LaunchPlan:
     from poprun_py.options.config_files import read_text_file
     from poprun_py.planning.plan_file import plan_from_json
@@ -291,4 +257,6 @@ def _load_plan(config: LaunchConfig) -> LaunchPlan:
         data = read_json(text)
     except ValueError as error:
         raise UsageError(f"{config.shown('from_plan')}: not JSON ({error})") from None
-    return plan_from_json(data, os.environ)
+    planned = plan_from_json(data, os.environ)
+    given = {name: getattr(config, name) for name in ("live", *OF_THIS_LAUNCH)}
+    return replace(planned, config=replace(planned.config, **given))

@@ -8,10 +8,9 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from popdist_py.errors import counted
-from poprun_py.errors import TimeLimitError
 from poprun_py.past_runs.measurement import Measured, measure
 from poprun_py.past_runs.recorded_run import read_run
 from poprun_py.past_runs.run_files import RunFiles
@@ -83,14 +82,12 @@ class MeasuredRuns:
         return not result.was_interrupted
 
     def _launch(self, planned: LaunchPlan) -> LaunchResult:
-        """Run a plan whose instances are not shown: their files have everything."""
-        from poprun_py.launching import launcher
+        """Launch a plan without showing the instances' output: the run's folder keeps it."""
+        from poprun_py.launching.launch import Request, launch
 
         nowhere = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
         try:
-            return launcher.run(planned, self._console, descriptors=(nowhere, nowhere))
-        except TimeLimitError as error:
-            return cast("LaunchResult", error.result)
+            return launch(Request(planned, descriptors=(nowhere, nowhere)), self._console)
         finally:
             os.close(nowhere)
 

@@ -1,6 +1,6 @@
-"""The attempts at a job, one after another, each as what the supervisor is to run.
+"""The attempts of a launch, one after another: each is a job for the supervisor.
 
-Nothing here plans, keeps files or supervises.
+A restart may run another plan, for the hosts that are left.
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING, Any
 from popdist_py.environment import LOOPBACK, RUN_ID
 from poprun_py.console import Console, Log, command_name
 from poprun_py.errors import LaunchError, start_errors
+from poprun_py.launching.launch_planning import without_lost_hosts
 from poprun_py.launching.run_recording import AttemptRecording, RunRecording
 from poprun_py.machines.host_list import Host
-from poprun_py.machines.leases import FOLDER_VARIABLE
+from poprun_py.machines.leases import FOLDER_VARIABLE, Lease
 from poprun_py.planning.binding_check import check_binding
 from poprun_py.planning.instance_variables import attempt_variables
 from poprun_py.planning.job_placement import share_of_placements
@@ -34,22 +35,21 @@ from poprun_py.running.supervise.supervisor import supervise
 if TYPE_CHECKING:
     from poprun_py.planning.partition_variables import HeldPartition
 
-Begins = Callable[[Job], None]
-Replan = Callable[[LaunchPlan, LaunchResult, Log], LaunchPlan]
+OnAttempt = Callable[[Job], None]
 
 
 class Attempts:
-    """The runs of one job, one after another; a restart may go on with another plan.
+    """The attempts of one launch.
 
     Args:
-        planned: the plan of the first run.
-        recording: what is kept of them.
-        console: takes what the launcher says.
+        planned: the plan of the first attempt.
+        recording: the record of the run.
+        console: takes the launcher's messages.
+        lease: the cores of the job on this machine, the same for all attempts.
+        partition: the IPUs of the job, the same for all attempts; None without a pod.
         descriptors: where the instances' stdout and stderr go.
-        without_lost_hosts: plans the same job on the hosts that are left.
-        held: the partition of the job, the same for all attempts.
-        output_folder: for what the instances write, where no --output-dir keeps it.
-        begins: told of each attempt before it begins.
+        output_folder: a folder for the instances' output, where --output-dir names none.
+        on_attempt: called before each attempt.
     """
 
     def __init__(
@@ -57,23 +57,23 @@ class Attempts:
         planned: LaunchPlan,
         recording: RunRecording,
         console: Console,
-        descriptors: tuple[int, int],
-        without_lost_hosts: Replan,
-        held: HeldPartition | None = None,
         *,
+        lease: Lease | None = None,
+        partition: HeldPartition | None = None,
+        descriptors: tuple[int, int] = (1, 2),
         output_folder: str | None = None,
-        begins: Begins | None = None,
+        on_attempt: OnAttempt | None = None,
     ) -> None:
         self.plan = planned
-        self._output_folder = output_folder
-        self._begins = begins
         self._recording = recording
         self._console = console
-        self._without_lost_hosts = without_lost_hosts
+        self._lease, self._partition = lease, partition
         self._descriptors = descriptors
-        self._held = held
+        self._output_folder = output_folder
+        self._on_attempt = on_attempt
         self._stdin_position = standard_input.position()
-        self._began = time.monotonic()  # later by what does not count towards a limit
+        # Moved forward by pauses, which do not count towards the time limit.
+        self._began = time.monotonic()
 
     def run(self, count: int) -> LaunchResult:
         """Run the job after ``count`` restarts."""
@@ -86,12 +86,12 @@ class Attempts:
             recorded,
             count,
             spent,
-            self._held,
+            self._partition,
             warn=self._console.warn,
         )
         job = replace(job, output_dir=job.output_dir or self._output_folder)
-        if self._begins is not None:
-            self._begins(job)
+        if self._on_attempt is not None:
+            self._on_attempt(job)
         _make_folder_of_results(planned, count)
         if count:
             standard_input.rewind(self._stdin_position)
@@ -117,7 +117,7 @@ class Attempts:
         report = report_text(result, self.plan.instance_label)
         warn(report.removeprefix(f"{command_name()}: ").rstrip("\n"))
         if config.allow_fewer_hosts:
-            self.plan = self._without_lost_hosts(self.plan, result, warn)
+            self.plan = without_lost_hosts(self.plan, result, warn, self._lease)
         warn(f"restart {restart} of {config.max_restarts} in {seconds:g} s")
 
     def has_time(self, seconds: float) -> bool:

@@ -24,10 +24,10 @@ from popdist_py.pods.errors import (
     UnknownNameError,
     UnreachableError,
 )
-from poprun_py.console import Console, Log
+from poprun_py.console import Console
 from poprun_py.errors import StartError
-from poprun_py.launching.ipu_wait import IpuWait
 from poprun_py.launching.partition_survey import NO_POD, decide_now, open_pod
+from poprun_py.launching.waiting import Wait
 from poprun_py.options.launch_config import LaunchConfig
 from poprun_py.planning.partition_variables import HeldPartition
 
@@ -36,6 +36,9 @@ if TYPE_CHECKING:
     from popdist_py.pods.values import Attachment, Partition, PartitionRequest
     from poprun_py.planning.partition_decision import PartitionDecision
 
+# Between two questions to the pod, which may be a server: each is three small requests. A pod keeps
+# no queue: the first job that asks after IPUs became free gets them.
+_POLL_SECONDS = 0.3
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.01, 1.0  # between two looks at a partition that is not ready
 _PATIENCE_SECONDS = 1.0  # after which somebody at a terminal is told what is waited for
 # Another job may take what was free a moment ago. It is then decided anew, so many times at most.
@@ -47,12 +50,11 @@ def partition_for_job(
     config: LaunchConfig,
     environ: Mapping[str, str],
     console: Console,
+    wait: Wait,
     *,
     run_id: str,
     program: str,
     num_ilds: int,
-    progress: Log | None = None,
-    waited_seconds: float = 0.0,
 ) -> Iterator[HeldPartition]:
     """Give a job its partition, and give back at the end what it had.
 
@@ -60,12 +62,10 @@ def partition_for_job(
         config: what is asked for.
         environ: the launcher's environment.
         console: takes what is done.
+        wait: how long the job may wait for other jobs.
         run_id: the name of the run.
         program: its short name, for those who look at the pod.
         num_ilds: the IPU-Link domains that the job was planned for.
-        progress: takes whom the job waits for, again and again, and at last an empty line; by
-            default the console is told once.
-        waited_seconds: how long the job has waited already, for cores.
 
     Raises:
         StartError: the job cannot have its IPUs.
@@ -77,7 +77,6 @@ def partition_for_job(
         is_off = config.offline_mode or config.pod == NO_POD
         yield HeldPartition(where=NO_POD if is_off else "")
         return
-    wait = IpuWait(config, console, progress, waited_seconds)
     job = _JobPartition(store, config, environ, console, num_ilds, wait)
     with contextlib.closing(store), _ended_by_signals():
         try:
@@ -124,14 +123,14 @@ class _JobPartition:
         environ: Mapping[str, str],
         console: Console,
         num_ilds: int,
-        wait: IpuWait,
+        wait: Wait,
     ) -> None:
         self._store = store
         self._config = config
         self._environ = environ
         self._console = console
         self._num_ilds = num_ilds
-        self._ipu_wait = wait
+        self._job_wait = wait
         self._attachment: Attachment | None = None
         self._made = ""  # the partition that was made
         self._made_at = 0.0  # stays 0.0 if a signal interrupts its creation
@@ -150,7 +149,7 @@ class _JobPartition:
             if use is None:
                 left = _MOST_DECISIONS
                 continue
-            self._ipu_wait.end()
+            self._job_wait.end()
             self._console.log(use.sentence)
             self._check(use)
             if use.inherited is not None:
@@ -187,21 +186,25 @@ class _JobPartition:
             use, left_behind = decide_now(self._store, self._config, self._environ)
         except UnreachableError as error:
             # The server of a pod may be started again meanwhile.
-            if self._ipu_wait.has_begun and self._ipu_wait.goes_on(str(error)):
+            if self._job_wait.has_begun and not self._job_wait.is_over:
+                self._job_wait.sleep(_POLL_SECONDS, f"for IPUs: {error}")
                 return None
             raise
         for each in left_behind:
             with contextlib.suppress(UnknownNameError, InUseError):
                 self._store.remove_partition(each.name)
                 self._console.log(f"removed partition {each.name} of a launch that is dead")
-        return None if use.busy and self._ipu_wait.goes_on(use.busy) else use
+        if use.busy and not self._job_wait.is_over:
+            self._job_wait.sleep(_POLL_SECONDS, f"for IPUs: {use.busy}")
+            return None
+        return use
 
     def _check(self, use: PartitionDecision) -> None:
         """Refuse what was decided to be refused, and what the plan was not made for."""
         from poprun_py.planning.partition_decision import Action
 
         if use.action is Action.REFUSE:
-            raise StartError((self._ipu_wait.over() if use.busy else "") + use.reason)
+            raise StartError(self._job_wait.refusal(use.reason) if use.busy else use.reason)
         found, instances = use.num_ilds, self._config.num_instances
         if found is not None and instances % found == 0 and found != self._num_ilds:
             raise StartError(

@@ -3,20 +3,14 @@
 from __future__ import annotations
 
 import gc
-import re
 import signal
-from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
-from poprun_py.errors import LaunchError, StartError
-from poprun_py.launching import launch_planning, launcher
-from poprun_py.planning.launch_plan import LaunchPlan
+from poprun_py.errors import LaunchError, StartError, TimeLimitError
+from poprun_py.launching.launch import Request, launch
 from poprun_py.python_api.messages import Attempt, Channel, Order
 from poprun_py.running.supervise.job import Cause, Job, LaunchResult
 from poprun_py.terminal import Terminal
-
-_WAITED = re.compile(r"^waiting \d+ s ")
 
 
 def run_order(order: Order, channel: Channel) -> tuple[str, object]:
@@ -42,26 +36,21 @@ def stopped_result(number: signal.Signals) -> LaunchResult:
 
 
 def _run(order: Order, channel: Channel) -> LaunchResult:
-    job = order.job
-    config = job.config if isinstance(job, LaunchPlan) else job
-    console = _Console(order.listeners, channel, is_verbose=config.verbosity >= 1)
-    progress = _progress(console, channel)
-    held = None
-    if isinstance(job, LaunchPlan):
-        planned = job if order.environ is None else replace(job, environ=order.environ)
-    else:
-        planned, held = launch_planning.plan_leased(
-            job, console, environ=order.environ, progress=progress
-        )
-    gc.enable()
-    return launcher.run(
-        planned,
-        console,
-        held=held,
-        progress=progress,
+    request = Request(
+        order.job,
+        environ=order.environ,
         output_folder=order.folder if order.keeps_output else None,
-        begins=lambda attempt: channel.send("attempt", _attempt(attempt)),
     )
+    is_verbose = request.config.verbosity >= 1
+    result = launch(
+        request,
+        _Console(order.listeners, channel, is_verbose=is_verbose),
+        on_plan=lambda _: gc.enable(),
+        on_attempt=lambda attempt: channel.send("attempt", _attempt(attempt)),
+    )
+    if result.timed_out or result.hung:
+        raise TimeLimitError(f"{result.reason}: all instances were ended", result)
+    return result
 
 
 def _attempt(job: Job) -> Attempt:
@@ -71,26 +60,6 @@ def _attempt(job: Job) -> Attempt:
         num_instances=len(job.variables),
         folder=None if folder is None else str(Path(folder).absolute()),
     )
-
-
-def _progress(console: Terminal, channel: Channel) -> Callable[[str], None]:
-    """Return what takes whom the job waits for; a terminal shows it too, else what is new is told.
-
-    The text begins with how long it has waited, which is new every time.
-    """
-    show, told = console.progress, ""
-
-    def tell(text: str) -> None:
-        nonlocal told
-        whom = _WAITED.sub("", text)
-        channel.send("waiting", whom)
-        if show is not None:
-            show(text)
-        elif whom and whom != told:
-            console.tell(f"waiting {whom}")
-        told = whom
-
-    return tell
 
 
 class _Console(Terminal):
@@ -118,3 +87,7 @@ class _Console(Terminal):
             self._channel.send("binding", line)
         else:
             self.log(line)
+
+    def waiting(self, seconds: float, reason: str) -> None:
+        self._channel.send("waiting", reason)
+        super().waiting(seconds, reason)

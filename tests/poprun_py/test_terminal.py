@@ -62,3 +62,25 @@ def test_before_a_job_stdout_may_be_lost(make, monkeypatch, capsys):
         with pytest.raises(UnwritableError):
             terminal.flush_stdout()
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
+def test_waiting_is_told_again_only_for_another_reason(capsys):
+    console = Terminal(is_verbose=False, prints_bindings=False)
+    for seconds, reason in ((0, "for a"), (1, "for a"), (2, "for b"), (3, "for a"), (4, "")):
+        console.waiting(seconds, reason)
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.partition(": ")[2] for line in lines] == [
+        "waiting for a", "waiting for b", "waiting for a"
+    ]  # fmt: skip
+
+
+def test_on_a_terminal_waiting_is_one_line_that_is_cleared(capsys, monkeypatch):
+    monkeypatch.setattr(terminal, "can_rewrite_lines", lambda: True)
+    console = Terminal(is_verbose=False, prints_bindings=False)
+    for seconds, reason in ((0, "for a"), (1.2, "for a"), (2, "")):
+        console.waiting(seconds, reason)
+    written = capsys.readouterr().err
+    assert "\n" not in written
+    assert [row.partition("waiting ")[2] for row in written.split("\r\x1b[K")[1:]] == [
+        "0 s for a", "1 s for a", ""
+    ]  # fmt: skip

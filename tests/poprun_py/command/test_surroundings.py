@@ -13,12 +13,12 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from support.launcher.consoles import KeptConsole
 from support.repository import ROOT
 
 from poprun_py import LaunchConfig, StartError, UsageError, launch, plan, terminal
 from poprun_py.command.cli import run
-from poprun_py.console import Callbacks
-from poprun_py.launching import launcher
+from poprun_py.launching import launch as launching
 from poprun_py.machines.probe_script import networks
 from poprun_py.planning.mpi_commands import MPICH, OPEN_MPI_4, OPEN_MPI_5, Mpi
 from poprun_py.planning.plan_inputs import hosts_of
@@ -184,9 +184,8 @@ def test_paths_and_lists_may_be_given_from_python():
 
 def test_other_threads_cannot_run_a_plan_in_this_process():
     planned = plan(LaunchConfig(program=("true",)))
-    console = Callbacks(str, str, str, str)
     with ThreadPoolExecutor(1) as threads:
-        future = threads.submit(launcher.run, planned, console)
+        future = threads.submit(launching.launch, launching.Request(planned), KeptConsole())
         with pytest.raises(StartError, match="main thread only"):
             future.result(60)
 
@@ -292,7 +291,9 @@ def test_interrupted_before_anything_is_there_it_ends_without_a_traceback():
 
 
 def test_a_job_that_the_user_ended_has_no_report(monkeypatch, capsys):
-    monkeypatch.setattr(launcher, "run", lambda *_, **__: LaunchResult(exit_code=130))
+    monkeypatch.setattr(
+        "poprun_py.launching.launch.launch", lambda *_, **__: LaunchResult(exit_code=130)
+    )
     assert run(["--num-instances", "1", "--num-replicas", "1", "true"]) == 130
     assert capsys.readouterr().err == ""
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 from importlib.machinery import ModuleSpec
 
 import pytest
+from support.launcher.consoles import KeptConsole
 
 from poprun_py import plan
-from poprun_py.console import Callbacks
 from poprun_py.errors import UsageError
-from poprun_py.launching import job_metrics, launcher
+from poprun_py.launching import job_metrics
+from poprun_py.launching.launch import Request, launch
 from poprun_py.options.launch_config import LaunchConfig
 
 
@@ -17,11 +18,9 @@ from poprun_py.options.launch_config import LaunchConfig
 def test_a_missing_wandb_is_refused_with_what_to_install(monkeypatch, spec):
     # A folder ``wandb`` of earlier runs looks like a package without an origin.
     monkeypatch.setattr(job_metrics, "find_spec", lambda _: spec)
+    planned = plan(LaunchConfig(program=("true",), metrics_to=("wandb:digits",)))
     with pytest.raises(UsageError) as caught:
-        launcher.run(
-            plan(LaunchConfig(program=("true",), metrics_to=("wandb:digits",))),
-            Callbacks(str, str, str, str),
-        )
+        launch(Request(planned), KeptConsole())
     assert str(caught.value) == (
         "metrics_to=wandb:digits: the package wandb is not installed: pip install wandb"
     )

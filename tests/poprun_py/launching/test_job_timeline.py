@@ -6,6 +6,7 @@ import json
 from types import SimpleNamespace
 
 import pytest
+from support.launcher.consoles import KeptConsole
 from support.launcher.plans import plan_blindly
 from support.trace_tables import query
 
@@ -16,21 +17,6 @@ from poprun_py.machines.host_list import LOCALHOST
 from poprun_py.options.launch_config import LaunchConfig
 from poprun_py.planning.mpi_commands import OPEN_MPI_5, Mpi
 from poprun_py.running.supervise.job import LaunchResult
-
-
-class Console:
-    """Remembers what is told."""
-
-    def __init__(self):
-        self.told = []
-
-    def log(self, text):
-        """Tell what nobody asked for."""
-
-    def tell(self, text):
-        self.told.append(text)
-
-    warn = tell
 
 
 def failing(job):
@@ -48,13 +34,13 @@ def run(tmp_path, monkeypatch):
         mpi=Mpi(path="/mpi/bin/mpirun", kind=OPEN_MPI_5),
         environ={"POPRUN_RUN_ID": "mine"},
     )
-    console = Console()
+    console = KeptConsole()
     recording = RunRecording(plan, console)
     found = SimpleNamespace(
         console=console,
         timeline=recording._timeline,
         folder=tmp_path / "out" / "mine",
-        attempts=attempts.Attempts(plan, recording, console, (1, 2), None),
+        attempts=attempts.Attempts(plan, recording, console),
     )
     monkeypatch.setattr(attempts, "supervise", lambda job, **_: found.supervise(job))
     yield found
@@ -72,7 +58,7 @@ def test_attempts_before_one_that_does_not_start_are_in_the_trace(run):
         run.attempts.run(1)
     path = run.folder / "timeline.json.gz"
     assert query(path, "SELECT name FROM process") == [("instance 0 (attempt 1)",)]
-    assert [f"{path}: 0 spans" in told for told in run.console.told] == [True]
+    assert [f"{path}: 0 spans" in told for told in run.console.of("tell")] == [True]
     report = json.loads((run.folder / "report.json").read_text())
     assert (report["state"], report["timeline"]) == ("ended", "timeline.json.gz")
 
@@ -112,6 +98,6 @@ def test_a_job_that_never_started_has_no_trace(run):
     run.supervise = does_not_start
     with pytest.raises(StartError):
         run.attempts.run(0)
-    assert run.console.told == []
+    assert run.console.of("tell") == []
     assert not (run.folder / "timeline.json.gz").exists()
     assert json.loads((run.folder / "report.json").read_text())["timeline"] is None

@@ -8,14 +8,15 @@ import socket
 from dataclasses import replace
 
 import pytest
+from support.launcher.consoles import KeptConsole
 from support.launcher.partition_states import FITTING, HOLDER, pod_in_state
 
 from popdist_py.pods.database import FolderStore
 from popdist_py.pods.errors import NotEnoughIpusError, UnreachableError
-from poprun_py.console import Callbacks
 from poprun_py.errors import StartError
 from poprun_py.launching.launch_planning import plan
 from poprun_py.launching.partition_lifetime import partition_for_job
+from poprun_py.launching.waiting import Wait
 from poprun_py.options.launch_config import LaunchConfig
 from poprun_py.planning.partition_decision import refusal
 from poprun_py.planning.partition_variables import HeldPartition
@@ -26,27 +27,43 @@ JOB = {"num_instances": 2, "num_replicas": 4, "vipu_partition": "p"}
 
 
 @pytest.fixture
-def said():
-    return []
+def console():
+    return KeptConsole()
 
 
 @pytest.fixture
-def job(tmp_path, said):
+def said(console):
+    """All messages of the launcher, without their kinds."""
+
+    class Messages(list):
+        def append(self, message):
+            super().append(message[1])
+
+    console.said = Messages()
+    return console.said
+
+
+@pytest.fixture
+def job(tmp_path, console, said):
     """Give a function that makes a pod in a state, and holds a job's partition in a context."""
     with contextlib.ExitStack() as opened:
 
-        def held(state, create_seconds=0.0, given=None, **values):
+        def held(state, create_seconds=0.0, progress=None, waited_seconds=0.0, **values):
             store = pod_in_state(tmp_path / "pods", state, create_seconds=create_seconds)
             opened.callback(store.close)
             config = LaunchConfig(**{**JOB, **values})
+            wait = Wait(config, console)
+            wait._seconds_before = waited_seconds
+            if progress is not None:
+                console.waiting = progress
             return store, partition_for_job(
                 config,
                 {"POPRUN_PODS": str(tmp_path / "pods")},
-                Callbacks(said.append, said.append, said.append, said.append),
+                console,
+                wait,
                 run_id="run",
                 program="train.py",
                 num_ilds=1,
-                **(given or {}),
             )
 
         yield held
@@ -176,8 +193,7 @@ def test_a_plan_for_other_domains_is_refused(job, monkeypatch):
     assert FITTING.num_ilds is None
 
 
-def test_without_a_pod_nothing_is_asked_and_one_line_says_so(tmp_path, said):
-    console = Callbacks(said.append, said.append, said.append, said.append)
+def test_without_a_pod_nothing_is_asked_and_one_line_says_so(tmp_path, console, said):
     environ = {"POPRUN_PODS": str(tmp_path / "nowhere")}
     for values, variables in (
         ({}, {}),
@@ -186,7 +202,7 @@ def test_without_a_pod_nothing_is_asked_and_one_line_says_so(tmp_path, said):
     ):
         config = LaunchConfig(**values)
         with partition_for_job(
-            config, environ, console, run_id="r", program="p", num_ilds=1
+            config, environ, console, Wait(config, console), run_id="r", program="p", num_ilds=1
         ) as held:
             assert held.variables(0) == variables
     assert said == ["no pod is configured: the IPUs are emulated without a partition"]
@@ -195,26 +211,24 @@ def test_without_a_pod_nothing_is_asked_and_one_line_says_so(tmp_path, said):
 def test_a_job_waits_until_the_ipus_it_needs_are_free(job):
     told = []
 
-    def progress(line):
-        told.append(line)
+    def progress(_, reason):
+        told.append(reason)
         if len(told) == 2:
             store.detach(taken)
 
-    store, partition = job(
-        "fits, preconfigured", wait_for_resources="forever", given={"progress": progress}
-    )
+    store, partition = job("fits, preconfigured", wait_for_resources="forever", progress=progress)
     taken = store.attach("p", 4, HOLDER)
     with partition as held:
         assert held.partition.generation == 1
-    assert told[0].startswith("waiting 0 s for IPUs: partition p is in use by other.py of holder")
+    assert told[0].startswith("for IPUs: partition p is in use by other.py of holder")
     assert (len(told), told[-1]) == (3, "")
 
 
 def test_a_server_that_goes_while_a_job_waits_is_waited_for_too(job, monkeypatch):
     told = []
 
-    def progress(line):
-        told.append(line)
+    def progress(_, reason):
+        told.append(reason)
         if len(told) == 1:
             monkeypatch.setattr(FolderStore, "partitions", gone)
         elif len(told) == 2:
@@ -225,20 +239,18 @@ def test_a_server_that_goes_while_a_job_waits_is_waited_for_too(job, monkeypatch
         raise UnreachableError("nobody answers")
 
     there = FolderStore.partitions
-    store, partition = job(
-        "fits, preconfigured", wait_for_resources="forever", given={"progress": progress}
-    )
+    store, partition = job("fits, preconfigured", wait_for_resources="forever", progress=progress)
     taken = store.attach("p", 4, HOLDER)
     with partition:
         assert "nobody answers" in told[1]
 
 
-def test_the_time_for_waiting_counts_that_for_cores(job, said):
-    store, partition = job("in use", wait_for_resources=600.0, given={"waited_seconds": 599.9})
+def test_the_time_for_waiting_counts_that_for_cores(job, console):
+    store, partition = job("in use", wait_for_resources=600.0, waited_seconds=599.9)
     with pytest.raises(StartError) as refused, partition:
         pytest.fail("the job has its IPUs")
     assert str(refused.value).startswith("wait_for_resources=600.0: the time is over; partition p")
-    assert len([line for line in said if line.startswith("waiting for IPUs: ")]) == 1
+    assert len([reason for _, reason in console.waits if reason.startswith("for IPUs: ")]) == 1
     assert len(store.attachments()) == 1
 
 

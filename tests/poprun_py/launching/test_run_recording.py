@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
-from types import SimpleNamespace
 
 import pytest
+from support.launcher.consoles import KeptConsole
 from support.launcher.plans import plan_blindly
 
 from popdist_py.timeline import merging
 from poprun_py.console import command_name
-from poprun_py.launching import attempts, launcher, page_file
+from poprun_py.launching import attempts, page_file
+from poprun_py.launching.launch import Request, launch
 from poprun_py.launching.run_recording import RunRecording
 from poprun_py.machines.host_list import LOCALHOST
 from poprun_py.options.launch_config import LaunchConfig
@@ -19,32 +21,17 @@ from poprun_py.planning.mpi_commands import OPEN_MPI_5, Mpi
 from poprun_py.running.supervise.job import LaunchResult
 
 
-class Console:
-    """Remembers warnings."""
-
-    def __init__(self):
-        self.warned = []
-
-    def log(self, text):
-        """Tell what nobody asked for."""
-
-    tell = log
-
-    def warn(self, text):
-        self.warned.append(text)
-
-
 @pytest.fixture
 def console():
-    return Console()
+    return KeptConsole()
 
 
 def planned(**options):
     return plan_blindly(
-        LaunchConfig(program=("x",), **options),
+        LaunchConfig(program=("true",), **options),
         hosts=(LOCALHOST,),
         mpi=Mpi(path="/mpi/bin/mpirun", kind=OPEN_MPI_5),
-        environ={"POPRUN_RUN_ID": "mine"},
+        environ={"POPRUN_RUN_ID": "mine", "PATH": os.defpath},
     )
 
 
@@ -79,7 +66,7 @@ def test_ctrl_c_after_the_job_changes_not_how_it_ended(
     (attempt.spans.folder / "instance-0.ended").write_text("1")
     recording.finish(LaunchResult(exit_code=0))
     recording.close()
-    assert console.warned == [warning.format(name=command_name(), run=tmp_path / "mine")]
+    assert console.of("warn") == [warning.format(name=command_name(), run=tmp_path / "mine")]
     report = json.loads((tmp_path / "mine" / "report.json").read_text())
     assert (report["state"], report["exit_code"]) == ("ended", 0)
     assert recording.was_interrupted
@@ -98,9 +85,9 @@ def test_a_signal_before_the_job_is_supervised_ends_the_report(
 
     monkeypatch.setattr(attempts, "supervise", interrupted)
     plan = planned(output_dir=str(tmp_path))
-    lease = SimpleNamespace(name_run=lambda _: None, waited_seconds=0.0)
+    monkeypatch.setenv("POPRUN_LEASES", "none")
     with pytest.raises(KeyboardInterrupt):
-        launcher._run_here(plan, console, (1, 2), lease, None, None, None)
+        launch(Request(plan), console)
     report = json.loads((tmp_path / "latest" / "report.json").read_text())
     assert (report["exit_code"], report["attempts"][0]["exit_code"]) == (code, code)
     assert report["attempts"][0]["cause"] == "signal"

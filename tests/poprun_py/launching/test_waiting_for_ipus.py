@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import pytest
+from support.launcher.consoles import KeptConsole
 from support.launcher.partition_states import HOLDER, pod_in_state
 
-from poprun_py.console import Callbacks
 from poprun_py.errors import StartError
 from poprun_py.launching import launch_planning
 from poprun_py.launching.partition_lifetime import partition_for_job
+from poprun_py.launching.waiting import Wait
 from poprun_py.options.launch_config import LaunchConfig
 from poprun_py.planning.plan_warnings import plan_warnings
 
@@ -30,11 +31,15 @@ def pod(tmp_path):
 
 
 def waiting(tmp_path, heard, wait="forever", **values):
-    """Return the context of a job that waits; ``heard`` gets what it says at any verbosity."""
+    """Return the context of a job that waits; ``heard`` is called with the reason."""
+    config = LaunchConfig(**{**JOB, "wait_for_resources": wait, **values})
+    console = KeptConsole()
+    console.waiting = lambda _, reason: heard(reason) if reason else None
     return partition_for_job(
-        LaunchConfig(**{**JOB, "wait_for_resources": wait, **values}),
+        config,
         {"POPRUN_PODS": str(tmp_path / "pods")},
-        Callbacks(str, str, str, heard),
+        console,
+        Wait(config, console),
         run_id="run",
         program="train.py",
         num_ilds=1,
@@ -54,7 +59,7 @@ def test_a_job_waits_until_others_give_back_what_they_have(pod, tmp_path, state)
     with waiting(tmp_path, heard) as held:
         assert len(held.attachment.ipus) == 4
     (line,) = said
-    assert line.startswith("waiting for IPUs: partition p is in use by other.py of holder (process")
+    assert line.startswith("for IPUs: partition p is in use by other.py of holder (process")
     assert not line.endswith("another partition")
 
 

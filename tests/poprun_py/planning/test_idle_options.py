@@ -12,7 +12,6 @@ from support.launcher.sysfs_trees import SNAPSHOTS
 from support.repository import ROOT
 
 from poprun_py.command.cli import run
-from poprun_py.launching import launcher
 from poprun_py.machines.host_list import LOCALHOST, parse_host_list
 from poprun_py.machines.probe import ProbedHosts
 from poprun_py.machines.remote_shell import Shell
@@ -244,7 +243,7 @@ def test_a_launch_warns_before_it_runs(monkeypatch, capsys):
         said.extend(capsys.readouterr().err.splitlines())
         return LaunchResult(exit_code=0)
 
-    monkeypatch.setattr(launcher, "_run_here", launched)
+    monkeypatch.setattr("poprun_py.launching.launch._run", launched)
     assert run(["--host-subnet", "banana", "--vipu-cluster", "c", "true"]) == 0
     assert capsys.readouterr().err == ""
     assert said == [

@@ -15,8 +15,9 @@ from support.processes import wait_until
 
 from poprun_py.command.cli import run
 from poprun_py.errors import StartError, UsageError
-from poprun_py.launching import leasing
-from poprun_py.launching.leasing import lease_share
+from poprun_py.launching import waiting
+from poprun_py.launching.core_leases import lease_share
+from poprun_py.launching.waiting import Wait
 from poprun_py.machines import lease_files
 from poprun_py.machines.lease_files import LeaseFolder
 from poprun_py.machines.leases import LeaseTable
@@ -36,19 +37,22 @@ def job(place, monkeypatch):
     monkeypatch.setenv("POPRUN_LEASES", str(place))
     said = SimpleNamespace(log=[], warn=[], tell=[], binding=[])
     console = SimpleNamespace(**{name: lines.append for name, lines in vars(said).items()})
-    taken = []
+    taken, waits = [], []
 
     def take(*, cores=1, progress=None, **options):
+        console.waiting = progress or (lambda *wait: waits.append(wait))
+
         def beside(held):
             left = [cpu for cpu in (0, 1) if cpu not in held]
             return share(*left[:cores]) if len(left) >= cores else None
 
         config = LaunchConfig(program=("/x/train.py",), **options)
-        found, lease = lease_share(config, share(*range(cores)), beside, console, progress)
+        wait = Wait(config, console)
+        found, lease = lease_share(config, share(*range(cores)), beside, console, wait)
         taken.append(lease)
-        return SimpleNamespace(share=found, lease=lease)
+        return SimpleNamespace(share=found, lease=lease, waited_seconds=wait.seconds)
 
-    take.said = said
+    take.said, take.waits = said, waits
     yield take
     for lease in taken:
         lease.close()
@@ -121,17 +125,18 @@ def test_waiting_ends_with_the_holder(job, holder, place):
     other = holder(cpus="0-1").process
     lines = []
 
-    def progress(line):
-        lines.append(line)
-        if other.poll() is None and line:
+    def progress(seconds, reason):
+        lines.append((int(seconds), reason))
+        if other.poll() is None and reason:
             other.kill()
             other.wait()
 
     leased = job(wait_for_resources="forever", progress=progress)
     assert leased.share.cpus == {0}
-    assert leased.lease.waited_seconds > 0
-    assert lines[0].startswith("waiting 0 s for CPUs at place 1 of 1: ")
-    assert lines[-1] == ""
+    assert leased.waited_seconds > 0
+    assert lines[0][0] == 0
+    assert lines[0][1].startswith("for CPUs at place 1 of 1: ")
+    assert lines[-1][1] == ""
     assert len(list(place.glob("ticket-*"))) == 0
 
 
@@ -141,7 +146,7 @@ def test_the_time_for_waiting_is_kept(job, holder, place):
     with pytest.raises(StartError, match=r"^wait_for_resources=0.3: the time is over; too few"):
         job(wait_for_resources=0.3)
     assert time.monotonic() - began >= 0.3
-    assert len(job.said.tell) == 1
+    assert {reason[:11] for _, reason in job.waits} == {"for CPUs at", ""}
     assert list(place.glob("ticket-*")) == []
 
 
@@ -162,7 +167,7 @@ def test_a_mutex_that_is_kept_ends_no_waiting_and_starts_no_job(job, holder, pla
     with contextlib.closing(LeaseFolder(place)) as other, other.mutex():
         with pytest.raises(StartError, match=f"time is over; {place}: another process keeps its"):
             job(wait_for_resources=0.2)
-        assert "another process keeps its mutex locked" in job.said.tell[0]
+        assert "another process keeps its mutex locked" in job.waits[0][1]
         # Who does not wait runs without a lease, and is told so.
         assert job(cores=2).lease.cpus == ()
     assert "no cores are kept from other jobs: " in job.said.warn[0]
@@ -178,8 +183,8 @@ def test_who_gets_no_place_waits_behind_the_others(job, holder, monkeypatch):
 
     monkeypatch.setattr(LeaseTable, "join_queue", full)
 
-    def progress(line):
-        if line and other.poll() is None:
+    def progress(_, reason):
+        if reason and other.poll() is None:
             other.kill()
             other.wait()
 
@@ -189,7 +194,7 @@ def test_who_gets_no_place_waits_behind_the_others(job, holder, monkeypatch):
 @pytest.mark.sweep
 def test_many_that_wait_look_seldom(job, holder, monkeypatch):
     pauses = []
-    monkeypatch.setattr(leasing.time, "sleep", lambda s: (pauses.append(s), time_sleep(0.01)))
+    monkeypatch.setattr(waiting.time, "sleep", lambda s: (pauses.append(s), time_sleep(0.01)))
     for _ in range(3):
         holder("queue")
     with pytest.raises(StartError):
@@ -202,7 +207,7 @@ def test_ctrl_c_ends_waiting_at_once(job, holder, place):
     holder(cpus="0-1")
 
     def interrupt():
-        wait_until(lambda: job.said.tell)
+        wait_until(lambda: job.waits)
         os.kill(os.getpid(), signal.SIGINT)
 
     thread = threading.Thread(target=interrupt)

@@ -9,8 +9,9 @@ import pytest
 from support.launcher.sysfs_trees import snapshot
 
 from poprun_py.errors import StartError
-from poprun_py.launching import leasing_elsewhere
-from poprun_py.launching.leasing_elsewhere import left_by_others, wait_for_hosts
+from poprun_py.launching import waiting
+from poprun_py.launching.core_leases import left_by_others, wait_for_hosts
+from poprun_py.launching.waiting import Wait
 from poprun_py.machines.host_list import LOCALHOST, Host
 from poprun_py.machines.lease_files import JobProcess, LeaseRecord, QueueRecord
 from poprun_py.machines.leases import OtherJobs
@@ -36,12 +37,10 @@ def job(monkeypatch):
     """Plan beside others on host b, who change with every look; time passes only in waiting."""
     said = SimpleNamespace(log=[], warn=[], tell=[])
     clock = [0.0]
-    monkeypatch.setattr(leasing_elsewhere.time, "monotonic", lambda: clock[0])
-    monkeypatch.setattr(
-        leasing_elsewhere.time, "sleep", lambda s: clock.__setitem__(0, clock[0] + s)
-    )
+    monkeypatch.setattr(waiting.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(waiting.time, "sleep", lambda s: clock.__setitem__(0, clock[0] + s))
 
-    def plan(*looks, cores=1, progress=None, **options):
+    def plan(*looks, cores=1, **options):
         config = LaunchConfig(
             program=("x",), num_instances=2, num_replicas=2, cores_per_instance=cores, **options
         )
@@ -50,12 +49,14 @@ def job(monkeypatch):
         placements = tuple(place_instances(config, topology, machines)[0])
         told = [{"b": OtherJobs(*look)} if look else {} for look in looks]
         console = SimpleNamespace(**{name: lines.append for name, lines in vars(said).items()})
+        console.waiting = lambda *wait: waits.append(wait)
         return wait_for_hosts(
             config, topology, machines, placements, told.pop(0), lambda: told.pop(0), console,
-            progress, 0.0,
+            Wait(config, console),
         )  # fmt: skip
 
-    plan.said, plan.clock = said, clock
+    waits = []
+    plan.said, plan.clock, plan.waits = said, clock, waits
     return plan
 
 
@@ -83,15 +84,11 @@ def test_a_refusal_names_host_and_holders(job):
 
 
 def test_waiting_asks_again_until_there_is_room(job):
-    full, lines = [(holding(*ALL),)], []
-    assert (
-        job(full, full, [], wait_for_resources="forever", progress=lines.append) == (MACHINE,) * 2
-    )
-    assert [line[:38] for line in lines] == [
-        "waiting 0 s for CPUs of host b: ann's ", "waiting 3 s for CPUs of host b: ann's ", ""
+    full = [(holding(*ALL),)]
+    assert job(full, full, [], wait_for_resources="forever") == (MACHINE,) * 2
+    assert [(seconds, reason[:26]) for seconds, reason in job.waits] == [
+        (0, "for CPUs of host b: ann's "), (3, "for CPUs of host b: ann's "), (6, "")
     ]  # fmt: skip
-    job(full, full, [], wait_for_resources="forever")
-    assert len(job.said.tell) == 1
 
 
 def test_the_time_for_waiting_is_kept(job):

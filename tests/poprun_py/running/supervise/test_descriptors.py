@@ -157,7 +157,7 @@ def test_trouble_of_the_system_is_not_taken_for_standard_output(capsys, monkeypa
     def launch(*_, **__):
         raise OSError(99, "Cannot assign requested address")
 
-    monkeypatch.setattr("poprun_py.launching.launcher.run", launch)
+    monkeypatch.setattr("poprun_py.launching.launch.launch", launch)
     assert run(["true"]) == 3
     line = capsys.readouterr().err
     assert "Cannot assign requested address" in line

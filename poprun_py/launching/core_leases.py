@@ -1,0 +1,433 @@
+"""The cores of a job: leased on this machine, and chosen around other jobs on other hosts.
+
+Jobs that run side by side get cores of their own. The share of a job is chosen and leased under
+one mutex, so no other job can take the same cores in between. On other hosts, the wrapper of the
+first instance takes the lease when the job starts; here the plan only avoids the cores that are
+taken there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from poprun_py.console import Console
+from poprun_py.errors import StartError, UsageError
+from poprun_py.launching.waiting import Wait
+from poprun_py.machines.lease_files import LeaseFolder, problem_text
+from poprun_py.machines.lease_messages import (
+    ADVICE,
+    cpus_text,
+    job_text,
+    leases_text,
+    refusal_text,
+    sharing_text,
+)
+from poprun_py.machines.leases import (
+    FOLDER_VARIABLE,
+    Lease,
+    LeaseTable,
+    QueuePlace,
+    decide_on_table,
+    leases_folder,
+    this_job,
+)
+from poprun_py.machines.machine import Machine
+from poprun_py.options.launch_config import LaunchConfig
+from poprun_py.planning.cpu_placement import Placement
+from poprun_py.planning.job_placement import (
+    HostShare,
+    local_host_index,
+    share_beside_jobs,
+    share_of_placements,
+)
+from poprun_py.planning.launch_plan import LaunchPlan
+from poprun_py.planning.plan_inputs import PlanInputs
+from poprun_py.planning.topology import Topology
+from poprun_py.planning.user_program import short_name
+
+# A job of this machine alone does not load the code that asks other hosts.
+if TYPE_CHECKING:
+    from poprun_py.machines.leases import OtherJobs
+
+# Between two reads of the leases. A lock cannot be waited for together with a signal and a limit,
+# so a waiting job polls: a few small files take a fraction of a millisecond. Jobs further back in
+# the queue poll less often, so that many waiting jobs do not disturb the running ones.
+_POLL_SECONDS, _MOST_POLL_SECONDS = 0.2, 2.0
+# Between two questions to other hosts: each is an ssh connection to every host.
+_POLL_HOSTS_SECONDS = 3.0
+_MUTEX_HELD = "another process keeps its mutex locked"
+
+Machines = tuple[Machine | None, ...]
+Leased = tuple[HostShare, Lease]
+
+
+def leases_place() -> Path | None:
+    """Return the folder of this machine's leases; None if POPRUN_LEASES=none turns them off.
+
+    Raises:
+        UsageError: POPRUN_LEASES does not name a folder.
+    """
+    try:
+        return leases_folder(os.environ)
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+
+
+def share_of_plan(planned: LaunchPlan) -> HostShare:
+    """Return the share of this machine that a plan takes."""
+    placements = tuple(each.placement for each in planned.instances)
+    return share_of_placements(planned.topology, planned.machines, placements)
+
+
+def lease_as_planned(planned: LaunchPlan, console: Console, wait: Wait) -> Lease:
+    """Lease exactly the cores that a plan names, waiting for them where the job may wait.
+
+    Raises:
+        StartError: other jobs hold some of them.
+        UsageError: POPRUN_LEASES does not name a folder.
+    """
+    share = share_of_plan(planned)
+    # A plan may be made for another machine: only CPUs that exist here can be leased.
+    here = frozenset(os.sched_getaffinity(0)) & share.cpus
+    share = share._replace(cpus=here)
+
+    def if_free(held: frozenset[int]) -> HostShare | None:
+        return share if share.cpus.isdisjoint(held) else None
+
+    return lease_share(planned.config, share, if_free, console, wait)[1]
+
+
+def lease_beside_others(
+    alone: LaunchPlan, inputs: PlanInputs, console: Console, wait: Wait
+) -> tuple[Machines, Lease]:
+    """Lease the cores of a job on this machine, around those that other jobs hold.
+
+    Args:
+        alone: the plan of the job for machines without other jobs.
+        inputs: the machines and hosts of that plan.
+        console: takes warnings, and notes about other jobs.
+        wait: how long the job may wait for other jobs.
+
+    Returns:
+        The machines without the cores that other jobs hold, to plan on; and the lease.
+
+    Raises:
+        StartError: other jobs hold too much, or the time for waiting is over.
+        UsageError: POPRUN_LEASES does not name a folder.
+    """
+    config, topology, machines = alone.config, alone.topology, inputs.machines
+    whole = share_of_plan(alone)
+    if inputs.reached is None or leases_place() is None:
+        share_beside = partial(share_beside_jobs, config, topology, machines)
+        share, lease = lease_share(config, whole, share_beside, console, wait)
+        return share.machines, lease
+    from poprun_py.machines.probe import probe_other_jobs
+
+    ask = partial(
+        probe_other_jobs,
+        config,
+        topology.hosts,
+        mpirun=inputs.installed_mpi.path,
+        environ=inputs.environ,
+    )
+    other_jobs: Mapping[str, OtherJobs] = inputs.reached.other_jobs
+    while True:
+        left = wait_for_hosts(
+            config, topology, machines, whole.placements, other_jobs, ask, console, wait
+        )
+        if local_host_index(topology) is None:
+            return left, Lease.nothing()
+        asked = time.monotonic()
+        share_beside = partial(share_beside_jobs, config, topology, left)
+        share, lease = lease_share(
+            config, whole._replace(machines=left), share_beside, console, wait
+        )
+        # After a long wait here, another job may have taken the cores on the other hosts.
+        if config.share_cores or time.monotonic() - asked < _POLL_HOSTS_SECONDS:
+            return share.machines, lease
+        with contextlib.ExitStack() as undo:
+            undo.callback(lease.close)
+            other_jobs = ask()
+            with contextlib.suppress(StartError):
+                if left_by_others(config, topology, machines, other_jobs) == left:
+                    undo.pop_all()
+                    return share.machines, lease
+
+
+# --- this machine ---------------------------------------------------------------------------------
+
+
+def lease_share(
+    config: LaunchConfig,
+    whole: HostShare,
+    share_beside: Callable[[frozenset[int]], HostShare | None],
+    console: Console,
+    wait: Wait,
+) -> Leased:
+    """Lease a job's share of this machine, as its options say where other jobs hold too much.
+
+    Args:
+        config: whether the job may share cores.
+        whole: the job's share of a machine without other jobs.
+        share_beside: returns the share beside jobs that hold the given CPUs; None if the job does
+            not fit on the rest.
+        console: takes warnings, and notes about other jobs.
+        wait: how long the job may wait for other jobs.
+
+    Raises:
+        StartError: other jobs hold too much, or the time for waiting is over.
+        UsageError: POPRUN_LEASES does not name a folder.
+    """
+    place = leases_place()
+    if place is None or not whole.cpus:
+        return whole, Lease.nothing()
+    try:
+        with contextlib.closing(LeaseFolder(place)) as folder:
+            return _ShareLease(config, whole, share_beside, console, wait, folder).take()
+    except OSError as error:
+        _warn_of_no_leases(problem_text(error, place), console)
+        return whole, Lease.nothing()
+
+
+def _warn_of_no_leases(problem: str, console: Console) -> None:
+    console.warn(
+        f"no cores are kept from other jobs: {problem}; {FOLDER_VARIABLE}=FOLDER names another "
+        "folder, none says that it is meant"
+    )
+
+
+class _ShareLease:
+    """The lease of one job's share, until it is taken or refused."""
+
+    def __init__(
+        self,
+        config: LaunchConfig,
+        whole: HostShare,
+        share_beside: Callable[[frozenset[int]], HostShare | None],
+        console: Console,
+        wait: Wait,
+        folder: LeaseFolder,
+    ) -> None:
+        self._config, self._whole, self._share_beside = config, whole, share_beside
+        self._console, self._wait, self._folder = console, wait, folder
+        self._job = this_job(short_name(config.program) if config.program else "")
+        self._place: QueuePlace | None = None
+        self._problem = ""  # the reason why a lease cannot be written
+
+    def take(self) -> Leased:
+        """Take the lease, after the jobs that wait in front of this one."""
+        try:
+            while True:
+                is_over = self._wait.is_over
+                table, leased = self._try(is_last=is_over)
+                # The messages come after the mutex is free: their reader may be slow.
+                if table is not None and leased is not None:
+                    break
+                if is_over:
+                    raise StartError(self._wait.refusal(self._refusal(table)))
+                ahead = 0 if table is None else len(table.ahead_of(self._place))
+                pause = min(_POLL_SECONDS * (1 + ahead), _MOST_POLL_SECONDS)
+                self._wait.sleep(pause, self._waiting_text(table))
+        finally:
+            if self._place is not None:
+                self._place.close()
+            self._wait.end()
+        with contextlib.ExitStack() as undo:
+            undo.callback(leased[1].close)
+            self._say_what_others_hold(table, leased[0])
+            undo.pop_all()
+        return leased
+
+    def _try(self, *, is_last: bool) -> tuple[LeaseTable | None, Leased | None]:
+        """Take the lease now, or queue for it; without the mutex there is no table either."""
+
+        def decide(table: LeaseTable) -> tuple[LeaseTable, Leased | None]:
+            leased = self._take_from(table)
+            if leased is None and not is_last and self._place is None:
+                # Without a place in the queue, the job waits behind all jobs that have one.
+                with contextlib.suppress(OSError):
+                    self._place = table.join_queue(self._job)
+            return table, leased
+
+        try:
+            return decide_on_table(self._folder, decide)
+        except TimeoutError:
+            if not self._wait.is_allowed:
+                raise
+            return None, None
+
+    def _take_from(self, table: LeaseTable) -> Leased | None:
+        """Lease a share beside other jobs, or the whole share if the job may share cores."""
+        share = None if table.ahead_of(self._place) else self._share_beside(table.held_cpus)
+        is_shared = share is None and self._config.share_cores
+        if is_shared:
+            share = self._whole
+        if share is None:
+            return None
+        try:
+            lease = table.take(
+                self._job, tuple(share.cpus), tuple(share.numa_nodes), is_shared=is_shared
+            )
+        except OSError as error:
+            self._problem = problem_text(error, self._folder.path)
+            lease = Lease.nothing()
+        return share, lease
+
+    def _say_what_others_hold(self, table: LeaseTable, share: HostShare) -> None:
+        """Say what other jobs hold: in the log only, unless it changed the placement."""
+        if self._problem:
+            _warn_of_no_leases(self._problem, self._console)
+        if not table.held_cpus:
+            return
+        if not share.cpus.isdisjoint(table.held_cpus):
+            self._console.warn(sharing_text("cores", table.leases))
+            return
+        say = self._console.log
+        if share.placements != self._whole.placements:
+            say = self._console.tell
+        say(
+            f"other jobs hold CPUs of this machine: {leases_text(table.leases)}; this one has "
+            f"{cpus_text(tuple(share.cpus))}"
+        )
+        near = [each for each in table.leases if not share.numa_nodes.isdisjoint(each.numa_nodes)]
+        if near:
+            self._console.log(
+                "the memory of a NUMA node is shared with "
+                + ", ".join(job_text(each) for each in near)
+            )
+
+    def _refusal(self, table: LeaseTable | None) -> str:
+        """Return why the job cannot have its cores, and what the user can do."""
+        if table is None:
+            place = self._folder.path
+            return f"{place}: {_MUTEX_HELD}; end that process, or name another folder"
+        reasons = []
+        if table.leases:
+            reasons.append(leases_text(table.leases))
+        if ahead := table.ahead_of(self._place):
+            first = f"{job_text(ahead[0])} waits for CPUs"
+            more = f" with {len(ahead) - 1} more" if len(ahead) > 1 else ""
+            reasons.append(f"{first}{more} in front of this job")
+        elif not reasons:
+            reasons.append("they were given to no job")
+        return (
+            "too few CPUs of this machine are free for this job, which takes "
+            f"{cpus_text(tuple(self._whole.cpus))} when it is alone: {'; '.join(reasons)}; "
+            f"{ADVICE}"
+        )
+
+    def _waiting_text(self, table: LeaseTable | None) -> str:
+        """Return what the job waits for, and its place in the queue."""
+        if table is None:
+            return f"for {self._folder.path}: {_MUTEX_HELD}"
+        place = len(table.ahead_of(self._place)) + 1
+        return (
+            f"for CPUs at place {place} of {max(len(table.ahead_of(None)), place)}: "
+            f"{leases_text(table.leases) or 'others come first'}"
+        )
+
+
+# --- other hosts ----------------------------------------------------------------------------------
+
+
+class _Left(NamedTuple):
+    """The machines without other jobs' cores, and the hosts that have too few cores left."""
+
+    machines: Machines
+    placements: tuple[Placement, ...]
+    crowded: tuple[int, ...]
+
+
+def wait_for_hosts(
+    config: LaunchConfig,
+    topology: Topology,
+    machines: Machines,
+    placements: tuple[Placement, ...],
+    other_jobs: Mapping[str, OtherJobs],
+    ask: Callable[[], Mapping[str, OtherJobs]],
+    console: Console,
+    wait: Wait,
+) -> Machines:
+    """Wait until the other hosts have enough free cores; return the machines to plan on.
+
+    Args:
+        config: whether the job may share cores.
+        topology: the instances of each host.
+        machines: the machine of each host.
+        placements: the placements of the instances without other jobs.
+        other_jobs: the other jobs of each host, by the host's name.
+        ask: asks the hosts for them again.
+        console: takes notes about other jobs.
+        wait: how long the job may wait for other jobs.
+
+    Raises:
+        StartError: other jobs hold too much, or the time for waiting is over.
+    """
+    left = _left(config, topology, machines, other_jobs)
+    try:
+        while left.crowded and not config.share_cores:
+            name = topology.hosts[left.crowded[0]].name
+            if wait.is_over:
+                raise StartError(wait.refusal(refusal_text(name, other_jobs[name])))
+            holders = leases_text(other_jobs[name].leases) or "others come first"
+            wait.sleep(_POLL_HOSTS_SECONDS, f"for CPUs of host {name}: {holders}")
+            other_jobs = ask()
+            left = _left(config, topology, machines, other_jobs)
+    finally:
+        wait.end()
+    for index, host in enumerate(topology.hosts):
+        found = other_jobs.get(host.name)
+        # The wrapper on a crowded host warns by itself that cores are shared.
+        if found is None or not found.leases or index in left.crowded:
+            continue
+        count = topology.instances_per_host
+        ours = slice(index * count, (index + 1) * count)
+        say = console.log if left.placements[ours] == placements[ours] else console.tell
+        say(f"other jobs hold CPUs of host {host.name}: {leases_text(found.leases)}")
+    return left.machines
+
+
+def left_by_others(
+    config: LaunchConfig,
+    topology: Topology,
+    machines: Machines,
+    other_jobs: Mapping[str, OtherJobs],
+) -> Machines:
+    """Return the machines without the cores that other jobs hold on the other hosts.
+
+    Raises:
+        StartError: the other jobs of a host leave too few of its cores.
+    """
+    left = _left(config, topology, machines, other_jobs)
+    if left.crowded and not config.share_cores:
+        name = topology.hosts[left.crowded[0]].name
+        raise StartError(refusal_text(name, other_jobs[name]))
+    return left.machines
+
+
+def _left(
+    config: LaunchConfig,
+    topology: Topology,
+    machines: Machines,
+    other_jobs: Mapping[str, OtherJobs],
+) -> _Left:
+    placements: tuple[Placement, ...] = ()
+    crowded = []
+    for index, host in enumerate(topology.hosts):
+        found = other_jobs.get(host.name)
+        if found is None or machines[index] is None:
+            continue
+        share = None
+        if not found.queue:
+            share = share_beside_jobs(config, topology, machines, found.held_cpus, index)
+        if share is None:
+            crowded.append(index)
+        else:
+            machines, placements = share.machines, share.placements
+    return _Left(machines, placements, tuple(crowded))

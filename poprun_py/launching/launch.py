@@ -1,0 +1,247 @@
+"""The launch of a job, from a request to its result: plan, cores, IPUs, attempts.
+
+The command line, the process of the Python API and ``poprun-py scale`` all call ``launch``. It runs
+in their process, which therefore gets the signals.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+
+from poprun_py.console import Console
+from poprun_py.errors import StartError
+from poprun_py.launching.attempts import Attempts, OnAttempt
+from poprun_py.launching.core_leases import lease_as_planned
+from poprun_py.launching.launch_planning import plan_and_lease, require_start, working_folder
+from poprun_py.launching.run_recording import RunRecording
+from poprun_py.launching.waiting import Wait
+from poprun_py.machines.leases import Lease
+from poprun_py.options.launch_config import LaunchConfig
+from poprun_py.planning.launch_plan import LaunchPlan
+from poprun_py.planning.plan_warnings import plan_warnings
+from poprun_py.planning.user_program import short_name
+from poprun_py.running.supervise.job import LaunchResult
+from poprun_py.running.supervise.restart import run_with_restarts
+from poprun_py.texts import bytes_text
+
+_SHARED_MEMORY = "/dev/shm"
+# The space that Open MPI takes there for each instance.
+_MPI_SHARED_BYTES = 16 << 20
+
+OnPlan = Callable[[LaunchPlan], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What to launch.
+
+    Attributes:
+        job: the options of a launch, which is planned first; or a plan, which runs as it is.
+        environ: the environment to plan in; that of this process by default.
+        output_folder: a folder for the instances' output, where --output-dir names none.
+        descriptors: where the instances' stdout and stderr go.
+    """
+
+    job: LaunchConfig | LaunchPlan
+    # It may hold secrets.
+    environ: Mapping[str, str] | None = field(default=None, repr=False)
+    output_folder: str | None = None
+    descriptors: tuple[int, int] = (1, 2)
+
+    @property
+    def config(self) -> LaunchConfig:
+        """The options of the launch."""
+        return self.job.config if isinstance(self.job, LaunchPlan) else self.job
+
+
+def launch(
+    request: Request,
+    console: Console,
+    *,
+    on_plan: OnPlan | None = None,
+    on_attempt: OnAttempt | None = None,
+) -> LaunchResult:
+    """Launch a job and return how it ended; no process of it is left running.
+
+    The job is started again after a failure as often as --max-restarts allows. While it runs, this
+    process is in the folder in which the plan was made.
+
+    Args:
+        request: what to launch.
+        console: takes the launcher's messages.
+        on_plan: called with the plan once the job has its cores.
+        on_attempt: called before each attempt.
+
+    Raises:
+        UsageError: the options, hosts and machines do not fit together; nothing was started.
+        StartError: the launch could not start, or --strict-binding found a wrong binding.
+    """
+    _require_main_thread()
+    wait = Wait(request.config, console)
+    with contextlib.ExitStack() as at_end:
+        planned, lease = _planned(request, console, wait)
+        if lease is not None:
+            at_end.enter_context(lease)
+        planned.require_fit()
+        if on_plan is not None:
+            on_plan(planned)
+        for warning in plan_warnings(planned, is_launched=True):
+            console.warn(warning)
+        with _inside(planned.folder):
+            require_start(planned)
+            if lease is None:
+                lease = at_end.enter_context(lease_as_planned(planned, console, wait))
+            _log_command(planned, console)
+            began = time.monotonic()
+            result = _run(request, planned, console, lease, wait, on_attempt)
+            seconds = time.monotonic() - began
+            console.log(f"ended with exit code {result.exit_code} after {seconds:.2f} s")
+            return result
+
+
+def _planned(request: Request, console: Console, wait: Wait) -> tuple[LaunchPlan, Lease | None]:
+    """Return the plan, and the lease of its cores; the cores of a given plan are leased later.
+
+    Its folder and its program are checked first.
+    """
+    if isinstance(request.job, LaunchConfig):
+        return plan_and_lease(request.job, request.environ, console, wait)
+    if request.environ is None:
+        return request.job, None
+    return replace(request.job, environ=request.environ), None
+
+
+def _log_command(planned: LaunchPlan, console: Console) -> None:
+    if planned.config.verbosity >= 1:
+        from poprun_py.planning.views.command_text import folded
+
+        console.log(f"running: {folded(planned.command)}")
+
+
+@contextlib.contextmanager
+def _inside(folder: str) -> Iterator[None]:
+    """Change to a plan's folder for a while: the user's paths are relative to it.
+
+    Raises:
+        StartError: the folder is gone.
+    """
+    if folder in ("", working_folder()):
+        yield
+        return
+    before = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        try:
+            os.chdir(folder)
+        except OSError as error:
+            raise StartError(
+                f"the plan runs in the folder {folder} where it was made: {error.strerror}; make "
+                "the folder, or make a new plan"
+            ) from None
+        try:
+            yield
+        finally:
+            os.fchdir(before)
+    finally:
+        os.close(before)
+
+
+def _warn_of_little_shared_memory(planned: LaunchPlan, console: Console) -> None:
+    """Warn that MPI becomes slow if its messages do not fit into /dev/shm.
+
+    If MPI cannot write there at all, it uses another folder, which is as fast.
+    """
+    if planned.topology.instances_per_host < 2:
+        return
+    with contextlib.suppress(OSError):
+        state = os.statvfs(_SHARED_MEMORY)
+        free = state.f_bavail * state.f_frsize
+        if free < _MPI_SHARED_BYTES and os.access(_SHARED_MEMORY, os.W_OK):
+            # Measured with two instances: 4 bytes in 9 us instead of 2, 26 MB in 100 ms, not 28.
+            console.warn(
+                f"{_SHARED_MEMORY} has {bytes_text(free)} free, and MPI wants 16 MiB for each "
+                "instance: its own messages within this host take TCP, some 4 times as long; "
+                "popdist's collectives do not. Make it larger: docker run --shm-size=1g, mount -o "
+                f"remount,size=1g {_SHARED_MEMORY}"
+            )
+
+
+def _run(
+    request: Request,
+    planned: LaunchPlan,
+    console: Console,
+    lease: Lease,
+    wait: Wait,
+    on_attempt: OnAttempt | None,
+) -> LaunchResult:
+    """Run a plan whose cores are leased: get its IPUs, and make the attempts."""
+    from poprun_py.launching.partition_lifetime import partition_for_job
+
+    config = planned.config
+    if planned.network:
+        console.log(f"the hosts talk to one another over {planned.network}")
+    _warn_of_little_shared_memory(planned, console)
+    with contextlib.closing(RunRecording(planned, console)) as recording:
+        lease.name_run(recording.run_id)
+        ipus = partition_for_job(
+            config,
+            planned.environ,
+            console,
+            wait,
+            run_id=recording.run_id,
+            program=short_name(config.program),
+            num_ilds=planned.topology.num_ilds,
+        )
+        with ipus as partition:
+            attempts = Attempts(
+                planned,
+                recording,
+                console,
+                lease=lease,
+                partition=partition,
+                descriptors=request.descriptors,
+                output_folder=request.output_folder,
+                on_attempt=on_attempt,
+            )
+            try:
+                result = run_with_restarts(
+                    attempts.run,
+                    config.max_restarts,
+                    attempts.failed,
+                    has_time=attempts.has_time,
+                )
+            except KeyboardInterrupt as interrupt:
+                # The signal came before an attempt started, or after the last one ended.
+                recording.interrupt(getattr(interrupt, "signal", signal.SIGINT))
+                raise
+        recording.finish(result)
+    if warning := _separate_models(result):
+        console.warn(warning)
+    return replace(result, run_id=recording.run_id, was_interrupted=recording.was_interrupted)
+
+
+def _separate_models(result: LaunchResult) -> str:
+    """Return a warning if each instance trained a model of its own; otherwise an empty text."""
+    count = len(result.instances)
+    if result.exit_code != 0 or count < 2 or not all(r.trained_alone for r in result.instances):
+        return ""
+    return (
+        f"each of the {count} instances has trained a model of its own: none has communicated with "
+        "another one. Train one model together with DistributedDataParallel, horovod.torch or a "
+        "poptorch.trainingModel; a trainer that looks for GPUs may need to be told that it runs on "
+        "CPUs. Where separate models are meant, set POPDIST_SEPARATE_MODELS=1"
+    )
+
+
+def _require_main_thread() -> None:
+    threading = sys.modules.get("threading")
+    if threading is not None and threading.current_thread() is not threading.main_thread():
+        raise StartError(
+            "a plan is run in the main thread only, which gets the signals; poprun_py.launch runs "
+            "it in a process of its own"
+        )

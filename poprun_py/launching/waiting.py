@@ -1,0 +1,70 @@
+"""The wait of one job for cores and IPUs that other jobs hold: its limit, and its messages."""
+
+from __future__ import annotations
+
+import math
+import time
+
+from poprun_py.console import Console
+from poprun_py.options.launch_config import LaunchConfig
+from poprun_py.options.option_types import FOREVER
+
+
+class Wait:
+    """The time that a job may wait for other jobs, as --wait-for-resources says.
+
+    One object serves the whole launch: waiting for cores and then for IPUs share one limit.
+
+    Args:
+        config: whether and how long the job waits.
+        console: takes the seconds waited and what the job waits for.
+    """
+
+    def __init__(self, config: LaunchConfig, console: Console) -> None:
+        self._config, self._console = config, console
+        wait = config.wait_for_resources
+        self._limit = math.inf if wait == FOREVER else float(wait or 0)
+        self._seconds_before = 0.0
+        self._began: float | None = None
+
+    @property
+    def seconds(self) -> float:
+        """How long the job has waited so far."""
+        if self._began is None:
+            return self._seconds_before
+        return self._seconds_before + time.monotonic() - self._began
+
+    @property
+    def is_allowed(self) -> bool:
+        """Whether the job may wait at all."""
+        return self._limit > 0
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether the job is waiting now."""
+        return self._began is not None
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the limit is reached; always true for a job that may not wait."""
+        return self.seconds >= self._limit
+
+    def sleep(self, seconds: float, reason: str) -> None:
+        """Tell the reason, such as "for IPUs: ...", and sleep, at most until the limit."""
+        if self._began is None:
+            self._began = time.monotonic()
+        waited = self.seconds
+        self._console.waiting(waited, reason)
+        time.sleep(max(0.0, min(seconds, self._limit - waited)))
+
+    def end(self) -> None:
+        """Stop the clock and clear the message; without a wait this does nothing."""
+        if self._began is not None:
+            self._seconds_before, self._began = self.seconds, None
+            self._console.waiting(self._seconds_before, "")
+
+    def refusal(self, reason: str) -> str:
+        """Return the text of a refusal, which begins with the option if the limit is reached."""
+        if self._config.wait_for_resources is None:
+            return reason
+        return f"{self._config.shown('wait_for_resources')}: the time is over; {reason}"
