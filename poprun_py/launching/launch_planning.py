@@ -42,7 +42,7 @@ from poprun_py.running.supervise.restart import lost_hosts
 
 # A launch without a pod does not load the code of pods.
 if TYPE_CHECKING:
-    from poprun_py.planning.partition_decision import PartitionUse
+    from poprun_py.planning.partition_decision import PartitionDecision
 
 _NO_POD = "none"
 
@@ -117,7 +117,7 @@ class _Gathered:
     topology: Topology
     mpi_arguments: MpiArguments
     inputs: PlanInputs
-    partition: PartitionUse | None
+    partition: PartitionDecision | None
 
     def plan(self, machines: Machines | None = None) -> LaunchPlan:
         inputs = self.inputs if machines is None else replace(self.inputs, machines=machines)
@@ -167,7 +167,7 @@ def _gather(
 
 def _partition_of(
     config: LaunchConfig, environ: Mapping[str, str], *, is_launch: bool
-) -> PartitionUse | None:
+) -> PartitionDecision | None:
     """Return which partition a launch would use, and how; None where no pod is configured.
 
     Raises:
@@ -186,7 +186,7 @@ def _partition_of(
     return use
 
 
-def _ilds_of(config: LaunchConfig, use: PartitionUse | None) -> int | None:
+def _ilds_of(config: LaunchConfig, use: PartitionDecision | None) -> int | None:
     """Return the partition's IPU-Link domains if they divide the instances evenly; else None."""
     found = use.num_ilds if use is not None else None
     return found if found is not None and config.num_instances % found == 0 else None

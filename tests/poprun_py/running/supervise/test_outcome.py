@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from poprun_py.errors import StartError
-from poprun_py.launching import launcher
+from poprun_py.launching import launch
 from poprun_py.running.screen.screen import make_stream
 from poprun_py.running.supervise.control_channel import Peer
 from poprun_py.running.supervise.job import Cause, Job, Stop
@@ -41,7 +41,7 @@ def test_a_job_whose_instances_all_trained_alone_gets_a_warning():
         peers = [peer(index, code, at=1) for index in range(len(alone))]
         for each, is_alone in zip(peers, alone, strict=True):
             each.outcome["trained_alone"] = is_alone
-        return launcher._separate_models(judged(*peers))
+        return launch._separate_models(judged(*peers))
 
     assert "each of the 2 instances has trained a model of its own" in warned(True, True)
     assert warned(True) == warned(True, False) == warned(False, False) == ""
