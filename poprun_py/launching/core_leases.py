@@ -22,7 +22,6 @@ from poprun_py.launching.waiting import Wait
 from poprun_py.machines.lease_files import LeaseFolder, problem_text
 from poprun_py.machines.lease_messages import (
     ADVICE,
-    cpus_text,
     job_text,
     leases_text,
     refusal_text,
@@ -50,6 +49,7 @@ from poprun_py.planning.launch_plan import LaunchPlan
 from poprun_py.planning.plan_inputs import PlanInputs
 from poprun_py.planning.topology import Topology
 from poprun_py.planning.user_program import short_name
+from poprun_py.texts import numbered
 
 # A job of this machine alone does not load the code that asks other hosts.
 if TYPE_CHECKING:
@@ -293,7 +293,7 @@ class _ShareLease:
             say = self._console.tell
         say(
             f"other jobs hold CPUs of this machine: {leases_text(table.leases)}; this one has "
-            f"{cpus_text(tuple(share.cpus))}"
+            f"{numbered('CPU', share.cpus)}"
         )
         near = [each for each in table.leases if not share.numa_nodes.isdisjoint(each.numa_nodes)]
         if near:
@@ -318,7 +318,7 @@ class _ShareLease:
             reasons.append("they were given to no job")
         return (
             "too few CPUs of this machine are free for this job, which takes "
-            f"{cpus_text(tuple(self._whole.cpus))} when it is alone: {'; '.join(reasons)}; "
+            f"{numbered('CPU', self._whole.cpus)} when it is alone: {'; '.join(reasons)}; "
             f"{ADVICE}"
         )
 
