@@ -1,4 +1,4 @@
-"""The hosts of a launch: from the options, Slurm, a Kubernetes MPIJob, or this machine alone.
+"""The choice of the hosts for a launch, from options, Slurm, a Kubernetes MPIJob or this machine.
 
 Pure functions, except ``with_names``, which asks the resolver for the names of IPv6 addresses.
 """
@@ -40,17 +40,17 @@ def resolve_hosts(
     """Return the hosts of a launch, in order.
 
     Args:
-        host: the value of ``--host``; it takes precedence over all other sources.
-        host_file: the value of ``--host-file``.
-        environ: the variables that may describe a Slurm allocation or name a host file for MPI.
-        read_text: a function that returns the text of a file.
-        local_names: names of this machine, which is reached without ssh.
-        num_instances: the number of instances of the launch.
-        host_source: the name of ``host`` in messages.
-        host_file_source: the name of ``host_file`` in messages.
+        host: The value of ``--host``; it takes precedence over all other sources.
+        host_file: The value of ``--host-file``.
+        environ: The variables that may describe a Slurm allocation or name a host file for MPI.
+        read_text: A function that returns the text of a file.
+        local_names: Names of this machine, which is reached without ssh.
+        num_instances: The number of instances of the launch.
+        host_source: The name of ``host`` in messages.
+        host_file_source: The name of ``host_file`` in messages.
 
     Raises:
-        UsageError: a malformed list, a host given twice, or an allocation that is too small.
+        UsageError: A malformed list, a host given twice, or an allocation that is too small.
     """
     if host is not None:
         hosts = parse_host_list(host, source=host_source)
@@ -76,10 +76,10 @@ def _slurm_hosts(environ: Mapping[str, str], num_instances: int) -> tuple[Host, 
     """Return the hosts of a Slurm allocation; their slots are the tasks that the user asked for.
 
     If each node has one task with several CPUs, that task is meant for the launcher, as with
-    torchrun. The instances then divide the CPUs of the task, and the hosts have no slots.
+    torchrun. The instances then divide the CPUs of the task, and the hosts get no slots.
 
     Raises:
-        UsageError: there are fewer tasks than instances.
+        UsageError: There are fewer tasks than instances.
     """
     hosts = parse_host_list(environ["SLURM_JOB_NODELIST"], source="SLURM_JOB_NODELIST")
     requested = environ.get("SLURM_NTASKS") or environ.get("SLURM_NTASKS_PER_NODE")
@@ -129,7 +129,7 @@ def parse_tasks_per_node(text: str, num_hosts: int) -> list[int]:
     """Return the tasks of each node from Slurm's short form: ``2(x3),1`` is 2, 2, 2, 1.
 
     Raises:
-        UsageError: the text does not have that form, or describes another number of nodes.
+        UsageError: The text does not have that form, or describes another number of nodes.
     """
     tasks: list[int] = []
     for part in text.split(","):
@@ -155,7 +155,7 @@ def with_names(hosts: Sequence[Host]) -> tuple[Host, ...]:
     """Return ``hosts`` with each IPv6 address replaced by its name, as mpirun takes names only.
 
     Raises:
-        UsageError: an address has no name, or two hosts have the same name.
+        UsageError: The name of an address is unknown, or two hosts have the same name.
     """
     named: list[Host] = []
     for host in hosts:

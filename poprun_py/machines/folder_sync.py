@@ -26,17 +26,17 @@ from poprun_py.machines.remote_shell import (
 
 _EXCLUDED = (".git", "__pycache__")
 _MAX_AT_ONCE = 16
-# The time-out for a stalled connection. The whole copy has no time-out.
+# The time-out for a stalled connection. The duration of the whole copy is not limited.
 _STALL_SECONDS = 15
 
 
 def folder_to_sync(path: str, option: str = "--sync") -> Path:
     """Return the absolute path of the folder that an option names.
 
-    Symbolic links in the path are kept, because the paths of programs contain them too.
+    Symbolic links in the path are kept, because the paths of programs may contain them.
 
     Raises:
-        UsageError: the folder is missing, or it is a folder of the host such as ``/usr``.
+        UsageError: The folder is missing, or it is a folder of the host such as ``/usr``.
     """
     folder = Path(path).absolute()
     if not folder.is_dir():
@@ -55,7 +55,7 @@ def sync_command(
 ) -> tuple[str, ...]:
     """Return the rsync command that copies ``folder`` to ``host``.
 
-    With ``links_out``, symbolic links to places outside the folder are copied too.
+    ``links_out`` tells whether symbolic links to places outside the folder are copied.
     """
     remote = shlex.join(shell.words) if shell.words else "ssh"
     address = f"[{host}]" if ":" in host else host
@@ -73,7 +73,7 @@ def sync_folder(
     """Copy ``folder`` to all hosts except this one; ``links_out`` is as in ``sync_command``.
 
     Raises:
-        StartError: rsync is missing on this machine, or a copy failed.
+        StartError: The command rsync is missing on this machine, or a copy failed.
     """
     others = [host.name for host in hosts if not host.is_local]
     commands = [(name, sync_command(folder, name, shell, links_out=links_out)) for name in others]
@@ -113,7 +113,7 @@ def environment_folder(option: str = "--synchronise-python-venv yes") -> Path:
     """Return the folder of the current virtual environment; messages name ``option``.
 
     Raises:
-        UsageError: this Python does not run in a virtual environment.
+        UsageError: This Python does not run in a virtual environment.
     """
     if sys.prefix == sys.base_prefix:
         raise UsageError(

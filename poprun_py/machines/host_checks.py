@@ -106,7 +106,7 @@ class HostReport:
 
     @property
     def hostname(self) -> str:
-        """The host's own name for itself; empty if it is unknown."""
+        """The host's own name for itself, or an empty text if it is unknown."""
         return str((self.facts or {}).get("host", ""))
 
     @property
@@ -153,9 +153,9 @@ def checks_of(report: HostReport, ours: Mapping[str, Any], request: ProbeRequest
     """Return the results of all checks on a host.
 
     Args:
-        report: the host's report.
-        ours: the facts of this machine's own report.
-        request: the request for both reports.
+        report: The host's report.
+        ours: The facts of this machine's own report.
+        request: The request that led to both reports.
     """
     reached = Check(name="reached", text="no" if report.problem else "yes", problem=report.problem)
     if report.facts is None:
@@ -247,7 +247,7 @@ def require(
     """Raise an error if a host fails a vital check, or one of the checks named in ``also``.
 
     Raises:
-        StartError: the first problem, with the names of all hosts that have the same one.
+        StartError: The first problem, with the names of all hosts that have the same one.
     """
     problems: dict[Problem, list[str]] = {}
     for name, report in reports.items():
@@ -264,7 +264,7 @@ def require(
 def all_problems(
     reports: Mapping[str, HostReport], ours: Mapping[str, Any], request: ProbeRequest
 ) -> str:
-    """Return sentences with each problem of each host; empty if there are no problems."""
+    """Return one sentence for each problem of each host."""
     problems: dict[Problem, list[str]] = {}
     for name, report in reports.items():
         for check in checks_of(report, ours, request):
@@ -276,7 +276,7 @@ def all_problems(
 def grouped_checks(
     reports: Mapping[str, HostReport], ours: Mapping[str, Any], request: ProbeRequest
 ) -> dict[tuple[Check, ...], list[str]]:
-    """Return the names of the hosts by their checks: equal hosts are one group."""
+    """Return groups of hosts with equal checks, as their checks and the hosts' names."""
     groups: dict[tuple[Check, ...], list[str]] = {}
     for name, report in reports.items():
         groups.setdefault(tuple(checks_of(report, ours, request)), []).append(name)

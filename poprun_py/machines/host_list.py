@@ -52,7 +52,7 @@ def parse_host_list(text: str, *, source: str) -> tuple[Host, ...]:
     the list in messages.
 
     Raises:
-        UsageError: an empty entry, a blank, an invalid range or name, or a host given twice.
+        UsageError: An empty entry, a blank, an invalid range or name, or a host given twice.
     """
     if any(c.isspace() for c in text):
         raise UsageError(
@@ -64,14 +64,14 @@ def parse_host_list(text: str, *, source: str) -> tuple[Host, ...]:
 
 
 def parse_host_file(text: str, *, source: str) -> tuple[Host, ...]:
-    """Parse a host file: one entry a line, ``#`` comments, ranges, ``name:N`` or ``name slots=N``.
+    """Parse a host file, which has one entry in each line and ``#`` before comments.
 
-    As in Open MPI's host files, ``cpu=N`` and ``count=N`` mean ``slots=N``, and ``user=NAME`` means
-    ``NAME@``. If several lines name the same host, their slots add up, and a line without slots
-    counts as one slot.
+    An entry may have ranges and slots, as ``name:N`` or ``name slots=N``. As in Open MPI's host
+    files, ``cpu=N`` and ``count=N`` mean ``slots=N``, and ``user=NAME`` means ``NAME@``. If several
+    lines name the same host, their slots are added, and a line without slots counts as one slot.
 
     Raises:
-        UsageError: the file has no host, or an invalid line, whose number is in the message.
+        UsageError: The file names no host, or a line is invalid.
     """
     hosts: list[Host] = []
     for number, line in enumerate(text.splitlines(), start=1):
@@ -144,7 +144,7 @@ def _split(text: str, source: str) -> list[str]:
 
 
 def _parse_entry(entry: str, source: str) -> list[Host]:
-    """Return the hosts of one entry: a name with optional ranges, user and slots."""
+    """Return the hosts of one entry, which is a name with optional ranges, user and slots."""
     user, at, entry = entry.rpartition("@")
     if at and not _USER.fullmatch(user):
         raise UsageError(f"{source}: {user + at + entry!r}: expected user@host")
@@ -175,7 +175,7 @@ def _parse_entry(entry: str, source: str) -> list[Host]:
 
 def _address(text: str, source: str) -> str:
     """Return the canonical form of an IPv6 address."""
-    # This module takes some milliseconds to import, and most lists have no IPv6 address.
+    # This module takes some milliseconds to import, and few lists contain IPv6 addresses.
     from ipaddress import AddressValueError, IPv6Address
 
     try:
@@ -195,7 +195,7 @@ def expand(name: str, source: str) -> list[str]:
     """Return the names that ``name`` with ranges stands for: ``n[08-10]x[1,3]`` is ``n08x1``, ...
 
     Raises:
-        UsageError: an invalid range, or more than 65,536 names.
+        UsageError: An invalid range, or more than 65,536 names.
     """
     head, bracket, rest = name.partition("[")
     if not bracket:

@@ -34,7 +34,7 @@ class Interface:
 
     @property
     def carries_traffic(self) -> bool:
-        """Whether other hosts may be reached by it: not by loopback or a bridge of containers."""
+        """Whether it may lead to other hosts, unlike loopback and bridges of containers."""
         return not self.is_bridge and not ipaddress.ip_address(self.address).is_loopback
 
 
@@ -52,7 +52,10 @@ class Network:
 
     @property
     def mpi_name(self) -> str:
-        """The name of the network for MPI, which takes no CIDR of IPv6; empty lets MPI choose."""
+        """The name of the network for MPI, which does not accept an IPv6 CIDR.
+
+        An empty name lets MPI choose the network.
+        """
         return self.interface if ":" in self.name else self.name
 
 
@@ -60,7 +63,7 @@ def parse_subnet(text: str, option: str = "--host-subnet") -> Subnet | str:
     """Return the value of ``option``: a network, or the name of an interface.
 
     Raises:
-        UsageError: it is neither.
+        UsageError: The text is not valid for either.
     """
     if "/" in text:
         try:
@@ -91,14 +94,14 @@ def choose_network(
     ``resolved``, then the first one.
 
     Args:
-        interfaces: the addresses of each host.
-        wanted: the network to use, by interface or CIDR.
-        option: the name of ``wanted`` in messages.
-        resolved: the addresses to which the hosts' names resolve, where known.
+        interfaces: The addresses of each host.
+        wanted: The network to use, by interface or CIDR.
+        option: The name of ``wanted`` in messages.
+        resolved: The known addresses of the hosts' names, from the resolver.
 
     Raises:
         UsageError: ``wanted`` is neither an interface name nor a CIDR.
-        StartError: a host is not on the network that ``wanted`` names.
+        StartError: A host is not on the network that ``wanted`` names.
     """
     if wanted is not None:
         return _wanted_network(interfaces, wanted, option)
@@ -177,20 +180,20 @@ def network_of_hosts(
     wanted: str | None,
     option: str,
 ) -> tuple[Network, bool]:
-    """Choose the network of the hosts, if possible one that this machine is on too.
+    """Choose the network of the hosts. A network that includes this machine is preferred.
 
     Args:
-        hosts: the hosts of the launch.
-        reported: the addresses of the hosts that reported them, by host name.
-        wanted: the network to use, by interface or CIDR; None for any.
-        option: the name of ``wanted`` in messages.
+        hosts: The hosts of the launch.
+        reported: The addresses of the hosts that reported them, by host name.
+        wanted: The network to use, by interface or CIDR; None for any.
+        option: The name of ``wanted`` in messages.
 
     Returns:
         The network, and whether this machine is on it.
 
     Raises:
         UsageError: ``wanted`` is neither an interface name nor a CIDR.
-        StartError: a host is not on the network that ``wanted`` names.
+        StartError: A host is not on the network that ``wanted`` names.
     """
     ours = own_interfaces()
     theirs = {h.name: ours if h.is_local else reported[h.name]
@@ -233,7 +236,7 @@ def listen_address(others: Sequence[Host], network: str) -> str:
     """Return this machine's address on ``network``, or else on the route to the other hosts.
 
     Raises:
-        StartError: there is no route to the first of the other hosts.
+        StartError: The first of the other hosts cannot be reached.
     """
     if network:
         with contextlib.suppress(StartError, UsageError):
@@ -243,7 +246,7 @@ def listen_address(others: Sequence[Host], network: str) -> str:
     try:
         family, _, _, _, address = socket.getaddrinfo(name, 22, type=socket.SOCK_DGRAM)[0]
         with socket.socket(family, socket.SOCK_DGRAM) as unsent:
-            # Connecting a datagram socket sends nothing: it only asks the kernel for the route.
+            # Connecting a datagram socket only asks the kernel for the route. It sends no packet.
             unsent.connect(address)
             return str(unsent.getsockname()[0])
     except (OSError, UnicodeError) as error:

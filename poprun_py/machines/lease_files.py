@@ -1,4 +1,4 @@
-"""Files of leases and of queued jobs: their JSON, and the locks that show whether a job is alive.
+"""The files of leases and queued jobs, with the locks that show whether a job is alive.
 
 Each file is locked by the process that created it. The kernel releases the lock when the process
 ends, so the file of a dead process is recognised at once. All users share the folder. Its files
@@ -33,10 +33,10 @@ _MAX_CPU = 1 << 16
 
 _MUTEX = "mutex"
 _UNFINISHED = ".new-"
-# Valid files are shorter: a lease of 4096 CPUs takes 20 kB.
+# All valid files are shorter. A lease of 4096 CPUs takes 20 kB.
 _MAX_BYTES = 1 << 16
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-# Errors that say nothing about the file: its process may be alive.
+# Errors of the whole system. They do not mean that a file is invalid or its process dead.
 _OUT_OF_RESOURCES = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 # A process holds the mutex for about a millisecond. After this time its holder has been stopped, or
 # holds it on purpose.
@@ -85,9 +85,9 @@ class LeaseRecord(NamedTuple):
 class QueueRecord(NamedTuple):
     """A job that waits for CPUs.
 
-    The job with the lowest ``number`` is first; of equal numbers, the one that has waited longest.
-    If the job runs inside an instance of another job, ``outer`` is the file name of that job's
-    lease. Otherwise it is empty.
+    The queue is sorted by ``number``, and jobs with equal numbers by the time of their arrival. If
+    the job runs inside an instance of another job, ``outer`` is the file name of that job's lease.
+    Otherwise it is empty.
     """
 
     name: str
@@ -107,7 +107,7 @@ Record = LeaseRecord | QueueRecord
 
 
 def record_text(record: Record) -> str:
-    """Return the content of a record's file. The user is not in it: it is the file's owner."""
+    """Return the content of a record's file, which leaves out the user, the file's owner."""
     job = record.job
     data: dict[str, Any] = {
         "version": _VERSION,
@@ -206,14 +206,10 @@ def _indices(value: Any) -> tuple[int, ...]:
 
 
 def printable_name(value: Any, max_length: int = _MAX_NAME) -> str:
-    """Return a name that is safe to print: another user may have put control codes into it.
-
-    Args:
-        value: the name.
-        max_length: how many characters of it to return.
+    """Return the start of a name, without control codes that another user may have put into it.
 
     Raises:
-        TypeError: the value is not a string.
+        TypeError: The value is not a string.
     """
     if not isinstance(value, str):
         raise TypeError(value)
@@ -227,10 +223,10 @@ class LeaseFolder:
     """A folder of locked files, with a mutex for the processes that create or read them.
 
     Args:
-        path: the folder. If it is missing, it is created so that all users can write to it.
+        path: The folder. If it is missing, it is created so that all users can write to it.
 
     Raises:
-        OSError: the folder cannot be used, or other users could replace this user's files in it.
+        OSError: The folder cannot be used, or other users could replace this user's files in it.
     """
 
     def __init__(self, path: Path) -> None:
@@ -258,7 +254,7 @@ class LeaseFolder:
         a file then has to read the files of the others again afterwards.
 
         Raises:
-            OSError: the mutex cannot be opened or locked.
+            OSError: The mutex cannot be opened or locked.
         """
         deadline = time.monotonic() + _MUTEX_SECONDS
         while True:
@@ -288,7 +284,7 @@ class LeaseFolder:
                 os.close(descriptor)
                 raise OSError(errno.EINVAL, "not a regular file", str(self.path / _MUTEX))
             with contextlib.suppress(FileExistsError):
-                # The call above must not have O_CREAT: with it, the kernel may refuse to open
+                # The call above must not have O_CREAT, because the kernel may then refuse to open
                 # another user's file in a sticky folder.
                 flags = os.O_RDONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
                 descriptor = os.open(_MUTEX, flags, 0o600, dir_fd=self._descriptor)
@@ -296,10 +292,10 @@ class LeaseFolder:
                 return descriptor
 
     def _lock_before(self, descriptor: int, deadline: float) -> bool:
-        """Lock the mutex for this process alone; return False if other users keep it locked.
+        """Lock the mutex exclusively; return False if other users keep it locked.
 
         Raises:
-            TimeoutError: a process of this user, or of an unknown user, keeps it locked.
+            TimeoutError: A process of this user, or of an unknown user, keeps it locked.
         """
         since, next_check = math.inf, 0.0
         while True:
@@ -309,7 +305,7 @@ class LeaseFolder:
                 return True
             except BlockingIOError:
                 now = time.monotonic()
-                # A blocking flock has no time-out, so the lock is polled.
+                # The lock is polled, because a blocking flock call cannot time out.
                 if now > deadline:
                     path = str(self.path / _MUTEX)
                     raise TimeoutError(
@@ -337,7 +333,7 @@ class LeaseFolder:
         Other processes see the file complete and locked, or not at all. The caller holds the mutex.
 
         Raises:
-            OSError: the file cannot be created; no part of it is left.
+            OSError: The file cannot be created; no part of it is left.
         """
         for _ in range(_MAX_TRIES):
             # Without the mutex, another process may remove the file before it is locked, or lock it
@@ -367,7 +363,7 @@ class LeaseFolder:
         """Replace the text of a file that this process created. The caller holds the mutex.
 
         Raises:
-            OSError: the text cannot be written.
+            OSError: The text cannot be written.
         """
         data = text.encode()
         if os.pwrite(descriptor, data, 0) != len(data):
@@ -386,17 +382,17 @@ class LeaseFolder:
         """Return the valid records whose processes are alive.
 
         Args:
-            cleans_up: whether to remove the files of dead processes; those of other users stay.
-                This requires the mutex: without it, an unfinished file may belong to a process that
-                is still writing it.
-            except_for: names of files to leave out.
+            cleans_up: Whether to remove the files of dead processes, except those of other users.
+                This requires the mutex, because without it an unfinished file may belong to a
+                process that is still writing it.
+            except_for: Names of files to leave out.
 
         Raises:
-            OSError: the folder cannot be read.
+            OSError: The folder cannot be read.
         """
         files = self.live_files(cleans_up=cleans_up, except_for=except_for)
-        # The user is kept as a number: looking up names may take seconds, and all other processes
-        # wait for the mutex.
+        # The user stays a number here, because looking up its name may take seconds while other
+        # processes wait for the mutex.
         records = (parse_record(name, str(uid), text) for name, uid, text in files)
         return [record for record in records if record is not None]
 
@@ -435,7 +431,7 @@ class LeaseFolder:
         return found
 
     def _clean_up(self, name: str) -> None:
-        # Other names are left alone: the folder may hold the user's own files.
+        # Files with other names are kept, because the folder may hold the user's own files.
         if name.startswith((_UNFINISHED, LEASE_PREFIX, QUEUE_PREFIX)):
             with contextlib.suppress(OSError):
                 os.unlink(name, dir_fd=self._descriptor)
@@ -450,7 +446,7 @@ def problem_text(error: OSError, folder: Path) -> str:
 
 def _make_shared_folder(path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    # The mode is set by mkdir itself: between mkdir and a chmod, another user could interfere.
+    # mkdir itself sets the mode, because another user could interfere before a later chmod.
     before = os.umask(0)
     try:
         with contextlib.suppress(FileExistsError):

@@ -1,4 +1,4 @@
-"""Texts about leases and waiting jobs: parts of messages, and the output of ``--print-leases``."""
+"""Texts about leases and waiting jobs, for messages and for ``--print-leases``."""
 
 from __future__ import annotations
 

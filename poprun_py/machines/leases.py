@@ -1,7 +1,7 @@
-"""Leases of this machine's CPUs: the table of all leases and waiting jobs, taking CPUs, queueing.
+"""Leases of a machine's CPUs, which jobs take, wait for in a queue, and return.
 
-The last section serves a launcher on another host: it sends a request as JSON, and the functions
-here list or take the leases of this host and answer as JSON.
+The last section serves a launcher on another host. It sends a request as JSON, and the functions
+list or take leases of this host and answer as JSON.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from poprun_py.process_info import read_stat
 FOLDER_VARIABLE = "POPRUN_LEASES"
 _NO_LEASES = "none"
 _FOLDER_NAME = "poprun-py-leases"
-# The first is in memory: it is fast, and empty after a boot. Some systems lack it.
+# The first folder is in memory, so it is fast, and empty after a boot. Some systems lack it.
 _BASES = ("/dev/shm", "/tmp")
 # How often a job tries to take CPUs if other jobs are faster, and the longest pause between tries.
 _MAX_DECISIONS, _PAUSE_SECONDS = 20, 0.05
@@ -138,8 +138,8 @@ class LeaseTable:
     ``outer_leases`` and not in ``leases``, because this process may use its CPUs.
 
     Args:
-        folder: the folder of the leases.
-        has_mutex: whether this process holds the mutex. Otherwise, other processes may take CPUs
+        folder: The folder of the leases.
+        has_mutex: Whether this process holds the mutex. Otherwise, other processes may take CPUs
             at the same time.
     """
 
@@ -162,7 +162,7 @@ class LeaseTable:
         return frozenset(cpu for each in self.leases for cpu in each.cpus)
 
     def ahead_of(self, place: QueuePlace | None) -> tuple[QueueRecord, ...]:
-        """Return the jobs in front of ``place`` in the queue; all waiting jobs if it is None.
+        """Return the jobs in front of ``place`` in the queue, or all waiting jobs for None.
 
         Jobs inside another job wait only for one another, because that job's CPUs are free for
         no other job. A job that is stopped (``Ctrl-Z``) is left out, so that it does not block the
@@ -184,8 +184,8 @@ class LeaseTable:
         """Lease CPUs for this process. The caller checks beforehand that they are free.
 
         Raises:
-            OvertakenError: another job took some of the CPUs after this table was read.
-            OSError: the lease cannot be written.
+            OvertakenError: Another job took some of the CPUs after this table was read.
+            OSError: The lease cannot be written.
         """
         record = LeaseRecord(
             name=_file_name(LEASE_PREFIX, job),
@@ -219,7 +219,7 @@ class LeaseTable:
         """Put this process at the end of the queue.
 
         Raises:
-            OSError: the place cannot be written.
+            OSError: The place cannot be written.
         """
         # Jobs that all have the highest number are served in the order of their times.
         number = max((each.number for each in self.queue), default=0) + 1
@@ -244,7 +244,7 @@ def open_table(folder: LeaseFolder) -> Iterator[LeaseTable]:
     """Read the table, and hold the mutex in the block unless another user keeps it locked.
 
     Raises:
-        OSError: the table cannot be read.
+        OSError: The table cannot be read.
     """
     with folder.mutex() as has_mutex:
         yield LeaseTable(folder, has_mutex=has_mutex)
@@ -254,7 +254,7 @@ def decide_on_table(folder: LeaseFolder, decide: Callable[[LeaseTable], Decision
     """Return the result of ``decide``; call it again if another job took the CPUs first.
 
     Raises:
-        OSError: the table cannot be read, or other jobs were faster every time.
+        OSError: The table cannot be read, or other jobs were faster every time.
     """
     for _ in range(_MAX_DECISIONS):
         with contextlib.suppress(OvertakenError), open_table(folder) as table:
@@ -266,7 +266,7 @@ def decide_on_table(folder: LeaseFolder, decide: Callable[[LeaseTable], Decision
 
 @functools.cache
 def user_name(user: str) -> str:
-    """Return the name of a user id. Do not call this while holding the mutex: it may take long."""
+    """Return the name of a user id. This may take seconds, so do not hold the mutex meanwhile."""
     import pwd
 
     try:
@@ -296,7 +296,7 @@ def _is_stopped(job: JobProcess) -> bool:
 
 
 class OtherJobs(NamedTuple):
-    """The other jobs on a host: their leases, and those that wait for CPUs."""
+    """The leases of other jobs on a host, and the jobs that wait for CPUs there."""
 
     leases: tuple[LeaseRecord, ...] = ()
     queue: tuple[QueueRecord, ...] = ()
@@ -311,7 +311,7 @@ def list_for_launcher(environ: Mapping[str, str]) -> list[list[str]]:
     """Return the leases and waiting jobs of this host as JSON values for ``parse_other_jobs``.
 
     Raises:
-        OSError: the leases cannot be read.
+        OSError: The leases cannot be read.
         ValueError: POPRUN_LEASES is neither ``none`` nor an absolute path.
     """
     path = leases_folder(environ)
@@ -326,13 +326,13 @@ def list_for_launcher(environ: Mapping[str, str]) -> list[list[str]]:
 def take_for_launcher(
     request: Mapping[str, Any], environ: Mapping[str, str]
 ) -> tuple[dict[str, Any], Lease]:
-    """Lease CPUs of this host for all instances that a job has here.
+    """Lease CPUs of this host for all instances of a job on this host.
 
     Args:
         request: ``cpus``, ``numa_nodes``, ``program`` and ``run_id`` of the job; ``may_share``,
             which tells whether it may take CPUs that other jobs hold; and ``within``, as in
             ``parse_other_jobs``.
-        environ: the variables of this process.
+        environ: The environment variables of this process.
 
     Returns:
         The answer as JSON values, and the lease. If other jobs hold some of the CPUs or wait for
@@ -380,9 +380,9 @@ def parse_other_jobs(answer: Any, within: str) -> OtherJobs:
     """Return the other jobs on a host from its answer, on the launcher's side.
 
     Args:
-        answer: the list that the host sent; invalid entries are left out.
-        within: if this job is launched inside an instance of another job, the name of that job's
-            run: this job may use its CPUs. Otherwise empty.
+        answer: The list that the host sent; invalid entries are left out.
+        within: The name of the other job's run, if this job is launched inside an instance of
+            another job and may therefore use its CPUs. Otherwise empty.
     """
     records = []
     for each in answer if isinstance(answer, list) else ():
@@ -404,5 +404,5 @@ def _other_jobs(records: Iterable[Record], own_runs: Collection[str]) -> OtherJo
 
 
 def _to_json(records: Iterable[Record]) -> list[list[str]]:
-    # The user is sent by name: on another host, the number may belong to another user.
+    # The user is sent by name, because the number may belong to another user on another host.
     return [[each.name, user_name(each.user), record_text(each)] for each in records]

@@ -27,9 +27,9 @@ class HardwareError(UsageError):
 
 @dataclass(frozen=True, slots=True)
 class Core:
-    """One physical core: its online hardware threads (SMT siblings) and its location.
+    """One physical core, with its online hardware threads (SMT siblings) and its location.
 
-    Cores that share a last-level cache have the same number ``l3``; it is None if it is unknown.
+    Cores that share a last-level cache have the same number ``l3``, which is None if unknown.
     ``efficiency`` is 0 for the slowest class of cores, and higher for faster ones (hybrid
     machines).
     """
@@ -69,14 +69,14 @@ class Machine:
 
     @property
     def quota_cpus(self) -> int | None:
-        """Return the CPU quota in whole CPUs: rounded down, at least 1."""
+        """The CPU quota rounded down to whole CPUs, but at least 1."""
         return None if self.cpu_quota is None else max(1, math.floor(self.cpu_quota))
 
     @property
     def usable_cores(self) -> tuple[Core, ...]:
-        """Return the cores with at least one allowed CPU, reduced to their allowed CPUs.
+        """The cores with at least one allowed CPU, reduced to their allowed CPUs.
 
-        Cores of which other jobs hold a CPU are left out.
+        A core is left out if another job holds one of its CPUs.
         """
         usable = []
         for core in self.cores:
@@ -123,8 +123,8 @@ class Machine:
         """Return the machine that ``to_json`` described.
 
         Raises:
-            HardwareError: the data is not a saved machine, has another version, or contradicts
-                itself.
+            HardwareError: The data is not a saved machine, is of another version, or is
+                inconsistent.
         """
         if not isinstance(data, dict) or "version" not in data:
             raise HardwareError(_NO_MACHINE)
@@ -144,18 +144,13 @@ class Machine:
 
 
 def load_machines(text: str, path: str, host_names: Sequence[str]) -> tuple[Machine | None, ...]:
-    """Return the machine of each host from a file written by ``--print-hardware=json``.
+    """Return the machine of each host from the text of a file of ``--print-hardware=json``.
 
-    A file with one machine describes all hosts. A file with several machines has the hosts' names;
-    a host without an entry gets None.
-
-    Args:
-        text: the content of the file.
-        path: the name of the file in messages.
-        host_names: the hosts.
+    A file with one machine describes all hosts. A file with several machines has the hosts' names,
+    and the result is None for a host without an entry. ``path`` names the file in messages.
 
     Raises:
-        HardwareError: the file is not valid, has another version, or describes none of the hosts.
+        HardwareError: The file is not valid, has another version, or describes none of the hosts.
     """
     try:
         data = read_json(text)
@@ -273,7 +268,7 @@ def parse_cpu_list(text: str) -> tuple[int, ...]:
     """Return the sorted numbers of a list of the kernel, such as ``0-3,8`` or ``0-31:2/4``.
 
     Raises:
-        ValueError: the text is not a valid list.
+        ValueError: The text is not a valid list.
     """
     numbers: set[int] = set()
     for part in text.replace("\n", ",").split(","):

@@ -1,7 +1,7 @@
 """Reads the hardware and limits of a machine from the kernel's files in ``/sys`` and ``/proc``.
 
-The files may be copies below another root. Some kernels lack some of the files: a file that is
-missing or unreadable is no error, and another source or a default takes its place.
+The files may be copies below another root. Some kernels lack some of the files, so a missing or
+unreadable file is not an error. Another file or a default takes its place.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ def read_machine(root: Path = Path("/"), *, allowed_cpus: frozenset[int] | None 
     Args:
         root: ``/`` for this machine, whose CPUs are then limited by this process's affinity too, or
             a folder with copies of ``sys`` and ``proc``.
-        allowed_cpus: a further limit on the CPUs that may be used.
+        allowed_cpus: A further limit on the CPUs that may be used.
 
     Raises:
-        HardwareError: no CPU is found, or none of them may be used.
+        HardwareError: No CPU is found, or none of them may be used.
     """
     files = _KernelFiles(root)
     online = _online_cpus(files)
@@ -70,7 +70,7 @@ def read_machine(root: Path = Path("/"), *, allowed_cpus: frozenset[int] | None 
 
 
 def _intersect(start: Iterable[int], limits: Iterable[Iterable[int] | None]) -> frozenset[int]:
-    """Return the numbers of ``start`` that all limits allow; None is no limit."""
+    """Return the numbers of ``start`` that all limits allow; a limit of None allows all."""
     left = set(start)
     for limit in limits:
         if limit is not None:
@@ -154,7 +154,7 @@ def _read_cores(
     packages = _packages(files, online)
     leader_of = _core_leaders(files, online, packages, siblings)
     node_of = {cpu: node.index for node in nodes for cpu in node.cpus}
-    # Some virtual machines report SMT siblings in two nodes. Such a core becomes two cores.
+    # Some virtual machines report SMT siblings in two nodes. It is split into two cores.
     members: dict[tuple[int, int], list[int]] = {}
     for cpu in online:
         members.setdefault((leader_of[cpu], node_of[cpu]), []).append(cpu)
@@ -184,8 +184,8 @@ def _groups(
 ) -> dict[int, tuple[int, ...]]:
     """Return the online CPUs of each CPU's group, from the first file in ``names`` that is valid.
 
-    The list of a group is read for its first CPU only: reading takes most of the time on a machine
-    with 256 CPUs.
+    The list of a group is read for its first CPU only, because reading takes most of the time on a
+    machine with 256 CPUs.
     """
     present = set(online)
     group_of: dict[int, tuple[int, ...]] = {}
@@ -275,7 +275,7 @@ def _whole_number(text: str) -> int | None:
 
 
 class _KernelFiles:
-    """Small files of the kernel below ``root``; a missing or invalid one gives None."""
+    """Small files of the kernel below ``root``. Missing and invalid files are read as None."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -322,8 +322,8 @@ class _ControlGroups:
     """The limits of this process's control groups, version 1 or 2.
 
     The file ``proc/self/cgroup`` names the process's group in each hierarchy. A limit of a group
-    also applies to its descendants, so all ancestors up to the mount point are read. In a
-    container the named group may not be mounted: the mount point is then the container's group.
+    also applies to its descendants, so all ancestors up to the mount point are read. If
+    a container does not mount the named group, the mount point is the container's own group.
     """
 
     def __init__(self, files: _KernelFiles) -> None:

@@ -1,4 +1,4 @@
-"""The program that mpirun runs in place of ssh: it wraps the remote command in ``sh -c``.
+"""The program that mpirun runs in place of ssh, to wrap the remote command in ``sh -c``.
 
 mpirun writes the remote command for a Bourne shell, but sshd passes it to the user's login shell on
 the other host, which may be a different shell such as fish. mpirun starts this program once for
@@ -19,8 +19,8 @@ def ssh_command(words: list[str]) -> list[str]:
     """Return the ssh command to run for the arguments of this program.
 
     Args:
-        words: ssh with its own arguments, then ``MARK``, then the arguments that mpirun added:
-            sometimes options, then the host and the words of the remote command.
+        words: The command ssh with its own arguments, then ``MARK``, then the arguments that mpirun
+            added. mpirun sometimes adds options, and then the host and the remote command.
     """
     end = words.index(MARK)
     ssh, rest = words[:end], words[end + 1 :]
@@ -30,7 +30,7 @@ def ssh_command(words: list[str]) -> list[str]:
     before, command = rest[: position + 1], " ".join(rest[position + 1 :])
     if _C_SHELL_TEXT not in command:
         command = f"sh -c {quoted(command)}"
-    # mpirun adds -x (no X11 forwarding) only if this program is named ssh, so it is added here.
+    # mpirun adds -x (no X11 forwarding) only to a command that is named ssh.
     return [*ssh, "-x", *before, command]
 
 

@@ -1,8 +1,8 @@
-"""Probes: asks the hosts of a launch for facts about themselves, before the launch and for --check.
+"""Probes, which ask the hosts of a launch for facts about themselves, for a launch or ``--check``.
 
-All hosts are asked in parallel, each by one ssh command that runs probe_script.py there. Reports
-are cached, so that a dry run can plan for a host without contacting it. host_checks.py decides
-whether a report shows a problem.
+All hosts are asked in parallel. On each host, one ssh command runs probe_script.py. Reports are
+cached, so that a dry run can plan for a host without contacting it. host_checks.py finds the
+problems that a report shows.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ from poprun_py.machines.remote_shell import (
 )
 from poprun_py.options.launch_config import LaunchConfig
 
-# Users wait for a launch that long before they wonder; one host that hangs must not take longer.
+# The time-out for one host. A host that hangs must not delay the launch for longer than this.
 _REPORT_SECONDS = 10.0
 # The time that each ssh adds: agreeing on keys takes 0.07 s of CPU time, and this machine may have
 # a single core.
@@ -102,16 +102,16 @@ def probe_hosts(
     """Return the known facts about ``hosts``.
 
     Args:
-        config: the options of the launch.
-        hosts: the hosts, in the order of the options.
-        mpirun: the path of mpirun.
-        environ: the variables of the launcher.
-        contact: copy the folders of ``--sync`` to the hosts and probe them first. Otherwise, only
+        config: The options of the launch.
+        hosts: The hosts, in the order of the options.
+        mpirun: The path of mpirun.
+        environ: The environment variables of the launcher.
+        contact: Copy the folders of ``--sync`` to the hosts and probe them first. Otherwise, only
             cached reports are used.
 
     Raises:
-        UsageError: options for hosts that contradict each other.
-        StartError: a host cannot be reached, fails a vital check, or is not on the network.
+        UsageError: Options for hosts that contradict each other.
+        StartError: A host cannot be reached, fails a vital check, or is not on the network.
     """
     shell = shell_of(config, hosts, environ)
     others = [host for host in hosts if not host.is_local]
@@ -141,7 +141,7 @@ def probe_other_jobs(
     """Ask the other hosts again which jobs hold their CPUs. Hosts without an answer are left out.
 
     Raises:
-        StartError: ssh cannot be run.
+        StartError: The command ssh cannot be run.
     """
     others = [host for host in hosts if not host.is_local]
     request = make_request(config.program, mpirun, leases=True)
@@ -170,7 +170,7 @@ def _require_reports(
 
 
 def _require_different_machines(reports: Mapping[str, HostReport]) -> None:
-    """Raise StartError if two host names are the same machine, for which mpirun waits forever."""
+    """Raise StartError if two host names are one machine, because mpirun would wait forever."""
     seen: dict[object, str] = {}
     for name, report in reports.items():
         addresses = frozenset(i.address for i in report.interfaces if i.carries_traffic)
@@ -206,7 +206,7 @@ def _network(
 
 
 def _hostnames(hosts: Sequence[Host], reports: Mapping[str, HostReport]) -> dict[str, str]:
-    """Return the name that each host has for itself; its instances report the same name."""
+    """Return the name of each host by which the host calls itself, as its instances do."""
     here = socket.gethostname()
     names = {
         h.name: here if h.is_local else reports[h.name].hostname
@@ -229,7 +229,7 @@ def check_hosts(
     """Return the results of ``--check``. Problems of the hosts are in the result.
 
     Raises:
-        UsageError: options for hosts that contradict each other.
+        UsageError: Options for hosts that contradict each other.
     """
     shell = shell_of(config, hosts, environ)
     _copy_folders(config, hosts, shell)
@@ -259,10 +259,10 @@ def diagnose(
     """Search for the reason of a failed start, with the checks of ``--check``.
 
     Returns:
-        Sentences about problems of the hosts that may be unrelated; empty if there are none.
+        Sentences about other problems of the hosts, which may be unrelated; or an empty text.
 
     Raises:
-        StartError: the reason, if a host shows one.
+        StartError: The reason, if a host shows one.
     """
     others = [host for host in hosts if not host.is_local]
     with _listening(others, network or config.host_subnet or "") as call_back:
@@ -276,14 +276,14 @@ def diagnose(
 
 @contextlib.contextmanager
 def _listening(others: Sequence[Host], network: str) -> Iterator[tuple[str, int] | None]:
-    """Yield an address for test connections of the other hosts; None if there can be none."""
+    """Listen for test connections of the other hosts; yield the address, or None on failure."""
     with contextlib.ExitStack() as stack:
         call_back = None
         if others:
             with contextlib.suppress(StartError):
                 address = listen_address(others, network)
-                # The connections are never accepted: the kernel completes them, which is enough to
-                # show that a host can connect.
+                # The connections are never accepted, because the kernel alone completes them. That
+                # is enough to show that a host can connect.
                 family = socket.AF_INET6 if ":" in address else socket.AF_INET
                 server = stack.enter_context(
                     socket.create_server((address, 0), family=family, backlog=128)
@@ -357,8 +357,8 @@ def _start(
             f"cannot run {command[0]} to reach other hosts: {error.strerror}; install it"
         ) from None
     assert process.stdin is not None
-    # The text fits into the pipe, so this call never waits for a host. It is written unbuffered:
-    # flushing a buffer would fail for a process that has already ended.
+    # The text fits into the pipe, so this call never waits for a host. It is written unbuffered,
+    # because flushing a buffer would fail for a process that has already ended.
     with contextlib.suppress(BrokenPipeError):
         os.write(process.stdin.fileno(), text)
     process.stdin.close()
@@ -391,7 +391,7 @@ def _collect(pending: _Pending, deadline: float) -> HostReport:
 
 
 def _explain_no_report(host: str, code: int, stderr: bytes) -> Problem:
-    """Return the problem of a host without a report: ssh failed, or Python is missing there."""
+    # Either ssh failed, or Python is missing on the host.
     text = stderr.decode(errors="replace")
     no_python = re.search(r"No such file|not found|Permission denied.*python", text)
     # With exit code 255 ssh itself failed, and the missing file is one of its own.
@@ -418,7 +418,7 @@ def _cache(report: HostReport) -> None:
     if report.facts is None or report.host.is_local:
         return
     with contextlib.suppress(OSError, RuntimeError):
-        # Leases are left out: they will have changed when the report is read again.
+        # Leases are left out, because they will have changed when the report is read again.
         facts = {**report.facts, "leases": []}
         path = _cache_file(report.host.name)
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -429,7 +429,7 @@ def cached_reports(hosts: Iterable[Host]) -> dict[str, HostReport]:
     """Return the reports of earlier probes; hosts without a valid cached report are left out."""
     reports = {}
     for host in hosts:
-        # The user may have no home, or another version may have written a different format.
+        # The user may lack a home folder, or another version may have written a different format.
         with contextlib.suppress(OSError, ValueError, TypeError, RuntimeError):
             facts = json.loads(_cache_file(host.name).read_text(encoding="utf-8"))
             if isinstance(facts, dict):

@@ -1,4 +1,4 @@
-"""The program that a probe runs on another host: it prints facts about the host as a line of JSON.
+"""The program that a probe runs on another host, to print facts about it as a line of JSON.
 
 probe.py sends this file to the host's Python through ssh. The file uses the standard library only,
 because poprun-py may be missing on the host. ``main`` takes the fields of ``ProbeRequest`` in
@@ -88,8 +88,7 @@ def state_of(path: str) -> str:
 def networks() -> list[list[Any]]:
     """Return ``[interface, address, bits of the mask, is bridge]`` of each address that is up.
 
-    IPv4 addresses come first. Of the IPv6 addresses, only global ones that are not temporary are
-    returned.
+    IPv4 addresses come first. IPv6 addresses are left out unless they are global and permanent.
     """
     import fcntl
     import struct
@@ -158,7 +157,7 @@ def open_files(*, hard: bool = False) -> int | None:
     """Return how many files a process may have open; None for no limit.
 
     Args:
-        hard: return the hard limit instead of the soft one. The launcher raises its soft limit to
+        hard: Return the hard limit instead of the soft one. The launcher raises its soft limit to
             the hard one for mpirun. MPI's daemons on other hosts do not do that.
     """
     import resource
@@ -174,7 +173,7 @@ def machine(root: str) -> Any:
         from poprun_py.machines.machine_reader import read_machine
 
         return read_machine().to_json()
-    except Exception:  # the other facts show what is wrong on this host
+    except Exception:  # the other facts will show the problem
         return None
 
 

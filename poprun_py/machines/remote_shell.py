@@ -21,7 +21,7 @@ from poprun_py.machines.host_list import Host, parse_host_list
 from poprun_py.options.launch_config import LaunchConfig
 
 CONNECT_SECONDS = 5
-# ssh must not prompt: the user cannot answer during a launch, and each host would prompt again.
+# ssh must not prompt, because the user cannot answer during a launch, and each host would prompt.
 _SSH_OPTIONS = ("-oBatchMode=yes", f"-oConnectTimeout={CONNECT_SECONDS}")
 
 
@@ -54,7 +54,7 @@ class Shell:
     def agent(self) -> tuple[str, ...]:
         """The command that mpirun runs in place of ssh; ssh itself if mpirun cannot take it.
 
-        mpirun splits the command at blanks, and Open MPI at colons too.
+        mpirun splits the command at blanks and colons.
         """
         words = (sys.executable, "-I", "-S", mpirun_ssh.__file__, *self.words, mpirun_ssh.MARK)
         is_usable = self.words and not any(c.isspace() or c == ":" for c in "".join(words[:4]))
@@ -69,7 +69,8 @@ def shell_of(config: LaunchConfig, hosts: Sequence[Host], environ: Mapping[str, 
     hosts if it started them through Slurm.
 
     Raises:
-        UsageError: mpirun cannot pass on the arguments for ssh, or the hosts have different users.
+        UsageError: The arguments for ssh cannot be passed through mpirun, or the hosts have
+            different users.
     """
     login = _login(hosts)
     chosen = bool(login) or config.ssh_args is not None or config.ssh_config is not None
@@ -102,7 +103,7 @@ def _login(hosts: Sequence[Host]) -> tuple[str, ...]:
     """Return the ssh arguments for logging in as the user of ``hosts``; empty if none is given.
 
     Raises:
-        UsageError: the hosts have different users, but mpirun uses the same arguments for all.
+        UsageError: The hosts have different users, but mpirun uses the same arguments for all.
     """
     others = [host for host in hosts if not host.is_local]
     user = others[0].user if others else ""
@@ -119,7 +120,8 @@ def _login(hosts: Sequence[Host]) -> tuple[str, ...]:
 def scratch_file() -> IO[bytes]:
     """Return a file in memory for the output of ssh.
 
-    A pipe would stay open: ssh leaves processes behind that keep connections, and the pipe, open.
+    A pipe might stay open after the end of ssh, because ssh may leave a process behind that shares
+    its connection with later commands.
     """
     return os.fdopen(os.memfd_create("ssh"), "r+b", buffering=0)
 
@@ -169,9 +171,9 @@ def explain(host: str, stderr: str, command: str) -> Problem:
     """Return the problem that made ssh or srun fail.
 
     Args:
-        host: the name of the host.
-        stderr: the output of ssh or srun.
-        command: the name of the command that ran there, for errors that are not those of ssh.
+        host: The name of the host.
+        stderr: The output of ssh or srun.
+        command: The name of the remote command, which is blamed if the error is unknown.
     """
     for pattern, text, fix in _MEANINGS:
         if re.search(pattern, stderr, re.IGNORECASE):
