@@ -19,12 +19,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from poprun_py.console import command_name
 from poprun_py.errors import UsageError
 from poprun_py.options.command_line import parse
-from poprun_py.options.launch_config import (
-    OF_THIS_LAUNCH,
-    LaunchConfig,
-    is_decided_by_plan,
-    options,
-)
+from poprun_py.options.declared_options import OF_THIS_LAUNCH, OPTIONS, is_decided_by_plan
 from poprun_py.options.option_types import option_name
 from poprun_py.terminal import (
     Terminal,
@@ -38,6 +33,7 @@ from poprun_py.terminal import (
 )
 
 if TYPE_CHECKING:
+    from poprun_py.options.launch_config import LaunchConfig
     from poprun_py.planning.launch_plan import LaunchPlan
     from poprun_py.running.supervise.job import LaunchResult
 
@@ -63,7 +59,7 @@ def main() -> NoReturn:
 
 def _complete(name: str) -> NoReturn:
     """Answer the shell that completes a command line of ours."""
-    from poprun_py.options.command_line import COMMAND
+    from poprun_py.options.help_pages import COMMAND
 
     # The words as far as they are typed, as the shells' own scripts hand them over.
     typed = os.environ.get("COMP_WORDS", "").split()[1:2]
@@ -118,7 +114,7 @@ def _check_plan_alone(values: dict[str, Any]) -> None:
     Raises:
         UsageError: --from-plan stands beside an option that makes a plan.
     """
-    decided = [name for name in options() if name in values and is_decided_by_plan(name)]
+    decided = [name for name in OPTIONS if name in values and is_decided_by_plan(name)]
     if values.get("from_plan") is not None and decided:
         raise UsageError(
             f"--from-plan and {option_name(decided[0])} exclude one another: the plan decides it; "

@@ -217,7 +217,7 @@ def export_config(config: LaunchConfig) -> None:
     Raises:
         UsageError: it is there already, or cannot be written.
     """
-    from poprun_py.options.config_files import dump_config
+    from poprun_py.options.launch_config import dump_config
 
     assert config.export_config is not None
     path = Path(config.export_config)

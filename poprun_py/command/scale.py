@@ -32,7 +32,8 @@ from poprun_py.console import command_name
 from poprun_py.errors import UsageError
 from poprun_py.launching.run_folder import run_id
 from poprun_py.options.command_line import parse
-from poprun_py.options.launch_config import LaunchConfig, options
+from poprun_py.options.declared_options import OPTIONS
+from poprun_py.options.launch_config import LaunchConfig
 from poprun_py.options.option_types import AUTO, option_name
 from poprun_py.past_runs.comparison import Comparison, compare
 from poprun_py.past_runs.fairness import who_was_slow
@@ -103,7 +104,7 @@ _OWN: Final = ("--instances", "--repeats", "--format", "--output")
 # Options of a launch that have no place in a series of them.
 _ONE_RUN_ONLY: Final = (
     *("num_instances", "nproc_per_node", "check", "live", "stdin_instance"),
-    *(field for field, opt in options().items() if opt.group == "Inspection"),
+    *(field for field, opt in OPTIONS.items() if opt.group == "Inspection"),
     *("export_config", "overwrite_config", "version", "version_format"),
 )
 

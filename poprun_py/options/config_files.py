@@ -1,111 +1,90 @@
-"""LaunchConfig from and to files: TOML by the suffix .toml, JSON by .json; and pyproject.toml.
+"""Configuration files: TOML or JSON, by the suffix of the file, and pyproject.toml.
 
-Field names of LaunchConfig are the keys, with hyphens or underscores. Unknown keys are refused.
+The keys are the field names of LaunchConfig, with hyphens or underscores.
 """
 
 from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from poprun_py.errors import UsageError, nearest
-from poprun_py.options.launch_config import LaunchConfig, options
+from poprun_py.options.declared_options import OPTIONS
 from poprun_py.options.option_origins import Origin, in_file
-from poprun_py.options.option_types import Option, option_name
+from poprun_py.options.option_types import option_name
 from poprun_py.texts import read_json
 
 _PROJECT_TABLE = "poprun-py"
-# Reading TOML costs more than everything else before a launch: other projects' files are not read.
+# Loading the TOML parser takes longer than all other work before a launch, so a file that does not
+# mention our table is not parsed.
 _NAMES_OUR_TABLE = re.compile(r"""poprun[-_]py["']?\s*[].=]""")
-# What --export-config adds for people.
+# The key under which --export-config writes the sources of the values, for information.
 _SOURCES = "sources"
 
 
-def config_to_dict(config: LaunchConfig) -> dict[str, Any]:
-    """Return the program, and the options that were given or differ from their defaults."""
-    values: dict[str, Any] = {"program": config.program} if config.program else {}
-    for name, opt in options().items():
-        if opt.saved and config.is_given(name):
-            value = getattr(config, name)
-            # Of what can be given, only "all" instances are kept as None.
-            values[name] = "all" if value is None else value
-    return {name: list(v) if isinstance(v, tuple) else v for name, v in values.items()}
-
-
-def config_from_dict(data: Any, source: str = "configuration") -> LaunchConfig:
-    """Return the configuration described by ``data``.
-
-    Raises:
-        UsageError: an unknown key (the nearest is named) or a value that is not accepted.
-    """
-    return LaunchConfig(**checked_values(data, source))
-
-
-def checked_values(data: Any, source: str, text: str = "") -> dict[str, Any]:
-    """Return ``data`` as keyword arguments of LaunchConfig, with ``origins``.
+def checked_values(data: Any, path: str, text: str = "") -> dict[str, Any]:
+    """Return the values of a table of options, with their origins.
 
     Args:
         data: the table.
-        source: the file, as messages name it.
-        text: the text of the table, where a message is to tell the line.
+        path: the name of the file in messages.
+        text: the text of the file. If it is given, messages contain line numbers.
 
     Raises:
-        UsageError: ``data`` is no table, has an unknown key, or a value that is not accepted.
+        UsageError: ``data`` is not a table, or contains an unknown key or an invalid value.
     """
     if not isinstance(data, dict):
-        raise UsageError(f"{source}: expected a table of options, such as num-replicas = 8")
-    declared = options()
-    saved = {name: opt for name, opt in declared.items() if opt.saved}
-    file, values = source, {}
+        raise UsageError(f"{path}: expected a table of options, such as num-replicas = 8")
+    values: dict[str, Any] = {}
     origins: dict[str, Origin] = {}
     for key, value in data.items():
         name = key.replace("-", "_")
-        source = file + _line_of(key, text)
+        place = path + _line_of(key, text)
         if name == _SOURCES and isinstance(value, dict):
             continue
         if name == "program":
             if not isinstance(value, list) or not all(isinstance(word, str) for word in value):
-                raise UsageError(f"{source}: program {value!r}: expected a list of texts")
+                raise UsageError(f"{place}: program {value!r}: expected a list of texts")
             values[name] = tuple(value)
             continue
-        if name in declared and name not in saved:
-            raise UsageError(
-                f"{source}: {key!r} is no part of a configuration; give "
-                f"{option_name(name)} on the command line"
-            )
-        if name not in saved:
-            # Named as the key is spelled.
-            known = saved if "_" in key else [option.replace("_", "-") for option in saved]
-            hint = nearest(key, known) or "; --help all lists them"
-            raise UsageError(f"{source}: unknown option {key!r}{hint}")
+        _require_known(key, place)
         if name in values:
-            raise UsageError(f"{source}: {key!r} is given twice")
+            raise UsageError(f"{place}: {key!r} is given twice")
         if value is not None:
-            values[name] = _checked(saved[name], f"{source}: {key}", value)
-            origins[name] = in_file(key, file)
+            values[name] = OPTIONS[name].check_or_read(f"{place}: {key}", value)
+            origins[name] = in_file(key, path)
     return {**values, "origins": origins}
 
 
-def _checked(opt: Option, name: str, value: Any) -> Any:
-    """Return a value of a file; yes, no and times may be written as on the command line."""
-    if isinstance(value, str) and opt.kind.is_text_in_files:
-        return opt.read(name, value)
-    return opt.check(name, value)
+def _require_known(key: str, place: str) -> None:
+    name = key.replace("-", "_")
+    if name not in OPTIONS:
+        known = [option for option, declared in OPTIONS.items() if declared.saved]
+        # Suggest the nearest key in the spelling that the file uses.
+        known = known if "_" in key else [option.replace("_", "-") for option in known]
+        hint = nearest(key, known) or "; --help all lists them"
+        raise UsageError(f"{place}: unknown option {key!r}{hint}")
+    if not OPTIONS[name].saved:
+        raise UsageError(
+            f"{place}: {key!r} cannot be set in a configuration file; give {option_name(name)} on "
+            "the command line"
+        )
 
 
 def _line_of(key: str, text: str) -> str:
-    """Return ``, line N`` for the line on which ``key`` is given a value, if it is found."""
+    """Return ``, line N`` for the line that gives ``key`` a value, or nothing if none is found."""
     found = re.search(rf"""^[ \t{{,]*["']?{re.escape(key)}["']?[ \t]*[=:]""", text, re.M)
     return f", line {text.count(chr(10), 0, found.end()) + 1}" if found else ""
 
 
 def parse_config(text: str, path: str) -> dict[str, Any]:
-    """Parse the content of configuration file ``path`` into keyword arguments of LaunchConfig.
+    """Return the values in the text of a configuration file, with their origins.
 
     Raises:
-        UsageError: the suffix is unknown, or the text is malformed.
+        UsageError: the suffix is unknown, or the text is not accepted.
     """
     if path.endswith(".json"):
         try:
@@ -120,10 +99,10 @@ def parse_config(text: str, path: str) -> dict[str, Any]:
 
 
 def parse_project_file(text: str, path: str) -> dict[str, Any] | None:
-    """Parse the table ``[tool.poprun-py]`` of a pyproject.toml; None if it has none.
+    """Return the values in the table ``[tool.poprun-py]`` of a pyproject.toml; None without it.
 
     Raises:
-        UsageError: the text is malformed, or the table is.
+        UsageError: the text or the table is not accepted.
     """
     if not _NAMES_OUR_TABLE.search(text):
         return None
@@ -135,7 +114,8 @@ def parse_project_file(text: str, path: str) -> dict[str, Any] | None:
         raise UsageError(f"{path}: unknown table [tool.{wrong}]; did you mean [tool.poprun-py]?")
     if _PROJECT_TABLE not in tool:
         return None
-    # Keys of other tables stand before ours or behind it; blank lines keep the count of lines.
+    # Other tables may use the same keys. The lines before our table are blanked, not removed, so
+    # that line numbers stay correct.
     header = re.search(rf"""^[ \t]*\[.*{_PROJECT_TABLE}["' ]*\]""", text, re.M)
     before = text[: header.start()] if header else ""
     return checked_values(
@@ -152,57 +132,53 @@ def _parsed_toml(text: str, path: str) -> dict[str, Any]:
         raise UsageError(f"{path}: not TOML ({error})") from None
 
 
-def dump_config(config: LaunchConfig, path: str) -> str:
-    """Return the text of configuration file ``path``, which tells where each value came from.
+def config_text(values: Mapping[str, Any], origins: Mapping[str, Origin], path: str) -> str:
+    """Return the text of configuration file ``path``, with the source of each value.
 
     Raises:
-        UsageError: the suffix is unknown, or a value cannot be written as text.
+        UsageError: the suffix is unknown, or a value is not valid UTF-8 text.
     """
-    data = config_to_dict(config)
-    sources = {n: " ".join(config.origins[n].source.split()) for n in data if n in config.origins}
+    sources = {name: " ".join(origins[name].label.split()) for name in values if name in origins}
     try:
-        json.dumps([data, sources], ensure_ascii=False).encode()
+        json.dumps([values, sources], ensure_ascii=False).encode()
     except UnicodeEncodeError:
-        raise UsageError(f"{path}: an option holds bytes that are no UTF-8 text") from None
+        raise UsageError(f"{path}: an option contains bytes that are not UTF-8 text") from None
+    # Replicas that were not given follow the instances. The file notes their number, but does not
+    # fix it.
+    replicas = None if "num_replicas" in values else values.get("num_instances")
     if path.endswith(".json"):
-        if _follows_instances(config):
-            sources["num_replicas"] = f"{config.num_replicas}, as many as instances"
-        return json.dumps({**data, **({_SOURCES: sources} if sources else {})}, indent=2) + "\n"
+        if replicas is not None:
+            sources["num_replicas"] = f"{replicas}, as many as instances"
+        return json.dumps({**values, **({_SOURCES: sources} if sources else {})}, indent=2) + "\n"
     if path.endswith(".toml"):
-        note = f"# {config.shown('num_replicas')}\n" if _follows_instances(config) else ""
-        return (
-            "".join(
-                f"{name.replace('_', '-')} = {_toml(value)}"
-                f"{f'  # {sources[name]}' if name in sources else ''}\n"
-                for name, value in data.items()
-            )
-            + note
-        )
+        lines = [
+            f"{name.replace('_', '-')} = {_toml(value)}"
+            f"{f'  # {sources[name]}' if name in sources else ''}\n"
+            for name, value in values.items()
+        ]
+        if replicas is not None:
+            lines.append(f"# num-replicas = {replicas} (as many as instances)\n")
+        return "".join(lines)
     raise _unknown_suffix(path)
 
 
-def _follows_instances(config: LaunchConfig) -> bool:
-    """Tell whether the replicas are as many as instances: worth a note, and no value to keep."""
-    return config.is_given("num_instances") and not config.is_given("num_replicas")
-
-
 def _toml(value: Any) -> str:
-    """Return a TOML value: JSON's numbers, booleans and lists are TOML's, its texts nearly so."""
+    """Return a value as TOML, which differs from JSON only in escaping the character DEL."""
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def _unknown_suffix(path: str) -> UsageError:
-    return UsageError(f"{path}: unknown suffix; expected a file that ends in .toml or .json")
+    return UsageError(f"{path}: unknown suffix; expected a file name that ends in .toml or .json")
 
 
 def read_text_file(path: str, option: str) -> str:
     """Return the text of a file that an option names.
 
     Raises:
-        UsageError: it cannot be read, or is no text.
+        UsageError: the file cannot be read, or is not UTF-8 text.
     """
     try:
-        # Editors of other systems begin a file with a byte order mark.
+        # "utf-8-sig" skips the byte order mark that some editors write.
         return Path(path).read_text(encoding="utf-8-sig")
     except OSError as error:
         raise UsageError(f"{option} {path}: {error.strerror}") from None

@@ -1,7 +1,6 @@
 """Options from environment variables: POPRUN_NUM_INSTANCES is --num-instances.
 
-Pure: an environment in, a layer of options and warnings out. The names that launcher and wrapper
-use between them stand here too, so that no option can take one of them.
+The names of the launcher's other variables are here too, so that no option can take one of them.
 """
 
 from __future__ import annotations
@@ -10,17 +9,17 @@ from collections.abc import Mapping
 from typing import Any
 
 from poprun_py.errors import UsageError, nearest
-from poprun_py.options.launch_config import options
-from poprun_py.options.option_origins import Origin, in_variable, variable_name
+from poprun_py.options.declared_options import OPTIONS
+from poprun_py.options.option_origins import Origin, in_variable
 from poprun_py.options.option_types import Option, option_name
 
 _PREFIX = "POPRUN_"
-# What launcher and wrapper tell each other, and what the launcher tells an instance of its run.
+# Variables that the launcher passes to its wrappers and instances.
 INTERNAL_VARIABLES = frozenset(
     {
         "POPRUN_CONTROL",
         "POPRUN_CPUS",
-        # The folder in which launchers keep their leases of cores, or none.
+        # The folder with the launchers' leases of cores, or ``none``.
         "POPRUN_LEASES",
         "POPRUN_MEMORY_NODES",
         "POPRUN_RUN_ID",
@@ -29,33 +28,41 @@ INTERNAL_VARIABLES = frozenset(
         "POPRUN_TOKEN",
     }
 )
-# Where pods lie, and the token of a server: read by the library too (popdist_py/pods/finding.py).
+# The folder of the pods, and the token file of a pod server. The library reads these variables, too
+# (popdist_py/pods/finding.py).
 POD_VARIABLES = frozenset({"POPRUN_PODS", "POPRUN_POD_TOKEN_FILE"})
-_NAMED_WHERE_WANTED = ("from_plan", "stacks", "status")
-# One plan and one running job are named where they are wanted.
-_TYPED_ONLY = {variable_name(field): option_name(field) for field in _NAMED_WHERE_WANTED}
-# Options by variable.
+
+
+def variable_name(field: str) -> str:
+    """Return the environment variable of an option: ``num_ilds`` -> ``POPRUN_NUM_ILDS``."""
+    return f"{_PREFIX}{field.upper()}"
+
+
+# These options name one plan or one running job, so a variable for all launches is not useful.
+_NO_VARIABLE = ("from_plan", "stacks", "status")
+_WITHOUT_VARIABLE = {variable_name(field): option_name(field) for field in _NO_VARIABLE}
+# Field names of options, by variable.
 OPTION_VARIABLES = {
-    name: field for field in options() if (name := variable_name(field)) not in _TYPED_ONLY
+    name: field for field in OPTIONS if (name := variable_name(field)) not in _WITHOUT_VARIABLE
 }
-# PopRun's own variable for the same thing as -v.
+# PopRun's variable for the verbosity.
 _LOG_LEVEL = "POPRUN_LOG_LEVEL"
 _VERBOSITY = {"TRACE": 2, "DEBUG": 2, "INFO": 1, "WARN": 0, "ERR": 0, "ERROR": 0, "CRITICAL": 0,
               "OFF": 0}  # fmt: skip
 
 
 def is_option_variable(name: str) -> bool:
-    """Tell whether an environment variable is an option of a launch."""
+    """Tell whether an environment variable sets an option of a launch."""
     return name in OPTION_VARIABLES or name == _LOG_LEVEL
 
 
-def variables_layer(environ: Mapping[str, str]) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """Return the options that variables of ``environ`` give; an empty variable counts as unset.
+def from_environment(environ: Mapping[str, str]) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """Return the options that environment variables set; an empty variable counts as not set.
 
-    An option that may be repeated has one value on each line.
+    The variable of a repeatable option has one value per line.
 
     Returns:
-        The layer, and a warning for each ``POPRUN_`` variable that is no option.
+        The values with their origins, and a warning for each unknown ``POPRUN_`` variable.
 
     Raises:
         UsageError: a value is not accepted.
@@ -67,27 +74,27 @@ def variables_layer(environ: Mapping[str, str]) -> tuple[dict[str, Any], tuple[s
         text = environ[name]
         if name in OPTION_VARIABLES:
             field = OPTION_VARIABLES[name]
-            values[field] = _read(options()[field], name, text)
+            values[field] = _read(OPTIONS[field], name, text)
             origins[field] = in_variable(name)
         elif name == _LOG_LEVEL:
             if not environ.get("POPRUN_VERBOSITY"):
                 values["verbosity"] = _log_level(text)
                 origins["verbosity"] = in_variable(name)
         elif name not in INTERNAL_VARIABLES | POD_VARIABLES:
-            warnings.append(f"{name} is no option of poprun-py{_hint(name)}")
+            warnings.append(f"{name} is not an option of poprun-py{_hint(name)}")
     return {**values, "origins": origins}, tuple(warnings)
 
 
 def _hint(name: str) -> str:
-    if name in _TYPED_ONLY:
-        return f"; give {_TYPED_ONLY[name]} on the command line"
+    if name in _WITHOUT_VARIABLE:
+        return f"; give {_WITHOUT_VARIABLE[name]} on the command line"
     known = [each.removeprefix(_PREFIX) for each in OPTION_VARIABLES]
     return nearest(name.removeprefix(_PREFIX), known).replace("mean ", f"mean {_PREFIX}")
 
 
 def _read(opt: Option, name: str, text: str) -> Any:
     if opt.repeatable:
-        # A value may hold what Unicode also counts as the end of a line.
+        # str.splitlines would also split at other line boundaries of Unicode.
         lines = (line.removesuffix("\r") for line in text.split("\n"))
         return tuple(opt.read(name, line) for line in lines if line)
     return opt.read(name, text)

@@ -1,20 +1,22 @@
-"""The help: a short page for newcomers, a page for each group and option, and one with all.
+"""The help pages, and the click command that help, shell completion and documentation use.
 
-Made from the declarations of the options; only the words around them stand here.
+There is a short page, a page for each group and each option, and a page with all options.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 import click
 
 from poprun_py.console import command_name
 from poprun_py.errors import UsageError, nearest
-from poprun_py.options.command_line import COMMAND, Declared, complete
-from poprun_py.options.environment_variables import OPTION_VARIABLES
-from poprun_py.options.launch_config import GROUPS, options
-from poprun_py.options.option_origins import variable_name
+from poprun_py.options.click_types import ClickType
+from poprun_py.options.command_line import VERSION_FORMAT, complete
+from poprun_py.options.declared_options import GROUPS, OPTIONS
+from poprun_py.options.environment_variables import OPTION_VARIABLES, variable_name
+from poprun_py.options.option_types import Option, option_name
 
 MOST_USED = (
     *("num_instances", "num_replicas", "host", "env", "output_dir"),
@@ -24,8 +26,8 @@ MOST_USED = (
 _MOST_COLUMNS = 100
 USAGE = "[OPTIONS] PROGRAM [ARGUMENTS]"
 PURPOSE = (
-    "Start PROGRAM as the instances of a distributed job. Each instance is a process that owns "
-    "NUM_REPLICAS / NUM_INSTANCES replicas of an emulated IPU; a program that ends in .py runs "
+    "Start PROGRAM as the instances of a distributed job. Each instance is a process with "
+    "NUM_REPLICAS / NUM_INSTANCES replicas on emulated IPUs. A program whose name ends in .py runs "
     "under this Python."
 )
 EXAMPLES = (
@@ -34,24 +36,90 @@ EXAMPLES = (
     "--host node[0-3] -n 8 --num-replicas 64 -m package.train",
 )
 _COMMANDS = {
-    "report RUN": "a run that --output-dir kept, as a page for a browser",
-    "compare RUN RUN...": "such runs side by side: speed, loss, time to a target, efficiency",
-    "scale PROGRAM": "run it with several numbers of instances, and show how its speed grows",
+    "report RUN": "write a page about a run that --output-dir recorded",
+    "compare RUN RUN...": "compare recorded runs: speed, loss, time to a target, efficiency",
+    "scale PROGRAM": "run a program with several numbers of instances, and show how it scales",
 }
 GRAMMAR = (
-    "Options end at PROGRAM or -m MODULE; they may be given as --option VALUE or --option=VALUE, "
-    "and shortened as long as they stay unique. A yes|no value may also be on, off, true, false, "
-    "1 or 0; a TIME is 90, 90s, 5m, 1h30m or 2d."
+    "Options end at PROGRAM or -m MODULE. Write --option VALUE or --option=VALUE; unique prefixes "
+    "of options are accepted. A yes|no value may also be on, off, true, false, 1 or 0. Examples "
+    "of a TIME are 90, 90s, 5m, 1h30m and 2d."
 )
 PLACES = (
-    "Options are also read from variables (POPRUN_NUM_INSTANCES=2), from the file of "
+    "Options are also read from the environment (POPRUN_NUM_INSTANCES=2), from the file of "
     "--import-config, and from the table [tool.poprun-py] of the nearest pyproject.toml. The "
-    "command line wins over variables, those over the file, that over pyproject.toml."
+    "command line takes precedence over variables, variables over the file, and the file over "
+    "pyproject.toml."
 )
-# A build of the site has no address of its own: it lies where it was made.
-_ELSEWHERE = (
-    "The manual: man {command}. Tutorials and how-to: docs/index.md of the source, which make docs "
-    "builds as a site."
+_DOCUMENTATION = (
+    "The manual: man {command}. Tutorials and how-to: docs/index.md of the source; make docs "
+    "builds it as a website."
+)
+
+
+class DeclaredOption(click.Option):
+    """A click option of a declared option; ``field`` is its field in LaunchConfig, or empty."""
+
+    def __init__(self, names: list[str], group: str, field: str = "", **settings: Any) -> None:
+        super().__init__(names, **settings)
+        self.group = group
+        self.field = field
+
+
+def _click_options() -> list[DeclaredOption]:
+    module = DeclaredOption(
+        ["-m", "--module"], "Job", metavar="MODULE",
+        help="Run a Python module as the program, as python -m does; ends the options.",
+    )  # fmt: skip
+    declared = [_click_option(field, opt) for field, opt in OPTIONS.items()]
+    help_ = DeclaredOption(
+        ["-h", "--help"], "Help", metavar="[TOPIC]",
+        help="Show the short help, or the help of a group, of an option, or of all options.",
+    )  # fmt: skip
+    version = DeclaredOption(["--version"], "Help", is_flag=True, help="Show the version and stop.")
+    return [
+        module,
+        *declared,
+        help_,
+        version,
+        _click_option("version_format", VERSION_FORMAT),
+    ]
+
+
+def _click_option(field: str, opt: Option) -> DeclaredOption:
+    if field == "verbosity":
+        names = ["-v", "--verbose", "verbosity"]
+        return DeclaredOption(names, opt.group, field, count=True, help=opt.help)
+    name = option_name(field)
+    default = default_text(opt)
+    return DeclaredOption(
+        [opt.short, name] if opt.short else [name],
+        opt.group,
+        field if field in OPTIONS else "",
+        type=ClickType(opt.type),
+        multiple=opt.repeatable,
+        metavar=f"[={opt.type.metavar}]" if opt.implied else opt.type.metavar,
+        help=f"{opt.help}  [default: {default}]" if default else opt.help,
+    )
+
+
+def default_text(opt: Option) -> str:
+    """Return an option's default as text; empty if it has none."""
+    if opt.default is None or opt.default == ():
+        return ""
+    if isinstance(opt.default, bool):
+        return "yes" if opt.default else "no"
+    return str(opt.default)
+
+
+COMMAND = click.Command(
+    "poprun-py",
+    params=[
+        *_click_options(),
+        click.Argument(["program"], nargs=-1, metavar="PROGRAM [ARGUMENTS]", expose_value=False),
+    ],
+    add_help_option=False,
+    context_settings={"allow_interspersed_args": False},
 )
 
 
@@ -59,11 +127,11 @@ def help_text(topic: str, columns: int) -> str:
     """Return the help on ``topic``: empty for the short one, ``all``, a group or an option.
 
     Args:
-        topic: what was asked for, in any letter case; a group may be shortened.
-        columns: width of the screen; at most 100 are used.
+        topic: a topic in any letter case; the name of a group may be shortened.
+        columns: the width of the screen; lines have at most 100 columns.
 
     Raises:
-        UsageError: there is no such topic.
+        UsageError: the topic is unknown.
     """
     formatter = click.HelpFormatter(width=max(40, min(columns, _MOST_COLUMNS)))
     if topic in ("", "--"):
@@ -85,7 +153,7 @@ def help_text(topic: str, columns: int) -> str:
 
 
 def _group(topic: str) -> str:
-    """Return the group that ``topic`` names or begins; nothing if there is none."""
+    """Return the group whose name is ``topic``, or uniquely begins with it; empty for none."""
     wanted = topic.lower().replace("-", " ").replace("_", " ")
     groups = {group.lower(): group for group in GROUPS}
     found = [groups[wanted]] if wanted in groups else []
@@ -93,11 +161,11 @@ def _group(topic: str) -> str:
     return found[0] if len(found) == 1 else ""
 
 
-def _option(topic: str) -> Declared:
-    """Return the option that ``topic`` names, with or without its hyphens.
+def _option(topic: str) -> DeclaredOption:
+    """Return the option that ``topic`` names, with or without hyphens.
 
     Raises:
-        UsageError: it names none, or several.
+        UsageError: no option has this name or prefix, or several have the prefix.
     """
     by_name = {name: option for option in _declared() for name in option.opts}
     if topic in by_name:
@@ -113,15 +181,14 @@ def _option(topic: str) -> Declared:
         ) from None
 
 
-def _declared() -> list[Declared]:
-    return [param for param in COMMAND.params if isinstance(param, Declared)]
+def _declared() -> list[DeclaredOption]:
+    return [param for param in COMMAND.params if isinstance(param, DeclaredOption)]
 
 
 # --- pages --------------------------------------------------------------------------------------
 
 
 def _write_short(formatter: click.HelpFormatter) -> None:
-    """Write what a newcomer needs."""
     _write_beginning(formatter)
     by_field = {option.field: option for option in _declared() if option.field}
     _write_options(formatter, "Most used options", (by_field[name] for name in MOST_USED))
@@ -129,10 +196,10 @@ def _write_short(formatter: click.HelpFormatter) -> None:
         formatter.write_dl(list(_COMMANDS.items()))
     with formatter.section(f"More help: {command_name()} --help TOPIC"):
         rows = [(group.lower(), purpose) for group, purpose in GROUPS.items()]
-        rows += [("OPTION", "one option, such as --help timeout"), ("all", "every option")]
+        rows += [("OPTION", "a single option, such as --help timeout"), ("all", "all options")]
         formatter.write_dl(rows)
     formatter.write_paragraph()
-    formatter.write_text(_ELSEWHERE.format(command=command_name()))
+    formatter.write_text(_DOCUMENTATION.format(command=command_name()))
 
 
 def _write_all(formatter: click.HelpFormatter) -> None:
@@ -165,21 +232,23 @@ def _write_group(formatter: click.HelpFormatter, group: str) -> None:
             formatter.write_text(PLACES)
 
 
-def _write_option(formatter: click.HelpFormatter, option: Declared) -> None:
-    """Write one option, and the other places where it may be given."""
+def _write_option(formatter: click.HelpFormatter, option: DeclaredOption) -> None:
+    """Write one option, and the names of its variable and of its key in files."""
     _write_options(formatter, option.group, (option,))
     variable = variable_name(option.field)
     if variable in OPTION_VARIABLES:
         key = option.field.replace("_", "-")
-        in_files = f", and as {key} in a file of options" if options()[option.field].saved else ""
+        in_files = f", and as {key} in a configuration file" if OPTIONS[option.field].saved else ""
         formatter.write_paragraph()
         with formatter.indentation():
-            formatter.write_text(f"Also as the variable {variable}{in_files}.")
+            formatter.write_text(f"Also available as the variable {variable}{in_files}.")
 
 
-def _write_options(formatter: click.HelpFormatter, title: str, which: Iterable[Declared]) -> None:
+def _write_options(
+    formatter: click.HelpFormatter, title: str, options: Iterable[DeclaredOption]
+) -> None:
     context = click.Context(COMMAND, info_name=command_name())
-    rows = [record for option in which if (record := option.get_help_record(context))]
+    rows = [record for option in options if (record := option.get_help_record(context))]
     with formatter.section(title):
-        # On a narrow screen names leave room for the words beside them.
+        # On a narrow screen, the names leave most of the width to the descriptions.
         formatter.write_dl(rows, col_max=min(32, formatter.width * 2 // 5))

@@ -1,516 +1,60 @@
-"""LaunchConfig: every option of the launcher, once, with its default, help and check.
+"""LaunchConfig: the program and the options of a launch, checked, with the origin of each value.
 
-A frozen value: it never reads the environment, a disk or a device. The parser, the help, the
-configuration files and the reference pages follow from its fields. config_files.py reads files.
+``declared_options.py`` declares the options. Nothing here reads the environment, and only
+``from_file`` reads a file.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
-from os import PathLike, fspath
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from os import PathLike, fsdecode, fspath
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from popdist_py.device_numbers import LINK_DOMAIN_IPUS
-from popdist_py.environment import TIMELINE_MIB, TORCH_BACKENDS
 from popdist_py.errors import counted
-from poprun_py.errors import UsageError
-from poprun_py.on_use import on_use
-from poprun_py.options.link_domains import roomy_link_domains
-from poprun_py.options.metrics_destinations import METRICS_DESTINATION, TENSORBOARD
-from poprun_py.options.option_origins import Origin, as_default, from_python
-from poprun_py.options.option_types import (
-    COUNT_OR_AUTO,
-    FILE_OR_AUTO,
-    FLAG,
-    FOREVER,
-    INDICES,
-    MAX_INSTANCES,
-    NAME,
-    PATH,
-    SECONDS,
-    SECONDS_OR_AUTO,
-    SECONDS_OR_FOREVER,
-    TEXT,
-    YES_NO,
-    YES_NO_WORDS,
-    Kind,
-    Option,
-    choice,
-    is_word,
-    option,
-    spelled,
-    whole,
-)
+from poprun_py.errors import UsageError, explain_os_error
+from poprun_py.options.config_files import checked_values, config_text, parse_config
+from poprun_py.options.declared_options import EXCLUSIVE, MAX_IPUS, OPTIONS, DeclaredOptions
+from poprun_py.options.metrics_destinations import TENSORBOARD
+from poprun_py.options.option_origins import Origin, as_default, from_python, merge
+from poprun_py.options.option_types import is_word
+from poprun_py.options.python_keywords import from_keywords, words_of
 from poprun_py.value_display import Displayed
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
     from typing import Unpack
 
     from poprun_py.options.keyword_types import LaunchOptions, Word
 
-GROUPS = {
-    "Job": "how many instances, replicas and IPUs",
-    "Hosts": "where instances run",
-    "Placement": "which NUMA nodes, CPUs and threads each instance gets",
-    "Inspection": "look before anything starts; the program may be left out",
-    "Output": "what is shown while the job runs",
-    "Supervision": "limits, signals and failures",
-    "Environment": "variables of the instances, and the names that they import",
-    "MPI": "the MPI that starts the instances",
-    "Configuration": "options from and to files; the other places of options",
-    "IPU hardware": "the pod of emulated IPUs, and PopRun's options of its partitions",
-}
-
-# Two ways to say one thing, or a contradiction: only one of a pair may be given.
-EXCLUSIVE = (
-    ("host", "host_file"),
-    ("hardware", "hardware_root"),
-    ("num_instances", "nproc_per_node"),
-    ("run", "dry_run"),
-    ("wait_for_resources", "share_cores"),
-)
-
-# Kept in files, but not decided by a saved plan: they are about one launch of it.
-OF_THIS_LAUNCH = ("verbosity", "wait_for_resources", "share_cores")
-
-# Protocol names of V-IPU, and the two that its command line is known to take.
-_SYNC_TYPES = (
-    "ST_GS2_DEFAULT",
-    "ST_GS2_INDEPENDENT_RAILS",
-    "ST_POD_NATIVE_DEFAULT",
-    "ST_POD_NATIVE_REPLICATED_PIPELINE",
-    "c2-compatible",
-    "pod-native-default",
-)
-
-# Larger than any IPU system. A plan lists every IPU, so a typing slip must have a limit.
-MAX_IPUS = 1_048_576
-
-_POD = replace(
-    PATH, metavar="POD", expected="the name of a pod, its folder, http://HOST:PORT, server or none"
-)
-_JOB = replace(
-    PATH, metavar="JOB", expected="a process id, the name of a run, or the folder of one"
-)
-TOPOLOGY_FORMS = ("yes", "no", "tree", "cores", "json", "svg", "html")
-# These are whole files on standard output: nothing else may be written there.
+# With these forms of --print-topology, standard output is one file. Nothing else may be written to
+# it.
 _TOPOLOGY_FILES = ("svg", "html")
-
-
-def _yes_no_or_word(text: str) -> str:
-    """Return a word of several; yes and no may be written as for every yes|no value."""
-    word = text.lower()
-    return word if word not in YES_NO_WORDS else "yes" if YES_NO_WORDS[word] else "no"
-
-
-_TOPOLOGY = Kind(
-    metavar="|".join(TOPOLOGY_FORMS),
-    expected=f"{', '.join(TOPOLOGY_FORMS[:-1])} or {TOPOLOGY_FORMS[-1]}",
-    read=_yes_no_or_word,
-    accepts=lambda v: v in TOPOLOGY_FORMS,
-    choices=TOPOLOGY_FORMS,
-)
-_SDK_NAMES = Kind(
-    metavar="auto|yes|no",
-    expected="auto, yes or no",
-    read=_yes_no_or_word,
-    accepts=lambda v: isinstance(v, bool) or v in ("auto", "yes", "no"),
-    choices=("auto", "yes", "no"),
-    keep=lambda v: v if isinstance(v, str) else "yes" if v else "no",
-    is_text_in_files=True,
-)
+_MOST_SUGGESTED = 4
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, repr=False)
-class LaunchConfig(Displayed):
-    """Everything that decides a launch: ``program`` and the options of the command line.
+class LaunchConfig(DeclaredOptions, Displayed):
+    """The program and the options of a launch.
 
-    A program ``-m MODULE ...`` is a Python module. ``num_replicas`` is ``num_instances`` where it
-    is not given; with ``nproc_per_node`` both are decided when the hosts are known (``on_hosts``).
-    ``origins`` holds, by option, where its value was given.
+    A ``program`` that starts with ``-m`` is a Python module. ``num_replicas`` equals
+    ``num_instances`` if it is not given. With ``nproc_per_node``, both numbers are known only when
+    the hosts are known (``on_hosts``). ``origins`` tells where each option was given.
 
     Raises:
         UsageError: a value is not accepted, or values contradict one another.
     """
 
     program: tuple[str, ...] = field(default=())
-
-    num_instances: int = option(
-        1,
-        whole(1, maximum=MAX_INSTANCES),
-        "Job",
-        "Instances (processes). The replicas are split evenly over them.",
-        short="-n",
-    )
-    nproc_per_node: int | str | None = option(
-        None, COUNT_OR_AUTO, "Job",
-        "Instances on each host, instead of --num-instances; auto (or cpu): the CPUs of this"
-        " machine.",
-    )  # fmt: skip
-    num_replicas: int = option(
-        None, whole(1, maximum=MAX_IPUS), "Job",
-        "Replicas of the model over all instances. Unset: as many as instances.",
-    )  # fmt: skip
-    ipus_per_replica: int = option(
-        1,
-        whole(1, maximum=4_096),
-        "Job",
-        "IPUs of one replica (model parallelism); a power of two.",
-    )
-    ipu_model: str | None = option(
-        None, choice("mk1", "mk2", "bow"), "Job",
-        "IPU whose memory and time the models of all instances have (POPDIST_IPU): one that does"
-        " not fit is refused. Unset: a warning if a model does not fit into an Mk2. The command"
-        " poprun sets mk2 for programs that import poptorch.",
-    )  # fmt: skip
-    num_ilds: int | None = option(
-        None, whole(1), "Job", "IPU-Link domains; each gets the same number of instances and has at"
-        " most 64 IPUs. Unset: those of the partition, else as few as hold the IPUs.",
-    )  # fmt: skip
-    executable_cache_path: str | None = option(
-        None, PATH, "Job", "Folder in which compiled executables are kept, seen by every host."
-    )
-
-    host: str | None = option(
-        None, TEXT, "Hosts",
-        "Hosts, separated by commas, with ranges: host[0-2,4]; name:slots limits the instances"
-        " of a host. Unset: the Slurm allocation, else this machine.",
-        short="-H",
-    )  # fmt: skip
-    host_file: str | None = option(
-        None, PATH, "Hosts", "File with one host a line; not together with --host."
-    )
-    host_subnet: str | None = option(
-        None, TEXT, "Hosts", "Interface name or CIDR for the traffic between hosts."
-    )
-    ssh_args: str | None = option(
-        None, TEXT, "Hosts", "Arguments of every ssh, such as '-p 2222 -i KEY'; no blanks in them."
-    )
-    ssh_config: str | None = option(
-        None, PATH, "Hosts", "ssh configuration file to use instead of ~/.ssh/config."
-    )
-    check: bool = option(
-        False, FLAG, "Hosts", "Check every host, print a table with fixes, and start nothing.",
-        saved=False,
-    )  # fmt: skip
-    no_check: bool = option(
-        False, FLAG, "Hosts", "Skip the short check that comes before a launch on other hosts."
-    )
-    sync: str | None = option(
-        None, PATH, "Hosts",
-        "Copy this folder to the same path on every host first (rsync: only what changed).",
-    )  # fmt: skip
-    synchronise_python_venv: bool = option(
-        False, YES_NO, "Hosts", "PopRun's option to copy the virtual environment to the hosts."
-    )
-    synchronise_poplar_sdk: bool = option(
-        False, YES_NO, "Hosts", "PopRun's option to copy the SDK to the hosts; there is none here."
-    )
-    distribute_ssh_key: bool = option(
-        False, YES_NO, "Hosts", "PopRun's option to spread the ssh key to the hosts."
-    )
-
-    process_placement: str = option(
-        "spreadnuma",
-        choice("spreadnuma", "packnuma", "spreadcores", "spreadl3", "disabled"),
-        "Placement",
-        "How a host's NUMA nodes and cores are divided among its instances.",
-    )
-    numa_aware: bool | None = option(
-        None, YES_NO, "Placement",
-        "PopRun's older option: yes gives local instance i node i mod nodes, no disables"
-        " placement. Unset: --process-placement decides.",
-    )  # fmt: skip
-    cores_per_instance: int | None = option(
-        None, whole(1), "Placement", "Cores of each instance. Unset: an even share of the host."
-    )
-    reserve_cores: int = option(
-        0,
-        whole(0),
-        "Placement",
-        "Cores of each instance kept free of compute threads, for data loading.",
-    )
-    smt: bool = option(
-        False, YES_NO, "Placement", "Run a compute thread on every SMT sibling, not one per core."
-    )
-    oversubscribe: bool = option(
-        False, FLAG, "Placement", "Allow more instances than CPUs on a host."
-    )
-    strict_binding: bool = option(
-        False,
-        FLAG,
-        "Placement",
-        "End the launch when the kernel reports another binding than planned.",
-    )
-    wait_for_resources: float | str | None = option(
-        None, SECONDS_OR_FOREVER, "Placement", "Wait, in order of arrival, while other jobs hold"
-        " too many of this machine's cores, then while others have the pod's IPUs: alone as long"
-        " as it takes, =TIME so long at most.",
-        implied=FOREVER,
-    )  # fmt: skip
-    share_cores: bool = option(
-        False, YES_NO, "Placement", "Run on cores that other jobs hold where too few are left,"
-        " instead of refusing.",
-    )  # fmt: skip
-    hardware: str | None = option(
-        None, PATH, "Placement", "Plan for the machine saved by --print-hardware=json."
-    )
-    hardware_root: str | None = option(
-        None,
-        PATH,
-        "Placement",
-        "Plan for the machine whose sys/ and proc/ were copied to this folder.",
-    )
-
-    print_topology: str = option(
-        "no", _TOPOLOGY, "Inspection",
-        "Print who runs where: PopRun's table, a tree with NUMA nodes and CPUs,"
-        " a picture of the cores, or JSON; svg and html draw a picture or a page for a file, and"
-        " start nothing.",
-        saved=False,
-    )  # fmt: skip
-    print_hardware: str | None = option(
-        None, choice("table", "json"), "Inspection",
-        "Print what is known of the hosts' processors and memory, and stop without a program.",
-        implied="table", saved=False,
-    )  # fmt: skip
-    print_leases: str | None = option(
-        None, choice("table", "json"), "Inspection",
-        "Print which jobs of all users hold which CPUs of this machine, and which wait, and stop.",
-        implied="table", saved=False,
-    )  # fmt: skip
-    stacks: int | None = option(
-        None, whole(1, "PID"), "Inspection",
-        "Print what every instance of the running job of process PID is doing, and stop.",
-        saved=False,
-    )  # fmt: skip
-    status: str | None = option(
-        None, _JOB, "Inspection",
-        "Print how every instance of a running job is doing, and stop: alone for the only or newest"
-        " job, =PID for that of a process, =NAME for that of a run.",
-        implied="newest", saved=False,
-    )  # fmt: skip
-    status_format: str = option(
-        "text", choice("text", "json"), "Inspection", "How --status prints it.", saved=False
-    )
-    dry_run: bool = option(
-        False, FLAG, "Inspection", "Print the topology and the full mpirun command; start nothing.",
-        saved=False,
-    )  # fmt: skip
-    export_plan: str | None = option(
-        None, PATH, "Inspection", "Write the whole launch plan as JSON, and start nothing unless"
-        " --run is given; - is standard output.",
-        saved=False,
-    )  # fmt: skip
-    run: bool = option(
-        False, FLAG, "Inspection", "Run the job as well after --export-plan.", saved=False
-    )
-    from_plan: str | None = option(
-        None, PATH, "Inspection", "Run a plan saved by --export-plan instead of making one, in the"
-        " folder where it was made.",
-        saved=False,
-    )  # fmt: skip
-
-    only_output_from_instance: tuple[int, ...] | None = option(
-        None, INDICES, "Output", "Show the output of these instances only, such as 0,2-3; an"
-        " instance that fails is heard all the same.",
-    )  # fmt: skip
-    output: str = option(
-        "tag", choice("tag", "time", "plain"), "Output",
-        "Before each line PopRun's tag [1,INDEX]<stream>:, the time of day as well, or nothing.",
-    )  # fmt: skip
-    output_dir: str | None = option(
-        None, PATH, "Output", "Folder in which every run gets one of its own, and the link latest"
-        " names the newest: attempt-N/ with the instances' whole output and all training steps, and"
-        " report.json with report.html.",
-    )  # fmt: skip
-    timeline: str | None = option(
-        None, FILE_OR_AUTO, "Output", "Record what every instance does when into this file, for"
-        " ui.perfetto.dev; auto: timeline.json.gz in the run's folder (--output-dir), else here.",
-        implied="auto",
-    )  # fmt: skip
-    timeline_size: int = option(
-        TIMELINE_MIB, whole(1, "MIB", maximum=1 << 20), "Output", "What all instances together may"
-        " record at most; of a long run the first and the last spans are kept, and some between.",
-    )  # fmt: skip
-    live: bool = option(
-        False, FLAG, "Output", "Keep a view of all instances below the output: what each one does,"
-        " how fast, where its time goes, which is slow; without a terminal a line now and then.",
-        saved=False,
-    )  # fmt: skip
-    metrics_port: int | None = option(
-        None, whole(0, "PORT", maximum=65_535), "Output", "Serve the job's numbers while it runs,"
-        " for Prometheus, at http://127.0.0.1:PORT/metrics; 0: a free port, which is said.",
-    )  # fmt: skip
-    metrics_to: tuple[str, ...] = option(
-        (), METRICS_DESTINATION, "Output", "Write the job's numbers for tensorboard[:DIR] (in the"
-        " run's folder) or wandb[:PROJECT]; may be repeated.",
-        repeatable=True,
-    )  # fmt: skip
-    stdin_instance: int = option(
-        0, whole(0, "INDEX"), "Output", "The instance that gets the launcher's standard input: the"
-        " keyboard, a pipe or a file.",
-    )  # fmt: skip
-    verbosity: int = option(
-        0, whole(0), "Output", "-v logs what the launcher does, -vv everything, with the topology.",
-        short="-v",
-    )  # fmt: skip
-
-    timeout: float | None = option(
-        None, SECONDS, "Supervision", "End the job after this time with exit code 124."
-    )
-    grace: float = option(
-        5,
-        SECONDS,
-        "Supervision",
-        "Time between asking instances to stop (SIGTERM, or SIGINT after Ctrl-C) and killing them.",
-    )
-    hang_timeout: float | str | None = option(
-        None, SECONDS_OR_AUTO, "Supervision",
-        "End the job with exit code 124 and all Python stacks when an instance makes no step for"
-        " so long and nothing else moves in it, or, where none counts steps, in any; auto: 20 times"
-        " the median step, at least 10 s; 120 s without steps. Unset: never.",
-    )  # fmt: skip
-    max_restarts: int = option(
-        0, whole(0), "Supervision", "Start a failed job again so many times, after 1, 2, 4, ... s."
-    )
-    allow_fewer_hosts: bool = option(
-        False, FLAG, "Supervision", "A restart may leave out hosts that were lost."
-    )
-
-    env: tuple[str, ...] = option(
-        (), TEXT, "Environment",
-        "NAME=VALUE sets a variable in every instance. NAME forwards the launcher's: better for"
-        " secrets, which are then in no list of processes. Values are never shown, nor in plans.",
-        repeatable=True, secret=True,
-    )  # fmt: skip
-    env_file: str | None = option(
-        None,
-        PATH,
-        "Environment",
-        "File of NAME=VALUE lines, values in quotes or not; --env wins over it.",
-    )
-
-    sdk_names: str = option(
-        "auto",
-        _SDK_NAMES,
-        "Environment",
-        "Whether import poptorch, popdist, horovod and popart find this emulation: auto where they"
-        " are not installed, yes even where they are, no never.",
-    )
-    torch_backend: str = option(
-        "auto",
-        choice(*TORCH_BACKENDS),
-        "Environment",
-        "The back end of torch.distributed for a program that names gloo, popdist or none; auto:"
-        " what it names.",
-    )
-
-    mpi: str | None = option(
-        None,
-        PATH,
-        "MPI",
-        "mpirun (or its installation folder). Unset: beside this Python, then on PATH.",
-    )
-    mpi_global_args: tuple[str, ...] = option(
-        (), TEXT, "MPI", "Arguments placed directly after mpirun; may be repeated.", repeatable=True
-    )
-    mpi_local_args: tuple[str, ...] = option(
-        (), TEXT, "MPI", "Arguments added to every instance's part; may be repeated.",
-        repeatable=True,
-    )  # fmt: skip
-    instance_mpi_local_args: tuple[str, ...] = option(
-        (), TEXT, "MPI", "INDEX:ARGS adds arguments to one instance's part; may be repeated.",
-        repeatable=True,
-    )  # fmt: skip
-    mpi_fast_start: bool = option(
-        True,
-        YES_NO,
-        "MPI",
-        "On one host choose the transports that start within 0.1 s (Open MPI 5).",
-    )
-    allow_run_as_root: bool = option(True, YES_NO, "MPI", "Let mpirun run as root, as PopRun does.")
-
-    import_config: str | None = option(
-        None, PATH, "Configuration", "Read options from a .toml or .json file; typed ones win."
-        " none: read no file, pyproject.toml included.",
-        saved=False,
-    )  # fmt: skip
-    export_config: str | None = option(
-        None,
-        PATH,
-        "Configuration",
-        "Write the options in force to a .toml or .json file, with the place that gave each.",
-        saved=False,
-    )
-    overwrite_config: bool = option(
-        False, YES_NO, "Configuration", "Let --export-config replace an existing file.", saved=False
-    )
-
-    pod: str | None = option(
-        None, _POD, "IPU hardware", "The pod whose IPUs the job takes: its name, folder or http://"
-        "HOST:PORT; server: the V-IPU server below; none. Unset: the only pod of this machine.",
-    )  # fmt: skip
-    vipu_server_host: str | None = option(
-        None, NAME, "IPU hardware", "Name or address of the V-IPU server (--pod server)."
-    )
-    vipu_server_port: int = option(
-        8090, whole(1, "PORT", maximum=65_535), "IPU hardware", "Port of the V-IPU server."
-    )
-    vipu_server_timeout: int = option(
-        120, whole(1, "SECONDS"), "IPU hardware", "Time limit of requests to the V-IPU server."
-    )
-    vipu_partition: str | None = option(
-        None, NAME, "IPU hardware", "V-IPU partition to use; made if absent. Unset:"
-        " IPUOF_VIPU_API_PARTITION_ID, the only one, or one for this launch.",
-    )  # fmt: skip
-    vipu_partition_attempts: int = option(
-        1,
-        whole(1),
-        "IPU hardware",
-        "Tries to bind the partition, each of --vipu-server-timeout, until it is ACTIVE.",
-    )
-    vipu_cluster: str | None = option(
-        None,
-        NAME,
-        "IPU hardware",
-        "V-IPU cluster for a new partition; see --vipu-allocation.",
-    )
-    vipu_allocation: str | None = option(
-        None, NAME, "IPU hardware", "V-IPU allocation for a new partition."
-    )
-    update_partition: bool = option(
-        False, YES_NO, "IPU hardware", "Change a partition that does not fit."
-    )
-    reset_partition: bool | None = option(
-        None,
-        YES_NO,
-        "IPU hardware",
-        "Reset the partition first. Unset: only if not reconfigurable.",
-    )
-    remove_partition: bool = option(
-        True, YES_NO, "IPU hardware", "Remove a partition that the launch made."
-    )
-    sync_type: str | None = option(
-        None, spelled(*_SYNC_TYPES), "IPU hardware", "V-IPU sync type of a new partition."
-    )
-    offline_mode: bool = option(
-        False,
-        YES_NO,
-        "IPU hardware",
-        "Neither require nor attach IPUs: no pod is asked.",
-    )
-
     origins: Mapping[str, Origin] = field(default_factory=dict, compare=False)
 
     def __post_init__(self) -> None:
-        for name, opt in options().items():
+        for name, opt in OPTIONS.items():
             value = getattr(self, name)
-            if value is not None or _DEFAULTS[name] is not None:
+            if value is not None or opt.default is not None:
                 object.__setattr__(self, name, opt.check(self.named(name), value))
-        # A text would pass for a sequence of its letters.
+        # A plain text is a sequence, too, but of letters.
         words = self.program if isinstance(self.program, list | tuple) else [None]
         words = tuple(fspath(w) if isinstance(w, PathLike) else w for w in words)
         if not all(map(is_word, words)):
@@ -534,54 +78,59 @@ class LaunchConfig(Displayed):
         program: Sequence[Word] | None = None,
         **options: Unpack[LaunchOptions],
     ) -> LaunchConfig:
-        """Return the configuration of a file as --import-config reads it; what is given here wins.
+        """Return the configuration in a TOML or JSON file, as --import-config reads it.
+
+        The arguments of this call take precedence over the file.
 
         Raises:
-            UsageError: the file is not there or not accepted, or a value is not.
+            UsageError: the file cannot be read, or a value is not accepted.
         """
-        config: LaunchConfig = on_use("options.python_keywords").config_from_file(
-            path, options, program
-        )
-        return config
+        if not isinstance(path, str | bytes | PathLike) or "\0" in fsdecode(path):
+            raise UsageError(f"{path!r}: expected the path of a .toml or .json file")
+        name = fsdecode(path)
+        try:
+            text = Path(name).read_text(encoding="utf-8")
+        except UnicodeDecodeError as error:
+            raise UsageError(f"{name}: not UTF-8 text ({error.reason})") from None
+        except OSError as error:
+            raise UsageError(explain_os_error(error, "the configuration cannot be read")) from None
+        given = {} if program is None else {"program": words_of(program)}
+        return merged_config(parse_config(text, name), given, from_keywords(options))
 
     def replace(
         self, *, program: Sequence[Word] | None = None, **options: Unpack[LaunchOptions]
     ) -> LaunchConfig:
-        """Return this configuration with other values; None gives an option its default again.
+        """Return this configuration with other values; None restores an option's default.
 
-        Replicas that were not given stay as many as the instances.
+        A new option also replaces an old one that excludes it. If the number of replicas was not
+        given, it follows the number of instances.
 
         Raises:
             UsageError: a value is not accepted, or values contradict one another.
         """
-        config: LaunchConfig = on_use("options.python_keywords").changed_config(
-            self, options, program
-        )
-        return config
+        return changed_config(self, options, program)
 
     def __repr__(self) -> str:
-        # What differs from the defaults; values that may be secret stay out of logs and messages.
-        shown = [
-            f"{f.name}={'...' if f.name != 'program' and _OPTIONS[f.name].secret else repr(value)}"
-            for f in fields(self)
-            if f.name != "origins"
-            and (value := getattr(self, f.name)) not in (f.default, self._default(f.name))
-        ]
+        # Only values that differ from the defaults, and no secrets: the text may end up in logs.
+        shown = [f"program={self.program!r}"] if self.program else []
+        for name, opt in OPTIONS.items():
+            value = getattr(self, name)
+            if value not in (opt.default, self._default(name)):
+                shown.append(f"{name}={'...' if opt.secret else repr(value)}")
         return f"LaunchConfig({', '.join(shown)})"
 
-    # --- where values come from ---------------------------------------------------------------
+    # --- origins of values --------------------------------------------------------------------
 
     def _default(self, name: str) -> Any:
-        """Return the value of a field that is not given."""
-        return self.num_instances if name == "num_replicas" else _DEFAULTS[name]
+        return self.num_instances if name == "num_replicas" else OPTIONS[name].default
 
     def is_given(self, name: str) -> bool:
-        """Tell whether the value of a field was given, or differs from its default."""
+        """Tell whether an option was given, or differs from its default."""
         value = getattr(self, name)
-        return name in self.origins or value not in (self._default(name), _DEFAULTS[name])
+        return name in self.origins or value not in (self._default(name), OPTIONS[name].default)
 
     def origin(self, name: str) -> Origin:
-        """Return where the value of an option was given; values without a place are Python's."""
+        """Return where an option was given. A value without a recorded origin is from Python."""
         if name in self.origins:
             return self.origins[name]
         if self.is_given(name):
@@ -593,18 +142,18 @@ class LaunchConfig(Displayed):
         return self.origin(name).named
 
     def shown(self, name: str) -> str:
-        """Return an option with its value as it was written: ``POPRUN_NUM_INSTANCES=2``."""
+        """Return an option with its value as they were written: ``POPRUN_NUM_INSTANCES=2``."""
         value = getattr(self, name)
         if isinstance(value, bool):
             value = "yes" if value else "no"
         return self.origin(name).shown(value)
 
     def on_hosts(self, num_hosts: int, cpus: int = 1) -> LaunchConfig:
-        """Return the configuration with the instances that ``nproc_per_node`` means.
+        """Return the configuration with ``num_instances`` in place of ``nproc_per_node``.
 
         Args:
-            num_hosts: the hosts of the job.
-            cpus: what ``auto`` stands for: the CPUs of a host.
+            num_hosts: the number of hosts.
+            cpus: the number of CPUs of a host, for ``nproc_per_node="auto"``.
 
         Raises:
             UsageError: the numbers of instances, replicas and IPUs contradict one another.
@@ -622,20 +171,19 @@ class LaunchConfig(Displayed):
             origins={
                 **{name: o for name, o in self.origins.items() if name != "nproc_per_node"},
                 "num_instances": Origin(
-                    self.origin("nproc_per_node").place, given + means + hosts, " = ", " instances"
+                    self.origin("nproc_per_node").source, given + means + hosts, " = ", " instances"
                 ),
             },
         )
 
     @property
     def prints_file(self) -> bool:
-        """Tell whether all of standard output is a file of --print-topology: no job starts."""
+        """Whether --print-topology prints a whole file, so that no job starts."""
         return self.print_topology in _TOPOLOGY_FILES
 
     # --- checks -------------------------------------------------------------------------------
 
     def _check_counts(self) -> None:
-        """Check the equation between instances, replicas, IPUs and IPU-Link domains."""
         instances, replicas = self.num_instances, self.num_replicas
         if replicas % instances:
             divisors = [n for n in range(1, min(replicas, 4096) + 1) if replicas % n == 0]
@@ -650,7 +198,7 @@ class LaunchConfig(Displayed):
         if width & (width - 1):
             raise UsageError(
                 f"{self.shown('ipus_per_replica')}: expected a power of two (1, 2, 4, 8, ...), "
-                "the sizes in which IPUs are handed out"
+                "the sizes in which IPUs are allocated"
             )
         if replicas * width > MAX_IPUS:
             raise UsageError(
@@ -669,7 +217,6 @@ class LaunchConfig(Displayed):
                 )
 
     def _check_link_domains(self, num_ilds: int, num_ipus: int) -> None:
-        """Check that the IPU-Link domains divide the instances and hold the IPUs."""
         if self.num_instances % num_ilds:
             raise UsageError(
                 f"{self.shown('num_instances')} cannot be split evenly over "
@@ -677,13 +224,13 @@ class LaunchConfig(Displayed):
                 "least one for each IPU-Link domain"
             )
         if num_ipus > num_ilds * LINK_DOMAIN_IPUS:
-            fitting = roomy_link_domains(self.num_instances, num_ipus)
+            fitting = _sufficient_link_domains(self.num_instances, num_ipus)
             least = -(-num_ipus // LINK_DOMAIN_IPUS)
             expected = (
                 f"expected {' or '.join(map(str, fitting))}, which divide"
                 f"{'s' if len(fitting) == 1 else ''} {self.shown('num_instances')}"
                 if fitting
-                else f"expected at least {least}, and a multiple of so many instances"
+                else f"expected at least {least}, and a multiple of that number of instances"
             )
             raise UsageError(
                 f"{self.shown('num_ilds')} leaves {num_ipus // num_ilds} of {num_ipus} IPUs in "
@@ -691,7 +238,6 @@ class LaunchConfig(Displayed):
             )
 
     def _check_combinations(self) -> None:
-        """Refuse options that exclude one another."""
         for one, other in EXCLUSIVE:
             if self.is_given(one) and self.is_given(other):
                 raise UsageError(
@@ -699,30 +245,101 @@ class LaunchConfig(Displayed):
                 )
         if self.output_dir is None and TENSORBOARD in self.metrics_to:
             raise UsageError(
-                f"{self.origin('metrics_to').shown(TENSORBOARD)}: there is no folder of the run: "
-                "give tensorboard:DIR, or --output-dir"
+                f"{self.origin('metrics_to').shown(TENSORBOARD)}: the run has no folder: give "
+                "tensorboard:DIR, or --output-dir"
             )
         for other in ("run", "print_hardware"):
             if self.prints_file and self.is_given(other):
                 raise UsageError(
                     f"{self.shown('print_topology')} and {self.named(other)} exclude one another: "
-                    "the picture is all of standard output"
+                    "standard output is the picture only"
                 )
 
 
-def options() -> dict[str, Option]:
-    """Return every option by field name, in the order of declaration."""
-    return _OPTIONS
+def merged_config(*sources: Mapping[str, Any]) -> LaunchConfig:
+    """Return the configuration that several sources give; later sources take precedence.
+
+    Raises:
+        UsageError: a value is not accepted, or values contradict one another.
+    """
+    return LaunchConfig(**merge(*sources))
 
 
-def is_decided_by_plan(name: str) -> bool:
-    """Tell whether a saved plan has decided an option, so that it cannot stand beside one."""
-    return name in ("import_config", "export_config") or (
-        _OPTIONS[name].saved and name not in OF_THIS_LAUNCH
-    )
+def config_of(program: Sequence[object], keywords: Mapping[str, object]) -> LaunchConfig:
+    """Return the configuration of a program and keyword arguments of Python.
+
+    Raises:
+        UsageError: a keyword is unknown, or a value is not accepted.
+    """
+    return merged_config({"program": words_of(program)}, from_keywords(keywords))
 
 
-_OPTIONS: dict[str, Option] = {
-    f.name: f.metadata["option"] for f in fields(LaunchConfig) if "option" in f.metadata
-}
-_DEFAULTS: dict[str, Any] = {f.name: f.default for f in fields(LaunchConfig)}
+def changed_config(
+    config: LaunchConfig, keywords: Mapping[str, object], program: Sequence[object] | None = None
+) -> LaunchConfig:
+    """Return a configuration with other values, as ``LaunchConfig.replace`` does.
+
+    Raises:
+        UsageError: a keyword is unknown, a value is not accepted, or values contradict one another.
+    """
+    changed = {"host" if name == "hosts" else name for name in keywords}
+    kept = {n: getattr(config, n) for n in OPTIONS if config.is_given(n) and n not in changed}
+    origins = {name: origin for name, origin in config.origins.items() if name in kept}
+    words = config.program if program is None else words_of(program)
+    return merged_config({**kept, "program": words, "origins": origins}, from_keywords(keywords))
+
+
+def config_to_dict(config: LaunchConfig) -> dict[str, Any]:
+    """Return the program and the options that were given, for configuration files and plans."""
+    values: dict[str, Any] = {"program": config.program} if config.program else {}
+    for name, opt in OPTIONS.items():
+        if opt.saved and config.is_given(name):
+            value = getattr(config, name)
+            # The only option that can be given as None is a list of indices. There it means "all".
+            values[name] = "all" if value is None else value
+    return {name: list(v) if isinstance(v, tuple) else v for name, v in values.items()}
+
+
+def dump_config(config: LaunchConfig, path: str) -> str:
+    """Return the text of configuration file ``path``, with the source of each value.
+
+    Raises:
+        UsageError: the suffix is unknown, or a value is not valid UTF-8 text.
+    """
+    return config_text(config_to_dict(config), config.origins, path)
+
+
+def config_from_dict(data: Any, source: str = "configuration") -> LaunchConfig:
+    """Return the configuration in a table of options.
+
+    Raises:
+        UsageError: a key is unknown, or a value is not accepted.
+    """
+    return LaunchConfig(**checked_values(data, source))
+
+
+# --- IPU-Link domains ---------------------------------------------------------------------------
+
+# An IPU-Link domain is a rack with 64 IPUs. Each instance lies in one domain, and all domains have
+# the same number of instances.
+
+
+def fewest_link_domains(num_instances: int, num_ipus: int) -> int:
+    """Return the smallest sufficient number of IPU-Link domains.
+
+    An instance with more than 64 IPUs fits into no domain. Jobs on CPU hosts may have such
+    instances all the same, and each then counts as a domain.
+    """
+    return next(iter(_sufficient_link_domains(num_instances, num_ipus)), num_instances)
+
+
+def _sufficient_link_domains(num_instances: int, num_ipus: int) -> list[int]:
+    """Return the smallest numbers of domains that hold the IPUs and divide the instances."""
+    least = -(-num_ipus // LINK_DOMAIN_IPUS)
+    found: list[int] = []
+    for number in range(least, num_instances + 1):
+        if num_instances % number == 0:
+            found.append(number)
+            if len(found) == _MOST_SUGGESTED:
+                break
+    return found

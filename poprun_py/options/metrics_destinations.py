@@ -1,7 +1,4 @@
-"""Where --metrics-to writes: ``tensorboard``, ``tensorboard:DIR``, ``wandb`` or ``wandb:PROJECT``.
-
-Pure: a text in, a value out. Nothing here looks at folders or packages.
-"""
+"""Destinations of ``--metrics-to``: ``tensorboard[:DIR]`` and ``wandb[:PROJECT]``."""
 
 from __future__ import annotations
 
@@ -9,24 +6,29 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from poprun_py.options.option_types import Kind, is_word
+from poprun_py.options.option_types import OptionType, is_word
 
 TENSORBOARD, WANDB = "tensorboard", "wandb"
 
 
 @dataclass(frozen=True, slots=True)
 class MetricsDestination:
-    """A tool that takes a run's numbers, and ``where``: its folder or project; empty for none."""
+    """A tool that stores a run's metrics.
+
+    Attributes:
+        tool: ``tensorboard`` or ``wandb``.
+        where: TensorBoard's folder or the project of Weights & Biases; empty for the default.
+    """
 
     tool: str
     where: str = ""
 
     @classmethod
     def read(cls, text: str) -> MetricsDestination:
-        """Read the value of an option.
+        """Return the destination of a text such as ``tensorboard:logs``.
 
         Raises:
-            ValueError: it names no tool, or nothing stands after the colon.
+            ValueError: the tool is unknown, or the text ends with the colon.
         """
         tool, colon, where = text.partition(":")
         tool = tool.lower()
@@ -38,18 +40,18 @@ class MetricsDestination:
         return f"{self.tool}:{self.where}" if self.where else self.tool
 
     def beside(self, folder: Path) -> MetricsDestination:
-        """Return it with its path relative to ``folder``, where the file is that names it."""
+        """Return this destination with a relative path taken as relative to ``folder``."""
         if self.tool != TENSORBOARD or not self.where:
             return self
         return MetricsDestination(self.tool, str(folder / self.where))
 
 
 def read_destinations(texts: Iterable[str]) -> tuple[MetricsDestination, ...]:
-    """Return the destinations that an option's values name, each once."""
+    """Return the destinations of an option's values, without repetitions."""
     return tuple(map(MetricsDestination.read, dict.fromkeys(texts)))
 
 
-def _kept(text: str) -> str:
+def _normalised(text: str) -> str:
     return str(MetricsDestination.read(text))
 
 
@@ -63,10 +65,11 @@ def _is_destination(value: object) -> bool:
     return True
 
 
-METRICS_DESTINATION = Kind(
+METRICS_DESTINATION = OptionType(
     metavar="TOOL[:WHERE]",
     expected="tensorboard, tensorboard:DIR, wandb or wandb:PROJECT",
-    read=_kept,
+    read=_normalised,
     accepts=_is_destination,
-    keep=_kept,
+    keyword="str",
+    normalise=_normalised,
 )

@@ -1,13 +1,16 @@
-"""Where the value of an option was given, so that a message can speak in the words of that place.
+"""Where the value of each option was given, and the merging of values from several sources.
 
-Values only. Who merges what the places say: layers.py.
+The sources are the command line, environment variables, files, and Python. Each source gives a
+mapping of keyword arguments of LaunchConfig, which has the origin of each value under ``origins``.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from poprun_py.options.declared_options import EXCLUSIVE, OPTIONS
 from poprun_py.options.option_types import option_name
 
 COMMAND_LINE = "command line"
@@ -17,40 +20,33 @@ PYTHON = "Python"
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where an option was given: ``num-replicas = 8 in pyproject.toml``.
+    """Where the value of an option was given, so that a message can spell it as the user did.
 
-    ``place`` is the file, or one of the names above. There the value follows ``name`` and
-    ``between``; ``after`` tells the place where the spelling alone does not.
+    Attributes:
+        source: a file, or one of the constants of this module.
+        name: the option as the source spells it.
+        separator: the text between the name and the value.
+        suffix: the text after the value. It names the source where the spelling does not tell it.
     """
 
-    place: str
+    source: str
     name: str
-    between: str = " "
-    after: str = ""
+    separator: str = " "
+    suffix: str = ""
 
     @property
     def named(self) -> str:
         """The option as it was written: ``--host``, ``POPRUN_HOST``, ``host in pyproject.toml``."""
-        return f"{self.name}{self.after}"
+        return f"{self.name}{self.suffix}"
 
     @property
-    def source(self) -> str:
-        """The place in a word or two: the file, the variable, or ``command line``."""
-        return self.name if self.place == ENVIRONMENT else self.place
+    def label(self) -> str:
+        """The file, the variable, or the constant of the source."""
+        return self.name if self.source == ENVIRONMENT else self.source
 
     def shown(self, value: Any) -> str:
-        """Return the option with its value, as both were written."""
-        return f"{self.name}{self.between}{value}{self.after}"
-
-
-def variable_name(field: str) -> str:
-    """Return the environment variable of an option: ``num_ilds`` -> ``POPRUN_NUM_ILDS``."""
-    return f"POPRUN_{field.upper()}"
-
-
-def typed(field: str) -> Origin:
-    """Return the origin of an option of the command line."""
-    return Origin(COMMAND_LINE, option_name(field))
+        """Return the option and its value as they were written."""
+        return f"{self.name}{self.separator}{value}{self.suffix}"
 
 
 def in_variable(name: str) -> Origin:
@@ -64,10 +60,36 @@ def in_file(key: str, path: str) -> Origin:
 
 
 def from_python(field: str) -> Origin:
-    """Return the origin of an argument of LaunchConfig."""
+    """Return the origin of a keyword argument."""
     return Origin(PYTHON, field, "=")
 
 
 def as_default(field: str, reason: str = "the default") -> Origin:
-    """Return the origin of a value that nobody gave, and the ``reason`` for it."""
+    """Return the origin of a value that was not given, and the reason for the value."""
     return Origin("default", field.replace("_", "-"), " = ", f" ({reason})")
+
+
+def from_command_line(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values of a command line with their origins, and without an empty program."""
+    given = {name: value for name, value in values.items() if name != "program" or value}
+    origins = {name: Origin(COMMAND_LINE, option_name(name)) for name in given if name in OPTIONS}
+    return {**given, "origins": origins}
+
+
+def merge(*sources: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of LaunchConfig that several sources give together.
+
+    A later source takes precedence, option by option. It also replaces an earlier option that
+    excludes one of its own. A list is replaced as a whole.
+    """
+    values: dict[str, Any] = {}
+    origins: dict[str, Origin] = {}
+    for source in sources:
+        for pair in EXCLUSIVE:
+            if any(name in source for name in pair):
+                for name in pair:
+                    values.pop(name, None)
+                    origins.pop(name, None)
+        values.update(source)
+        origins.update(source.get("origins", {}))
+    return {**values, "origins": origins}

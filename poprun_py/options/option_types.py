@@ -1,7 +1,6 @@
-"""What an option is: its kind of value, how it is written, read and checked.
+"""Types of option values, and the properties that an option is declared with.
 
-``launch_config.py`` declares every option once with these. The command line, the help, the
-configuration files and the reference pages are derived from there. No option lives here.
+``declared_options.py`` declares every option of a launch with these types.
 """
 
 from __future__ import annotations
@@ -9,22 +8,21 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from os import PathLike, fspath
 from typing import Any, TypeGuard
 
 from poprun_py.errors import UsageError, nearest
 
-# Far above any job; a typing slip is refused instead of planned for hours.
+# Far above any job: larger numbers are rejected as typing mistakes before they are planned.
 MAX_INSTANCES = 65_536
-# What the launcher chooses by itself.
+# The word for a value that the launcher chooses.
 AUTO = "auto"
-# No limit of time.
+# The word for an unlimited time.
 FOREVER = "forever"
-# torchrun's words for as many processes as there are CPUs.
+# torchrun's words for one process per CPU.
 CPU_WORDS = ("auto", "cpu")
-# Python refuses to write out numbers of thousands of digits.
-_HUGE = 1 << 1024
+TOPOLOGY_FORMS = ("yes", "no", "tree", "cores", "json", "svg", "html")
 YES_NO_WORDS = {
     "yes": True,
     "on": True,
@@ -35,158 +33,186 @@ YES_NO_WORDS = {
     "false": False,
     "0": False,
 }
+# Python refuses to print integers with thousands of digits.
+_HUGE = 1 << 1024
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Kind:
-    """A kind of value: ``read`` turns typed text into one, ``accepts`` checks one from Python.
+class OptionType:
+    """A type of option values.
 
-    ``keep`` gives the one form in which accepted values are kept. ``is_text_in_files``: a file of
-    options may hold the text that would be typed.
+    Attributes:
+        metavar: the placeholder for a value in help texts.
+        expected: a description of the accepted values, for error messages.
+        read: converts text from a command line or a variable to a value. It raises ValueError,
+            KeyError or OverflowError for text that is not accepted.
+        accepts: tells whether a value from Python or from a file is accepted.
+        keyword: the annotation of the option as a keyword argument of Python.
+        choices: the accepted words, for shell completion and for suggestions.
+        normalise: converts an accepted value to the form that LaunchConfig stores.
+        takes_text: files and Python may also give the value as command-line text.
+        takes_path: Python may also give the value as a PathLike.
     """
 
     metavar: str
     expected: str
     read: Callable[[str], Any]
     accepts: Callable[[Any], bool]
+    keyword: str
     choices: tuple[str, ...] = ()
-    keep: Callable[[Any], Any] = lambda value: value
-    is_text_in_files: bool = False
+    normalise: Callable[[Any], Any] = lambda value: value
+    takes_text: bool = False
+    takes_path: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Option:
-    """One option: kind, group in the help, one help sentence, and how it may be written."""
+    """A declared option.
 
-    kind: Kind
+    Attributes:
+        group: the group of the option in the help and in the documentation.
+        default: the value of an option that is not given.
+        type: the type of the value, or of each value of a repeatable option.
+        help: the description of the option, in sentences.
+        short: a second spelling with one letter, such as ``-n``.
+        repeatable: whether the option may be given several times. Its value is then a tuple.
+        implied: the value of the bare option. None if a value must follow.
+        saved: whether exported configurations and plans contain the option.
+        secret: whether messages must not show the value.
+    """
+
     group: str
+    default: Any
+    type: OptionType
     help: str
     short: str | None = None
     repeatable: bool = False
-    implied: str | None = None  # the value of the bare option, where `=VALUE` may be left out
-    saved: bool = True  # part of an exported configuration
-    secret: bool = False  # never shown
+    implied: str | None = None
+    saved: bool = True
+    secret: bool = False
 
     def check(self, name: str, value: Any) -> Any:
-        """Return ``value`` if this option takes it.
+        """Return a value from Python or from a file in the form that LaunchConfig stores.
 
         Raises:
-            UsageError: it does not; the message names the option, the value and what is accepted.
+            UsageError: the value is not accepted. The message contains ``name``, the value, and a
+                description of the accepted values.
         """
         if self.repeatable:
             if not isinstance(value, list | tuple):
                 given = f"of type {type(value).__name__}" if self.secret else repr(value)
-                raise UsageError(f"{name} {given}: expected a list, each {self.kind.expected}")
+                raise UsageError(f"{name} {given}: expected a list, each {self.type.expected}")
             return tuple(self._check_one(name, item) for item in value)
         return self._check_one(name, value)
 
-    def _check_one(self, name: str, value: Any) -> Any:
-        if self.kind in (PATH, FILE_OR_AUTO) and isinstance(value, PathLike):
-            value = fspath(value)
-        python_value = plain(value)
-        if not self.kind.accepts(python_value):
-            raise UsageError(self.refusal(name, value))
-        return self.kind.keep(python_value)
-
-    def read(self, name: str, text: str) -> Any:
-        """Turn typed ``text`` into a value.
+    def check_or_read(self, name: str, value: Any) -> Any:
+        """Return a checked value; for some types, text is read as on the command line.
 
         Raises:
-            UsageError: the text is no such value.
+            UsageError: the value is not accepted.
+        """
+        if isinstance(value, str) and self.type.takes_text:
+            return self.read(name, value)
+        return self.check(name, value)
+
+    def read(self, name: str, text: str) -> Any:
+        """Return the value that a command line or a variable gives as text.
+
+        Raises:
+            UsageError: the text is not accepted.
         """
         try:
-            value = self.kind.read(text)
+            value = self.type.read(text)
         except (ValueError, OverflowError, KeyError):
-            raise UsageError(self.refusal(name, text)) from None
+            raise self._error(name, text) from None
         return self._check_one(name, value)
 
-    def refusal(self, name: str, value: Any) -> str:
-        """Return the line that refuses ``value``; of a secret NAME=VALUE it tells the name."""
+    def _check_one(self, name: str, value: Any) -> Any:
+        if self.type.takes_path and isinstance(value, PathLike):
+            value = fspath(value)
+        python_value = plain(value)
+        if not self.type.accepts(python_value):
+            raise self._error(name, value)
+        return self.type.normalise(python_value)
+
+    def _error(self, name: str, value: Any) -> UsageError:
         shown = "a huge number" if isinstance(value, int) and abs(value) >= _HUGE else repr(value)
         if self.secret:
+            # The name in NAME=VALUE is not secret.
             given, equals, _ = value.partition("=") if isinstance(value, str) else ("", "", "")
             shown = f"{given!r}=..." if equals else f"of type {type(value).__name__}"
         shown = shown if len(shown) <= 80 else shown[:77] + "..."
-        hint = nearest(value, self.kind.choices) if isinstance(value, str) else ""
-        return f"{name} {shown}: expected {self.kind.expected}{hint}"
+        hint = nearest(value, self.type.choices) if isinstance(value, str) else ""
+        return UsageError(f"{name} {shown}: expected {self.type.expected}{hint}")
 
 
-def option(
-    default: Any,
-    kind: Kind,
-    group: str,
-    help: str,
-    *,
-    short: str | None = None,
-    repeatable: bool = False,
-    implied: str | None = None,
-    saved: bool = True,
-    secret: bool = False,
-) -> Any:
-    """Declare a field of the configuration as an option; its name is the field's."""
-    return field(
-        default=default,
-        metadata={
-            "option": Option(
-                kind=kind,
-                group=group,
-                help=help,
-                short=short,
-                repeatable=repeatable,
-                implied=implied,
-                saved=saved,
-                secret=secret,
-            )
-        },
-    )
-
-
-def option_name(field_name: str) -> str:
-    """Return the command-line spelling of a configuration field: ``num_ilds`` -> ``--num-ilds``."""
-    return "--" + field_name.replace("_", "-")
+def option_name(field: str) -> str:
+    """Return the command-line spelling of an option: ``num_ilds`` -> ``--num-ilds``."""
+    return "--" + field.replace("_", "-")
 
 
 def plain(value: Any) -> Any:
-    """Return Python's own value for a number or array of numpy or torch, in lists too."""
+    """Convert numbers and arrays of NumPy or torch to Python's types, also inside lists."""
     if isinstance(value, list | tuple | range):
         return tuple(map(plain, value))
     return value.tolist() if hasattr(type(value), "tolist") else value
 
 
-def whole(minimum: int, metavar: str = "N", *, maximum: int = 2**31 - 1) -> Kind:
-    """Return the kind of whole numbers from ``minimum`` to ``maximum``.
+def is_word(value: Any) -> TypeGuard[str]:
+    """Tell whether a value is text that a command line or a variable can hold."""
+    if not isinstance(value, str) or "\0" in value:
+        return False
+    try:
+        value.encode(errors="surrogateescape")
+    except UnicodeEncodeError:
+        return False
+    return True
 
-    Every count has an end: a typing slip is refused instead of planned for hours.
-    """
-    return Kind(
+
+# --- types with parameters ----------------------------------------------------------------------
+
+
+def whole_number(minimum: int, metavar: str = "N", *, maximum: int = 2**31 - 1) -> OptionType:
+    """Return the type of whole numbers from ``minimum`` to ``maximum``."""
+    return OptionType(
         metavar=metavar,
         expected=f"a whole number of at least {minimum} and at most {maximum}",
         read=_whole_number,
         accepts=lambda v: type(v) is int and minimum <= v <= maximum,
+        keyword="int",
     )
 
 
-def choice(*values: str) -> Kind:
-    """Return the kind of a fixed set of words, in any letter case."""
-    return Kind(
-        metavar="|".join(values),
-        expected="one of " + ", ".join(values),
-        read=str.lower,
-        accepts=lambda v: isinstance(v, str) and v in values,
-        choices=values,
-    )
-
-
-def spelled(*words: str) -> Kind:
-    """Return the kind of a fixed set of names, typed in any letter case and kept as they stand."""
-    canonical = {word.lower(): word for word in words}
-    return Kind(
-        metavar="NAME",
+def choice(*words: str) -> OptionType:
+    """Return the type of a fixed set of lower-case words; text may use any letter case."""
+    return OptionType(
+        metavar="|".join(words),
         expected="one of " + ", ".join(words),
-        read=lambda text: canonical.get(text.lower(), text),
+        read=str.lower,
         accepts=lambda v: isinstance(v, str) and v in words,
+        keyword=_literal(words),
         choices=words,
     )
+
+
+def exact_choice(*words: str) -> OptionType:
+    """Return the type of a fixed set of words, which are stored in the letter case given here."""
+    exact = {word.lower(): word for word in words}
+    return OptionType(
+        metavar="NAME",
+        expected="one of " + ", ".join(words),
+        read=lambda text: exact.get(text.lower(), text),
+        accepts=lambda v: isinstance(v, str) and v in words,
+        keyword=_literal(words),
+        choices=words,
+    )
+
+
+def _literal(words: tuple[str, ...]) -> str:
+    return "Literal[" + ", ".join(f'"{word}"' for word in words) + "]"
+
+
+# --- conversions --------------------------------------------------------------------------------
 
 
 def _whole_number(text: str) -> int:
@@ -195,11 +221,7 @@ def _whole_number(text: str) -> int:
     return int(text)
 
 
-def _is_count(value: Any) -> bool:
-    return type(value) is int and 1 <= value <= MAX_INSTANCES
-
-
-# The units of a length of time, the largest first, in seconds.
+# The units of time in seconds, from the largest to the smallest.
 _UNITS = {"d": 86_400, "h": 3_600, "m": 60, "s": 1}
 _TIME = re.compile("".join(rf"(?:(\d+(?:\.\d*)?){unit})?" for unit in _UNITS), re.ASCII)
 
@@ -215,6 +237,11 @@ def _seconds(text: str) -> float:
     else:
         value = float(text)
     return int(value) if value.is_integer() else value
+
+
+def _is_time(value: Any) -> bool:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return is_number and 0 < value <= sys.float_info.max
 
 
 def _indices(text: str) -> tuple[int, ...] | None:
@@ -233,106 +260,133 @@ def _indices(text: str) -> tuple[int, ...] | None:
 
 
 def _are_indices(value: Any) -> bool:
-    """Tell whether ``value`` is None, an index, or a list of indices."""
     indices = value if isinstance(value, list | tuple) else [value]
     return value is None or (
         len(indices) > 0 and all(type(i) is int and 0 <= i <= MAX_INSTANCES for i in indices)
     )
 
 
-def _kept_indices(value: Any) -> tuple[int, ...] | None:
+def _sorted_indices(value: Any) -> tuple[int, ...] | None:
     if value is None:
         return None
     return tuple(sorted(set(value))) if isinstance(value, list | tuple) else (value,)
 
 
-def is_word(value: Any) -> TypeGuard[str]:
-    """Tell whether ``value`` is a text that can stand on a command line or in the environment."""
-    if not isinstance(value, str) or "\0" in value:
-        return False
-    try:
-        value.encode(errors="surrogateescape")
-    except UnicodeEncodeError:
-        return False
-    return True
+def _is_path(value: Any) -> bool:
+    return is_word(value) and value != ""
 
 
-TEXT = Kind(
+def _yes_no(text: str) -> bool:
+    return YES_NO_WORDS[text.lower()]
+
+
+def _yes_no_or_word(text: str) -> str:
+    """Return lower-case text, with ``yes`` and ``no`` for the other spellings of these two."""
+    word = text.lower()
+    if word not in YES_NO_WORDS:
+        return word
+    return "yes" if YES_NO_WORDS[word] else "no"
+
+
+# --- types --------------------------------------------------------------------------------------
+
+
+TEXT = OptionType(
     metavar="TEXT",
     expected="a text without NUL characters",
     read=str,
     accepts=is_word,
+    keyword="str",
 )
-PATH = Kind(
-    metavar="PATH",
-    expected="a path",
-    read=str,
-    accepts=lambda v: is_word(v) and v != "",
-)
-FILE_OR_AUTO = Kind(
-    metavar="FILE|auto",
-    expected="the path of a file, or auto",
-    read=str,
-    accepts=PATH.accepts,
-)
-YES_NO = Kind(
-    metavar="yes|no",
-    expected="yes or no (also on, off, true, false, 1, 0)",
-    read=lambda text: YES_NO_WORDS[text.lower()],
-    accepts=lambda v: isinstance(v, bool),
-    is_text_in_files=True,
-)
-FLAG = Kind(
-    metavar="",
-    expected="true or false",
-    read=lambda text: YES_NO_WORDS[text.lower()],
-    accepts=lambda v: isinstance(v, bool),
-    is_text_in_files=True,
-)
-_TIME_WORDS = "a number of seconds above 0, or a time such as 90s, 5m, 1h30m or 2d"
-SECONDS = Kind(
-    metavar="TIME",
-    expected=_TIME_WORDS,
-    read=_seconds,
-    accepts=lambda v: (
-        isinstance(v, int | float) and not isinstance(v, bool) and 0 < v <= sys.float_info.max
-    ),
-    is_text_in_files=True,
-)
-SECONDS_OR_AUTO = Kind(
-    metavar="TIME|auto",
-    expected=f"{_TIME_WORDS}; or auto",
-    read=lambda text: "auto" if text.lower() == "auto" else _seconds(text),
-    accepts=lambda v: v == "auto" if isinstance(v, str) else SECONDS.accepts(v),
-    is_text_in_files=True,
-)
-SECONDS_OR_FOREVER = Kind(
-    metavar=f"TIME|{FOREVER}",
-    expected=f"{_TIME_WORDS}; or {FOREVER}",
-    read=lambda text: FOREVER if text.lower() == FOREVER else _seconds(text),
-    accepts=lambda v: v == FOREVER if isinstance(v, str) else SECONDS.accepts(v),
-    is_text_in_files=True,
-)
-INDICES = Kind(
-    metavar="INDICES",
-    expected="indices from 0 such as 1 or 0,2-3, or all",
-    read=_indices,
-    accepts=_are_indices,
-    keep=_kept_indices,
-    is_text_in_files=True,
-)
-COUNT_OR_AUTO = Kind(
-    metavar="N|auto",
-    expected="a whole number of at least 1, or auto (cpu) for the number of CPUs",
-    read=lambda text: text.lower() if text.lower() in CPU_WORDS else _whole_number(text),
-    accepts=lambda v: v in CPU_WORDS if isinstance(v, str) else _is_count(v),
-)
-# Names that contain no blanks: V-IPU's servers, partitions and clusters.
-NAME = Kind(
+# A name without blanks, such as that of a V-IPU server, partition or cluster.
+NAME = OptionType(
     metavar="NAME",
     expected="a name without blanks",
     read=str,
     accepts=lambda v: (
         isinstance(v, str) and v != "" and not any(c.isspace() or c == "\0" for c in v)
     ),
+    keyword="str",
+)
+PATH = OptionType(
+    metavar="PATH",
+    expected="a path",
+    read=str,
+    accepts=_is_path,
+    keyword="str | PathLike[str]",
+    takes_path=True,
+)
+FILE_OR_AUTO = replace(PATH, metavar="FILE|auto", expected="the path of a file, or auto")
+POD = replace(
+    PATH, metavar="POD", expected="the name of a pod, its folder, http://HOST:PORT, server or none"
+)
+JOB = replace(PATH, metavar="JOB", expected="a process id, the name of a run, or the folder of one")
+YES_NO = OptionType(
+    metavar="yes|no",
+    expected="yes or no (also on, off, true, false, 1, 0)",
+    read=_yes_no,
+    accepts=lambda v: isinstance(v, bool),
+    keyword="bool",
+    takes_text=True,
+)
+# An option without a value on the command line. Files and variables give it true or false.
+FLAG = replace(YES_NO, metavar="", expected="true or false")
+TOPOLOGY_FORM = OptionType(
+    metavar="|".join(TOPOLOGY_FORMS),
+    expected=f"{', '.join(TOPOLOGY_FORMS[:-1])} or {TOPOLOGY_FORMS[-1]}",
+    read=_yes_no_or_word,
+    accepts=lambda v: v in TOPOLOGY_FORMS,
+    keyword=_literal(TOPOLOGY_FORMS),
+    choices=TOPOLOGY_FORMS,
+)
+AUTO_YES_NO = OptionType(
+    metavar="auto|yes|no",
+    expected="auto, yes or no",
+    read=_yes_no_or_word,
+    accepts=lambda v: isinstance(v, bool) or v in ("auto", "yes", "no"),
+    keyword=_literal(("auto", "yes", "no")),
+    choices=("auto", "yes", "no"),
+    normalise=lambda v: v if isinstance(v, str) else "yes" if v else "no",
+    takes_text=True,
+)
+_TIME_EXPECTED = "a number of seconds above 0, or a time such as 90s, 5m, 1h30m or 2d"
+TIME = OptionType(
+    metavar="TIME",
+    expected=_TIME_EXPECTED,
+    read=_seconds,
+    accepts=_is_time,
+    keyword="float | str",
+    takes_text=True,
+)
+TIME_OR_AUTO = replace(
+    TIME,
+    metavar="TIME|auto",
+    expected=f"{_TIME_EXPECTED}; or auto",
+    read=lambda text: AUTO if text.lower() == AUTO else _seconds(text),
+    accepts=lambda v: v == AUTO if isinstance(v, str) else _is_time(v),
+)
+TIME_OR_FOREVER = replace(
+    TIME,
+    metavar=f"TIME|{FOREVER}",
+    expected=f"{_TIME_EXPECTED}; or {FOREVER}",
+    read=lambda text: FOREVER if text.lower() == FOREVER else _seconds(text),
+    accepts=lambda v: v == FOREVER if isinstance(v, str) else _is_time(v),
+)
+INDICES = OptionType(
+    metavar="INDICES",
+    expected="indices from 0 such as 1 or 0,2-3, or all",
+    read=_indices,
+    accepts=_are_indices,
+    keyword="int | str | Sequence[int]",
+    normalise=_sorted_indices,
+    takes_text=True,
+)
+COUNT_OR_AUTO = OptionType(
+    metavar="N|auto",
+    expected="a whole number of at least 1, or auto (cpu) for the number of CPUs",
+    read=lambda text: text.lower() if text.lower() in CPU_WORDS else _whole_number(text),
+    accepts=lambda v: (
+        v in CPU_WORDS if isinstance(v, str) else type(v) is int and 1 <= v <= MAX_INSTANCES
+    ),
+    keyword='int | Literal["auto", "cpu"]',
 )

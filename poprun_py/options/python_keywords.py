@@ -1,7 +1,6 @@
-"""Options as keywords of Python: ``launch(program, num_instances=2, hosts=["a"], env={"X": 1})``.
+"""Options as keyword arguments of Python: ``launch(program, hosts=["a"], env={"X": 1})``.
 
-Words, lists and mappings in, a LaunchConfig out. A configuration read from a file, or made from
-another one, is made here as well. How keywords are typed: keyword_types.py.
+``keyword_types.py`` declares the same arguments for type checkers and editors.
 """
 
 from __future__ import annotations
@@ -9,89 +8,34 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from numbers import Number
 from os import PathLike, fsdecode, fspath
-from pathlib import Path
 from typing import Any
 
-from poprun_py.errors import UsageError, explain_os_error, nearest
-from poprun_py.options.config_files import parse_config
-from poprun_py.options.keyword_types import LaunchOptions
-from poprun_py.options.launch_config import LaunchConfig, options
-from poprun_py.options.layers import merged
-from poprun_py.options.option_origins import Origin, from_python
+from poprun_py.errors import UsageError, nearest
+from poprun_py.options.declared_options import OPTIONS
+from poprun_py.options.option_origins import from_python
 from poprun_py.options.option_types import plain
 
-# What the command does in place of a launch, or before one; the functions of Python do that.
-COMMAND_LINE_ONLY = tuple(
-    name for name, opt in options().items() if not opt.saved and name != "live"
-)
+# These options of the command replace or precede a launch. In Python, functions do that instead.
+COMMAND_LINE_ONLY = tuple(name for name, opt in OPTIONS.items() if not opt.saved and name != "live")
+KEYWORDS = (*(name for name in OPTIONS if name not in COMMAND_LINE_ONLY), "hosts")
 _INSTEAD = {
     "dry_run": "poprun_py.plan(...) returns the plan and its command",
     "print_topology": "print(poprun_py.plan(...)) shows it",
     "from_plan": "give the LaunchPlan itself",
     "import_config": "LaunchConfig.from_file(...) reads it",
 }
-# What launch, start and plan take besides options.
+# The other arguments of launch, start and plan.
 _ARGUMENTS = (
     *("target", "args", "kwargs", "program", "environ"),
     *("show", "log", "warn", "tell_binding", "descriptors"),
 )
 
 
-def config_of(program: Sequence[object], options: Mapping[str, object]) -> LaunchConfig:
-    """Return the configuration that a program and keywords give.
-
-    Args:
-        program: the program and its arguments; numbers and paths are words as ``str`` writes them.
-        options: LaunchConfig's fields; besides, ``hosts`` is a list or a text, ``env`` may be a
-            mapping, and times and indices may be written as on the command line.
-
-    Raises:
-        UsageError: a keyword is unknown (the nearest is named), or a value is not accepted.
-    """
-    return merged({"program": words_of(program)}, _layer(options))
-
-
-def config_from_file(
-    path: str | PathLike[str], changes: Mapping[str, object], program: Sequence[object] | None
-) -> LaunchConfig:
-    """Return the configuration of a TOML or JSON file, with what Python gives besides.
-
-    Raises:
-        UsageError: the file cannot be read, or something in it or given is not accepted.
-    """
-    if not isinstance(path, str | bytes | PathLike) or "\0" in fsdecode(path):
-        raise UsageError(f"{path!r}: expected the path of a .toml or .json file")
-    name = fsdecode(path)
-    try:
-        text = Path(name).read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise UsageError(f"{name}: no UTF-8 text ({error.reason})") from None
-    except OSError as error:
-        raise UsageError(explain_os_error(error, "the configuration cannot be read")) from None
-    given = {} if program is None else {"program": words_of(program)}
-    return merged(parse_config(text, name), given, _layer(changes))
-
-
-def changed_config(
-    config: LaunchConfig, changes: Mapping[str, object], program: Sequence[object] | None
-) -> LaunchConfig:
-    """Return ``config`` with other values; where two options exclude one another the new counts.
-
-    Raises:
-        UsageError: a keyword is unknown, a value is not accepted, or values contradict.
-    """
-    changed = {"host" if name == "hosts" else name for name in changes}
-    kept = {n: getattr(config, n) for n in options() if config.is_given(n) and n not in changed}
-    origins = {name: origin for name, origin in config.origins.items() if name in kept}
-    words = config.program if program is None else words_of(program)
-    return merged({**kept, "program": words, "origins": origins}, _layer(changes))
-
-
 def words_of(program: Sequence[object]) -> tuple[str, ...]:
-    """Return a program and its arguments as words.
+    """Return a program and its arguments as texts; numbers and paths are converted.
 
     Raises:
-        UsageError: it is one text, or something in it is no text, number or path.
+        UsageError: the program is a single text, or contains a value of another type.
     """
     if isinstance(program, str | bytes) or not isinstance(program, Sequence):
         shown = ascii(program)
@@ -104,25 +48,29 @@ def words_of(program: Sequence[object]) -> tuple[str, ...]:
     )
 
 
-def _layer(options: Mapping[str, object]) -> dict[str, Any]:
-    """Return keywords as one place of options; what is None has its default.
+def from_keywords(keywords: Mapping[str, object]) -> dict[str, Any]:
+    """Return the values of keyword arguments with their origins; None means the default.
+
+    Args:
+        keywords: options by field name. ``hosts`` is a list or a text, ``env`` may be a mapping,
+            and times and indices may be texts as on the command line.
 
     Raises:
         UsageError: a keyword is unknown, or a value is not accepted.
     """
-    if options.get("host") is not None and options.get("hosts") is not None:
+    if keywords.get("host") is not None and keywords.get("hosts") is not None:
         raise UsageError("host and hosts exclude one another: give one")
     values: dict[str, Any] = {}
-    for name, value in options.items():
+    for name, value in keywords.items():
         _require_known(name)
         if name == "hosts" and value is not None:
             values["host"] = _host_list(value)
         elif name == "env" and isinstance(value, Mapping):
             values["env"] = tuple(_variable(key, each) for key, each in value.items())
-        elif name != "hosts" and not (value is None and _default(name) is None):
-            values[name] = _value(name, value)
-    origins: dict[str, Origin] = {
-        name: from_python("hosts" if name == "host" and "hosts" in options else name)
+        elif name != "hosts" and not (value is None and OPTIONS[name].default is None):
+            values[name] = OPTIONS[name].check_or_read(name, value)
+    origins = {
+        name: from_python("hosts" if name == "host" and "hosts" in keywords else name)
         for name in values
     }
     return {**values, "origins": origins}
@@ -132,27 +80,15 @@ def _require_known(name: str) -> None:
     if name in COMMAND_LINE_ONLY:
         instead = _INSTEAD.get(name)
         raise UsageError(
-            f"{name} is an option of the command line alone{': ' + instead if instead else ''}"
+            f"{name} is an option of the command line only{': ' + instead if instead else ''}"
         )
     if name in _ARGUMENTS:
-        raise UsageError(f"{name} is no option, and this function of poprun_py does not take it")
-    if name not in LaunchOptions.__annotations__:
-        known = (*LaunchOptions.__annotations__, *_ARGUMENTS)
-        hint = nearest(name, known) or "; poprun-py --help all lists them, with hyphens"
-        raise UsageError(f"unknown option {name!r}{hint}")
-
-
-def _default(name: str) -> object:
-    default: object = LaunchConfig.__dataclass_fields__[name].default
-    return default
-
-
-def _value(name: str, value: object) -> object:
-    """Return a checked value; yes, no, times and indices may be texts as on the command line."""
-    opt = options()[name]
-    if isinstance(value, str) and opt.kind.is_text_in_files:
-        return opt.read(name, value)
-    return opt.check(name, value)
+        raise UsageError(f"{name} is not an option, and this function does not accept it")
+    if name not in KEYWORDS:
+        hint = nearest(name, (*KEYWORDS, *_ARGUMENTS))
+        raise UsageError(
+            f"unknown option {name!r}{hint or '; poprun-py --help all lists them, with hyphens'}"
+        )
 
 
 def _host_list(hosts: object) -> str:
@@ -166,9 +102,9 @@ def _host_list(hosts: object) -> str:
 
 
 def _variable(name: object, value: object) -> str:
-    """Return ``NAME=VALUE``; the value may be secret and is never named."""
+    """Return ``NAME=VALUE``; messages never contain the value, which may be secret."""
     if not isinstance(name, str) or not name or "=" in name:
-        raise UsageError(f"env: {name!r} is no name of a variable: expected a text without =")
+        raise UsageError(f"env: {name!r} is not the name of a variable: expected a text without =")
     word = _word(value, f"variable {name} of env", is_secret=True)
     if "\0" in name + word:
         raise UsageError(f"variable {name} of env: expected a text without NUL characters")
@@ -183,11 +119,11 @@ def _word(value: object, place: str, *, is_secret: bool = False) -> str:
     number = plain(value)
     if isinstance(number, str):
         return str.__str__(number)
-    # What a truth is as a word differs from program to program.
+    # Programs differ in how they spell true and false, so a bool is rejected.
     if isinstance(number, bool):
         given = "a bool" if is_secret else str(number)
     elif isinstance(number, Number):
-        # float32's 0.1 has more digits as a float.
+        # Converting float32's 0.1 to Python's float would add digits.
         return str(value if isinstance(value, Number) else number)
     else:
         given = f"of type {type(value).__name__}"

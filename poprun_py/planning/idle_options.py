@@ -208,5 +208,5 @@ def _is_idle(planned: LaunchPlan, name: str, rule: _Rule) -> bool:
     config = planned.config
     if not config.is_given(name) or getattr(config, name) in rule.asks_nothing:
         return False
-    is_for_this_job = config.origin(name).place in (COMMAND_LINE, PYTHON)
+    is_for_this_job = config.origin(name).source in (COMMAND_LINE, PYTHON)
     return (is_for_this_job or not rule.of_one_job) and rule.applies(planned)

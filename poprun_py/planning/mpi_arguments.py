@@ -61,7 +61,7 @@ def split_mpi_arguments(config: LaunchConfig) -> tuple[LaunchConfig, MpiArgument
     )
     if folder is None:
         return config, arguments
-    origin = Origin(config.origin("mpi_global_args").place, "--output-filename")
+    origin = Origin(config.origin("mpi_global_args").source, "--output-filename")
     config = replace(
         config,
         mpi_global_args=tuple(map(shlex.join, by_option)),

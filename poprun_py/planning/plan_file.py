@@ -14,7 +14,7 @@ from popdist_py.errors import counted
 from poprun_py.errors import UsageError
 from poprun_py.machines.host_list import Host, are_host_names
 from poprun_py.machines.machine import Machine
-from poprun_py.options.launch_config import LaunchConfig
+from poprun_py.options.launch_config import LaunchConfig, config_from_dict, config_to_dict
 from poprun_py.options.option_types import is_word
 from poprun_py.planning.cpu_placement import Placement
 from poprun_py.planning.instance_variables import check_variable
@@ -68,8 +68,6 @@ def plan_to_json(plan: LaunchPlan) -> dict[str, Any]:
 
     They may be secret, and the file may be passed on: the environment of the launch has them.
     """
-    from poprun_py.options.config_files import config_to_dict
-
     topology = plan.topology
     return {
         "version": PLAN_VERSION,
@@ -168,8 +166,6 @@ def plan_from_json(data: Any, environ: Mapping[str, str]) -> LaunchPlan:
 
 def _plan_from_json(data: dict[str, Any], environ: Mapping[str, str]) -> LaunchPlan:
     program = _texts(data["program"], "program")
-    from poprun_py.options.config_files import config_from_dict
-
     config = replace(config_from_dict(data["options"], "launch plan: options"), program=program)
     local = data["local"]
     if not isinstance(data["hosts"], list) or not data["hosts"]:

@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from popdist_py.errors import are, counted
 from poprun_py.errors import StartError, UsageError
 from poprun_py.machines.host_list import Host
-from poprun_py.options.launch_config import LaunchConfig
-from poprun_py.options.link_domains import fewest_link_domains
+from poprun_py.options.launch_config import LaunchConfig, fewest_link_domains
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

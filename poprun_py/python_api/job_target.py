@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from poprun_py.errors import UsageError
-from poprun_py.options.launch_config import LaunchConfig
-from poprun_py.options.python_keywords import changed_config, config_of
+from poprun_py.options.launch_config import LaunchConfig, changed_config, config_of
 from poprun_py.planning.launch_plan import LaunchPlan
 from poprun_py.planning.user_program import short_name
 from poprun_py.running.supervise.job import LaunchResult
@@ -70,7 +69,7 @@ def _config_or_plan(target: object, options: Mapping[str, object]) -> LaunchConf
             )
         return target
     if isinstance(target, LaunchConfig):
-        return changed_config(target, options, None) if options else target
+        return changed_config(target, options) if options else target
     if isinstance(target, list | tuple):
         return config_of(target, options)
     shown = ascii(target)

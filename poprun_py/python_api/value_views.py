@@ -11,7 +11,8 @@ import shutil
 from collections.abc import Callable
 
 from popdist_py.errors import counted
-from poprun_py.options.launch_config import LaunchConfig, options
+from poprun_py.options.declared_options import OPTIONS
+from poprun_py.options.launch_config import LaunchConfig
 from poprun_py.options.option_types import option_name
 from poprun_py.planning.launch_plan import LaunchPlan
 from poprun_py.planning.plan_warnings import plan_warnings
@@ -60,8 +61,8 @@ def html_of(value: object) -> str:
 def _config_html(config: LaunchConfig) -> str:
     """Return the command, and a table of the options that were given and where."""
     rows = [
-        (option_name(name), _option_value(config, name), config.origin(name).source)
-        for name, opt in options().items()
+        (option_name(name), _option_value(config, name), config.origin(name).label)
+        for name, opt in OPTIONS.items()
         if config.is_given(name) and opt.saved
     ]
     return framed(
@@ -73,7 +74,7 @@ def _config_html(config: LaunchConfig) -> str:
 
 def _option_value(config: LaunchConfig, name: str) -> str:
     value = getattr(config, name)
-    if options()[name].secret:
+    if OPTIONS[name].secret:
         # Only the names of variables may be shown.
         return ", ".join(each.partition("=")[0] for each in value)
     if isinstance(value, bool):

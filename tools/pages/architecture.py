@@ -26,7 +26,6 @@ _LEFT_OUT = (
     "atomic_file",
     "console",
     "errors",
-    "on_use",
     "terminal",
     "texts",
     "value_display",

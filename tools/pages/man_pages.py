@@ -12,10 +12,17 @@ from pathlib import Path
 
 import click
 
-from poprun_py.options.command_line import COMMAND, Declared
+from poprun_py.options.declared_options import GROUPS
 from poprun_py.options.environment_variables import OPTION_VARIABLES
-from poprun_py.options.help_pages import EXAMPLES, GRAMMAR, PLACES, PURPOSE, USAGE
-from poprun_py.options.launch_config import GROUPS
+from poprun_py.options.help_pages import (
+    COMMAND,
+    EXAMPLES,
+    GRAMMAR,
+    PLACES,
+    PURPOSE,
+    USAGE,
+    DeclaredOption,
+)
 from tools.pages.website.commands import (
     FILES,
     LAUNCHER,
@@ -63,7 +70,7 @@ def _of_launcher() -> Iterator[str]:
     yield from (".SH DESCRIPTION", _text(PURPOSE), ".PP", _text(GRAMMAR))
     yield ".SH OPTIONS"
     context = click.Context(COMMAND, info_name="poprun-py")
-    declared = [param for param in COMMAND.params if isinstance(param, Declared)]
+    declared = [param for param in COMMAND.params if isinstance(param, DeclaredOption)]
     for group, purpose in {**GROUPS, "Help": "what this page says, and the version"}.items():
         records = (o.get_help_record(context) for o in declared if o.group == group)
         yield from (f".SS {_text(group)}: {_text(purpose)}", *_list(r for r in records if r))

@@ -7,10 +7,10 @@ That is docs/options/, docs/commands.md and docs/environment-variables.md.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
+from poprun_py.options.declared_options import GROUPS, OPTIONS
 from poprun_py.options.environment_variables import OPTION_VARIABLES
-from poprun_py.options.launch_config import GROUPS, LaunchConfig, options
+from poprun_py.options.help_pages import default_text
 from poprun_py.options.option_types import FLAG, Option, option_name
 from tools.pages.website.commands import FILES, LAUNCHER, Described, described, shared_options
 from tools.pages.website.variables import VARIABLES
@@ -133,7 +133,7 @@ def pages() -> dict[str, str]:
     for group, purpose in GROUPS.items():
         name = _file(group)
         index.append(f"| [{group}]({name}) | {purpose} |\n")
-        rows = [_row(field, opt) for field, opt in options().items() if opt.group == group]
+        rows = [_row(field, opt) for field, opt in OPTIONS.items() if opt.group == group]
         made[name] = (
             f"# {group}\n\n{purpose[0].upper()}{purpose[1:]}. [All groups](index.md).\n\n"
             "| option | default | meaning |\n|---|---|---|\n"
@@ -180,7 +180,7 @@ def _variables() -> str:
         rows = "".join(f"| `{name}` | {meaning} |\n" for name, meaning in variables.items())
         made.append(f"\n## {place}\n\n| variable | meaning |\n|---|---|\n{rows}")
     rows = "".join(
-        f"| `{name}` | [`{option_name(field)}`](options/{_file(options()[field].group)}) |\n"
+        f"| `{name}` | [`{option_name(field)}`](options/{_file(OPTIONS[field].group)}) |\n"
         for name, field in sorted(OPTION_VARIABLES.items())
     )
     made.append(f"\n## Options of the launcher\n\n| variable | option |\n|---|---|\n{rows}")
@@ -203,18 +203,12 @@ def _file(group: str) -> str:
 def _row(field: str, opt: Option) -> str:
     if field == "verbosity":
         return f"| `-v`, `-vv`, `--verbose`, `--vv` |  | {opt.help} |\n"
-    metavar = opt.kind.metavar.replace("|", "\\|")
-    value = f"[={metavar}]" if opt.implied else "" if opt.kind is FLAG else f" {metavar}"
+    metavar = opt.type.metavar.replace("|", "\\|")
+    value = f"[={metavar}]" if opt.implied else "" if opt.type is FLAG else f" {metavar}"
     spelled = f"`{opt.short}`, " if opt.short else ""
+    default = default_text(opt)
     repeat = " May be repeated." if opt.repeatable and "repeated" not in opt.help else ""
-    default = _default(LaunchConfig.__dataclass_fields__[field].default)
     return f"| {spelled}`{option_name(field)}{value}` | {default} | {opt.help}{repeat} |\n"
-
-
-def _default(value: Any) -> str:
-    if value is None or value == ():
-        return ""
-    return {True: "yes", False: "no"}[value] if isinstance(value, bool) else str(value)
 
 
 def files() -> dict[Path, str]:

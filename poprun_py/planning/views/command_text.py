@@ -12,7 +12,8 @@ from itertools import groupby
 from typing import Any
 
 from poprun_py.console import command_name
-from poprun_py.options.launch_config import LaunchConfig, options
+from poprun_py.options.declared_options import OPTIONS
+from poprun_py.options.launch_config import LaunchConfig
 from poprun_py.options.option_types import FLAG, option_name
 from poprun_py.texts import ranges_text
 
@@ -92,13 +93,13 @@ def launch_command(config: LaunchConfig) -> str:
 
 def _given(config: LaunchConfig) -> Iterator[list[str]]:
     """Give the words of each option that was given, for every time that it was."""
-    for name, declared in options().items():
+    for name, declared in OPTIONS.items():
         value = getattr(config, name)
         if not declared.saved or not config.is_given(name):
             continue
         if name == "verbosity":
             yield [f"-{'v' * value}"] if value else []
-        elif declared.kind is FLAG:
+        elif declared.type is FLAG:
             yield [option_name(name)] if value else []
         else:
             for each in value if declared.repeatable else [value]:

@@ -183,7 +183,7 @@ def test_a_variable_that_is_no_option_is_a_warning(capsys, folder, monkeypatch):
     got, said = shape(capsys)
     assert got == (1, 1)
     assert said == (
-        "poprun-py: warning: POPRUN_NUM_REPLICA is no option of poprun-py; did you mean "
+        "poprun-py: warning: POPRUN_NUM_REPLICA is not an option of poprun-py; did you mean "
         "POPRUN_NUM_REPLICAS?\n"
     )
 

@@ -277,7 +277,7 @@ def test_interrupted_before_anything_is_there_it_ends_without_a_traceback():
         "import os, signal, sys\n"
         "class Interrupt:\n"
         "    def find_spec(self, name, path, target=None):\n"
-        "        if name == 'poprun_py.options.launch_config':\n"
+        "        if name == 'poprun_py.options.declared_options':\n"
         "            os.kill(os.getpid(), signal.SIGINT)\n"
         "sys.meta_path.insert(0, Interrupt())\n"
         "sys.argv = ['poprun-py', '--num-replicas', '1', 'true']\n"

@@ -10,9 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from poprun_py.errors import UsageError
-from poprun_py.options.command_line import COMMAND, parse
-from poprun_py.options.help_pages import MOST_USED, help_text
-from poprun_py.options.launch_config import GROUPS, LaunchConfig, options
+from poprun_py.options.command_line import parse
+from poprun_py.options.declared_options import GROUPS, OPTIONS
+from poprun_py.options.help_pages import COMMAND, MOST_USED, help_text
+from poprun_py.options.launch_config import LaunchConfig
 from poprun_py.options.option_types import FLAG, option_name
 
 
@@ -136,10 +137,10 @@ def test_refusals_say_what_is_accepted(words, part):
 
 
 _WORD = st.one_of(
-    st.sampled_from([option_name(name) for name in options()] + ["-v", "-vv", "-H", "--", "-", ""]),
+    st.sampled_from([option_name(name) for name in OPTIONS] + ["-v", "-vv", "-H", "--", "-", ""]),
     st.sampled_from(["0", "1", "2", "yes", "no", "-1", "tree", "a,b", "[", "a[0-", "x=y"]),
     st.text(max_size=12),
-    st.builds(lambda a, b: f"--{a}={b}", st.sampled_from(sorted(options())), st.text(max_size=8)),
+    st.builds(lambda a, b: f"--{a}={b}", st.sampled_from(sorted(OPTIONS)), st.text(max_size=8)),
 )
 
 
@@ -266,10 +267,10 @@ def test_the_whole_help_names_every_option():
     words = " ".join(text.split())
     pages = [" ".join(help_text(group, 200).split()) for group in GROUPS]
     assert [page for page in pages if page not in words] == []
-    for name, opt in options().items():
+    for name, opt in OPTIONS.items():
         if name != "verbosity":
             assert option_name(name) in text
-            assert opt.kind is FLAG or opt.kind.metavar in text
+            assert opt.type is FLAG or opt.type.metavar in text
 
 
 def test_the_short_help_shows_the_most_used_options_and_every_group():
@@ -286,7 +287,7 @@ def test_the_short_help_shows_the_most_used_options_and_every_group():
 @pytest.mark.parametrize("group", GROUPS)
 def test_a_group_may_be_shortened_and_written_in_any_case(group):
     page = help_text(group, 100)
-    own = [option_name(n) for n, opt in options().items() if opt.group == group]
+    own = [option_name(n) for n, opt in OPTIONS.items() if opt.group == group]
     for name in own:
         assert name == "--verbosity" or name in page
     assert page.count("\n  -") == len(own) + (group == "Job")  # -m is no field

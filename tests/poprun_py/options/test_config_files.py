@@ -9,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from poprun_py.errors import UsageError
-from poprun_py.options.config_files import config_from_dict, config_to_dict, parse_config
-from poprun_py.options.launch_config import LaunchConfig, options
+from poprun_py.options.config_files import parse_config
+from poprun_py.options.declared_options import OPTIONS
+from poprun_py.options.launch_config import LaunchConfig, config_from_dict, config_to_dict
 
 
 @pytest.mark.parametrize(
@@ -74,7 +75,7 @@ def test_any_text_is_a_configuration_or_refused(text, path):
 
 
 def test_saved_options_are_those_that_decide_a_run():
-    assert {name for name, opt in options().items() if not opt.saved} == {
+    assert {name for name, opt in OPTIONS.items() if not opt.saved} == {
         "print_topology", "print_hardware", "dry_run", "export_plan", "from_plan",
         "import_config", "export_config", "overwrite_config", "check", "stacks", "run",
             "status", "status_format", "live", "print_leases",

@@ -14,26 +14,26 @@ from support.repository import ROOT
 
 from poprun_py.errors import UsageError
 from poprun_py.machines.host_list import LOCALHOST, parse_host_list
-from poprun_py.options.config_files import (
-    config_from_dict,
-    dump_config,
-    parse_config,
-    parse_project_file,
-)
+from poprun_py.options.config_files import parse_config, parse_project_file
 from poprun_py.options.environment_variables import (
     INTERNAL_VARIABLES,
     OPTION_VARIABLES,
     POD_VARIABLES,
+    from_environment,
     is_option_variable,
-    variables_layer,
 )
-from poprun_py.options.launch_config import LaunchConfig
-from poprun_py.options.layers import merged, places, typed_layer
+from poprun_py.options.launch_config import (
+    LaunchConfig,
+    config_from_dict,
+    dump_config,
+    merged_config,
+)
+from poprun_py.options.option_origins import from_command_line
 from poprun_py.planning.topology import make_topology
 
 
 def variables(**environ):
-    return variables_layer(environ)[0]
+    return from_environment(environ)[0]
 
 
 def project(text):
@@ -53,12 +53,12 @@ def test_replicas_are_as_many_as_instances_unless_given():
 
 
 def test_an_export_shows_the_replicas_but_does_not_fix_them():
-    config = merged(typed_layer({"num_instances": 3}))
+    config = merged_config(from_command_line({"num_instances": 3}))
     text = dump_config(config, "c.toml")
     assert text == (
         "num-instances = 3  # command line\n# num-replicas = 3 (as many as instances)\n"
     )
-    again = merged(parse_config(text, "c.toml"), typed_layer({"num_instances": 4}))
+    again = merged_config(parse_config(text, "c.toml"), from_command_line({"num_instances": 4}))
     assert again.num_replicas == 4
 
 
@@ -76,7 +76,7 @@ def test_instances_of_each_host_are_counted_when_the_hosts_are_known():
 @pytest.mark.parametrize(
     ("layer", "said"),
     [
-        (typed_layer({"num_replicas": 8}), "--num-replicas 8 cannot be"),
+        (from_command_line({"num_replicas": 8}), "--num-replicas 8 cannot be"),
         (variables(POPRUN_NUM_REPLICAS="8"), "POPRUN_NUM_REPLICAS=8 cannot be"),
         (project("num-replicas = 8"), "num-replicas = 8 in pyproject.toml cannot be"),
         (parse_config('{"num_replicas": 8}', "job.json"), "num_replicas = 8 in job.json cannot be"),
@@ -85,7 +85,7 @@ def test_instances_of_each_host_are_counted_when_the_hosts_are_known():
 )
 def test_a_refusal_names_a_value_as_it_was_given(layer, said):
     with pytest.raises(UsageError) as caught:
-        merged(layer, typed_layer({"num_instances": 3}))
+        merged_config(layer, from_command_line({"num_instances": 3}))
     assert str(caught.value).startswith(said)
     assert "over --num-instances 3 (" in str(caught.value)
 
@@ -102,22 +102,22 @@ def test_a_refusal_names_a_value_as_it_was_given(layer, said):
 )  # fmt: skip
 def test_a_refusal_calls_a_default_one(values, said):
     with pytest.raises(UsageError) as caught:
-        merged(typed_layer(values))
+        merged_config(from_command_line(values))
     assert str(caught.value).startswith(said)
 
 
 def test_a_refusal_names_the_instances_of_each_host_and_the_hosts():
-    config = merged(typed_layer({"nproc_per_node": 4, "num_replicas": 12}))
+    config = merged_config(from_command_line({"nproc_per_node": 4, "num_replicas": 12}))
     with pytest.raises(UsageError) as caught:
         config.on_hosts(2)
     assert "over --nproc-per-node 4 x 2 hosts = 8 instances (" in str(caught.value)
-    config = merged(typed_layer({"nproc_per_node": "auto", "num_replicas": 4}))
+    config = merged_config(from_command_line({"nproc_per_node": "auto", "num_replicas": 4}))
     with pytest.raises(UsageError, match=re.escape("--nproc-per-node auto (3 CPUs) = 3 instances")):
         config.on_hosts(1, cpus=3)
 
 
 def test_a_refusal_of_the_hosts_names_no_option_that_was_not_given():
-    config = merged(variables(POPRUN_NUM_INSTANCES="3"))
+    config = merged_config(variables(POPRUN_NUM_INSTANCES="3"))
     with pytest.raises(UsageError, match=r"^POPRUN_NUM_INSTANCES=3 cannot be split .* 2 hosts"):
         make_topology(config, parse_host_list("a,b", source="x"))
     with pytest.raises(UsageError) as caught:
@@ -132,18 +132,15 @@ def test_the_command_line_wins_over_variables_those_over_files():
     weakest = project("timeout = 1\ngrace = 1\nhost = 'a'\nnum-instances = 2")
     file = parse_config('{"timeout": 2, "grace": 2, "host": "b"}', "job.json")
     environ = variables(POPRUN_TIMEOUT="3", POPRUN_GRACE="3")
-    config = merged(weakest, file, environ, typed_layer({"timeout": 4, "program": ("x",)}))
+    config = merged_config(
+        weakest, file, environ, from_command_line({"timeout": 4, "program": ("x",)})
+    )
     assert (config.timeout, config.grace, config.host, config.num_instances) == (4, 3, "b", 2)
-    assert {name: origin.source for name, origin in config.origins.items()} == {
+    assert {name: origin.label for name, origin in config.origins.items()} == {
         "timeout": "command line",
         "grace": "POPRUN_GRACE",
         "host": "job.json",
         "num_instances": "pyproject.toml",
-    }
-    assert places(config) == {
-        "pyproject.toml": ["num-instances"],
-        "job.json": ["host"],
-        "the environment": ["POPRUN_GRACE"],
     }
 
 
@@ -159,11 +156,11 @@ def test_the_command_line_wins_over_variables_those_over_files():
     ],
 )
 def test_of_two_ways_to_say_one_thing_the_stronger_place_counts(weaker, stronger):
-    config = merged(config_layer(weaker), typed_layer(dict([stronger])))
+    config = merged_config(config_layer(weaker), from_command_line(dict([stronger])))
     assert getattr(config, stronger[0]) == stronger[1]
     assert not config.is_given(weaker[0])
     with pytest.raises(UsageError, match="exclude one another: give one"):
-        merged(typed_layer(dict([weaker, stronger])))
+        merged_config(from_command_line(dict([weaker, stronger])))
 
 
 def config_layer(pair):
@@ -171,21 +168,21 @@ def config_layer(pair):
 
 
 def test_a_list_is_replaced_as_a_whole():
-    config = merged(project('env = ["A=1", "B=2"]'), typed_layer({"env": ("C=3",)}))
+    config = merged_config(project('env = ["A=1", "B=2"]'), from_command_line({"env": ("C=3",)}))
     assert config.env == ("C=3",)
 
 
 def test_no_program_on_the_command_line_keeps_that_of_the_file():
     file = parse_config('{"program": ["train.py"]}', "job.json")
-    assert merged(file, typed_layer({"program": ()})).program == ("train.py",)
-    assert merged(file, typed_layer({"program": ("x",)})).program == ("x",)
+    assert merged_config(file, from_command_line({"program": ()})).program == ("train.py",)
+    assert merged_config(file, from_command_line({"program": ("x",)})).program == ("x",)
 
 
 # --- variables ----------------------------------------------------------------------------------
 
 
 def test_variables_are_read_as_the_command_line_is():
-    layer, warnings = variables_layer(
+    layer, warnings = from_environment(
         {
             "POPRUN_NUM_INSTANCES": "2",
             "POPRUN_TIMEOUT": "5m",
@@ -215,7 +212,7 @@ def test_variables_are_read_as_the_command_line_is():
 )
 def test_a_wrong_variable_is_named(name, text, said):
     with pytest.raises(UsageError) as caught:
-        variables_layer({name: text})
+        from_environment({name: text})
     assert str(caught.value).startswith(said)
 
 
@@ -230,18 +227,18 @@ def test_a_wrong_variable_is_named(name, text, said):
     ],
 )
 def test_poprun_s_log_level_is_the_verbosity(environ, level):
-    assert variables_layer(environ)[0]["verbosity"] == level
+    assert from_environment(environ)[0]["verbosity"] == level
 
 
 def test_a_variable_that_is_no_option_is_a_warning_with_the_nearest():
-    assert variables_layer({"POPRUN_NUM_INSTANCE": "2", "POPRUN_ZZZZZZZZ": "1"})[1] == (
-        "POPRUN_NUM_INSTANCE is no option of poprun-py; did you mean POPRUN_NUM_INSTANCES?",
-        "POPRUN_ZZZZZZZZ is no option of poprun-py",
+    assert from_environment({"POPRUN_NUM_INSTANCE": "2", "POPRUN_ZZZZZZZZ": "1"})[1] == (
+        "POPRUN_NUM_INSTANCE is not an option of poprun-py; did you mean POPRUN_NUM_INSTANCES?",
+        "POPRUN_ZZZZZZZZ is not an option of poprun-py",
     )
     # A job and a plan are named where they are wanted.
-    assert variables_layer({"POPRUN_STACKS": "1", "POPRUN_FROM_PLAN": "p"})[1] == (
-        "POPRUN_FROM_PLAN is no option of poprun-py; give --from-plan on the command line",
-        "POPRUN_STACKS is no option of poprun-py; give --stacks on the command line",
+    assert from_environment({"POPRUN_STACKS": "1", "POPRUN_FROM_PLAN": "p"})[1] == (
+        "POPRUN_FROM_PLAN is not an option of poprun-py; give --from-plan on the command line",
+        "POPRUN_STACKS is not an option of poprun-py; give --stacks on the command line",
     )
 
 
@@ -271,7 +268,7 @@ def test_no_option_takes_the_name_of_a_variable_between_launcher_and_wrapper():
 )
 def test_any_variables_are_options_or_refused(environ):
     with contextlib.suppress(UsageError):
-        merged(variables_layer(environ)[0])
+        merged_config(from_environment(environ)[0])
 
 
 # --- files --------------------------------------------------------------------------------------
@@ -286,7 +283,10 @@ def test_any_variables_are_options_or_refused(environ):
         ),
         ("timeout = 'x'", "pyproject.toml, line 4: timeout 'x': expected a number of seconds"),
         ("num-replicas = ", "pyproject.toml: not TOML"),
-        ("dry-run = true", "line 4: 'dry-run' is no part of a configuration; give --dry-run"),
+        (
+            "dry-run = true",
+            "line 4: 'dry-run' cannot be set in a configuration file; give",
+        ),
     ],
 )
 def test_a_mistake_in_the_project_file_is_named_with_its_line(text, said):
@@ -347,10 +347,10 @@ def test_times_and_indices_may_be_texts_or_numbers_in_a_file():
 
 @pytest.mark.parametrize("path", ["c.toml", "c.json"])
 def test_an_export_tells_where_each_value_came_from_and_is_read_again(path):
-    config = merged(
+    config = merged_config(
         project("grace = 2\nprogram = ['x']"),
         variables(POPRUN_ENV="A=1"),
-        typed_layer({"num_instances": 1, "only_output_from_instance": None}),
+        from_command_line({"num_instances": 1, "only_output_from_instance": None}),
     )
     text = dump_config(config, path)
     if path == "c.toml":
@@ -370,9 +370,9 @@ def test_an_export_tells_where_each_value_came_from_and_is_read_again(path):
             "env": "POPRUN_ENV",
             "num_replicas": "1, as many as instances",
         }
-    assert merged(parse_config(text, path)) == config
+    assert merged_config(parse_config(text, path)) == config
 
 
 def test_an_export_keeps_a_path_with_a_line_break_on_its_line():
     layer = parse_config('{"grace": 2}', "a\nb.json")
-    assert dump_config(merged(layer), "c.toml") == "grace = 2  # a b.json\n"
+    assert dump_config(merged_config(layer), "c.toml") == "grace = 2  # a b.json\n"

@@ -15,7 +15,8 @@ import torch
 
 from poprun_py import LaunchConfig, UsageError
 from poprun_py.options.keyword_types import LaunchOptions
-from poprun_py.options.python_keywords import COMMAND_LINE_ONLY, config_of
+from poprun_py.options.launch_config import config_of
+from poprun_py.options.python_keywords import COMMAND_LINE_ONLY, KEYWORDS
 
 
 def made(*program, **options):
@@ -54,7 +55,7 @@ def test_options_are_those_of_the_command_line_and_more():
         (["a"], {"num_instnces": 2}, "unknown option 'num_instnces'; did you mean num_instances?"),
         (["a"], {"NUM-INSTANCE": 2}, "did you mean num_instances?"),
         (["a"], {"descriptor": 2}, "unknown option 'descriptor'; did you mean descriptors?"),
-        (["a"], {"show": True}, "show is no option, and this function of poprun_py does not take"),
+        (["a"], {"show": True}, "show is not an option, and this function does not accept it"),
         (["a", np.True_], {}, "word 1 of the program is True: expected a text, a number or a path"),
         (["a", np.ones(2)], {}, "word 1 of the program is of type ndarray: expected a text"),
         (["a"], {"num_instances": True}, "num_instances True: expected a whole number"),
@@ -70,11 +71,11 @@ def test_options_are_those_of_the_command_line_and_more():
         (["a"], {"hosts": ["a", 1]}, "hosts ['a', 1]: expected a list of names"),
         (["a"], {"hosts": ["a"], "host": "b"}, "host and hosts exclude one another"),
         (["a"], {"hosts": ["a"], "host_file": "b"}, "hosts and host_file exclude one another"),
-        (["a"], {"env": {"A=B": 1}}, "env: 'A=B' is no name of a variable"),
+        (["a"], {"env": {"A=B": 1}}, "env: 'A=B' is not the name of a variable"),
         (
             ["a"],
             {"dry_run": True},
-            "dry_run is an option of the command line alone: poprun",
+            "dry_run is an option of the command line only: poprun",
         ),
         (["a"], {"import_config": "f"}, "LaunchConfig.from_file(...) reads it"),
         (["a"], {"num_instances": 3, "num_replicas": 4}, "num_replicas=4 cannot be split evenly"),
@@ -155,9 +156,9 @@ def test_a_file_with_what_is_given_besides(tmp_path):
     ("name", "text", "said"),
     [
         ("job.toml", None, "the configuration cannot be read"),
-        ("job.toml", b"\xff", "no UTF-8 text"),
+        ("job.toml", b"\xff", "not UTF-8 text"),
         ("job.toml", b"num-instnces = 2", "did you mean num-instances?"),
-        ("job.yaml", b"", "expected a file that ends in .toml or .json"),
+        ("job.yaml", b"", "expected a file name that ends in .toml or .json"),
     ],
 )
 def test_a_file_that_is_refused(name, text, said, tmp_path):
@@ -198,3 +199,4 @@ def test_a_changed_configuration():
 def test_every_option_has_a_type():
     names = {field.name for field in fields(LaunchConfig)} - {"program", "origins"}
     assert {*LaunchOptions.__annotations__} == names - {*COMMAND_LINE_ONLY} | {"hosts"}
+    assert {*LaunchOptions.__annotations__} == {*KEYWORDS}

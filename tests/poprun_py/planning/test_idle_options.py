@@ -16,9 +16,10 @@ from poprun_py.machines.host_list import LOCALHOST, parse_host_list
 from poprun_py.machines.probe import ProbedHosts
 from poprun_py.machines.remote_shell import Shell
 from poprun_py.options.config_files import parse_config
-from poprun_py.options.environment_variables import variables_layer
-from poprun_py.options.launch_config import options
-from poprun_py.options.layers import merged, typed_layer
+from poprun_py.options.declared_options import OPTIONS
+from poprun_py.options.environment_variables import from_environment
+from poprun_py.options.launch_config import merged_config
+from poprun_py.options.option_origins import from_command_line
 from poprun_py.options.option_types import FLAG, YES_NO
 from poprun_py.planning.idle_options import idle_option_warnings
 from poprun_py.planning.mpi_commands import MPICH, OPEN_MPI_5, Mpi
@@ -30,10 +31,10 @@ _REACHED = ProbedHosts(shell=Shell(words=("ssh",)), addresses={}, machines={}, h
 _IDLE = ROOT / "poprun_py" / "planning" / "idle_options.py"
 
 
-def said(*layers, hosts="", kind=OPEN_MPI_5):
+def said(*sources, hosts="", kind=OPEN_MPI_5):
     """Return what is said of options that do nothing in a job on ``hosts``, or on this machine."""
     planned = plan_blindly(
-        merged(*layers),
+        merged_config(*sources),
         hosts=parse_host_list(hosts, source="test") if hosts else (LOCALHOST,),
         mpi=Mpi(path="/mpi/bin/mpirun", kind=kind),
         environ={"PATH": "/bin"},
@@ -45,7 +46,7 @@ def said(*layers, hosts="", kind=OPEN_MPI_5):
 
 
 def typed(**values):
-    return typed_layer({"program": ("x",), **values})
+    return from_command_line({"program": ("x",), **values})
 
 
 # --- every option -------------------------------------------------------------------------------
@@ -83,7 +84,7 @@ _OF_PARTITIONS = {
 
 def test_every_option_is_read_by_code_or_says_that_it_does_nothing():
     # The name of a file is read before there is a configuration.
-    unread = set(options()) - set(read_fields()) - {"import_config"}
+    unread = set(OPTIONS) - set(read_fields()) - {"import_config"}
     assert unread == set(_NEVER)
 
 
@@ -93,7 +94,7 @@ def test_an_option_for_real_ipus_says_that_it_does_nothing_without_a_pod(name):
     (sentence,) = said(typed(**{name: value}))
     assert sentence.startswith(f"--{name.replace('_', '-')} has no effect: ")
     text = ("yes" if value else "no") if isinstance(value, bool) else str(value)
-    (sentence,) = said(variables_layer({f"POPRUN_{name.upper()}": text})[0])
+    (sentence,) = said(from_environment({f"POPRUN_{name.upper()}": text})[0])
     assert sentence.startswith(f"POPRUN_{name.upper()} has no effect: ")
     (sentence,) = said(parse_config(json.dumps({name: value}), "job.json"), hosts="a")
     assert sentence.startswith(f"{name} in job.json has no effect: ")
@@ -113,7 +114,7 @@ def test_options_with_one_reason_share_a_sentence():
 
 def test_with_a_pod_the_options_of_partitions_do_what_they_say():
     planned = plan_blindly(
-        merged(typed(**_OF_PARTITIONS)),
+        merged_config(typed(**_OF_PARTITIONS)),
         hosts=(LOCALHOST,),
         mpi=Mpi(path="/mpi/bin/mpirun", kind=OPEN_MPI_5),
         environ={"PATH": "/bin"},
@@ -133,7 +134,7 @@ def test_defaults_and_wishes_for_nothing_say_nothing():
         (
             n
             for n in {**_NEVER, **_OF_PARTITIONS}
-            if options()[n].kind in (YES_NO, FLAG) and n != "remove_partition"
+            if OPTIONS[n].type in (YES_NO, FLAG) and n != "remove_partition"
         ),
         False,
     )
@@ -169,7 +170,7 @@ def test_what_a_place_says_for_all_jobs_is_no_mistake_of_one(place):
     layer = (
         parse_config('{"host-subnet": "eth0"}', "job.json")
         if place == "file"
-        else variables_layer({"POPRUN_HOST_SUBNET": "eth0"})[0]
+        else from_environment({"POPRUN_HOST_SUBNET": "eth0"})[0]
     )
     assert said(layer) == ()
     assert len(said({"host_subnet": "eth0"})) == 1  # from Python, for this job
@@ -256,6 +257,6 @@ def test_a_launch_warns_before_it_runs(monkeypatch, capsys):
 def test_options_beside_stacks_do_nothing(capsys):
     assert run(["--stacks", "1", "-n", "2", "--timeout", "5m", "-v"]) == 3
     assert capsys.readouterr().err.splitlines()[0] == (
-        "poprun-py: warning: --num-instances, --timeout have no effect: --stacks asks a job that "
-        "runs already"
+        "poprun-py: warning: --num-instances, --timeout have no effect: --stacks only queries a "
+        "running job"
     )

@@ -20,8 +20,8 @@ from poprun_py.machines import probe
 from poprun_py.machines.host_list import LOCALHOST, parse_host_file, parse_host_list
 from poprun_py.machines.probe import ProbedHosts
 from poprun_py.machines.remote_shell import Shell
-from poprun_py.options.config_files import dump_config, parse_config
-from poprun_py.options.launch_config import LaunchConfig
+from poprun_py.options.config_files import parse_config
+from poprun_py.options.launch_config import LaunchConfig, dump_config
 from poprun_py.planning.mpi_commands import MPICH, OPEN_MPI_4, OPEN_MPI_5, Mpi
 from poprun_py.planning.plan_file import plan_from_json, plan_to_json, portable
 from poprun_py.planning.plan_warnings import plan_warnings

@@ -108,7 +108,7 @@ def test_no_replica_and_no_instance_crosses_a_domain(instances, local, width, nu
         ((256, 4), 2, "num_ilds=2 leaves 128 of 256 IPUs in each IPU-Link domain, at most 64 "
          "fit: expected 4, which divides num_instances=4"),
         ((128, 1), 1, "num_ilds=1 leaves 128 of 128 IPUs in each IPU-Link domain, at most 64 "
-         "fit: expected at least 2, and a multiple of so many instances"),
+         "fit: expected at least 2, and a multiple of that number of instances"),
     ],
 )  # fmt: skip
 def test_domains_that_the_job_does_not_fit_are_refused(job, num_ilds, said):

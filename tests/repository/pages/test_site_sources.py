@@ -14,8 +14,8 @@ import pytest
 import yaml
 from support.repository import ROOT
 
+from poprun_py.options.declared_options import OPTIONS
 from poprun_py.options.environment_variables import INTERNAL_VARIABLES, OPTION_VARIABLES
-from poprun_py.options.launch_config import options
 from poprun_py.options.option_types import option_name
 from tools.pages import man_pages
 from tools.pages.website import source_pages, variables
@@ -129,7 +129,7 @@ def test_every_variable_of_the_code_is_told():
 
 def test_the_manual_tells_every_option_and_exit_code():
     page = man_pages.pages()["poprun-py.1"].replace("\\-", "-")
-    for field in options():
+    for field in OPTIONS:
         assert option_name(field) in page or field == "verbosity", field
     for code in ("75", "124", "129, 130, 143"):
         assert f".TP\n\\fB{code}\\fR\n" in page

@@ -1,0 +1,50 @@
+"""Option types as parameter types of click, for commands whose words click parses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import click
+
+from poprun_py.options.option_types import OptionType
+
+
+# click's ParamType is a generic class only from version 8.4 on.
+class ClickType(click.ParamType):  # type: ignore[type-arg]
+    """A click parameter type that reads and completes values of an OptionType.
+
+    Args:
+        option_type: the type of the values.
+        complete: returns words for shell completion that only a context can tell, such as the
+            names of existing objects.
+    """
+
+    def __init__(
+        self,
+        option_type: OptionType,
+        complete: Callable[[click.Context], Iterable[str]] | None = None,
+    ) -> None:
+        self.name = option_type.metavar
+        self._type = option_type
+        self._complete = complete
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return the value of a text."""
+        if not isinstance(value, str):
+            return value
+        try:
+            read = self._type.read(value)
+        except (ValueError, OverflowError, KeyError):
+            read = None
+        if read is None or not self._type.accepts(read):
+            self.fail(f"{value!r}: expected {self._type.expected}", param, ctx)
+        return self._type.normalise(read)
+
+    def shell_complete(
+        self, ctx: click.Context, param: click.Parameter, incomplete: str
+    ) -> list[click.shell_completion.CompletionItem]:
+        """Return the words that begin with ``incomplete``."""
+        words = self._type.choices if self._complete is None else self._complete(ctx)
+        item = click.shell_completion.CompletionItem
+        return [item(word) for word in words if word.startswith(incomplete)]

@@ -1,0 +1,320 @@
+"""All options of a launch, each declared once.
+
+The command line, environment variables, configuration files, keyword arguments of Python, help
+texts, shell completion and reference pages follow from these declarations.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+from functools import partial
+from typing import Any
+
+from popdist_py.environment import TIMELINE_MIB, TORCH_BACKENDS
+from poprun_py.options.metrics_destinations import METRICS_DESTINATION
+from poprun_py.options.option_types import (
+    AUTO,
+    AUTO_YES_NO,
+    COUNT_OR_AUTO,
+    FILE_OR_AUTO,
+    FLAG,
+    FOREVER,
+    INDICES,
+    JOB,
+    MAX_INSTANCES,
+    NAME,
+    PATH,
+    POD,
+    TEXT,
+    TIME,
+    TIME_OR_AUTO,
+    TIME_OR_FOREVER,
+    TOPOLOGY_FORM,
+    YES_NO,
+    Option,
+    OptionType,
+    choice,
+    exact_choice,
+    whole_number,
+)
+
+GROUPS = {
+    "Job": "number of instances, replicas and IPUs",
+    "Hosts": "hosts on which the instances run",
+    "Placement": "NUMA nodes, CPUs and threads of each instance",
+    "Inspection": "views of plans, machines and running jobs; most need no program",
+    "Output": "output, records and metrics of the running job",
+    "Supervision": "time limits, signals and failures",
+    "Environment": "variables of the instances, and packages that they import",
+    "MPI": "the MPI that starts the instances",
+    "Configuration": "files with options, and the other sources of options",
+    "IPU hardware": "the pod of emulated IPUs, and PopRun's options for partitions",
+}
+
+# Pairs of options of which only one may be given.
+EXCLUSIVE = (
+    ("host", "host_file"),
+    ("hardware", "hardware_root"),
+    ("num_instances", "nproc_per_node"),
+    ("run", "dry_run"),
+    ("wait_for_resources", "share_cores"),
+)
+
+# Configuration files contain these options, but saved plans do not: they concern a single launch.
+OF_THIS_LAUNCH = ("verbosity", "wait_for_resources", "share_cores")
+
+# Larger than any IPU system. A plan lists every IPU, so a mistyped number must have a limit.
+MAX_IPUS = 1_048_576
+
+
+def _option(group: str, default: Any, type: OptionType, help: str, **properties: Any) -> Any:
+    """Declare a field of DeclaredOptions as an option; ``properties`` are attributes of Option."""
+    declared = Option(group=group, default=default, type=type, help=help, **properties)
+    return field(default=default, metadata={"option": declared})
+
+
+_job = partial(_option, "Job")
+_hosts = partial(_option, "Hosts")
+_placement = partial(_option, "Placement")
+_inspection = partial(_option, "Inspection")
+_output = partial(_option, "Output")
+_supervision = partial(_option, "Supervision")
+_environment = partial(_option, "Environment")
+_mpi = partial(_option, "MPI")
+_configuration = partial(_option, "Configuration")
+_ipu = partial(_option, "IPU hardware")
+
+
+# Formatted by hand: the first line of a declaration has its name, default and type, and the lines
+# below have the help and other properties.
+# fmt: off
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DeclaredOptions:
+    """The declaration of every option: its default, its type, its help, and other properties."""
+
+    num_instances: int = _job(1, whole_number(1, maximum=MAX_INSTANCES),
+        "Number of instances (processes); the replicas are split evenly over them.", short="-n")
+    nproc_per_node: int | str | None = _job(None, COUNT_OR_AUTO,
+        "Number of instances on each host, instead of --num-instances. auto (or cpu): as many as"
+        " this machine has CPUs.")
+    num_replicas: int = _job(None, whole_number(1, maximum=MAX_IPUS),
+        "Number of replicas of the model in all instances together. Unset: one per instance.")
+    ipus_per_replica: int = _job(1, whole_number(1, maximum=4_096),
+        "Number of IPUs of each replica (model parallelism); a power of two.")
+    ipu_model: str | None = _job(None, choice("mk1", "mk2", "bow"),
+        "IPU whose memory size and speed the models of all instances assume (POPDIST_IPU). A model"
+        " that does not fit is rejected. Unset: a warning if a model does not fit into an Mk2. The"
+        " command poprun sets mk2 for programs that import poptorch.")
+    num_ilds: int | None = _job(None, whole_number(1),
+        "Number of IPU-Link domains. Each gets the same number of instances and has at most 64"
+        " IPUs. Unset: the domains of the partition, else the fewest that hold the IPUs.")
+    executable_cache_path: str | None = _job(None, PATH,
+        "Folder for compiled executables; every host must be able to access it.")
+
+    host: str | None = _hosts(None, TEXT,
+        "Hosts, separated by commas; host[0-2,4] is a range, and name:slots limits the instances"
+        " of a host. Unset: the hosts of the Slurm allocation, else this machine.", short="-H")
+    host_file: str | None = _hosts(None, PATH,
+        "File with one host per line; cannot be combined with --host.")
+    host_subnet: str | None = _hosts(None, TEXT,
+        "Network interface, or subnet in CIDR notation, for the traffic between hosts.")
+    ssh_args: str | None = _hosts(None, TEXT,
+        "Arguments of every ssh command, such as '-p 2222 -i KEY'; an argument must not contain"
+        " blanks.")
+    ssh_config: str | None = _hosts(None, PATH,
+        "ssh configuration file to use instead of ~/.ssh/config.")
+    check: bool = _hosts(False, FLAG,
+        "Check every host, print a table with a fix for each problem, and start nothing.",
+        saved=False)
+    no_check: bool = _hosts(False, FLAG,
+        "Skip the short check before a launch on other hosts.")
+    sync: str | None = _hosts(None, PATH,
+        "Before the launch, copy this folder to the same path on every host (with rsync, which"
+        " transfers only the changes).")
+    synchronise_python_venv: bool = _hosts(False, YES_NO,
+        "Copy the virtual environment to the hosts before the launch, as PopRun does.")
+    synchronise_poplar_sdk: bool = _hosts(False, YES_NO,
+        "An option of PopRun without effect: there is no Poplar SDK to copy to the hosts.")
+    distribute_ssh_key: bool = _hosts(False, YES_NO,
+        "An option of PopRun without effect: ssh keys are not copied to the hosts.")
+
+    process_placement: str = _placement(
+        "spreadnuma", choice("spreadnuma", "packnuma", "spreadcores", "spreadl3", "disabled"),
+        "How a host's NUMA nodes and cores are divided among its instances.")
+    numa_aware: bool | None = _placement(None, YES_NO,
+        "An older option of PopRun. yes: instance i of a host gets NUMA node i mod nodes. no:"
+        " instances are not placed. Unset: --process-placement decides.")
+    cores_per_instance: int | None = _placement(None, whole_number(1),
+        "Number of cores of each instance. Unset: an even share of the host's cores.")
+    reserve_cores: int = _placement(0, whole_number(0),
+        "Number of cores of each instance that compute threads leave free for data loading.")
+    smt: bool = _placement(False, YES_NO,
+        "Run one compute thread per hardware thread (SMT) instead of one per core.")
+    oversubscribe: bool = _placement(False, FLAG,
+        "Allow more instances than CPUs on a host.")
+    strict_binding: bool = _placement(False, FLAG,
+        "End the launch if the kernel reports a binding that differs from the plan.")
+    wait_for_resources: float | str | None = _placement(None, TIME_OR_FOREVER,
+        "If other jobs hold too many of this machine's cores, or the pod's IPUs, wait for them in"
+        " order of arrival: without a time limit, or for =TIME at most.", implied=FOREVER)
+    share_cores: bool = _placement(False, YES_NO,
+        "If too few cores are free, share cores with other jobs instead of refusing to start.")
+    hardware: str | None = _placement(None, PATH,
+        "Plan for the machine in this file, which --print-hardware=json wrote.")
+    hardware_root: str | None = _placement(None, PATH,
+        "Plan for the machine whose sys/ and proc/ were copied to this folder.")
+
+    print_topology: str = _inspection("no", TOPOLOGY_FORM,
+        "Print where each instance runs: PopRun's table (yes), a tree with NUMA nodes and CPUs, a"
+        " picture of the cores, or JSON; or print an svg or html file, and start nothing.",
+        saved=False)
+    print_hardware: str | None = _inspection(None, choice("table", "json"),
+        "Print the processors and the memory of the hosts; without a program, stop after that.",
+        implied="table", saved=False)
+    print_leases: str | None = _inspection(None, choice("table", "json"),
+        "Print which jobs of all users hold which CPUs of this machine and which jobs wait, then"
+        " stop.", implied="table", saved=False)
+    stacks: int | None = _inspection(None, whole_number(1, "PID"),
+        "Print what every instance of the running job with process id PID is doing (its Python"
+        " stacks), then stop.", saved=False)
+    status: str | None = _inspection(None, JOB,
+        "Print the state of every instance of a running job, then stop. JOB is a process id, or the"
+        " name or folder of a run. Without JOB: the only job, or the newest one.",
+        implied="newest", saved=False)
+    status_format: str = _inspection("text", choice("text", "json"),
+        "Output format of --status.", saved=False)
+    dry_run: bool = _inspection(False, FLAG,
+        "Print the topology and the full mpirun command; start nothing.", saved=False)
+    export_plan: str | None = _inspection(None, PATH,
+        "Write the launch plan to this file as JSON (-: standard output), and start nothing unless"
+        " --run is given.", saved=False)
+    run: bool = _inspection(False, FLAG,
+        "Run the job in addition to --export-plan.", saved=False)
+    from_plan: str | None = _inspection(None, PATH,
+        "Run a plan that --export-plan saved, in the folder where the plan was made.", saved=False)
+
+    only_output_from_instance: tuple[int, ...] | None = _output(None, INDICES,
+        "Show the output of these instances only, such as 0,2-3. The output of an instance that"
+        " fails is shown as well.")
+    output: str = _output("tag", choice("tag", "time", "plain"),
+        "Prefix of each output line: PopRun's tag [1,INDEX]<stream>:, the tag and the time of day,"
+        " or nothing.")
+    output_dir: str | None = _output(None, PATH,
+        "Folder in which each run gets a subfolder with report.json, report.html and attempt-N/"
+        " (the instances' whole output and all training steps). The link latest points to the"
+        " newest run.")
+    timeline: str | None = _output(None, FILE_OR_AUTO,
+        "Record the activities of every instance over time in this file, for ui.perfetto.dev. auto:"
+        " timeline.json.gz in the run's folder (--output-dir), else in the current folder.",
+        implied=AUTO)
+    timeline_size: int = _output(TIMELINE_MIB, whole_number(1, "MIB", maximum=1 << 20),
+        "Maximum size of the recordings of all instances together. Of a long run, the first spans,"
+        " the last spans, and a selection between them are kept.")
+    live: bool = _output(False, FLAG,
+        "Show a live view of all instances below the output: their state, their speed, where their"
+        " time goes, and which ones are slow. Without a terminal, print a line now and then.",
+        saved=False)
+    metrics_port: int | None = _output(None, whole_number(0, "PORT", maximum=65_535),
+        "Serve the job's metrics for Prometheus at http://127.0.0.1:PORT/metrics while it runs. 0:"
+        " pick a free port and print it.")
+    metrics_to: tuple[str, ...] = _output((), METRICS_DESTINATION,
+        "Write the job's metrics for tensorboard[:DIR] (default: in the run's folder) or"
+        " wandb[:PROJECT]; may be repeated.", repeatable=True)
+    stdin_instance: int = _output(0, whole_number(0, "INDEX"),
+        "Index of the instance that reads the launcher's standard input (keyboard, pipe or file).")
+    verbosity: int = _output(0, whole_number(0),
+        "-v logs what the launcher does; -vv logs everything, including the topology.", short="-v")
+
+    timeout: float | None = _supervision(None, TIME,
+        "End the job after this time, with exit code 124.")
+    grace: float = _supervision(5, TIME,
+        "Time between asking instances to stop (SIGTERM, or SIGINT after Ctrl-C) and killing them.")
+    hang_timeout: float | str | None = _supervision(None, TIME_OR_AUTO,
+        "End the job with exit code 124 and all Python stacks if an instance completes no step for"
+        " this time and shows no other activity. If no instance counts steps: if none of them shows"
+        " activity. auto: 20 times the median step time, at least 10 s; 120 s without steps. Unset:"
+        " no limit.")
+    max_restarts: int = _supervision(0, whole_number(0),
+        "Maximum number of restarts after failures; the pauses before them are 1, 2, 4, ... s.")
+    allow_fewer_hosts: bool = _supervision(False, FLAG,
+        "Allow a restart without the hosts that were lost.")
+
+    env: tuple[str, ...] = _environment((), TEXT,
+        "NAME=VALUE sets a variable in every instance. NAME forwards the launcher's variable, which"
+        " keeps a secret out of process lists. Output and plans never show values.",
+        repeatable=True, secret=True)
+    env_file: str | None = _environment(None, PATH,
+        "File with NAME=VALUE lines; values may be in quotes. --env takes precedence.")
+    sdk_names: str = _environment("auto", AUTO_YES_NO,
+        "Whether import poptorch, popdist, horovod and popart find this emulation. auto: if these"
+        " packages are not installed. yes: always. no: never.")
+    torch_backend: str = _environment("auto", choice(*TORCH_BACKENDS),
+        "The torch.distributed back end for a program that names gloo, popdist or no back end."
+        " auto: the back end that the program names.")
+
+    mpi: str | None = _mpi(None, PATH,
+        "mpirun, or the folder of its installation. Unset: mpirun beside this Python, else on"
+        " PATH.")
+    mpi_global_args: tuple[str, ...] = _mpi((), TEXT,
+        "Arguments placed directly after mpirun; may be repeated.", repeatable=True)
+    mpi_local_args: tuple[str, ...] = _mpi((), TEXT,
+        "Arguments added to every instance's part of the mpirun command; may be repeated.",
+        repeatable=True)
+    instance_mpi_local_args: tuple[str, ...] = _mpi((), TEXT,
+        "INDEX:ARGS adds arguments to one instance's part of the mpirun command; may be repeated.",
+        repeatable=True)
+    mpi_fast_start: bool = _mpi(True, YES_NO,
+        "On a single host, use the MPI transports that start within 0.1 s (Open MPI 5).")
+    allow_run_as_root: bool = _mpi(True, YES_NO,
+        "Allow mpirun to run as root, as PopRun does.")
+
+    import_config: str | None = _configuration(None, PATH,
+        "Read options from this .toml or .json file; options of the command line take precedence."
+        " none: read no file, not even pyproject.toml.", saved=False)
+    export_config: str | None = _configuration(None, PATH,
+        "Write the options in effect and their sources to this .toml or .json file.", saved=False)
+    overwrite_config: bool = _configuration(False, YES_NO,
+        "Allow --export-config to replace an existing file.", saved=False)
+
+    pod: str | None = _ipu(None, POD,
+        "Pod with the IPUs of the job: its name, its folder or http://HOST:PORT. server: the V-IPU"
+        " server of the options below. none: no pod. Unset: the only pod of this machine.")
+    vipu_server_host: str | None = _ipu(None, NAME,
+        "Name or address of the V-IPU server (--pod server).")
+    vipu_server_port: int = _ipu(8090, whole_number(1, "PORT", maximum=65_535),
+        "Port of the V-IPU server.")
+    vipu_server_timeout: int = _ipu(120, whole_number(1, "SECONDS"),
+        "Time limit of a request to the V-IPU server.")
+    vipu_partition: str | None = _ipu(None, NAME,
+        "V-IPU partition of the job; it is made if it does not exist. Unset: the partition that"
+        " IPUOF_VIPU_API_PARTITION_ID names, else the only partition, else a new one.")
+    vipu_partition_attempts: int = _ipu(1, whole_number(1),
+        "Number of tries to bind the partition until it is ACTIVE; each lasts"
+        " --vipu-server-timeout.")
+    vipu_cluster: str | None = _ipu(None, NAME,
+        "V-IPU cluster for a new partition; see --vipu-allocation.")
+    vipu_allocation: str | None = _ipu(None, NAME,
+        "V-IPU allocation for a new partition.")
+    update_partition: bool = _ipu(False, YES_NO,
+        "Change the partition if it does not fit.")
+    reset_partition: bool | None = _ipu(None, YES_NO,
+        "Reset the partition before the job. Unset: only if it is not reconfigurable.")
+    remove_partition: bool = _ipu(True, YES_NO,
+        "After the job, remove the partition if the launch made it.")
+    sync_type: str | None = _ipu(None, exact_choice(
+        "ST_GS2_DEFAULT", "ST_GS2_INDEPENDENT_RAILS", "ST_POD_NATIVE_DEFAULT",
+        "ST_POD_NATIVE_REPLICATED_PIPELINE", "c2-compatible", "pod-native-default"),
+        "V-IPU sync type of a new partition.")
+    offline_mode: bool = _ipu(False, YES_NO,
+        "Run without IPUs: no pod is contacted.")
+# fmt: on
+
+
+OPTIONS: dict[str, Option] = {f.name: f.metadata["option"] for f in fields(DeclaredOptions)}
+
+
+def is_decided_by_plan(name: str) -> bool:
+    """Tell whether a saved plan fixes an option, so that it cannot be combined with a plan."""
+    return name in ("import_config", "export_config") or (
+        OPTIONS[name].saved and name not in OF_THIS_LAUNCH
+    )
