@@ -1,4 +1,4 @@
-"""A job that runs, through its handle: how far it is, what it wrote, and its end."""
+"""The handle of a job: its status, its output, waiting and stopping."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ TALKS = ("sh", "-c", "echo out $RANK; echo err $RANK >&2; exec sleep 100")
 
 @pytest.fixture(scope="module")
 def running(own_leases):
-    """A job of two instances that have both written to stdout and stderr."""
+    """A job whose two instances have both written to stdout and stderr."""
     with poprun_py.start(TALKS, num_instances=2, share_cores=True) as job:
         wait_until(lambda: job.output().count("err ") == 2)
         yield job
 
 
-def test_status_tells_what_runs(running):
+def test_the_status_of_a_running_job(running):
     status = running.status()
     assert (status.state, status.num_instances, status.exit_code) == ("running", 2, None)
     assert status.run_id == status.view.run_id
@@ -47,7 +47,7 @@ def test_status_tells_what_runs(running):
     assert not running.done()
 
 
-def test_output_of_one_instance_of_all_and_as_the_command_shows_it(running):
+def test_output_of_one_instance_of_all_instances_and_of_the_command(running):
     assert running.output(1) == "out 1\nerr 1\n"
     assert running.output(0, "stderr") == "err 0\n"
     assert running.output(stream="stdout") == "out 0\nout 1\n"
@@ -71,21 +71,21 @@ def test_output_of_one_instance_of_all_and_as_the_command_shows_it(running):
         (lambda job: job.wait(float("nan")), "timeout nan: expected seconds, 0 or more"),
     ],
 )
-def test_what_is_asked_wrongly_is_refused(call, said, running):
+def test_wrong_arguments_of_methods_are_refused(call, said, running):
     with pytest.raises(UsageError) as caught:
         call(running)
     assert str(caught.value).startswith(said)
     assert running.status().state == "running"
 
 
-def test_who_does_not_want_to_wait_longer_leaves_the_job_running(running):
+def test_the_job_continues_after_a_timeout_of_wait_or_result(running):
     for ask in (running.wait, running.result):
         with pytest.raises(TimeoutError, match=r"sh still runs after 0\.01 s"):
             ask(timeout=0.01)
     assert not running.done()
 
 
-def test_a_forked_process_has_no_part_in_the_job(running):
+def test_a_forked_process_cannot_use_the_handle(running):
     read, write = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -103,7 +103,7 @@ def test_a_forked_process_has_no_part_in_the_job(running):
     assert running.status().view is not None
 
 
-def test_stop_from_any_thread_and_again_and_how_it_ended():
+def test_stop_can_be_called_from_several_threads_and_again_after_the_end():
     with poprun_py.start(TALKS, share_cores=True) as job:
         wait_until(lambda: "err" in job.output(0))
         with ThreadPoolExecutor(2) as threads:
@@ -122,8 +122,8 @@ def test_stop_from_any_thread_and_again_and_how_it_ended():
     assert job.wait() is result
 
 
-def test_a_stop_that_is_in_a_hurry_kills_what_does_not_end(tmp_path, capsys):
-    """The user's own folder keeps the output, and the screen stays empty."""
+def test_stop_without_grace_kills_a_program_that_ignores_signals(tmp_path, capsys):
+    """The output is kept in the user's own folder and is not shown."""
     stubborn = ["sh", "-c", "trap '' TERM INT; echo up; while :; do sleep 0.1; done"]
     folder = tmp_path / "runs"
     with poprun_py.start(stubborn, share_cores=True, grace=100, output_dir=folder) as job:
@@ -136,19 +136,17 @@ def test_a_stop_that_is_in_a_hurry_kills_what_does_not_end(tmp_path, capsys):
     assert capsys.readouterr() == ("", "")
 
 
-def test_a_job_that_is_stopped_before_its_programs_run():
+def test_a_job_can_be_stopped_before_its_programs_run():
     job = poprun_py.start(["true"])
     job.stop()
     with job:
         code = job.wait(60).exit_code
-    # The program may have ended before the stop has reached it.
+    # The program may end before the signal arrives.
     assert code in (0, 143)
     assert job.status().exit_code == code
 
 
-def test_a_time_limit_is_told_and_the_folder_is_held_until_the_handle_is_closed(
-    tmp_path, monkeypatch
-):
+def test_wait_raises_the_time_limit_and_the_folder_stays_until_close(tmp_path, monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     before = len(list(FILES.iterdir()))
     with poprun_py.start(["sleep", 100], timeout=0.2, share_cores=True) as job:
@@ -163,7 +161,7 @@ def test_a_time_limit_is_told_and_the_folder_is_held_until_the_handle_is_closed(
     assert len(list(FILES.iterdir())) <= before
 
 
-def test_a_killed_launcher_is_told_and_nothing_of_its_job_is_left():
+def test_wait_raises_for_a_killed_launcher_and_its_instances_end():
     with poprun_py.start(TALKS, num_instances=2, share_cores=True) as job:
         wait_until(lambda: job.output().count("err ") == 2)
         pids = [each.pid for each in job.status().view.instances]
@@ -176,7 +174,7 @@ def test_a_killed_launcher_is_told_and_nothing_of_its_job_is_left():
     wait_until(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in pids))  # noqa: PTH110
 
 
-def test_a_job_that_no_thread_can_watch_is_not_started(monkeypatch, tmp_path):
+def test_start_fails_if_the_listening_thread_cannot_be_started(monkeypatch, tmp_path):
     def start(_):
         raise RuntimeError("can't start new thread")
 
@@ -189,7 +187,7 @@ def test_a_job_that_no_thread_can_watch_is_not_started(monkeypatch, tmp_path):
     assert "sleep" not in {job.name for job in handle._running.values()}
 
 
-def test_a_job_that_nobody_listens_to_any_more_is_ended(monkeypatch):
+def test_an_error_in_the_listening_thread_ends_the_job(monkeypatch):
     failed = []
     monkeypatch.setattr("threading.excepthook", lambda args: failed.append(args.exc_type))
     with poprun_py.start(TALKS, share_cores=True, show=True) as job:
@@ -221,8 +219,8 @@ def _cancelled_await(job):
 
 @pytest.mark.sweep
 @pytest.mark.parametrize("wait", [_waited, _awaited, _cancelled_await])
-def test_a_job_that_was_waited_for_is_freed_with_its_handle(wait):
-    """Also its folder, while the program goes on."""
+def test_a_finished_job_is_freed_with_its_handle(wait):
+    """Its folder is removed as well, while the program still runs."""
     job = poprun_py.start(["true"], share_cores=True)
     folder, there = job._folder, weakref.ref(job)
     wait(job)
@@ -236,7 +234,7 @@ def test_a_job_that_was_waited_for_is_freed_with_its_handle(wait):
     assert not folder.exists()
 
 
-def test_long_output_is_read_from_its_end(tmp_path, monkeypatch):
+def test_only_the_end_of_long_output_is_read(tmp_path, monkeypatch):
     monkeypatch.setattr(output, "_MOST_BYTES", 1 << 12)
     file = tmp_path / "instance-07.stdout"
     file.write_text("".join(f"line {number:8}\n" for number in range(500)))

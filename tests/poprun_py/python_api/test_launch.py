@@ -1,4 +1,4 @@
-"""launch and start: what they take, where output goes, and what is refused before a start."""
+"""Arguments of launch and start, their errors, and the output of jobs."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from poprun_py import LaunchConfig, StartError, UsageError
 pytestmark = pytest.mark.mpi
 
 
-def test_numbers_and_paths_are_words_and_options_are_keywords(capsys):
+def test_words_may_be_numbers_and_paths_and_options_are_keywords(capsys):
     result = poprun_py.launch(
         ["sh", "-c", 'echo "$RANK $GREETING $@"', Path("x"), "--lr", 0.1, 3],
         num_instances=2, share_cores=True, output="plain", env={"GREETING": "good day"},
     )  # fmt: skip
     assert result.exit_code == 0
     result.raise_for_failure()
-    # The output goes to sys.stdout, as that of print does, and not to descriptor 1.
+    # The output goes to sys.stdout, like that of print, and not to descriptor 1.
     assert sorted(capsys.readouterr().out.splitlines()) == [
         "0 good day --lr 0.1 3",
         "1 good day --lr 0.1 3",
     ]
 
 
-def test_own_descriptors_log_and_warnings(tmp_path, capsys):
+def test_descriptors_for_the_output_and_functions_for_the_log(tmp_path, capsys):
     logged, bound = [], []
     config = LaunchConfig(program=("sh", "-c", "echo hi; echo $WORD"), output="plain")
     with (tmp_path / "out").open("w+") as file:
@@ -45,7 +45,7 @@ def test_own_descriptors_log_and_warnings(tmp_path, capsys):
     assert capsys.readouterr() == ("", "")
 
 
-def test_a_listener_and_a_screen_that_fail_do_not_hold_up_the_job(monkeypatch):
+def test_exceptions_of_a_log_function_and_of_sys_stdout_do_not_stop_the_job(monkeypatch):
     failed = []
 
     def fail(_):
@@ -64,7 +64,7 @@ def test_a_listener_and_a_screen_that_fail_do_not_hold_up_the_job(monkeypatch):
     assert KeyError in failed
 
 
-def test_a_failure_is_shown_and_is_a_result_until_it_is_asked_for(capsys):
+def test_a_failed_program_is_shown_and_raises_only_on_request(capsys):
     program = ["sh", "-c", "echo übung; echo why >&2; exit 3"]
     with poprun_py.start(program, share_cores=True, show=True) as job:
         result = job.wait(60)
@@ -105,7 +105,7 @@ def test_a_failure_is_shown_and_is_a_result_until_it_is_asked_for(capsys):
         ),
     ],
 )
-def test_what_is_wrong_is_refused_before_a_process_is_started(call, said, monkeypatch, tmp_path):
+def test_wrong_arguments_are_refused_before_a_process_starts(call, said, monkeypatch, tmp_path):
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr("tempfile.tempdir", None)
     monkeypatch.setattr(
@@ -117,7 +117,7 @@ def test_what_is_wrong_is_refused_before_a_process_is_started(call, said, monkey
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_the_launcher_refuses_is_raised_as_its_own_type():
+def test_errors_of_the_launcher_process_keep_their_type():
     with pytest.raises(StartError, match=r"gone\.py does not exist"):
         poprun_py.launch(["gone.py"])
     with poprun_py.start(["true"], hardware="/no/such/file") as job:
@@ -129,8 +129,8 @@ def test_what_the_launcher_refuses_is_raised_as_its_own_type():
         assert "/no/such/file" in job._repr_html_()
 
 
-def test_a_job_of_a_console_comes_after_what_was_printed(tmp_path):
-    """With descriptors 1 and 2 of its own, as in a terminal or a pipe."""
+def test_output_of_a_job_comes_after_earlier_prints(tmp_path):
+    """Here print writes to descriptors 1 and 2, as in a terminal or a pipe."""
     code = (
         "import poprun_py\n"
         "print('before', end=' ')\n"
@@ -144,8 +144,8 @@ def test_a_job_of_a_console_comes_after_what_was_printed(tmp_path):
     assert (done.stdout, done.stderr) == ("before hi\nafter\n", "")
 
 
-def test_a_daemon_that_has_closed_its_streams_launches_too(tmp_path):
-    """A module of the folder that it is in does not get in the launcher's way."""
+def test_a_daemon_with_closed_standard_streams_can_launch(tmp_path):
+    """A module in the current folder does not replace a module of the launcher."""
     script, folder = tmp_path / "daemon.py", tmp_path / "folder"
     folder.mkdir()
     (folder / "signal.py").write_text("raise SystemExit('not this one')\n")

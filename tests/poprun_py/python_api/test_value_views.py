@@ -1,13 +1,16 @@
-"""Configurations, plans, results and views as people read them: text, repr, HTML."""
+"""Text, repr and HTML of configurations, plans, results and views."""
 
 from __future__ import annotations
 
 import pickle
 import re
+import subprocess
+import sys
 import xml.etree.ElementTree as ElementTree
 
 import pytest
 from support.launcher.sysfs_trees import SNAPSHOTS
+from support.repository import ROOT
 
 from popdist_py.environment import RESUME_EXIT_CODE
 from poprun_py import (
@@ -63,7 +66,7 @@ def values(job):
 
 
 def drawn(value):
-    """Return the HTML of a value as a tree: it is well-formed XML."""
+    """Return the HTML of a value, which is well-formed XML, as a tree."""
     return ElementTree.fromstring(value._repr_html_())
 
 
@@ -88,35 +91,51 @@ def test_repr_is_one_short_line_without_secrets(values):
     )
 
 
-def test_a_plan_is_its_tree(job):
+def test_the_text_of_a_plan_is_a_tree(job):
     first, *tree = str(job).split("\n")
     assert first == "2 instances, 8 replicas, 8 IPUs on localhost"
     assert any("instance 1: CPUs" in line for line in tree)
     assert any("replicas 4-7: IPUs 4-7" in line for line in tree)
 
 
-def test_a_configuration_is_its_command():
+def test_the_text_of_a_configuration_is_its_command():
     assert str(CONFIG).replace(" \\\n ", "").split()[:4] == [
         *("poprun-py", "--num-instances", "2", "--num-replicas"),
     ]  # fmt: skip
     assert "--env TOKEN" in str(CONFIG)
 
 
-def test_a_result_is_a_line_or_the_report():
+def test_the_text_of_a_result_is_a_sentence_or_the_report():
     assert str(ENDED) == "1 instance ended well after 1.2 s (run r1)"
     report = str(FAILED)
     assert report.startswith("poprun-py: instance 1 on h failed first: exit code 3\n")
-    # Whether it was on a screen, the reader of a value cannot know.
+    # The report repeats stderr, as the reader may not have seen it.
     assert report.endswith("  | ValueError: no <b>")
     assert str(BAD) == "instance 1 on h: exit code 3 (ValueError: no <b>)"
     assert str(GOOD) == "instance 0 on h: ended well"
     assert str(VIEW).splitlines()[0].startswith("train.py: run r1, launcher 7, 1:15, 2 instances")
 
 
+def test_a_process_that_only_unpickles_a_result_shows_its_repr():
+    """It has not used a public name of poprun_py, so the functions that draw values are unset."""
+    code = (
+        "import pickle, sys\n"
+        "result = pickle.loads(sys.stdin.buffer.read())\n"
+        "print(result)\n"
+        "try: result.raise_for_failure()\n"
+        "except Exception as error: print(f'{type(error).__name__}: {error}')\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, input=pickle.dumps(FAILED), capture_output=True,
+        check=True,
+    )  # fmt: skip
+    assert done.stdout.decode() == f"{FAILED!r}\nJobFailedError: {FAILED!r}\n"
+
+
 # --- failures -----------------------------------------------------------------------------------
 
 
-def test_a_good_result_raises_nothing():
+def test_raise_for_failure_returns_a_good_result():
     assert ENDED.raise_for_failure() is ENDED
 
 
@@ -137,7 +156,7 @@ def test_a_good_result_raises_nothing():
         (LaunchResult(exit_code=143), JobFailedError, "the job ended: signal SIGTERM"),
     ],
 )
-def test_a_bad_result_raises_what_went_wrong(result, kind, said):
+def test_raise_for_failure_raises_the_error_of_a_bad_result(result, kind, said):
     with pytest.raises(kind) as raised:
         result.raise_for_failure()
     assert str(raised.value) == said
@@ -145,7 +164,7 @@ def test_a_bad_result_raises_what_went_wrong(result, kind, said):
     assert raised.value.exit_code == result.exit_code
 
 
-def test_the_error_has_the_report_as_a_note_and_survives_a_pickle():
+def test_the_error_has_the_report_as_a_note_and_can_be_pickled():
     with pytest.raises(JobFailedError) as raised:
         FAILED.raise_for_failure()
     assert raised.value.__notes__ == [str(FAILED)]
@@ -156,7 +175,7 @@ def test_the_error_has_the_report_as_a_note_and_survives_a_pickle():
 # --- notebooks ----------------------------------------------------------------------------------
 
 
-def test_html_needs_nothing_else_and_reaches_nothing_else(values):
+def test_html_needs_no_other_files_and_its_style_affects_no_other_html(values):
     for value in values:
         html = value._repr_html_()
         assert not re.search(r"<script|<link|@import|url\(|src=|href=", html)
@@ -170,7 +189,7 @@ def test_html_needs_nothing_else_and_reaches_nothing_else(values):
         ), selectors
 
 
-def test_tables(job):
+def test_the_tables_in_html(job):
     assert rows(ENDED)[1] == ["0", "h", "4", "ended well", "30", ""]
     assert rows(FAILED)[2] == ["1", "h", "5", "exit code 3", "", ""]
     marked = [row.get("class") for row in drawn(FAILED).iter("tr")]
@@ -184,7 +203,7 @@ def test_tables(job):
 
 @pytest.mark.sweep
 @pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed: make system-packages")
-def test_every_value_fits_on_a_telephone(values, tmp_path):
+def test_the_html_of_every_value_fits_on_a_phone(values, tmp_path):
     file = tmp_path / "values.html"
     body = "\n".join(value._repr_html_() for value in values)
     file.write_text(f'<!DOCTYPE html><meta name="viewport" content="width=device-width">{body}')

@@ -1,4 +1,4 @@
-"""Functions in instances, as jobs of their own."""
+"""Jobs that call a function in every instance."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ pytestmark = pytest.mark.mpi
 
 
 def call(function, *args, num_instances=2, **options):
-    """Return what a function returned in every instance of a job."""
+    """Return the values that a function returned in each instance of a job."""
     return poprun_py.launch(function, args=args, num_instances=num_instances, **options)
 
 
-def test_closures_see_their_instance_and_change_their_own_arguments():
+def test_a_closure_runs_in_each_instance_with_its_own_copy_of_the_arguments():
     factor = 3
 
     def work(numbers, *, scale):
@@ -41,7 +41,7 @@ def test_closures_see_their_instance_and_change_their_own_arguments():
     assert given.tolist() == [0, 0, 0]
 
 
-# A notebook's cell is in no file; its lines are where Python looks for them.
+# The code of a notebook cell is not in a file; linecache has its lines.
 CELL = """
 def fail():
     raise FloatingPointError("loss is nan")
@@ -54,7 +54,7 @@ def work():
 """
 
 
-def test_an_exception_names_the_instance_and_its_lines_and_ends_the_others(capfd):
+def test_an_exception_has_the_instance_and_its_traceback_and_ends_the_job(capfd):
     cell: dict = {"__name__": "__main__"}
     linecache.cache["<cell 3>"] = (len(CELL), None, CELL.splitlines(keepends=True), "<cell 3>")
     exec(compile(CELL, "<cell 3>", "exec"), cell)
@@ -64,7 +64,7 @@ def test_an_exception_names_the_instance_and_its_lines_and_ends_the_others(capfd
     assert note.startswith("raised in instance 1 on ")
     assert [frame.name for frame in caught.traceback][1:] == ["call", "launch"]  # one of ours
     text = str(caught.value.__cause__)
-    # From the user's own line on.
+    # The traceback begins in the user's own code.
     assert text.count("File ") == 2
     assert 'File "<cell 3>", line 8, in work' in text
     shown = capfd.readouterr().err
@@ -80,18 +80,18 @@ def test_an_exception_names_the_instance_and_its_lines_and_ends_the_others(capfd
         (lambda: sys.exit("no data"), "exit code 1 before the function returned; its last line is"),
     ],
 )
-def test_an_instance_that_ends_itself_is_a_job_that_failed(end, how):
+def test_an_instance_that_exits_early_fails_the_job(end, how):
     with pytest.raises(JobFailedError, match=f"instance 0 on .* ended with {how}") as caught:
         call(end, num_instances=1)
     assert caught.value.result.instances[0].index == 0
 
 
 @pytest.mark.sweep
-def test_a_clean_exit_is_no_value():
+def test_the_value_of_sys_exit_is_none():
     assert call(lambda: sys.exit(), num_instances=1) == [None]
 
 
-def test_a_result_that_cannot_be_sent_is_named():
+def test_the_error_names_the_part_of_a_result_that_cannot_be_pickled():
     def work():
         import threading
 
@@ -102,7 +102,7 @@ def test_a_result_that_cannot_be_sent_is_named():
 
 
 @pytest.mark.sweep
-def test_a_restart_begins_anew(tmp_path):
+def test_a_restart_calls_the_function_again(tmp_path):
     marker = tmp_path / "there"
 
     def work():
@@ -125,8 +125,8 @@ def run_python(code, tmp_path, *words, cwd=None):
     return done.stdout
 
 
-def test_classes_of_a_script_are_the_same_when_they_come_back(tmp_path):
-    """Also modules beside the script are found, without running the script again."""
+def test_results_and_exceptions_have_the_classes_of_the_script(tmp_path):
+    """Modules beside the script are found. The script itself is not run again."""
     (tmp_path / "beside.py").write_text("def value():\n    return 42\n")
     code = """
 import poprun_py
@@ -182,7 +182,7 @@ print(poprun_py.launch(twice, (21,)))
 
 
 def test_with_a_safe_path_the_first_folder_of_pythonpath_stays(tmp_path):
-    """No folder of a script stands before it there."""
+    """``-P`` removes the folder of the script, so nothing else may be removed."""
     (tmp_path / "popdist_py.py").write_text("raise SystemExit('found')\n")
     done = subprocess.run(
         [sys.executable, "-P", run_call.__file__, tmp_path, "work"], capture_output=True,
@@ -192,8 +192,8 @@ def test_with_a_safe_path_the_first_folder_of_pythonpath_stays(tmp_path):
 
 
 @pytest.mark.sweep
-def test_a_large_result_is_in_memory_once_on_either_side(tmp_path):
-    """64 MB: neither the instance nor the parent grows by more than 1.2 times of it."""
+def test_a_large_result_is_not_copied_by_either_process(tmp_path):
+    """With 64 MB, neither process may grow by more than 1.2 times of that."""
     code = """
 import poprun_py
 import numpy as np
@@ -209,7 +209,7 @@ def work():
     array, tensor = np.full(8_000_000, 2, np.float32), torch.full((8_000_000,), 2.0)
     before = peak()
     import atexit
-    # The file is written by then.
+    # When this runs, the file has been written.
     atexit.register(lambda: print(f"instance {peak() - before:.0f}", flush=True))
     return array, tensor
 
@@ -224,7 +224,7 @@ print(f"parent {peak() - before:.0f}")
     assert 60 < int(printed["parent"]) < 1.2 * 64
 
 
-def test_the_program_of_a_call_alone_says_who_runs_it(tmp_path):
+def test_the_program_of_a_call_run_by_hand_says_that_launch_runs_it(tmp_path):
     program = Call.of(max, [1, 2]).program(tmp_path)
     done = subprocess.run(program, capture_output=True, text=True, timeout=100, check=False)
     assert done.returncode == 2

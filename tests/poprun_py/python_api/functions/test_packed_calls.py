@@ -1,4 +1,4 @@
-"""A function with its arguments, packed; what cannot travel is refused by name."""
+"""Pickled calls of functions, and the errors for parts that cannot be pickled."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Holder:
         self.inner = {"lock": LOCK}
 
 
-def test_the_program_of_a_call_names_it(tmp_path):
+def test_the_program_of_a_call_has_its_name_and_folder(tmp_path):
     def train():
         return 1
 
@@ -48,7 +48,7 @@ def test_the_program_of_a_call_names_it(tmp_path):
         ("abc".upper, "str.upper"),
     ],
 )
-def test_anything_that_can_be_called_has_a_name(function, name):
+def test_every_callable_has_a_name(function, name):
     assert Call.of(function).name == name
 
 
@@ -67,7 +67,7 @@ def of_nested():
         (LOCK.acquire, [], {}, "lock.acquire cannot"),
     ],
 )
-def test_what_cannot_be_sent_is_named_in_one_line(function, args, kwargs, named):
+def test_the_error_names_the_part_that_cannot_be_pickled(function, args, kwargs, named):
     with pytest.raises(UsageError) as caught:
         Call.of(function, args, kwargs)
     assert str(caught.value).startswith(named)
@@ -76,18 +76,18 @@ def test_what_cannot_be_sent_is_named_in_one_line(function, args, kwargs, named)
     assert caught.value.__cause__ is None
 
 
-def test_what_cannot_be_called_is_refused():
+def test_a_value_that_is_not_callable_is_refused():
     with pytest.raises(UsageError, match="expected a function, or a list of words"):
         Call.of(3)
 
 
-def test_a_folder_that_is_gone_is_a_start_error(tmp_path):
+def test_writing_a_call_into_a_missing_folder_is_a_start_error(tmp_path):
     with pytest.raises(StartError, match=r"max and its arguments cannot be written"):
         Call.of(max).program(tmp_path / "nowhere")
 
 
-def test_a_module_that_no_python_would_find_travels_along(tmp_path, monkeypatch):
-    """As pytest, a notebook's magic or a loader of plug-ins imports files."""
+def test_a_module_that_cannot_be_imported_by_name_is_pickled_by_value(tmp_path, monkeypatch):
+    """pytest and loaders of plug-ins import files in this way."""
     path = tmp_path / "unfindable.py"
     path.write_text(
         "HALF = 0.5\ndef inner(x):\n    return HALF * x\ndef f(x):\n    return inner(x)\n"
@@ -103,7 +103,7 @@ def test_a_module_that_no_python_would_find_travels_along(tmp_path, monkeypatch)
     assert function(3) == 1.5
 
 
-def test_a_module_that_can_be_imported_travels_by_name(tmp_path):
+def test_a_function_of_an_importable_module_is_pickled_by_name(tmp_path):
     Call.of(importlib.util.find_spec).program(tmp_path)
     function, _, _ = open_packed(tmp_path / "call").load()
     assert function is importlib.util.find_spec
@@ -125,13 +125,13 @@ def of_values():
         (of_values, "of_values is a generator: give a function that returns a list"),
     ],
 )
-def test_what_returns_nothing_that_can_be_sent_is_refused(function, said):
+def test_coroutine_functions_and_generators_are_refused(function, said):
     with pytest.raises(UsageError) as caught:
         Call.of(function)
     assert str(caught.value).startswith(said)
 
 
-def test_a_cached_function_of_a_script_may_call_itself(tmp_path):
+def test_a_recursive_function_with_a_cache_can_be_pickled(tmp_path):
     @functools.lru_cache(maxsize=7)
     def fibonacci(number):
         return number if number < 2 else fibonacci(number - 1) + fibonacci(number - 2)
@@ -142,7 +142,7 @@ def test_a_cached_function_of_a_script_may_call_itself(tmp_path):
     assert function.cache_parameters()["maxsize"] == 7
 
 
-def test_a_name_without_a_value_yet_does_not_keep_a_function_from_travelling(tmp_path):
+def test_a_closure_with_an_unset_variable_can_be_pickled(tmp_path):
     def early():
         return later()
 
@@ -152,7 +152,7 @@ def test_a_name_without_a_value_yet_does_not_keep_a_function_from_travelling(tmp
         return 1
 
 
-def test_a_folder_that_is_gone_is_no_place_of_modules(tmp_path, monkeypatch):
+def test_a_removed_folder_is_left_out_of_the_module_path(tmp_path, monkeypatch):
     gone = tmp_path / "gone"
     gone.mkdir()
     monkeypatch.chdir(gone)

@@ -1,4 +1,4 @@
-"""Values in files: large arrays beside the pickle, in memory once, and whole files only."""
+"""Files with pickled values keep large arrays outside of the pickle and are checked when read."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def there_and_back(value, tmp_path):
 
 
 @pytest.mark.parametrize("size", [3, 1 << 20])
-def test_arrays_come_back_as_they_were_and_can_be_changed(tmp_path, size):
-    """A small file is read, a large one mapped; neither needs its name any more."""
+def test_loaded_arrays_are_equal_and_can_be_changed(tmp_path, size):
+    """A small file is read, a large one is mapped. Both may be removed afterwards."""
     array = np.arange(size)
     fixed = np.arange(3)
     fixed.flags.writeable = False
@@ -43,18 +43,18 @@ def test_arrays_come_back_as_they_were_and_can_be_changed(tmp_path, size):
     assert here.ctypes.data % 64 == 0
 
 
-def test_large_arrays_and_tensors_are_not_in_the_pickle():
+def test_large_arrays_and_tensors_are_kept_outside_of_the_pickle():
     stream = io.BytesIO()
     module = torch.nn.Linear(300, 300)
     buffers = pickle_into(stream, {"array": np.ones(1 << 18), "module": module})
     assert len(stream.getvalue()) < 4000
     assert sorted(buffer.raw().nbytes for buffer in buffers) == [1200, 360_000, 1 << 21]
-    # The bytes are those of the weights themselves.
+    # The buffers are the memory of the weights, not copies.
     places = {np.frombuffer(buffer, np.uint8).ctypes.data for buffer in buffers}
     assert {each.data_ptr() for each in module.parameters()} < places
 
 
-def test_tensors_of_one_storage_stay_together(tmp_path):
+def test_loaded_tensors_share_their_storage_as_before(tmp_path):
     base = torch.arange(10.0)
     weight = torch.ones(2, requires_grad=True)
     given = {"base": base, "view": base[2:5], "weight": weight, "none": torch.empty(0)}
@@ -68,7 +68,7 @@ def test_tensors_of_one_storage_stay_together(tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["float8_e4m3fn", "uint16", "bfloat16", "bool"])
-def test_tensors_of_every_type_come_back(kind, tmp_path):
+def test_tensors_of_every_type_are_loaded(kind, tmp_path):
     tensor = torch.ones(4).to(getattr(torch, kind))
     write_packed(tmp_path / "file", {}, (tensor, tensor[1:]))
     whole, part = open_packed(tmp_path / "file").load()
@@ -77,7 +77,7 @@ def test_tensors_of_every_type_come_back(kind, tmp_path):
     assert whole.data_ptr() + whole.element_size() == part.data_ptr()
 
 
-def test_others_see_a_whole_file_of_the_owner_or_none(tmp_path):
+def test_a_file_is_replaced_in_one_step_and_only_its_owner_can_read_it(tmp_path):
     path = tmp_path / "value"
     write_packed(path, {}, np.ones(1000))
     assert path.stat().st_mode & 0o777 == 0o600
@@ -89,7 +89,7 @@ def test_others_see_a_whole_file_of_the_owner_or_none(tmp_path):
 
 
 @pytest.mark.parametrize("kept", [0, 5, 16, 4000, -1])
-def test_a_part_of_a_file_is_no_file(tmp_path, kept):
+def test_an_incomplete_or_missing_file_is_refused(tmp_path, kept):
     path = tmp_path / "value"
     write_packed(path, {}, np.ones(1000))
     path.write_bytes(path.read_bytes()[:kept])
@@ -99,7 +99,7 @@ def test_a_part_of_a_file_is_no_file(tmp_path, kept):
         open_packed(tmp_path / "nothing")
 
 
-def test_an_index_is_read_without_unpickling(tmp_path):
+def test_the_head_is_read_without_unpickling(tmp_path):
     class Trap:
         def __reduce__(self):
             return pytest.fail, ("it was unpickled",)
@@ -113,13 +113,13 @@ def test_an_index_is_read_without_unpickling(tmp_path):
     assert pickle.HIGHEST_PROTOCOL == 5
 
 
-def test_a_file_that_lacks_a_part_or_was_changed_anywhere_is_refused(tmp_path):
-    """Wherever the part is: a full disk and a broken connection leave such files."""
+def test_a_truncated_or_changed_file_is_refused(tmp_path):
+    """A full disk or a broken connection can leave such a file."""
     path = tmp_path / "value"
     write_packed(path, {"about": "it"}, ["text", np.arange(4)])
     whole = path.read_bytes()
     open_packed(path)
-    # Every byte of what frames the values, and some of the values.
+    # Every byte around the values, and some bytes of the values.
     places = [at for at in range(len(whole)) if at % 5 == 0 or not 48 < at < len(whole) - 48]
     damaged = [(whole[:at], whole[:at] + whole[at + 1 :],
                 whole[:at] + bytes([whole[at] ^ 1 << at % 8]) + whole[at + 1 :])

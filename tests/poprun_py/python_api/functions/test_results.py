@@ -1,4 +1,4 @@
-"""What a call came to, from what its instances have left and how the job ended."""
+"""Results of a call, read from the files of its instances."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def failure_of(folder, index, error, what="raised"):
     assert code == 1
 
 
-def test_values_come_in_instance_order(folder):
+def test_values_are_in_the_order_of_the_instances(folder):
     for index in (2, 0, 1):
         result_of(folder, index, np.full(3, index))
     assert [value.tolist() for value in read_results(folder, ended(0, 0, 0))] == [
@@ -63,7 +63,7 @@ def test_values_come_in_instance_order(folder):
     ]
 
 
-def test_only_the_last_attempt_counts(folder):
+def test_the_values_are_those_of_the_last_attempt(folder):
     result_of(folder, 0, "first")
     (folder / "attempt-1").mkdir()
     write_packed(folder / "attempt-1" / "instance-0.result", {}, "second")
@@ -71,7 +71,7 @@ def test_only_the_last_attempt_counts(folder):
     assert read_results(folder, again) == ["second"]
 
 
-def test_an_exception_is_raised_as_what_it_is(folder, capsys):
+def test_an_exception_is_raised_again_with_its_type_notes_and_cause(folder, capsys):
     failure_of(folder, 1, KeyError("weights"))
     failure_of(folder, 0, ValueError("other\nand more"))
     with pytest.raises(KeyError, match="weights") as caught:
@@ -84,11 +84,11 @@ def test_an_exception_is_raised_as_what_it_is(folder, capsys):
     cause = caught.value.__cause__
     assert isinstance(cause, RemoteTraceback)
     assert "in failure_of\n    raise error\nKeyError: 'weights'\n" in str(cause)
-    # Each traceback was on its instance's stderr, once.
+    # Each traceback was printed to its instance's stderr once.
     assert capsys.readouterr().err.count("Traceback") == 2
 
 
-def test_an_exception_without_words_is_raised_all_the_same(folder, capsys):
+def test_an_exception_whose_str_fails_is_raised_again(folder, capsys):
     failure_of(folder, 0, SpeechlessError())
     with pytest.raises(SpeechlessError):
         read_results(folder, ended(1, first=0))
@@ -96,7 +96,7 @@ def test_an_exception_without_words_is_raised_all_the_same(folder, capsys):
 
 
 @pytest.mark.parametrize("stream", ["closed", "none", "of another kind"])
-def test_an_exception_is_kept_whatever_became_of_stderr(stream, folder, monkeypatch):
+def test_an_exception_is_stored_even_if_stderr_cannot_be_written(stream, folder, monkeypatch):
     closed = io.StringIO()
     closed.close()
     monkeypatch.setattr("sys.stderr", {"closed": closed, "none": None}.get(stream, object()))
@@ -106,7 +106,7 @@ def test_an_exception_is_kept_whatever_became_of_stderr(stream, folder, monkeypa
     assert "in failure_of" in str(caught.value.__cause__)
 
 
-def test_many_that_failed_are_counted(folder):
+def test_notes_about_many_failed_instances_are_shortened(folder):
     for index in range(12):
         failure_of(folder, index, ValueError(index))
     with pytest.raises(ValueError, match="3") as caught:
@@ -124,7 +124,7 @@ def test_many_that_failed_are_counted(folder):
         (asyncio.CancelledError("late"), "asyncio.exceptions.CancelledError: late"),
     ],
 )
-def test_an_exception_that_cannot_be_raised_here_is_told(folder, error, said):
+def test_an_exception_that_cannot_be_raised_again_is_described(folder, error, said):
     failure_of(folder, 0, error)
     with pytest.raises(JobFailedError) as caught:
         read_results(folder, ended(1, first=0))
@@ -134,32 +134,32 @@ def test_an_exception_that_cannot_be_raised_here_is_told(folder, error, said):
     assert caught.value.result.exit_code == 1
 
 
-def test_a_call_that_could_not_be_loaded_says_what_helps(folder):
+def test_a_note_helps_when_the_call_cannot_be_unpickled(folder):
     failure_of(folder, 0, ModuleNotFoundError("No module named 'mine'"), "loading")
     with pytest.raises(ModuleNotFoundError) as caught:
         read_results(folder, ended(1, first=0))
     assert "register_pickle_by_value" in caught.value.__notes__[-1]
 
 
-def test_an_instance_that_left_early_is_named(folder):
+def test_the_error_names_an_instance_without_a_result(folder):
     result_of(folder, 0, 1)
     with pytest.raises(JobFailedError, match="instance 1 on here ended with exit code 0 before"):
         read_results(folder, ended(0, 0))
 
 
 @pytest.mark.parametrize(("code", "how"), [(-9, "signal SIGKILL"), (3, "exit code 3")])
-def test_an_instance_that_was_ended_is_named(folder, code, how):
+def test_the_error_names_an_instance_that_was_killed_or_exited(folder, code, how):
     with pytest.raises(JobFailedError, match=f"instance 1 on here ended with {how} before"):
         read_results(folder, ended(-15, code, first=1))
 
 
-def test_a_job_that_was_stopped_says_why(folder):
+def test_the_error_of_a_stopped_job_has_the_reason(folder):
     stopped = LaunchResult(exit_code=143, reason="SIGTERM received", instances=ended(-15).instances)
     with pytest.raises(JobFailedError, match="before the function returned: SIGTERM received"):
         read_results(folder, stopped)
 
 
-def test_a_part_of_a_result_is_told(folder):
+def test_an_incomplete_result_is_an_error(folder):
     result_of(folder, 0, np.ones(100))
     path = folder / "attempt-0" / "instance-0.result"
     path.write_bytes(path.read_bytes()[:200])
@@ -169,12 +169,12 @@ def test_a_part_of_a_result_is_told(folder):
         read_results(folder, ended(0))
 
 
-def test_a_result_that_cannot_be_unpickled_is_told(folder):
+def test_a_result_that_cannot_be_unpickled_is_an_error(folder):
     result_of(folder, 0, NeedsTwoError(1, 2))
     with pytest.raises(JobFailedError, match=r"instance 0 on here cannot be read here \(TypeError"):
         read_results(folder, ended(0))
 
 
-def test_a_result_that_is_asked_for_too_late_is_no_failure_of_the_function(tmp_path):
+def test_reading_results_after_the_folder_is_removed_is_a_usage_error(tmp_path):
     with pytest.raises(UsageError, match="ask for its result before `with` ends"):
         read_results(tmp_path / "removed", LaunchResult(exit_code=0))

@@ -1,4 +1,4 @@
-"""However the program ends that has started a job, nothing of the job is left."""
+"""The end of a program that has started a job: the job and its files are gone in every case."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ print("up", flush=True)
         pytest.param(
             "with job: job.wait()", signal.SIGINT, -signal.SIGINT, marks=pytest.mark.sweep
         ),
-        # A forked process must not keep the launcher from seeing our end.
+        # While a forked process runs, the launcher must notice the end of this program.
         (
             "import os\n"
             "if os.fork() == 0:\n"
@@ -48,7 +48,7 @@ print("up", flush=True)
         ),
     ],
 )
-def test_the_end_of_the_program_is_that_of_its_job(then, number, code, tmp_path):
+def test_the_job_ends_when_the_program_ends(then, number, code, tmp_path):
     mark = f"TEST_MARK_OF_JOBS={os.getpid()}-{tmp_path}"
     environ = {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path)}
     environ[mark.partition("=")[0]] = mark.partition("=")[2]
@@ -76,7 +76,7 @@ def test_the_end_of_the_program_is_that_of_its_job(then, number, code, tmp_path)
 
 
 def _command(pid):
-    """Return the command of a process, and nothing of one that has ended meanwhile."""
+    """Return the command of a process, or an empty text if it has ended."""
     try:
         return Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace")
     except (FileNotFoundError, ProcessLookupError):
@@ -96,8 +96,8 @@ print("saved", *asked, flush=True)
 """
 
 
-def test_ctrl_c_in_a_terminal_reaches_the_job_once(script):
-    """The launcher gets it as well: a second request, or SIGTERM, would end what saves."""
+def test_ctrl_c_in_a_terminal_counts_once(script):
+    """The terminal signals the launcher, too. A second request would kill a program that saves."""
     program = script(PATIENT)
     code = (
         "import poprun_py\n"
@@ -114,7 +114,7 @@ def test_ctrl_c_in_a_terminal_reaches_the_job_once(script):
 
 
 @pytest.mark.sweep
-def test_ctrl_c_twice_kills_what_saves_too_long(script):
+def test_a_second_ctrl_c_kills_a_program_that_saves_too_long(script):
     program = script(PATIENT.replace("0.3", "60"))
     code = f"import poprun_py\npoprun_py.launch([{str(program)!r}], share_cores=True, grace=60)"
     with Typist([sys.executable, "-c", code]) as user:

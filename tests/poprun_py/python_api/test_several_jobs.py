@@ -1,4 +1,4 @@
-"""Several jobs of one process at once: from threads, and in an event loop."""
+"""Several jobs of one process, from threads and in an event loop."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from poprun_py import JobFailedError
 pytestmark = pytest.mark.mpi
 
 
-def test_jobs_from_threads(capsys):
+def test_jobs_of_several_threads(capsys):
     def run(code):
         with poprun_py.start(["sh", "-c", f"echo {code}; exit {code}"], share_cores=True) as job:
             return job.wait(100).exit_code, job.output(0)
@@ -26,13 +26,13 @@ def test_jobs_from_threads(capsys):
     assert capsys.readouterr().out == "[1,0]<stdout>:hi\n"
 
 
-def test_in_an_event_loop():
-    """Awaited together; a time-out leaves the job running, ``async with`` ends it."""
+def test_jobs_in_an_event_loop():
+    """A job continues after a time-out of its await; ``async with`` stops it."""
 
     async def main():
         good = poprun_py.start(["true"], share_cores=True)
         bad = poprun_py.start(["sh", "-c", "exit 3"], share_cores=True)
-        # No coroutine may raise it.
+        # A coroutine must not raise StopIteration.
         stop = poprun_py.start(lambda: next(iter([])), share_cores=True)
         ended, failed, raised = await asyncio.gather(good, bad, stop, return_exceptions=True)
         assert ended.exit_code == 0
@@ -68,7 +68,7 @@ def test_a_cancelled_task_leaves_nothing_behind():
         task.cancel()
         while jobs[0].status().state != "stopping":
             await asyncio.sleep(0.01)
-        task.cancel()  # while it stops: nothing is waited for
+        task.cancel()  # while it stops, so the launcher kills it
         with pytest.raises(asyncio.CancelledError):
             await task
         assert jobs[0].done()
@@ -78,7 +78,7 @@ def test_a_cancelled_task_leaves_nothing_behind():
 
 
 @pytest.mark.sweep
-def test_a_job_that_waits_for_another_says_so():
+def test_the_status_of_a_job_that_waits_for_another():
     with poprun_py.start(["sleep", 100]) as first:
         wait_until(lambda: first.status().state == "running")
         with poprun_py.start(["true"], wait_for_resources=100) as second:

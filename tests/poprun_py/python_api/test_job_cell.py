@@ -1,4 +1,4 @@
-"""A handle as people read it: one line, HTML, and a cell that follows the job."""
+"""Text and HTML of a handle, and the notebook cell that shows its job."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ while not pathlib.Path("go").exists():
 """
 
 
-def test_a_handle_tells_how_far_its_job_is(own_leases, tmp_path, monkeypatch):
+def test_text_and_html_of_a_handle_show_the_progress_of_the_job(own_leases, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with poprun_py.start([sys.executable, "-c", STEPS], num_instances=2, share_cores=True) as job:
         assert repr(job).startswith(f"<JobHandle {job.name}: preparing, ")
@@ -38,7 +38,7 @@ def test_a_handle_tells_how_far_its_job_is(own_leases, tmp_path, monkeypatch):
         assert "2 instances ended well" in job._repr_html_()
 
 
-def test_a_handle_tells_why_its_job_failed(own_leases):
+def test_text_and_html_of_a_handle_show_why_the_job_failed(own_leases):
     program = ["sh", "-c", "echo 'ValueError: <b>' >&2; exit 3"]
     with poprun_py.start(program, share_cores=True) as job:
         assert job.wait().exit_code == 3
@@ -46,7 +46,7 @@ def test_a_handle_tells_why_its_job_failed(own_leases):
         assert "ValueError: &lt;b&gt;" in job._repr_html_()
 
 
-def test_a_status_is_one_line():
+def test_the_text_of_a_status_is_one_line():
     waiting = JobStatus(state="waiting", seconds=1.26, pid=3, waits_for="2 cores of job 7")
     assert str(waiting) == "waiting (2 cores of job 7), 1.3 s"
     assert str(JobStatus(state="ended", seconds=75, pid=3, num_instances=1, exit_code=0)) == (
@@ -55,7 +55,7 @@ def test_a_status_is_one_line():
     assert "waiting (2 cores" in waiting._repr_html_()
 
 
-def test_only_a_notebook_needs_ipython():
+def test_html_does_not_need_ipython():
     code = (
         "import sys, poprun_py\n"
         "from poprun_py.python_api import handle\n"
@@ -66,7 +66,7 @@ def test_only_a_notebook_needs_ipython():
 
 
 @pytest.mark.sweep
-def test_a_cell_follows_the_job_until_it_ends(own_leases, tmp_path):
+def test_a_notebook_cell_is_updated_until_the_job_ends(own_leases, tmp_path):
     import nbformat
     from nbclient import NotebookClient
 
