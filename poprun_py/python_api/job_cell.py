@@ -7,7 +7,7 @@ from collections.abc import Callable
 from concurrent import futures
 from typing import Any
 
-from poprun_py.python_api.html_parts import framed, heading, note
+from poprun_py.html.page import Part, Sentence, fragment
 from poprun_py.python_api.result_views import result_parts
 from poprun_py.python_api.status import JobStatus
 from poprun_py.python_api.value_views import status_parts
@@ -22,13 +22,14 @@ def job_html(name: str, status: JobStatus, outcome: Outcome) -> str:
     """Return HTML that shows the instances of a running job, or the result or error of its end."""
     if status.exit_code is None:
         kind = "warn" if status.state != "running" else ""
-        return framed(heading(f"{name}: {status}", kind), *status_parts(status))
-    title = heading(f"{name}: {status}", "good" if status.exit_code == 0 else "bad")
+        return fragment(f"{name}: {status}", status_parts(status), kind=kind)
     error = outcome.exception()
     result = outcome.result() if error is None else getattr(error, "result", None)
+    parts: list[Part] = [Sentence(str(error))]
     if isinstance(result, LaunchResult):
-        return framed(title, *result_parts(result))
-    return framed(title, note(str(error)))
+        parts = result_parts(result)
+    is_good = status.exit_code == 0
+    return fragment(f"{name}: {status}", parts, kind="good" if is_good else "bad")
 
 
 def show_cell(name: str, get_status: Callable[[], JobStatus], outcome: Outcome) -> None:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from popdist_py.environment import RESUME_EXIT_CODE
 from popdist_py.errors import counted
-from poprun_py.python_api.html_parts import Cell, block, details, framed, heading, note, table
+from poprun_py.html.page import Cell, Code, Folded, Part, Sentence, Table, fragment
 from poprun_py.running.supervise.job import InstanceResult, LaunchResult, describe
 from poprun_py.running.supervise.result_text import (
     diagnosis,
@@ -53,30 +53,32 @@ def summary_of(result: LaunchResult) -> str:
 
 def result_html(result: LaunchResult) -> str:
     """Return the summary, and a table of the instances."""
-    return framed(
-        heading(summary_of(result), _kind(result)), *result_parts(result, with_summary=False)
-    )
+    parts = result_parts(result, with_summary=False)
+    return fragment(summary_of(result), parts, kind=_kind(result))
 
 
-def result_parts(result: LaunchResult, *, with_summary: bool = True) -> list[str]:
+def result_parts(result: LaunchResult, *, with_summary: bool = True) -> list[Part]:
     """Return the parts of a page that describe a result."""
     first = result.first_failure
-    parts = [note(summary_of(result), _kind(result))] if with_summary else []
+    parts: list[Part] = [Sentence(summary_of(result), _kind(result))] if with_summary else []
     if first is not None:
-        parts += [note(diagnosis(first)), note(result.advice)]
+        parts += [Sentence(text) for text in (diagnosis(first), result.advice) if text]
         if excerpt := stderr_excerpt(first.stderr_tail):
-            parts += [note("the end of its stderr:"), block("\n".join(excerpt))]
+            parts += [Sentence("the end of its stderr:"), Code("\n".join(excerpt))]
     shown = result.instances[:_MOST_ROWS]
-    marked = [n for n, each in enumerate(shown) if first is not None and each.index == first.index]
-    instances = table(_COLUMNS, map(_row, shown), marked)
+    marked = (n for n, each in enumerate(shown) if first is not None and each.index == first.index)
+    instances: list[Part] = [
+        Table("Instances", _COLUMNS, list(map(_row, shown)), frozenset(marked))
+    ]
     if len(result.instances) > len(shown):
-        instances += note(f"and {counted(len(result.instances) - len(shown), 'more instance')}")
+        more = counted(len(result.instances) - len(shown), "more instance")
+        instances.append(Sentence(f"and {more}"))
     if result.instances:
-        parts.append(details("instances", instances) if result.exit_code == 0 else instances)
+        parts += [Folded("instances", instances)] if result.exit_code == 0 else instances
     for group in result.stacks:
         if group.has_stack:
             indices = ", ".join(map(str, group.instances))
-            parts.append(details(f"what instance {indices} was doing", block(group.text)))
+            parts.append(Folded(f"what instance {indices} was doing", [Code(group.text)]))
     return parts
 
 
@@ -91,12 +93,10 @@ def instance_text(result: InstanceResult, *, verb: str = "") -> str:
 
 def instance_html(result: InstanceResult) -> str:
     """Return a table with one row, and the end of stderr if the instance failed."""
-    excerpt = stderr_excerpt(result.stderr_tail) if result.failed else []
-    return framed(
-        heading(instance_text(result), "bad" if result.failed else ""),
-        table(_COLUMNS, [_row(result)]),
-        block("\n".join(excerpt)) if excerpt else "",
-    )
+    parts: list[Part] = [Table("Instance", _COLUMNS, [_row(result)])]
+    if result.failed and (excerpt := stderr_excerpt(result.stderr_tail)):
+        parts.append(Code("\n".join(excerpt)))
+    return fragment(instance_text(result), parts, kind="bad" if result.failed else "")
 
 
 def _kind(result: LaunchResult) -> str:
@@ -120,10 +120,10 @@ def _row(result: InstanceResult) -> list[Cell | str]:
     kind = "bad" if result.failed else "good" if result.code == 0 else "warn"
     memory = bytes_text(result.max_rss_bytes) if result.max_rss_bytes else ""
     return [
-        Cell(text=str(result.index), is_number=True),
+        str(result.index),
         result.host,
-        Cell(text=str(result.pid or ""), is_number=True),
-        Cell(text=_end(result), kind=kind),
-        Cell(text="" if result.step is None else str(result.step), is_number=True),
-        Cell(text=memory, is_number=True),
+        str(result.pid or ""),
+        Cell(_end(result), kind),
+        "" if result.step is None else str(result.step),
+        memory,
     ]

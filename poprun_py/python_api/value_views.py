@@ -11,20 +11,20 @@ import shutil
 from collections.abc import Callable
 
 from popdist_py.errors import counted
+from poprun_py.html.page import Cell, Code, Drawings, Folded, Part, Sentence, Table, fragment
 from poprun_py.options.declared_options import OPTIONS
 from poprun_py.options.launch_config import LaunchConfig
 from poprun_py.options.option_types import option_name
 from poprun_py.planning.launch_plan import LaunchPlan
 from poprun_py.planning.plan_warnings import plan_warnings
 from poprun_py.planning.views.command_text import launch_command
-from poprun_py.planning.views.plan_page import plan_table
+from poprun_py.planning.views.plan_page import instances_table
 from poprun_py.planning.views.plan_svg import headline as plan_headline
 from poprun_py.planning.views.plan_svg import host_pictures, legend
 from poprun_py.planning.views.plan_text import topology_tree
 from poprun_py.planning.views.svg import STYLE
 from poprun_py.planning.views.text_drawing import TextStyle
 from poprun_py.python_api import result_views as results
-from poprun_py.python_api.html_parts import Cell, block, details, framed, heading, note, table
 from poprun_py.python_api.result_views import summary_of
 from poprun_py.python_api.status import JobStatus
 from poprun_py.running.supervise.job import InstanceResult, LaunchResult
@@ -33,16 +33,11 @@ from poprun_py.running.watch.job_view import COLUMNS, JobView, headline, row_of,
 __all__ = ["html_of", "status_parts", "summary_of", "text_of"]
 
 _DEFAULT_WIDTH = 100
-_TEXT_COLUMNS = ("host", "phase")
 # A job with more instances shows those with the longest steps.
 _MOST_ROWS = 64
 # Class names in the picture's style sheet. They get a prefix, as a page may use the same names.
 _CLASS = re.compile(r"\.([a-z]\w*)\{")
-_PICTURE_STYLE = (
-    _CLASS.sub(r".poprun-py .\1{", STYLE)
-    + ".poprun-py .pp-hosts{display:flex;flex-wrap:wrap;gap:10px;align-items:flex-start}"
-    ".poprun-py .pp-hosts svg{display:block;max-width:100%;height:auto}"
-)
+_PICTURE_STYLE = _CLASS.sub(r".poprun-py .\1{", STYLE)
 
 
 def text_of(value: object) -> str:
@@ -65,10 +60,13 @@ def _config_html(config: LaunchConfig) -> str:
         for name, opt in OPTIONS.items()
         if config.is_given(name) and opt.saved
     ]
-    return framed(
-        heading("LaunchConfig"),
-        block(launch_command(config)),
-        table(("option", "value", "given in"), rows) if rows else note("every option: its default"),
+    options_given = Table("Options", ("option", "value", "given in"), rows)
+    return fragment(
+        "LaunchConfig",
+        [
+            Code(launch_command(config)),
+            options_given if rows else Sentence("every option: its default"),
+        ],
     )
 
 
@@ -94,15 +92,16 @@ def _plan_text(plan: LaunchPlan) -> str:
 
 def _plan_html(plan: LaunchPlan) -> str:
     """Return the picture of each host, the table of the instances, and the command."""
-    pictures = "\n".join(host_pictures(plan))
-    return framed(
-        heading(plan_headline(plan)),
-        *(note(f"! {sentence}", "warn") for sentence in plan_warnings(plan)),
-        f'<div class="pp-hosts">\n{pictures}\n</div>',
-        note(legend(plan)),
-        details("instances", plan_table(plan).replace('class="rows"', 'class="pp-rows"')),
-        details("command", block(launch_command(plan.config))),
-        style=_PICTURE_STYLE,
+    return fragment(
+        plan_headline(plan),
+        [
+            *(Sentence(f"! {sentence}", "warn") for sentence in plan_warnings(plan)),
+            Drawings(list(host_pictures(plan))),
+            Sentence(legend(plan)),
+            Folded("instances", [instances_table(plan)]),
+            Folded("command", [Code(launch_command(plan.config))]),
+        ],
+        drawing_style=_PICTURE_STYLE,
     )
 
 
@@ -115,19 +114,19 @@ def _view_text(view: JobView) -> str:
 
 
 def _view_html(view: JobView) -> str:
-    return framed(heading(headline(view)[0]), *_view_parts(view))
+    return fragment(headline(view)[0], _view_parts(view))
 
 
 def _status_html(status: JobStatus) -> str:
-    return framed(heading(str(status)), *status_parts(status))
+    return fragment(str(status), status_parts(status))
 
 
-def status_parts(status: JobStatus) -> list[str]:
+def status_parts(status: JobStatus) -> list[Part]:
     """Return parts of a page that show the instances of a running job."""
     return [] if status.view is None else _view_parts(status.view)
 
 
-def _view_parts(view: JobView) -> list[str]:
+def _view_parts(view: JobView) -> list[Part]:
     """Return the table of the instances, and a note about the slowest one.
 
     Bars compare the number of steps. The row of a slow instance is marked.
@@ -137,24 +136,21 @@ def _view_parts(view: JobView) -> list[str]:
         longest = sorted(states, key=lambda state: -state.own_seconds)[:_MOST_ROWS]
         states = tuple(sorted(longest, key=lambda state: state.index))
     most_steps = max((state.step or 0 for state in view.instances), default=0)
-    rows, marked = [], []
+    rows, marked = [], set()
     for number, state in enumerate(states):
-        cells = dict(zip(COLUMNS, row_of(state), strict=True))
         if view.worst is not None and view.worst.is_slow and state.index == view.worst.instance:
-            marked.append(number)
+            marked.add(number)
+        share = (state.step or 0) / most_steps if most_steps else None
         rows.append(
             [
-                Cell(
-                    text=text,
-                    is_number=name not in _TEXT_COLUMNS,
-                    part=(state.step or 0) / most_steps if name == "step" and most_steps else None,
-                )
-                for name, text in cells.items()
+                Cell(text, share=share) if name == "step" else text
+                for name, text in zip(COLUMNS, row_of(state), strict=True)
             ]
         )
     hidden = len(view.instances) - len(states)
     notes = [f"and {counted(hidden, 'more instance')}"] if hidden else []
-    return [table(COLUMNS, rows, marked), *map(note, (*notes, *headline(view)[1:]))]
+    table = Table("Instances", COLUMNS, rows, frozenset(marked))
+    return [table, *map(Sentence, (*notes, *headline(view)[1:]))]
 
 
 _TEXT_FUNCTIONS: dict[type, Callable[..., str]] = {

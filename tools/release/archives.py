@@ -13,9 +13,12 @@ from pathlib import Path
 from tools.release.checking import LeftOut, Red, Release, run
 from tools.release.tree import fresh_clone
 
-# What an installed job misses only late: types, hooks of Python's start, names of the SDK.
+# Files whose absence an installed job would notice late: types, templates of pages, hooks of
+# Python's start, names of the SDK.
 _IN_WHEEL = (
     "poprun_py/py.typed",
+    *(f"poprun_py/html/{name}" for name in ("charts.js", "page.css", "style.css")),
+    *(f"poprun_py/html/{name}.html.jinja" for name in ("fragment", "page", "parts")),
     "popdist_py/py.typed",
     "popdist_py/sdk_names/poptorch/py.typed",
     "popdist_torchvision_hook.py",

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from popdist_py.errors import plural
-from poprun_py.past_runs.pages.page_frame import (
+from poprun_py.html.page import (
     Alert,
     Code,
     Folded,

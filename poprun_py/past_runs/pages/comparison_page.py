@@ -6,22 +6,13 @@ Pure: comparisons and recorded runs in, HTML out. Nothing here compares.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import PurePath
 
 from popdist_py.errors import counted
-from poprun_py.past_runs.comparison import SAMPLES, SECONDS, STEPS, Comparison, Entry, Spread
-from poprun_py.past_runs.comparison_table import (
-    MEASURED_BY,
-    comparison_columns,
-    factor,
-    percent,
-)
-from poprun_py.past_runs.measurement import began_at
-from poprun_py.past_runs.pages.chart import Chart
-from poprun_py.past_runs.pages.charts import Bars, Line, Mark, bars, lines, over_time, points
-from poprun_py.past_runs.pages.page_frame import (
+from poprun_py.html.charts import Bars, Line, Mark, bars, lines, over_time, points
+from poprun_py.html.page import (
     Alert,
+    Chart,
     Fact,
     Facts,
     Part,
@@ -30,6 +21,14 @@ from poprun_py.past_runs.pages.page_frame import (
     Table,
     page,
 )
+from poprun_py.past_runs.comparison import SAMPLES, SECONDS, STEPS, Comparison, Entry, Spread
+from poprun_py.past_runs.comparison_table import (
+    MEASURED_BY,
+    comparison_columns,
+    factor,
+    percent,
+)
+from poprun_py.past_runs.measurement import began_at
 from poprun_py.past_runs.recorded_run import RecordedRun
 from poprun_py.past_runs.scaling import ideal_speedup
 from poprun_py.past_runs.scaling_table import scaling_columns
@@ -182,18 +181,16 @@ def _speed_points(comparison: Comparison) -> Chart:
     told = ", ".join(f"{number_text(drawn.median)} with {each.instances}" for each, drawn in known)
     power = -1 if comparison.measure == SECONDS else 1
     ideal = [base.median * ideal_speedup(comparison, e) ** power for e, _ in known] if base else []
-    return _ticked(
-        points(
-            _speed_title(comparison),
-            f"In {unit}: {told} instances; error bars are from the slowest to the fastest run.",
-            [
-                _median_line("measured", counts, [drawn for _, drawn in known]),
-                Line(name="ideal", xs=counts, ys=ideal, is_reference=True),
-            ],
-            x="instances",
-            y=unit,
-        ),
-        counts,
+    return points(
+        _speed_title(comparison),
+        f"In {unit}: {told} instances; error bars are from the slowest to the fastest run.",
+        [
+            _median_line("measured", counts, [drawn for _, drawn in known]),
+            Line(name="ideal", xs=counts, ys=ideal, is_reference=True),
+        ],
+        x="instances",
+        y=unit,
+        x_ticks=counts,
     )
 
 
@@ -211,30 +208,21 @@ def _median_line(
     )
 
 
-def _ticked(chart: Chart, counts: Sequence[int]) -> Chart:
-    """Return a chart over instances whose axis names these counts: there is no half an instance."""
-    layout = chart.figure["layout"]
-    axis = {**layout["xaxis"], "tickmode": "array", "tickvals": sorted(set(counts))}
-    return replace(chart, figure={**chart.figure, "layout": {**layout, "xaxis": axis}})
-
-
 def _efficiency(comparison: Comparison) -> Chart:
     known = [each for each in _by_instances(comparison) if each.efficiency is not None]
     counts = [each.instances for each in known]
     told = ", ".join(f"{percent(each.efficiency)} with {each.instances}" for each in known)
     measured = [100 * (each.efficiency or 0.0) for each in known]
-    return _ticked(
-        points(
-            "Scaling efficiency",
-            f"The speedup in parts of the ideal one: {told} instances.",
-            [
-                Line(name="measured", xs=counts, ys=measured),
-                Line(name="ideal", xs=counts, ys=[100.0] * len(counts), is_reference=True),
-            ],
-            x="instances",
-            y="%",
-        ),
-        counts,
+    return points(
+        "Scaling efficiency",
+        f"The speedup in parts of the ideal one: {told} instances.",
+        [
+            Line(name="measured", xs=counts, ys=measured),
+            Line(name="ideal", xs=counts, ys=[100.0] * len(counts), is_reference=True),
+        ],
+        x="instances",
+        y="%",
+        x_ticks=counts,
     )
 
 
@@ -246,15 +234,13 @@ def _step_points(comparison: Comparison) -> Chart:
         for each, spread in zip(known, spreads, strict=True)
     )
     counts = [each.instances for each in known]
-    return _ticked(
-        points(
-            "Time of a step",
-            f"The median of the steady steps: {told} instances.",
-            [_median_line("step", counts, spreads, scale=1e3)],
-            x="instances",
-            y="ms",
-        ),
-        counts,
+    return points(
+        "Time of a step",
+        f"The median of the steady steps: {told} instances.",
+        [_median_line("step", counts, spreads, scale=1e3)],
+        x="instances",
+        y="ms",
+        x_ticks=counts,
     )
 
 

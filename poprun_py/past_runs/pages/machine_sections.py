@@ -13,7 +13,7 @@ from typing import Any
 
 from popdist_py.errors import plural
 from poprun_py.errors import UsageError
-from poprun_py.past_runs.pages.page_frame import Code, Drawing, Part, Picture, Section, Sentence
+from poprun_py.html.page import Code, Drawings, Part, Picture, Section, Sentence
 from poprun_py.past_runs.recorded_run import RecordedAttempt, RecordedRun
 from poprun_py.planning.launch_plan import LaunchPlan
 from poprun_py.planning.plan_file import plan_from_json
@@ -42,7 +42,7 @@ def device_section(run: RecordedRun) -> Section:
 
 def _model(model: Mapping[str, Any]) -> Iterator[Part]:
     # Most runs have no such file, and need no charts then.
-    from poprun_py.past_runs.pages.charts import Bars, Mark, bars
+    from poprun_py.html.charts import Bars, Mark, bars
 
     device, memory = model["device"], model["memory"]
     title = f"{model['name']}, {model['mode']}"
@@ -104,8 +104,8 @@ def placement_section(plan: LaunchPlan | None) -> Section:
         return Section("Placement", ())
     from poprun_py.planning.views.plan_svg import headline, host_pictures, legend
 
-    drawings = [Drawing(picture, "Placement") for picture in host_pictures(plan)]
-    return Section("Placement", (Sentence(f"{headline(plan)}."), *drawings, Sentence(legend(plan))))
+    drawings = Drawings(list(host_pictures(plan)))
+    return Section("Placement", (Sentence(f"{headline(plan)}."), drawings, Sentence(legend(plan))))
 
 
 def rerun_section(

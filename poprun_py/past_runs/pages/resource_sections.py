@@ -8,10 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from poprun_py.past_runs.pages.chart import Chart
-from poprun_py.past_runs.pages.charts import Bars, Line, bars, over_time
-from poprun_py.past_runs.pages.colours import LIGHT, NEUTRAL, series_colour
-from poprun_py.past_runs.pages.page_frame import Beside, Section
+from poprun_py.html.chart_colours import LIGHT, NEUTRAL, series_colour
+from poprun_py.html.charts import Bars, Line, bars, over_time
+from poprun_py.html.page import Beside, Chart, Section
 from poprun_py.past_runs.pages.training_sections import chosen, restarts
 from poprun_py.past_runs.recorded_run import RecordedRun
 from poprun_py.running.watch.instance_state import ACTIVITIES, InstanceState

@@ -11,6 +11,16 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from popdist_py.errors import counted, plural
+from poprun_py.html.page import (
+    Alert,
+    Badge,
+    Fact,
+    Facts,
+    Part,
+    Section,
+    Sentence,
+    page,
+)
 from poprun_py.past_runs.pages.attempt_sections import (
     attempts_section,
     environment_section,
@@ -21,16 +31,6 @@ from poprun_py.past_runs.pages.machine_sections import (
     placement_section,
     read_plan,
     rerun_section,
-)
-from poprun_py.past_runs.pages.page_frame import (
-    Alert,
-    Badge,
-    Fact,
-    Facts,
-    Part,
-    Section,
-    Sentence,
-    page,
 )
 from poprun_py.past_runs.recorded_run import RecordedAttempt, RecordedRun, moment_of
 from poprun_py.planning.user_program import short_name
@@ -67,6 +67,11 @@ def run_page(
     view = _last_view(run)
     times, measured = _measured(run, began, view)
     plan, planned = read_plan(run)
+    drawing_style = ""
+    if plan is not None:
+        from poprun_py.planning.views.svg import STYLE
+
+        drawing_style = STYLE
     return page(
         f"{_program(run, view)}: {run.run_id}",
         (
@@ -82,6 +87,7 @@ def run_page(
         badge=_badge(run),
         opening=_opening(run, view, times, folder),
         footer=f"Made {iso_date_text(made_at)} from {run.files.folder}",
+        drawing_style=drawing_style,
     )
 
 

@@ -6,10 +6,9 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any, Final
 
-from poprun_py.past_runs.pages.chart import Chart
-from poprun_py.past_runs.pages.charts import bars, plotly_text
-from poprun_py.past_runs.pages.colours import NEUTRAL, NUM_COLOURS, series_colour
-from poprun_py.past_runs.pages.page_frame import Section, Sentence
+from poprun_py.html.chart_colours import NEUTRAL, NUM_COLOURS, series_colour
+from poprun_py.html.charts import bars, plotly_text
+from poprun_py.html.page import Chart, Section, Sentence
 from poprun_py.past_runs.trace_excerpt import Excerpt, TraceSpan
 from poprun_py.texts import duration_text, milliseconds_text
 
@@ -53,7 +52,7 @@ def _chart(excerpt: Excerpt, rows: list[str]) -> Chart:
         "showgrid": True,
     }
     layout["xaxis"] = {**layout["xaxis"], "range": [0, excerpt.seconds * 1e3]}
-    return Chart(frame.title, frame.told, {"data": data, "layout": layout}, frame.height)
+    return Chart(frame.title, frame.summary, {"data": data, "layout": layout}, frame.height)
 
 
 def _trace(name: str, spans: list[TraceSpan], rank: int) -> dict[str, Any]:

@@ -11,8 +11,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from poprun_py.past_runs.pages.chart import Chart
-from poprun_py.past_runs.pages.charts import (
+from poprun_py.html.chart_colours import NEUTRAL, series_colour
+from poprun_py.html.charts import (
     Bars,
     Line,
     Mark,
@@ -22,8 +22,7 @@ from poprun_py.past_runs.pages.charts import (
     lines,
     over_time,
 )
-from poprun_py.past_runs.pages.colours import NEUTRAL, series_colour
-from poprun_py.past_runs.pages.page_frame import Beside, Part, Section, Sentence, Table
+from poprun_py.html.page import Beside, Chart, Part, Section, Sentence, Table
 from poprun_py.past_runs.recorded_run import RecordedAttempt, RecordedRun, moment_of
 from poprun_py.running.watch.instance_state import median, percentile
 from poprun_py.running.watch.records import StepRecord

@@ -99,7 +99,7 @@ def test_every_job_with_a_folder_leaves_its_page(poprun, tmp_path):
     page = tmp_path / "runs" / "latest" / "report.html"
     text = page.read_text()
     assert f"the page of the run is {page.resolve()}" in done.stderr
-    assert '<span class="badge bad">Failed</span> with exit code 3' in text
+    assert '<span class="pp-badge pp-bad">Failed</span> with exit code 3' in text
     assert "hush-1" not in text
     assert stat.S_IMODE(page.stat().st_mode) == 0o600
 

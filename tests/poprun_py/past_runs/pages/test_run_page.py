@@ -97,7 +97,7 @@ def test_figures_are_accepted_by_plotly(whole):
 
 
 def test_slowest_instance_stands_out(whole):
-    (row,) = re.findall(r'<tr class="marked">(<td class="n">.*?)</tr>', whole)[:1]
+    (row,) = re.findall(r'<tr class="pp-marked">(<td class="pp-number">.*?)</tr>', whole)[:1]
     assert words(row).startswith("2 800")
 
 
@@ -132,12 +132,13 @@ def test_output_of_instances_is_linked_from_where_the_page_lies(tmp_path):
 
 
 @pytest.mark.parametrize(("ending", "badge"), [
-    ({"exit_code": 0}, '<span class="badge good">Completed</span> after'),
-    ({"exit_code": 75}, '<span class="badge half">Stopped at a checkpoint</span> after'),
-    ({"exit_code": 3, "attempts": []}, '<span class="badge bad">Failed</span> with exit code 3'),
+    ({"exit_code": 0}, '<span class="pp-badge pp-good">Completed</span> after'),
+    ({"exit_code": 75}, '<span class="pp-badge pp-half">Stopped at a checkpoint</span> after'),
+    ({"exit_code": 3, "attempts": []},
+     '<span class="pp-badge pp-bad">Failed</span> with exit code 3'),
     ({"exit_code": 124, "attempts": [{"number": 1, "cause": "time_limit"}]},
-     '<span class="badge bad">Time limit</span> with exit code 124 after'),
-    ({"state": "running"}, '<span class="badge going">Running</span> for'),
+     '<span class="pp-badge pp-bad">Time limit</span> with exit code 124 after'),
+    ({"state": "running"}, '<span class="pp-badge pp-going">Running</span> for'),
 ])  # fmt: skip
 def test_badge_tells_how_the_run_ended(tmp_path, ending, badge):
     files = make_run(tmp_path, attempts=1, instances=2, steps=0)
@@ -256,7 +257,7 @@ def test_slow_instance_of_many_is_drawn(tmp_path):
     slow = waits["data"][1]
     assert slow["name"] == "own time, slow"
     assert [name for name, x in zip(slow["y"], slow["x"], strict=True) if x] == ["instance 1"]
-    assert page.count('<tr class="marked">') == 1
+    assert page.count('<tr class="pp-marked">') == 1
 
 
 @pytest.mark.sweep
@@ -271,7 +272,7 @@ def test_in_a_browser(tmp_path, whole):
             page.open(path, "document.documentElement.dataset.drawn")
             assert page.value("document.documentElement.dataset.drawn") == str(count)
             shapes = page.value(
-                "[...document.querySelectorAll('.plot')].map((plot) => plot.querySelectorAll("
+                "[...document.querySelectorAll('.pp-plot')].map((plot) => plot.querySelectorAll("
                 "'svg.main-svg .trace path, svg.main-svg .point path').length)"
             )
             assert len(shapes) == count

@@ -83,8 +83,10 @@ def test_values_of_env_are_not_shown():
     assert "not shown" not in plan_page(planned(num_instances=2, num_replicas=2))
 
 
-def test_warnings_are_a_list():
+def test_warnings_are_above_the_pictures():
     page = plan_page(planned(num_instances=6, num_replicas=6))
-    (alerts,) = (e for e in ElementTree.fromstring(page).iter("ul"))
-    assert "wait for the slowest" in alerts[0].text
-    assert "<ul" not in plan_page(planned(num_instances=4, num_replicas=4))
+    (alert,) = re.findall(
+        r'<p class="pp-alert" role="note">([^<]*)</p>\n<div class="pp-drawings">', page
+    )
+    assert "wait for the slowest" in alert
+    assert 'class="pp-alert"' not in plan_page(planned(num_instances=4, num_replicas=4))

@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from poprun_py.past_runs.pages.colours import DARK, NUM_COLOURS, dash, series_colour
+from poprun_py.html.chart_colours import DARK, NUM_COLOURS, dash, series_colour
 
 # Machado, Oliveira, Fernandes (2009), severity 1: what people see who lack one kind of cones.
 SIGHTS = {

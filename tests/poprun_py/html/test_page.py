@@ -10,14 +10,15 @@ from html.parser import HTMLParser
 
 import pytest
 
-from poprun_py.past_runs.pages.chart import Chart
-from poprun_py.past_runs.pages.charts import Line, lines
-from poprun_py.past_runs.pages.page_frame import (
+from poprun_py.html.charts import Line, lines
+from poprun_py.html.page import (
     Alert,
     Badge,
     Beside,
+    Cell,
+    Chart,
     Code,
-    Drawing,
+    Drawings,
     Fact,
     Facts,
     Folded,
@@ -63,18 +64,20 @@ def every_part(text: str):
         Sentence(text), Alert(text), Alert(text, is_failure=True), Facts([Fact(text, text, text)]),
         Table(text, [text, text], [[text, "1"]]), Code(text), Folded(text, [Code(text)]),
         Picture(text, text), chart(text, text), Beside([chart(text, text)]),
-        Drawing("<svg></svg>", text), Links([(text, text)], text),
+        Drawings(["<svg></svg>"]), Links([(text, text)], text),
         Table(text, [text], [[Links([(text, "a/b.stdout"), (text, text)])], [Links(())]]),
+        Table(text, [text, "n"],
+              [[Cell(text, "bad"), Cell("1", share=0.5)], [text]], frozenset([0])),
     ]  # fmt: skip
 
 
 def test_page_of_every_part(golden, monkeypatch):
-    monkeypatch.setattr("poprun_py.past_runs.pages.page_frame.packed_plotly", lambda: "PLOTLY")
+    monkeypatch.setattr("poprun_py.html.page.packed_plotly", lambda: "PLOTLY")
     text = page(
         "Title", [Section("One", every_part("words")), Section("None", ())], lead="Lead.",
         badge=Badge("Failed", "bad"), opening=[Sentence("Opening.")], footer="Footer.",
     )  # fmt: skip
-    golden("frame.html", text + "\n")
+    golden("page.html", text + "\n")
 
 
 def test_words_are_only_text():
@@ -125,13 +128,13 @@ def test_figures_are_the_charts_in_order():
     text = page("t", [Section("One", [chart("A"), Beside([chart("B"), chart("C")])])])
     figures = json.loads(re.search(r'id="figures">(.*?)</script>', text)[1])
     assert [figure["data"][0]["name"] for figure in figures] == ["A", "B", "C"]
-    assert text.count('class="plot"') == 3
+    assert text.count('class="pp-plot"') == 3
 
 
 def test_numbers_are_there_without_javascript():
     text = page("t", [Section("One", [chart("Loss", "It falls from 2 to 1.")])])
     assert "It falls from 2 to 1." in re.sub("<[^>]*>", "", text.partition("<script")[0])
-    assert "<noscript><style>.plot{display:none}</style></noscript>\n</head>" in text
+    assert "<noscript><style>.pp-plot{display:none}</style></noscript>\n</head>" in text
     assert "<noscript>" not in page("t", [Section("One", [Sentence("s")])])
 
 
@@ -146,7 +149,7 @@ def test_contents_lead_to_the_sections():
 ])  # fmt: skip
 def test_columns_of_numbers_stand_at_the_right(cell, is_number):
     assert (
-        '<td class="n">' in page("t", [Section("s", [Table("t", ["c"], [[cell]])])])
+        '<td class="pp-number">' in page("t", [Section("s", [Table("t", ["c"], [[cell]])])])
     ) == is_number
 
 

@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from poprun_py.past_runs.pages.charts import (
+from poprun_py.html.charts import (
+    MOST_POINTS,
     Bars,
     Line,
     Mark,
@@ -21,8 +22,8 @@ from poprun_py.past_runs.pages.charts import (
     lines,
     over_time,
     points,
+    thinned,
 )
-from poprun_py.past_runs.pages.thinning import MOST_POINTS
 
 NAN = math.nan
 LINES = [
@@ -39,8 +40,6 @@ CHARTS = {
     ),
     "bars": bars("t", "s", ["a", "b"], [Bars("x", [1, None]), Bars("y", [2, 3], is_hatched=True)],
                  unit="ms", marks=[Mark(3, "limit")]),
-    "standing": bars("t", "s", ["a"], [Bars("x", [1])], unit="ms", is_horizontal=False,
-                     is_stacked=False, marks=[Mark(3, "limit")]),
     "histogram": histogram("t", "s", [Sample("a", [1.0, 2.0, NAN])], x="ms",
                            marks=[Mark(1.5, "median", is_left=True)]),
     "no values": histogram("t", "s", [Sample("a", [])], x="ms"),
@@ -68,8 +67,9 @@ def test_plotly_accepts_every_figure():
 def test_charts_do_not_import_plotly(script):
     program = script(
         "import sys\n"
-        "from poprun_py.past_runs.pages import charts, run_page, page_frame\n"
-        "page_frame.packed_plotly()\n"
+        "from poprun_py.html import charts, page\n"
+        "from poprun_py.past_runs.pages import run_page\n"
+        "page.packed_plotly()\n"
         "heavy = {'plotly', 'numpy', 'torch', 'rich'}\n"
         "found = {name.partition('.')[0] for name in sys.modules} & heavy\n"
         "sys.exit(str(found) if found else 0)\n"
@@ -123,3 +123,38 @@ def test_time_has_the_unit_of_the_longest_line(seconds, unit, last):
     assert figure["data"][0]["x"] == [0.0, last]
     assert figure["layout"]["shapes"][0]["x0"] == last / 2
     assert figure["layout"]["shapes"][1]["y0"] == 7.0
+
+
+VALUES = st.lists(st.none() | st.floats(allow_nan=True, allow_infinity=True), max_size=400)
+MOST = st.integers(min_value=5, max_value=60)
+
+
+def finite(values):
+    return [v for v in values if v is not None and math.isfinite(v)]
+
+
+@given(VALUES, MOST)
+def test_bounded_and_in_order(ys, most):
+    kept = thinned(ys, most)
+    assert len(kept) <= most
+    assert kept == sorted(set(kept))
+    assert all(0 <= index < len(ys) for index in kept)
+    assert kept == list(range(len(ys))) or len(ys) > most
+
+
+@given(VALUES, MOST)
+def test_extremes_and_ends_stay(ys, most):
+    kept = thinned(ys, most)
+    if ys:
+        assert {kept[0], kept[-1]} == {0, len(ys) - 1}
+    inner, left = finite(ys[1:-1]), finite([ys[index] for index in kept])
+    if inner:
+        assert min(left) <= min(inner)
+        assert max(left) >= max(inner)
+
+
+@given(st.lists(st.floats(0, 1), min_size=50, max_size=400), st.data())
+def test_a_gap_stays(ys, data):
+    at = data.draw(st.integers(1, len(ys) - 2))
+    gapped = [*ys[:at], None, *ys[at + 1 :]]
+    assert at in thinned(gapped, 20)

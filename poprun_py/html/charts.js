@@ -1,50 +1,10 @@
-"""plotly's JavaScript as it travels in a page, and the script of the page that draws with it.
-
-plotly is one file that needs nothing else: Bokeh needs NumPy and tornado to make a figure, and
-Vega's JavaScript comes in packages of 33 MB. The file is read where the package lies; plotly itself
-is never imported. Nothing here makes figures.
-"""
-
-from __future__ import annotations
-
-import json
-from functools import cache
-from importlib.util import find_spec
-from pathlib import Path
-from typing import Final
-
-from poprun_py.past_runs.pages.colours import DARK
-
-_FILE: Final = "package_data/plotly.min.js"
-# Little larger than at the usual level, in half the time: a job waits for its page.
-_LEVEL: Final = 4
-
-
-@cache
-def packed_plotly() -> str:
-    """Return plotly's JavaScript, compressed and in base64; empty if it is not installed."""
-    import base64
-    import gzip
-
-    spec = find_spec("plotly")
-    if spec is None or not spec.submodule_search_locations:
-        return ""
-    file = Path(spec.submodule_search_locations[0], _FILE)
-    try:
-        code = file.read_bytes()
-    except OSError:
-        return ""
-    return base64.b64encode(gzip.compress(code, _LEVEL, mtime=0)).decode("ascii")
-
-
-# Figures have the colours of a light page. They are drawn again when the scheme changes, and light
-# for paper. plotly is loaded from memory as a script of its own, which the page's policy allows to
-# this script alone.
-DRAWING: Final = (
-    "(async () => {\n'use strict';\nconst DARK = "
-    + json.dumps(DARK)
-    + """;
-const plots = [...document.querySelectorAll('.plot')];
+// Draws the charts of the page with plotly. Their colours suit light pages: they are replaced for dark
+// screens, when the screen becomes dark and back, and restored for paper. plotly is loaded from memory,
+// because the policy of the page blocks every request.
+(async () => {
+'use strict';
+const DARK = JSON.parse(document.getElementById('dark-colours').textContent);
+const plots = [...document.querySelectorAll('.pp-plot')];
 const figures = JSON.parse(document.getElementById('figures').textContent);
 const hovers = matchMedia('(hover: hover)').matches;
 const scheme = matchMedia('(prefers-color-scheme: dark)');
@@ -90,19 +50,8 @@ try {
   addEventListener('afterprint', () => draw(scheme.matches));
 } catch (error) {
   for (const plot of plots) {
-    plot.classList.add('undrawn');
+    plot.classList.add('pp-undrawn');
     plot.textContent = 'This browser cannot draw the chart (' + error.message + ').';
   }
 }
 })();
-"""
-)
-
-
-def drawing_hash() -> str:
-    """Return by what a page's policy knows the script: nothing else in the page runs."""
-    # Most pages are of short jobs, which have no charts.
-    import base64
-    import hashlib
-
-    return base64.b64encode(hashlib.sha256(DRAWING.encode()).digest()).decode()

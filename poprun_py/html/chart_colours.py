@@ -1,0 +1,57 @@
+"""The colours of charts on light pages, and the dark colours that replace them on dark screens."""
+
+from __future__ import annotations
+
+from typing import Final
+
+# Pairs of colours for light and dark pages. People with any colour blindness can tell the six
+# apart, and their contrast with the page is at least 3; test_chart_colours.py computes both.
+_SERIES_COLOURS: Final = (
+    ("#0056b4", "#68adff"),  # blue
+    ("#e56713", "#ff8f4d"),  # orange
+    ("#0f8f6b", "#3fd6a8"),  # green
+    ("#c34993", "#e283c0"),  # pink
+    ("#ab8946", "#fade63"),  # sand
+    ("#8a78e8", "#7582fa"),  # violet
+)
+NUM_COLOURS: Final = len(_SERIES_COLOURS)
+_DASHES: Final = ("solid", "dash", "dot", "dashdot")
+_OTHER_COLOURS: Final = {
+    "text": ("#475569", "#cbd5e1"),
+    "grid": ("#e2e8f1", "#2c3a50"),
+    "axis": ("#94a3b8", "#64748b"),
+    "neutral": ("#7a8699", "#8d9bb0"),
+    "ground": ("#fefefe", "#172033"),
+    "alert": ("#c81e1e", "#ff7b7b"),
+}
+
+
+def _faint(colour: str) -> str:
+    """Return a colour (``#rrggbb``) with little opacity."""
+    red, green, blue = bytes.fromhex(colour[1:])
+    return f"rgba({red},{green},{blue},0.14)"
+
+
+#: The colours of everything but the series, on light pages, by their use.
+LIGHT: Final = {name: light for name, (light, _) in _OTHER_COLOURS.items()}
+NEUTRAL: Final = LIGHT["neutral"]
+#: The dark colour that replaces each light colour.
+DARK: Final = {
+    **dict((*_SERIES_COLOURS, *_OTHER_COLOURS.values())),
+    **{_faint(light): _faint(dark) for light, dark in _SERIES_COLOURS},
+}
+
+
+def series_colour(index: int) -> str:
+    """Return the colour of series ``index``; an instance has the same colour in every chart."""
+    return _SERIES_COLOURS[index % NUM_COLOURS][0]
+
+
+def faint_colour(index: int) -> str:
+    """Return the colour for areas of series ``index``, which may overlap with other areas."""
+    return _faint(series_colour(index))
+
+
+def dash(index: int) -> str:
+    """Return the dash pattern of series ``index``: it differs between series of one colour."""
+    return _DASHES[index // NUM_COLOURS % len(_DASHES)]

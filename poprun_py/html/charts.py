@@ -1,0 +1,431 @@
+"""Charts as figures for plotly's JavaScript: lines, points, bars and histograms.
+
+A figure is plotly's own document (``{"data": [...], "layout": {...}}``), written here without the
+Python package plotly, whose import takes half a second. Figures have the colours of a light page.
+NaN, infinity and None are drawn as gaps.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from poprun_py.html.chart_colours import (
+    LIGHT,
+    NEUTRAL,
+    NUM_COLOURS,
+    dash,
+    faint_colour,
+    series_colour,
+)
+from poprun_py.html.page import Chart
+
+_BAR_HEIGHT, _HEIGHT_AROUND_BARS, _MOST_BARS_HEIGHT = 30, 110, 1600
+# A legend of more series would be larger than the chart.
+_MOST_IN_LEGEND = 16
+_LEAST_BINS, _MOST_BINS = 8, 60
+# In this left part of a histogram, the name of a mark does not fit on the left of the mark.
+_LEFT_PART, _NAME_HEIGHT = 0.2, 16
+# The unit of a time axis that is at least so many seconds long, and the seconds of the unit.
+_TIME_UNITS = ((3 * 3600, 3600, "hours"), (300, 60, "minutes"), (-math.inf, 1, "seconds"))
+# No screen has more columns to show points in.
+MOST_POINTS = 1000
+_KEPT_OF_A_BUCKET = 3
+# A histogram ends at this quantile, or a little beyond, so that a few outliers do not squeeze all
+# other values into one bin.
+_SHOWN_QUANTILE, _SHOWN_BEYOND = 0.99, 1.15
+
+
+# --- data of charts -----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Line:
+    """A series of points.
+
+    Attributes:
+        name: the name in the legend.
+        xs: numbers or names.
+        ys: as many values; NaN, infinity and None are gaps.
+        index: selects colour and dash pattern; for an instance, its own index.
+        errors: the length of the error bar below and above each point.
+        is_reference: whether this is a thin dashed grey line to compare others with.
+    """
+
+    name: str
+    xs: Sequence[float] | Sequence[str]
+    ys: Sequence[float | None]
+    index: int = 0
+    errors: Sequence[tuple[float, float]] = ()
+    is_reference: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """A line across the whole chart at ``at``, with a name on its right or left.
+
+    It is vertical, or horizontal if ``of_y``.
+    """
+
+    at: float
+    name: str
+    of_y: bool = False
+    is_left: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Bars:
+    """A series of bars: one value for each name of the chart; ``colour`` is of a light page."""
+
+    name: str
+    values: Sequence[float | None]
+    colour: str = ""
+    is_hatched: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """The values of one series of a histogram; ``index`` selects its colour."""
+
+    name: str
+    values: Sequence[float]
+    index: int = 0
+
+
+# --- charts -------------------------------------------------------------------------------------
+
+
+def lines(
+    title: str,
+    summary: str,
+    series: Sequence[Line],
+    *,
+    x: str,
+    y: str,
+    marks: Sequence[Mark] = (),
+    from_zero: bool = False,
+) -> Chart:
+    """Return a line chart; lines of many points are thinned.
+
+    Args:
+        title: the title.
+        summary: the important numbers in a sentence.
+        series: the lines.
+        x: the title of the horizontal axis, with its unit.
+        y: the title of the vertical axis, with its unit.
+        marks: lines across the chart.
+        from_zero: whether the vertical axis begins at 0.
+    """
+    data = []
+    for line in series:
+        kept = thinned(line.ys)
+        data.append(
+            {
+                **_scatter(line),
+                "mode": "lines" if len(kept) > 1 else "markers",
+                "x": [line.xs[i] for i in kept],
+                "y": [_finite(line.ys[i]) for i in kept],
+            }
+        )
+    layout = _layout(x, y, len(series), marks)
+    if from_zero:
+        layout["yaxis"]["rangemode"] = "tozero"
+    return Chart(title, summary, {"data": data, "layout": layout})
+
+
+def over_time(
+    title: str,
+    summary: str,
+    series: Sequence[Line],
+    *,
+    y: str,
+    marks: Sequence[Mark] = (),
+    from_zero: bool = False,
+) -> Chart:
+    """Return a line chart over the seconds since a run began; the axis may be in hours."""
+    longest = max((float(line.xs[-1]) for line in series if line.xs), default=0.0)
+    size, unit = next((size, unit) for least, size, unit in _TIME_UNITS if longest >= least)
+    return lines(
+        title,
+        summary,
+        [replace(line, xs=[float(x) / size for x in line.xs]) for line in series],
+        x=f"{unit} since the run began",
+        y=y,
+        marks=[each if each.of_y else replace(each, at=each.at / size) for each in marks],
+        from_zero=from_zero,
+    )
+
+
+def points(
+    title: str, summary: str, series: Sequence[Line], *, x: str, y: str, x_ticks: Sequence[int] = ()
+) -> Chart:
+    """Return a chart of a few points with error bars, joined by lines.
+
+    Args:
+        title: the title.
+        summary: the important numbers in a sentence.
+        series: the lines.
+        x: the title of the horizontal axis, with its unit.
+        y: the title of the vertical axis, with its unit.
+        x_ticks: the numbers shown on the horizontal axis, if not those that plotly chooses.
+    """
+    data = []
+    for line in series:
+        errors: dict[str, Any] = {}
+        if line.errors:
+            errors["error_y"] = {
+                "type": "data",
+                "symmetric": False,
+                "arrayminus": [_finite(below) for below, _ in line.errors],
+                "array": [_finite(above) for _, above in line.errors],
+                "thickness": 1.5,
+                "width": 5,
+            }
+        data.append(
+            {
+                **_scatter(line),
+                "mode": "lines" if line.is_reference else "lines+markers",
+                "marker": {"size": 8, "color": _colour(line)},
+                "x": list(line.xs),
+                "y": [_finite(each) for each in line.ys],
+                **errors,
+            }
+        )
+    layout = _layout(x, y, len(series))
+    layout["yaxis"]["rangemode"] = "tozero"
+    if x_ticks:
+        layout["xaxis"] |= {"tickmode": "array", "tickvals": sorted(set(x_ticks))}
+    return Chart(title, summary, {"data": data, "layout": layout})
+
+
+def bars(
+    title: str,
+    summary: str,
+    names: Sequence[str],
+    series: Sequence[Bars],
+    *,
+    unit: str,
+    marks: Sequence[Mark] = (),
+) -> Chart:
+    """Return horizontal bars, one for each name, from top to bottom; series are stacked.
+
+    Args:
+        title: the title.
+        summary: the important numbers in a sentence.
+        names: the names of the bars.
+        series: with a value for each name.
+        unit: the unit of the values.
+        marks: lines across the chart.
+    """
+    data = [
+        {
+            "type": "bar",
+            "name": plotly_text(each.name),
+            "orientation": "h",
+            "x": [_finite(value) for value in each.values],
+            "y": [plotly_text(name) for name in names],
+            "marker": {
+                "color": each.colour or series_colour(index),
+                "pattern": {
+                    "shape": "/" if each.is_hatched or _is_repeated(each, index) else "",
+                    "solidity": 0.4,
+                },
+            },
+            "hovertemplate": "%{x:.4~g}",
+        }
+        for index, each in enumerate(series)
+    ]
+    layout = _layout(unit, "", len(series), marks)
+    layout["xaxis"]["rangemode"] = "tozero"
+    layout["yaxis"] |= {"type": "category", "showgrid": False, "autorange": "reversed"}
+    layout |= {"barmode": "stack", "bargap": 0.3, "hovermode": "y unified"}
+    height = min(_HEIGHT_AROUND_BARS + _BAR_HEIGHT * len(names), _MOST_BARS_HEIGHT)
+    return Chart(title, summary, {"data": data, "layout": layout}, height)
+
+
+def _is_repeated(series: Bars, index: int) -> bool:
+    """Tell whether another series already has the colour of this one."""
+    return not series.colour and index >= NUM_COLOURS
+
+
+def histogram(
+    title: str, summary: str, samples: Sequence[Sample], *, x: str, marks: Sequence[Mark] = ()
+) -> Chart:
+    """Return the distribution of each sample over bins of equal width, in percent.
+
+    The bins end before a few values that are far beyond the others, so ``summary`` should name the
+    greatest value.
+    """
+    known = sorted(v for sample in samples for v in sample.values if math.isfinite(v))
+    largest = max((len(sample.values) for sample in samples), default=0)
+    bins = min(max(_LEAST_BINS, math.isqrt(4 * largest)), _MOST_BINS)
+    low, high = _usual_range(known)
+    width = (high - low) / bins or 1.0  # the quotient of the smallest floats is 0
+    edges = [*(low + number * width for number in range(bins)), high]
+    data = []
+    for sample in samples:
+        counts = [0] * bins
+        for value in sample.values:
+            if math.isfinite(value) and value <= high:
+                counts[min(int((value - low) / width), bins - 1)] += 1
+        total = len(sample.values) or 1
+        line = Line(name=sample.name, xs=edges, ys=(), index=sample.index)
+        shares = [round(count / total * 100, 4) for count in counts]
+        data.append(
+            {
+                **_scatter(line),
+                "mode": "lines",
+                "line": {"color": _colour(line), "width": 1.5, "shape": "hv"},
+                "fill": "tozeroy",
+                "fillcolor": faint_colour(sample.index),
+                "x": edges,
+                "y": [*shares, 0],
+                "hovertemplate": "%{y:.3~g} %",
+            }
+        )
+    inside = [
+        replace(mark, is_left=mark.is_left and mark.at > low + _LEFT_PART * (high - low))
+        for mark in marks
+    ]
+    layout = _layout(x, "% of steps", len(samples), inside)
+    # One below another, the names of marks that are close together do not overlap.
+    for row, name in enumerate(layout["annotations"]):
+        name["yshift"] = -_NAME_HEIGHT * row
+    layout["yaxis"]["rangemode"] = "tozero"
+    return Chart(title, summary, {"data": data, "layout": layout})
+
+
+def _usual_range(known: Sequence[float]) -> tuple[float, float]:
+    """Return the first and the last edge of the bins for sorted values."""
+    if not known:
+        return 0.0, 1.0
+    usual = known[min(int(len(known) * _SHOWN_QUANTILE), len(known) - 1)]
+    low = known[0]
+    high = min(known[-1], low + (usual - low) * _SHOWN_BEYOND)
+    if high <= low:  # all values are equal
+        return low - (abs(low) or 1.0) * 0.05, high + (abs(high) or 1.0) * 0.05
+    return low, high
+
+
+def thinned(ys: Sequence[float | None], most: int = MOST_POINTS) -> list[int]:
+    """Return the indices of the points to draw, in order; all if they are at most ``most``.
+
+    The points between the first and the last are put into buckets of neighbours. The least and
+    the greatest value of each bucket are kept, so that no peak is lost, and its first gap.
+
+    Args:
+        ys: the values; None, NaN and infinity are gaps.
+        most: the number of points that may be kept, at least 5.
+    """
+    count = len(ys)
+    if count <= most:
+        return list(range(count))
+    buckets = (most - 2) // _KEPT_OF_A_BUCKET
+    kept = {0, count - 1}
+    for number in range(buckets):
+        bucket = range(
+            1 + (count - 2) * number // buckets, 1 + (count - 2) * (number + 1) // buckets
+        )
+        known = [(y, i) for i in bucket if (y := _finite(ys[i])) is not None]
+        if known:
+            kept |= {min(known)[1], max(known)[1]}
+        if len(known) < len(bucket):
+            kept.add(next(i for i in bucket if _finite(ys[i]) is None))
+    return sorted(kept)
+
+
+# --- parts of figures ---------------------------------------------------------------------------
+
+
+def _scatter(line: Line) -> dict[str, Any]:
+    """Return the properties of a line in every kind of chart."""
+    style = "dash" if line.is_reference else dash(line.index)
+    return {
+        "type": "scatter",
+        "name": plotly_text(line.name),
+        "line": {"color": _colour(line), "width": 1.5 if line.is_reference else 2, "dash": style},
+        "connectgaps": False,
+        "hovertemplate": "%{y:.5~g}",
+    }
+
+
+def _colour(line: Line) -> str:
+    return NEUTRAL if line.is_reference else series_colour(line.index)
+
+
+def _layout(x: str, y: str, num_series: int, marks: Sequence[Mark] = ()) -> dict[str, Any]:
+    axis = {
+        "color": LIGHT["text"],
+        "gridcolor": LIGHT["grid"],
+        "linecolor": LIGHT["axis"],
+        "zeroline": False,
+        "automargin": True,
+    }
+    return {
+        "font": {"size": 12, "color": LIGHT["text"]},
+        "paper_bgcolor": "rgba(0,0,0,0)",
+        "plot_bgcolor": "rgba(0,0,0,0)",
+        "margin": {"l": 48, "r": 12, "t": 12, "b": 40},
+        "hovermode": "x unified" if num_series <= _MOST_IN_LEGEND else "closest",
+        "hoverlabel": {
+            "bgcolor": LIGHT["ground"],
+            "bordercolor": LIGHT["axis"],
+            "font": {"color": LIGHT["text"]},
+        },
+        "showlegend": 1 < num_series <= _MOST_IN_LEGEND,
+        "legend": {
+            "orientation": "h",
+            "x": 0,
+            "y": 1.02,
+            "yanchor": "bottom",
+            "traceorder": "normal",
+        },
+        "modebar": {
+            "bgcolor": "rgba(0,0,0,0)",
+            "color": LIGHT["axis"],
+            "activecolor": LIGHT["text"],
+        },
+        "xaxis": {**axis, "title": {"text": plotly_text(x)}, "showgrid": False, "showline": True},
+        "yaxis": {**axis, "title": {"text": plotly_text(y), "standoff": 10}},
+        "shapes": [_mark_line(mark) for mark in marks],
+        "annotations": [_mark_name(mark) for mark in marks if mark.name],
+    }
+
+
+def _mark_line(mark: Mark) -> dict[str, Any]:
+    along, across = ("y", "x") if mark.of_y else ("x", "y")
+    return {
+        "type": "line",
+        f"{along}0": mark.at,
+        f"{along}1": mark.at,
+        f"{across}ref": "paper",
+        f"{across}0": 0,
+        f"{across}1": 1,
+        "line": {"color": LIGHT["alert"], "width": 1.5, "dash": "dot"},
+    }
+
+
+def _mark_name(mark: Mark) -> dict[str, Any]:
+    side = "right" if mark.is_left else "left"
+    place = {"x": 1, "xref": "paper", "xanchor": "right", "y": mark.at, "yanchor": "bottom"}
+    if not mark.of_y:
+        place = {"x": mark.at, "xanchor": side, "y": 1, "yref": "paper", "yanchor": "top"}
+    return {
+        **place,
+        "text": plotly_text(mark.name),
+        "showarrow": False,
+        "font": {"size": 11, "color": LIGHT["alert"]},
+        "bgcolor": LIGHT["ground"],
+        "opacity": 0.85,
+    }
+
+
+def plotly_text(text: str) -> str:
+    """Return ``text`` escaped for plotly, which interprets some HTML in its texts."""
+    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None

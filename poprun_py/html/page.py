@@ -1,0 +1,334 @@
+"""Whole HTML pages and fragments for notebooks, rendered from parts with Jinja2.
+
+A page is one file that works without a network. Its content security policy blocks every request,
+and every script except the one that draws the charts. All text that a part holds is escaped.
+
+Jinja2 is imported when the first page is rendered. The parts are named tuples because dataclasses
+would take half of the time that the page of a short job needs.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
+
+if TYPE_CHECKING:
+    import jinja2
+
+_FOLDER: Final = Path(__file__).parent
+# The text of a cell in a column of numbers: a number with or without a unit, or a hyphen.
+_NUMBER: Final = re.compile(r"[-+]?[\d.,]+( ?(%|x|[kMG]?i?B|ms|s|min|h|us|W))?|-|")
+# Characters that XML forbids or browsers do not show. A pattern of the allowed characters would
+# take ten times as long to compile.
+_UNSHOWABLE: Final = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")
+_PLOTLY_FILE: Final = "package_data/plotly.min.js"
+# The result is little larger than at the usual level, in half of the time.
+_COMPRESSION_LEVEL: Final = 4
+
+
+# --- parts --------------------------------------------------------------------------------------
+
+
+class Sentence(NamedTuple):
+    """A paragraph; ``kind`` colours it: ``good``, ``bad``, ``warn`` or empty."""
+
+    text: str
+    kind: str = ""
+
+
+class Links(NamedTuple):
+    """Names of files with their addresses relative to the page, as a paragraph or in a cell."""
+
+    links: Sequence[tuple[str, str]]
+    lead: str = ""
+
+
+class Alert(NamedTuple):
+    """A highlighted warning; red for a failure."""
+
+    text: str
+    is_failure: bool = False
+
+
+class Fact(NamedTuple):
+    """An important value in large type, with its name and a short note."""
+
+    name: str
+    value: str
+    note: str = ""
+
+
+class Facts(NamedTuple):
+    """Facts side by side."""
+
+    facts: Sequence[Fact]
+
+
+class Cell(NamedTuple):
+    """A table cell with a colour (``good``, ``bad`` or ``warn``) or a bar that is filled in part.
+
+    ``share`` is the filled part of the bar, from 0 to 1; None draws no bar.
+    """
+
+    text: str
+    kind: str = ""
+    share: float | None = None
+
+
+class Table(NamedTuple):
+    """A table.
+
+    Attributes:
+        name: the name of the table for screen readers.
+        columns: the column titles.
+        rows: the cells of each row. The last cell of a short row spans the remaining columns.
+        marked: indices of the highlighted rows.
+    """
+
+    name: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str | Links | Cell]]
+    marked: frozenset[int] = frozenset()
+
+    def number_columns(self) -> frozenset[int]:
+        """Return the columns that contain only numbers, which are aligned at the right."""
+        rows = [row for row in self.rows if len(row) == len(self.columns)]
+        return frozenset(
+            column
+            for column in range(len(self.columns))
+            if all(_is_number(row[column]) for row in rows)
+        )
+
+
+class Code(NamedTuple):
+    """Commands, output or a traceback in a fixed-width font."""
+
+    text: str
+
+
+class Drawings(NamedTuple):
+    """SVG pictures made by this package, side by side inside the page."""
+
+    svgs: Sequence[str]
+
+
+class Picture(NamedTuple):
+    """An SVG picture from elsewhere, embedded as an image so that its scripts cannot run."""
+
+    svg: str
+    name: str
+
+    def address(self) -> str:
+        """Return the picture as a ``data:`` address."""
+        import base64
+
+        encoded = base64.b64encode(self.svg.encode("utf-8", "replace")).decode()
+        return f"data:image/svg+xml;base64,{encoded}"
+
+
+class Chart(NamedTuple):
+    """A chart that plotly draws in the browser; ``charts.py`` makes it.
+
+    Attributes:
+        title: the title.
+        summary: a sentence with the most important numbers, shown below the title.
+        figure: plotly's ``data`` and ``layout``, as JSON without NaN or infinities.
+        height: the height in pixels.
+    """
+
+    title: str
+    summary: str
+    figure: Mapping[str, Any]
+    height: int = 320
+
+
+class Beside(NamedTuple):
+    """Charts side by side, on screens that are wide enough."""
+
+    charts: Sequence[Chart]
+
+
+class Folded(NamedTuple):
+    """Parts that are hidden until the reader opens them; they may not contain charts."""
+
+    name: str
+    parts: Sequence[Part]
+
+
+Part: TypeAlias = (
+    "Sentence | Links | Alert | Facts | Table | Code | Drawings | Picture | Folded | Beside | Chart"
+)
+
+
+class Section(NamedTuple):
+    """A section of a page."""
+
+    title: str
+    parts: Sequence[Part]
+
+
+class Badge(NamedTuple):
+    """The state of a run in a coloured label; ``kind`` is ``good``, ``bad``, ``half`` or ``going``.
+
+    ``half`` stands for a run that can be continued, ``going`` for a run that has not ended.
+    """
+
+    text: str
+    kind: str
+
+
+def _is_number(cell: str | Links | Cell) -> bool:
+    if isinstance(cell, Links):
+        return False
+    return _NUMBER.fullmatch(cell if isinstance(cell, str) else cell.text) is not None
+
+
+# --- pages --------------------------------------------------------------------------------------
+
+
+def page(
+    title: str,
+    sections: Sequence[Section],
+    *,
+    lead: str = "",
+    badge: Badge | None = None,
+    opening: Sequence[Part] = (),
+    footer: str = "",
+    drawing_style: str = "",
+) -> str:
+    """Return a whole HTML document, in ASCII, without a final newline.
+
+    Args:
+        title: the title of the page.
+        sections: the sections; those without parts are left out.
+        lead: a line below the title.
+        badge: a label before the lead.
+        opening: the parts before the first section.
+        footer: a line at the end.
+        drawing_style: the style rules of the drawings.
+    """
+    shown = [section for section in sections if section.parts]
+    parts = [*opening, *(part for section in shown for part in section.parts)]
+    figures = [chart.figure for chart in _charts(parts)]
+    return _rendered(
+        "page.html.jinja",
+        title=title,
+        sections=shown,
+        lead=lead,
+        badge=badge,
+        opening=opening,
+        footer=footer,
+        style=_file("style.css") + _file("page.css") + drawing_style,
+        charts=_chart_scripts(figures) if figures else None,
+    )
+
+
+def fragment(
+    heading: str, parts: Sequence[Part], *, kind: str = "", drawing_style: str = ""
+) -> str:
+    """Return HTML for a notebook, in ASCII; its style rules do not affect the rest of the page.
+
+    Args:
+        heading: the first line.
+        parts: the parts below it; no charts.
+        kind: the colour of the heading: ``good``, ``bad``, ``warn`` or empty.
+        drawing_style: the style rules of the drawings, each limited to ``.poprun-py``.
+    """
+    return _rendered(
+        "fragment.html.jinja",
+        heading=heading,
+        shown=parts,
+        kind=kind,
+        style=_file("style.css") + drawing_style,
+    )
+
+
+def _charts(parts: Sequence[Part]) -> Iterator[Chart]:
+    """Yield the charts in the order in which the page shows them."""
+    for part in parts:
+        if isinstance(part, Chart):
+            yield part
+        elif isinstance(part, Beside):
+            yield from part.charts
+
+
+def _chart_scripts(figures: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """Return the contents of the elements that draw the figures, and the hash of their script."""
+    import base64
+    import hashlib
+
+    from poprun_py.html.chart_colours import DARK
+
+    script = _file("charts.js")
+    return {
+        "figures": _script_json(figures),
+        "dark_colours": _script_json(DARK),
+        "plotly": packed_plotly(),
+        "script": script,
+        "hash": base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
+    }
+
+
+def _script_json(value: object) -> str:
+    """Return JSON that can stand in a ``script`` element: it contains no ``<``."""
+    text = json.dumps(value, allow_nan=False, separators=(",", ":"))
+    return text.replace("<", "\\u003c")
+
+
+@cache
+def packed_plotly() -> str:
+    """Return plotly's JavaScript, compressed and in base64; empty if plotly is not installed.
+
+    plotly is chosen because it is one file without dependencies. It is read from the folder of the
+    Python package, which is not imported: that would take half a second.
+    """
+    import base64
+    import gzip
+
+    spec = find_spec("plotly")
+    if spec is None or not spec.submodule_search_locations:
+        return ""
+    try:
+        code = Path(spec.submodule_search_locations[0], _PLOTLY_FILE).read_bytes()
+    except OSError:
+        return ""
+    return base64.b64encode(gzip.compress(code, _COMPRESSION_LEVEL, mtime=0)).decode("ascii")
+
+
+# --- Jinja2 -------------------------------------------------------------------------------------
+
+
+@cache
+def _file(name: str) -> str:
+    return (_FOLDER / name).read_text("ascii")
+
+
+def _rendered(template: str, **values: object) -> str:
+    text = _templates().get_template(template).render(values)
+    return text.encode("ascii", "xmlcharrefreplace").decode()
+
+
+@cache
+def _templates() -> jinja2.Environment:
+    import jinja2
+    from markupsafe import Markup
+
+    def showable(value: object) -> object:
+        return value if isinstance(value, Markup) else _UNSHOWABLE.sub("\ufffd", str(value))
+
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(_FOLDER),
+        autoescape=True,
+        auto_reload=False,
+        finalize=showable,
+        lstrip_blocks=True,
+        trim_blocks=True,
+        undefined=jinja2.StrictUndefined,
+    )
+    environment.filters["part_kind"] = lambda part: type(part).__name__.lower()
+    return environment
