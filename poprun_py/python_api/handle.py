@@ -113,7 +113,9 @@ class JobHandle(Generic[T]):
             raise UsageError(f"stream {stream!r}: expected 'stdout', 'stderr' or None")
         folder = self._folder
         if folder is None or not folder.exists():
-            raise UsageError("the job's files are gone: read its output before `with` ends")
+            raise UsageError(
+                "the job's files have been removed: read its output before `with` ends"
+            )
         if instance is None and stream is None:
             return read_shown(folder)
         attempts = list(self._launcher.attempts)

@@ -65,7 +65,7 @@ def _config_or_plan(target: object, options: Mapping[str, object]) -> LaunchConf
     if isinstance(target, LaunchPlan):
         if options:
             raise UsageError(
-                f"{next(iter(options))}: the plan has decided it; make a new one (poprun_py.plan)"
+                f"{next(iter(options))}: a plan cannot be changed; make a new one (poprun_py.plan)"
             )
         return target
     if isinstance(target, LaunchConfig):

@@ -234,8 +234,8 @@ def _check_descriptors(descriptors: object) -> None:
     is_pair = isinstance(descriptors, Sequence) and len(descriptors) == 2
     if not is_pair or not all(_is_descriptor(each) for each in descriptors):  # type: ignore[attr-defined]
         raise UsageError(
-            f"descriptors {descriptors!r}: expected two of open files, for stdout and stderr, "
-            "such as (1, 2)"
+            f"descriptors {descriptors!r}: expected two descriptors of open files, for stdout and "
+            "stderr, such as (1, 2)"
         )
 
 

@@ -65,7 +65,7 @@ def write_failure(
     try:
         write_packed(Path(f"{prefix}.failure"), head, error if _can_be_sent(error) else None)
     except OSError as problem:
-        _print(f"this cannot be kept: {problem}\n")
+        _print(f"this error cannot be written to a file: {problem}\n")
     return _EXIT_CODE
 
 

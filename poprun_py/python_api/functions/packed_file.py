@@ -141,7 +141,7 @@ def open_packed(path: Path) -> PackedFile:
         raise IncompleteFileError(str(error)) from None
     index = _index(pages)
     if index is None:
-        raise IncompleteFileError(f"{path} is not whole, or was changed")
+        raise IncompleteFileError(f"{path} is incomplete, or was changed")
     return PackedFile(
         index["head"],
         pages[: index["pickle"]],

@@ -46,7 +46,7 @@ def read_results(folder: Path, result: LaunchResult) -> list[Any]:
             unpickled.
     """
     if not folder.exists():
-        raise UsageError("the job's files are gone: ask for its result before `with` ends")
+        raise UsageError("the job's files have been removed: ask for its result before `with` ends")
     place = place_of_call(folder, result.restart_count)
     if result.exit_code == 0:
         return [_value(place.prefix(each.index), each, result) for each in result.instances]
@@ -76,8 +76,8 @@ def _value(prefix: Path, instance: InstanceResult, result: LaunchResult) -> Any:
             problem = f"{name} ended with exit code 0 before the function returned"
         else:
             problem = (
-                f"the result of {name} is not whole, or was changed: is there room in "
-                f"{prefix.parent}?"
+                f"the result of {name} is incomplete, or was changed: check that there is room in "
+                f"{prefix.parent}"
             )
         raise JobFailedError(problem, result) from None
     try:
@@ -113,8 +113,8 @@ def _error(failure: Failure, instance: InstanceResult, result: LaunchResult) -> 
         error.add_note(f"raised in {name}")
     if failure.step == LOADING:
         error.add_note(
-            "the function and its arguments could not be loaded there: its modules have to be "
-            "importable on every host, or sent along (cloudpickle.register_pickle_by_value)"
+            "the function and its arguments could not be unpickled there: their modules must be "
+            "importable on every host, or pickled by value (cloudpickle.register_pickle_by_value)"
         )
     error.__cause__ = RemoteTraceback(failure.text)
     return error
@@ -127,9 +127,9 @@ def _ended(first: InstanceResult | None, result: LaunchResult) -> JobFailedError
         return JobFailedError(f"the job ended before the function returned: {how}", result)
     how = describe(first.code) if first.code is not None else "no report"
     lines = [line for line in first.stderr_tail.splitlines() if line.strip()]
-    said = f"; its last line is {lines[-1].strip()!r}" if lines else ""
+    last = f"; the last line of its stderr is {lines[-1].strip()!r}" if lines else ""
     return JobFailedError(
-        f"{_named(first)} ended with {how} before the function returned{said}", result
+        f"{_named(first)} ended with {how} before the function returned{last}", result
     )
 
 

@@ -117,7 +117,7 @@ def test_stop_can_be_called_from_several_threads_and_again_after_the_end():
         assert caught.value.result is result
         assert job.output(0, "stdout") == "out 0\n"
         job.stop()
-    with pytest.raises(UsageError, match="files are gone"):
+    with pytest.raises(UsageError, match="files have been removed"):
         job.output()
     assert job.wait() is result
 

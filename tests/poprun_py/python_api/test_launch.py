@@ -101,7 +101,7 @@ def test_a_failed_program_is_shown_and_raises_only_on_request(capsys):
         (lambda: poprun_py.start(["x"], dry_run=True), "dry_run is an option of the command line"),
         (
             lambda: poprun_py.start(poprun_py.plan(LaunchConfig(program=("x",))), timeout=3),
-            "timeout: the plan has decided it",
+            "timeout: a plan cannot be changed",
         ),
     ],
 )

@@ -77,7 +77,10 @@ def test_an_exception_has_the_instance_and_its_traceback_and_ends_the_job(capfd)
     [
         pytest.param(lambda: os._exit(0), "exit code 0", marks=pytest.mark.sweep),
         pytest.param(lambda: os.kill(os.getpid(), 9), "signal SIGKILL", marks=pytest.mark.sweep),
-        (lambda: sys.exit("no data"), "exit code 1 before the function returned; its last line is"),
+        (
+            lambda: sys.exit("no data"),
+            "exit code 1 before the function returned; the last line of its stderr is",
+        ),
     ],
 )
 def test_an_instance_that_exits_early_fails_the_job(end, how):

@@ -164,7 +164,7 @@ def test_an_incomplete_result_is_an_error(folder):
     path = folder / "attempt-0" / "instance-0.result"
     path.write_bytes(path.read_bytes()[:200])
     with pytest.raises(
-        JobFailedError, match=r"instance 0 on here is not whole, or was .*: is there"
+        JobFailedError, match=r"instance 0 on here is incomplete, or was .*: check that"
     ):
         read_results(folder, ended(0))
 
