@@ -1,11 +1,10 @@
-"""The folder of --output-dir: one folder for every run, in it one for every attempt.
+"""The folders of --output-dir, one for each run and one for each attempt.
 
     DIR/latest -> 20260131-120000-1a2b3c    the run that began last
     DIR/20260131-120000-1a2b3c/report.json
     DIR/20260131-120000-1a2b3c/attempt-1/
 
-Nothing that is there is ever erased. What the report says is the caller's matter; what the
-instances write: output_files.py.
+Existing files are never removed. The content of the report is decided by run_report.py.
 """
 
 from __future__ import annotations
@@ -28,13 +27,13 @@ _ATTEMPT = re.compile(r"attempt-(\d+)")
 
 
 def run_id(environ: Mapping[str, str]) -> str:
-    """Return the name of a new run: the user's ``POPRUN_RUN_ID``, else one of its own.
+    """Return the name of a new run, which is the user's ``POPRUN_RUN_ID`` or a generated one.
 
-    Its own names the time in UTC, so that runs of all hosts sort by it. Inside an instance of
-    another job the variable names that job.
+    Generated names begin with the time in UTC, so runs of all hosts sort by time. Inside an
+    instance of another job, the variable is that job's and is not used.
 
     Raises:
-        UsageError: the user's cannot be the name of a folder.
+        UsageError: The user's name cannot be the name of a folder.
     """
     given = environ.get(RUN_ID, "")
     if not given or is_popdist_environment(environ):
@@ -48,17 +47,20 @@ def run_id(environ: Mapping[str, str]) -> str:
 
 
 class RunFolder:
-    """The folder of one run, which its owner alone can read; other launchers are kept out of it.
+    """The folder of one run, which only its owner can read, and its lock against other launchers.
 
-    A run that the user names may be there already: it goes on with its next attempt.
+    If the user named the run, the folder may exist. The run then continues with its next attempt.
 
     Args:
-        parent: where the folders of all runs are; made if missing.
-        name: the name of the run.
-        option: how messages name ``parent``.
+        parent: The folder of all runs, which is created if necessary.
+        name: The name of the run.
+        option: The name of the option for ``parent`` in messages.
+
+    Attributes:
+        trouble: A sentence about the last file that could not be written, or an empty string.
 
     Raises:
-        UsageError: the folder cannot be made or written to, or the run of that name runs now.
+        UsageError: The folder cannot be created or written to, or a run of this name is running.
     """
 
     def __init__(self, parent: str, name: str, option: str = "--output-dir") -> None:
@@ -86,11 +88,11 @@ class RunFolder:
             pass  # a file system without locks
 
     def close(self) -> None:
-        """Let other launchers in."""
+        """Release the lock."""
         os.close(self._lock)
 
     def link_latest(self) -> None:
-        """Let ``latest`` name this run, in one step; what the user calls so stays."""
+        """Let the link ``latest`` point to this run; a file of the user with that name stays."""
         link = self._parent / _LATEST
         partial = self._parent / f".{_LATEST}.{self.path.name}"
         try:
@@ -104,10 +106,10 @@ class RunFolder:
                 partial.unlink(missing_ok=True)
 
     def earlier_report(self) -> str | None:
-        """Return the report that an earlier launch of this run left, if there is one.
+        """Return the report of an earlier launch of this run; None without one.
 
         Raises:
-            UsageError: it cannot be read.
+            UsageError: The report cannot be read.
         """
         try:
             return (self.path / _REPORT).read_text(encoding="utf-8")
@@ -117,44 +119,36 @@ class RunFolder:
             raise self.not_a_report(str(getattr(error, "strerror", None) or error)) from None
 
     def not_a_report(self, why: str) -> UsageError:
-        """Return the refusal of a run whose report would be lost."""
+        """Return the error for a ``report.json`` that is not a report and must not be lost."""
         return UsageError(
             f"{self.path / _REPORT} is no report of a run ({why}): move it away, or give this run "
             f"another {RUN_ID}"
         )
 
     def make_attempt(self) -> tuple[int, Path]:
-        """Make the folder of the next attempt; returns its number, from 1, and its path.
+        """Create the folder of the next attempt; return its number, from 1, and its path.
 
         Raises:
-            OSError: it cannot be made.
+            OSError: The folder cannot be created.
         """
-        self._make_again()
+        self.path.mkdir(mode=0o700, parents=True, exist_ok=True)  # it may have been removed
         numbers = [int(m[1]) for name in os.listdir(self.path) if (m := _ATTEMPT.fullmatch(name))]  # noqa: PTH208 (names)
         number = max(numbers, default=0) + 1
         path = self.path / f"attempt-{number}"
         path.mkdir(mode=0o700)
         return number, path
 
-    def _make_again(self) -> None:
-        """Make the folder if somebody has removed it; it stays its owner's alone.
-
-        Raises:
-            OSError: it cannot be made.
-        """
-        self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
-
     def save_report(self, text: str, brief: str = "") -> None:
-        """Write ``report.json`` in one step, also if somebody removed the folder.
+        """Replace ``report.json`` in one step.
 
         Args:
-            text: the whole report.
-            brief: the most important part of the report. If a full disk has no room for a new
-                file, this part overwrites the existing report.
+            text: The whole report.
+            brief: The most important part of the report. If the disk is too full for a new file,
+                this part overwrites the existing report.
         """
         report = self.path / _REPORT
         try:
-            self._make_again()
+            self.path.mkdir(mode=0o700, parents=True, exist_ok=True)  # it may have been removed
             write_whole(report, text)
         except OSError as error:
             self.trouble = f"{self.path} has no report: {error.strerror}"

@@ -1,7 +1,7 @@
-"""The files that programs leave for their run: where each instance's lie, and how others' arrive.
+"""Files that programs leave for their run, and their transfer from and to other hosts.
 
-A program of this host writes them in their place. One of another host writes them into a private
-folder there, and its wrapper sends them when it has ended. Nothing here reads what is in them.
+A program on this host writes its files to their final place. A program on another host writes them
+to a private folder there, and its wrapper sends them after the program has ended.
 """
 
 from __future__ import annotations
@@ -18,23 +18,24 @@ from typing import Any, Final
 
 from popdist_py.environment import CALL, CALL_FILES, RUN_FILE_MIB, RUN_FILES, TIMELINE
 
-# A part of a file; a host sends no larger ones.
+# The largest part of a file that another host sends, and the parts that are sent to it.
 _MAX_PART_BYTES: Final = 1 << 20
 _GIVEN_PART_BYTES: Final = 1 << 19
-# An instance may send so many times the bytes of its spans: torch.profiler's traces come too.
+# The limit for a timeline's files is this many times the size of the spans, because traces of
+# torch.profiler are sent as well.
 _MOST_SENT: Final = 8
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FilePlace:
-    """Where instances leave files of one sort, each as ``instance-N.NAME``.
+    """The folder for one kind of files, which are named ``instance-N.NAME``.
 
     Attributes:
-        folder: in which they are.
-        variable: that tells a program the prefix of its own.
-        told: what is before the prefix in its value.
-        names: what NAME may be.
-        most_bytes: that an instance of another host may send.
+        folder: The folder.
+        variable: The environment variable whose value has the path up to ``instance-N``.
+        names: The pattern of the names.
+        most_bytes: How many bytes an instance on another host may send.
+        told: The text before the path in the value of the variable.
     """
 
     folder: Path
@@ -44,19 +45,19 @@ class FilePlace:
     told: str = ""
 
     def prefix(self, instance: int) -> Path:
-        """Return what the paths of an instance's files begin with."""
+        """Return the beginning of the paths of an instance's files."""
         return self.folder / f"instance-{instance}"
 
 
 def place_of_run(folder: Path) -> FilePlace:
-    """Return the place of what programs leave in the folder of an attempt."""
+    """Return the place for values and device documents in the folder of an attempt."""
     names = re.compile(r"values\.jsonl|device\.json")
     most = 2 * RUN_FILE_MIB << 20  # two files
     return FilePlace(folder=folder, variable=RUN_FILES, names=names, most_bytes=most)
 
 
 def place_of_spans(folder: Path, instance_bytes: int) -> FilePlace:
-    """Return the place of a timeline's files, of which an instance has so many bytes."""
+    """Return the place for a timeline's files, with ``instance_bytes`` of spans per instance."""
     return FilePlace(
         folder=folder,
         variable=TIMELINE,
@@ -67,9 +68,9 @@ def place_of_spans(folder: Path, instance_bytes: int) -> FilePlace:
 
 
 def place_of_call(folder: Path, restart_count: int) -> FilePlace:
-    """Return the place of what a function has returned, in the folder of its call.
+    """Return the place for the results of a function, in the folder of its call.
 
-    It may be as large as the memory of an instance.
+    The size of results is not limited.
     """
     return FilePlace(
         folder=folder / f"attempt-{restart_count}",
@@ -80,12 +81,12 @@ def place_of_call(folder: Path, restart_count: int) -> FilePlace:
 
 
 class FileTransfer:
-    """The files of one attempt at a job.
+    """Exchanges files with the programs of one attempt.
 
     Args:
-        places: where programs leave files; no two have the same names.
-        others: the instances on other hosts.
-        call: the file that all programs read; other hosts are sent it.
+        places: The places for files from programs. Their patterns do not overlap.
+        others: The instances on other hosts.
+        call: A file that all programs read, and that is sent to other hosts.
     """
 
     def __init__(
@@ -98,9 +99,9 @@ class FileTransfer:
         self._received: dict[tuple[int, str], int] = defaultdict(int)
 
     def variables(self, instance: int) -> dict[str, str]:
-        """Return the variables that tell an instance what it reads and where it leaves files.
+        """Return the variables with the paths of the files that an instance reads and leaves.
 
-        On another host, its wrapper says where it leaves them.
+        On another host, the wrapper decides where to leave files.
         """
         if instance in self._others:
             return {CALL: self._given[instance]} if instance in self._given else {}
@@ -111,13 +112,13 @@ class FileTransfer:
 
     @property
     def receivers(self) -> frozenset[int]:
-        """The instances that are sent what all programs read."""
+        """The instances that must be sent the file that all programs read."""
         return self._others if self._call is not None else frozenset()
 
     def given_parts(self) -> Iterator[bytes]:
-        """Return the file that programs read in parts, and its end, which is empty.
+        """Yield the parts of the file that all programs read, and an empty part at the end.
 
-        The program sees when the file was not whole.
+        If the file cannot be read to its end, the program notices that it is incomplete.
         """
         if self._call is not None:
             with suppress(OSError), self._call.open("rb") as file:
@@ -126,14 +127,14 @@ class FileTransfer:
         yield b""
 
     def given(self, instance: int, path: str) -> None:
-        """Take note of where another host keeps the file that its program reads."""
+        """Note the path of the file that the program of an instance on another host reads."""
         self._given[instance] = path
 
     def start_of(self, instance: int) -> dict[str, Any]:
-        """Return what the wrapper is told before its program starts.
+        """Return the values about files that a wrapper gets before its program starts.
 
-        Another host's: what the values of the variables begin with. With a timeline, where the
-        spans are, empty if that is decided there.
+        A wrapper on another host gets the text before the path in each variable. With a timeline,
+        a wrapper gets the path of the spans, which is empty if it decides on the path itself.
         """
         told: dict[str, Any] = {}
         is_other = instance in self._others
@@ -145,13 +146,13 @@ class FileTransfer:
         return told
 
     def take(self, instance: int, payload: bytes) -> None:
-        """Add a part of a file to what came of it; what is none of the instance's is dropped.
+        """Append a part of a file that a wrapper sent; files with other names are dropped.
 
         Args:
-            instance: whose wrapper sent it.
-            payload: of a ``protocol.FILE`` frame.
+            instance: The instance of the wrapper.
+            payload: The payload of a ``FILE`` frame.
         """
-        import zlib  # only jobs of several hosts need it
+        import zlib  # only needed for jobs on several hosts
 
         encoded, _, packed = payload.partition(b"\0")
         name = encoded.decode(errors="replace")
@@ -167,16 +168,11 @@ class FileTransfer:
 
 
 def _absolute(path: Path) -> str:
-    """Return a path that stays right where the program changes its folder."""
+    """Return a path that stays valid if the program changes its working folder."""
     return os.path.abspath(path)  # noqa: PTH100 (links stay)
 
 
 def _append(path: Path, part: bytes) -> None:
-    """Add to a file that its owner alone can read.
-
-    Raises:
-        OSError: that is not possible.
-    """
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
     with os.fdopen(descriptor, "ab") as file:
         file.write(part)

@@ -1,4 +1,4 @@
-"""The folders of runs: names, attempts, the link to the newest, and who may write there."""
+"""The folders of runs, with their names, attempts, reports, locks and the link ``latest``."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def mode(path):
     return path.stat().st_mode & 0o777
 
 
-def test_names_sort_by_time_on_every_host_and_never_meet(monkeypatch):
+def test_generated_names_sort_by_time_on_every_host_and_are_unique(monkeypatch):
     for zone in ("Pacific/Auckland", "America/Los_Angeles"):
         monkeypatch.setenv("TZ", zone)
         time.tzset()
@@ -50,7 +50,7 @@ def test_a_job_inside_an_instance_is_another_run():
 @pytest.mark.parametrize(
     "name", ["..", ".hidden", "a/b", "a b", "ä", "latest", "x" * 129, "-x", "a\n"]
 )
-def test_what_cannot_name_a_folder_is_refused(name):
+def test_an_invalid_name_is_refused(name):
     with pytest.raises(UsageError, match=r"POPRUN_RUN_ID=.*expected the name of a folder"):
         run_id({"POPRUN_RUN_ID": name})
 
@@ -71,7 +71,7 @@ def test_every_run_has_a_private_folder_and_the_newest_a_link(tmp_path):
     assert names(parent) == ["a", "b", "latest"]
 
 
-def test_attempts_are_counted_on(tmp_path):
+def test_attempts_are_numbered_across_launches(tmp_path):
     for wanted in (1, 3):
         folder = RunFolder(str(tmp_path), "run")
         assert folder.make_attempt() == (wanted, tmp_path / "run" / f"attempt-{wanted}")
@@ -94,7 +94,7 @@ def test_a_run_has_one_launcher_at_a_time(tmp_path):
 
 
 @pytest.mark.parametrize("make", [Path.mkdir, Path.touch])
-def test_what_the_user_calls_latest_stays(tmp_path, make):
+def test_a_file_of_the_user_named_latest_stays(tmp_path, make):
     make(tmp_path / "latest")
     folder = RunFolder(str(tmp_path), "run")
     folder.link_latest()
@@ -104,7 +104,7 @@ def test_what_the_user_calls_latest_stays(tmp_path, make):
     folder.close()
 
 
-def test_folder_that_cannot_be_used_is_refused_before_the_job(tmp_path, monkeypatch):
+def test_a_folder_that_cannot_be_used_is_refused(tmp_path, monkeypatch):
     (tmp_path / "taken").touch()
     for parent in ("taken", "taken/out"):
         with pytest.raises(UsageError, match=r"--output-dir .*taken"):
@@ -114,7 +114,7 @@ def test_folder_that_cannot_be_used_is_refused_before_the_job(tmp_path, monkeypa
         RunFolder(str(tmp_path / "out"), "run")
 
 
-def test_a_report_that_is_none_is_refused_and_kept(tmp_path):
+def test_a_report_that_cannot_be_read_is_refused_and_kept(tmp_path):
     folder = RunFolder(str(tmp_path), "run")
     assert folder.earlier_report() is None
     folder.save_report("kept")
@@ -126,7 +126,7 @@ def test_a_report_that_is_none_is_refused_and_kept(tmp_path):
     folder.close()
 
 
-def test_report_and_attempts_are_there_although_the_folder_was_removed(tmp_path):
+def test_a_removed_folder_is_created_again_for_reports_and_attempts(tmp_path):
     folder = RunFolder(str(tmp_path / "out"), "run")
     folder.path.rmdir()
     folder.save_report("{}\n")
@@ -137,7 +137,7 @@ def test_report_and_attempts_are_there_although_the_folder_was_removed(tmp_path)
     folder.close()
 
 
-def test_a_report_that_cannot_be_written_is_told(tmp_path):
+def test_a_report_that_cannot_be_written_is_a_trouble(tmp_path):
     folder = RunFolder(str(tmp_path), "run")
     (folder.path / "report.json").mkdir()
     folder.save_report("{}")

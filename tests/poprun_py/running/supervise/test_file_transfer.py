@@ -1,4 +1,4 @@
-"""Files that programs leave: what instances are told, and those that other hosts send."""
+"""The places for files from programs, and files that other hosts send."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def written(folder: Path) -> dict[str, bytes]:
     }
 
 
-def test_an_instance_of_this_host_is_told_its_places_and_another_is_not(files, tmp_path):
+def test_only_an_instance_on_this_host_gets_the_paths_of_the_places(files, tmp_path):
     assert files.variables(0) == {
         "POPDIST_RUN_FILES": f"{tmp_path}/instance-0",
         "POPDIST_TIMELINE": f"{1 << 18}:{tmp_path}/spans/instance-0",
@@ -53,7 +53,7 @@ def test_an_instance_of_this_host_is_told_its_places_and_another_is_not(files, t
     assert (nothing.variables(0), nothing.start_of(1)) == ({}, {})
 
 
-def test_a_program_may_change_its_folder(tmp_path, monkeypatch):
+def test_paths_stay_valid_if_a_program_changes_its_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     told = FileTransfer((place_of_run(Path("runs/latest")),), frozenset()).variables(3)
     assert told == {"POPDIST_RUN_FILES": f"{tmp_path}/runs/latest/instance-3"}
@@ -64,7 +64,7 @@ def test_another_job_inherits_none_of_the_places(places):
 
 
 def test_files_of_another_host_arrive_whole(files, tmp_path, monkeypatch):
-    """As its wrapper sends them: in parts, each into the folder of its sort, and removed there."""
+    """The wrapper sends each file in parts and removes it."""
     there = tmp_path / "there"
     there.mkdir()
     monkeypatch.setenv("TMPDIR", str(there))
@@ -98,7 +98,7 @@ def test_files_of_another_host_arrive_whole(files, tmp_path, monkeypatch):
     assert [path.name for path in AttemptFiles(tmp_path, 1).devices()] == ["instance-1.device.json"]
 
 
-def test_a_host_without_a_folder_for_them_keeps_nothing(files, tmp_path, monkeypatch):
+def test_a_host_without_a_temporary_folder_sends_no_files(files, tmp_path, monkeypatch):
     monkeypatch.setenv("TMPDIR", str(tmp_path / "nowhere"))
     sent = sender.ProgramFiles(files.start_of(1)["files"])
     assert (sent.variables(), sent.prefix) == ({}, "")
@@ -106,16 +106,14 @@ def test_a_host_without_a_folder_for_them_keeps_nothing(files, tmp_path, monkeyp
     sent.remove()
 
 
-def test_a_program_that_removed_the_folder_of_its_files_ends_as_it_would(
-    files, tmp_path, monkeypatch
-):
+def test_a_program_may_remove_the_folder_of_its_files(files, tmp_path, monkeypatch):
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     sent = sender.ProgramFiles(files.start_of(1)["files"])
     Path(sent.prefix).parent.rmdir()
     assert list(sent.parts()) == []
 
 
-def test_a_relative_folder_for_temporary_files_stays_right(files, tmp_path, monkeypatch):
+def test_a_relative_temporary_folder_stays_valid(files, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("TMPDIR", ".")
     sent = sender.ProgramFiles(files.start_of(1)["files"])
@@ -126,7 +124,7 @@ def test_a_relative_folder_for_temporary_files_stays_right(files, tmp_path, monk
 @pytest.mark.parametrize(
     ("instance", "payload"),
     [
-        (0, b"0.spans\0" + zlib.compress(b"a")),  # of this host: it writes the file itself
+        (0, b"0.spans\0" + zlib.compress(b"a")),  # an instance on this host writes its own files
         (0, b"values.jsonl\0" + zlib.compress(b"a")),
         (1, b"../../0.spans\0" + zlib.compress(b"a")),
         (1, b"../report.json\0" + zlib.compress(b"a")),
@@ -137,7 +135,7 @@ def test_a_relative_folder_for_temporary_files_stays_right(files, tmp_path, monk
         (1, b""),
     ],
 )
-def test_what_is_no_file_of_the_instance_is_dropped(files, tmp_path, instance, payload):
+def test_other_files_and_invalid_parts_are_dropped(files, tmp_path, instance, payload):
     files.take(instance, payload)
     assert written(tmp_path) == {}
 
@@ -155,11 +153,11 @@ def test_a_host_cannot_fill_the_disk(places, tmp_path, place, name):
     for _ in range(5):
         files.take(1, name.encode() + b"\0" + zlib.compress(bytes(1 << 20), 9))
     assert (small.folder / f"instance-1.{name}").stat().st_size == 2 << 20
-    # Another instance has bytes of its own; so much is kept of values by default.
+    # These are the default limits of an instance.
     assert places[0].most_bytes == 128 << 20
     assert places[1].most_bytes == 8 << 18
 
 
-def test_a_disk_that_is_full_ends_no_job(files, tmp_path):
+def test_a_full_disk_raises_no_error(files, tmp_path):
     (tmp_path / "instance-1.values.jsonl").symlink_to("/dev/full")
     files.take(1, b"values.jsonl\0" + zlib.compress(b"a"))
