@@ -1,5 +1,4 @@
-"""Keyboard input for one instance, and the modes of the user's terminal.
+"""Input for one instance, from the user's terminal or another standard input.
 
-Contains the terminal and its modes, debuggers that use it in turn, Ctrl-Z, and standard input that
-is not a terminal. No module here decides how a job ends.
+Contains also the modes of the terminal, the order in which debuggers use it, and Ctrl-Z.
 """

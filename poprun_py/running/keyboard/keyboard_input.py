@@ -1,7 +1,8 @@
-"""The keyboard of a job: passes on what is typed to the instance that has it.
+"""Input from the keyboard, which is passed on to one instance at a time.
 
-It sets the user's terminal as that program wants its own. Where standard input is no
-terminal, it passes on what cannot reach its instance in any other way.
+The owner of the keyboard is the instance that reads standard input, or an instance in a debugger.
+The user's terminal gets the modes that the owner's program wants. If standard input is not a
+terminal, it is passed on to an instance on another host.
 """
 
 from __future__ import annotations
@@ -10,22 +11,24 @@ import contextlib
 import os
 import selectors
 import time
+from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
 from poprun_py.instance import control_protocol
-from poprun_py.running.keyboard.debug_turns import DebugTurns
 
 if TYPE_CHECKING:
-    from poprun_py.running.keyboard.terminal_modes import Modes
-    from poprun_py.running.keyboard.user_terminal import UserTerminal
+    from poprun_py.running.keyboard.user_terminal import Modes, UserTerminal
 
 _CHUNK = 4096
-# How often a job in the background looks whether it has come to the foreground.
-_LOOK_SECONDS = 0.2
+# How often a job in the background checks whether it has come to the foreground.
+_CHECK_SECONDS = 0.2
 
 
-class Wire(Protocol):
+# The next two classes describe objects of running.supervise, which imports this package.
+
+
+class Connections(Protocol):
     """The connections to the instances."""
 
     def send_to(self, instance: int, kind: bytes, value: Any) -> None:
@@ -38,26 +41,25 @@ class Wire(Protocol):
         """Send a frame with a value to all instances."""
 
 
-class Shown(Protocol):
-    """What is shown of the instances, on the same terminal."""
+class Output(Protocol):
+    """The output of the instances on the same terminal."""
 
     def give_keyboard(self, instance: int | None, *, shows_hidden: bool) -> None:
-        """This instance has the keyboard now, it alone; perhaps it is shown if it is hidden."""
+        """Set the owner of the keyboard; ``shows_hidden`` shows it even if it is hidden."""
 
     def map_newlines(self, mapped: bool) -> None:
-        """The terminal returns to the first column after a newline, or does not."""
+        """Set whether the terminal returns to the first column after a newline."""
 
     def enter_typed(self) -> None:
-        """The terminal itself has moved the cursor to the next line."""
+        """Note that the terminal has moved the cursor to the next line."""
 
 
 def open_terminal() -> UserTerminal | None:
     """Return the terminal that is standard input, if it controls this process."""
     if not os.isatty(0):
         return None
-    from poprun_py.running.keyboard.user_terminal import (
-        UserTerminal,
-    )  # other jobs do not pay for it
+    # Imported here, so that other jobs do not wait for it.
+    from poprun_py.running.keyboard.user_terminal import UserTerminal
 
     try:
         return UserTerminal()
@@ -65,26 +67,50 @@ def open_terminal() -> UserTerminal | None:
         return None
 
 
+class DebuggerQueue:
+    """The instances in a debugger, in the order of their calls. The first has the keyboard."""
+
+    def __init__(self) -> None:
+        self._queue: deque[tuple[int, int]] = deque()  # instances and their calls
+
+    @property
+    def current(self) -> int | None:
+        """The instance whose debugger has the keyboard."""
+        return self._queue[0][0] if self._queue else None
+
+    def enter(self, instance: int, call: int) -> bool:
+        """Add an instance that calls its debugger; return whether it gets the keyboard now."""
+        self._queue.append((instance, call))
+        return len(self._queue) == 1
+
+    def leave(self, instance: int) -> int | None:
+        """Remove an instance, and return its last call if it was in the queue."""
+        calls = [call for each, call in self._queue if each == instance]
+        self._queue = deque(entry for entry in self._queue if entry[0] != instance)
+        return max(calls) if calls else None
+
+
 class KeyboardInput:
-    """What comes from standard input, and whose it is.
+    """Reads standard input and sends it to the owner of the keyboard.
 
     Args:
-        instance: the instance that reads standard input.
-        wire: the connections to the instances.
-        shown: what is shown of them.
-        on_debugger: told which instance is in the debugger now, None for none.
-        terminal: the user's terminal, if standard input is one that controls the launcher.
-        is_passed_on: whether standard input that is not a terminal is read here and passed on.
-            This is the case if the instance is on another host.
-        is_shown: whether the launcher's stdout and stderr are terminals: so are the program's.
-        tag_width: columns in front of each line of an instance.
+        instance: The instance that reads standard input.
+        connections: The connections to the instances.
+        output: The output of the instances.
+        on_debugger: Takes the instance whose debugger has the keyboard now, or None.
+        terminal: The user's terminal, if standard input is one that controls the launcher.
+        is_passed_on: Whether standard input is passed on although it is not a terminal, because
+            the instance is on another host.
+        is_shown: Whether the launcher's stdout and stderr are terminals. The program's are
+            terminals then as well.
+        tag_width: Returns the width of the tag before each line of an instance.
     """
 
     def __init__(
         self,
         instance: int,
-        wire: Wire,
-        shown: Shown,
+        connections: Connections,
+        output: Output,
         on_debugger: Callable[[int | None], None],
         *,
         terminal: UserTerminal | None,
@@ -94,33 +120,33 @@ class KeyboardInput:
     ) -> None:
         self.is_there = terminal is not None or is_passed_on
         self._reader = instance
-        self._wire = wire
-        self._shown = shown
+        self._connections = connections
+        self._output = output
         self._on_debugger = on_debugger
         self._terminal = terminal
         self._is_shown = is_shown
         self._tag_width = tag_width
         self._selector: selectors.BaseSelector | None = None
-        self._holder: int | None = None
-        self._owing: set[int] = set()  # instances that have not read what they were sent
-        self._modes: dict[int, Modes] = {}  # what programs have set
+        self._owner: int | None = None
+        self._unconfirmed: set[int] = set()  # instances that have not read their last input
+        self._modes: dict[int, Modes] = {}  # the modes that programs have set
         self._first_modes = terminal.own_modes if terminal is not None else None
         self._ended: set[int] = set()
-        self._turns = DebugTurns()
-        # The last call of breakpoint() that others wait in, by the instance that they wait for.
+        self._debuggers = DebuggerQueue()
+        # The last call of breakpoint() that other instances wait in, by the awaited instance.
         self._awaited_calls: dict[int, int] = {}
-        self._is_watched = False
-        self._is_always_ready = False  # a file, which no selector takes
+        self._is_watched = False  # whether the selector watches standard input
+        self._is_always_ready = False  # whether it is a file, which a selector does not accept
 
     @property
     def is_debugging(self) -> bool:
         """Whether an instance is in the debugger."""
-        return self._turns.current is not None
+        return self._debuggers.current is not None
 
     # --- start and end --------------------------------------------------------------------
 
     def start_of(self, instance: int) -> dict[str, Any]:
-        """Return what the wrapper of an instance is told as its program starts."""
+        """Return the values about the keyboard that a wrapper gets before its program starts."""
         if not self.is_there:
             return {}
         setup: dict[str, Any] = {}
@@ -131,120 +157,119 @@ class KeyboardInput:
         return {"keyboard": setup}
 
     def begin(self, selector: selectors.BaseSelector) -> None:
-        """All programs start: pass on what is typed from now on."""
+        """Pass on input from now on, because all programs start."""
         self._selector = selector
         if self.is_there:
-            self._give(self._reader)
+            self._give_to(self._reader)
 
     def close(self) -> None:
-        """Read no more, and leave the terminal as it was."""
+        """Stop reading, and restore the terminal."""
         self._watch(False)
         if self._terminal is not None:
             self._terminal.close()
         self.is_there, self._terminal = False, None
 
     def let_go(self) -> None:
-        """Leave the terminal as it was: the launcher stops or ends."""
+        """Restore the terminal, because the launcher stops or ends."""
         if self._terminal is not None:
             self._watch(False)
             self._terminal.restore()
 
-    # --- what comes -----------------------------------------------------------------------
+    # --- events ---------------------------------------------------------------------------
 
     def received(self, instance: int, kind: bytes, value: Any) -> None:
-        """Do what a frame of an instance says."""
+        """Handle a frame of an instance."""
         if kind == control_protocol.KEYS_READ:
-            self._owing.discard(instance)
-            self._look()
+            self._unconfirmed.discard(instance)
+            self._read_or_wait()
         elif kind == control_protocol.UNREAD:
-            self._give_back(value)
+            self._seek_back(value)
         elif kind == control_protocol.TERMINAL_MODES:
             self._take_modes(instance, value)
         elif kind == control_protocol.DEBUGGER:
             self._on_debug(instance, *value)
 
     def ended(self, instance: int) -> None:
-        """A program has ended: it reads no more, and is in no debugger."""
+        """Note that the program of an instance has ended."""
         self._ended.add(instance)
         if instance in self._awaited_calls:
-            self._wire.broadcast(control_protocol.DEBUGGER_LEFT, self._awaited_calls[instance])
+            self._connections.broadcast(
+                control_protocol.DEBUGGER_LEFT, self._awaited_calls[instance]
+            )
         self._leave_debugger(instance)
-        if instance == self._holder:
-            self._give(None)
+        if instance == self._owner:
+            self._give_to(None)
 
     def resized(self) -> None:
-        """Tell the size of the terminal to whoever has it."""
-        if self._terminal is not None and self._holder is not None:
-            self._wire.send_to(
-                self._holder, control_protocol.WINDOW_SIZE, self._window(self._holder)
-            )
+        """Send the size of the terminal to the owner of the keyboard."""
+        if self._terminal is not None and self._owner is not None:
+            window = self._window(self._owner)
+            self._connections.send_to(self._owner, control_protocol.WINDOW_SIZE, window)
 
     def on_time(self, now: float) -> None:
-        """Look whether the terminal is ours; ``now`` is the time."""
+        """Check whether the launcher may use its terminal now."""
         del now
         if self._terminal is not None and self._selector is not None and self.is_there:
-            if self._terminal.has_come():
+            if self._terminal.has_come_to_foreground():
                 self.resized()
                 self._set_modes()
-            self._look()
+            self._read_or_wait()
         elif self._is_always_ready:
-            self._look()
+            self._read_or_wait()
 
     def next_deadline(self) -> float:
         """Return when ``on_time`` has something to do; inf for never."""
-        if self._holder is None or not self.is_there:
+        if self._owner is None or not self.is_there or self._owner in self._unconfirmed:
             return float("inf")
         if self._is_always_ready:
-            return float("inf") if self._holder in self._owing else 0.0
-        is_away = self._terminal is not None and not self._is_watched
-        if not is_away or self._holder in self._owing:
+            return 0.0
+        if self._terminal is None or self._is_watched:
             return float("inf")
-        return time.monotonic() + _LOOK_SECONDS
+        return time.monotonic() + _CHECK_SECONDS
 
-    # --- whose it is ----------------------------------------------------------------------
+    # --- the owner ------------------------------------------------------------------------
 
-    def _give(self, instance: int | None) -> None:
-        """Give the keyboard to an instance, or to none."""
-        self._holder = instance if instance not in self._ended else None
-        self._shown.give_keyboard(self._holder, shows_hidden=self.is_debugging)
-        if self._holder is not None and self._terminal is not None:
-            self.resized()
+    def _give_to(self, instance: int | None) -> None:
+        self._owner = instance if instance not in self._ended else None
+        self._output.give_keyboard(self._owner, shows_hidden=self.is_debugging)
+        self.resized()
         self._set_modes()
-        self._look()
+        self._read_or_wait()
 
-    def _on_debug(self, instance: int, what: str, call: int, awaited: int = -1) -> None:
-        """A program wants the terminal for its debugger, has left it, or waits for another's."""
-        if what == "leave":
+    def _on_debug(self, instance: int, event: str, call: int, awaited: int = -1) -> None:
+        """Handle a program that enters or leaves its debugger, or waits for another program's."""
+        if event == "leave":
             self._leave_debugger(instance)
-        elif what == "wait":
+        elif event == "wait":
             self._awaited_calls[awaited] = call
             if awaited in self._ended:
-                self._wire.broadcast(control_protocol.DEBUGGER_LEFT, call)
-        elif self._turns.enter(instance, call):
+                self._connections.broadcast(control_protocol.DEBUGGER_LEFT, call)
+        elif self._debuggers.enter(instance, call):
             self._enter_debugger(instance)
 
     def _enter_debugger(self, instance: int) -> None:
         self._on_debugger(instance)
-        self._give(instance)
-        self._wire.send_to(instance, control_protocol.NEW_TERMINAL, self._terminal_setup(instance))
+        self._give_to(instance)
+        setup = self._terminal_setup(instance)
+        self._connections.send_to(instance, control_protocol.NEW_TERMINAL, setup)
 
     def _leave_debugger(self, instance: int) -> None:
-        was_current = self._turns.current == instance
-        call = self._turns.leave(instance)
+        was_current = self._debuggers.current == instance
+        call = self._debuggers.leave(instance)
         if call is not None:
-            self._wire.broadcast(control_protocol.DEBUGGER_LEFT, call)
+            self._connections.broadcast(control_protocol.DEBUGGER_LEFT, call)
         if not was_current:
             return
-        if (following := self._turns.current) is not None:
+        if (following := self._debuggers.current) is not None:
             self._enter_debugger(following)
         else:
             self._on_debugger(None)
-            self._give(self._reader)
+            self._give_to(self._reader)
 
     # --- the terminal ---------------------------------------------------------------------
 
     def _terminal_setup(self, instance: int) -> dict[str, Any]:
-        """Return what the terminal of a program is to be like."""
+        """Return the modes, the size and the stream of a program's terminal."""
         assert self._first_modes is not None
         is_stdout, is_stderr = self._is_shown
         stream = control_protocol.STDOUT if is_stdout else control_protocol.STDERR
@@ -257,38 +282,39 @@ class KeyboardInput:
         }
 
     def _window(self, instance: int) -> list[int]:
-        from poprun_py.running.keyboard.terminal_modes import window
+        from poprun_py.running.keyboard.user_terminal import window
 
         assert self._terminal is not None
         return window(self._terminal.size(), self._tag_width(instance))
 
     def _take_modes(self, instance: int, value: list[Any]) -> None:
-        from poprun_py.running.keyboard.terminal_modes import Modes
+        from poprun_py.running.keyboard.user_terminal import Modes
 
         iflag, oflag, lflag, codes, is_flushed = value
         self._modes[instance] = Modes(iflag, oflag, lflag, tuple(codes))
-        if instance == self._holder:
+        if instance == self._owner:
             self._set_modes(drop_input=is_flushed)
 
     def _set_modes(self, *, drop_input: bool = False) -> None:
-        """Set the user's terminal as the program that has it wants its own."""
+        """Set the modes of the user's terminal as the owner's program wants them."""
         if self._terminal is None:
             return
         wanted = self._terminal.own_modes
-        if self._holder in self._modes and self._first_modes is not None:
-            wanted = wanted.changed_as(self._first_modes, self._modes[self._holder])
+        if self._owner in self._modes and self._first_modes is not None:
+            wanted = wanted.with_changes(self._first_modes, self._modes[self._owner])
         self._terminal.set(wanted, drop_input=drop_input)
-        self._shown.map_newlines(self._terminal.modes.maps_newlines)
+        self._output.map_newlines(self._terminal.modes.maps_newlines)
 
     # --- reading --------------------------------------------------------------------------
 
-    def _look(self) -> None:
-        """Read as long as somebody takes it and it is ours to read."""
-        wanted = self.is_there and self._holder is not None and self._holder not in self._owing
+    def _read_or_wait(self) -> None:
+        """Read a file, or let the selector watch another input, if it may be read now."""
+        may_read = self.is_there and self._owner is not None
+        may_read = may_read and self._owner not in self._unconfirmed
         if self._terminal is not None:
-            wanted = wanted and self._terminal.is_ours
-        self._watch(wanted)
-        if wanted and self._is_always_ready:
+            may_read = may_read and self._terminal.is_usable
+        self._watch(may_read)
+        if may_read and self._is_always_ready:
             self._read(None, 0)
 
     def _watch(self, wanted: bool) -> None:
@@ -305,7 +331,7 @@ class KeyboardInput:
                 return
         self._is_watched = wanted
 
-    def _give_back(self, count: int) -> None:
+    def _seek_back(self, count: int) -> None:
         """Move back in a file by the ``count`` bytes that the program has not read.
 
         The next reader of the file then finds them. Bytes that were read from a pipe are lost.
@@ -314,9 +340,8 @@ class KeyboardInput:
             os.lseek(0, -count, os.SEEK_CUR)
 
     def _read(self, _: Any, __: int) -> None:
-        """Pass on what there is."""
-        holder = self._holder
-        if holder is None:
+        owner = self._owner
+        if owner is None:
             return
         if self._terminal is not None:
             keys = self._terminal.read()
@@ -326,14 +351,14 @@ class KeyboardInput:
             except BlockingIOError:
                 keys = None
             except OSError:
-                keys = b""  # what cannot be read has ended
+                keys = b""  # an input that cannot be read counts as ended
         if keys is None:
-            self._look()
+            self._read_or_wait()
             return
-        self._owing.add(holder)
-        self._wire.send_bytes_to(holder, control_protocol.KEYS, keys)
+        self._unconfirmed.add(owner)
+        self._connections.send_bytes_to(owner, control_protocol.KEYS, keys)
         if self._terminal is None:
             self.is_there = bool(keys)
         elif self._terminal.modes.echoes_newline and keys.endswith(b"\n"):
-            self._shown.enter_typed()
-        self._look()
+            self._output.enter_typed()
+        self._read_or_wait()

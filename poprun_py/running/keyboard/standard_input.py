@@ -2,8 +2,8 @@
 
 The instance gets the descriptor itself and not a copy of the data. The next reader of a file or
 pipe therefore finds everything that the program has not read, and the program can read sockets and
-pipes of other users as well. keyboard.py passes on input from a terminal, and input for an instance
-on another host.
+pipes of other users as well. Input from a terminal, and input for an instance on another host, is
+passed on by keyboard_input.py.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def pass_on(channel: socket.socket) -> None:
     if not _is_readable():
         descriptor = opened = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        # Sending fails if the instance has ended meanwhile.
+        # Sending fails if the instance has ended.
         with contextlib.suppress(OSError):
             socket.send_fds(channel, [b"\0"], [descriptor])
     finally:

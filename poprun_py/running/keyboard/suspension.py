@@ -1,4 +1,4 @@
-"""Ctrl-Z: all programs are stopped, then the launcher itself; all go on together."""
+"""Ctrl-Z, which stops all programs and then the launcher."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import os
 import signal
 from collections.abc import Callable, Iterable
 
-# A host that does not answer must not keep the user from the shell.
+# The launcher stops after this time even if a host does not answer, so the user gets the shell.
 _ANSWER_SECONDS = 1.0
 
 
 class Suspension:
-    """The stop of one job: who has still to answer; the clock is an argument.
+    """Waits until the programs of a job have stopped, and then stops the launcher.
 
     Args:
-        stop: called when all programs are stopped; returns when the launcher goes on.
+        stop: Stops the launcher, and returns when the user continues it.
     """
 
     def __init__(self, stop: Callable[[], None]) -> None:
@@ -28,27 +28,29 @@ class Suspension:
         return self._stop_at != float("inf")
 
     def begin(self, instances: Iterable[int], now: float) -> None:
-        """The instances were asked to stop."""
+        """Wait for these instances, which were asked to stop."""
         self._awaited = set(instances)
         self._stop_at = now + _ANSWER_SECONDS
 
     def stopped(self, instance: int) -> None:
-        """An instance is stopped, or has ended."""
+        """Note that an instance has stopped or ended."""
         self._awaited.discard(instance)
 
     def next_deadline(self) -> float:
         """Return when ``on_time`` has something to do; inf for never."""
-        return self._stop_at if self._awaited else 0.0 if self.is_asked else float("inf")
+        if self._awaited:
+            return self._stop_at
+        return 0.0 if self.is_asked else float("inf")
 
     def on_time(self, now: float) -> None:
-        """Stop the launcher if nobody has to answer any more."""
+        """Stop the launcher after the last answer or the time-out."""
         if self.is_asked and (not self._awaited or now >= self._stop_at):
             self._stop_at = float("inf")
             self._stop()
 
 
 def take_signal(number: int) -> None:
-    """Do what a signal does to any program; returns when a process that it stopped goes on."""
+    """Let a signal have its default effect on this process, such as stopping it."""
     caught = signal.signal(number, signal.SIG_DFL)
     os.kill(os.getpid(), number)
     signal.signal(number, caught)

@@ -1,8 +1,8 @@
-"""The launcher's own terminal: reads keys, sets modes, and only while it is ours to do so.
+"""The user's terminal, and the modes of terminals.
 
-A process in the background that reads or sets its terminal is stopped by the kernel. In the
-foreground there may be others, such as the pager of ``poprun-py ... | less``: whoever has set the
-modes of the terminal reads it, and nobody else.
+The launcher reads and sets its terminal only while it is in the foreground, because the kernel
+stops a background process that does so. Other programs may be in the foreground as well, such as
+the pager of ``poprun-py ... | less``. Then the program that has set the modes reads the terminal.
 """
 
 from __future__ import annotations
@@ -10,35 +10,135 @@ from __future__ import annotations
 import contextlib
 import os
 import termios
+from dataclasses import dataclass, replace
+from typing import Any
 
 from poprun_py.process_info import all_stats
-from poprun_py.running.keyboard.terminal_modes import Modes
 
 _CHUNK = 4096
+_IFLAG, _OFLAG, _LFLAG, _CC = 0, 1, 3, 6
+# A shell changes these flags while its command line is edited. Programs start with all of them set.
+_SANE_IFLAG = termios.ICRNL
+_SANE_OFLAG = termios.OPOST | termios.ONLCR
+_SANE_LFLAG = termios.ICANON | termios.ECHO | termios.ECHOE | termios.ISIG | termios.IEXTEN
+_FEWEST_COLUMNS = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Modes:
+    """The flags and control characters of a terminal."""
+
+    iflag: int
+    oflag: int
+    lflag: int
+    codes: tuple[int, ...]
+
+    @classmethod
+    def of(cls, attributes: list[Any]) -> Modes:
+        """Read the result of ``termios.tcgetattr``."""
+        codes = (code if isinstance(code, int) else code[0] for code in attributes[_CC])
+        return cls(attributes[_IFLAG], attributes[_OFLAG], attributes[_LFLAG], tuple(codes))
+
+    def put_into(self, attributes: list[Any]) -> list[Any]:
+        """Return the attributes, with these modes, for ``termios.tcsetattr``."""
+        changed = list(attributes)
+        changed[_IFLAG], changed[_OFLAG], changed[_LFLAG] = self.iflag, self.oflag, self.lflag
+        changed[_CC] = [bytes([code]) for code in self.codes]
+        return changed
+
+    def to_json(self) -> list[object]:
+        """Return the modes as JSON values."""
+        return [self.iflag, self.oflag, self.lflag, list(self.codes)]
+
+    @property
+    def is_canonical(self) -> bool:
+        """Whether programs read whole lines."""
+        return bool(self.lflag & termios.ICANON)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether programs read whole lines, which are echoed, as in a terminal's usual mode."""
+        return self.is_canonical and bool(self.lflag & termios.ECHO)
+
+    @property
+    def echoes_newline(self) -> bool:
+        """Whether the Enter key moves the cursor to the next line."""
+        return self.is_canonical and bool(self.lflag & (termios.ECHO | termios.ECHONL))
+
+    @property
+    def maps_newlines(self) -> bool:
+        """Whether a newline also returns to the first column."""
+        return bool(self.oflag & termios.OPOST and self.oflag & termios.ONLCR)
+
+    def sane(self) -> Modes:
+        """Return the modes that a shell sets before it starts a program."""
+        return replace(
+            self,
+            iflag=self.iflag | _SANE_IFLAG,
+            oflag=self.oflag | _SANE_OFLAG,
+            lflag=self.lflag | _SANE_LFLAG,
+        )
+
+    def with_changes(self, before: Modes, after: Modes) -> Modes:
+        """Return these modes with the changes from ``before`` to ``after``.
+
+        A program that has restored its terminal therefore leaves the user's terminal unchanged.
+        """
+        codes = [
+            theirs if theirs != first else own
+            for own, first, theirs in zip(self.codes, before.codes, after.codes, strict=True)
+        ]
+        lflag = _with_changed_bits(self.lflag, before.lflag, after.lflag)
+        if not lflag & termios.ICANON:
+            # The launcher reads every key at once, whatever the program waits for.
+            codes[termios.VMIN], codes[termios.VTIME] = 1, 0
+        return Modes(
+            _with_changed_bits(self.iflag, before.iflag, after.iflag),
+            _with_changed_bits(self.oflag, before.oflag, after.oflag),
+            lflag,
+            tuple(codes),
+        )
+
+
+def _with_changed_bits(own: int, before: int, after: int) -> int:
+    """Return ``own`` with the changed bits from ``before`` to ``after``."""
+    changed = before ^ after
+    return own & ~changed | after & changed
+
+
+def window(size: tuple[int, int], tag_width: int) -> list[int]:
+    """Return the rows and columns of a terminal without the tag of each line."""
+    rows, columns = size
+    # The size may be unknown, which is 0 rows and columns.
+    left = max(columns - tag_width, min(columns, _FEWEST_COLUMNS))
+    return [rows, left]
 
 
 class UserTerminal:
-    """The terminal that is standard input; it stays as it is until ``set``.
+    """The terminal that is standard input. Its modes are unchanged until ``set`` is called.
+
+    Attributes:
+        own_modes: The modes without the changes of a program.
+        modes: The current modes.
 
     Raises:
-        OSError: it does not control this process.
+        OSError: It is not the controlling terminal of this process.
     """
 
     def __init__(self) -> None:
         os.tcgetpgrp(0)
-        # Opened anew: a read must not wait when somebody else was quicker, and what is set for that
-        # must not be seen by the others that have this terminal.
+        # A read must not block if another process was quicker. A new descriptor can be non-blocking
+        # without changing the descriptors of other processes.
         self._descriptor = os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY | os.O_NONBLOCK)
         self._attributes = termios.tcgetattr(self._descriptor)
         now = Modes.of(self._attributes)
-        self._is_in_front = self._has_foreground()
-        is_others = not now.is_plain and (not self._is_in_front or _has_company())
-        # As it was before a program changed it, and as we have set it.
-        self.own_modes = self.modes = now.sane() if is_others else now
+        self._is_in_foreground = self._has_foreground()
+        is_changed = not now.is_plain and (not self._is_in_foreground or _has_other_group_members())
+        self.own_modes = self.modes = now.sane() if is_changed else now
 
     @property
-    def is_ours(self) -> bool:
-        """Whether the launcher is in the foreground, and nobody else has set the terminal."""
+    def is_usable(self) -> bool:
+        """Whether the launcher is in the foreground, and no other program has set the modes."""
         if not self._has_foreground():
             return False
         try:
@@ -48,34 +148,34 @@ class UserTerminal:
         if now == self.modes:
             return True
         if now.is_plain and self.modes == self.own_modes:
-            # Set back by whoever had it, or changed by the user.
+            # Another program has restored the modes, or the user has changed them.
             self.own_modes = self.modes = now
             return True
         return False
 
     def fileno(self) -> int:
-        """Return the descriptor that is readable when something was typed."""
+        """Return the descriptor, which is readable when the user has typed."""
         return self._descriptor
 
     def close(self) -> None:
-        """Leave it as it was, for good."""
+        """Restore the modes and close the descriptor."""
         self.restore()
         os.close(self._descriptor)
 
-    def has_come(self) -> bool:
-        """Tell whether the launcher has come to the foreground since the last question."""
-        was_in_front, self._is_in_front = self._is_in_front, self._has_foreground()
-        if was_in_front or not self._is_in_front:
+    def has_come_to_foreground(self) -> bool:
+        """Return whether the launcher has come to the foreground since the last call."""
+        was_in_foreground, self._is_in_foreground = self._is_in_foreground, self._has_foreground()
+        if was_in_foreground or not self._is_in_foreground:
             return False
         with contextlib.suppress(termios.error):
-            # As the shell leaves it to us now.
+            # The shell may have changed the modes.
             self._attributes = termios.tcgetattr(self._descriptor)
             now = Modes.of(self._attributes)
             self.own_modes = self.modes = now if now.is_plain else self.own_modes
         return True
 
     def size(self) -> tuple[int, int]:
-        """Return its rows and columns."""
+        """Return the rows and columns, or zeros if they are unknown."""
         try:
             size: tuple[int, int] = termios.tcgetwinsize(self._descriptor)
         except (OSError, termios.error):
@@ -83,8 +183,8 @@ class UserTerminal:
         return size
 
     def read(self) -> bytes | None:
-        """Return what was typed; empty for the end of input, None if it is not ours to read."""
-        if not self.is_ours:
+        """Return typed keys; b"" for the end of input, None if the launcher must not read now."""
+        if not self.is_usable:
             return None
         try:
             return os.read(self._descriptor, _CHUNK)
@@ -92,8 +192,8 @@ class UserTerminal:
             return None
 
     def set(self, modes: Modes, *, drop_input: bool = False) -> None:
-        """Set its modes at once, if it is ours to set."""
-        if not self.is_ours:
+        """Set the modes, if the launcher may do so now."""
+        if not self.is_usable:
             return
         with contextlib.suppress(termios.error):
             if drop_input:
@@ -105,9 +205,9 @@ class UserTerminal:
                 self.modes = Modes.of(termios.tcgetattr(self._descriptor))
 
     def restore(self) -> None:
-        """Leave it as it was; what the shell makes of it is looked at when we come back."""
+        """Restore the modes, before the launcher stops or ends."""
         self.set(self.own_modes)
-        self._is_in_front = False
+        self._is_in_foreground = False
 
     def _has_foreground(self) -> bool:
         try:
@@ -116,16 +216,16 @@ class UserTerminal:
             return False
 
 
-def _has_company() -> bool:
-    """Tell whether others than those that wait for us are in our process group."""
-    ours = os.getpgrp()
+def _has_other_group_members() -> bool:
+    """Return whether our process group has members apart from this process and its ancestors."""
+    group = os.getpgrp()
     parents, members = {}, []
     for pid, stat in all_stats():
         parents[pid] = stat.parent
-        if stat.group == ours:
+        if stat.group == group:
             members.append(pid)
-    waiting, pid = set(), os.getpid()
+    ancestors, pid = set(), os.getpid()
     while pid:
-        waiting.add(pid)
+        ancestors.add(pid)
         pid = parents.get(pid, 0)
-    return not waiting.issuperset(members)
+    return not ancestors.issuperset(members)

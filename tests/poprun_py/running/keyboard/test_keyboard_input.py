@@ -1,4 +1,4 @@
-"""What the keyboard decides: modes of terminals, turns of debuggers, who has still to stop."""
+"""Modes of terminals, the queue of debuggers, Ctrl-Z, and input from a file."""
 
 from __future__ import annotations
 
@@ -11,10 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from poprun_py.instance import control_protocol
-from poprun_py.running.keyboard.debug_turns import DebugTurns
-from poprun_py.running.keyboard.keyboard_input import KeyboardInput
+from poprun_py.running.keyboard.keyboard_input import DebuggerQueue, KeyboardInput
 from poprun_py.running.keyboard.suspension import Suspension
-from poprun_py.running.keyboard.terminal_modes import Modes, window
+from poprun_py.running.keyboard.user_terminal import Modes, window
 
 BITS = st.integers(0, 2**17 - 1)
 MODES = st.builds(
@@ -29,8 +28,8 @@ COOKED = Modes(
 
 
 @given(MODES, MODES)
-def test_a_program_that_sets_its_terminal_back_leaves_the_users_as_it_was(own, first):
-    kept = own.changed_as(first, first)
+def test_a_program_that_restores_its_terminal_leaves_the_users_terminal_unchanged(own, first):
+    kept = own.with_changes(first, first)
     if own.is_canonical:
         assert kept == own
     else:
@@ -39,7 +38,7 @@ def test_a_program_that_sets_its_terminal_back_leaves_the_users_as_it_was(own, f
 
 @given(MODES)
 def test_equal_terminals_stay_equal(theirs):
-    changed = COOKED.changed_as(COOKED, theirs)
+    changed = COOKED.with_changes(COOKED, theirs)
     assert (changed.iflag, changed.oflag, changed.lflag) == (
         theirs.iflag,
         theirs.oflag,
@@ -47,17 +46,17 @@ def test_equal_terminals_stay_equal(theirs):
     )
 
 
-def test_what_the_user_set_stays_where_the_program_changes_something_else():
+def test_modes_of_the_user_stay_if_the_program_changes_other_modes():
     own = replace(COOKED, iflag=COOKED.iflag | termios.IXANY, lflag=COOKED.lflag & ~termios.ECHO)
     without_lines = replace(COOKED, lflag=COOKED.lflag & ~termios.ICANON)
-    changed = own.changed_as(COOKED, without_lines)
+    changed = own.with_changes(COOKED, without_lines)
     assert changed.iflag & termios.IXANY
     assert not changed.lflag & (termios.ECHO | termios.ICANON)
-    # The launcher is to get every key, whatever the program waits for.
+    # The launcher reads every key at once, whatever the program waits for.
     assert (changed.codes[termios.VMIN], changed.codes[termios.VTIME]) == (1, 0)
 
 
-def test_a_terminal_whose_line_a_shell_edits_counts_as_one_of_lines():
+def test_the_modes_of_a_shell_that_edits_its_command_line_become_sane():
     edited = Modes(0, 0, termios.ISIG, (1,) * 32)
     assert edited.sane().is_canonical
     assert edited.sane().echoes_newline
@@ -65,7 +64,7 @@ def test_a_terminal_whose_line_a_shell_edits_counts_as_one_of_lines():
     assert edited.sane().codes == edited.codes
 
 
-def test_modes_survive_both_ways():
+def test_modes_survive_termios_and_json():
     attributes = [COOKED.iflag, COOKED.oflag, 99, COOKED.lflag, 15, 15, [b"\0"] * 32]
     assert Modes.of(attributes) == COOKED
     assert COOKED.put_into(attributes) == attributes
@@ -73,27 +72,27 @@ def test_modes_survive_both_ways():
     assert Modes(iflag, oflag, lflag, tuple(codes)) == COOKED
 
 
-def test_a_window_loses_the_tag_but_never_all_columns():
+def test_a_window_is_narrower_by_the_tag_but_has_some_columns():
     assert window((24, 80), 14) == [24, 66]
     assert window((24, 80), 0) == [24, 80]
     assert window((24, 25), 14) == [24, 20]
     assert window((0, 0), 14) == [0, 0]
 
 
-def test_debuggers_take_turns():
-    turns = DebugTurns()
-    assert turns.current is None
-    assert turns.enter(2, 1)
-    assert not turns.enter(0, 1)
-    assert turns.current == 2
-    assert turns.leave(1) is None
-    assert turns.leave(2) == 1
-    assert turns.current == 0
-    assert turns.leave(0) == 1
-    assert turns.current is None
+def test_debuggers_get_the_keyboard_one_after_another():
+    queue = DebuggerQueue()
+    assert queue.current is None
+    assert queue.enter(2, 1)
+    assert not queue.enter(0, 1)
+    assert queue.current == 2
+    assert queue.leave(1) is None
+    assert queue.leave(2) == 1
+    assert queue.current == 0
+    assert queue.leave(0) == 1
+    assert queue.current is None
 
 
-def test_the_launcher_stops_last():
+def test_the_launcher_stops_after_the_programs():
     stops = []
     suspension = Suspension(lambda: stops.append(1))
     suspension.on_time(0.0)
@@ -110,7 +109,7 @@ def test_the_launcher_stops_last():
     assert not suspension.is_asked
 
 
-def test_a_host_that_does_not_answer_is_not_waited_for():
+def test_the_launcher_stops_even_if_a_host_does_not_answer():
     stops = []
     suspension = Suspension(lambda: stops.append(1))
     suspension.begin([0], 10.0)
@@ -119,8 +118,8 @@ def test_a_host_that_does_not_answer_is_not_waited_for():
     assert stops == [1]
 
 
-class Wire:
-    """What is sent to instances, and shown of them."""
+class Connections:
+    """Keeps the frames that are sent. It also stands in for the output of the instances."""
 
     def __init__(self):
         self.sent = []
@@ -135,15 +134,17 @@ class Wire:
         pass
 
 
-def test_the_rest_of_a_file_is_left_where_the_program_on_another_host_stopped_reading(tmp_path):
+def test_the_next_reader_of_a_file_gets_the_rest_of_an_input_for_another_host(tmp_path):
     (tmp_path / "lines").write_text("one\ntwo\n")
-    keyboard = KeyboardInput(1, wire := Wire(), wire, print, terminal=None, is_passed_on=True)
+    keyboard = KeyboardInput(
+        1, sent_to := Connections(), sent_to, print, terminal=None, is_passed_on=True
+    )
     before = os.dup(0)
     try:
         with selectors.DefaultSelector() as selector, (tmp_path / "lines").open() as file:
             os.dup2(file.fileno(), 0)
             keyboard.begin(selector)
-            assert wire.sent == [(1, control_protocol.KEYS, b"one\ntwo\n")]
+            assert sent_to.sent == [(1, control_protocol.KEYS, b"one\ntwo\n")]
             keyboard.received(1, control_protocol.UNREAD, 4)
             assert os.read(0, 100) == b"two\n"
     finally:
