@@ -45,7 +45,7 @@ def keyword_types() -> str:
             if opt.group == group and name not in COMMAND_LINE_ONLY
         ]
         if members:
-            parts.append(f"    # {group}: {purpose}.\n")
+            parts.append(f"    # {group} ({purpose})\n")
         for name, opt in members:
             if name == "host":
                 parts.append(_entry("hosts", "str | Sequence[str] | None", _HOSTS))

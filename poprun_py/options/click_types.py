@@ -15,8 +15,8 @@ class ClickType(click.ParamType):  # type: ignore[type-arg]
     """A click parameter type that reads and completes values of an OptionType.
 
     Args:
-        option_type: the type of the values.
-        complete: returns words for shell completion that only a context can tell, such as the
+        option_type: The type of the values.
+        complete: Returns words for shell completion that only a context can tell, such as the
             names of existing objects.
     """
 

@@ -23,7 +23,7 @@ VERSION_FORMAT = Option(
 )
 # The spellings of --verbose, with the levels that they add.
 _VERBOSE = {"-v": 1, "-vv": 2, "-vvv": 3, "--verbose": 1, "--vv": 2}
-# Options that take no value, not even yes or no.
+# Options without a value. Even yes and no are not accepted.
 _BARE = ("--version", "--verbose")
 
 _OPTIONS: dict[str, Option] = {
@@ -34,8 +34,8 @@ _SHORT = {opt.short: name for name, opt in _OPTIONS.items() if opt.short}
 _NAMES = (*_OPTIONS, *_BARE, "--help", "--module")
 # mpirun's names for options of poprun-py.
 _ALIASES = {"-np": "--num-instances", "--np": "--num-instances"}
-# Names of other launchers for options of poprun-py, for hints. By spelling alone, the hint would be
-# another option.
+# Names of other launchers for options of poprun-py. A hint by spelling alone would suggest a wrong
+# option for them.
 _OTHER_LAUNCHERS = {
     **dict.fromkeys(("-c", "-N", "--num-processes"), "--num-instances"),
     **dict.fromkeys(("--nnodes", "--num-machines"), "--host"),
@@ -64,7 +64,7 @@ def parse(words: Sequence[str]) -> dict[str, Any]:
     topic under ``help`` (empty for the short help), and an empty program.
 
     Raises:
-        UsageError: an option is unknown or ambiguous, or a value is missing or not accepted.
+        UsageError: An option is unknown or ambiguous, or a value is missing or not accepted.
     """
     parsed = _parse_words(words)
     if parsed.topic is not None:
@@ -148,7 +148,7 @@ def _next_word(word: str, rest: Sequence[str], type_: OptionType) -> str:
 
 
 def _split(word: str) -> tuple[str, str | None]:
-    """Return the full name of the option in ``word``, and the value after ``=`` or None."""
+    """Return the full name of the option in ``word``, and the text after ``=``, if there is any."""
     if word == "-h":
         return "--help", None
     if word == "-m":
@@ -172,11 +172,11 @@ def complete(spelled: str, word: str) -> str:
     """Return the full name of the option that ``spelled`` is, or is a unique prefix of.
 
     Args:
-        spelled: the name or the prefix, with its hyphens.
-        word: the word of the command line, for messages.
+        spelled: The name or the prefix, with its hyphens.
+        word: The word of the command line, for messages.
 
     Raises:
-        UsageError: no option has this prefix, or several have it.
+        UsageError: No option has this prefix, or several have it.
     """
     spelled = spelled.replace("_", "-")
     if spelled in _NAMES:

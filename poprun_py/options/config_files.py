@@ -21,7 +21,7 @@ _PROJECT_TABLE = "poprun-py"
 # Loading the TOML parser takes longer than all other work before a launch, so a file that does not
 # mention our table is not parsed.
 _NAMES_OUR_TABLE = re.compile(r"""poprun[-_]py["']?\s*[].=]""")
-# The key under which --export-config writes the sources of the values, for information.
+# --export-config writes the sources of the values under this key. They are ignored when read.
 _SOURCES = "sources"
 
 
@@ -29,9 +29,9 @@ def checked_values(data: Any, path: str, text: str = "") -> dict[str, Any]:
     """Return the values of a table of options, with their origins.
 
     Args:
-        data: the table.
-        path: the name of the file in messages.
-        text: the text of the file. If it is given, messages contain line numbers.
+        data: The table.
+        path: The name of the file in messages.
+        text: The text of the file. If it is given, messages contain line numbers.
 
     Raises:
         UsageError: ``data`` is not a table, or contains an unknown key or an invalid value.
@@ -84,7 +84,7 @@ def parse_config(text: str, path: str) -> dict[str, Any]:
     """Return the values in the text of a configuration file, with their origins.
 
     Raises:
-        UsageError: the suffix is unknown, or the text is not accepted.
+        UsageError: The suffix is unknown, or the text is not accepted.
     """
     if path.endswith(".json"):
         try:
@@ -102,7 +102,7 @@ def parse_project_file(text: str, path: str) -> dict[str, Any] | None:
     """Return the values in the table ``[tool.poprun-py]`` of a pyproject.toml; None without it.
 
     Raises:
-        UsageError: the text or the table is not accepted.
+        UsageError: The text or the table is not accepted.
     """
     if not _NAMES_OUR_TABLE.search(text):
         return None
@@ -136,7 +136,7 @@ def config_text(values: Mapping[str, Any], origins: Mapping[str, Origin], path: 
     """Return the text of configuration file ``path``, with the source of each value.
 
     Raises:
-        UsageError: the suffix is unknown, or a value is not valid UTF-8 text.
+        UsageError: The suffix is unknown, or a value is not valid UTF-8 text.
     """
     sources = {name: " ".join(origins[name].label.split()) for name in values if name in origins}
     try:
@@ -175,7 +175,7 @@ def read_text_file(path: str, option: str) -> str:
     """Return the text of a file that an option names.
 
     Raises:
-        UsageError: the file cannot be read, or is not UTF-8 text.
+        UsageError: The file cannot be read, or is not UTF-8 text.
     """
     try:
         # "utf-8-sig" skips the byte order mark that some editors write.

@@ -40,7 +40,7 @@ from poprun_py.options.option_types import (
 
 GROUPS = {
     "Job": "number of instances, replicas and IPUs",
-    "Hosts": "hosts on which the instances run",
+    "Hosts": "hosts of the instances",
     "Placement": "NUMA nodes, CPUs and threads of each instance",
     "Inspection": "views of plans, machines and running jobs; most need no program",
     "Output": "output, records and metrics of the running job",
@@ -51,7 +51,7 @@ GROUPS = {
     "IPU hardware": "the pod of emulated IPUs, and PopRun's options for partitions",
 }
 
-# Pairs of options of which only one may be given.
+# Pairs of options that exclude each other.
 EXCLUSIVE = (
     ("host", "host_file"),
     ("hardware", "hardware_root"),
@@ -90,7 +90,7 @@ _ipu = partial(_option, "IPU hardware")
 # fmt: off
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DeclaredOptions:
-    """The declaration of every option: its default, its type, its help, and other properties."""
+    """A dataclass with a field for every option; the fields' metadata are the declarations."""
 
     num_instances: int = _job(1, whole_number(1, maximum=MAX_INSTANCES),
         "Number of instances (processes); the replicas are split evenly over them.", short="-n")

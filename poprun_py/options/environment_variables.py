@@ -65,7 +65,7 @@ def from_environment(environ: Mapping[str, str]) -> tuple[dict[str, Any], tuple[
         The values with their origins, and a warning for each unknown ``POPRUN_`` variable.
 
     Raises:
-        UsageError: a value is not accepted.
+        UsageError: A value is not accepted.
     """
     values: dict[str, Any] = {}
     origins: dict[str, Origin] = {}

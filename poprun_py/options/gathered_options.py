@@ -1,7 +1,7 @@
-"""The options of a command: all sources together, as one LaunchConfig.
+"""Gathering of a command's options from all sources into one LaunchConfig.
 
-The sources, from the weakest to the strongest: pyproject.toml, the file of --import-config,
-environment variables, and the command line.
+The sources are pyproject.toml, the file of --import-config, environment variables, and the command
+line. A later source in this list takes precedence over an earlier one.
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ def gather_options(
     """Merge the options of the command line, the variables and the files.
 
     Args:
-        values: the values of the command line, by field name.
-        environ: the launcher's environment.
-        folder: the folder in which the search for pyproject.toml starts. None: the current folder.
+        values: The values of the command line, by field name.
+        environ: The launcher's environment.
+        folder: The start of the search for pyproject.toml. The default is the current folder.
 
     Raises:
-        UsageError: a value is not accepted, values contradict one another, or a file cannot be
+        UsageError: A value is not accepted, values contradict one another, or a file cannot be
             read.
     """
     typed = from_command_line(values)

@@ -104,7 +104,7 @@ def _click_option(field: str, opt: Option) -> DeclaredOption:
 
 
 def default_text(opt: Option) -> str:
-    """Return an option's default as text; empty if it has none."""
+    """Return an option's default as text, which is empty for an option without a default."""
     if opt.default is None or opt.default == ():
         return ""
     if isinstance(opt.default, bool):
@@ -127,11 +127,11 @@ def help_text(topic: str, columns: int) -> str:
     """Return the help on ``topic``: empty for the short one, ``all``, a group or an option.
 
     Args:
-        topic: a topic in any letter case; the name of a group may be shortened.
-        columns: the width of the screen; lines have at most 100 columns.
+        topic: A topic in any letter case; the name of a group may be shortened.
+        columns: The width of the screen; lines have at most 100 columns.
 
     Raises:
-        UsageError: the topic is unknown.
+        UsageError: The topic is unknown.
     """
     formatter = click.HelpFormatter(width=max(40, min(columns, _MOST_COLUMNS)))
     if topic in ("", "--"):
@@ -153,7 +153,7 @@ def help_text(topic: str, columns: int) -> str:
 
 
 def _group(topic: str) -> str:
-    """Return the group whose name is ``topic``, or uniquely begins with it; empty for none."""
+    """Return the only group whose name begins with ``topic``, or an empty text."""
     wanted = topic.lower().replace("-", " ").replace("_", " ")
     groups = {group.lower(): group for group in GROUPS}
     found = [groups[wanted]] if wanted in groups else []
@@ -165,7 +165,7 @@ def _option(topic: str) -> DeclaredOption:
     """Return the option that ``topic`` names, with or without hyphens.
 
     Raises:
-        UsageError: no option has this name or prefix, or several have the prefix.
+        UsageError: No option has this name or prefix, or several have the prefix.
     """
     by_name = {name: option for option in _declared() for name in option.opts}
     if topic in by_name:

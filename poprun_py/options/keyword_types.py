@@ -16,7 +16,7 @@ Word: TypeAlias = str | int | float | PathLike[str]
 class LaunchOptions(TypedDict, total=False):
     """Every option that a launch from Python takes; an option that is left out has its default."""
 
-    # Job: number of instances, replicas and IPUs.
+    # Job (number of instances, replicas and IPUs)
 
     num_instances: int
     """Number of instances (processes); the replicas are split evenly over them."""
@@ -46,7 +46,7 @@ class LaunchOptions(TypedDict, total=False):
     executable_cache_path: str | PathLike[str] | None
     """Folder for compiled executables; every host must be able to access it."""
 
-    # Hosts: hosts on which the instances run.
+    # Hosts (hosts of the instances)
 
     hosts: str | Sequence[str] | None
     """Hosts as a list, such as ["a", "b:2"], or as the text of ``host``. Give only one of both."""
@@ -87,7 +87,7 @@ class LaunchOptions(TypedDict, total=False):
     distribute_ssh_key: bool
     """An option of PopRun without effect: ssh keys are not copied to the hosts."""
 
-    # Placement: NUMA nodes, CPUs and threads of each instance.
+    # Placement (NUMA nodes, CPUs and threads of each instance)
 
     process_placement: Literal["spreadnuma", "packnuma", "spreadcores", "spreadl3", "disabled"]
     """How a host's NUMA nodes and cores are divided among its instances."""
@@ -126,7 +126,7 @@ class LaunchOptions(TypedDict, total=False):
     hardware_root: str | PathLike[str] | None
     """Plan for the machine whose sys/ and proc/ were copied to this folder."""
 
-    # Output: output, records and metrics of the running job.
+    # Output (output, records and metrics of the running job)
 
     only_output_from_instance: int | str | Sequence[int] | None
     """Show the output of these instances only, such as 0,2-3. The output of an instance that fails
@@ -174,7 +174,7 @@ class LaunchOptions(TypedDict, total=False):
     verbosity: int
     """-v logs what the launcher does; -vv logs everything, including the topology."""
 
-    # Supervision: time limits, signals and failures.
+    # Supervision (time limits, signals and failures)
 
     timeout: float | str | None
     """End the job after this time, with exit code 124."""
@@ -195,7 +195,7 @@ class LaunchOptions(TypedDict, total=False):
     allow_fewer_hosts: bool
     """Allow a restart without the hosts that were lost."""
 
-    # Environment: variables of the instances, and packages that they import.
+    # Environment (variables of the instances, and packages that they import)
 
     env: Mapping[str, Word] | Sequence[str]
     """NAME=VALUE sets a variable in every instance. NAME forwards the launcher's variable, which
@@ -215,7 +215,7 @@ class LaunchOptions(TypedDict, total=False):
     the back end that the program names.
     """
 
-    # MPI: the MPI that starts the instances.
+    # MPI (the MPI that starts the instances)
 
     mpi: str | PathLike[str] | None
     """mpirun, or the folder of its installation. Unset: mpirun beside this Python, else on PATH."""
@@ -235,7 +235,7 @@ class LaunchOptions(TypedDict, total=False):
     allow_run_as_root: bool
     """Allow mpirun to run as root, as PopRun does."""
 
-    # IPU hardware: the pod of emulated IPUs, and PopRun's options for partitions.
+    # IPU hardware (the pod of emulated IPUs, and PopRun's options for partitions)
 
     pod: str | PathLike[str] | None
     """Pod with the IPUs of the job: its name, its folder or http://HOST:PORT. server: the V-IPU

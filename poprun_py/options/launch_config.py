@@ -1,6 +1,6 @@
-"""LaunchConfig: the program and the options of a launch, checked, with the origin of each value.
+"""LaunchConfig, which holds the program and the checked options of a launch.
 
-``declared_options.py`` declares the options. Nothing here reads the environment, and only
+``declared_options.py`` declares the options. This module does not read the environment, and only
 ``from_file`` reads a file.
 """
 
@@ -28,8 +28,7 @@ if TYPE_CHECKING:
 
     from poprun_py.options.keyword_types import LaunchOptions, Word
 
-# With these forms of --print-topology, standard output is one file. Nothing else may be written to
-# it.
+# With these forms of --print-topology, standard output is one file and must not contain other text.
 _TOPOLOGY_FILES = ("svg", "html")
 _MOST_SUGGESTED = 4
 
@@ -43,7 +42,7 @@ class LaunchConfig(DeclaredOptions, Displayed):
     the hosts are known (``on_hosts``). ``origins`` tells where each option was given.
 
     Raises:
-        UsageError: a value is not accepted, or values contradict one another.
+        UsageError: A value is not accepted, or values contradict one another.
     """
 
     program: tuple[str, ...] = field(default=())
@@ -83,7 +82,7 @@ class LaunchConfig(DeclaredOptions, Displayed):
         The arguments of this call take precedence over the file.
 
         Raises:
-            UsageError: the file cannot be read, or a value is not accepted.
+            UsageError: The file cannot be read, or a value is not accepted.
         """
         if not isinstance(path, str | bytes | PathLike) or "\0" in fsdecode(path):
             raise UsageError(f"{path!r}: expected the path of a .toml or .json file")
@@ -106,12 +105,12 @@ class LaunchConfig(DeclaredOptions, Displayed):
         given, it follows the number of instances.
 
         Raises:
-            UsageError: a value is not accepted, or values contradict one another.
+            UsageError: A value is not accepted, or values contradict one another.
         """
         return changed_config(self, options, program)
 
     def __repr__(self) -> str:
-        # Only values that differ from the defaults, and no secrets: the text may end up in logs.
+        # Logs may contain this text. It has no secrets, and only values that differ from defaults.
         shown = [f"program={self.program!r}"] if self.program else []
         for name, opt in OPTIONS.items():
             value = getattr(self, name)
@@ -152,11 +151,11 @@ class LaunchConfig(DeclaredOptions, Displayed):
         """Return the configuration with ``num_instances`` in place of ``nproc_per_node``.
 
         Args:
-            num_hosts: the number of hosts.
-            cpus: the number of CPUs of a host, for ``nproc_per_node="auto"``.
+            num_hosts: The number of hosts.
+            cpus: The number of CPUs of a host, for ``nproc_per_node="auto"``.
 
         Raises:
-            UsageError: the numbers of instances, replicas and IPUs contradict one another.
+            UsageError: The numbers of instances, replicas and IPUs contradict one another.
         """
         if self.nproc_per_node is None:
             return self
@@ -260,7 +259,7 @@ def merged_config(*sources: Mapping[str, Any]) -> LaunchConfig:
     """Return the configuration that several sources give; later sources take precedence.
 
     Raises:
-        UsageError: a value is not accepted, or values contradict one another.
+        UsageError: A value is not accepted, or values contradict one another.
     """
     return LaunchConfig(**merge(*sources))
 
@@ -269,7 +268,7 @@ def config_of(program: Sequence[object], keywords: Mapping[str, object]) -> Laun
     """Return the configuration of a program and keyword arguments of Python.
 
     Raises:
-        UsageError: a keyword is unknown, or a value is not accepted.
+        UsageError: A keyword is unknown, or a value is not accepted.
     """
     return merged_config({"program": words_of(program)}, from_keywords(keywords))
 
@@ -280,7 +279,7 @@ def changed_config(
     """Return a configuration with other values, as ``LaunchConfig.replace`` does.
 
     Raises:
-        UsageError: a keyword is unknown, a value is not accepted, or values contradict one another.
+        UsageError: A keyword is unknown, a value is not accepted, or values contradict one another.
     """
     changed = {"host" if name == "hosts" else name for name in keywords}
     kept = {n: getattr(config, n) for n in OPTIONS if config.is_given(n) and n not in changed}
@@ -304,7 +303,7 @@ def dump_config(config: LaunchConfig, path: str) -> str:
     """Return the text of configuration file ``path``, with the source of each value.
 
     Raises:
-        UsageError: the suffix is unknown, or a value is not valid UTF-8 text.
+        UsageError: The suffix is unknown, or a value is not valid UTF-8 text.
     """
     return config_text(config_to_dict(config), config.origins, path)
 
@@ -313,7 +312,7 @@ def config_from_dict(data: Any, source: str = "configuration") -> LaunchConfig:
     """Return the configuration in a table of options.
 
     Raises:
-        UsageError: a key is unknown, or a value is not accepted.
+        UsageError: A key is unknown, or a value is not accepted.
     """
     return LaunchConfig(**checked_values(data, source))
 

@@ -28,7 +28,7 @@ class MetricsDestination:
         """Return the destination of a text such as ``tensorboard:logs``.
 
         Raises:
-            ValueError: the tool is unknown, or the text ends with the colon.
+            ValueError: The tool is unknown, or the text ends with the colon.
         """
         tool, colon, where = text.partition(":")
         tool = tool.lower()

@@ -23,10 +23,10 @@ class Origin:
     """Where the value of an option was given, so that a message can spell it as the user did.
 
     Attributes:
-        source: a file, or one of the constants of this module.
-        name: the option as the source spells it.
-        separator: the text between the name and the value.
-        suffix: the text after the value. It names the source where the spelling does not tell it.
+        source: A file, or one of the constants of this module.
+        name: The option as the source spells it.
+        separator: The text between the name and the value.
+        suffix: The text after the value. It names the source where the spelling does not tell it.
     """
 
     source: str

@@ -14,7 +14,7 @@ from typing import Any, TypeGuard
 
 from poprun_py.errors import UsageError, nearest
 
-# Far above any job: larger numbers are rejected as typing mistakes before they are planned.
+# Larger than any job. A larger number is a typing mistake, and planning for it would take hours.
 MAX_INSTANCES = 65_536
 # The word for a value that the launcher chooses.
 AUTO = "auto"
@@ -42,15 +42,15 @@ class OptionType:
     """A type of option values.
 
     Attributes:
-        metavar: the placeholder for a value in help texts.
-        expected: a description of the accepted values, for error messages.
-        read: converts text from a command line or a variable to a value. It raises ValueError,
+        metavar: The placeholder for a value in help texts.
+        expected: A description of the accepted values, for error messages.
+        read: Converts text from a command line or a variable to a value. It raises ValueError,
             KeyError or OverflowError for text that is not accepted.
-        accepts: tells whether a value from Python or from a file is accepted.
-        keyword: the annotation of the option as a keyword argument of Python.
-        choices: the accepted words, for shell completion and for suggestions.
-        normalise: converts an accepted value to the form that LaunchConfig stores.
-        takes_text: files and Python may also give the value as command-line text.
+        accepts: Tells whether a value from Python or from a file is accepted.
+        keyword: The annotation of the option as a keyword argument of Python.
+        choices: The accepted words, for shell completion and for suggestions.
+        normalise: Converts an accepted value to the form that LaunchConfig stores.
+        takes_text: Files and Python may also give the value as command-line text.
         takes_path: Python may also give the value as a PathLike.
     """
 
@@ -70,15 +70,15 @@ class Option:
     """A declared option.
 
     Attributes:
-        group: the group of the option in the help and in the documentation.
-        default: the value of an option that is not given.
-        type: the type of the value, or of each value of a repeatable option.
-        help: the description of the option, in sentences.
-        short: a second spelling with one letter, such as ``-n``.
-        repeatable: whether the option may be given several times. Its value is then a tuple.
-        implied: the value of the bare option. None if a value must follow.
-        saved: whether exported configurations and plans contain the option.
-        secret: whether messages must not show the value.
+        group: The group of the option in the help and in the documentation.
+        default: The value of an option that is not given.
+        type: The type of the value, or of each value of a repeatable option.
+        help: The description of the option, in sentences.
+        short: A second spelling with one letter, such as ``-n``.
+        repeatable: Whether the option may be given several times. Its value is then a tuple.
+        implied: The value of the bare option. None if a value must follow.
+        saved: Whether exported configurations and plans contain the option.
+        secret: Whether messages must not show the value.
     """
 
     group: str
@@ -95,7 +95,7 @@ class Option:
         """Return a value from Python or from a file in the form that LaunchConfig stores.
 
         Raises:
-            UsageError: the value is not accepted. The message contains ``name``, the value, and a
+            UsageError: The value is not accepted. The message contains ``name``, the value, and a
                 description of the accepted values.
         """
         if self.repeatable:
@@ -109,7 +109,7 @@ class Option:
         """Return a checked value; for some types, text is read as on the command line.
 
         Raises:
-            UsageError: the value is not accepted.
+            UsageError: The value is not accepted.
         """
         if isinstance(value, str) and self.type.takes_text:
             return self.read(name, value)
@@ -119,7 +119,7 @@ class Option:
         """Return the value that a command line or a variable gives as text.
 
         Raises:
-            UsageError: the text is not accepted.
+            UsageError: The text is not accepted.
         """
         try:
             value = self.type.read(text)
@@ -196,7 +196,7 @@ def choice(*words: str) -> OptionType:
 
 
 def exact_choice(*words: str) -> OptionType:
-    """Return the type of a fixed set of words, which are stored in the letter case given here."""
+    """Return the type of a fixed set of words. Text in any letter case becomes one of these words."""
     exact = {word.lower(): word for word in words}
     return OptionType(
         metavar="NAME",

@@ -35,7 +35,7 @@ def words_of(program: Sequence[object]) -> tuple[str, ...]:
     """Return a program and its arguments as texts; numbers and paths are converted.
 
     Raises:
-        UsageError: the program is a single text, or contains a value of another type.
+        UsageError: The program is a single text, or contains a value of another type.
     """
     if isinstance(program, str | bytes) or not isinstance(program, Sequence):
         shown = ascii(program)
@@ -52,11 +52,11 @@ def from_keywords(keywords: Mapping[str, object]) -> dict[str, Any]:
     """Return the values of keyword arguments with their origins; None means the default.
 
     Args:
-        keywords: options by field name. ``hosts`` is a list or a text, ``env`` may be a mapping,
+        keywords: Options by field name. ``hosts`` is a list or a text, ``env`` may be a mapping,
             and times and indices may be texts as on the command line.
 
     Raises:
-        UsageError: a keyword is unknown, or a value is not accepted.
+        UsageError: A keyword is unknown, or a value is not accepted.
     """
     if keywords.get("host") is not None and keywords.get("hosts") is not None:
         raise UsageError("host and hosts exclude one another: give one")
