@@ -153,6 +153,7 @@ class JobHandle(Generic[T]):
             TimeoutError: The job still runs, and continues.
             UsageError: The options do not fit the hosts and machines.
             StartError: The job could not start.
+            TimeLimitError: The job ran into its time limit, or hung; ``result`` has the details.
             JobFailedError: The launcher process was killed.
         """
         self._require_owner()

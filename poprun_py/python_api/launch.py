@@ -20,7 +20,7 @@ from poprun_py.python_api.handle import JobHandle
 from poprun_py.python_api.job_output import SHOWN, uses_standard_descriptors
 from poprun_py.python_api.job_target import job_target
 from poprun_py.python_api.launcher_child import LauncherChild, Stream
-from poprun_py.python_api.messages import Order
+from poprun_py.python_api.messages import JobRequest
 from poprun_py.running.supervise.job import LaunchResult
 
 T = TypeVar("T")
@@ -91,7 +91,7 @@ def launch(
     Raises:
         UsageError: An option is wrong, or does not fit the hosts and machines. No program started.
         StartError: The job could not start.
-        TimeLimitError: The job of a function ran into its time limit, or hung.
+        TimeLimitError: The job ran into its time limit, or hung; ``result`` has the details.
         JobFailedError: The job of a function failed without an exception of the function.
         Exception: The exception that the function raised in an instance.
     """
@@ -102,9 +102,9 @@ def launch(
     pipe = None if inherits_streams else subprocess.PIPE
     outputs: tuple[Stream, Stream] = descriptors or (pipe, pipe)
     with _NewJobFolder() as folder:
-        work = job_target(target, args, kwargs, options, folder.make)
-        order = Order(
-            job=work.job,
+        resolved = job_target(target, args, kwargs, options, folder.make)
+        request = JobRequest(
+            job=resolved.job,
             environ=_checked_environ(environ),
             folder=folder.name,
             listeners=frozenset(listeners),
@@ -115,13 +115,13 @@ def launch(
                 with contextlib.suppress(OSError):  # the job runs even if this text is lost
                     stream.flush()
         launcher = LauncherChild(
-            work.name,
-            order,
+            resolved.name,
+            request,
             (None, *outputs),
             is_in_front=threading.current_thread() is threading.main_thread(),
             listeners=listeners,
         )
-        job = JobHandle[Any](work, launcher, folder=folder.keep())
+        job = JobHandle[Any](resolved, launcher, folder=folder.keep())
     with job:
         try:
             return job.result() if is_function else job.wait()
@@ -174,9 +174,9 @@ def start(
     listeners = _checked_listeners(log, warn, tell_binding)
     with _NewJobFolder() as folder:
         path = folder.make()
-        work = job_target(target, args, kwargs, options, lambda: path)
-        order = Order(
-            job=work.job,
+        resolved = job_target(target, args, kwargs, options, lambda: path)
+        request = JobRequest(
+            job=resolved.job,
             environ=_checked_environ(environ),
             folder=folder.name,
             keeps_output=True,
@@ -185,14 +185,14 @@ def start(
         with (path / SHOWN).open("ab") as shown:
             outputs = (subprocess.PIPE, subprocess.PIPE) if show else (shown.fileno(),) * 2
             launcher = LauncherChild(
-                work.name,
-                order,
+                resolved.name,
+                request,
                 (subprocess.DEVNULL, *outputs),
                 is_in_front=False,
                 output_file=path / SHOWN,
                 listeners=listeners,
             )
-        return JobHandle(work, launcher, folder=folder.keep())
+        return JobHandle(resolved, launcher, folder=folder.keep())
 
 
 def _checked_listeners(

@@ -1,6 +1,6 @@
 """The launcher process of a job, as the program that started it sees it.
 
-``LauncherChild`` starts the process, sends it an order, and reads its messages and its output in a
+``LauncherChild`` starts the process, sends it a request, and reads its messages and its output in a
 thread until the process has ended.
 """
 
@@ -20,7 +20,7 @@ from pathlib import Path
 
 from poprun_py.errors import JobFailedError, LaunchError, StartError, start_errors
 from poprun_py.python_api.job_output import OutputCopier
-from poprun_py.python_api.messages import Attempt, Channel, Order
+from poprun_py.python_api.messages import Attempt, Channel, JobRequest
 from poprun_py.running.supervise.caught_signals import HANGUP_ONCE, INTERRUPT_ONCE
 from poprun_py.running.supervise.job import Cause, LaunchResult, describe
 from poprun_py.running.supervise.private_folder import remove_folder_of
@@ -36,7 +36,7 @@ class LauncherChild:
 
     Args:
         name: The name of the job in errors and thread names.
-        order: The job to launch.
+        request: The job to launch.
         streams: The standard input, output and error of the process. Output that goes to pipes is
             written to ``sys.stdout`` and ``sys.stderr``.
         is_in_front: Whether the process gets the signals of this terminal's keys, such as Ctrl-C.
@@ -57,7 +57,7 @@ class LauncherChild:
     def __init__(
         self,
         name: str,
-        order: Order,
+        request: JobRequest,
         streams: tuple[Stream, Stream, Stream],
         *,
         is_in_front: bool,
@@ -98,7 +98,7 @@ class LauncherChild:
             for stream, pipe in pipes.items()
             if pipe is not None
         )
-        self._channel.send("order", order)
+        self._channel.send("request", request)
 
     @property
     def pid(self) -> int:

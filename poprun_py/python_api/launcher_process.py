@@ -1,7 +1,7 @@
 """The program of a launcher process: ``python -P launcher_process.py DESCRIPTOR``.
 
-It receives its order from the descriptor, runs the job, and sends its result. Python runs it as a
-file, because a module of the user's folder could hide the package.
+It receives the request for a job from the descriptor, runs the job, and sends its result. Python
+runs it as a file, because a module of the user's folder could hide the package.
 """
 
 from __future__ import annotations
@@ -48,17 +48,17 @@ def main() -> NoReturn:
     try:
         _catch_signals()
         if message := channel.receive():
-            order = message[1]
-            if order.folder is not None:
-                folder = JobFolder.join(order.folder)
+            request = message[1]
+            if request.folder is not None:
+                folder = JobFolder.join(request.folder)
             channel.signal_end(HANGUP_ONCE)
             if channel.is_closed:  # the kernel sends no signal for an end before signal_end
                 raise _Stopped(HANGUP_ONCE)
-            from poprun_py.python_api.running import run_order
+            from poprun_py.python_api.run_request import run_request
 
-            kind, value = run_order(order, channel)
+            kind, value = run_request(request, channel)
     except _Stopped as stopped:
-        from poprun_py.python_api.running import stopped_result
+        from poprun_py.python_api.run_request import stopped_result
 
         kind, value = "result", stopped_result(stopped.signal)
     _ignore_signals()  # the job has ended

@@ -4,10 +4,12 @@ A message is a length in four bytes, then a pickled pair of kind and value. Unpi
 because both processes belong to one user, and other processes cannot connect to the sockets. The
 output of instances passes here only as text and numbers.
 
-The program sends one ``order`` (an Order). The launcher process sends ``waiting`` (the resources
-that the job waits for, as text; empty when the wait is over), ``attempt`` (an Attempt that
-begins), ``log``, ``warn`` and ``binding`` (one line each, if the order asks for them), and last
-``result`` (a LaunchResult) or ``error`` (a LaunchError).
+The program sends one message, ``request`` (a JobRequest). The launcher process sends these:
+
+    waiting               the resources that the job waits for, as text; empty after the wait
+    attempt               an Attempt that begins
+    log, warn, binding    one line each, if the request asks for them
+    result, error         a LaunchResult or a LaunchError, as the last message
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ _LAST_STANDARD_STREAM = 2
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Order:
+class JobRequest:
     """The job that a launcher process is to run.
 
     Attributes:

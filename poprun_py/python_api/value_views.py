@@ -1,7 +1,7 @@
-"""``str`` and notebook HTML of the values of the Python API: which function draws which class.
+"""Text and HTML of the values of the Python API.
 
-Results have a module of their own. poprun_py/value_display.py calls ``text_of``, ``html_of`` and
-``summary_of``.
+value_display.py calls ``text_of``, ``html_of`` and ``summary_of`` for the values. The functions
+that draw results are in result_views.py.
 """
 
 from __future__ import annotations
@@ -25,12 +25,9 @@ from poprun_py.planning.views.plan_text import topology_tree
 from poprun_py.planning.views.svg import STYLE
 from poprun_py.planning.views.text_drawing import TextStyle
 from poprun_py.python_api import result_views as results
-from poprun_py.python_api.result_views import summary_of
 from poprun_py.python_api.status import JobStatus
 from poprun_py.running.supervise.job import InstanceResult, LaunchResult
 from poprun_py.running.watch.job_view import COLUMNS, JobView, headline, row_of, table_lines
-
-__all__ = ["html_of", "status_parts", "summary_of", "text_of"]
 
 _DEFAULT_WIDTH = 100
 # A job with more instances shows those with the longest steps.
@@ -38,6 +35,8 @@ _MOST_ROWS = 64
 # Class names in the picture's style sheet. They get a prefix, as a page may use the same names.
 _CLASS = re.compile(r"\.([a-z]\w*)\{")
 _PICTURE_STYLE = _CLASS.sub(r".poprun-py .\1{", STYLE)
+
+summary_of = results.summary_of
 
 
 def text_of(value: object) -> str:

@@ -1,4 +1,4 @@
-"""What a launcher's process does with its order: plan, run, and say on the way what goes on."""
+"""The launch of a requested job in a launcher process, with messages to the requesting program."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from pathlib import Path
 
 from poprun_py.errors import LaunchError, StartError, TimeLimitError
 from poprun_py.launching.launch import Request, launch
-from poprun_py.python_api.messages import Attempt, Channel, Order
+from poprun_py.python_api.messages import Attempt, Channel, JobRequest
 from poprun_py.running.supervise.job import Cause, Job, LaunchResult
 from poprun_py.terminal import Terminal
 
 
-def run_order(order: Order, channel: Channel) -> tuple[str, object]:
-    """Run the job of an order to its end; returns the last message about it."""
+def run_request(request: JobRequest, channel: Channel) -> tuple[str, object]:
+    """Run a job to its end, and return the kind and the value of the last message."""
     try:
-        return "result", _run(order, channel)
+        return "result", _run(request, channel)
     except LaunchError as error:
         return "error", error
     except OSError as error:
@@ -27,7 +27,7 @@ def run_order(order: Order, channel: Channel) -> tuple[str, object]:
 
 
 def stopped_result(number: signal.Signals) -> LaunchResult:
-    """Return the end of a job that a signal ended before its programs ran."""
+    """Return the result of a job that a signal ended before its programs ran."""
     return LaunchResult(
         exit_code=128 + number,
         reason=f"{number.name} received before the programs ran",
@@ -35,16 +35,16 @@ def stopped_result(number: signal.Signals) -> LaunchResult:
     )
 
 
-def _run(order: Order, channel: Channel) -> LaunchResult:
-    request = Request(
-        order.job,
-        environ=order.environ,
-        output_folder=order.folder if order.keeps_output else None,
+def _run(request: JobRequest, channel: Channel) -> LaunchResult:
+    to_launch = Request(
+        request.job,
+        environ=request.environ,
+        output_folder=request.folder if request.keeps_output else None,
     )
-    is_verbose = request.config.verbosity >= 1
+    is_verbose = to_launch.config.verbosity >= 1
     result = launch(
-        request,
-        _Console(order.listeners, channel, is_verbose=is_verbose),
+        to_launch,
+        _Console(request.listeners, channel, is_verbose=is_verbose),
         on_plan=lambda _: gc.enable(),
         on_attempt=lambda attempt: channel.send("attempt", _attempt(attempt)),
     )
@@ -63,7 +63,7 @@ def _attempt(job: Job) -> Attempt:
 
 
 class _Console(Terminal):
-    """Prints what the command would print, and sends what somebody asked to be told."""
+    """A console that sends the lines that the program listens to, and prints all other lines."""
 
     def __init__(self, listeners: frozenset[str], channel: Channel, *, is_verbose: bool) -> None:
         super().__init__(is_verbose=is_verbose, prints_bindings=False)
