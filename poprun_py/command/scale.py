@@ -30,7 +30,7 @@ from poprun_py.command.words import (
 )
 from poprun_py.console import command_name
 from poprun_py.errors import UsageError
-from poprun_py.launching.run_folder import run_id
+from poprun_py.launching.run_record import new_run_id
 from poprun_py.options.command_line import parse
 from poprun_py.options.declared_options import OPTIONS
 from poprun_py.options.launch_config import LaunchConfig
@@ -132,7 +132,7 @@ def main(words: Sequence[str]) -> int:
     if asked is None:
         return 0
     plans = _plans(asked)
-    prefix = f"scale-{run_id({})}"
+    prefix = f"scale-{new_run_id({})}"
     config = plans[asked.counts[0]].config
     folder = Path(config.output_dir or DEFAULT_PARENT)
     todo = interleaved(prefix, asked.counts, asked.repeats)

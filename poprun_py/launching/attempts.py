@@ -18,7 +18,7 @@ from popdist_py.environment import LOOPBACK, RUN_ID
 from poprun_py.console import Console, Log, command_name
 from poprun_py.errors import LaunchError, start_errors
 from poprun_py.launching.launch_planning import without_lost_hosts
-from poprun_py.launching.run_recording import AttemptRecording, RunRecording
+from poprun_py.launching.run_record import AttemptRecord, RunRecord
 from poprun_py.machines.host_list import Host
 from poprun_py.machines.leases import FOLDER_VARIABLE, Lease
 from poprun_py.planning.binding_check import check_binding
@@ -55,7 +55,7 @@ class Attempts:
     def __init__(
         self,
         planned: LaunchPlan,
-        recording: RunRecording,
+        recording: RunRecord,
         console: Console,
         *,
         lease: Lease | None = None,
@@ -151,7 +151,7 @@ def _make_folder_of_results(planned: LaunchPlan, restart_count: int) -> None:
 def job_of(
     planned: LaunchPlan,
     run_id: str,
-    recorded: AttemptRecording,
+    recorded: AttemptRecord,
     restart_count: int = 0,
     spent_seconds: float = 0.0,
     held: HeldPartition | None = None,

@@ -19,7 +19,7 @@ from poprun_py.errors import StartError
 from poprun_py.launching.attempts import Attempts, OnAttempt
 from poprun_py.launching.core_leases import lease_as_planned
 from poprun_py.launching.launch_planning import plan_and_lease, require_start, working_folder
-from poprun_py.launching.run_recording import RunRecording
+from poprun_py.launching.run_record import RunRecord
 from poprun_py.launching.waiting import Wait
 from poprun_py.machines.leases import Lease
 from poprun_py.options.launch_config import LaunchConfig
@@ -186,7 +186,7 @@ def _run(
     if planned.network:
         console.log(f"the hosts talk to one another over {planned.network}")
     _warn_of_little_shared_memory(planned, console)
-    with contextlib.closing(RunRecording(planned, console)) as recording:
+    with contextlib.closing(RunRecord(planned, console)) as recording:
         lease.name_run(recording.run_id)
         ipus = partition_for_job(
             config,

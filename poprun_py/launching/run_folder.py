@@ -1,159 +1,269 @@
-"""The folders of --output-dir, one for each run and one for each attempt.
+"""The folder of one run under --output-dir: a folder for each attempt, and the run's report.
 
     DIR/latest -> 20260131-120000-1a2b3c    the run that began last
     DIR/20260131-120000-1a2b3c/report.json
     DIR/20260131-120000-1a2b3c/attempt-1/
 
-Existing files are never removed. The content of the report is decided by run_report.py.
+The launcher never deletes a file here. It writes the report when an attempt begins and when it has
+ended, so that a killed launcher leaves a report too, with its host and process id.
 """
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
+import json
 import os
 import re
+import signal
 import time
-from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from popdist_py.atomic_file import write_whole
-from popdist_py.environment import RUN_ID, is_popdist_environment
-from poprun_py.errors import UsageError
+from popdist_py.environment import RUN_ID
+from poprun_py.errors import LaunchError, UsageError
+from poprun_py.launching.run_record import LATEST
+from poprun_py.launching.run_report import (
+    begun_attempt,
+    brief_report,
+    ended_attempt,
+    moment,
+    refused_attempt,
+    run_report,
+)
+from poprun_py.planning.launch_plan import LaunchPlan
+from poprun_py.running.supervise.job import LaunchResult
+from poprun_py.texts import read_json
 
-_LATEST, _REPORT = "latest", "report.json"
-_FOLDER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+_REPORT = "report.json"
 _ATTEMPT = re.compile(r"attempt-(\d+)")
 
 
-def run_id(environ: Mapping[str, str]) -> str:
-    """Return the name of a new run, which is the user's ``POPRUN_RUN_ID`` or a generated one.
-
-    Generated names begin with the time in UTC, so runs of all hosts sort by time. Inside an
-    instance of another job, the variable is that job's and is not used.
-
-    Raises:
-        UsageError: The user's name cannot be the name of a folder.
-    """
-    given = environ.get(RUN_ID, "")
-    if not given or is_popdist_environment(environ):
-        return f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{os.urandom(3).hex()}"
-    if not _FOLDER_NAME.fullmatch(given) or given == _LATEST:
-        raise UsageError(
-            f"{RUN_ID}={given[:80]!r}: expected the name of a folder: a letter or digit, then "
-            f"letters, digits, '.', '_' and '-', at most 128 in all, and not {_LATEST!r}"
-        )
-    return given
-
-
 class RunFolder:
-    """The folder of one run, which only its owner can read, and its lock against other launchers.
+    """The folder of one run, private to its owner and locked against other launchers.
 
-    If the user named the run, the folder may exist. The run then continues with its next attempt.
+    If the user names a run that exists, it continues with its next attempt.
 
     Args:
-        parent: The folder of all runs, which is created if necessary.
-        name: The name of the run.
-        option: The name of the option for ``parent`` in messages.
+        planned: the plan of the first attempt; its options name the parent folder.
+        run_id: the name of the run.
 
     Attributes:
-        trouble: A sentence about the last file that could not be written, or an empty string.
+        path: the folder.
+        trouble: the last problem with writing a file; empty if there was none.
+        timeline: the trace of all attempts, once it is written.
 
     Raises:
-        UsageError: The folder cannot be created or written to, or a run of this name is running.
+        UsageError: the folder cannot be made or written to, its report cannot be read, or the run
+            of this name is still running.
     """
 
-    def __init__(self, parent: str, name: str, option: str = "--output-dir") -> None:
-        self.path = Path(parent, name)
+    def __init__(self, planned: LaunchPlan, run_id: str) -> None:
+        parent, option = planned.config.output_dir, planned.config.named("output_dir")
+        assert parent is not None
+        self.path = Path(parent, run_id)
         self.trouble = ""
+        self.timeline: Path | None = None
         self._parent = Path(parent)
+        self._run_id = run_id
+        self._plan = planned
+        self._began_at = moment(time.time())
+        self._attempts: list[dict[str, Any]] = []
+        with contextlib.ExitStack() as undo:
+            self._lock = self._open(option)
+            undo.callback(self.close)
+            self._lock_out_others()
+            self._read_earlier_report()
+            self._link_latest()
+            undo.pop_all()
+
+    def _open(self, option: str) -> int:
         try:
             self._parent.mkdir(parents=True, exist_ok=True)
             self.path.mkdir(mode=0o700, exist_ok=True)
-            self._lock = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            descriptor = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         except OSError as error:
-            raise UsageError(f"{option} {parent}: {error.strerror}") from None
+            raise UsageError(f"{option} {self._parent}: {error.strerror}") from None
         if not os.access(self.path, os.W_OK | os.X_OK):
-            self.close()
-            raise UsageError(f"{option} {parent}: files cannot be made in it")
+            os.close(descriptor)
+            raise UsageError(f"{option} {self._parent}: files cannot be made in it")
+        return descriptor
+
+    def _lock_out_others(self) -> None:
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            self.close()
             raise UsageError(
-                f"{RUN_ID}={name}: the run of this name in {parent} has not ended; wait for it, or "
-                "give this one another name"
+                f"{RUN_ID}={self._run_id}: the run of this name in {self._parent} has not ended; "
+                "wait for it, or give this one another name"
             ) from None
         except OSError:
             pass  # a file system without locks
 
-    def close(self) -> None:
-        """Release the lock."""
-        os.close(self._lock)
+    def _read_earlier_report(self) -> None:
+        """Take over the attempts that an earlier launch of this run has reported."""
+        try:
+            text = (self.path / _REPORT).read_text(encoding="utf-8")
+        except FileNotFoundError:
+            return
+        except (OSError, UnicodeError) as error:
+            raise self._not_a_report(str(getattr(error, "strerror", None) or error)) from None
+        try:
+            report = read_json(text)
+            attempts = report["attempts"]
+            if not isinstance(attempts, list) or not all(isinstance(a, dict) for a in attempts):
+                raise ValueError("no list of attempts")
+        except (ValueError, TypeError, KeyError) as error:
+            raise self._not_a_report(str(error)) from None
+        self._began_at = report.get("began_at") or self._began_at
+        # The lock is ours, so the launcher of an attempt without an end is dead.
+        self._attempts = [
+            a if a.get("cause") else {**a, "cause": "launcher_lost"} for a in attempts
+        ]
 
-    def link_latest(self) -> None:
-        """Let the link ``latest`` point to this run; a file of the user with that name stays."""
-        link = self._parent / _LATEST
-        partial = self._parent / f".{_LATEST}.{self.path.name}"
+    def _not_a_report(self, why: str) -> UsageError:
+        """Return the refusal of a run whose report would otherwise be overwritten."""
+        return UsageError(
+            f"{self.path / _REPORT} is no report of a run ({why}): move it away, or give this run "
+            f"another {RUN_ID}"
+        )
+
+    def _link_latest(self) -> None:
+        """Make ``latest`` name this run, in one step; a file of that name is left alone."""
+        link = self._parent / LATEST
+        partial = self._parent / f".{LATEST}.{self.path.name}"
         try:
             if link.exists() and not link.is_symlink():
                 raise FileExistsError(None, "there is another file of that name")
             partial.symlink_to(self.path.name)
             partial.replace(link)
         except OSError as error:
-            self.trouble = f"{self._parent} has no link {_LATEST}: {error.strerror}"
+            self.trouble = f"{self._parent} has no link {LATEST}: {error.strerror}"
             with contextlib.suppress(OSError):
                 partial.unlink(missing_ok=True)
 
-    def earlier_report(self) -> str | None:
-        """Return the report of an earlier launch of this run; None without one.
+    def close(self) -> None:
+        """Let other launchers continue the run."""
+        os.close(self._lock)
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether there was an attempt, and therefore a report."""
+        return bool(self._attempts)
+
+    # --- attempts -----------------------------------------------------------------------------
+
+    def begin_attempt(self, planned: LaunchPlan, restart_count: int) -> str | None:
+        """Make the folder of an attempt and return its path.
+
+        Returns:
+            The path; None if the folder of a restart cannot be made, which continues without it.
 
         Raises:
-            UsageError: The report cannot be read.
+            UsageError: the folder of the first attempt cannot be made.
         """
+        self._plan = planned
         try:
-            return (self.path / _REPORT).read_text(encoding="utf-8")
-        except FileNotFoundError:
-            return None
-        except (OSError, UnicodeError) as error:
-            raise self.not_a_report(str(getattr(error, "strerror", None) or error)) from None
+            number, path = self._make_attempt()
+        except OSError as error:
+            trouble = f"{planned.config.named('output_dir')} {self.path}: {error.strerror}"
+            if not restart_count:
+                raise UsageError(trouble) from None
+            self.trouble = trouble
+            number, path = len(self._attempts) + 1, None
+        if path is not None:
+            self._write_plan(path)
+        self._attempts.append(begun_attempt(planned, number, restart_count, time.time()))
+        self._write_report()
+        return None if path is None else str(path)
 
-    def not_a_report(self, why: str) -> UsageError:
-        """Return the error for a ``report.json`` that is not a report and must not be lost."""
-        return UsageError(
-            f"{self.path / _REPORT} is no report of a run ({why}): move it away, or give this run "
-            f"another {RUN_ID}"
-        )
-
-    def make_attempt(self) -> tuple[int, Path]:
-        """Create the folder of the next attempt; return its number, from 1, and its path.
-
-        Raises:
-            OSError: The folder cannot be created.
-        """
-        self.path.mkdir(mode=0o700, parents=True, exist_ok=True)  # it may have been removed
+    def _make_attempt(self) -> tuple[int, Path]:
+        self._make_again()
         numbers = [int(m[1]) for name in os.listdir(self.path) if (m := _ATTEMPT.fullmatch(name))]  # noqa: PTH208 (names)
         number = max(numbers, default=0) + 1
         path = self.path / f"attempt-{number}"
         path.mkdir(mode=0o700)
         return number, path
 
-    def save_report(self, text: str, brief: str = "") -> None:
-        """Replace ``report.json`` in one step.
+    def _make_again(self) -> None:
+        """Make the folder if it was removed meanwhile; it stays private to its owner."""
+        self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
 
-        Args:
-            text: The whole report.
-            brief: The most important part of the report. If the disk is too full for a new file,
-                this part overwrites the existing report.
-        """
-        report = self.path / _REPORT
+    def _write_plan(self, folder: Path) -> None:
+        """Write the plan of an attempt for --from-plan; the attempt runs even if this fails."""
+        from poprun_py.planning.plan_file import plan_to_json, portable
+
+        document = plan_to_json(portable(self._plan))
         try:
-            self.path.mkdir(mode=0o700, parents=True, exist_ok=True)  # it may have been removed
-            write_whole(report, text)
+            write_whole(folder / "plan.json", json.dumps(document, indent=2) + "\n")
+        except OSError as error:
+            self.trouble = f"{folder} has no plan: {error.strerror}"
+
+    def end_attempt(self, result: LaunchResult) -> None:
+        """Report how the attempt ended."""
+        label = self._plan.instance_label
+        self._attempts[-1] = ended_attempt(self._attempts[-1], result, label, time.time())
+        self._write_report()
+
+    # --- the end of the run -------------------------------------------------------------------
+
+    def refuse(self, error: LaunchError) -> None:
+        """Report that the programs of the attempt did not start, which ends the run."""
+        self._attempts[-1] = refused_attempt(
+            self._attempts[-1], error.exit_code, str(error), time.time()
+        )
+        self.finish(error.exit_code, str(error))
+
+    def interrupt(self, number: int) -> None:
+        """Report that a signal ended the run while no program of it was running."""
+        if not self._attempts:
+            return
+        reason = f"{signal.Signals(number).name} received while no program was running"
+        if self._attempts[-1].get("cause") is None:
+            self._attempts[-1] = refused_attempt(
+                self._attempts[-1], 128 + number, reason, time.time(), cause="signal"
+            )
+        self.finish(128 + number, reason)
+
+    def finish(self, exit_code: int, reason: str) -> None:
+        """Report how the run ended."""
+        ending = {"ended_at": moment(time.time()), "exit_code": exit_code, "reason": reason}
+        self._write_report({**ending, "timeline": self._timeline_path()})
+
+    def _timeline_path(self) -> str | None:
+        """Return the trace's path: relative if it is in this folder, which may be moved."""
+        if self.timeline is None:
+            return None
+        path, folder = self.timeline.absolute(), self.path.absolute()
+        return str(path.relative_to(folder) if path.is_relative_to(folder) else path)
+
+    def _write_report(self, ending: dict[str, Any] | None = None) -> None:
+        """Write ``report.json`` in one step, even if the folder was removed.
+
+        If a full disk has no room for a new file, a brief report overwrites the existing one.
+        """
+        from poprun_py.versions import versions
+
+        report = run_report(
+            self._plan,
+            run_id=self._run_id,
+            launcher={"host": os.uname().nodename, "pid": os.getpid()},
+            began_at=self._began_at,
+            # Looking up the versions of installed packages would delay the start.
+            versions=versions(full=ending is not None),
+            attempts=self._attempts,
+            ending=ending,
+        )
+        path = self.path / _REPORT
+        try:
+            self._make_again()
+            write_whole(path, json.dumps(report, indent=2) + "\n")
         except OSError as error:
             self.trouble = f"{self.path} has no report: {error.strerror}"
-            if brief and _overwrite(report, brief.encode()):
-                self.trouble = f"{report} is shortened: {error.strerror}"
+            brief = json.dumps(brief_report(report)) + "\n"
+            if _overwrite(path, brief.encode()):
+                self.trouble = f"{path} is shortened: {error.strerror}"
 
 
 def _overwrite(path: Path, data: bytes) -> bool:

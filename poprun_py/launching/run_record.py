@@ -1,202 +1,247 @@
-"""What is kept of one run: its attempts, each with a folder, and the report of all.
+"""The record of one run: its folder, timeline, metrics and page.
 
-The report is written when an attempt begins and when it has ended, so that it is there, with the
-launcher's host and process id, also if the launcher is killed. Without --output-dir nothing is
-kept.
+A file or port that cannot be used is refused before the job starts. Later problems are warnings:
+they never change how the job ends.
 """
 
 from __future__ import annotations
 
-import json
+import contextlib
 import os
-import signal
+import re
+import shlex
 import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
-from popdist_py.atomic_file import write_whole
-from poprun_py.errors import LaunchError, UsageError
-from poprun_py.launching.run_folder import RunFolder, run_id
+from popdist_py.environment import RUN_ID, is_popdist_environment
+from poprun_py.console import Console, command_name
+from poprun_py.errors import LaunchError, UsageError, explain_os_error
+from poprun_py.launching.job_timeline import JobTimeline
 from poprun_py.planning.launch_plan import LaunchPlan
+from poprun_py.planning.user_program import short_name
+from poprun_py.running.supervise.file_transfer import FilePlace
 from poprun_py.running.supervise.job import LaunchResult
-from poprun_py.texts import read_json
+
+# Loaded only by a launch that needs them.
+if TYPE_CHECKING:
+    from poprun_py.launching.job_metrics import JobMetrics
+    from poprun_py.launching.run_folder import RunFolder
+    from poprun_py.running.watch.file_recorder import FileRecorder
+    from poprun_py.running.watch.records import Recorder
+
+# The link to the newest run, beside the folders of all runs.
+LATEST = "latest"
+_FOLDER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptRecord:
+    """Where one attempt is recorded.
+
+    Attributes:
+        folder: for the output of the instances; None without --output-dir.
+        spans: for the spans of the instances; None without --timeline.
+        recorders: take the training steps and the states of the instances.
+        variables: tell the programs about the record.
+    """
+
+    folder: str | None = None
+    spans: FilePlace | None = None
+    recorders: tuple[Recorder, ...] = ()
+    variables: Mapping[str, str] = field(default_factory=dict)
 
 
 class RunRecord:
     """The record of one run; close it at the end.
 
     Args:
-        planned: what runs.
+        planned: the plan of the first attempt.
+        console: takes notes and warnings.
 
     Attributes:
         run_id: the name of the run.
-        folder: its folder; None without --output-dir.
-        timeline: the trace of all attempts, once it is there.
+        was_interrupted: whether Ctrl-C came while something was written at the end.
 
     Raises:
-        UsageError: the user's name for the run, or the folder, cannot be used.
+        UsageError: the user's name for the run, its folder, a file or a port cannot be used.
+        StartError: a process that takes the metrics cannot be started.
     """
 
-    def __init__(self, planned: LaunchPlan) -> None:
-        self.run_id = run_id(planned.environ)
-        self.folder: RunFolder | None = None
-        self.timeline: Path | None = None
-        self._plan = planned
-        self._began = time.time()
-        self._earlier: dict[str, Any] = {}
-        self._attempts: list[dict[str, Any]] = []
-        if planned.config.output_dir is not None:
-            option = planned.config.named("output_dir")
-            self.folder = RunFolder(planned.config.output_dir, self.run_id, option)
-            try:
-                self._read_earlier(self.folder)
-            except UsageError:
-                self.folder.close()
-                raise
-            self.folder.link_latest()
+    def __init__(self, planned: LaunchPlan, console: Console) -> None:
+        self.was_interrupted = False
+        self._console = console
+        self._steps: FileRecorder | None = None
+        with contextlib.ExitStack() as opened:
+            self._metrics = _metrics_of(planned)
+            if self._metrics is not None:
+                opened.callback(self._metrics.close)
+            self.run_id = new_run_id(planned.environ)
+            self._folder = _folder_of(planned, self.run_id)
+            opened.callback(self._close_folder)
+            path = None if self._folder is None else self._folder.path
+            self._timeline = opened.enter_context(contextlib.closing(JobTimeline(planned, path)))
+            console.log(f"the run is {self.run_id}")
+            if self._metrics is not None:
+                program = short_name(planned.config.program)
+                self._metrics.start(self.run_id, program, path, console.tell)
+            opened.callback(self._end_recorders)
+            self._opened = opened.pop_all()
 
-    @property
-    def trouble(self) -> str:
-        """What of it could not be kept."""
-        return self.folder.trouble if self.folder is not None else ""
+    def begin(self, planned: LaunchPlan, restart_count: int) -> AttemptRecord:
+        """Return where the next attempt is recorded.
 
-    @property
-    def has_begun(self) -> bool:
-        """Whether there was an attempt, so that there is a report."""
-        return bool(self._attempts)
-
-    def close(self) -> None:
-        """Let other launchers go on with the run."""
-        if self.folder is not None:
-            self.folder.close()
-
-    def begin(self, planned: LaunchPlan, restart_count: int) -> str | None:
-        """Begin an attempt; returns the folder for what its instances write, if there is one.
+        Args:
+            planned: the plan of the attempt.
+            restart_count: how often the job was started again before.
 
         Raises:
-            UsageError: the first one's cannot be made. A job that goes on goes on without.
+            UsageError: the folder of the first attempt cannot be made.
+            StartError: the folder of the timeline cannot be made.
         """
-        if self.folder is None:
-            return None
-        from poprun_py.launching.run_report import begun_attempt
+        folder = None
+        if self._folder is not None:
+            folder = self._folder.begin_attempt(planned, restart_count)
+        recorders = () if self._metrics is None else self._metrics.begin(restart_count)
+        if folder is not None:
+            from poprun_py.running.watch.file_recorder import FileRecorder
 
-        self._plan = planned
-        try:
-            number, path = self.folder.make_attempt()
-        except OSError as error:
-            trouble = f"{planned.config.named('output_dir')} {self.folder.path}: {error.strerror}"
-            if not restart_count:
-                raise UsageError(trouble) from None
-            self.folder.trouble = trouble
-            number, path = len(self._attempts) + 1, None
-        if path is not None:
-            self._keep_plan(path)
-        self._attempts.append(begun_attempt(planned, number, restart_count, time.time()))
-        self._save()
-        return None if path is None else str(path)
-
-    def _keep_plan(self, folder: Path) -> None:
-        """Write the plan of an attempt, as --from-plan reads it; without one the job runs too."""
-        from poprun_py.planning.plan_file import plan_to_json, portable
-
-        assert self.folder is not None
-        document = plan_to_json(portable(self._plan))
-        try:
-            write_whole(folder / "plan.json", json.dumps(document, indent=2) + "\n")
-        except OSError as error:
-            self.folder.trouble = f"{folder} has no plan: {error.strerror}"
+            self._steps = FileRecorder(Path(folder))
+            recorders = (self._steps, *recorders)
+        return AttemptRecord(
+            folder=folder,
+            spans=self._timeline.begin(planned, folder),
+            recorders=recorders,
+            variables={} if self._metrics is None else self._metrics.variables(self.run_id),
+        )
 
     def end(self, result: LaunchResult) -> None:
-        """Note how the attempt ended."""
-        if self.folder is not None:
-            from poprun_py.launching.run_report import ended_attempt
-
-            label = self._plan.instance_label
-            self._attempts[-1] = ended_attempt(self._attempts[-1], result, label, time.time())
-            self._save()
+        """Record how the attempt ended."""
+        self._close_steps()
+        if self._folder is not None:
+            self._folder.end_attempt(result)
 
     def refuse(self, error: LaunchError) -> None:
-        """Note that the programs of the attempt did not start, which ends the run."""
-        if self.folder is not None:
-            from poprun_py.launching.run_report import refused_attempt
-
-            self._attempts[-1] = refused_attempt(
-                self._attempts[-1], error.exit_code, str(error), time.time()
-            )
-            self._finish(error.exit_code, str(error))
+        """Record that the programs of the attempt did not start, which ends the run."""
+        self._write_timeline()  # of the attempts before
+        if self._folder is not None:
+            self._folder.refuse(error)
 
     def interrupt(self, number: int) -> None:
-        """Note that a signal ended the run while no program of it was running.
-
-        If an attempt has begun, note that its programs did not start.
-        """
-        if not self._attempts:
-            return
-        from poprun_py.launching.run_report import refused_attempt
-
-        reason = f"{signal.Signals(number).name} received while no program was running"
-        if self._attempts[-1].get("cause") is None:
-            self._attempts[-1] = refused_attempt(
-                self._attempts[-1], 128 + number, reason, time.time(), cause="signal"
-            )
-        self._finish(128 + number, reason)
+        """Record that a signal ended the run while no program of it was running."""
+        self._write_timeline()
+        if self._folder is not None:
+            self._folder.interrupt(number)
 
     def finish(self, result: LaunchResult) -> None:
-        """Note how the run ended."""
-        self._finish(result.exit_code, result.explanation)
+        """Record how the run ended."""
+        self._write_timeline()
+        self._end_recorders()
+        if self._folder is not None:
+            self._folder.finish(result.exit_code, result.explanation)
 
-    def _finish(self, exit_code: int, reason: str) -> None:
-        if self.folder is not None:
-            from poprun_py.launching.run_report import moment
+    def close(self) -> None:
+        """Write what is left, and close files, connections and processes."""
+        self._opened.close()
 
-            ending = {"ended_at": moment(time.time()), "exit_code": exit_code, "reason": reason}
-            self._save({**ending, "timeline": self._shown_timeline()})
+    def _close_steps(self) -> None:
+        steps, self._steps = self._steps, None
+        if steps is not None:
+            steps.close()
 
-    def _shown_timeline(self) -> str | None:
-        """Return the trace's path: from the run's folder if it is there, else the whole."""
-        if self.timeline is None or self.folder is None:
-            return None
-        whole, folder = self.timeline.absolute(), self.folder.path.absolute()
-        return str(whole.relative_to(folder) if whole.is_relative_to(folder) else whole)
+    def _end_recorders(self) -> None:
+        self._close_steps()
+        if self._metrics is not None:
+            for trouble in self._metrics.finish(self._console.tell):
+                self._console.warn(trouble)
 
-    def _save(self, ending: dict[str, Any] | None = None) -> None:
-        """Write the report of what is known now."""
-        from poprun_py.launching.run_report import brief_report, moment, run_report
-        from poprun_py.versions import versions
-
-        assert self.folder is not None
-        report = run_report(
-            self._plan,
-            run_id=self.run_id,
-            launcher={"host": os.uname().nodename, "pid": os.getpid()},
-            began_at=self._earlier.get("began_at") or moment(self._began),
-            # Looking at everything that is installed would delay the start.
-            versions=versions(full=ending is not None),
-            attempts=self._attempts,
-            ending=ending,
-        )
-        self.folder.save_report(
-            json.dumps(report, indent=2) + "\n", json.dumps(brief_report(report)) + "\n"
-        )
-
-    def _read_earlier(self, folder: RunFolder) -> None:
-        """Take the attempts of an earlier launch of this run.
-
-        Raises:
-            UsageError: the report is none.
-        """
-        text = folder.earlier_report()
-        if text is None:
-            return
+    def _write_timeline(self) -> None:
+        """Merge the spans of all attempts into one trace."""
         try:
-            report = read_json(text)
-            attempts = report["attempts"]
-            if not isinstance(attempts, list) or not all(isinstance(a, dict) for a in attempts):
-                raise ValueError("no list of attempts")
-        except (ValueError, TypeError, KeyError) as error:
-            raise folder.not_a_report(str(error)) from None
-        self._earlier = report
-        # An attempt without an end lost its launcher: the lock of the folder is ours.
-        self._attempts = [
-            a if a.get("cause") else {**a, "cause": "launcher_lost"} for a in attempts
-        ]
+            merged = self._timeline.finish()
+        except (OSError, KeyboardInterrupt) as error:
+            reason = self._explain(error, "the timeline")
+            folders = shlex.join(map(str, self._timeline.keep()))
+            self._console.warn(
+                f"{reason}; python -m popdist_py.timeline {folders} makes it of what is left"
+            )
+            return
+        if merged is not None:
+            self._console.tell(self._timeline.sentence(merged))
+            if self._folder is not None:
+                self._folder.timeline = merged.path
+
+    def _close_folder(self) -> None:
+        """Write the page of the run, and unlock the folder for other launchers."""
+        if self._folder is None:
+            return
+        if self._folder.has_begun:
+            self._write_page(self._folder.path)
+        self._folder.close()
+        if self._folder.trouble:
+            self._console.warn(self._folder.trouble)
+
+    def _write_page(self, folder: Path) -> None:
+        try:
+            from poprun_py.launching.page_file import write_page
+            from poprun_py.past_runs.run_files import RunFiles
+
+            path = write_page(RunFiles(folder.resolve()))
+            self._console.log(f"the page of the run is {path}")
+        except (OSError, KeyboardInterrupt) as error:
+            reason = self._explain(error, "the page of the run")
+            command = f"{command_name()} report {shlex.quote(str(folder))}"
+            self._console.warn(f"{reason}; {command} writes it")
+        except Exception as error:  # the files of the run may hold anything
+            self._console.warn(f"the page of the run cannot be written ({error})")
+
+    def _explain(self, error: OSError | KeyboardInterrupt, what: str) -> str:
+        """Return why something was not written: an error, or the user did not want to wait."""
+        if isinstance(error, OSError):
+            return explain_os_error(error, f"{what} cannot be written")
+        self.was_interrupted = True
+        return f"{what} is not written: interrupted"
+
+
+def _folder_of(planned: LaunchPlan, run_id: str) -> RunFolder | None:
+    """Return the folder of the run; None without --output-dir."""
+    if planned.config.output_dir is None:
+        return None
+    from poprun_py.launching.run_folder import RunFolder
+
+    return RunFolder(planned, run_id)
+
+
+def _metrics_of(planned: LaunchPlan) -> JobMetrics | None:
+    """Return the metrics of a run; None unless an option asks for them.
+
+    Raises:
+        UsageError: their destination cannot be used.
+    """
+    if not planned.config.metrics_to and planned.config.metrics_port is None:
+        return None
+    from poprun_py.launching.job_metrics import JobMetrics
+
+    return JobMetrics(planned)
+
+
+def new_run_id(environ: Mapping[str, str]) -> str:
+    """Return the name of a new run: the user's ``POPRUN_RUN_ID``, or a generated name.
+
+    A generated name begins with the time in UTC, so that runs of all hosts sort by time. Inside an
+    instance of another job, the variable is the name of that job and is not used.
+
+    Raises:
+        UsageError: the user's name cannot be the name of a folder.
+    """
+    given = environ.get(RUN_ID, "")
+    if not given or is_popdist_environment(environ):
+        return f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{os.urandom(3).hex()}"
+    if not _FOLDER_NAME.fullmatch(given) or given == LATEST:
+        raise UsageError(
+            f"{RUN_ID}={given[:80]!r}: expected the name of a folder: a letter or digit, then "
+            f"letters, digits, '.', '_' and '-', at most 128 in all, and not {LATEST!r}"
+        )
+    return given

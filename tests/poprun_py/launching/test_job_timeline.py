@@ -12,7 +12,7 @@ from support.trace_tables import query
 
 from poprun_py.errors import StartError
 from poprun_py.launching import attempts
-from poprun_py.launching.run_recording import RunRecording
+from poprun_py.launching.run_record import RunRecord
 from poprun_py.machines.host_list import LOCALHOST
 from poprun_py.options.launch_config import LaunchConfig
 from poprun_py.planning.mpi_commands import OPEN_MPI_5, Mpi
@@ -35,7 +35,7 @@ def run(tmp_path, monkeypatch):
         environ={"POPRUN_RUN_ID": "mine"},
     )
     console = KeptConsole()
-    recording = RunRecording(plan, console)
+    recording = RunRecord(plan, console)
     found = SimpleNamespace(
         console=console,
         timeline=recording._timeline,

@@ -1,4 +1,4 @@
-"""What is kept of a run whose folder makes trouble."""
+"""The folder and report of a run, also when files cannot be written."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ import stat
 from pathlib import Path
 
 import pytest
+from support.launcher.consoles import KeptConsole
 from support.launcher.plans import plan_blindly
 
 from poprun_py.errors import StartError, UsageError
-from poprun_py.launching import run_folder, run_record
+from poprun_py.launching import run_folder
 from poprun_py.launching.run_folder import RunFolder
-from poprun_py.launching.run_record import RunRecord
+from poprun_py.launching.run_record import AttemptRecord, RunRecord
 from poprun_py.machines.host_list import LOCALHOST
 from poprun_py.options.launch_config import LaunchConfig
 from poprun_py.past_runs.recorded_run import read_run
@@ -32,48 +33,54 @@ def planned(output_dir, environ=None):
     )
 
 
+def opened(plan):
+    """Return the folder of a run."""
+    return RunFolder(plan, plan.environ.get("POPRUN_RUN_ID", "run"))
+
+
 @pytest.fixture
 def full_disk(monkeypatch):
     def refuse(self):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(RunFolder, "make_attempt", refuse)
+    monkeypatch.setattr(RunFolder, "_make_attempt", refuse)
 
 
 def test_without_a_folder_nothing_is_kept():
-    record = RunRecord(planned(None, {"POPRUN_RUN_ID": "mine"}))
+    console = KeptConsole()
+    record = RunRecord(planned(None, {"POPRUN_RUN_ID": "mine"}), console)
     assert record.run_id == "mine"
-    assert record.begin(planned(None), 0) is None
+    assert record.begin(planned(None), 0) == AttemptRecord()
     record.end(LaunchResult(exit_code=0))
     record.refuse(StartError("no"))
     record.finish(LaunchResult(exit_code=0))
     record.close()
-    assert record.trouble == ""
+    assert console.said == [("log", "the run is mine")]
 
 
 def test_a_first_attempt_that_cannot_be_kept_is_refused(tmp_path, full_disk):
-    record = RunRecord(planned(str(tmp_path)))
+    record = opened(planned(str(tmp_path)))
     with pytest.raises(UsageError, match=r"^output_dir .*No space left on device"):
-        record.begin(planned(str(tmp_path)), 0)
+        record.begin_attempt(planned(str(tmp_path)), 0)
     record.close()
 
 
 def test_a_later_attempt_goes_on_without_its_files(tmp_path, full_disk):
-    record = RunRecord(planned(str(tmp_path)))
-    assert record.begin(planned(str(tmp_path)), 1) is None
+    record = opened(planned(str(tmp_path)))
+    assert record.begin_attempt(planned(str(tmp_path)), 1) is None
     assert "No space left on device" in record.trouble
     record.close()
 
 
 def test_the_report_is_whole_although_the_folder_was_removed(tmp_path):
     plan = planned(str(tmp_path), {"POPRUN_RUN_ID": "mine"})
-    record = RunRecord(plan)
-    record.begin(plan, 0)
-    record.end(LaunchResult(exit_code=7, reason="failed"))
+    record = opened(plan)
+    record.begin_attempt(plan, 0)
+    record.end_attempt(LaunchResult(exit_code=7, reason="failed"))
     shutil.rmtree(tmp_path / "mine")
-    record.begin(plan, 1)
-    record.end(LaunchResult(exit_code=0))
-    record.finish(LaunchResult(exit_code=0))
+    record.begin_attempt(plan, 1)
+    record.end_attempt(LaunchResult(exit_code=0))
+    record.finish(0, "")
     record.close()
     report = json.loads((tmp_path / "mine" / "report.json").read_text())
     assert [a["exit_code"] for a in report["attempts"]] == [7, 0]
@@ -83,12 +90,12 @@ def test_the_report_is_whole_although_the_folder_was_removed(tmp_path):
 @pytest.mark.parametrize("folder", ["mine", "elsewhere"])
 def test_the_report_names_the_trace(tmp_path, folder):
     """From its own folder, which may be moved; else with the whole path."""
-    record = RunRecord(planned(str(tmp_path), {"POPRUN_RUN_ID": "mine"}))
-    record.begin(planned(str(tmp_path)), 0)
+    record = opened(planned(str(tmp_path), {"POPRUN_RUN_ID": "mine"}))
+    record.begin_attempt(planned(str(tmp_path)), 0)
     report = tmp_path / "mine" / "report.json"
     assert json.loads(report.read_text())["timeline"] is None
     record.timeline = tmp_path / folder / "t.json"
-    record.finish(LaunchResult(exit_code=0))
+    record.finish(0, "")
     record.close()
     shown = "t.json" if folder == "mine" else str(tmp_path / folder / "t.json")
     assert json.loads(report.read_text())["timeline"] == shown
@@ -100,19 +107,19 @@ def test_a_run_that_was_refused_can_be_launched_again(tmp_path):
     for text in ("{}", "{}", '{"attempts": {}}', '{"attempts": [1]}', "[]", "no"):
         (tmp_path / "mine" / "report.json").write_text(text)
         with pytest.raises(UsageError, match="is no report of a run"):
-            RunRecord(plan)
+            opened(plan)
     (tmp_path / "mine" / "report.json").unlink()
-    RunRecord(plan).close()
+    opened(plan).close()
 
 
 def test_an_attempt_whose_launcher_was_killed_is_told_by_the_next_launch(tmp_path):
     environ = {"POPRUN_RUN_ID": "mine"}
-    killed = RunRecord(planned(str(tmp_path), environ))
-    killed.begin(planned(str(tmp_path), environ), 0)
+    killed = opened(planned(str(tmp_path), environ))
+    killed.begin_attempt(planned(str(tmp_path), environ), 0)
     killed.close()  # as the kernel does
-    record = RunRecord(planned(str(tmp_path), environ))
-    record.begin(planned(str(tmp_path), environ), 0)
-    record.end(LaunchResult(exit_code=0))
+    record = opened(planned(str(tmp_path), environ))
+    record.begin_attempt(planned(str(tmp_path), environ), 0)
+    record.end_attempt(LaunchResult(exit_code=0))
     record.close()
     report = json.loads((tmp_path / "mine" / "report.json").read_text())
     assert [attempt["cause"] for attempt in report["attempts"]] == ["launcher_lost", "completed"]
@@ -126,8 +133,8 @@ def test_the_plan_of_each_attempt_is_kept_without_values_of_env(tmp_path):
         mpi=Mpi(path="/mpi/bin/mpirun", kind=OPEN_MPI_5),
         environ={},
     )
-    record = RunRecord(plan)
-    folders = [Path(record.begin(plan, count)) for count in (0, 1)]
+    record = opened(plan)
+    folders = [Path(record.begin_attempt(plan, count)) for count in (0, 1)]
     record.close()
     for folder in folders:
         path = folder / "plan.json"
@@ -143,11 +150,12 @@ def test_the_plan_of_each_attempt_is_kept_without_values_of_env(tmp_path):
 
 def test_a_plan_that_cannot_be_written_keeps_nothing_from_running(tmp_path, monkeypatch):
     def refuse(path, text):
-        raise OSError(28, "No space left on device")
+        if path.name == "plan.json":
+            raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(run_record, "write_whole", refuse)
-    record = RunRecord(planned(str(tmp_path)))
-    folder = record.begin(planned(str(tmp_path)), 0)
+    monkeypatch.setattr(run_folder, "write_whole", refuse)
+    record = opened(planned(str(tmp_path)))
+    folder = record.begin_attempt(planned(str(tmp_path)), 0)
     record.close()
     assert record.trouble == f"{folder} has no plan: No space left on device"
 
@@ -157,15 +165,15 @@ def test_on_a_full_disk_the_report_still_tells_the_end(tmp_path, monkeypatch):
         raise OSError(28, "No space left on device")
 
     plan = planned(str(tmp_path))
-    record = RunRecord(plan)
-    record.begin(plan, 0)
+    record = opened(plan)
+    record.begin_attempt(plan, 0)
     monkeypatch.setattr(run_folder, "write_whole", refuse)
     instances = (InstanceResult(index=0, code=9, stderr_tail="x" * 100_000),)
     result = LaunchResult(
         exit_code=9, reason="instance 1 ended with exit code 9. " * 1000, instances=instances
     )
-    record.end(result)
-    record.finish(result)
+    record.end_attempt(result)
+    record.finish(result.exit_code, result.explanation)
     record.close()
     assert record.trouble.endswith("report.json is shortened: No space left on device")
     files = tmp_path / "latest" / "report.json"

@@ -14,7 +14,7 @@ from popdist_py.timeline import merging
 from poprun_py.console import command_name
 from poprun_py.launching import attempts, page_file
 from poprun_py.launching.launch import Request, launch
-from poprun_py.launching.run_recording import RunRecording
+from poprun_py.launching.run_record import RunRecord
 from poprun_py.machines.host_list import LOCALHOST
 from poprun_py.options.launch_config import LaunchConfig
 from poprun_py.planning.mpi_commands import OPEN_MPI_5, Mpi
@@ -61,7 +61,7 @@ def test_ctrl_c_after_the_job_changes_not_how_it_ended(
 
     monkeypatch.setattr(place, name, interrupted)
     plan = planned(output_dir=str(tmp_path), timeline="auto")
-    recording = RunRecording(plan, console)
+    recording = RunRecord(plan, console)
     attempt = recording.begin(plan, 0)
     (attempt.spans.folder / "instance-0.ended").write_text("1")
     recording.finish(LaunchResult(exit_code=0))
@@ -70,7 +70,7 @@ def test_ctrl_c_after_the_job_changes_not_how_it_ended(
     report = json.loads((tmp_path / "mine" / "report.json").read_text())
     assert (report["state"], report["exit_code"]) == ("ended", 0)
     assert recording.was_interrupted
-    RunRecording(plan, console).close()  # the run's folder is free
+    RunRecord(plan, console).close()  # the run's folder is free
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])

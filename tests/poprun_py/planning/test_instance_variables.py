@@ -13,7 +13,7 @@ from support.launcher.plans import plan_blindly
 from popdist_py.environment import INSTANCE_VARIABLES, InstanceEnvironment
 from poprun_py import LaunchConfig, UsageError
 from poprun_py.launching.attempts import job_of
-from poprun_py.launching.run_recording import AttemptRecording
+from poprun_py.launching.run_record import AttemptRecord
 from poprun_py.machines.host_list import LOCALHOST, parse_host_list
 from poprun_py.machines.probe import ProbedHosts
 from poprun_py.machines.remote_shell import Shell
@@ -125,7 +125,7 @@ def told(hosts="127.0.0.2,127.0.0.3", environ=None, index=1, **options):
         environ={"PATH": "/bin", **_SETTINGS, **(environ or {})},
         reached=_REACHED if hosts else None,
     )
-    sent = dict(job_of(job, "r", AttemptRecording()).variables[index])
+    sent = dict(job_of(job, "r", AttemptRecord()).variables[index])
     assert sent.pop("POPRUN_RUN_ID") == sent["TORCHELASTIC_RUN_ID"] == "r"
     return {n: v for n, v in sent.items() if not n.startswith("TORCHELASTIC")}, job.command
 
