@@ -23,7 +23,6 @@ from typing import Any
 from popdist_py.atomic_file import write_whole
 from popdist_py.environment import RUN_ID
 from poprun_py.errors import LaunchError, UsageError
-from poprun_py.launching.run_record import LATEST
 from poprun_py.launching.run_report import (
     begun_attempt,
     brief_report,
@@ -32,6 +31,7 @@ from poprun_py.launching.run_report import (
     refused_attempt,
     run_report,
 )
+from poprun_py.past_runs.run_files import LATEST
 from poprun_py.planning.launch_plan import LaunchPlan
 from poprun_py.running.supervise.job import LaunchResult
 from poprun_py.texts import read_json

@@ -20,6 +20,7 @@ from popdist_py.environment import RUN_ID, is_popdist_environment
 from poprun_py.console import Console, command_name
 from poprun_py.errors import LaunchError, UsageError, explain_os_error
 from poprun_py.launching.job_timeline import JobTimeline
+from poprun_py.past_runs.run_files import LATEST, RunFiles
 from poprun_py.planning.launch_plan import LaunchPlan
 from poprun_py.planning.user_program import short_name
 from poprun_py.running.supervise.file_transfer import FilePlace
@@ -32,8 +33,6 @@ if TYPE_CHECKING:
     from poprun_py.running.watch.file_recorder import FileRecorder
     from poprun_py.running.watch.records import Recorder
 
-# The link to the newest run, beside the folders of all runs.
-LATEST = "latest"
 _FOLDER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
 
@@ -186,7 +185,6 @@ class RunRecord:
     def _write_page(self, folder: Path) -> None:
         try:
             from poprun_py.launching.page_file import write_page
-            from poprun_py.past_runs.run_files import RunFiles
 
             path = write_page(RunFiles(folder.resolve()))
             self._console.log(f"the page of the run is {path}")

@@ -28,6 +28,8 @@ from poprun_py.errors import UsageError
 
 _ATTEMPT: Final = re.compile(r"attempt-(\d+)")
 DEFAULT_PARENT: Final = "runs"
+# The link to the newest run, beside the folders of all runs.
+LATEST: Final = "latest"
 
 
 @dataclass(frozen=True, slots=True)
