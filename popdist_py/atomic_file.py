@@ -1,7 +1,7 @@
-"""Files that other processes see whole or not at all: written beside their place, then renamed.
+"""Files that other processes see complete or not at all, and files that only their owner can read.
 
-What stands in a file, and whether it must survive a power failure, is the caller's matter. The
-launcher writes its files so too. Standard library only.
+A file is written beside its place and then renamed. It is not synchronised to the disk. The
+launcher uses these functions too. Standard library only.
 """
 
 from __future__ import annotations
@@ -11,8 +11,9 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import BinaryIO, Literal
 
-__all__ = ["PARTIAL_SUFFIX", "beside", "replaced_at_end", "write_whole"]
+__all__ = ["PARTIAL_SUFFIX", "beside", "open_private", "replaced_at_end", "write_whole"]
 
 # A writer that is killed leaves a file ``.NAME.*.partial`` behind.
 PARTIAL_SUFFIX = ".partial"
@@ -73,3 +74,18 @@ def write_whole(path: Path, text: str) -> None:
         raise FileNotFoundError(errno.ENOENT, f"there is no folder {path.parent}")
     with replaced_at_end(path, private=True) as partial:
         partial.write_text(text, encoding="utf-8", errors="backslashreplace")
+
+
+def open_private(path: Path, mode: Literal["wb", "ab"], *, buffering: int = -1) -> BinaryIO:
+    """Open a file to write it or to append to it. If it is new, only its owner can read it.
+
+    The arguments are those of ``open``.
+
+    Raises:
+        OSError: The file cannot be opened.
+    """
+
+    def opener(name: str, flags: int) -> int:
+        return os.open(name, flags, 0o600)
+
+    return open(path, mode, buffering, opener=opener)

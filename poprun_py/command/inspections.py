@@ -236,9 +236,10 @@ def _write_private(path: Path, text: str, option: str) -> None:
     Raises:
         UsageError: it cannot be written.
     """
+    from popdist_py.atomic_file import open_private
+
     try:
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            file.write(text)
+        with open_private(path, "wb") as file:
+            file.write(text.encode())
     except OSError as error:
         raise UsageError(f"{option} {path}: {error.strerror}") from None

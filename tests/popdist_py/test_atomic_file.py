@@ -1,13 +1,14 @@
-"""A file is replaced as a whole, or stays as it was."""
+"""Files that are replaced as a whole or not at all, and files that only their owner can read."""
 
 from __future__ import annotations
 
 import errno
+import stat
 from pathlib import Path
 
 import pytest
 
-from popdist_py.atomic_file import replaced_at_end, write_whole
+from popdist_py.atomic_file import open_private, replaced_at_end, write_whole
 
 
 def test_the_old_file_is_there_until_the_new_one_is_whole(tmp_path):
@@ -87,3 +88,13 @@ def test_a_folder_that_has_become_read_only_is_told_as_what_happened_first(tmp_p
     ):
         raise OSError(errno.EROFS, "nothing can be written")
     assert caught.value.__context__ is None
+
+
+def test_only_the_owner_can_read_a_private_file(tmp_path):
+    path = tmp_path / "file"
+    with open_private(path, "wb") as file:
+        file.write(b"first")
+    with open_private(path, "ab", buffering=0) as file:
+        file.write(b", second")
+    assert path.read_text() == "first, second"
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600

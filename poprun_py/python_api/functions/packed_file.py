@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
+from popdist_py.atomic_file import open_private
 from popdist_py.own_files.owner import NotOwnFileError, check_own
 
 # The alignment that NumPy and torch use for their own memory.
@@ -105,8 +106,7 @@ def create(path: Path) -> Iterator[ChecksummedFile]:
     Raises:
         OSError: The file cannot be created.
     """
-    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
-    with os.fdopen(os.open(path, flags, 0o600), "wb") as file:
+    with open_private(path, "wb") as file:
         yield ChecksummedFile(file)
 
 

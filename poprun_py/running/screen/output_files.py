@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import BinaryIO
+
+from popdist_py.atomic_file import open_private
 
 
 class OutputFiles:
@@ -35,7 +36,7 @@ class OutputFiles:
             file = self._files.get((instance, stream))
             if file is None:
                 path = self._folder / f"instance-{instance:0{self._width}}.{stream}"
-                file = self._files[instance, stream] = _open_private(path)
+                file = self._files[instance, stream] = open_private(path, "ab", buffering=0)
             rest = memoryview(data)
             while rest:
                 rest = rest[file.write(rest) or 0 :]
@@ -54,9 +55,3 @@ class OutputFiles:
 
     def _note(self, error: OSError) -> None:
         self.trouble = f"{self._folder} is incomplete: {error.strerror}"
-
-
-def _open_private(path: Path) -> BinaryIO:
-    """Open a file for appending. Only its owner can read it."""
-    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
-    return open(os.open(path, flags, 0o600), "wb", buffering=0)  # noqa: PTH123 (of a descriptor)

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from popdist_py.atomic_file import open_private
 from popdist_py.environment import CALL, CALL_FILES, RUN_FILE_MIB, RUN_FILES, TIMELINE
 
 # The largest part of a file that another host sends, and the parts that are sent to it.
@@ -164,15 +165,11 @@ class FileTransfer:
             self._received[instance, place.variable] += len(part)
             if self._received[instance, place.variable] <= place.most_bytes:
                 prefix = place.prefix(instance)
-                _append(prefix.with_name(f"{prefix.name}.{name}"), part)
+                path = prefix.with_name(f"{prefix.name}.{name}")
+                with open_private(path, "ab") as file:
+                    file.write(part)
 
 
 def _absolute(path: Path) -> str:
     """Return a path that stays valid if the program changes its working folder."""
     return os.path.abspath(path)  # noqa: PTH100 (links stay)
-
-
-def _append(path: Path, part: bytes) -> None:
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-    with os.fdopen(descriptor, "ab") as file:
-        file.write(part)

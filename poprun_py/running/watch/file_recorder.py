@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, BinaryIO, Final
+
+from popdist_py.atomic_file import open_private
 
 # FileRecorder is created before mpirun starts, so importing these would delay the job.
 if TYPE_CHECKING:
@@ -82,7 +83,7 @@ class _JsonLines:
         self._path = path
         self._part_bytes = part_bytes
         self._num_bytes = 0
-        self._file: int | None = None
+        self._file: BinaryIO | None = None
 
     @property
     def every(self) -> int:
@@ -96,12 +97,11 @@ class _JsonLines:
             return
         try:
             if self._file is None:
-                flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
-                self._file = os.open(self._path, flags, 0o600)
+                self._file = open_private(self._path, "ab", buffering=0)
             rest = memoryview(text.encode())
             self._num_bytes += len(rest)
             while rest:
-                rest = rest[os.write(self._file, rest) :]
+                rest = rest[self._file.write(rest) :]
         except OSError as error:
             error.filename = str(self._path)
             raise
@@ -110,5 +110,5 @@ class _JsonLines:
         if self._file is not None:
             # A network file system may report only now that earlier lines were not stored.
             with contextlib.suppress(OSError):
-                os.close(self._file)
+                self._file.close()
             self._file = None
