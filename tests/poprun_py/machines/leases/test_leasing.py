@@ -230,7 +230,7 @@ def test_who_holds_and_who_waits_is_printed(job, holder, place, capsys):
     told = json.loads(capsys.readouterr().out)
     assert [each["pid"] for each in told["jobs"] + told["waiting"]] == pids
     assert run(["--print-leases", "-n", "2"]) == 0
-    assert "--num-instances has no effect: --print-leases asks" in capsys.readouterr().err
+    assert "--num-instances has no effect: --print-leases only queries" in capsys.readouterr().err
     place.chmod(0o777)
     assert run(["--print-leases"]) == 3
     assert f"chmod 1777 {place}" in capsys.readouterr().err
