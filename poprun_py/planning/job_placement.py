@@ -1,7 +1,7 @@
-"""What a job takes of a host, and of one on which other jobs run. Pure.
+"""Placement of a whole job: instances on the machine of every host, alone or beside other jobs.
 
-A job that says how many cores it needs goes where no other job has memory, if it fits there. One
-that takes all there is takes all that is left.
+Pure. A job with --cores-per-instance prefers NUMA nodes on which no other job holds CPUs. Any other
+job takes all CPUs that other jobs leave free.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ from typing import NamedTuple
 
 from poprun_py.machines.machine import Machine
 from poprun_py.options.launch_config import LaunchConfig
-from poprun_py.planning.cpu_placement import Placement
-from poprun_py.planning.launch_plan import place_instances
+from poprun_py.planning.cpu_placement import Placement, PlacementPolicy, place_anyway
 from poprun_py.planning.topology import Topology
 
 
 class HostShare(NamedTuple):
-    """What a job takes of a host: the machines to plan on, and its CPUs, NUMA nodes, placements.
+    """The part of one host that a job uses: its CPUs and NUMA nodes.
 
-    ``machines`` and ``placements`` are those of all hosts.
+    ``machines`` and ``placements`` belong to all hosts of the job. On the machines, the CPUs of
+    other jobs are marked as held.
     """
 
     machines: tuple[Machine | None, ...]
@@ -29,8 +29,45 @@ class HostShare(NamedTuple):
 
 
 def local_host_index(topology: Topology) -> int | None:
-    """Return the index of the host that is this machine, None where the job does not run here."""
+    """Return the index of the host that is this machine; None if the job does not run here."""
     return next((i for i, host in enumerate(topology.hosts) if host.is_local), None)
+
+
+def place_instances(
+    config: LaunchConfig, topology: Topology, machines: tuple[Machine | None, ...]
+) -> tuple[list[Placement], str]:
+    """Place the instances of every host on its machine; equal machines are placed once.
+
+    Returns:
+        The placements, and an error text from the first machine that is too small for its
+        instances. The text is empty if the job fits.
+    """
+    mode = config.process_placement
+    if config.numa_aware is not None:
+        mode = "roundrobin" if config.numa_aware else "disabled"
+    policy = PlacementPolicy(
+        mode=mode,
+        cores_per_instance=config.cores_per_instance,
+        reserve_cores=config.reserve_cores,
+        smt=config.smt,
+        oversubscribe=config.oversubscribe,
+        cores_option=config.named("cores_per_instance"),
+        reserve_option=config.named("reserve_cores"),
+    )
+    count = topology.instances_per_host
+    unknown = (Placement(numa_nodes=(), memory_nodes=(), cpus=(), threads=0),) * count
+    done: dict[int, tuple[Placement, ...]] = {}
+    placements: list[Placement] = []
+    refusals: list[str] = []
+    for machine in machines:
+        if machine is None:
+            placements += unknown
+            continue
+        if id(machine) not in done:
+            done[id(machine)], refusal = place_anyway(machine, count, policy)
+            refusals += [refusal] if refusal else []
+        placements += done[id(machine)]
+    return placements, "".join(refusals[:1])
 
 
 def share_beside_jobs(
@@ -40,31 +77,31 @@ def share_beside_jobs(
     held: frozenset[int],
     index: int | None = None,
 ) -> HostShare | None:
-    """Return what the job takes of a host beside jobs that hold CPUs there.
+    """Return the part of a host that the job uses if other jobs hold CPUs there.
 
     Args:
-        config: what is asked for.
-        topology: who is on which host.
+        config: the options of the job.
+        topology: the instances of each host.
         machines: the machine of each host.
-        held: the CPUs that other jobs hold; those that this one may use count.
-        index: the host; by default this machine, which is one of them.
+        held: the CPUs that other jobs hold. CPUs that this job may not use are ignored.
+        index: the index of the host; by default this machine, which must be one of the hosts.
 
     Returns:
-        The share; None if it does not fit on what is left.
+        The share; None if the job does not fit on the free CPUs.
     """
     index = local_host_index(topology) if index is None else index
     machine = None if index is None else machines[index]
     if index is None or machine is None:
         return None
     held = held.intersection(cpu for core in machine.usable_cores for cpu in core.cpus)
-    for without in _candidates(config, machine, held):
-        left = replace(machine, held_cpus=machine.held_cpus | without)
+    for excluded in _excluded_cpus(config, machine, held):
+        left = replace(machine, held_cpus=machine.held_cpus | excluded)
         if not left.usable_cores:
             continue
         planned_on = (*machines[:index], left, *machines[index + 1 :])
         placements, refusal = place_instances(config, topology, planned_on)
         if not refusal:
-            return _share(topology, planned_on, tuple(placements), index)
+            return share_of_placements(topology, planned_on, tuple(placements), index)
     return None
 
 
@@ -74,37 +111,31 @@ def share_of_placements(
     placements: tuple[Placement, ...],
     index: int | None = None,
 ) -> HostShare:
-    """Return what a job takes of a host, by default of this machine, by placements that stand."""
-    return _share(
-        topology, machines, placements, local_host_index(topology) if index is None else index
-    )
+    """Return the part of a host that the job uses with the given placements.
 
-
-def _candidates(
-    config: LaunchConfig, machine: Machine, held: frozenset[int]
-) -> tuple[frozenset[int], ...]:
-    """Return the CPUs to leave to others, the best first."""
-    if config.cores_per_instance is None or not held:
-        return (held,)
-    beside_others = {
-        cpu for node in machine.numa_nodes if not held.isdisjoint(node.cpus) for cpu in node.cpus
-    }
-    return (frozenset(beside_others), held)
-
-
-def _share(
-    topology: Topology,
-    machines: tuple[Machine | None, ...],
-    placements: tuple[Placement, ...],
-    index: int | None,
-) -> HostShare:
+    ``index`` is the index of the host; by default this machine. The share has no CPUs if the job
+    does not run there.
+    """
+    index = local_host_index(topology) if index is None else index
     machine = None if index is None else machines[index]
     if index is None or machine is None:
         return HostShare(machines, frozenset(), frozenset(), placements)
     count = topology.instances_per_host
-    ours = placements[index * count : (index + 1) * count]
+    of_host = placements[index * count : (index + 1) * count]
     usable = {cpu for core in machine.usable_cores for cpu in core.cpus}
-    # Who is not bound may run anywhere.
-    cpus = {cpu for each in ours for cpu in (each.cpus or usable)}
+    # An instance that is not bound may run on any usable CPU.
+    cpus = {cpu for each in of_host for cpu in (each.cpus or usable)}
     nodes = {node.index for node in machine.numa_nodes if not cpus.isdisjoint(node.cpus)}
     return HostShare(machines, frozenset(cpus), frozenset(nodes), placements)
+
+
+def _excluded_cpus(
+    config: LaunchConfig, machine: Machine, held: frozenset[int]
+) -> tuple[frozenset[int], ...]:
+    """Return the sets of CPUs to leave to other jobs, in the order in which to try them."""
+    if config.cores_per_instance is None or not held:
+        return (held,)
+    whole_nodes = {
+        cpu for node in machine.numa_nodes if not held.isdisjoint(node.cpus) for cpu in node.cpus
+    }
+    return (frozenset(whole_nodes), held)

@@ -1,7 +1,7 @@
 """LaunchPlan: everything that a launch will do, as a value that can be printed, saved and run.
 
-Made by pure functions of the configuration, the hosts, their machines and the environment. Nothing
-is started here. As JSON: plan_file.py.
+``make_plan`` is a pure function of the options, the hosts, their machines and the environment.
+plan_file.py writes a plan as JSON and reads it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from poprun_py.instance.binding import THREAD_VARIABLES
 from poprun_py.machines.allocation import DEFAULT_HOST_FILES, slurm_tasks
 from poprun_py.machines.machine import Machine
 from poprun_py.options.launch_config import LaunchConfig
-from poprun_py.planning.cpu_placement import Placement, PlacementPolicy, place_anyway
+from poprun_py.planning.cpu_placement import Placement
 from poprun_py.planning.instance_variables import (
     FORWARDED_VARIABLES,
     PLANNED_THREADS,
@@ -33,6 +33,7 @@ from poprun_py.planning.instance_variables import (
     user_variables,
     wire_variables,
 )
+from poprun_py.planning.job_placement import place_instances
 from poprun_py.planning.mpi_arguments import (
     MpiArguments,
     names_set_by,
@@ -52,22 +53,23 @@ from poprun_py.planning.plan_inputs import PlanInputs
 from poprun_py.planning.topology import Instance, Topology
 from poprun_py.value_display import Displayed
 
-# A launch without a pod does not wait for it.
+# Imported for types only: a launch without a pod does not load the code of pods.
 if TYPE_CHECKING:
     from poprun_py.planning.partition_decision import PartitionDecision
 
 _WRAPPER = str(Path(__file__).parents[1] / "instance" / "start_wrapper.py")
-# The supervisor's own, forwarded by name: everyone on a host can read a value on a command line.
+# Variables of the supervisor for instances on other hosts. They are forwarded by name, because
+# every user of a host can read the values on a command line.
 _TO_REMOTE = ("POPRUN_CONTROL", "POPRUN_TOKEN")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class InstancePlan:
-    """One instance: what it owns, where it runs, and its variables.
+    """One instance: its replicas and IPUs, its CPUs, and its environment variables.
 
-    ``env`` stands on the command; ``user_env`` (from --env and --env-file) never does: it travels
-    to the instance over the launcher's own channel. ``unset`` names what only other instances are
-    given: this one keeps the launcher's own value, or none.
+    ``env`` is part of the command line. ``user_env`` (from --env and --env-file) is not: the
+    launcher sends it to the instance over its own channel. ``unset`` names variables that the MPI
+    arguments of other instances set; this instance keeps the launcher's value, if there is one.
     """
 
     instance: Instance
@@ -79,17 +81,26 @@ class InstancePlan:
 
 @dataclass(frozen=True, kw_only=True, slots=True, repr=False)
 class LaunchPlan(Displayed):
-    """The whole launch: configuration, topology, instances, and the command that starts them.
+    """A whole launch: options, topology, instances, and the command that starts them.
 
-    A command for thousands of instances is too long for the kernel. It is then ``compact``: one
-    part for all instances, and the launcher sends each its variables. ``environ`` is the
-    launcher's environment when the plan was made; no other one is looked at when it runs. It runs
-    in ``folder``, where it was made; empty for wherever it is launched.
-    ``hostnames`` is what hosts of a job on others call themselves, where that is known. ``refusal``
-    says why the job may be looked at but not run: the machines cannot take it, or a saved plan
-    lacks values; empty if it may. ``partition`` is what the launch would do with which partition of
-    the pod, as it was then; None where no pod is configured. It is decided anew when the plan runs.
-    ``user_threads`` are the thread counts that the user set, by variable.
+    Attributes:
+        config: the options of the launch.
+        topology: the hosts and the instances, replicas and IPUs on each.
+        machines: the machine of each host; None if it is not known.
+        instances: the plan of each instance.
+        command: the command line of mpirun.
+        environ: the launcher's environment when the plan was made. A launch of the plan uses it
+            instead of the environment at that time.
+        compact: whether the command has one part for all instances, because one part for each would
+            be too long for the kernel. The launcher then sends each instance its variables.
+        user_threads: the thread counts that the user set, by variable.
+        network: the network between the hosts; empty if it is not known.
+        refusal: an error text that says why the plan cannot be launched: the job does not fit the
+            machines, or a saved plan lacks values. Empty if the plan can be launched.
+        hostnames: the names that other hosts report for themselves, by their names in the options.
+        folder: the working folder of the job; empty for the folder of the launch.
+        partition: the decision about the partition when the plan was made; None if no pod is
+            configured. A launch of the plan decides again.
     """
 
     config: LaunchConfig
@@ -97,7 +108,7 @@ class LaunchPlan(Displayed):
     machines: tuple[Machine | None, ...]
     instances: tuple[InstancePlan, ...]
     command: tuple[str, ...]
-    # Holds secrets: never shown.
+    # Not part of the repr, because it may contain secrets.
     environ: Mapping[str, str] = field(repr=False)
     compact: bool = False
     user_threads: Mapping[str, int] = field(default_factory=dict)
@@ -108,18 +119,18 @@ class LaunchPlan(Displayed):
     partition: PartitionDecision | None = None
 
     def __repr__(self) -> str:
-        # Machines and commands are long.
+        # Short: machines and commands are long.
         refused = f", refusal={self.refusal!r}" if self.refusal else ""
         return f"LaunchPlan({self.config!r}, hosts={len(self.topology.hosts)}{refused})"
 
     @property
     def spans_hosts(self) -> bool:
-        """Tell whether instances run on other machines than this one."""
-        return _spans_hosts(self.topology)
+        """Whether instances run on other machines than this one."""
+        return self.topology.spans_hosts
 
     @property
     def mpirun_environ(self) -> dict[str, str]:
-        """The environment of mpirun."""
+        """The environment variables of mpirun."""
         topology = self.topology
         slurm = (
             slurm_tasks(topology.hosts, topology.instances_per_host, self.environ)
@@ -130,9 +141,9 @@ class LaunchPlan(Displayed):
 
     @property
     def travelling_variables(self) -> dict[str, str]:
-        """The launcher's settings of our libraries, sent to all instances of a job on other hosts.
+        """Settings of our libraries in the launcher's environment, for instances on other hosts.
 
-        On this machine instances inherit them.
+        Empty for a job on this machine, because its instances inherit them.
         """
         if not self.spans_hosts:
             return {}
@@ -143,16 +154,17 @@ class LaunchPlan(Displayed):
         return travelling_variables(self.config, self.environ, by_user)
 
     def channel_variables(self, index: int) -> dict[str, str | None]:
-        """Return the variables that the launcher sends an instance; None unsets one.
+        """Return the variables that the launcher sends to an instance; the value None unsets one.
 
-        Those of --env stand on no command. Those that another instance's arguments set would reach
-        this one too: Open MPI gives every part what one part sets.
+        They include the variables of --env, which are not on the command line. They also include
+        the variables that only another instance's MPI arguments set, because Open MPI would give
+        them to this instance too.
         """
-        p = self.instances[index]
+        instance = self.instances[index]
         return {
-            **{name: self.environ.get(name) for name in p.unset},
-            **(dict(p.env) if self.compact else {}),
-            **dict(p.user_env),
+            **{name: self.environ.get(name) for name in instance.unset},
+            **(dict(instance.env) if self.compact else {}),
+            **dict(instance.user_env),
         }
 
     def instance_label(self, index: int) -> str:
@@ -163,17 +175,9 @@ class LaunchPlan(Displayed):
         return f"instance {index} ({span})"
 
     def require_fit(self) -> None:
-        """Refuse to run a plan that was made to be looked at.
-
-        Raises:
-            UsageError: the machines cannot take the job, with the numbers; or values are missing.
-        """
+        """Raise UsageError if the plan can be shown but not launched."""
         if self.refusal:
             raise UsageError(self.refusal)
-
-
-def _spans_hosts(topology: Topology) -> bool:
-    return not all(host.is_local for host in topology.hosts)
 
 
 def make_plan(
@@ -188,15 +192,17 @@ def make_plan(
     """Plan the launch of ``config``.
 
     Args:
-        config: what is asked for.
-        topology: who is on which host.
+        config: the options of the launch.
+        topology: the instances of each host.
         mpi_arguments: the MPI arguments of ``config``.
-        inputs: what is known of the hosts of ``topology``; nothing is bound on an unknown machine.
-        enforce: refuse what does not fit the machines; else the plan keeps the ``refusal``.
-        partition: what is done with which partition; None without a pod.
+        inputs: the machines of the hosts of ``topology``, the MPI and the environment. Instances on
+            an unknown machine are not bound to CPUs.
+        enforce: whether to raise an error if the job does not fit the machines. Otherwise the plan
+            stores the error text as its ``refusal``.
+        partition: the decision about the partition; None if no pod is configured.
 
     Raises:
-        UsageError: what is asked for does not fit the hosts or machines.
+        UsageError: the options do not fit the hosts or their machines.
     """
     environ, reached, mpi = inputs.environ, inputs.reached, inputs.installed_mpi
     placements, refusal = place_instances(config, topology, inputs.machines)
@@ -245,10 +251,10 @@ def make_plan(
 def threads_by_user(
     local_args: Sequence[str], user_env: Pairs, environ: Mapping[str, str]
 ) -> dict[str, int]:
-    """Return the thread counts that an instance gets from the user, by variable.
+    """Return the thread counts that the user set for an instance, by variable.
 
-    A variable of --env overrides one that mpirun's ``local_args`` set, because the launcher's
-    channel sets it last.
+    A variable of --env overrides one of the MPI arguments ``local_args``, because the launcher sets
+    it after mpirun.
     """
     by_mpi = variables_set_by(local_args, environ)
     return user_threads({**environ, **by_mpi, **dict(user_env)})
@@ -261,14 +267,14 @@ def _mpi_request(
     inputs: PlanInputs,
     contexts: tuple[Context, ...],
 ) -> MpiRequest:
-    """Return the launch in the terms of the dialects."""
+    """Return the launch as mpi_commands.py needs it, for any MPI implementation."""
     hosts, reached, environ = topology.hosts, inputs.reached, inputs.environ
-    spans_hosts = _spans_hosts(topology)
+    spans_hosts = topology.spans_hosts
     named = next((host for host in hosts if host.user and not host.is_local), None)
     if named is not None and inputs.installed_mpi.kind == MPICH:
         raise UsageError(
-            f"host {named.user}@{named.name}: MPICH's mpirun takes no user; expected the name of "
-            "the host alone, and its User in ~/.ssh/config"
+            f"host {named.user}@{named.name}: MPICH's mpirun does not accept a user; expected only "
+            "the name of the host, and its User in ~/.ssh/config"
         )
     return MpiRequest(
         contexts=contexts,
@@ -298,9 +304,10 @@ def _instances(
     common: Pairs,
     partition: PartitionDecision | None,
 ) -> tuple[tuple[InstancePlan, ...], tuple[Context, ...]]:
-    """Give every instance its variables, and its part of the command.
+    """Return the plan of each instance, and its part of the command.
 
-    What the user's own -x arguments set is left to them: Open MPI takes the first value of a name.
+    A variable that the user's own -x arguments set is left out, because Open MPI would use the
+    first value and ignore the user's.
     """
     by_everyone = names_set_by(mpi_arguments.of_every_instance, environ)
     by_user = {
@@ -311,7 +318,7 @@ def _instances(
     inherited = {name for name in THREAD_VARIABLES if name in environ}
     bound = placement_variables(placements, {name for name, _ in user_env} | inherited)
     target = (TARGET_OPTIONS, target_options(topology, environ))
-    spans_hosts = _spans_hosts(topology)
+    spans_hosts = topology.spans_hosts
     by_name = [
         name
         for name in (
@@ -362,50 +369,15 @@ def _instances(
 
 
 def _of_partition(pairs: Pairs, use: PartitionDecision, instance: int) -> Pairs:
-    """Return variables of an instance with what is known of its partition already."""
+    """Return the variables of an instance, with the known variables of its partition added."""
     if not use.name:
         return pairs
     from poprun_py.planning.partition_variables import known_variables
 
-    name = None if use.is_temporary else use.name  # that of the process which runs the plan
+    # The process that launches the plan names a temporary partition after itself.
+    name = None if use.is_temporary else use.name
     known = known_variables(
         use.where, name, is_reconfigurable=use.is_reconfigurable, gcd=use.gcd(instance)
     )
     merged: dict[str, str | None] = {**dict(pairs), **known}
     return tuple((n, value) for n, value in merged.items() if value is not None)
-
-
-def place_instances(
-    config: LaunchConfig, topology: Topology, machines: tuple[Machine | None, ...]
-) -> tuple[list[Placement], str]:
-    """Place every host's instances on its machine; equal machines are placed once.
-
-    Returns:
-        The placements, and why the first machine that cannot take its instances refuses them.
-    """
-    mode = config.process_placement
-    if config.numa_aware is not None:
-        mode = "roundrobin" if config.numa_aware else "disabled"
-    policy = PlacementPolicy(
-        mode=mode,
-        cores_per_instance=config.cores_per_instance,
-        reserve_cores=config.reserve_cores,
-        smt=config.smt,
-        oversubscribe=config.oversubscribe,
-        cores_option=config.named("cores_per_instance"),
-        reserve_option=config.named("reserve_cores"),
-    )
-    share = topology.instances_per_host
-    unknown = (Placement(numa_nodes=(), memory_nodes=(), cpus=(), threads=0),) * share
-    done: dict[int, tuple[Placement, ...]] = {}
-    placements: list[Placement] = []
-    refusals: list[str] = []
-    for machine in machines:
-        if machine is None:
-            placements += unknown
-            continue
-        if id(machine) not in done:
-            done[id(machine)], refusal = place_anyway(machine, share, policy)
-            refusals += [refusal] if refusal else []
-        placements += done[id(machine)]
-    return placements, "".join(refusals[:1])

@@ -18,12 +18,8 @@ from poprun_py.options.launch_config import LaunchConfig, config_from_dict, conf
 from poprun_py.options.option_types import is_word
 from poprun_py.planning.cpu_placement import Placement
 from poprun_py.planning.instance_variables import check_variable
-from poprun_py.planning.launch_plan import (
-    InstancePlan,
-    LaunchPlan,
-    place_instances,
-    threads_by_user,
-)
+from poprun_py.planning.job_placement import place_instances
+from poprun_py.planning.launch_plan import InstancePlan, LaunchPlan, threads_by_user
 from poprun_py.planning.mpi_arguments import split_mpi_arguments
 from poprun_py.planning.mpi_commands import shield
 from poprun_py.planning.topology import Instance, make_topology

@@ -1,8 +1,9 @@
-"""Who is where: instances, replicas, IPUs and IPU-Link domains on hosts. Pure arithmetic.
+"""The topology of a job: which instances, replicas and IPUs are on which host. Pure arithmetic.
 
-Numbering: R replicas, I instances, L = R/I; instance i owns replicas iL to iL + L - 1; hosts get
-contiguous blocks of instances; replica r owns IPUs rP to rP + P - 1. Of D IPU-Link domains with at
-most 64 IPUs each, instance i lies in domain iD / I, rounded down, and so do its replicas.
+A job has R replicas of P IPUs in I instances, so each instance has L = R/I replicas. Instance i has
+the replicas iL to iL + L - 1, and replica r has the IPUs rP to rP + P - 1. Each host gets a
+contiguous block of instances. Of D IPU-Link domains (at most 64 IPUs each), instance i and its
+replicas lie in domain iD / I, rounded down.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from poprun_py.options.launch_config import LaunchConfig, fewest_link_domains
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Instance:
-    """One instance: its place on a host and what it owns."""
+    """One instance: its indices, its IPU-Link domain, its replicas and its IPUs."""
 
     index: int
     local_index: int
@@ -41,45 +42,45 @@ class Topology:
 
     @property
     def num_local_replicas(self) -> int:
-        """Replicas of one instance: L = R / I."""
+        """The number of replicas of one instance: L = R / I."""
         return self.num_replicas // self.num_instances
 
     @property
     def instances_per_host(self) -> int:
-        """Instances of one host: I / H."""
+        """The number of instances on one host: I / H."""
         return self.num_instances // len(self.hosts)
 
     @property
+    def spans_hosts(self) -> bool:
+        """Whether instances run on other machines than this one."""
+        return not all(host.is_local for host in self.hosts)
+
+    @property
     def num_ipus(self) -> int:
-        """IPUs of the whole job: R x P."""
+        """The number of IPUs of the whole job: R x P."""
         return self.num_replicas * self.ipus_per_replica
 
     @property
     def ipus_per_ild(self) -> int:
-        """IPUs of one IPU-Link domain: R x P / D; over 64 only where an instance has so many."""
+        """The IPUs of one IPU-Link domain: R x P / D. Above 64 only if one instance has more."""
         return self.num_ipus // self.num_ilds
-
-    def on_host(self, host_index: int) -> tuple[Instance, ...]:
-        """Return the contiguous block of instances of one host."""
-        share = self.instances_per_host
-        return self.instances[host_index * share : (host_index + 1) * share]
 
 
 def make_topology(
     config: LaunchConfig, hosts: tuple[Host, ...], *, num_ilds: int | None = None
 ) -> Topology:
-    """Spread the instances of ``config`` over ``hosts``, of which the last may stay idle.
+    """Spread the instances of ``config`` over ``hosts``; hosts beyond the last instance stay idle.
 
     Args:
-        config: what is asked for.
-        hosts: where instances may run.
-        num_ilds: IPU-Link domains of the partition that the job has; None without one: those of
-            ``config``, else as few as hold the IPUs.
+        config: the options of the launch.
+        hosts: the hosts on which instances may run.
+        num_ilds: the number of IPU-Link domains of the job's partition. None if there is no
+            partition: the number is then that of ``config``, or the smallest that holds the IPUs.
 
     Raises:
         UsageError: the instances do not divide evenly, or exceed a host's slots.
-        StartError: the domains of the partition are not those that are asked for, or do not divide
-            the instances.
+        StartError: the partition has another number of domains than ``config`` asks for, or a
+            number that does not divide the number of instances.
     """
     num_instances = config.num_instances
     hosts, idle_hosts = hosts[:num_instances], hosts[num_instances:]
@@ -124,7 +125,7 @@ def make_topology(
 
 
 def _num_ilds(config: LaunchConfig, of_partition: int | None) -> int:
-    """Return the number of IPU-Link domains; a partition has its own."""
+    """Return the number of IPU-Link domains, which is that of the partition if there is one."""
     if of_partition is None:
         num_ipus = config.num_replicas * config.ipus_per_replica
         return config.num_ilds or fewest_link_domains(config.num_instances, num_ipus)

@@ -83,7 +83,7 @@ def test_a_user_of_a_host_is_kept_in_a_plan_and_refused_for_mpich(kind):
         )  # fmt: skip
 
     if kind == MPICH:
-        with pytest.raises(UsageError, match="host me@n0: MPICH's mpirun takes no user"):
+        with pytest.raises(UsageError, match="host me@n0: MPICH's mpirun does not accept a user"):
             planned()
     else:
         saved = plan_from_json(plan_to_json(planned()), {})

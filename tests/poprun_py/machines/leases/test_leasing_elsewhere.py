@@ -16,7 +16,7 @@ from poprun_py.machines.host_list import LOCALHOST, Host
 from poprun_py.machines.lease_files import JobProcess, LeaseRecord, QueueRecord
 from poprun_py.machines.leases import OtherJobs
 from poprun_py.options.launch_config import LaunchConfig
-from poprun_py.planning.launch_plan import place_instances
+from poprun_py.planning.job_placement import place_instances
 from poprun_py.planning.topology import make_topology
 
 MACHINE = snapshot("example")

@@ -21,14 +21,13 @@ from poprun_py.options.environment_variables import from_environment
 from poprun_py.options.launch_config import merged_config
 from poprun_py.options.option_origins import from_command_line
 from poprun_py.options.option_types import FLAG, YES_NO
-from poprun_py.planning.idle_options import idle_option_warnings
 from poprun_py.planning.mpi_commands import MPICH, OPEN_MPI_5, Mpi
 from poprun_py.planning.partition_decision import refusal
-from poprun_py.planning.plan_warnings import plan_warnings
+from poprun_py.planning.plan_warnings import plan_warnings, unused_option_warnings
 from poprun_py.running.supervise.job import LaunchResult
 
 _REACHED = ProbedHosts(shell=Shell(words=("ssh",)), addresses={}, machines={}, hostnames={})
-_IDLE = ROOT / "poprun_py" / "planning" / "idle_options.py"
+_WARNINGS = ROOT / "poprun_py" / "planning" / "plan_warnings.py"
 
 
 def said(*sources, hosts="", kind=OPEN_MPI_5):
@@ -40,7 +39,7 @@ def said(*sources, hosts="", kind=OPEN_MPI_5):
         environ={"PATH": "/bin"},
         reached=_REACHED if hosts else None,
     )
-    found = idle_option_warnings(planned)
+    found = unused_option_warnings(planned)
     assert set(found) <= set(plan_warnings(planned))
     return found
 
@@ -56,7 +55,7 @@ def read_fields():
     """Return the fields of configurations that code reads outside of their declaration."""
     names = set()
     for file in (ROOT / "poprun_py").rglob("*.py"):
-        if file.parent.name == "options" or file == _IDLE:
+        if file.parent.name == "options" or file == _WARNINGS:
             continue
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Attribute) and ast.unparse(node.value).endswith("config"):
@@ -120,12 +119,12 @@ def test_with_a_pod_the_options_of_partitions_do_what_they_say():
         environ={"PATH": "/bin"},
     )
     of_folder = replace(planned, partition=refusal("/pods/p", ""))
-    assert idle_option_warnings(of_folder) == (
+    assert unused_option_warnings(of_folder) == (
         "--vipu-server-host, --vipu-server-port have no effect: the pod is /pods/p; --pod server "
         "is the one of these options",
     )
     server = replace(of_folder, config=replace(of_folder.config, pod="server"))
-    assert idle_option_warnings(server) == ()
+    assert unused_option_warnings(server) == ()
 
 
 def test_defaults_and_wishes_for_nothing_say_nothing():
