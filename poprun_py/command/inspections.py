@@ -92,7 +92,7 @@ def print_check(config: LaunchConfig) -> int:
     from poprun_py.planning.pasted_command import check_pasted_command
     from poprun_py.planning.plan_inputs import Purpose, gather_inputs
     from poprun_py.planning.user_program import resolve_program
-    from poprun_py.planning.views.check_table import check_table
+    from poprun_py.planning.views.host_tables import check_table
 
     check_pasted_command(config)
     config = replace(config, program=resolve_program(config.program))
@@ -157,26 +157,24 @@ def show_plan(config: LaunchConfig, planned: LaunchPlan) -> None:
 
 def _topology(form: str, planned: LaunchPlan) -> str:
     """Return the topology in one of its forms."""
-    if form == "tree":
-        from poprun_py.planning.views.plan_text import topology_tree
-
-        return topology_tree(planned, _look())
     if form == "svg":
-        from poprun_py.planning.views.plan_svg import plan_picture
+        from poprun_py.planning.views.plan_svg import plan_svg
 
-        return plan_picture(planned)
+        return plan_svg(planned)
     if form == "html":
         from poprun_py.planning.views.plan_page import plan_page
 
         return plan_page(planned)
-    if form == "cores":
-        from poprun_py.planning.views.topology_table import core_pictures
+    if form in ("tree", "cores"):
+        from poprun_py.planning.views.plan_text import cores_text, tree_text
+        from poprun_py.planning.views.plan_tree import plan_tree
 
-        return core_pictures(planned, _look())
+        draw = tree_text if form == "tree" else cores_text
+        return draw(plan_tree(planned), _look())
     if form == "json":
-        from poprun_py.planning.views.topology_table import topology_json
+        from poprun_py.planning.plan_file import topology_to_json
 
-        return topology_json(planned)
+        return json.dumps(topology_to_json(planned), indent=2)
     from poprun_py.planning.views.topology_table import (
         UNASKED_REPLICAS,
         UNASKED_WIDTH,

@@ -1,7 +1,7 @@
 """Placement: which NUMA nodes, CPUs and threads each instance of one host gets.
 
 Pure: a machine, a number of instances and a policy in, placements out. Nothing is bound here
-(instance/binding.py) and nothing is drawn (planning/views/placement_picture.py).
+(instance/binding.py) and nothing is drawn (planning/views).
 """
 
 from __future__ import annotations

@@ -116,6 +116,16 @@ def plan_to_json(plan: LaunchPlan) -> dict[str, Any]:
     }
 
 
+def topology_to_json(plan: LaunchPlan) -> dict[str, Any]:
+    """Return the topology of ``plan``: ``plan_to_json`` without variables, command and options."""
+    data = plan_to_json(plan)
+    for key in ("command", "compact", "local", "machines", "program", "options"):
+        del data[key]
+    for instance in data["instances"]:
+        del instance["env"], instance["user_env"], instance["kept_out"]
+    return data
+
+
 def _partition(plan: LaunchPlan) -> dict[str, Any]:
     """Return what the plan was made for; the partition is decided on anew when it runs."""
     use = plan.partition

@@ -19,9 +19,9 @@ from poprun_py.planning.launch_plan import LaunchPlan
 from poprun_py.planning.plan_warnings import plan_warnings
 from poprun_py.planning.views.command_text import launch_command
 from poprun_py.planning.views.plan_page import instances_table
-from poprun_py.planning.views.plan_svg import headline as plan_headline
 from poprun_py.planning.views.plan_svg import host_pictures, legend
-from poprun_py.planning.views.plan_text import topology_tree
+from poprun_py.planning.views.plan_text import tree_text
+from poprun_py.planning.views.plan_tree import plan_tree
 from poprun_py.planning.views.svg import STYLE
 from poprun_py.planning.views.text_drawing import TextStyle
 from poprun_py.python_api import result_views as results
@@ -85,19 +85,21 @@ def _plan_text(plan: LaunchPlan) -> str:
     """Return the number of instances and replicas, the tree of hosts, and the warnings."""
     columns = shutil.get_terminal_size((0, 0)).columns
     warnings = [f"warning: {sentence}" for sentence in plan_warnings(plan)]
-    tree = topology_tree(plan, TextStyle(width=columns or None))
-    return "\n".join((plan_headline(plan), tree, *warnings))
+    tree = plan_tree(plan)
+    text = tree_text(tree, TextStyle(width=columns or None))
+    return "\n".join((tree.headline, text, *warnings))
 
 
 def _plan_html(plan: LaunchPlan) -> str:
     """Return the picture of each host, the table of the instances, and the command."""
+    tree = plan_tree(plan)
     return fragment(
-        plan_headline(plan),
+        tree.headline,
         [
             *(Sentence(f"! {sentence}", "warn") for sentence in plan_warnings(plan)),
-            Drawings(list(host_pictures(plan))),
-            Sentence(legend(plan)),
-            Folded("instances", [instances_table(plan)]),
+            Drawings(list(host_pictures(tree))),
+            Sentence(legend(tree)),
+            Folded("instances", [instances_table(tree)]),
             Folded("command", [Code(launch_command(plan.config))]),
         ],
         drawing_style=_PICTURE_STYLE,

@@ -17,8 +17,8 @@ from poprun_py.planning.cpu_placement import PlacementPolicy, place
 from poprun_py.planning.mpi_commands import OPEN_MPI_5, Mpi
 from poprun_py.planning.topology import make_topology
 from poprun_py.planning.views.host_tables import hardware_table
-from poprun_py.planning.views.placement_picture import placement_picture
-from poprun_py.planning.views.plan_svg import plan_picture
+from poprun_py.planning.views.plan_svg import plan_svg
+from poprun_py.planning.views.plan_text import core_map
 from poprun_py.planning.views.topology_table import topology_table
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -50,7 +50,7 @@ JOBS: dict[str, dict[str, Any]] = {
 def picture(name: str) -> str:
     """Return the picture in a file as SVG."""
     config = LaunchConfig(hardware=str(MACHINE), **JOBS[name])
-    return plan_picture(plan(config, environ={}, mpi=Mpi(path="mpirun", kind=OPEN_MPI_5))) + "\n"
+    return plan_svg(plan(config, environ={}, mpi=Mpi(path="mpirun", kind=OPEN_MPI_5))) + "\n"
 
 
 def block(what: str) -> str:
@@ -64,7 +64,7 @@ def block(what: str) -> str:
     mode, count, *options = what.removeprefix("picture: ").split()
     values = {name: int(value) for name, value in (option.split("=") for option in options)}
     policy = PlacementPolicy(mode, **values)
-    return placement_picture(machine, place(machine, int(count), policy))
+    return core_map(machine, dict(enumerate(place(machine, int(count), policy))))
 
 
 def files() -> dict[Path, str]:

@@ -102,10 +102,12 @@ def placement_section(plan: LaunchPlan | None) -> Section:
     """Return where instances, replicas and IPUs are."""
     if plan is None:
         return Section("Placement", ())
-    from poprun_py.planning.views.plan_svg import headline, host_pictures, legend
+    from poprun_py.planning.views.plan_svg import host_pictures, legend
+    from poprun_py.planning.views.plan_tree import plan_tree
 
-    drawings = Drawings(list(host_pictures(plan)))
-    return Section("Placement", (Sentence(f"{headline(plan)}."), drawings, Sentence(legend(plan))))
+    tree = plan_tree(plan)
+    drawings = Drawings(list(host_pictures(tree)))
+    return Section("Placement", (Sentence(f"{tree.headline}."), drawings, Sentence(legend(tree))))
 
 
 def rerun_section(

@@ -1,50 +1,65 @@
-"""A machine as a table for people: what ``--print-hardware`` shows. Only text is made here."""
+"""Tables about hosts: their hardware (``--print-hardware``) and their checks (``--check``)."""
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from popdist_py.errors import counted
+from poprun_py.machines.host_list import compress
 from poprun_py.machines.machine import Core, Machine, NumaNode
-from poprun_py.planning.views.text_drawing import PALETTE, Branch, TextStyle, draw_tree, wrapped
+from poprun_py.planning.views.text_drawing import (
+    PALETTE,
+    Branch,
+    TextStyle,
+    draw_tree,
+    wrapped,
+)
 from poprun_py.text_tables import rich_lines
 from poprun_py.texts import bytes_text, numbered, ranges_text
+
+if TYPE_CHECKING:
+    from rich.text import Text
+
+    from poprun_py.machines.host_checks import Check, HostChecks
 
 _NAME = "NUMA node"
 _COLUMNS = (_NAME, "package", "cores", "CPUs", "L3 groups", "memory", "distances")
 
 
-def hardware_table(machine: Machine, look: TextStyle | None = None) -> str:
-    """Return the NUMA nodes of ``machine`` below a summary, without a final newline.
+# --- hardware -----------------------------------------------------------------------------------
 
-    They are a table in the lines and colours of the topology's tree; on a terminal that is too
-    narrow for it, a tree.
+
+def hardware_table(machine: Machine, style: TextStyle | None = None) -> str:
+    """Return a summary of a machine and its NUMA nodes, without a final newline.
+
+    The nodes are a table, or a tree if the terminal is too narrow for the table.
 
     Args:
-        machine: what to show.
-        look: how to draw it; as for a file, if it is left out.
+        machine: the machine to describe.
+        style: how to draw the table; by default as for a file.
     """
-    look = look or TextStyle()
-    summary = [line for text in machine_summary(machine) for line in wrapped(text, look.width)]
+    style = style or TextStyle()
+    summary = [line for text in machine_summary(machine) for line in wrapped(text, style.width)]
     nodes = [dict(zip(_COLUMNS, _row(machine, node), strict=True)) for node in machine.numa_nodes]
-    return "\n".join([*summary, _table(nodes, look) or _tree(nodes, look)])
+    return "\n".join([*summary, _table(nodes, style) or _tree(nodes, style)])
 
 
-def _table(nodes: list[dict[str, str]], look: TextStyle) -> str:
-    """Return the table; nothing if the reader has no room for it."""
+def _table(nodes: list[dict[str, str]], style: TextStyle) -> str:
+    """Return the table, or an empty text if the terminal is too narrow."""
     from rich import box
     from rich.table import Table
 
-    table = Table(box=box.SQUARE if look.box_lines else box.ASCII2)
+    table = Table(box=box.SQUARE if style.box_lines else box.ASCII2)
     for name in _COLUMNS:
         table.add_column(name, no_wrap=True, style=PALETTE["node"] if name == _NAME else None)
     for node in nodes:
         table.add_row(*node.values())
-    if look.width is not None and len(rich_lines(table)[0]) > look.width:
+    if style.width is not None and len(rich_lines(table)[0]) > style.width:
         return ""
-    return "\n".join(rich_lines(table, colour=look.colour))
+    return "\n".join(rich_lines(table, colour=style.colour))
 
 
-def _tree(nodes: list[dict[str, str]], look: TextStyle) -> str:
-    """Return the rows of the table as branches of a tree, which takes less room."""
+def _tree(nodes: list[dict[str, str]], style: TextStyle) -> str:
     branches = tuple(
         Branch(
             kind="node",
@@ -55,11 +70,11 @@ def _tree(nodes: list[dict[str, str]], look: TextStyle) -> str:
         )
         for node in nodes
     )
-    return draw_tree(Branch(kind="host", name=f"{_NAME}s", children=branches), look)
+    return draw_tree(Branch(kind="host", name=f"{_NAME}s", children=branches), style)
 
 
 def machine_summary(machine: Machine) -> list[str]:
-    """Return what there is of a machine, and what of it may be used, in lines."""
+    """Return lines describing a machine's CPUs and memory, and which of them may be used."""
     cpus = sum(len(core.cpus) for core in machine.cores)
     packages = {core.package for core in machine.cores}
     lines = [
@@ -69,8 +84,9 @@ def machine_summary(machine: Machine) -> list[str]:
     ]
     classes = sorted({core.efficiency for core in machine.cores}, reverse=True)
     if len(classes) > 1:
-        numbers = [sum(core.efficiency == c for core in machine.cores) for c in classes]
-        lines.append(f"cores of {len(classes)} speeds, fastest first: {_joined(numbers)}")
+        numbers = (sum(core.efficiency == c for core in machine.cores) for c in classes)
+        counts = " + ".join(map(str, numbers))
+        lines.append(f"cores of {len(classes)} speeds, fastest first: {counts}")
     if len(machine.allowed_cpus) < cpus:
         allowed = ranges_text(machine.allowed_cpus)
         lines.append(f"allowed: {counted(len(machine.allowed_cpus), 'CPU')} ({allowed})")
@@ -108,5 +124,45 @@ def _memory(count: int) -> str:
     return bytes_text(count) if count else "-"
 
 
-def _joined(numbers: list[int]) -> str:
-    return " + ".join(map(str, numbers))
+# --- checks -------------------------------------------------------------------------------------
+
+
+def check_table(checked: HostChecks, *, colour: bool = False) -> str:
+    """Return the table of ``--check`` and a hint for each failed check, without a final newline.
+
+    The table has a row for each check and a column for each group of equal hosts. ``!`` marks a
+    failed check.
+
+    Args:
+        checked: the results of the checks.
+        colour: whether failed checks are red.
+    """
+    hints = [
+        f"{compress(names)}: {check.problem}"
+        for checks, names in checked.groups.items()
+        for check in checks
+        if check.problem
+    ]
+    sections = [_check_grid(checked, colour), "\n".join(hints), checked.network]
+    return "\n\n".join(section for section in sections if section)
+
+
+def _check_grid(checked: HostChecks, colour: bool) -> str:
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table.grid(padding=(0, 2, 0, 0))
+    # Names are Text objects, because rich would read the brackets of node[0-3] as markup.
+    table.add_row("", *(Text(f"  {compress(names)}") for names in checked.groups.values()))
+    columns = [{check.name: check for check in checks} for checks in checked.groups]
+    for name in dict.fromkeys(name for column in columns for name in column):
+        table.add_row(Text(name), *(_cell(column.get(name)) for column in columns))
+    return "\n".join(rich_lines(table, colour=colour))
+
+
+def _cell(check: Check | None) -> Text:
+    from rich.text import Text
+
+    if check is None:
+        return Text("  ?")
+    return Text(f"! {check.text}", style="red") if check.problem else Text(f"  {check.text}")

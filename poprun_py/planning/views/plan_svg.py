@@ -1,7 +1,6 @@
-"""A plan as one picture (SVG): hosts, NUMA nodes and cores, and whose they are; replicas and IPUs.
+"""A plan as a picture (SVG): hosts with their NUMA nodes and cores, and the instances on them.
 
-Every host is a card, one card for hosts that look alike. Only text is made here: a plan in, SVG
-out. How blocks are drawn and arranged: svg.py.
+Each group of equal hosts is a card. svg.py draws and arranges the blocks of a card.
 """
 
 from __future__ import annotations
@@ -13,17 +12,21 @@ from itertools import groupby
 from popdist_py.errors import counted
 from poprun_py.machines.host_list import compress
 from poprun_py.machines.machine import Core, Machine, NumaNode
-from poprun_py.planning.launch_plan import InstancePlan, LaunchPlan
+from poprun_py.planning.launch_plan import LaunchPlan
 from poprun_py.planning.plan_warnings import plan_warnings
-from poprun_py.planning.topology import Topology
 from poprun_py.planning.views.host_tables import machine_summary
-from poprun_py.planning.views.placement_picture import LEGEND, CoreMarks, placement_line
-from poprun_py.planning.views.plan_text import topology_tree
+from poprun_py.planning.views.plan_text import placement_text, tree_text
 from poprun_py.planning.views.plan_tree import (
-    instances_of,
-    others,
-    runs_of_equal_hosts,
-    runs_of_equal_instances,
+    FORBIDDEN,
+    IDLE,
+    LEGEND,
+    MANY,
+    SLOW,
+    CoreLabels,
+    HostGroup,
+    InstanceGroup,
+    PlanTree,
+    plan_tree,
 )
 from poprun_py.planning.views.svg import (
     STYLE,
@@ -40,83 +43,68 @@ from poprun_py.planning.views.svg import (
 from poprun_py.planning.views.text_drawing import TextStyle
 from poprun_py.texts import bytes_text, numbered, ranges_text
 
-# A card fits on the screen of a telephone; so many of them are side by side.
+# The width of a card fits a telephone's screen. A row has at most three cards.
 _CARD, _MOST_COLUMNS = 368, 3
 _PAD, _INNER_PAD, _GAP, _CELL_GAP, _CACHE_GAP = 12, 7, 10, 2, 5
 _THREAD_HEIGHT = 12
-# Behind the card of equal hosts the edges of two more are seen, so many pixels further.
-_EDGE = 4
+# A group of hosts looks like a pile of cards; each card below is shifted by this many pixels.
+_PILE_SHIFT = 4
 _COLOURS = 8
-_CLASSES = {".": "idle", "x": "closed", "*": "many"}
-# NUMA nodes of so few cores stand two in a row.
+_CLASSES = {IDLE: "idle", FORBIDDEN: "closed", MANY: "many"}
+# NUMA nodes with at most this many cores are drawn two in a row.
 _MOST_IN_HALF = 8
-# Of more of them only the first and the last are drawn; domains share the instances of a host.
+# Of longer lists, only the first entries and the last one are drawn. The domains of a host share
+# the limit for its instances.
 _MOST_DOMAINS, _MOST_INSTANCES, _MOST_REPLICAS, _MOST_IPUS = 4, 12, 8, 8
 _FEWEST_INSTANCES = 3
 
 
-def plan_picture(plan: LaunchPlan) -> str:
-    """Return the picture of a plan as a whole SVG document, in ASCII, without a final newline.
+def plan_svg(plan: LaunchPlan) -> str:
+    """Return the picture of a plan as an SVG document, in ASCII, without a final newline.
 
-    It has the colours of a light or a dark page, as the reader prefers, and says all of it in words
-    too.
+    Its colours follow the reader's preference for light or dark pages. Its description contains the
+    whole plan as text.
     """
-    runs = list(runs_of_equal_hosts(plan))
-    cards = [_card(plan, run, is_wide=len(runs) == 1) for run in runs]
+    tree = plan_tree(plan)
+    cards = [_card(tree, host, is_wide=len(tree.hosts) == 1) for host in tree.hosts]
     widest = max(card.width for card in cards)
-    # Four are a square: the POD256, domain by domain.
+    # Four cards form a square, as for a POD256 with a card for each IPU-Link domain.
     columns = 2 if len(cards) == 4 else min(len(cards), _MOST_COLUMNS)
     width = columns * (widest + _GAP) - _GAP
-    title = headline(plan)
-    warnings = [_alert(sentence, width) for sentence in plan_warnings(plan)]
     parts = [
-        paragraph(title, "title", width),
-        *warnings,
+        paragraph(tree.headline, "title", width),
+        *(_alert(sentence, width) for sentence in plan_warnings(plan)),
         flowing(cards, width, gap=_GAP),
-        paragraph(legend(plan), "note", width),
+        paragraph(legend(tree), "note", width),
     ]
     page = framed(stacked(parts, gap=_GAP), "page", pad=_PAD, width=width + 2 * _PAD)
-    facts = (
-        line.lstrip(" |`-") for line in topology_tree(plan, TextStyle(box_lines=False)).split("\n")
-    )
-    return document(page, title=title, description="; ".join(facts), style=STYLE)
+    lines = tree_text(tree, TextStyle(box_lines=False)).split("\n")
+    description = "; ".join(line.lstrip(" |`-") for line in lines)
+    return document(page, title=tree.headline, description=description, style=STYLE)
 
 
-def host_pictures(plan: LaunchPlan) -> Iterator[str]:
-    """Give the picture of each host, or of hosts that look alike; a page holds their style."""
-    for run in runs_of_equal_hosts(plan):
-        names = compress([plan.topology.hosts[host].name for host in run])
-        yield document(_card(plan, run), title=f"Cores, instances and IPUs of {names}")
+def host_pictures(tree: PlanTree) -> Iterator[str]:
+    """Yield the picture of each group of hosts, for a page that contains ``STYLE``."""
+    for host in tree.hosts:
+        title = f"Cores, instances and IPUs of {compress(host.names)}"
+        yield document(_card(tree, host), title=title)
 
 
-def headline(plan: LaunchPlan) -> str:
-    """Return a plan in numbers: ``2 instances, 8 replicas, 8 IPUs on localhost``."""
-    topology = plan.topology
-    domains = f" in {topology.num_ilds} IPU-Link domains" if topology.num_ilds > 1 else ""
-    hosts = topology.hosts
-    where = hosts[0].name if len(hosts) == 1 else f"{len(hosts)} hosts"
-    return (
-        f"{counted(topology.num_instances, 'instance')}, "
-        f"{counted(topology.num_replicas, 'replica')}, "
-        f"{counted(topology.num_ipus, 'IPU')}{domains} on {where}"
-    )
-
-
-def legend(plan: LaunchPlan) -> str:
-    """Return what the signs in the pictures of a plan mean; only of those that are there."""
+def legend(tree: PlanTree) -> str:
+    """Return the meaning of the signs that occur in the pictures of a plan."""
     drawn = [
-        (machine, _marks(machine, instances_of(plan, run[0])))
-        for run in runs_of_equal_hosts(plan)
-        if (machine := plan.machines[run[0]]) is not None
+        (host.machine, CoreLabels(host.machine, host.placements))
+        for host in tree.hosts
+        if host.machine is not None
     ]
-    cores = [(core, marks) for machine, marks in drawn for core in machine.cores]
-    labels = "".join(marks.of(part) for core, marks in cores for part in _threads(core))
+    cores = [(core, labels) for machine, labels in drawn for core in machine.cores]
+    shown = "".join(labels.of(thread) for core, labels in cores for thread in _threads(core))
     has_threads = any(len(core.cpus) > 1 for core, _ in cores)
     signs = [
         *(["a cell is a core with the index of its instance"] if cores else []),
         *(["notches: its hardware threads"] if has_threads else []),
         *(["wider gap: another L3 cache"] if any(_has_gaps(m) for m, _ in drawn) else []),
-        *(f"{mark} {text}" for mark, text in LEGEND.items() if mark in labels),
+        *(f"{sign} {text}" for sign, text in LEGEND.items() if sign in shown),
         "R: a replica with its IPUs",
     ]
     text = "; ".join(signs)
@@ -129,63 +117,54 @@ def _has_gaps(machine: Machine) -> bool:
     return len(caches) > len({node for node, _, _ in caches})
 
 
-def like_the_first(plan: LaunchPlan, run: range) -> str:
-    """Return the line that stands for all hosts of a run but the first."""
-    rest = others(plan, run, domain="IPU-Link domain")
-    return f"{rest.name}: {rest.details}"
-
-
 # --- a host -------------------------------------------------------------------------------------
 
 
-def _card(plan: LaunchPlan, run: range, *, is_wide: bool = False) -> Block:
-    """Draw the first of hosts that look alike, and say which they are.
-
-    Its instances are below its cores, or beside them where there is room.
-    """
-    machine, mine = plan.machines[run[0]], instances_of(plan, run[0])
+def _card(tree: PlanTree, host: HostGroup, *, is_wide: bool = False) -> Block:
+    """Draw the first host of a group. A wide card has the instances beside the cores."""
+    machine, others = host.machine, host.others
     width = _CARD - 2 * _PAD
-    name = plan.topology.hosts[run[0]].name
-    title = name if len(run) == 1 else f"{name}, and {len(run) - 1} like it"
+    title = f"{host.name}, and {len(host.names) - 1} like it" if others else host.name
     facts = machine_summary(machine) if machine is not None else ["unknown machine"]
-    if len(run) > 1:
-        facts.append(like_the_first(plan, run))
+    if others:
+        facts.append(f"{others.names}: {others.details('IPU-Link domain')}")
     heading = [paragraph(title, "title", width), *(paragraph(f, "note", width) for f in facts)]
-    nodes = [_nodes(machine, mine, width)] if machine is not None else []
+    nodes = [_nodes(machine, host, width)] if machine is not None else []
     hardware = stacked([stacked(heading, gap=2), *nodes], gap=_GAP)
-    owners = stacked(_instances(plan, mine, width), gap=_GAP)
-    both = (beside if is_wide else stacked)([hardware, owners], gap=_GAP)
+    instances = stacked(_instances(tree, host, width), gap=_GAP)
+    both = (beside if is_wide else stacked)([hardware, instances], gap=_GAP)
     card = framed(both, "card", pad=_PAD, width=_CARD)
-    return _piled(card) if len(run) > 1 else card
+    return _piled(card) if others else card
 
 
 def _piled(card: Block) -> Block:
-    """Draw a card on top of others."""
+    """Draw a card on top of two other cards."""
     edges = "".join(
-        f'<rect class="card" x="{_EDGE * n}" y="{_EDGE * n}" width="{card.width}" '
+        f'<rect class="card" x="{_PILE_SHIFT * n}" y="{_PILE_SHIFT * n}" width="{card.width}" '
         f'height="{card.height}" rx="4"/>'
         for n in (2, 1)
     )
-    return Block(card.width + 2 * _EDGE, card.height + 2 * _EDGE, f"{edges}{card.body}")
+    return Block(card.width + 2 * _PILE_SHIFT, card.height + 2 * _PILE_SHIFT, f"{edges}{card.body}")
 
 
-def _nodes(machine: Machine, mine: Sequence[InstancePlan], width: int) -> Block:
-    """Draw the NUMA nodes, two beside each other where their cores leave room for that."""
-    first = mine[0].instance.index
-    marks = _marks(machine, mine)
+def _nodes(machine: Machine, host: HostGroup, width: int) -> Block:
+    """Draw the NUMA nodes, two in a row if they have few cores."""
+    labels = CoreLabels(machine, host.placements)
     sizes = [sum(c.numa_node == n.index for c in machine.cores) for n in machine.numa_nodes]
     is_half = len(sizes) > 1 and max(sizes) <= _MOST_IN_HALF
-    own = (width - _INNER_PAD) // 2 if is_half else width
-    nodes = [_node(machine, node, marks, first, own) for node in machine.numa_nodes]
+    node_width = (width - _INNER_PAD) // 2 if is_half else width
+    nodes = [
+        _node(machine, node, labels, host.first_index, node_width) for node in machine.numa_nodes
+    ]
     return flowing(nodes, width, gap=_INNER_PAD)
 
 
-def _node(machine: Machine, node: NumaNode, marks: CoreMarks, first: int, width: int) -> Block:
-    """Draw a NUMA node with a cell for each core; caches are further apart than cores."""
+def _node(machine: Machine, node: NumaNode, labels: CoreLabels, first: int, width: int) -> Block:
+    """Draw a NUMA node with a cell for each core, and wider gaps between L3 caches."""
     inner = width - 2 * _INNER_PAD
     own = [core for core in machine.cores if core.numa_node == node.index]
     caches = [
-        flowing((_core(core, marks, first) for core in cores), inner, gap=_CELL_GAP)
+        flowing((_core(core, labels, first) for core in cores), inner, gap=_CELL_GAP)
         for _, cores in groupby(own, key=lambda core: (core.package, core.l3))
     ]
     parts = [*_node_title(node, inner), flowing(caches, inner, gap=_CACHE_GAP)]
@@ -199,39 +178,30 @@ def _node_title(node: NumaNode, width: int) -> Iterator[Block]:
     yield paragraph(f"{cpus}{memory}", "note", width)
 
 
-def _marks(machine: Machine, mine: Sequence[InstancePlan]) -> CoreMarks:
-    return CoreMarks(machine, {each.instance.index: each.placement for each in mine})
-
-
 def _threads(core: Core) -> list[Core]:
-    """Return the hardware threads of a core, each as if it were one."""
+    """Return each hardware thread of a core as a core of its own."""
     return [replace(core, cpus=(cpu,)) for cpu in core.cpus]
 
 
-def _core(core: Core, marks: CoreMarks, first: int) -> Block:
-    """Draw a core: one cell, or one for each hardware thread where their instances differ."""
-    labels = [marks.of(thread) for thread in _threads(core)]
-    widest = max(labels, key=len)
-    if len(set(labels)) == 1:
-        height = max(17, _THREAD_HEIGHT * len(labels))
-        drawn = _owned(widest, first, height=height, notches=len(labels) - 1)
+def _core(core: Core, labels: CoreLabels, first: int) -> Block:
+    """Draw a core as one cell, or as a cell for each hardware thread if their labels differ."""
+    texts = [labels.of(thread) for thread in _threads(core)]
+    widest = max(texts, key=len)
+    if len(set(texts)) == 1:
+        height = max(17, _THREAD_HEIGHT * len(texts))
+        drawn = _label_cell(widest, first, height=height, notches=len(texts) - 1)
     else:
-        least = _owned(widest, first, height=_THREAD_HEIGHT).width
-        threads = (_owned(label, first, height=_THREAD_HEIGHT, least=least) for label in labels)
+        least = _label_cell(widest, first, height=_THREAD_HEIGHT).width
+        threads = (_label_cell(text, first, height=_THREAD_HEIGHT, least=least) for text in texts)
         drawn = stacked(threads, gap=1)
-    signs = dict.fromkeys(_sign(label) for label in labels)
+    signs = dict.fromkeys(text.rstrip(SLOW) for text in texts)
     said = ", ".join(LEGEND.get(sign, f"instance {sign}") for sign in signs)
     return described(drawn, f"{numbered('CPU', core.cpus)}: {said}")
 
 
-def _sign(label: str) -> str:
-    """Return whose a core is, without its speed."""
-    return label.rstrip("'")
-
-
-def _owned(label: str, first: int, *, height: int, notches: int = 0, least: int = 17) -> Block:
+def _label_cell(label: str, first: int, *, height: int, notches: int = 0, least: int = 17) -> Block:
     """Draw a cell in the colours of the instances that its label names."""
-    sign = _sign(label)
+    sign = label.rstrip(SLOW)
     kinds = [_CLASSES[sign]] if sign in _CLASSES else [
         f"own{(int(index) - first) % _COLOURS}" for index in sign.split("/")
     ]  # fmt: skip
@@ -241,85 +211,71 @@ def _owned(label: str, first: int, *, height: int, notches: int = 0, least: int 
 # --- instances ----------------------------------------------------------------------------------
 
 
-def _instances(plan: LaunchPlan, mine: Sequence[InstancePlan], width: int) -> Iterator[Block]:
-    """Draw the instances of a host in their IPU-Link domains; of very many the first and last."""
-    runs = runs_of_equal_instances(mine)
-    members = [list(own) for _, own in groupby(runs, key=lambda run: run[0].instance.ild)]
-    shown = _first_and_last(range(len(members)), _MOST_DOMAINS)
+def _instances(tree: PlanTree, host: HostGroup, width: int) -> Iterator[Block]:
+    """Draw the instances of a host in their IPU-Link domains, or the first ones and the last."""
+    domains = [list(own) for _, own in groupby(host.instances, key=lambda group: group.ild)]
+    shown = _first_and_last(range(len(domains)), _MOST_DOMAINS)
     most = max(_FEWEST_INSTANCES, _MOST_INSTANCES // len(shown))
-    first, inner = mine[0].instance.index, width - 2 * _INNER_PAD
+    first, inner = host.first_index, width - 2 * _INNER_PAD
     for position in shown:
         if position is None:
-            left_out = members[len(shown) - 2 : -1]
-            domains = [own[0][0].instance.ild for own in left_out]
-            where = f" in {numbered('IPU-Link domain', domains)}"
-            yield _likewise([run for own in left_out for run in own], width, where=where)
+            left_out = domains[len(shown) - 2 : -1]
+            where = f" in {numbered('IPU-Link domain', [groups[0].ild for groups in left_out])}"
+            yield _likewise([g for groups in left_out for g in groups], width, where=where)
             continue
-        own = members[position]
-        numbers = _first_and_last(range(len(own)), most)
-        hidden = own[len(numbers) - 2 : -1]
+        groups = domains[position]
+        numbers = _first_and_last(range(len(groups)), most)
+        hidden = groups[len(numbers) - 2 : -1]
         drawn = [
-            _likewise(hidden, inner) if number is None else _instance(own[number], first, inner)
+            _likewise(hidden, inner) if number is None else _instance(groups[number], first, inner)
             for number in numbers
         ]
-        heading = _domain_heading(plan.topology, own[0][0].instance.ild, inner)
+        heading = _domain_heading(tree, groups[0].ild, inner)
         yield framed(stacked([heading, *drawn], gap=_GAP), "domain", pad=_INNER_PAD, width=width)
 
 
-def _likewise(hidden: Sequence[Sequence[InstancePlan]], width: int, *, where: str = "") -> Block:
+def _likewise(hidden: Sequence[InstanceGroup], width: int, *, where: str = "") -> Block:
     """Name the instances that are not drawn."""
-    indices = [each.instance.index for run in hidden for each in run]
+    indices = [index for group in hidden for index in group.indices]
     return paragraph(f"{numbered('instance', indices)} likewise{where}", "note", width)
 
 
-def _domain_heading(topology: Topology, domain: int, width: int) -> Block:
-    """Name a domain, with its hosts where they are several, and its IPUs where it is not alone."""
-    share, size = topology.num_instances // topology.num_ilds, topology.ipus_per_ild
-    hosts = {
-        topology.hosts[each.host_index].name: None
-        for each in topology.instances[domain * share : (domain + 1) * share]
-    }
-    where = f" on {compress(list(hosts))}" if len(hosts) > 1 else ""
-    ipus = numbered("IPU", range(domain * size, (domain + 1) * size))
-    notes = [f"{ipus} of {topology.num_ipus}"] if topology.num_ilds > 1 else []
-    title = paragraph(f"IPU-Link domain {domain}{where}", "name", width)
+def _domain_heading(tree: PlanTree, index: int, width: int) -> Block:
+    domain = tree.domains[index]
+    where = f" on {compress(domain.hosts)}" if len(domain.hosts) > 1 else ""
+    notes = [f"{numbered('IPU', domain.ipus)} of {tree.num_ipus}"] if len(tree.domains) > 1 else []
+    title = paragraph(f"IPU-Link domain {index}{where}", "name", width)
     return stacked([title, *(paragraph(note, "note", width) for note in notes)], gap=2)
 
 
-def _instance(run: Sequence[InstancePlan], first: int, width: int) -> Block:
-    """Draw neighbours on the same CPUs, nearly always one instance: its place and its replicas."""
-    placement = run[0].placement
-    indices = [each.instance.index for each in run]
-    label = ranges_text(indices)
-    kind = "many" if len(run) > 1 else f"own{(indices[0] - first) % _COLOURS}"
-    sign = cell(label, kind, least=20, height=20)
+def _instance(group: InstanceGroup, first: int, width: int) -> Block:
+    """Draw a group of instances: its placement and its replicas."""
+    is_single = len(group.indices) == 1
+    kind = f"own{(group.indices[0] - first) % _COLOURS}" if is_single else "many"
+    sign = cell(ranges_text(group.indices), kind, least=20, height=20)
     room = width - sign.width - _INNER_PAD
-    own = run[0].instance.replicas
-    replicas = range(own.start, run[-1].instance.replicas.stop)
-    each = f"; {counted(len(own), 'replica')} each" if len(run) > 1 else ""
-    nodes = placement.numa_nodes
+    title = f"{numbered('instance', group.indices)} ({numbered('replica', group.replicas)})"
+    each = "" if is_single else f"; {counted(group.replicas_each, 'replica')} each"
+    nodes = group.placement.numa_nodes
     parts = [
-        paragraph(
-            f"{numbered('instance', indices)} ({numbered('replica', replicas)})", "name", room
-        ),
-        paragraph(placement_line(placement) + each, "note", room),
+        paragraph(title, "name", room),
+        paragraph(placement_text(group.placement) + each, "note", room),
         *([_alert(f"crosses {numbered('NUMA node', nodes)}", room)] if len(nodes) > 1 else []),
-        _replicas(run, replicas, room),
+        _replicas(group, room),
     ]
     return beside([sign, stacked(parts, gap=3)], gap=_INNER_PAD)
 
 
-def _replicas(run: Sequence[InstancePlan], replicas: range, width: int) -> Block:
-    """Draw the replicas of instances, each a frame around its IPUs."""
-    first = run[0].instance
-    size = len(first.ipus) // len(first.replicas)
+def _replicas(group: InstanceGroup, width: int) -> Block:
+    """Draw each replica as a frame around its IPUs."""
+    size = group.ipus_per_replica
     inner = width - 2 * 3
     frames = []
-    for replica in _first_and_last(replicas, _MOST_REPLICAS):
+    for replica in _first_and_last(group.replicas, _MOST_REPLICAS):
         if replica is None:
             frames.append(_dots())
             continue
-        start = first.ipus.start + (replica - first.replicas.start) * size
+        start = group.ipus.start + (replica - group.replicas.start) * size
         ipus = [
             _dots() if ipu is None else described(cell(str(ipu), "ipu", height=15), f"IPU {ipu}")
             for ipu in _first_and_last(range(start, start + size), _MOST_IPUS)
@@ -330,7 +286,7 @@ def _replicas(run: Sequence[InstancePlan], replicas: range, width: int) -> Block
 
 
 def _first_and_last(numbers: range, most: int) -> list[int | None]:
-    """Return the numbers, or of too many the first ones, None and the last."""
+    """Return all numbers, or the first ones, None and the last if there are more than ``most``."""
     if len(numbers) <= most:
         return list(numbers)
     return [*numbers[: most - 2], None, numbers[-1]]
@@ -341,5 +297,4 @@ def _dots() -> Block:
 
 
 def _alert(sentence: str, width: int) -> Block:
-    """Draw what the reader should notice."""
     return framed(paragraph(f"! {sentence}", "note", width - 2 * 4), "alert", pad=4)

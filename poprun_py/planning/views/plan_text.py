@@ -1,82 +1,85 @@
-"""A plan as a tree: hosts, NUMA nodes, instances, replicas. Only text is made here."""
+"""A plan as text: the tree of its hosts, and a map of the cores of each host."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from itertools import groupby
 
 from popdist_py.errors import counted
 from poprun_py.machines.machine import Machine
-from poprun_py.planning.launch_plan import InstancePlan, LaunchPlan
+from poprun_py.planning.cpu_placement import Placement
 from poprun_py.planning.views.plan_tree import (
-    instances_of,
-    others,
-    runs_of_equal_hosts,
-    runs_of_equal_instances,
+    LEGEND,
+    CoreLabels,
+    HostGroup,
+    InstanceGroup,
+    PlanTree,
 )
-from poprun_py.planning.views.text_drawing import Branch, TextStyle, draw_tree
+from poprun_py.planning.views.text_drawing import Branch, TextStyle, draw_tree, wrapped
 from poprun_py.texts import bytes_text, numbered
 
+_MAP_WIDTH = 92
 
-def topology_tree(plan: LaunchPlan, look: TextStyle) -> str:
-    """Return hosts > NUMA nodes > instances > replicas, with CPUs, threads and IPUs.
 
-    The replicas of an instance are one line, and so are neighbours with the same CPUs: a thousand
-    replicas still fit on a page. Hosts of a large job that look as the one before them are a line.
+# --- the tree -----------------------------------------------------------------------------------
 
-    Args:
-        plan: what to draw.
-        look: how.
+
+def tree_text(tree: PlanTree, style: TextStyle) -> str:
+    """Return the tree of hosts, NUMA nodes, instances and replicas, with CPUs, threads and IPUs.
+
+    The replicas of an instance share a line, as do the instances or hosts of a group.
     """
-    trees = []
-    for run in runs_of_equal_hosts(plan):
-        mine = instances_of(plan, run[0])
+    branches = []
+    for host in tree.hosts:
         nodes = tuple(
-            _nodes(numbers, plan.machines[run[0]], list(group))
-            for numbers, group in groupby(mine, key=lambda p: p.placement.numa_nodes)
+            _nodes(numbers, host.machine, list(group))
+            for numbers, group in groupby(host.instances, key=lambda g: g.placement.numa_nodes)
         )
-        trees.append(Branch(kind="host", name=plan.topology.hosts[run[0]].name, children=nodes))
-        trees += [others(plan, run)] if len(run) > 1 else []
-    return "\n".join(draw_tree(tree, look) for tree in trees)
+        branches.append(Branch(kind="host", name=host.name, children=nodes))
+        branches += _others(host)
+    return "\n".join(draw_tree(branch, style) for branch in branches)
 
 
-def _nodes(nodes: tuple[int, ...], machine: Machine | None, group: list[InstancePlan]) -> Branch:
-    """Return the NUMA nodes that a group of instances runs on."""
-    children = tuple(map(_instances, runs_of_equal_instances(group)))
-    if not nodes:
+def _others(host: HostGroup) -> list[Branch]:
+    if host.others is None:
+        return []
+    return [Branch(kind="host", name=host.others.names, details=host.others.details())]
+
+
+def _nodes(
+    numbers: tuple[int, ...], machine: Machine | None, groups: list[InstanceGroup]
+) -> Branch:
+    children = tuple(map(_instances, groups))
+    if not numbers:
         return Branch(kind="node", name="any CPU", children=children)
-    own = [n for n in machine.numa_nodes if n.index in nodes] if machine is not None else []
-    cpus = sorted(cpu for node in own for cpu in node.cpus)
-    memory = sum(node.memory_bytes for node in own)
+    nodes = [n for n in machine.numa_nodes if n.index in numbers] if machine is not None else []
+    cpus = sorted(cpu for node in nodes for cpu in node.cpus)
+    memory = sum(node.memory_bytes for node in nodes)
     return Branch(
         kind="node",
-        name=numbered("NUMA node", nodes),
+        name=numbered("NUMA node", numbers),
         details=_joined(cpus and numbered("CPU", cpus), memory and bytes_text(memory)),
         children=children,
     )
 
 
-def _instances(run: list[InstancePlan]) -> Branch:
-    """Return neighbours that run on the same CPUs, with their replicas; nearly always one."""
-    first, last = run[0], run[-1]
-    placement, own = first.placement, first.instance.replicas
-    each = " each" if len(run) > 1 else ""
-    width = len(first.instance.ipus) // len(own)
+def _instances(group: InstanceGroup) -> Branch:
+    placement = group.placement
+    each = " each" if len(group.indices) > 1 else ""
+    width = group.ipus_per_replica
     replicas = Branch(
         kind="replica",
-        name=numbered("replica", range(own.start, last.instance.replicas.stop)),
-        details=_joined(
-            numbered("IPU", range(first.instance.ipus.start, last.instance.ipus.stop)),
-            width > 1 and f"{width} each",
-        ),
+        name=numbered("replica", group.replicas),
+        details=_joined(numbered("IPU", group.ipus), width > 1 and f"{width} each"),
     )
     return Branch(
         kind="instance",
-        name=numbered("instance", [p.instance.index for p in run]),
+        name=numbered("instance", group.indices),
         details=_joined(
             numbered("CPU", placement.cpus) if placement.cpus else "any CPU",
             placement.threads and counted(placement.threads, "thread") + each,
-            each and counted(len(own), "replica") + each,
-            f"ILD {first.instance.ild}",
+            each and counted(group.replicas_each, "replica") + each,
+            f"ILD {group.ild}",
         ),
         children=(replicas,),
     )
@@ -84,3 +87,83 @@ def _instances(run: list[InstancePlan]) -> Branch:
 
 def _joined(*details: object) -> str:
     return ", ".join(str(detail) for detail in details if detail)
+
+
+# --- the map of cores ---------------------------------------------------------------------------
+
+
+def cores_text(tree: PlanTree, style: TextStyle) -> str:
+    """Return a map of the cores of every host, with the instance that runs on each core.
+
+    A group of equal hosts has one map, and a line that names the other hosts.
+    """
+    parts = []
+    for host in tree.hosts:
+        cores = "unknown machine"
+        if host.machine is not None:
+            cores = core_map(host.machine, host.placements, style)
+        parts.append(f"{style.paint(f'{host.name}:', 'host')}\n{cores}")
+        parts += [draw_tree(branch, style) for branch in _others(host)]
+    return "\n".join(parts)
+
+
+def core_map(
+    machine: Machine, placements: Mapping[int, Placement], style: TextStyle | None = None
+) -> str:
+    """Return a row for each NUMA node with a cell for each core, then a line for each instance.
+
+    A cell holds the index of the instance that may run on the core; ``|`` separates L3 groups.
+
+    Args:
+        machine: the host.
+        placements: the placements of its instances, by the indices of the instances.
+        style: how to draw the map; by default as for a file.
+
+    Returns:
+        The map, without a final newline.
+    """
+    style = style or TextStyle()
+    labels = CoreLabels(machine, placements)
+    cells = {core: labels.of(core) for core in machine.cores}
+    width = max(map(len, cells.values()))
+    lines = []
+    for node in machine.numa_nodes:
+        cores = [core for core in machine.cores if core.numa_node == node.index]
+        groups = [
+            [cells[core].rjust(width) for core in group]
+            for _, group in groupby(cores, key=lambda core: (core.package, core.l3))
+        ]
+        label = f"node {node.index:<3}"
+        row, *more = _rows(groups, min(style.width or _MAP_WIDTH, _MAP_WIDTH) - len(f"{label} | "))
+        lines.append(f"{style.paint(label, 'node')} | {row}")
+        lines += [f"{' ' * len(label)} | {row}" for row in more]
+    used = {sign: text for sign, text in LEGEND.items() if any(sign in c for c in cells.values())}
+    if used:
+        legend = ", ".join(f"{sign} {text}" for sign, text in used.items())
+        lines += wrapped(f"({legend})", style.width)
+    instances = (
+        Branch(kind="instance", name=f"instance {index}", details=placement_text(placement))
+        for index, placement in placements.items()
+    )
+    return "\n".join([*lines, *(draw_tree(instance, style) for instance in instances)])
+
+
+def _rows(groups: list[list[str]], width: int) -> list[str]:
+    """Return the groups in rows of limited width; a group is broken only if it is wider."""
+    rows = [""]
+    for group in groups or [["memory only"]]:
+        whole = " ".join([*group, "|"])
+        pieces = [whole] if len(whole) <= width else [*group, "|"]
+        for piece in pieces:
+            if rows[-1] and len(rows[-1]) + 1 + len(piece) > width:
+                rows.append("")
+            rows[-1] += f" {piece}" if rows[-1] else piece
+    return rows
+
+
+def placement_text(placement: Placement) -> str:
+    """Return a placement as one line: ``CPUs 0-7,16-23; memory of node 0; 8 threads``."""
+    cpus = numbered("CPU", placement.cpus) if placement.cpus else "any CPU"
+    memory = placement.memory_nodes
+    where = f"memory of {numbered('node', memory)}" if memory else "any memory"
+    return f"{cpus}; {where}; {counted(placement.threads, 'thread')}"

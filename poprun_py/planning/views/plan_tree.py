@@ -1,78 +1,278 @@
-"""Hosts and instances of a large job that look alike: one is drawn, the others are a line.
+"""A plan as a tree of values: groups of hosts, their groups of instances, and IPU-Link domains.
 
-Alike are neighbours with equal machines whose instances have equal places on them. Only text is
-made here; nothing is printed.
+Every view of a plan draws this tree: text (plan_text.py), SVG (plan_svg.py) and HTML
+(plan_page.py). Neighbouring hosts that look the same are one group, and so are neighbouring
+instances. The views of a large job therefore stay short.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import groupby
 
+from popdist_py.errors import counted
 from poprun_py.machines.host_list import compress
+from poprun_py.machines.machine import Core, Machine
+from poprun_py.planning.cpu_placement import Placement
 from poprun_py.planning.launch_plan import InstancePlan, LaunchPlan
-from poprun_py.planning.views.text_drawing import Branch
-from poprun_py.texts import numbered
+from poprun_py.planning.topology import Topology
+from poprun_py.texts import numbered, ranges_text
 
-# So many hosts, or IPU-Link domains, can all be looked at.
-_ALL_DRAWN = 4
+# A plan with at most this many hosts has a group for each. A plan with at most this many IPU-Link
+# domains has groups that do not cross domains.
+_MOST_UNGROUPED = 4
+# The label of a core names at most this many instances.
+_MOST_OWNERS = 2
+
+IDLE, FORBIDDEN, MANY, SLOW = ".", "x", "*", "'"
+# The meaning of the signs in the labels of cores.
+LEGEND = {
+    IDLE: "no instance",
+    FORBIDDEN: "not allowed",
+    MANY: "several instances",
+    SLOW: "slower core",
+}
+# The columns of ``instance_rows``.
+COLUMNS = (
+    *("host", "instance", "NUMA nodes", "CPUs", "memory of nodes", "threads"),
+    *("replicas", "IPUs", "IPU-Link domain"),
+)
 
 
-def instances_of(plan: LaunchPlan, host: int) -> tuple[InstancePlan, ...]:
-    """Return the instances of the host with this index."""
-    share = plan.topology.instances_per_host
-    return plan.instances[host * share : (host + 1) * share]
+@dataclass(frozen=True, kw_only=True, slots=True)
+class InstanceGroup:
+    """Neighbouring instances with the same placement in one IPU-Link domain; nearly always one.
 
-
-def runs_of_equal_hosts(plan: LaunchPlan) -> Iterator[range]:
-    """Give the indices of neighbours that look alike; of few hosts, each by itself.
-
-    Hosts of different IPU-Link domains do not look alike, unless there are very many domains.
+    ``replicas`` and ``ipus`` are those of all instances of the group.
     """
-    hosts = range(len(plan.topology.hosts))
-    if len(hosts) <= _ALL_DRAWN:
-        yield from (range(host, host + 1) for host in hosts)
-        return
 
-    are_drawn = plan.topology.num_ilds <= _ALL_DRAWN
+    indices: range
+    placement: Placement
+    ild: int
+    replicas: range
+    ipus: range
 
-    def look(host: int) -> object:
-        mine = instances_of(plan, host)
+    @property
+    def replicas_each(self) -> int:
+        """The number of replicas of each instance."""
+        return len(self.replicas) // len(self.indices)
+
+    @property
+    def ipus_per_replica(self) -> int:
+        """The number of IPUs of each replica."""
+        return len(self.ipus) // len(self.replicas)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OtherHosts:
+    """All hosts of a group but the first. Views show one line for them.
+
+    ``names`` is their names in a short form. ``ilds`` is empty if the job has one IPU-Link domain.
+    """
+
+    names: str
+    first_host: str
+    instances: range
+    replicas: range
+    ilds: range
+
+    def details(self, domain: str = "ILD") -> str:
+        """Return the end of the line: ``as n0, instances 1-3, replicas 4-15, ILD 0``.
+
+        ``domain`` is the word for an IPU-Link domain.
+        """
+        where = f", {numbered(domain, self.ilds)}" if self.ilds else ""
         return (
-            plan.machines[host],
-            [each.placement for each in mine],
-            _domains(plan, range(host, host + 1)) if are_drawn else None,
+            f"as {self.first_host}, {numbered('instance', self.instances)}, "
+            f"{numbered('replica', self.replicas)}{where}"
         )
 
-    for _, run in groupby(hosts, key=look):
-        equal = list(run)
-        yield range(equal[0], equal[-1] + 1)
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HostGroup:
+    """Neighbouring hosts that look the same. ``instances`` are those of the first host."""
+
+    names: tuple[str, ...]
+    machine: Machine | None
+    instances: tuple[InstanceGroup, ...]
+    others: OtherHosts | None
+
+    @property
+    def name(self) -> str:
+        """The name of the first host."""
+        return self.names[0]
+
+    @property
+    def first_index(self) -> int:
+        """The index of the first instance."""
+        return self.instances[0].indices.start
+
+    @property
+    def placements(self) -> dict[int, Placement]:
+        """The placements of the instances by their indices."""
+        return {index: group.placement for group in self.instances for index in group.indices}
 
 
-def runs_of_equal_instances(group: Iterable[InstancePlan]) -> Iterator[list[InstancePlan]]:
-    """Give neighbours on the same CPUs of one IPU-Link domain; nearly always one instance."""
-    for _, run in groupby(group, key=lambda p: (p.placement, p.instance.ild)):
-        yield list(run)
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LinkDomain:
+    """An IPU-Link domain of a job, with the names of the hosts that its instances are on."""
+
+    hosts: tuple[str, ...]
+    ipus: range
 
 
-def _domains(plan: LaunchPlan, hosts: range) -> range:
-    """Return the IPU-Link domains of neighbouring hosts."""
-    first, last = instances_of(plan, hosts[0])[0], instances_of(plan, hosts[-1])[-1]
-    return range(first.instance.ild, last.instance.ild + 1)
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PlanTree:
+    """A plan as the views draw it.
 
-
-def others(plan: LaunchPlan, run: range, *, domain: str = "ILD") -> Branch:
-    """Return the line that stands for all hosts of a run but the first.
-
-    ``domain`` is how an IPU-Link domain is called; a single one is not worth a word.
+    ``headline`` describes it in numbers: ``2 instances, 8 replicas, 8 IPUs on localhost``.
     """
-    names = [plan.topology.hosts[host].name for host in run]
-    first, last = instances_of(plan, run[1])[0].instance, instances_of(plan, run[-1])[-1].instance
-    replicas = range(first.replicas.start, last.replicas.stop)
-    where = f", {numbered(domain, _domains(plan, run[1:]))}" if plan.topology.num_ilds > 1 else ""
-    return Branch(
-        kind="host",
-        name=compress(names[1:]),
-        details=f"as {names[0]}, {numbered('instance', range(first.index, last.index + 1))}, "
-        f"{numbered('replica', replicas)}{where}",
+
+    headline: str
+    hosts: tuple[HostGroup, ...]
+    domains: tuple[LinkDomain, ...]
+    num_ipus: int
+
+
+def plan_tree(plan: LaunchPlan) -> PlanTree:
+    """Return the tree of a plan."""
+    topology = plan.topology
+    share, size = topology.num_instances // topology.num_ilds, topology.ipus_per_ild
+    domains = []
+    for index in range(topology.num_ilds):
+        members = topology.instances[index * share : (index + 1) * share]
+        names = dict.fromkeys(topology.hosts[each.host_index].name for each in members)
+        ipus = range(index * size, (index + 1) * size)
+        domains.append(LinkDomain(hosts=tuple(names), ipus=ipus))
+    return PlanTree(
+        headline=_headline(topology),
+        hosts=tuple(_host_group(plan, hosts) for hosts in _equal_hosts(plan)),
+        domains=tuple(domains),
+        num_ipus=topology.num_ipus,
     )
+
+
+def _headline(topology: Topology) -> str:
+    domains = f" in {topology.num_ilds} IPU-Link domains" if topology.num_ilds > 1 else ""
+    hosts = topology.hosts
+    where = hosts[0].name if len(hosts) == 1 else f"{len(hosts)} hosts"
+    return (
+        f"{counted(topology.num_instances, 'instance')}, "
+        f"{counted(topology.num_replicas, 'replica')}, "
+        f"{counted(topology.num_ipus, 'IPU')}{domains} on {where}"
+    )
+
+
+def _instances_of(plan: LaunchPlan, host: int) -> tuple[InstancePlan, ...]:
+    count = plan.topology.instances_per_host
+    return plan.instances[host * count : (host + 1) * count]
+
+
+def _equal_hosts(plan: LaunchPlan) -> Iterator[range]:
+    """Yield the indices of neighbouring hosts with equal machines and equal placements."""
+    hosts = range(len(plan.topology.hosts))
+    if len(hosts) <= _MOST_UNGROUPED:
+        yield from (range(host, host + 1) for host in hosts)
+        return
+    is_by_domain = plan.topology.num_ilds <= _MOST_UNGROUPED
+
+    def appearance(host: int) -> object:
+        instances = _instances_of(plan, host)
+        domains = {each.instance.ild for each in instances} if is_by_domain else None
+        return plan.machines[host], [each.placement for each in instances], domains
+
+    for _, neighbours in groupby(hosts, key=appearance):
+        indices = list(neighbours)
+        yield range(indices[0], indices[-1] + 1)
+
+
+def _host_group(plan: LaunchPlan, hosts: range) -> HostGroup:
+    names = tuple(plan.topology.hosts[host].name for host in hosts)
+    groups = groupby(_instances_of(plan, hosts[0]), key=lambda p: (p.placement, p.instance.ild))
+    others = None
+    if len(hosts) > 1:
+        first = _instances_of(plan, hosts[1])[0].instance
+        last = _instances_of(plan, hosts[-1])[-1].instance
+        has_domains = plan.topology.num_ilds > 1
+        others = OtherHosts(
+            names=compress(names[1:]),
+            first_host=names[0],
+            instances=range(first.index, last.index + 1),
+            replicas=range(first.replicas.start, last.replicas.stop),
+            ilds=range(first.ild, last.ild + 1) if has_domains else range(0),
+        )
+    return HostGroup(
+        names=names,
+        machine=plan.machines[hosts[0]],
+        instances=tuple(_instance_group(list(members)) for _, members in groups),
+        others=others,
+    )
+
+
+def _instance_group(members: Sequence[InstancePlan]) -> InstanceGroup:
+    first, last = members[0].instance, members[-1].instance
+    return InstanceGroup(
+        indices=range(first.index, last.index + 1),
+        placement=members[0].placement,
+        ild=first.ild,
+        replicas=range(first.replicas.start, last.replicas.stop),
+        ipus=range(first.ipus.start, last.ipus.stop),
+    )
+
+
+def instance_rows(tree: PlanTree) -> list[tuple[str, ...]]:
+    """Return the rows of a table of the instances, with the cells of ``COLUMNS``.
+
+    A row with one cell stands for all hosts of a group but the first.
+    """
+    rows: list[tuple[str, ...]] = []
+    for host in tree.hosts:
+        for group in host.instances:
+            placement = group.placement
+            each = " each" if len(group.indices) > 1 else ""
+            rows.append(
+                (
+                    host.name,
+                    ranges_text(group.indices),
+                    ranges_text(placement.numa_nodes) or "any",
+                    ranges_text(placement.cpus) or "any",
+                    ranges_text(placement.memory_nodes) or "any",
+                    f"{placement.threads or 'unset'}{each}",
+                    ranges_text(group.replicas),
+                    ranges_text(group.ipus),
+                    str(group.ild),
+                )
+            )
+        if host.others is not None:
+            rows.append((f"{host.others.names}: {host.others.details('IPU-Link domain')}",))
+    return rows
+
+
+class CoreLabels:
+    """Labels for the cores of a host: which instances may run on each.
+
+    Args:
+        machine: the host.
+        placements: the placements of its instances, by the indices of the instances.
+    """
+
+    def __init__(self, machine: Machine, placements: Mapping[int, Placement]) -> None:
+        self._allowed = machine.allowed_cpus
+        self._fastest = max(core.efficiency for core in machine.cores)
+        self._owners: dict[int, list[int]] = {}
+        for index, placement in placements.items():
+            for cpu in placement.cpus or machine.allowed_cpus:
+                self._owners.setdefault(cpu, []).append(index)
+
+    def of(self, core: Core) -> str:
+        """Return the label of a core: indices of instances (``3``, ``0/4``), or a sign."""
+        return self._owner(core) + (SLOW if core.efficiency < self._fastest else "")
+
+    def _owner(self, core: Core) -> str:
+        if not self._allowed.intersection(core.cpus):
+            return FORBIDDEN
+        indices = sorted({index for cpu in core.cpus for index in self._owners.get(cpu, ())})
+        if len(indices) > _MOST_OWNERS:
+            return MANY
+        return "/".join(map(str, indices)) or IDLE

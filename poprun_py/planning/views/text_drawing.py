@@ -1,7 +1,4 @@
-"""How pictures are drawn for a reader: colours, lines, width; and the drawing of a tree.
-
-Values in, text out: where the text goes, and so how it looks, is decided by who prints it.
-"""
+"""Drawing with text: colours, line characters and width of a terminal, trees, and line breaks."""
 
 from __future__ import annotations
 
@@ -9,28 +6,28 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-# What stands for what in every picture; the names are rich's too.
+# The colours of all text drawings, by their names in rich.
 PALETTE = {"host": "bold", "node": "yellow", "instance": "green", "replica": "cyan"}
 _CODES = {"bold": 1, "yellow": 33, "green": 32, "cyan": 36}
-# All that a picture needs beyond ASCII: lines of a tree and of a table.
+# The characters beyond ASCII that drawings need: the lines of trees and tables.
 BOX_CHARACTERS = "└├│─┌┐┘┤┬┴┼"
 _MIDDLE, _LAST, _RAIL, _NO_RAIL = "├─ ", "└─ ", "│  ", "   "
 _ASCII_MIDDLE, _ASCII_LAST, _ASCII_RAIL = "|- ", "`- ", "|  "
-# A tree deeper than the terminal is wide goes over its edge rather than into single letters.
+# Lines are never broken to fewer columns than this, even if a deep tree exceeds the terminal.
 _LEAST_TEXT = 12
-# What stays together: the words up to a comma or semicolon. The CPUs of a node may be broken there.
+# Lines are broken after a comma or semicolon, and only if that is not enough, at a blank.
 _PHRASE = re.compile(r"[^,;]+[,;]*\s*|[,;]+\s*")
 _WORD = re.compile(r"\S+\s*|\s+")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TextStyle:
-    """How a picture is drawn.
+    """The abilities of the terminal or file that a text is drawn for.
 
     Attributes:
         colour: whether names have the colours of ``PALETTE``.
-        box_lines: whether lines are box-drawing characters; else they are ASCII.
-        width: columns of the terminal; None for a file or a pipe, where no line is broken.
+        box_lines: whether lines are drawn with box-drawing characters instead of ASCII.
+        width: the columns of the terminal; None for a file or a pipe, where no line is broken.
     """
 
     colour: bool = False
@@ -38,13 +35,13 @@ class TextStyle:
     width: int | None = None
 
     def paint(self, text: str, kind: str) -> str:
-        """Return ``text`` in the colour of what it names."""
+        """Return ``text`` in the colour of a ``kind`` of ``PALETTE``."""
         return f"\x1b[{_CODES[PALETTE[kind]]}m{text}\x1b[0m" if self.colour else text
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Branch:
-    """A part of a tree: its name, coloured as ``kind``, what is known of it, and its own parts."""
+    """A node of a tree, with its name in the colour of ``kind``, details, and child nodes."""
 
     kind: str
     name: str
@@ -52,39 +49,39 @@ class Branch:
     children: tuple[Branch, ...] = ()
 
 
-def draw_tree(root: Branch, look: TextStyle) -> str:
-    """Return a tree, a line for each branch; where the width is limited, as many as it takes."""
-    return "\n".join(_draw(root, look, "", ""))
+def draw_tree(root: Branch, style: TextStyle) -> str:
+    """Return a tree with one line for each branch, or several lines if the width is limited."""
+    return "\n".join(_draw(root, style, "", ""))
 
 
-def _draw(branch: Branch, look: TextStyle, start: str, indent: str) -> Iterator[str]:
-    """Draw a branch whose first line begins with ``start``, and all others with ``indent``."""
+def _draw(branch: Branch, style: TextStyle, start: str, indent: str) -> Iterator[str]:
+    """Yield the lines of a branch. The first begins with ``start``, all others with ``indent``."""
     middle, last, rail = (
-        (_MIDDLE, _LAST, _RAIL) if look.box_lines else (_ASCII_MIDDLE, _ASCII_LAST, _ASCII_RAIL)
+        (_MIDDLE, _LAST, _RAIL) if style.box_lines else (_ASCII_MIDDLE, _ASCII_LAST, _ASCII_RAIL)
     )
     text = f"{branch.name}: {branch.details}" if branch.details else branch.name
-    room = look.width - len(indent) - len(rail) if look.width is not None else None
+    room = style.width - len(indent) - len(rail) if style.width is not None else None
     unbroken = len(branch.name) + bool(branch.details)
     first, *more = wrapped(text, room, unbroken=unbroken)
-    yield start + look.paint(branch.name, branch.kind) + first[len(branch.name) :]
+    yield start + style.paint(branch.name, branch.kind) + first[len(branch.name) :]
     yield from (indent + (rail if branch.children else _NO_RAIL) + line for line in more)
     for number, child in enumerate(branch.children):
         is_last = number == len(branch.children) - 1
         yield from _draw(
             child,
-            look,
+            style,
             indent + (last if is_last else middle),
             indent + (_NO_RAIL if is_last else rail),
         )
 
 
 def wrapped(text: str, width: int | None, *, unbroken: int = 0) -> list[str]:
-    """Return ``text`` in lines of at most ``width`` columns, broken after commas, else at blanks.
+    """Break a line after commas, and at blanks where necessary, into lines of limited width.
 
     Args:
-        text: one line.
-        width: columns; None for no limit.
-        unbroken: how many characters at the beginning stay in one line.
+        text: the line.
+        width: the largest number of columns; None for no limit.
+        unbroken: the number of characters at the beginning that stay together.
     """
     if width is None or len(text) <= width:
         return [text]

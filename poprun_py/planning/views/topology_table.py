@@ -1,24 +1,15 @@
-"""Topologies as text: PopRun's table, an elided table for narrow terminals, cores, JSON.
-
-Rules of the table: those of PopRun, reproduced character for character. Only text is made here;
-nothing is printed.
-"""
+"""PopRun's topology table, reproduced character for character, and a short form for terminals."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 
 from popdist_py.errors import counted
 from poprun_py.machines.host_list import compress
-from poprun_py.planning.launch_plan import LaunchPlan
-from poprun_py.planning.plan_file import plan_to_json
 from poprun_py.planning.topology import Topology
-from poprun_py.planning.views.placement_picture import placement_picture
-from poprun_py.planning.views.plan_tree import instances_of, others, runs_of_equal_hosts
-from poprun_py.planning.views.text_drawing import TextStyle, draw_tree
 
-# A table that nobody asked for by name, and that no terminal limits.
+# Without a terminal, the table of a job with more replicas than this is elided to this width,
+# unless --print-topology asks for the table.
 UNASKED_WIDTH, UNASKED_REPLICAS = 120, 256
 _LABEL_WIDTH = 11
 _TITLE = "poprun topology"
@@ -28,8 +19,9 @@ def topology_table(topology: Topology, *, max_width: int | None = None) -> str:
     """Return PopRun's topology table, without a final newline.
 
     Args:
-        topology: what to draw.
-        max_width: columns of the terminal; a wider table is elided in the middle. None: draw all.
+        topology: the instances and replicas of each host.
+        max_width: the columns of the terminal. A wider table is elided in the middle. By default
+            the table is drawn whole.
     """
     table = _table(topology, range(topology.num_replicas), None)
     if max_width is None or len(table.split("\n", 2)[1]) <= max_width:
@@ -38,7 +30,7 @@ def topology_table(topology: Topology, *, max_width: int | None = None) -> str:
 
 
 def _table(topology: Topology, replicas: Sequence[int], gap: int | None) -> str:
-    """Draw the columns of ``replicas``; a column of dots follows position ``gap``."""
+    """Draw the columns of ``replicas``, with a column of dots at position ``gap``."""
     columns: list[int | None] = list(replicas)
     if gap is not None:
         columns.insert(gap, None)
@@ -72,7 +64,7 @@ def _table(topology: Topology, replicas: Sequence[int], gap: int | None) -> str:
 
 
 def _cells(indices: list[int | None], names: list[str] | None, leaf: int) -> str:
-    """Join equal neighbours into one cell each."""
+    """Join neighbouring columns with equal indices into one cell."""
     cells: list[str] = []
     start = 0
     for end in range(1, len(indices) + 1):
@@ -86,7 +78,7 @@ def _cells(indices: list[int | None], names: list[str] | None, leaf: int) -> str
 
 
 def _label(index: int | None, names: list[str] | None, width: int) -> str:
-    """Return a cell's text; a host name that does not fit becomes its bracketed index."""
+    """Return the text of a cell; a host name that is too long becomes an index in brackets."""
     if index is None:
         return "..."
     if names is None:
@@ -100,7 +92,7 @@ def _centre(text: str, width: int) -> str:
 
 
 def _elided(topology: Topology, max_width: int) -> str:
-    """Draw as many first and last instances as fit into ``max_width``, dots between them."""
+    """Draw the first and the last replicas, as many as fit, with dots between them."""
     leaf = max(len(str(topology.num_replicas - 1)) + 2, 5)
     fitting = max(2, (max_width - _LABEL_WIDTH - 3) // (leaf + 1) - 1)
     total = topology.num_replicas
@@ -120,7 +112,7 @@ def _elided(topology: Topology, max_width: int) -> str:
 
 
 def _ranges(topology: Topology) -> list[str]:
-    """Say in one line which instances every host has; nothing for a single host."""
+    """Return a line with the instances of each host; no line if there is only one host."""
     hosts, share = topology.hosts, topology.instances_per_host
     if len(hosts) == 1:
         return []
@@ -136,40 +128,10 @@ def _ranges(topology: Topology) -> list[str]:
 
 
 def _legend(topology: Topology, table: str) -> list[str]:
-    """Explain the bracketed host indices that the table shows."""
+    """Return lines that explain the host indices in brackets."""
     row = table.split("\n")[3]
     return [
         f"[{index}] = {host.name}"
         for index, host in enumerate(topology.hosts)
         if f"[{index}]" in row
     ]
-
-
-def core_pictures(plan: LaunchPlan, look: TextStyle) -> str:
-    """Return a picture of every host: a cell for each core, with the instance that runs there.
-
-    Hosts of a large job that look as the one before them are a line.
-    """
-    pictures = []
-    for run in runs_of_equal_hosts(plan):
-        machine, mine = plan.machines[run[0]], instances_of(plan, run[0])
-        body = "unknown machine"
-        if machine is not None:
-            # The instances of a host follow one another.
-            first = mine[0].instance.index if mine else 0
-            placements = [p.placement for p in mine]
-            body = placement_picture(machine, placements, first=first, look=look)
-        name = plan.topology.hosts[run[0]].name
-        pictures.append(f"{look.paint(f'{name}:', 'host')}\n{body}")
-        pictures += [draw_tree(others(plan, run), look)] if len(run) > 1 else []
-    return "\n".join(pictures)
-
-
-def topology_json(plan: LaunchPlan) -> str:
-    """Return who is where as JSON: the plan without variables, command and options."""
-    data = plan_to_json(plan)
-    for key in ("command", "compact", "local", "machines", "program", "options"):
-        del data[key]
-    for instance in data["instances"]:
-        del instance["env"], instance["user_env"], instance["kept_out"]
-    return json.dumps(data, indent=2)

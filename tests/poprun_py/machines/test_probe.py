@@ -28,7 +28,7 @@ from poprun_py.machines.host_checks import (
 from poprun_py.machines.host_list import Host
 from poprun_py.machines.probe import cached_reports, own_report, request_reports
 from poprun_py.machines.remote_shell import Problem, Shell
-from poprun_py.planning.views.check_table import check_table
+from poprun_py.planning.views.host_tables import check_table
 
 REQUEST = replace(
     make_request((sys.executable, "train.py"), "/mpi/bin/mpirun"), packages=("mpi4py",)

@@ -20,7 +20,8 @@ from poprun_py.machines.host_list import Host
 from poprun_py.planning.cpu_placement import MODES, PlacementPolicy, place_anyway
 from poprun_py.planning.mpi_commands import OPEN_MPI_5, Mpi
 from poprun_py.planning.plan_warnings import plan_warnings
-from poprun_py.planning.views.plan_svg import host_pictures, plan_picture
+from poprun_py.planning.views.plan_svg import host_pictures, plan_svg
+from poprun_py.planning.views.plan_tree import plan_tree
 
 MPI = Mpi(path="/mpi/bin/mpirun", kind=OPEN_MPI_5)
 
@@ -75,7 +76,7 @@ def texts(picture: str) -> list[str]:
 
 @pytest.mark.parametrize("name", [name for name in CASES if name != "sixteen_hosts"])
 def test_picture(name, golden):
-    golden(f"plan_{name}.svg", plan_picture(CASES[name]()) + "\n")
+    golden(f"plan_{name}.svg", plan_svg(CASES[name]()) + "\n")
 
 
 def assert_is_drawn_well(picture: str) -> None:
@@ -96,7 +97,7 @@ def assert_is_drawn_well(picture: str) -> None:
 
 @pytest.mark.parametrize("name", CASES)
 def test_no_text_lies_on_another_or_across_an_edge(name):
-    assert_is_drawn_well(plan_picture(CASES[name]()))
+    assert_is_drawn_well(plan_svg(CASES[name]()))
 
 
 @given(
@@ -124,11 +125,11 @@ def test_every_plan_can_be_drawn(machine, mode, instances, replicas, width, host
             replace(each, placement=placements[each.instance.local_index]) for each in job.instances
         ),
     )
-    assert_is_drawn_well(plan_picture(drawn))
+    assert_is_drawn_well(plan_svg(drawn))
 
 
 def test_picture_is_told_in_words():
-    root = ElementTree.fromstring(plan_picture(CASES["two_nodes"]()))
+    root = ElementTree.fromstring(plan_svg(CASES["two_nodes"]()))
     assert root.get("role") == "img"
     assert root.findtext(f"{SVG}title") == "4 instances, 8 replicas, 8 IPUs on localhost"
     told = root.findtext(f"{SVG}desc")
@@ -137,15 +138,15 @@ def test_picture_is_told_in_words():
 
 def test_colours_are_not_needed():
     # Whose a core is stands in its cell, and what is odd about it too.
-    assert texts(plan_picture(CASES["crossing"]())).count("0") == 9 + 2  # its sign, and IPU 0
+    assert texts(plan_svg(CASES["crossing"]())).count("0") == 9 + 2  # its sign, and IPU 0
     # The other half of the machine, and threads of two cores.
-    assert texts(plan_picture(CASES["not_allowed"]())).count("x") == 8 + 2 + 14
-    assert texts(plan_picture(CASES["unbound"]())).count("*") == 32
-    assert texts(plan_picture(CASES["crossing"]())).count("! crosses NUMA nodes 0-1") == 1
+    assert texts(plan_svg(CASES["not_allowed"]())).count("x") == 8 + 2 + 14
+    assert texts(plan_svg(CASES["unbound"]())).count("*") == 32
+    assert texts(plan_svg(CASES["crossing"]())).count("! crosses NUMA nodes 0-1") == 1
 
 
 def test_hardware_threads_of_two_instances_are_cells_of_their_own():
-    picture = plan_picture(CASES["smt"]())
+    picture = plan_svg(CASES["smt"]())
     cells = [box for box in boxes(picture)[1] if box.kind.startswith("own")]
     heights = [box.bottom - box.top for box in cells]
     # Six of eight cores belong to one instance each; the signs of the ten instances are 20 high.
@@ -155,8 +156,8 @@ def test_hardware_threads_of_two_instances_are_cells_of_their_own():
 @pytest.mark.parametrize("hosts", [5, 32, 256])
 def test_equal_hosts_are_one_card(hosts):
     job = planned("example", num_instances=2 * hosts, num_replicas=2 * hosts, host=f"n[1-{hosts}]")
-    picture = plan_picture(job)
-    assert len(list(host_pictures(job))) == 1
+    picture = plan_svg(job)
+    assert len(list(host_pictures(plan_tree(job)))) == 1
     assert f"n1, and {hosts - 1} like it" in texts(picture)
     assert len(picture) < 40_000
 
@@ -164,7 +165,7 @@ def test_equal_hosts_are_one_card(hosts):
 @pytest.mark.parametrize("hosts", [16, 64])
 def test_the_hosts_of_each_domain_are_one_card(hosts):
     job = planned("example", num_instances=64, num_replicas=256, host=f"n[1-{hosts}]")
-    said = texts(plan_picture(job))
+    said = texts(plan_svg(job))
     share = hosts // 4
     assert said[1] == "256 IPUs in 4 IPU-Link domains on " + f"{hosts} hosts"
     for domain in range(4):
@@ -172,12 +173,12 @@ def test_the_hosts_of_each_domain_are_one_card(hosts):
         assert f"n{first}, and {share - 1} like it" in said
         assert f"IPU-Link domain {domain} on n[{first}-{last}]" in said
         assert f"IPUs {domain * 64}-{domain * 64 + 63} of 256" in said
-    assert_is_drawn_well(plan_picture(job))
+    assert_is_drawn_well(plan_svg(job))
 
 
 def test_of_many_instances_and_replicas_the_first_and_last_are_drawn():
     job = planned("epyc-nps4", num_instances=64, num_replicas=640)
-    said = texts(plan_picture(job))
+    said = texts(plan_svg(job))
     assert "instance 63 (replicas 630-639)" in said
     assert {"R630", "R635", "R639"} < set(said)
     assert "R636" not in said
@@ -198,7 +199,7 @@ def test_of_many_instances_and_replicas_the_first_and_last_are_drawn():
 )  # fmt: skip
 def test_the_instances_that_are_not_drawn_split_no_domain(num_ilds, frames, hidden):
     job = planned("epyc-nps4", num_instances=64, num_replicas=64, num_ilds=num_ilds)
-    said = texts(plan_picture(job))
+    said = texts(plan_svg(job))
     titles = [text for text in said if text.startswith("IPU-Link domain")]
     assert titles == [f"IPU-Link domain {domain}" for domain in frames]
     assert [text for text in said if "likewise" in text] == [f"instances {h}" for h in hidden]
@@ -209,31 +210,31 @@ def test_the_instances_that_are_not_drawn_split_no_domain(num_ilds, frames, hidd
 
 def test_warnings_of_the_plan_are_in_its_picture():
     job = CASES["oversubscribed"]()
-    said = " ".join(texts(plan_picture(job)))
+    said = " ".join(texts(plan_svg(job)))
     assert plan_warnings(job)
     assert all(f"! {sentence}" in said for sentence in plan_warnings(job))
 
 
 def test_a_host_that_nobody_knows_is_said_to_be():
     job = replace(CASES["laptop"](), machines=(None,))
-    assert "unknown machine" in texts(plan_picture(job))
+    assert "unknown machine" in texts(plan_svg(job))
 
 
 def test_what_xml_cannot_hold_is_replaced_and_the_rest_escaped():
     job = replace(CASES["laptop"](), refusal="<b>&\"' \x1b[1m \udcff ü 😀 \uffff")
-    picture = plan_picture(job)
+    picture = plan_svg(job)
     assert picture.isascii()
     assert "<b>&\"' \ufffd[1m \ufffd ü 😀 \ufffd" in " ".join(texts(picture))
 
 
 def test_cards_fit_on_the_screen_of_a_telephone():
     for job in (CASES["sixteen_hosts"](), CASES["unequal_hosts"]()):
-        for picture in host_pictures(job):
+        for picture in host_pictures(plan_tree(job)):
             assert int(ElementTree.fromstring(picture).get("width")) <= 376
 
 
 def test_colours_differ_between_neighbours_on_light_and_on_dark_ground():
-    style = ElementTree.fromstring(plan_picture(CASES["laptop"]())).findtext(f"{SVG}style")
+    style = ElementTree.fromstring(plan_svg(CASES["laptop"]())).findtext(f"{SVG}style")
     light, _, dark = style.partition("@media screen and (prefers-color-scheme:dark)")
     for colours in (light, dark):
         own = [colours.partition(f".own{n}{{fill:")[2][:7] for n in range(8)]

@@ -1,4 +1,4 @@
-"""The tree of a plan: runs folded, as wide as its reader has room."""
+"""A plan as text: the tree and the map of cores, for wide and narrow terminals."""
 
 from __future__ import annotations
 
@@ -6,17 +6,31 @@ import re
 from dataclasses import replace
 
 import pytest
-from support.launcher.sysfs_trees import SNAPSHOTS
+from support.launcher.sysfs_trees import SNAPSHOTS, snapshot
 from support.terminals import colours_of, plain_lines
 
 from poprun_py import LaunchConfig, plan
+from poprun_py.planning.cpu_placement import PlacementPolicy, place
 from poprun_py.planning.mpi_commands import OPEN_MPI_5, Mpi
 from poprun_py.planning.plan_warnings import plan_warnings
-from poprun_py.planning.views.plan_text import topology_tree
+from poprun_py.planning.views import plan_text
+from poprun_py.planning.views.plan_text import core_map, placement_text
+from poprun_py.planning.views.plan_tree import plan_tree
 from poprun_py.planning.views.text_drawing import TextStyle, wrapped
-from poprun_py.planning.views.topology_table import core_pictures
 
 MPI = Mpi(path="/mpi/bin/mpirun", kind=OPEN_MPI_5)
+
+
+def tree_text(job, style):
+    return plan_text.tree_text(plan_tree(job), style)
+
+
+def cores_text(job, style):
+    return plan_text.cores_text(plan_tree(job), style)
+
+
+def map_of(machine, count, policy):
+    return core_map(machine, dict(enumerate(place(machine, count, policy))))
 
 
 def planned(machine="epyc-nps4", **fields):
@@ -26,7 +40,7 @@ def planned(machine="epyc-nps4", **fields):
 
 def test_replicas_of_an_instance_are_one_line():
     job = planned("example", num_instances=2, num_replicas=8, ipus_per_replica=2)
-    assert topology_tree(job, TextStyle()).splitlines() == [
+    assert tree_text(job, TextStyle()).splitlines() == [
         "localhost",
         "├─ NUMA nodes 0-1: CPUs 0-15,32-47, 64.0 GiB",
         "│  └─ instance 0: CPUs 0-15,32-47, 16 threads, ILD 0",
@@ -39,7 +53,7 @@ def test_replicas_of_an_instance_are_one_line():
 
 def test_instances_on_the_same_cpus_are_one_line():
     job = planned("example", num_instances=8, num_replicas=16, process_placement="disabled")
-    assert topology_tree(job, TextStyle(box_lines=False)).splitlines() == [
+    assert tree_text(job, TextStyle(box_lines=False)).splitlines() == [
         "localhost",
         "`- any CPU",
         "   `- instances 0-7: any CPU, 4 threads each, 2 replicas each, ILD 0",
@@ -53,12 +67,12 @@ def test_a_thousand_replicas_fit_on_a_page(instances):
         num_instances=instances, num_replicas=1024, host="a,b,c,d", oversubscribe=True,
         process_placement="disabled" if instances > 16 else "spreadnuma",
     )  # fmt: skip
-    text = topology_tree(job, TextStyle())
+    text = tree_text(job, TextStyle())
     assert len(text.splitlines()) < 60
     assert "1023: IPU" in text
 
 
-@pytest.mark.parametrize("draw", [topology_tree, core_pictures])
+@pytest.mark.parametrize("draw", [tree_text, cores_text])
 def test_equal_hosts_of_a_large_job_are_drawn_once(draw):
     job = planned(num_instances=512, num_replicas=512, host="n[0-31]")
     *first, line = draw(job, TextStyle()).splitlines()
@@ -67,9 +81,9 @@ def test_equal_hosts_of_a_large_job_are_drawn_once(draw):
     assert not any("n1" in line for line in first)
 
 
-@pytest.mark.parametrize("draw", [topology_tree, core_pictures])
+@pytest.mark.parametrize("draw", [tree_text, cores_text])
 def test_hosts_of_each_domain_are_drawn_once(draw):
-    colon = ":" if draw is core_pictures else ""
+    colon = ":" if draw is cores_text else ""
     job = planned(num_instances=64, num_replicas=256, host="n[0-63]")
     lines = draw(job, TextStyle()).splitlines()
     assert [line for line in lines if re.match(r"n\d|n\[", line)] == [
@@ -80,9 +94,9 @@ def test_hosts_of_each_domain_are_drawn_once(draw):
     ]
 
 
-@pytest.mark.parametrize("draw", [topology_tree, core_pictures])
+@pytest.mark.parametrize("draw", [tree_text, cores_text])
 def test_a_host_unlike_its_neighbours_is_drawn(draw):
-    colon = ":" if draw is core_pictures else ""
+    colon = ":" if draw is cores_text else ""
     job = planned(num_instances=12, num_replicas=12, host="a[0-5]")
     machines = (*job.machines[:3], None, *job.machines[4:])
     lines = draw(replace(job, machines=machines), TextStyle()).splitlines()
@@ -92,7 +106,7 @@ def test_a_host_unlike_its_neighbours_is_drawn(draw):
     ]
 
 
-@pytest.mark.parametrize("draw", [topology_tree, core_pictures])
+@pytest.mark.parametrize("draw", [tree_text, cores_text])
 @pytest.mark.parametrize("instances", [2, 64, 256])
 def test_forty_columns_are_enough_for_256_cpus(draw, instances):
     job = planned(num_instances=instances, num_replicas=instances, host="a,b")
@@ -103,30 +117,63 @@ def test_forty_columns_are_enough_for_256_cpus(draw, instances):
 
 
 def facts(lines):
-    """Return what lines say, wherever they are broken."""
+    """Return the words of lines without the line breaks."""
     return "".join(line.strip("│├└─| ") for line in lines).replace(" ", "").replace("|", "")
 
 
 def test_colours_and_their_absence():
     job = planned(num_instances=2, num_replicas=8)
-    assert colours_of(topology_tree(job, TextStyle(colour=True))) == {
+    assert colours_of(tree_text(job, TextStyle(colour=True))) == {
         "bold",
         "yellow",
         "green",
         "cyan",
     }
-    assert colours_of(core_pictures(job, TextStyle(colour=True))) == {"bold", "yellow", "green"}
-    for draw in (topology_tree, core_pictures):
+    assert colours_of(cores_text(job, TextStyle(colour=True))) == {"bold", "yellow", "green"}
+    for draw in (tree_text, cores_text):
         assert "\x1b" not in draw(job, TextStyle())
 
 
-def test_lines_are_broken_after_commas_and_only_then_at_blanks():
+def test_lines_are_broken_after_commas_and_if_necessary_at_blanks():
     assert wrapped("CPUs 0-7,16-23, 12 threads", 16) == ["CPUs 0-7,16-23,", "12 threads"]
     assert wrapped("distances 10 12 12 12", 14) == ["distances 10", "12 12 12"]
     assert wrapped("one, two", None) == ["one, two"]
 
 
-def test_what_is_questionable_on_equal_hosts_is_said_once():
+def test_equal_hosts_share_a_warning():
     job = planned("bare", num_instances=24, num_replicas=24, host="n[0-3]", oversubscribe=True)
     warnings = [each for each in plan_warnings(job) if "share" in each]
     assert warnings == ["n[0-3]: 6 instances share 4 CPUs: at most 4 run at any time"]
+
+
+def test_placement_text_names_cpus_memory_and_threads():
+    machine = snapshot("example")
+    assert [placement_text(each) for each in place(machine, 3, PlacementPolicy())] == [
+        "CPUs 0-15,32-47; memory of nodes 0-1; 16 threads",
+        "CPUs 16-23,48-55; memory of node 2; 8 threads",
+        "CPUs 24-31,56-63; memory of node 3; 8 threads",
+    ]
+    one = place(snapshot("quota-container-v1"), 2, PlacementPolicy())[0]
+    assert placement_text(one) == "CPU 1; any memory; 1 thread"
+
+
+def test_core_map_shows_instances_and_idle_forbidden_and_slow_cores():
+    machine = snapshot("cpuset-container")
+    text = map_of(machine, 2, PlacementPolicy(cores_per_instance=2))
+    assert text.splitlines() == [
+        "node 0   | 0 0 . . . . . . x x x x x x x x |",
+        "node 1   | 1 1 x x x x x x x x x x x x x x |",
+        "(. no instance, x not allowed)",
+        "instance 0: CPUs 0-1,32-33; any memory; 2 threads",
+        "instance 1: CPUs 16-17; any memory; 2 threads",
+    ]
+    hybrid = snapshot("hybrid")
+    rows = map_of(hybrid, 2, PlacementPolicy()).splitlines()
+    assert rows[0].split() == ["node", "0", "|", *"00001111", *["0'"] * 8, *["1'"] * 8, "|"]
+
+
+def test_core_map_of_memory_without_cpus_and_of_shared_cores():
+    machine = snapshot("memory-only-node")
+    rows = map_of(machine, 3, PlacementPolicy("disabled")).splitlines()
+    assert rows[:3] == ["node 0   | * * * * |", "node 1   | * * * * |", "node 2   | memory only |"]
+    assert "instance 2: any CPU; any memory; 2 threads" in rows
