@@ -1,4 +1,4 @@
 """Input for one instance, from the user's terminal or another standard input.
 
-Contains also the modes of the terminal, the order in which debuggers use it, and Ctrl-Z.
+The package also handles the modes of the terminal, debuggers that wait for it, and Ctrl-Z.
 """

@@ -101,8 +101,8 @@ class KeyboardInput:
         terminal: The user's terminal, if standard input is one that controls the launcher.
         is_passed_on: Whether standard input is passed on although it is not a terminal, because
             the instance is on another host.
-        is_shown: Whether the launcher's stdout and stderr are terminals. The program's are
-            terminals then as well.
+        is_shown: Whether the launcher's stdout and stderr are terminals. The program's stdout and
+            stderr are terminals in the same cases.
         tag_width: Returns the width of the tag before each line of an instance.
     """
 

@@ -1,8 +1,8 @@
 """The user's terminal, and the modes of terminals.
 
-The launcher reads and sets its terminal only while it is in the foreground, because the kernel
-stops a background process that does so. Other programs may be in the foreground as well, such as
-the pager of ``poprun-py ... | less``. Then the program that has set the modes reads the terminal.
+The kernel stops a background process that reads or sets its terminal, so the launcher does both
+only in the foreground. Other programs may be in the foreground as well, such as the pager of
+``poprun-py ... | less``. Then the program that has set the modes reads the terminal.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from poprun_py.process_info import all_stats
 
 _CHUNK = 4096
 _IFLAG, _OFLAG, _LFLAG, _CC = 0, 1, 3, 6
-# A shell changes these flags while its command line is edited. Programs start with all of them set.
+# A shell clears some of these flags while its command line is edited, and sets all of them again
+# before it starts a program.
 _SANE_IFLAG = termios.ICRNL
 _SANE_OFLAG = termios.OPOST | termios.ONLCR
 _SANE_LFLAG = termios.ICANON | termios.ECHO | termios.ECHOE | termios.ISIG | termios.IEXTEN

@@ -93,7 +93,7 @@ class Panel:
     def _write_frame(self, now: float) -> None:
         """Erase the panel, write the held output and draw the panel, in one write."""
         if self._size() != self._size_of_lines:
-            self._lines = []  # they may not fit, and the next ones are made for the new size
+            self._lines = []  # these lines may not fit into the new size
         frame = self._erased() + self._taken()
         if self._lines:
             frame += self._drawn()

@@ -38,7 +38,7 @@ class ProgressLines:
         """Take more of the stream, and return the bytes to show."""
         self._fed_at = now
         data = self._carried + data
-        # This is the usual case, without progress bars.
+        # Output without progress bars, which is the usual case, is passed on.
         if not self._is_redrawn and b"\r" not in data:
             self._carried = b""
             if data:

@@ -72,10 +72,10 @@ def normal_line(line: str, index: int, host: str, pid: int) -> str:
 
 
 def equal_lines(one: list[str], other: list[str]) -> int:
-    """Return the number of equal lines at the beginning of two outputs, if they are a traceback.
+    """Return the number of lines of a whole traceback that two outputs have in common.
 
-    The result is 0 if they are not a whole traceback, or if the traceback or its chain continues
-    differently in one of the outputs.
+    The result is 0 if the common lines at the beginning are not a whole traceback, or if the
+    traceback or its chain continues differently in one of the outputs.
 
     Args:
         one: Lines of ``normal_line``, from the beginning of a traceback.

@@ -87,7 +87,7 @@ class _JsonLines:
 
     @property
     def every(self) -> int:
-        """One of this many lines is to be written now."""
+        """The number of lines of which one is written now."""
         return int(_THINNING ** (self._num_bytes // self._part_bytes))
 
     def write(self, documents: Iterable[str]) -> None:

@@ -87,7 +87,7 @@ class _ObservedInstance:
         )
 
     def take(self, snapshot: Snapshot | None) -> None:
-        """Update the state; the first one covers the time since the program started."""
+        """Update the state. The first state covers the time since the program started."""
         if snapshot is None or not snapshot.memory_bytes:  # the program has just ended
             return
         last, with_steps = self.last, self.last_with_steps

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from popdist_py.errors import counted
@@ -248,12 +248,13 @@ def _duration(seconds: float) -> str:
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
+@dataclass(kw_only=True, slots=True)
 class LiveView:
     """Shows views of a job during the run, for ``--live``.
 
     Without a panel, two lines are printed from time to time.
 
-    Args:
+    Attributes:
         panel_size: Returns the columns and rows of the terminal, or None without a panel.
         show_panel: Shows lines below all output. An empty sequence hides the panel.
         say: Prints a line between the lines of the instances.
@@ -261,34 +262,25 @@ class LiveView:
         is_hidden: Returns whether the panel must stay hidden, such as during debugging.
     """
 
-    def __init__(
-        self,
-        *,
-        panel_size: Callable[[], tuple[int, int] | None],
-        show_panel: Callable[[Sequence[str]], None],
-        say: Callable[[str], None],
-        has_colour: bool,
-        is_hidden: Callable[[], bool],
-    ) -> None:
-        self._panel_size = panel_size
-        self._show_panel = show_panel
-        self._say = say
-        self._has_colour = has_colour
-        self._is_hidden = is_hidden
-        self._next_line_at = 0.0
+    panel_size: Callable[[], tuple[int, int] | None]
+    show_panel: Callable[[Sequence[str]], None]
+    say: Callable[[str], None]
+    has_colour: bool
+    is_hidden: Callable[[], bool]
+    _next_line_at: float = field(default=0.0, init=False)
 
     def show(self, view: JobView, now: float) -> None:
         """Show a view, or hide the panel if the terminal is too small for it."""
-        size = self._panel_size()
+        size = self.panel_size()
         if size is not None:
             columns, rows = size
             most_rows = max(1, rows // 2 - _PANEL_EXTRA_ROWS)
             lines = table_lines(
-                view, width=columns - 1, most_rows=most_rows, colour=self._has_colour
+                view, width=columns - 1, most_rows=most_rows, colour=self.has_colour
             )
-            is_hidden = self._is_hidden() or rows <= len(lines) + 1
-            self._show_panel(() if is_hidden else lines)
+            is_hidden = self.is_hidden() or rows <= len(lines) + 1
+            self.show_panel(() if is_hidden else lines)
         elif now >= self._next_line_at:
             self._next_line_at = now + _LINE_SECONDS
             for line in headline(view):
-                self._say(line)
+                self.say(line)

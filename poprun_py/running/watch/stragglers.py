@@ -216,10 +216,10 @@ class _Peers:
 
 
 def _medians_without_one(values: Iterable[float]) -> tuple[float, float]:
-    """Return two lower medians of all values but one; both are 0 for fewer than two values.
+    """Return the two possible lower medians of the values without one of them.
 
-    If the value left out is greater than the first median, the rest have the first median.
-    Otherwise they have the second.
+    The first result is the median if the omitted value is greater than this result, and otherwise
+    the second result is. Both are 0 for fewer than two values.
     """
     ordered = sorted(values)
     if len(ordered) < 2:
