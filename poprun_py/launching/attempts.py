@@ -29,7 +29,15 @@ from poprun_py.planning.mpi_commands import end_signal_of_mpirun, network_of_mpi
 from poprun_py.planning.user_program import CALL_FILE, call_folder, short_name
 from poprun_py.running.keyboard import standard_input
 from poprun_py.running.supervise.file_transfer import place_of_call, place_of_run
-from poprun_py.running.supervise.job import Job, LaunchResult
+from poprun_py.running.supervise.job import (
+    Command,
+    Hosts,
+    Job,
+    JobFiles,
+    JobLimits,
+    LaunchResult,
+    Watchers,
+)
 from poprun_py.running.supervise.supervisor import supervise
 
 if TYPE_CHECKING:
@@ -89,7 +97,8 @@ class Attempts:
             self._partition,
             warn=self._console.warn,
         )
-        job = replace(job, output_dir=job.output_dir or self._output_folder)
+        if job.files.output_dir is None:
+            job = replace(job, files=replace(job.files, output_dir=self._output_folder))
         if self._on_attempt is not None:
             self._on_attempt(job)
         _make_folder_of_results(planned, count)
@@ -154,84 +163,114 @@ def job_of(
     recorded: AttemptRecord,
     restart_count: int = 0,
     spent_seconds: float = 0.0,
-    held: HeldPartition | None = None,
+    partition: HeldPartition | None = None,
     *,
     warn: Log = lambda _: None,
 ) -> Job:
-    """Return what is to be supervised for one attempt at a plan.
+    """Return one attempt of a plan as a job for the supervisor.
 
     Args:
-        planned: what runs.
+        planned: the plan.
         run_id: the name of the run.
         recorded: where the attempt is recorded.
         restart_count: how often the job was started again before.
-        spent_seconds: what the attempts before have used of the time limit.
-        held: the partition of the job; None without a pod.
-        warn: takes what is questionable about the leases on other hosts.
+        spent_seconds: the part of the time limit that earlier attempts have used.
+        partition: the IPUs of the job; None without a pod.
+        warn: takes warnings about the leases on other hosts.
     """
-    config, hosts = planned.config, planned.topology.hosts
-    others = [host for host in hosts if not host.is_local]
-    folder, spans = recorded.folder, recorded.spans
-    of_run = None if folder is None else place_of_run(Path(folder))
-    call = call_folder(config.program)
-    of_call = None if call is None else place_of_call(call, restart_count)
-    everywhere = {
-        **attempt_variables(run_id, restart_count, config.max_restarts),
+    return Job(
+        command=_command(planned, run_id, recorded, restart_count, partition),
+        hosts=_hosts(planned, run_id, warn, is_restart=restart_count > 0),
+        limits=JobLimits(
+            timeout=planned.config.timeout,
+            spent=spent_seconds,
+            hang_timeout=planned.config.hang_timeout,
+            grace=planned.config.grace,
+        ),
+        files=_files(planned, recorded, restart_count),
+        watchers=_watchers(planned, run_id, recorded, partition),
+    )
+
+
+def _command(
+    planned: LaunchPlan,
+    run_id: str,
+    recorded: AttemptRecord,
+    restart_count: int,
+    partition: HeldPartition | None,
+) -> Command:
+    of_all = {
+        **attempt_variables(run_id, restart_count, planned.config.max_restarts),
         **planned.travelling_variables,
         **recorded.variables,
     }
-    return Job(
-        command=planned.command,
+    return Command(
+        words=planned.command,
+        environ=planned.mpirun_environ,
         variables=tuple(
             {
-                **everywhere,
-                **planned.channel_variables(i),
-                # What was planned may have changed by now; what the user sets stays.
-                **(held.variables(i) if held is not None else {}),
-                **dict(p.user_env),
+                **of_all,
+                **planned.channel_variables(index),
+                # The partition may differ from the planned one; the user's variables win.
+                **(partition.variables(index) if partition is not None else {}),
+                **dict(each.user_env),
             }
-            for i, p in enumerate(planned.instances)
-        ),
-        environ=planned.mpirun_environ,
-        stdin_instance=config.stdin_instance,
-        only_output_from=(
-            frozenset(config.only_output_from_instance)
-            if config.only_output_from_instance is not None
-            else None
-        ),
-        output=config.output,
-        output_dir=folder,
-        others=frozenset(
-            index
             for index, each in enumerate(planned.instances)
-            if not hosts[each.instance.host_index].is_local
         ),
+        stdin_instance=planned.config.stdin_instance,
+        end_signal=end_signal_of_mpirun(planned.command),
+    )
+
+
+def _hosts(planned: LaunchPlan, run_id: str, warn: Log, *, is_restart: bool) -> Hosts:
+    hosts = planned.topology.hosts
+    of_instances = [hosts[each.instance.host_index] for each in planned.instances]
+    names = tuple(planned.hostnames.get(host.name, "") for host in of_instances)
+    others = [host for host in hosts if not host.is_local]
+    if not others:
+        return Hosts(names=names, network=LOOPBACK)
+    return Hosts(
+        names=names,
+        others=frozenset(index for index, host in enumerate(of_instances) if not host.is_local),
+        listen=_listen_address(others, planned.network),
+        network=network_of_mpirun(planned.command, planned.network),
+        leases=_leases(planned, run_id, is_restart=is_restart),
+        refusal_of=partial(_refusal_of, planned, warn),
+        explain_failed_start=partial(_explain_failed_start, planned),
+    )
+
+
+def _files(planned: LaunchPlan, recorded: AttemptRecord, restart_count: int) -> JobFiles:
+    folder, spans = recorded.folder, recorded.spans
+    of_run = None if folder is None else place_of_run(Path(folder))
+    call = call_folder(planned.config.program)
+    of_call = None if call is None else place_of_call(call, restart_count)
+    return JobFiles(
+        output_dir=folder,
         places=tuple(place for place in (of_run, spans, of_call) if place is not None),
         call=None if call is None else call / CALL_FILE,
         spans=None if spans is None else spans.folder,
-        timeout_seconds=config.timeout,
-        spent_seconds=spent_seconds,
-        hang_timeout=config.hang_timeout,
-        grace_seconds=config.grace,
-        listen=_listen_address(others, planned.network) if others else None,
-        mpirun_end_signal=end_signal_of_mpirun(planned.command),
-        network=network_of_mpirun(planned.command, planned.network) if others else LOOPBACK,
-        hosts=tuple(
-            planned.hostnames.get(hosts[p.instance.host_index].name, "") for p in planned.instances
-        ),
-        leases=_leases(planned, run_id, is_restart=restart_count > 0) if others else {},
-        refusal_of=partial(_refusal_of, planned, warn),
-        explain_failed_start=(lambda: _explain_failed_start(planned)) if others else None,
-        ipus=() if config.offline_mode else tuple(_ipus(planned, held)),
-        run_id=run_id,
-        program=short_name(config.program),
+    )
+
+
+def _watchers(
+    planned: LaunchPlan, run_id: str, recorded: AttemptRecord, partition: HeldPartition | None
+) -> Watchers:
+    config = planned.config
+    only = config.only_output_from_instance
+    if partition is not None and partition.partition is not None:
+        name: str | None = partition.partition.name
+    else:
+        name = config.vipu_partition or planned.environ.get("IPUOF_VIPU_API_PARTITION_ID")
+    return Watchers(
+        output=config.output,
+        only_output_from=None if only is None else frozenset(only),
         live=config.live,
         recorders=recorded.recorders,
-        partition=(
-            held.partition.name
-            if held is not None and held.partition is not None
-            else config.vipu_partition or planned.environ.get("IPUOF_VIPU_API_PARTITION_ID")
-        ),
+        run_id=run_id,
+        program=short_name(config.program),
+        ipus=() if config.offline_mode else tuple(_ipus(planned, partition)),
+        partition=name,
     )
 
 

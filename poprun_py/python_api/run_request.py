@@ -54,10 +54,10 @@ def _run(request: JobRequest, channel: Channel) -> LaunchResult:
 
 
 def _attempt(job: Job) -> Attempt:
-    folder = job.output_dir
+    folder = job.files.output_dir
     return Attempt(
-        run_id=job.run_id,
-        num_instances=len(job.variables),
+        run_id=job.watchers.run_id,
+        num_instances=job.num_instances,
         folder=None if folder is None else str(Path(folder).absolute()),
     )
 

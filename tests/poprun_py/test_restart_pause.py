@@ -5,10 +5,10 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 import pytest
+from support.launcher.jobs import a_job
 
 from poprun_py.launching import attempts
 from poprun_py.options.launch_config import LaunchConfig
-from poprun_py.running.supervise.job import Job
 
 TOLD = "no restart: the time limit of {:g} s leaves {:.1f} s, and the pause before a restart is 8 s"
 
@@ -25,7 +25,7 @@ def test_a_job_without_time_after_the_pause_is_not_announced(monkeypatch, limit,
     warned = []
     console = SimpleNamespace(log=None, warn=warned.append)
     running = attempts.Attempts(plan, recording, console, (1, 2), None)
-    nothing = Job(command=(), variables=(), environ={})
+    nothing = a_job((), 0)
     monkeypatch.setattr(attempts, "job_of", lambda *_, **__: nothing)
     # The user was in the debugger for a while, or had stopped the job.
     result = SimpleNamespace(paused_seconds=not_counted)

@@ -165,14 +165,14 @@ def holdings(job: Job, peers: Mapping[int, Peer]) -> dict[str, Any]:
     """Return the emulated IPUs of a job, and the programs that hold them."""
     running = [peer for peer in peers.values() if peer.started and peer.died is None]
     return {
-        "partition": job.partition,
-        "num_ipus": sum(map(len, job.ipus)),
+        "partition": job.watchers.partition,
+        "num_ipus": sum(map(len, job.watchers.ipus)),
         "instances": [
             {
                 "index": peer.index,
                 "host": peer.host,
                 "pid": peer.started["pid"],
-                "ipus": list(job.ipus[peer.index]) if job.ipus else [],
+                "ipus": list(job.watchers.ipus[peer.index]) if job.watchers.ipus else [],
             }
             for peer in sorted(running, key=lambda peer: peer.index)
         ],

@@ -51,7 +51,7 @@ class InstanceOutput:
         self._num_lines = 0
         self._spoke_at: dict[int, int] = {}
         self._has_warned = False  # that the files are incomplete
-        turns = _TURN_SECONDS * len(job.variables)
+        turns = _TURN_SECONDS * job.num_instances
         self._idle_seconds = min(_IDLE_SECONDS + turns, _MOST_IDLE_SECONDS)
         self._job = job
         self._write_log = write_log
@@ -61,7 +61,9 @@ class InstanceOutput:
             self._sinks = self._sinks[:1] * 2
         terminal = next((sink for sink in reversed(self._sinks) if sink.is_terminal), None)
         self._panel: Panel | None = None
-        self._panel_sink = terminal if job.live and has_cursor(job.environ) else None
+        self._panel_sink = (
+            terminal if job.watchers.live and has_cursor(job.command.environ) else None
+        )
         if self._panel_sink is not None:
             self._panel = Panel(
                 self._panel_sink.write,
@@ -70,7 +72,9 @@ class InstanceOutput:
             )
         screens = {
             id(sink): Screen(
-                self._writer(sink), is_terminal=sink.is_terminal, can_erase=can_erase(job.environ)
+                self._writer(sink),
+                is_terminal=sink.is_terminal,
+                can_erase=can_erase(job.command.environ),
             )
             for sink in self._sinks
         }
@@ -78,7 +82,7 @@ class InstanceOutput:
         one, other = (os.fstat(descriptor) for descriptor in descriptors)
         self._is_one_file = (one.st_dev, one.st_ino) == (other.st_dev, other.st_ino)
         self._typed_into: int | None = None
-        self._files = OutputFiles(job.output_dir, len(job.variables))
+        self._files = OutputFiles(job.files.output_dir, job.num_instances)
         self._streams: dict[int, tuple[OutputStream, OutputStream]] = {}
         self._ended: set[int] = set()
         self._repeats = RepeatedTracebacks(
@@ -97,14 +101,14 @@ class InstanceOutput:
     def make_streams(self, index: int) -> tuple[OutputStream, OutputStream]:
         """Return stdout and stderr of a new instance."""
         self._files.open(index)
-        only = self._job.only_output_from
+        only = self._job.watchers.only_output_from
         shown = only is None or index in only
-        colour = may_colour(self._job.environ)
+        colour = may_colour(self._job.command.environ)
         stdout, stderr = (
             make_stream(
                 index,
                 name,
-                form=self._job.output,
+                form=self._job.watchers.output,
                 shown=shown,
                 colour=colour and sink.is_terminal,
             )
@@ -124,7 +128,7 @@ class InstanceOutput:
         self._files.write(peer.index, _NAMES[_STDERR], data)
         if not peer.stderr.shown:
             return
-        if self._job.output == "plain":
+        if self._job.watchers.output == "plain":
             # Without tags nobody could be named: the programs' own bytes, all of them.
             self._show_stderr(peer.index, data)
             return
@@ -168,7 +172,7 @@ class InstanceOutput:
 
     def _tell_repeated(self, members: tuple[int, ...], shown: int) -> None:
         """Tell in a line that instances wrote a traceback that was shown."""
-        tag = make_stream(ranges_text(members), _NAMES[_STDERR], form=self._job.output)
+        tag = make_stream(ranges_text(members), _NAMES[_STDERR], form=self._job.watchers.output)
         self._screens[_STDERR].feed(tag, b"the same traceback as instance %d\n" % shown)
         self._num_lines += 1
         for index in members:
@@ -230,7 +234,7 @@ class InstanceOutput:
 
     def give_keyboard(self, instance: int | None, *, shows_hidden: bool) -> None:
         """Show at once what this instance writes to a terminal, perhaps also if it is hidden."""
-        only = self._job.only_output_from
+        only = self._job.watchers.only_output_from
         for is_live, index in ((False, self._typed_into), (True, instance)):
             if index is None:
                 continue
@@ -288,7 +292,7 @@ class InstanceOutput:
         for sink in self._sinks:
             sink.flush(patience)
             last = max(stopped_at or now, sink.moved_at)
-            if sink.pending and now > last + self._job.grace_seconds + _READER_SECONDS:
+            if sink.pending and now > last + self._job.limits.grace + _READER_SECONDS:
                 sink.discard()
 
     def next_deadline(self) -> float:

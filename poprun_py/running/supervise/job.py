@@ -29,60 +29,124 @@ HANG_EXIT_CODE = 124
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Job:
-    """What to run and within which limits.
+class Command:
+    """The command that starts all instances.
 
-    ``variables`` holds, for each instance, what is told over the control channel: they appear on
-    no command line; None unsets one. ``listen`` is None for a job of this machine, else the address
-    that the other hosts reach; ``hosts`` then holds the name that each instance's host gives
-    itself, empty where that is not known. Of ``timeout_seconds`` earlier runs have used
-    ``spent_seconds``. ``only_output_from`` names the instances that are shown; None for all.
-    ``hang_timeout`` is in seconds, "auto", or None to look for no hangs. ``stdin_instance`` reads
-    standard input. ``network`` is that at which alone mpirun may listen, None for all.
-    ``mpirun_end_signal`` ends mpirun in good order; other signals are kept from it.
-    ``explain_failed_start`` raises StartError with the reason why the job does not start, if it
-    finds one, and else returns what may be wrong with the hosts; it is None if there is no other
-    host to ask. ``leases`` is what some instances lease
-    on other hosts before any program starts; ``refusal_of`` takes such an instance and its answer,
-    and returns why the job cannot start, or an empty string. ``others`` are the instances on other
-    hosts. ``output_dir`` is the folder, which is there, for what the instances write; ``places``
-    are those for files that programs leave, ``spans`` the folder of a timeline, None without
-    one. ``call`` is a file that every program reads, which other hosts are sent; None for none.
-    ``ipus`` are the emulated IPUs that each instance holds, in the partition of this name: for
-    who inspects the job, as are ``run_id`` and ``program``.
-    ``live`` asks for a view of the instances that is kept up to date on the terminal.
-    ``recorders`` take every training step, and every look at the instances.
+    Attributes:
+        words: the command.
+        environ: its environment.
+        variables: for each instance, the variables that it gets over the control channel, so that
+            no command line shows them; None unsets one.
+        stdin_instance: the instance that reads standard input.
+        end_signal: the signal that ends mpirun in good order; other signals are kept from it.
     """
 
-    command: tuple[str, ...]
+    words: tuple[str, ...]
     # Both hold secrets.
-    variables: tuple[Mapping[str, str | None], ...] = field(repr=False)
     environ: Mapping[str, str] = field(repr=False)
+    variables: tuple[Mapping[str, str | None], ...] = field(repr=False)
     stdin_instance: int = 0
-    only_output_from: frozenset[int] | None = None
-    output: str = "tag"
-    output_dir: str | None = None
-    timeout_seconds: float | None = None
-    spent_seconds: float = 0
-    hang_timeout: float | str | None = None
-    grace_seconds: float = 5
+    end_signal: int = signal.SIGTERM
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Hosts:
+    """The hosts of a job; all defaults are those of a job of this machine alone.
+
+    Attributes:
+        listen: the address of this machine for the other hosts.
+        network: the only network at which mpirun may listen; None for all.
+        names: for each instance, the name that its host gives itself; empty if unknown.
+        others: the instances on other hosts.
+        leases: for some instances, what they lease on their hosts before any program starts.
+        refusal_of: takes such an instance and its answer; returns why the job cannot start, or an
+            empty text.
+        explain_failed_start: raises StartError with the reason why the job does not start, or
+            returns what may be wrong with the hosts; None if there is no other host to ask.
+    """
+
     listen: str | None = None
     network: str | None = None
-    mpirun_end_signal: int = signal.SIGTERM
-    hosts: tuple[str, ...] = ()
-    explain_failed_start: Callable[[], str] | None = None
+    names: tuple[str, ...] = ()
+    others: frozenset[int] = frozenset()
     leases: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
     refusal_of: Callable[[int, dict[str, Any]], str] = lambda *_: ""
-    others: frozenset[int] = frozenset()
+    explain_failed_start: Callable[[], str] | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class JobLimits:
+    """The time limits of a job, in seconds.
+
+    Attributes:
+        timeout: for the whole job; None for no limit.
+        spent: the part of ``timeout`` that earlier attempts have used.
+        hang_timeout: for a job without progress, or "auto"; None to detect no hangs.
+        grace: between asking a program to end and killing it.
+    """
+
+    timeout: float | None = None
+    spent: float = 0
+    hang_timeout: float | str | None = None
+    grace: float = 5
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class JobFiles:
+    """The files of a job; None for those that are not wanted.
+
+    Attributes:
+        output_dir: an existing folder for the output of the instances.
+        places: where the files that programs leave are collected.
+        spans: the folder of the timeline's spans.
+        call: a file that every program reads; it is sent to the other hosts.
+    """
+
+    output_dir: str | None = None
     places: tuple[FilePlace, ...] = ()
     spans: Path | None = None
     call: Path | None = None
-    ipus: tuple[range, ...] = ()
-    partition: str | None = None
-    run_id: str = ""
-    program: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Watchers:
+    """What is shown of a job, and what others are told who inspect or record it.
+
+    Attributes:
+        output: the form of the instances' output, such as "tag".
+        only_output_from: the instances whose output is shown; None for all.
+        live: whether the terminal shows a live view of the instances.
+        recorders: take every training step, and the states of the instances.
+        run_id: the name of the run.
+        program: a short name of the program.
+        ipus: for each instance, its emulated IPUs, numbered within the partition.
+        partition: the name of the partition; None without one.
+    """
+
+    output: str = "tag"
+    only_output_from: frozenset[int] | None = None
     live: bool = False
     recorders: tuple[Recorder, ...] = ()
+    run_id: str = ""
+    program: str = ""
+    ipus: tuple[range, ...] = ()
+    partition: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Job:
+    """One attempt at a launch, as the supervisor runs it."""
+
+    command: Command
+    hosts: Hosts = Hosts()
+    limits: JobLimits = JobLimits()
+    files: JobFiles = JobFiles()
+    watchers: Watchers = Watchers()
+
+    @property
+    def num_instances(self) -> int:
+        """The number of instances."""
+        return len(self.command.variables)
 
 
 @dataclass(frozen=True, slots=True)

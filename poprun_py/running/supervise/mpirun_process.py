@@ -50,11 +50,11 @@ def enough_files(job: Job, limits: tuple[int, int]) -> tuple[int, int]:
         StartError: the hard limit is too low.
     """
     soft, hard = (math.inf if limit < 0 else limit for limit in limits)
-    total = len(job.variables)
+    total = job.num_instances
     children = total
-    if job.listen is not None:
-        children = job.hosts.count(socket.gethostname()) + len(set(job.hosts))
-    files_of_peer = 1 if job.output_dir is None else 3
+    if job.hosts.listen is not None:
+        children = job.hosts.names.count(socket.gethostname()) + len(set(job.hosts.names))
+    files_of_peer = 1 if job.files.output_dir is None else 3
     wanted = _FILES + max(_FILES_OF_CHILD * children, files_of_peer * total)
     if hard < wanted:
         raise StartError(

@@ -83,7 +83,7 @@ def judge(end: Ending) -> LaunchResult:
     stop = end.stop
     if stop is not None and stop.cause is Cause.REFUSED:
         raise StartError(stop.reason)
-    results = tuple(_instance_result(end, index) for index in range(len(end.job.variables)))
+    results = tuple(_instance_result(end, index) for index in range(end.job.num_instances))
     failures = sorted((r for r in results if r.failed), key=lambda r: r.ended_ns)
     code, first = _exit_code(end, results, failures)
     result = LaunchResult(
@@ -233,11 +233,11 @@ def _start_failure(end: Ending) -> str:
     said = [line.strip() for line in end.mpirun_text.splitlines() if line.strip(" -")]
     explanation = " ".join(said)[:500].rstrip(".") if said else "it said nothing"
     explained = ". ".join(filter(None, (explanation, _advice(end))))
-    name = Path(end.job.command[0]).name
+    name = Path(end.job.command.words[0]).name
     if end.processes_refused:  # mpirun's words do not tell
         explained = _too_many(end)
     return (
-        f"{len(end.peers)} of {counted(len(end.job.variables), 'instance')} started, then {name} "
+        f"{len(end.peers)} of {counted(end.job.num_instances, 'instance')} started, then {name} "
         f"ended with {describe(end.mpirun_code)}: {explained}"
     )
 

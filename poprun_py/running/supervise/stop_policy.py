@@ -44,18 +44,18 @@ class StopPolicy:
         say: Callable[[str], None],
     ) -> None:
         self.stop: Stop | None = None
-        self._grace_seconds = job.grace_seconds
+        self._grace_seconds = job.limits.grace
         self._say = say
         self._signalled_at, self._signalled_by = -math.inf, 0
         self._stop_signal = signal.SIGTERM  # asks the programs to end
-        self._is_local = job.listen is None
+        self._is_local = job.hosts.listen is None
         self._control = control
         self._log = log
-        self._request = StopRequest(job.grace_seconds)
+        self._request = StopRequest(job.limits.grace)
         self._steps = GracefulStop(
-            ask=lambda: self._tell_wrappers(job.grace_seconds), force=lambda: self._tell_wrappers(0)
+            ask=lambda: self._tell_wrappers(job.limits.grace), force=lambda: self._tell_wrappers(0)
         )
-        self._patience_seconds = job.grace_seconds + _FOLLOW_SECONDS
+        self._patience_seconds = job.limits.grace + _FOLLOW_SECONDS
         self._leave_at = math.inf
 
     @property

@@ -100,7 +100,7 @@ def supervise(
             with supervisor:
                 return supervisor.run()
         except StartError as error:
-            explain = job.explain_failed_start if supervisor.may_be_explained else None
+            explain = job.hosts.explain_failed_start if supervisor.may_be_explained else None
             if doubts := explain() if explain is not None else "":
                 raise StartError(f"{error}. {doubts}") from None
             raise
@@ -127,30 +127,32 @@ class _Supervisor:
         self._paused_seconds = 0.0
         self._had_no_room = self._had_no_shm = False
         self._refused = 0  # processes, in this control group, before the job
-        self._control = ControlChannel(len(job.variables), self)
+        self._control = ControlChannel(job.num_instances, self)
         self._peers = self._control.peers
-        self._startup = Startup(job.hosts, job.explain_failed_start)
-        self._unleased = set(job.leases)  # instances that have not answered
-        self._limits = Limits(job.grace_seconds)
+        self._startup = Startup(job.hosts.names, job.hosts.explain_failed_start)
+        self._unleased = set(job.hosts.leases)  # instances that have not answered
+        self._limits = Limits(job.limits.grace)
         self._stack_requests = stacks.StackRequests()
-        self._files = FileTransfer(job.places, job.others, job.call)
+        self._files = FileTransfer(job.files.places, job.hosts.others, job.files.call)
         self._ungiven = set(self._files.receivers)  # instances that have not answered
-        self._clocks = HostClocks(job.spans, job.others, self._control.send_to)
-        self._watch = HangWatch(job.hang_timeout) if job.hang_timeout is not None else None
+        self._clocks = HostClocks(job.files.spans, job.hosts.others, self._control.send_to)
+        self._watch = (
+            HangWatch(job.limits.hang_timeout) if job.limits.hang_timeout is not None else None
+        )
         self._is_judging = False  # whether a job that seems to hang does: by its stacks
         self._observer: JobObserver | None = None
         self._mpirun: Mpirun | None = None
         self._stopping = StopPolicy(job, self._control, self._log, self._output.say)
         self._suspension = Suspension(self._stop_here)
         self._keyboard = KeyboardInput(
-            job.stdin_instance,
+            job.command.stdin_instance,
             self._control,
             self._output,
             self._on_debugger,
             terminal=open_terminal(),
-            is_passed_on=job.stdin_instance in job.others,
+            is_passed_on=job.command.stdin_instance in job.hosts.others,
             is_shown=self._output.is_terminal,
-            tag_width=lambda index: tag_width(index, job.output),
+            tag_width=lambda index: tag_width(index, job.watchers.output),
         )
 
     @property
@@ -172,8 +174,8 @@ class _Supervisor:
             resources.callback(self._output.close)
             resources.callback(self._keyboard.close)
             resources.callback(self._control.close)
-            self._control.open(self._selector, self._folder, self._job.listen)
-            token = self._control.token if self._job.listen is not None else ""
+            self._control.open(self._selector, self._folder, self._job.hosts.listen)
+            token = self._control.token if self._job.hosts.listen is not None else ""
             if (memory := make_memory_folder(self._folder, token)) is not None:
                 resources.callback(memory.remove)
             # Orphans of a killed wrapper become the launcher's children, and are ended at the end.
@@ -197,30 +199,30 @@ class _Supervisor:
         job, began = self._job, time.monotonic()
         address, token = self._control.address, self._control.token
         environ = {
-            **mpirun_files_in(self._folder, job.command, job.environ),
-            **{name: value for name, value in job.environ.items() if name != "_"},
+            **mpirun_files_in(self._folder, job.command.words, job.command.environ),
+            **{name: value for name, value in job.command.environ.items() if name != "_"},
             "POPRUN_CONTROL": address,
             "POPRUN_TOKEN": token,
             **({} if self._keyboard.is_there else self._stdin_variables()),
             # MPICH 5 gives other hosts all variables but the last. A shell sets this one too.
-            "_": job.command[0],
+            "_": job.command.words[0],
         }
         with start_errors(_CANNOT_RUN):
             self._mpirun = mpirun = Mpirun(
-                job.command,
+                job.command.words,
                 environ,
                 address,
                 self._selector,
                 self._log,
                 self._mpirun_files,
-                network=self._job.network,
-                end_signal=self._job.mpirun_end_signal,
+                network=self._job.hosts.network,
+                end_signal=self._job.command.end_signal,
             )
         self._refused = process_state().get("refused", 0)  # while mpirun starts
         self._observer = observer = self._make_observer(began)  # likewise
         remove_abandoned(folder_locations())
-        if job.timeout_seconds is not None:
-            self._limits.begin(time.monotonic(), job.timeout_seconds, job.spent_seconds)
+        if job.limits.timeout is not None:
+            self._limits.begin(time.monotonic(), job.limits.timeout, job.limits.spent)
         self._startup.begin(time.monotonic())
         while not self._is_over(mpirun):
             for key, events in self._selector.select(self._patience(mpirun)):
@@ -241,7 +243,7 @@ class _Supervisor:
         """Return the variables that tell instances of this host where to ask for their input."""
         return {
             "POPRUN_STDIN": str(self._folder / SOCKET_NAME),
-            "POPRUN_STDIN_READER": str(self._job.stdin_instance),
+            "POPRUN_STDIN_READER": str(self._job.command.stdin_instance),
         }
 
     def _make_observer(self, began: float) -> JobObserver:
@@ -255,21 +257,23 @@ class _Supervisor:
             panel_size=lambda: self._output.panel_size,
             show_panel=self._output.show_panel,
             say=self._output.say,
-            has_colour=may_colour(job.environ),
+            has_colour=may_colour(job.command.environ),
             is_hidden=lambda: self._keyboard.is_debugging,
         )
         return JobObserver(
-            run_id=job.run_id,
+            run_id=job.watchers.run_id,
             pid=os.getpid(),
-            program=job.program,
+            program=job.watchers.program,
             began=began,
             times=RoundTimes.of(
-                len(job.variables), is_live=job.live, is_recorded=bool(job.recorders)
+                job.num_instances,
+                is_live=job.watchers.live,
+                is_recorded=bool(job.watchers.recorders),
             ),
             ask=lambda index: self._control.send_to(index, control_protocol.OBSERVE, None),
             tell=lambda straggler: self._output.say(straggler.sentence),
-            show=live.show if job.live else None,
-            recorders=Recorders(job.recorders, self._output.say),
+            show=live.show if job.watchers.live else None,
+            recorders=Recorders(job.watchers.recorders, self._output.say),
             epoch=lambda: time.time() - time.monotonic(),
         )
 
@@ -292,15 +296,15 @@ class _Supervisor:
         if problem := self._startup.misplaced(self._peers):
             self._stopping.end(Cause.REFUSED, problem)
             return
-        for index, request in self._job.leases.items():
+        for index, request in self._job.hosts.leases.items():
             self._control.send_to(index, control_protocol.LEASE, request)
-        if not self._job.leases:
+        if not self._job.hosts.leases:
             self._give_files()
 
     def _on_lease(self, peer: Peer, answer: dict[str, Any]) -> None:
         """A host is leased, or not; once all are, let the programs start."""
         self._unleased.discard(peer.index)
-        if refusal := self._job.refusal_of(peer.index, answer):
+        if refusal := self._job.hosts.refusal_of(peer.index, answer):
             self._stopping.end(Cause.REFUSED, refusal)
         elif not self._unleased and self._stopping.asked_at is None:
             self._give_files()
@@ -320,8 +324,8 @@ class _Supervisor:
         if problem := answer.get("problem"):
             self._stopping.end(
                 Cause.REFUSED,
-                f"host {peer.host} cannot keep the call of {self._job.program} for instance "
-                f"{peer.index} ({problem}): make room there, or set TMPDIR to another folder",
+                f"host {peer.host} cannot keep the call of {self._job.watchers.program} for "
+                f"instance {peer.index} ({problem}): make room there, or set TMPDIR to another folder",
             )
             return
         self._files.given(peer.index, answer["path"])
@@ -332,15 +336,15 @@ class _Supervisor:
         port = str(self._peers[0].port)
         sample = self._watch.sample_seconds if self._watch is not None else None
         for index, each in self._peers.items():
-            variables = {"MASTER_PORT": port, **self._job.variables[index]}
-            if self._job.listen is None and self._job.network is not None:
-                variables[MPI_NETWORK] = self._job.network
+            variables = {"MASTER_PORT": port, **self._job.command.variables[index]}
+            if self._job.hosts.listen is None and self._job.hosts.network is not None:
+                variables[MPI_NETWORK] = self._job.hosts.network
             variables.update(self._files.variables(index))
             start: dict[str, Any] = {"variables": variables, "sample_seconds": sample}
             if self._watch is not None:
                 start["look_seconds"] = self._watch.life.look_seconds
-            start["steps"] = bool(self._job.recorders)  # whether to tell each of them
-            start["grace_seconds"] = self._job.grace_seconds
+            start["steps"] = bool(self._job.watchers.recorders)  # whether to tell each of them
+            start["grace_seconds"] = self._job.limits.grace
             if self._mpirun_files != self._open_files and each.host == socket.gethostname():
                 # Programs get the user's own limit: mpirun's was raised for itself.
                 start["open_files"] = self._open_files
@@ -429,7 +433,7 @@ class _Supervisor:
         if peer.outcome is not None:
             return
         program = peer.started.get("pid", 0)
-        if program and self._job.listen is None:
+        if program and self._job.hosts.listen is None:
             process_control.signal_group(program, signal.SIGKILL)
         gone = {
             "code": -signal.SIGKILL,
@@ -443,7 +447,7 @@ class _Supervisor:
     def closed(self, error: OSError) -> None:
         """No further instance can connect: a job that is not complete cannot start."""
         connected = (
-            f"{len(self._peers)} of {counted(len(self._job.variables), 'instance')} connected"
+            f"{len(self._peers)} of {counted(self._job.num_instances, 'instance')} connected"
         )
         problem = explain_os_error(error, f"{connected}, no more can be")
         if self._control.is_complete:
@@ -636,7 +640,7 @@ class _Supervisor:
     def _on_time(self, mpirun: Mpirun, now: float) -> None:
         """Do what is due without any event."""
         if finding := self._startup.on_time(now):
-            sentence = finding.sentence(len(self._peers), len(self._job.variables), mpirun.words)
+            sentence = finding.sentence(len(self._peers), self._job.num_instances, mpirun.words)
             if finding.is_reason:
                 self._stopping.end(Cause.REFUSED, sentence)
             else:
@@ -729,6 +733,6 @@ class _Supervisor:
                 stop=self._stopping.stop,
             )
         )
-        if result.exit_code != 0 or self._job.live:
+        if result.exit_code != 0 or self._job.watchers.live:
             self._output.begin_report()
         return replace(result, paused_seconds=self._paused_seconds, view=view)

@@ -21,7 +21,7 @@ from poprun_py.running.supervise.job import LaunchResult
 
 def failing(job):
     """Run an attempt that records nothing."""
-    (job.spans / "instance-0.ended").write_text("1")
+    (job.files.spans / "instance-0.ended").write_text("1")
     return LaunchResult(exit_code=1)
 
 

@@ -13,11 +13,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from support.launcher.jobs import a_job
 from support.repository import ROOT
 
 from poprun_py.command.cli import run
 from poprun_py.errors import StartError
-from poprun_py.running.supervise.job import Job
+from poprun_py.running.supervise.job import Hosts
 from poprun_py.running.supervise.supervisor import supervise
 
 PR_SET_CHILD_SUBREAPER, PR_GET_CHILD_SUBREAPER = 36, 37
@@ -33,7 +34,7 @@ time.sleep(1000)
 LIMITED = """
 import json, os, resource, selectors, sys
 from poprun_py.errors import StartError
-from poprun_py.running.supervise.job import Job
+from poprun_py.running.supervise.job import Command, Job
 from poprun_py.running.supervise.supervisor import supervise
 
 NOFILE = resource.RLIMIT_NOFILE
@@ -45,7 +46,11 @@ def supervised(soft, hard, count, *command):
     seen = set()
     try:
         supervise(
-            Job(command=command, variables=({},) * count, environ=dict(os.environ)),
+            Job(
+                command=Command(
+                    words=command, variables=({},) * count, environ=dict(os.environ)
+                )
+            ),
             log=lambda _: seen.add(resource.getrlimit(NOFILE)),
         )
     except StartError as error:
@@ -129,7 +134,7 @@ def test_too_few_descriptors_to_begin_with_are_a_line_too():
 
 def test_an_address_that_is_gone_is_named_and_nothing_stays_open(capsys):
     before = sorted(map(str, Path("/proc/self/fd").iterdir()))
-    job = Job(command=("true",), variables=({},), environ={}, listen="203.0.113.1")
+    job = a_job(("true",), hosts=Hosts(listen="203.0.113.1"))
     with pytest.raises(StartError) as caught:
         supervise(job, log=print)
     assert "cannot listen on 203.0.113.1 for the other hosts" in str(caught.value)
@@ -145,7 +150,7 @@ def test_who_supervises_collects_orphans_only_meanwhile():
         ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, before, 0, 0, 0)
         try:
             with pytest.raises(StartError, match="0 of 1 instance started, then true ended"):
-                supervise(Job(command=("true",), variables=({},), environ={}), log=print)
+                supervise(a_job(("true",)), log=print)
             after = ctypes.c_int(-1)
             ctypes.CDLL(None).prctl(PR_GET_CHILD_SUBREAPER, ctypes.byref(after), 0, 0, 0)
         finally:

@@ -7,11 +7,12 @@ import pty
 import termios
 
 import pytest
+from support.launcher.jobs import a_job
 from support.terminals import screen_of
 
 from poprun_py.running.supervise.control_channel import Peer
 from poprun_py.running.supervise.instance_output import InstanceOutput
-from poprun_py.running.supervise.job import Job
+from poprun_py.running.supervise.job import Watchers
 
 TRACEBACK = b"Traceback (most recent call last):\n  File x\nValueError: rank %d\n"
 
@@ -21,9 +22,8 @@ def start(tmp_path):
     """Start the output of a job of three instances; its stderr is a file."""
     with (tmp_path / "out").open("wb") as out, (tmp_path / "err").open("wb") as err:
 
-        def make(**fields):
-            fields = {"variables": ({},) * 3, **fields}
-            job = Job(command=("mpirun",), environ={}, **fields)
+        def make(count=3, **watchers):
+            job = a_job(count=count, watchers=Watchers(**watchers))
             output = InstanceOutput(job, (out.fileno(), err.fileno()), print)
             peers = []
             for index in range(3):
@@ -102,7 +102,7 @@ def test_a_bar_that_stands_still_is_waited_for(start):
 
 @pytest.mark.parametrize(("num_instances", "is_split"), [(3, True), (64, False)])
 def test_many_instances_have_longer_to_end_a_line(start, num_instances, is_split):
-    output, peers, shown = start(variables=({},) * num_instances)
+    output, peers, shown = start(num_instances)
     output.feed_stderr(peers[0], b"words")
     fed = peers[0].stderr.fed_at
     output.on_time(fed + 0.3, None)
@@ -123,7 +123,7 @@ def test_the_panel_is_written_whole_and_gone_at_the_end(monkeypatch):
     write = os.write
     monkeypatch.setattr(os, "write", lambda to, data: writes.append(data) or write(to, data))
     try:
-        job = Job(command=("mpirun",), variables=({},), environ={"TERM": "xterm"}, live=True)
+        job = a_job(environ={"TERM": "xterm"}, watchers=Watchers(live=True))
         output = InstanceOutput(job, (theirs, theirs), print)
         termios.tcsetwinsize(theirs, (30, 100))
         stdout, stderr = output.make_streams(0)

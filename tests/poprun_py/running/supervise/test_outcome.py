@@ -9,12 +9,13 @@ import signal
 from pathlib import Path
 
 import pytest
+from support.launcher.jobs import a_job
 
 from poprun_py.errors import StartError
 from poprun_py.launching import launch
 from poprun_py.running.screen.screen import make_stream
 from poprun_py.running.supervise.control_channel import Peer
-from poprun_py.running.supervise.job import Cause, Job, Stop
+from poprun_py.running.supervise.job import Cause, Stop
 from poprun_py.running.supervise.outcome import Ending, judge, left_sentence
 from poprun_py.running.supervise.result_text import report_text
 
@@ -28,7 +29,7 @@ def peer(index, code, at, offset=0, stopped=False):
 
 
 def judged(*peers, **fields):
-    job = Job(command=("mpirun",), variables=({},) * len(peers), environ={})
+    job = a_job(count=len(peers))
     seen = {
         "job": job, "peers": {p.index: p for p in peers}, "last_words": frozenset(), "seconds": 1.0,
         "mpirun_code": 0, "mpirun_text": "", "files": Path("/tmp"),
@@ -96,14 +97,14 @@ def test_exit_code(peers, fields, code):
 
 
 def test_instances_that_never_came_are_a_launch_that_could_not_start():
-    job = Job(command=("mpirun",), variables=({}, {}), environ={})
+    job = a_job(count=2)
     with pytest.raises(StartError, match="1 of 2 instances started, then mpirun ended with exit"):
         judged(peer(0, 0, at=1), job=job, mpirun_code=1)
 
 
 def test_a_folder_that_mpi_cannot_use_is_named():
     seen = {
-        "job": Job(command=("mpirun",), variables=({}, {}), environ={}), "files": Path("/full"),
+        "job": a_job(count=2), "files": Path("/full"),
     }  # fmt: skip
     said = "PMIx was unable to create the desired directory: Read-only file system."
     advice = r"MPI keeps files of its own in /full, .* set TMPDIR to another folder"
@@ -122,13 +123,13 @@ def test_a_folder_that_mpi_cannot_use_is_named():
     )
     assert re.match(advice, failed.advice)
     assert re.search(rf"failed first: exit code 14\n.*\n  {advice}", report_text(failed, str))
-    failed = judged(peer(0, -7, at=1), **{**seen, "job": Job(command=("mpirun",), variables=({},),
-                    environ={})}, had_no_shared_memory=True, **stop(Cause.FAILED))  # fmt: skip
+    seen = {**seen, "job": a_job(), "had_no_shared_memory": True, **stop(Cause.FAILED)}
+    failed = judged(peer(0, -7, at=1), **seen)
     assert failed.advice.startswith("/dev/shm is full, through which MPI passes messages")
 
 
 def test_a_limit_of_processes_is_the_cause_where_it_was_reached():
-    job = Job(command=("mpirun",), variables=({}, {}), environ={})
+    job = a_job(count=2)
     seen = {"job": job, "mpirun_code": 185, "mpirun_text": "PRTE ERROR: Unknown error"}
     refused = {"processes_refused": True, "most_processes": 5}
     cause = "the limit of 5 processes and threads was reached: raise the limit of processes"

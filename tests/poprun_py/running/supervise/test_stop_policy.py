@@ -8,10 +8,11 @@ import time
 from types import SimpleNamespace
 
 import pytest
+from support.launcher.jobs import a_job
 
 from poprun_py.instance import control_protocol
 from poprun_py.running.supervise import stop_policy
-from poprun_py.running.supervise.job import Cause, Job, StackGroup
+from poprun_py.running.supervise.job import Cause, StackGroup
 from poprun_py.running.supervise.stop_policy import StopPolicy
 
 
@@ -33,7 +34,7 @@ class Channel:
 
 def job_end(count=2):
     channel, lines = Channel(count), []
-    job = Job(command=("mpirun",), variables=({},) * count, environ={}, grace_seconds=5)
+    job = a_job(count=count)
     return StopPolicy(job, channel, lines.append, lines.append), channel, lines
 
 
