@@ -24,7 +24,7 @@ def test_a_job_without_time_after_the_pause_is_not_announced(monkeypatch, limit,
     recording = SimpleNamespace(begin=lambda *_: None, end=lambda _: None, run_id="r")
     warned = []
     console = SimpleNamespace(log=None, warn=warned.append)
-    running = attempts.Attempts(plan, recording, console, (1, 2), None)
+    running = attempts.Attempts(plan, recording, console)
     nothing = a_job((), 0)
     monkeypatch.setattr(attempts, "job_of", lambda *_, **__: nothing)
     # The user was in the debugger for a while, or had stopped the job.

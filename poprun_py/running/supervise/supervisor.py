@@ -325,7 +325,8 @@ class _Supervisor:
             self._stopping.end(
                 Cause.REFUSED,
                 f"host {peer.host} cannot keep the call of {self._job.watchers.program} for "
-                f"instance {peer.index} ({problem}): make room there, or set TMPDIR to another folder",
+                f"instance {peer.index} ({problem}): make room there, or set TMPDIR to another "
+                "folder",
             )
             return
         self._files.given(peer.index, answer["path"])

@@ -125,7 +125,7 @@ def told(hosts="127.0.0.2,127.0.0.3", environ=None, index=1, **options):
         environ={"PATH": "/bin", **_SETTINGS, **(environ or {})},
         reached=_REACHED if hosts else None,
     )
-    sent = dict(job_of(job, "r", AttemptRecord()).variables[index])
+    sent = dict(job_of(job, "r", AttemptRecord()).command.variables[index])
     assert sent.pop("POPRUN_RUN_ID") == sent["TORCHELASTIC_RUN_ID"] == "r"
     return {n: v for n, v in sent.items() if not n.startswith("TORCHELASTIC")}, job.command.words
 
