@@ -127,7 +127,7 @@ def told(hosts="127.0.0.2,127.0.0.3", environ=None, index=1, **options):
     )
     sent = dict(job_of(job, "r", AttemptRecord()).command.variables[index])
     assert sent.pop("POPRUN_RUN_ID") == sent["TORCHELASTIC_RUN_ID"] == "r"
-    return {n: v for n, v in sent.items() if not n.startswith("TORCHELASTIC")}, job.command.words
+    return {n: v for n, v in sent.items() if not n.startswith("TORCHELASTIC")}, job.command
 
 
 def test_settings_of_our_libraries_reach_other_hosts_and_stand_on_no_command():
