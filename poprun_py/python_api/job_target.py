@@ -34,7 +34,7 @@ def job_target(
     args: Sequence[object],
     kwargs: Mapping[str, object] | None,
     options: Mapping[str, object],
-    make_folder: Callable[[], Path],
+    folder: str | None,
 ) -> JobTarget:
     """Return the target for the arguments of ``launch`` or ``start``.
 
@@ -43,13 +43,14 @@ def job_target(
         args: The positional arguments of the function.
         kwargs: The keyword arguments of the function.
         options: Fields of LaunchConfig.
-        make_folder: Makes the job's folder, which is needed for a function and its results.
+        folder: The private folder of the job, which a function and its results need.
 
     Raises:
         UsageError: The target cannot be launched.
     """
     if callable(target):
-        return _function_target(target, args, kwargs, options, make_folder)
+        assert folder is not None
+        return _function_target(target, args, kwargs, options, Path(folder) / "call")
     if args or kwargs:
         raise UsageError("args and kwargs are for a function; a program is a list of words")
     job = _config_or_plan(target, options)
@@ -85,7 +86,7 @@ def _function_target(
     args: object,
     kwargs: object,
     options: Mapping[str, object],
-    make_folder: Callable[[], Path],
+    folder: Path,
 ) -> JobTarget:
     from poprun_py.python_api.functions.packed_call import Call
     from poprun_py.python_api.functions.results import read_results
@@ -102,7 +103,6 @@ def _function_target(
             f"kwargs of type {type(kwargs).__name__}: expected a mapping from names of arguments "
             f'of {name}, such as {{"lr": 0.1}}'
         )
-    folder = make_folder() / "call"
     folder.mkdir(mode=0o700)
     call = Call.of(function, args, kwargs)
     job = config_of(call.program(folder), options)

@@ -6,7 +6,7 @@ import contextlib
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar, Unpack, overload
 
@@ -101,12 +101,13 @@ def launch(
     inherits_streams = descriptors is None and uses_standard_descriptors()
     pipe = None if inherits_streams else subprocess.PIPE
     outputs: tuple[Stream, Stream] = descriptors or (pipe, pipe)
-    with _NewJobFolder() as folder:
-        resolved = job_target(target, args, kwargs, options, folder.make)
+    with _job_folder(is_needed=is_function) as folder:
+        path = None if folder is None else folder.path
+        resolved = job_target(target, args, kwargs, options, path)
         request = JobRequest(
             job=resolved.job,
             environ=_checked_environ(environ),
-            folder=folder.name,
+            folder=path,
             listeners=frozenset(listeners),
         )
         # Text that was printed before the launch must appear before the job's output.
@@ -121,7 +122,7 @@ def launch(
             is_in_front=threading.current_thread() is threading.main_thread(),
             listeners=listeners,
         )
-        job = JobHandle[Any](resolved, launcher, folder=folder.keep())
+        job = JobHandle[Any](resolved, launcher, folder=folder)
     with job:
         try:
             return job.result() if is_function else job.wait()
@@ -172,27 +173,28 @@ def start(
         StartError: The launcher process cannot be started.
     """
     listeners = _checked_listeners(log, warn, tell_binding)
-    with _NewJobFolder() as folder:
-        path = folder.make()
-        resolved = job_target(target, args, kwargs, options, lambda: path)
+    with _job_folder() as folder:
+        assert folder is not None
+        resolved = job_target(target, args, kwargs, options, folder.path)
+        shown_file = Path(folder.path) / SHOWN
         request = JobRequest(
             job=resolved.job,
             environ=_checked_environ(environ),
-            folder=folder.name,
+            folder=folder.path,
             keeps_output=True,
             listeners=frozenset(listeners),
         )
-        with (path / SHOWN).open("ab") as shown:
+        with shown_file.open("ab") as shown:
             outputs = (subprocess.PIPE, subprocess.PIPE) if show else (shown.fileno(),) * 2
             launcher = LauncherChild(
                 resolved.name,
                 request,
                 (subprocess.DEVNULL, *outputs),
                 is_in_front=False,
-                output_file=path / SHOWN,
+                output_file=shown_file,
                 listeners=listeners,
             )
-        return JobHandle(resolved, launcher, folder=folder.keep())
+        return JobHandle(resolved, launcher, folder=folder)
 
 
 def _checked_listeners(
@@ -243,36 +245,22 @@ def _is_descriptor(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
-class _NewJobFolder:
-    """The private folder of a job; removed at the end of ``with`` unless ``keep`` was called."""
+@contextlib.contextmanager
+def _job_folder(*, is_needed: bool = True) -> Iterator[JobFolder | None]:
+    """Make the private folder of a job, and remove it if the job cannot be started.
 
-    def __init__(self) -> None:
-        self._held: JobFolder | None = None
+    Raises:
+        StartError: The folder cannot be made.
+    """
+    if not is_needed:
+        yield None
+        return
+    import tempfile
 
-    @property
-    def name(self) -> str | None:
-        return None if self._held is None else self._held.path
-
-    def make(self) -> Path:
-        """Make the folder.
-
-        Raises:
-            StartError: The folder cannot be made.
-        """
-        import tempfile
-
-        with start_errors("no folder for the job can be made"):
-            self._held = JobFolder.make(tempfile.gettempdir(), folder_name("job"))
-        return Path(self._held.path)
-
-    def keep(self) -> JobFolder | None:
-        """Return the folder, if it was made; the caller then removes it."""
-        held, self._held = self._held, None
-        return held
-
-    def __enter__(self) -> _NewJobFolder:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._held is not None:
-            self._held.remove()
+    with start_errors("no folder for the job can be made"):
+        folder = JobFolder.make(tempfile.gettempdir(), folder_name("job"))
+    try:
+        yield folder
+    except BaseException:
+        folder.remove()
+        raise
