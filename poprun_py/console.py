@@ -45,8 +45,8 @@ class Console(Protocol):
 
 def command_name() -> str:
     """Return the name of the running command; ``poprun-py`` also for ``python -m poprun_py``."""
-    folder, _, called = sys.argv[0].rpartition("/") if sys.argv else ("", "", "")
-    if folder.endswith("poprun_py/pods/command"):
+    called = sys.argv[0].rpartition("/")[2] if sys.argv else ""
+    if called == "pod_command.py":
         return _OF_PODS
     return called if called in _OTHERS else _USUAL
 

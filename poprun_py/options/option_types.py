@@ -196,7 +196,7 @@ def choice(*words: str) -> OptionType:
 
 
 def exact_choice(*words: str) -> OptionType:
-    """Return the type of a fixed set of words. Text in any letter case becomes one of these words."""
+    """Return the type of a fixed set of words. The letter case of a text is ignored."""
     exact = {word.lower(): word for word in words}
     return OptionType(
         metavar="NAME",

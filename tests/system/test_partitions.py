@@ -48,7 +48,7 @@ def found(store, name="p"):
 
 
 # State, options, and what is left: generation and GCDs of the partition, None if there is none.
-# The same rows stand in tests/poprun_py/pods/golden/decisions.txt.
+# The same rows stand in tests/poprun_py/planning/golden/decisions.txt.
 ROWS = [
     ("absent", "", 0, None),
     ("other GCDs", "--update-partition yes --remove-partition no", 0, (0, 2)),

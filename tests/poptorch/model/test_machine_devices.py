@@ -17,8 +17,8 @@ from popdist_py.devices import attaching
 from popdist_py.pods.errors import InvalidRequestError, PodError
 from popdist_py.pods.finding import find_pod
 from popdist_py.pods.machine import existing_machine
-from poprun_py.pods.devices import survey as module_of_survey
-from poprun_py.pods.devices.survey import survey
+from poprun_py.pod_tools import gc_survey as module_of_survey
+from poprun_py.pod_tools.gc_survey import survey
 
 
 @pytest.fixture(autouse=True)

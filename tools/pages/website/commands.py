@@ -14,8 +14,8 @@ import click
 from poprun_py.command.compare import COMPARE
 from poprun_py.command.report import REPORT
 from poprun_py.command.scale import SCALE
-from poprun_py.pods.command.commands import COMMAND as POD
-from poprun_py.pods.devices.commands import GC_INFO, GC_MONITOR
+from poprun_py.pod_tools.gc_commands import GC_INFO, GC_MONITOR
+from poprun_py.pod_tools.pod_command import COMMAND as POD
 
 __all__ = ["FILES", "LAUNCHER", "Described", "Paragraph", "described", "shared_options"]
 

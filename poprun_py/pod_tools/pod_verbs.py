@@ -15,17 +15,17 @@ from popdist_py.pods.errors import PodError
 from popdist_py.pods.finding import DEFAULT_PORT
 from popdist_py.pods.pod_file import SYSTEMS, machine_pod, read_pod, system_pod
 from poprun_py.errors import UsageError
-from poprun_py.pods.command.asking import (
+from poprun_py.pod_tools.command_grammar import NAME, Names, action
+from poprun_py.pod_tools.documents import pod_document
+from poprun_py.pod_tools.pod_access import (
     doing,
     opened_pod,
     print_json,
     success,
     wants_json,
 )
-from poprun_py.pods.command.documents import pod_document
-from poprun_py.pods.command.grammar import NAME, Names, action
-from poprun_py.pods.command.tables import table
-from poprun_py.pods.command.views import pod_facts
+from poprun_py.pod_tools.pod_objects import pod_facts
+from poprun_py.pod_tools.tables import table
 from poprun_py.terminal import print_out
 
 if TYPE_CHECKING:
@@ -190,6 +190,6 @@ def SERVE(*, host: str, port: int, verbose: bool) -> int:
         where = store.where
         if not isinstance(store, FolderStore):
             raise UsageError(f"serve needs a pod of this machine, not a server: {where}")
-    from poprun_py.pods.server.serving import serve
+    from poprun_py.pod_tools.pod_server import serve
 
     return serve(Path(where), host=host, port=port, verbose=verbose)

@@ -32,8 +32,8 @@ from popdist_py.pods.errors import (
 from popdist_py.pods.store import PodStore
 from popdist_py.pods.values import Attachment, Holder
 from popdist_py.pods.wire import Call, Lease
-from poprun_py.pods.server.lease_clock import LeaseClock
-from poprun_py.pods.server.repeats import Repeats
+from poprun_py.pod_tools.lease_extension import LeaseClock
+from poprun_py.pod_tools.repeats import Repeats
 from poprun_py.versions import versions
 
 Log = Callable[[str], None]

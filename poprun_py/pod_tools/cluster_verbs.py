@@ -7,7 +7,14 @@ import click
 from popdist_py.pods.errors import UnknownNameError
 from popdist_py.pods.values import Allocation, Cluster, Pod
 from poprun_py.errors import nearest
-from poprun_py.pods.command.asking import (
+from poprun_py.pod_tools.command_grammar import NAME, Names, action
+from poprun_py.pod_tools.documents import (
+    agent_document,
+    allocation_document,
+    cluster_document,
+    device_documents,
+)
+from poprun_py.pod_tools.pod_access import (
     doing,
     known_names,
     opened_pod,
@@ -15,14 +22,7 @@ from poprun_py.pods.command.asking import (
     success,
     wants_json,
 )
-from poprun_py.pods.command.documents import (
-    agent_document,
-    allocation_document,
-    cluster_document,
-    device_documents,
-)
-from poprun_py.pods.command.grammar import NAME, Names, action
-from poprun_py.pods.command.views import (
+from poprun_py.pod_tools.pod_objects import (
     agent_facts,
     agent_table,
     allocation_facts,

@@ -15,9 +15,9 @@ import click
 
 from poprun_py.console import command_name
 from poprun_py.errors import UsageError, nearest
-from poprun_py.pods.command import partitions, pods, resources
-from poprun_py.pods.command.asking import RefusedError
-from poprun_py.pods.command.grammar import CONTEXT, Objects, Verbs
+from poprun_py.pod_tools import cluster_verbs, partition_verbs, pod_verbs
+from poprun_py.pod_tools.command_grammar import CONTEXT, Objects, Verbs
+from poprun_py.pod_tools.pod_access import RefusedError
 from poprun_py.terminal import (
     UnwritableError,
     exit_code_of,
@@ -85,28 +85,32 @@ COMMAND = Verbs(
     commands={
         "create": _verb(
             "create", "Make a partition, an allocation, a cluster, or a pod.",
-            *(partitions.CREATE, resources.CREATE_ALLOCATION, resources.CREATE_CLUSTER),
-            pods.CREATE,
+            *(partition_verbs.CREATE, cluster_verbs.CREATE_ALLOCATION),
+            cluster_verbs.CREATE_CLUSTER,
+            pod_verbs.CREATE,
         ),
         "list": _verb(
             "list", "List what there is, one line each.",
-            *(partitions.LIST, resources.LIST_DEVICES, resources.LIST_ALLOCATIONS),
-            *(resources.LIST_CLUSTERS, resources.LIST_AGENTS, resources.LIST_ATTRIBUTES),
-            pods.LIST,
+            *(partition_verbs.LIST, cluster_verbs.LIST_DEVICES, cluster_verbs.LIST_ALLOCATIONS),
+            *(cluster_verbs.LIST_CLUSTERS, cluster_verbs.LIST_AGENTS),
+            *(cluster_verbs.LIST_ATTRIBUTES, pod_verbs.LIST),
         ),
         "get": _verb(
             "get", "Show one object in detail.",
-            *(partitions.GET, resources.GET_ALLOCATION, resources.GET_CLUSTER),
-            *(resources.GET_AGENT, resources.GET_ATTRIBUTES, pods.GET),
+            *(partition_verbs.GET, cluster_verbs.GET_ALLOCATION, cluster_verbs.GET_CLUSTER),
+            *(cluster_verbs.GET_AGENT, cluster_verbs.GET_ATTRIBUTES, pod_verbs.GET),
         ),
-        "reset": _verb("reset", "Bring a partition into its initial state.", partitions.RESET),
-        "fail": _verb("fail", "Let a partition fail, as broken hardware would.", partitions.FAIL),
+        "reset": _verb("reset", "Bring a partition into its initial state.", partition_verbs.RESET),
+        "fail": _verb(
+            "fail", "Let a partition fail, as broken hardware would.", partition_verbs.FAIL
+        ),
         "remove": _verb(
             "remove", "Remove a partition, an allocation, a cluster, or a pod.",
-            *(partitions.REMOVE, resources.REMOVE_ALLOCATION, resources.REMOVE_CLUSTER),
-            pods.REMOVE,
+            *(partition_verbs.REMOVE, cluster_verbs.REMOVE_ALLOCATION),
+            cluster_verbs.REMOVE_CLUSTER,
+            pod_verbs.REMOVE,
         ),
-        "serve": pods.SERVE,
+        "serve": pod_verbs.SERVE,
     },
 )  # fmt: skip
 
@@ -163,3 +167,7 @@ def _answer(words: Sequence[str]) -> int:
 
 def _help_of(context: click.Context | None) -> str:
     return f"{context.command_path if context else command_name()} --help"
+
+
+if __name__ == "__main__":
+    main()

@@ -20,8 +20,8 @@ from popdist_py.pods.database import FolderStore
 from popdist_py.pods.folder import make_pod
 from popdist_py.pods.pod_file import format_pod, system_pod
 from popdist_py.pods.values import Holder, PartitionRequest
-from poprun_py.pods.command.asking import asked_pod
-from poprun_py.pods.command.commands import COMMAND
+from poprun_py.pod_tools.pod_access import asked_pod
+from poprun_py.pod_tools.pod_command import COMMAND
 
 POD = system_pod("POD16", "lab", ("h0", "h1"))
 ANN = Holder(host="h0", pid=4711, user="ann", program="train.py", run_id="run-1")
@@ -365,7 +365,7 @@ def test_which_pod_is_asked(kept, environ, where):
 
 def test_a_server_is_asked_as_its_folder_is(held, ask, tmp_path):
     server = subprocess.Popen(
-        [sys.executable, "-m", "poprun_py.pods.command", "serve", "--port", "0"],
+        [sys.executable, "-m", "poprun_py.pod_tools.pod_command", "serve", "--port", "0"],
         stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
     )  # fmt: skip
@@ -426,7 +426,7 @@ def test_waiting_for_a_partition_that_fails(slow, ask):
 
 
 def test_a_terminal_is_told_what_is_waited_for(slow):
-    words = ["-m", "poprun_py.pods.command", "create", "partition", "p", "--size", "1"]
+    words = ["-m", "poprun_py.pod_tools.pod_command", "create", "partition", "p", "--size", "1"]
     seen = pexpect.spawn(
         sys.executable, [*words, "--wait", "60"], encoding="utf-8", timeout=60,
         env={**os.environ, "PYTHONPATH": str(ROOT), "TERM": "xterm"},
@@ -468,7 +468,7 @@ def test_help(root, ask, golden):
 
 def in_a_process(*words, env=None, **settings):
     return subprocess.run(
-        [sys.executable, "-m", "poprun_py.pods.command", *words],
+        [sys.executable, "-m", "poprun_py.pod_tools.pod_command", *words],
         capture_output=True, text=True, check=False, timeout=60,
         env={**os.environ, "PYTHONPATH": str(ROOT), **(env or {})}, **settings,
     )  # fmt: skip
@@ -485,7 +485,7 @@ def test_output_that_nobody_reads_is_no_traceback(shared):
     os.close(reading)
     with os.fdopen(writing, "w") as closed:
         done = subprocess.run(
-            [sys.executable, "-m", "poprun_py.pods.command", "list", "devices"],
+            [sys.executable, "-m", "poprun_py.pod_tools.pod_command", "list", "devices"],
             stdout=closed, stderr=subprocess.PIPE, text=True, check=False, timeout=60,
             env={**os.environ, "PYTHONPATH": str(ROOT)},
         )  # fmt: skip
@@ -526,7 +526,7 @@ def test_a_shell_gets_its_completion_from_the_command(shared):
 
 def test_help_imports_neither_database_nor_server():
     code = (
-        "import sys; from poprun_py.pods.command.commands import run; run(['--help'])\n"
+        "import sys; from poprun_py.pod_tools.pod_command import run; run(['--help'])\n"
         "print(*sys.modules)"
     )
     done = subprocess.run(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from poprun_py.pods.server.lease_clock import LeaseClock
+from poprun_py.pod_tools.lease_extension import LeaseClock
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from popdist_py.pods.values import Device
-from poprun_py.pods.devices.partitions import (
+from poprun_py.pod_tools.gc_partitions import (
     ARCHITECTURE,
     CLOCK_MHZ,
     MACHINE_TYPE,

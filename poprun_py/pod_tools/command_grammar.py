@@ -19,7 +19,7 @@ CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 _CALLED = "poprun-py-pod"
 _OTHER_VERBS = {"delete": "remove", "rm": "remove", "ls": "list", "show": "get"}
 # Under this key a context keeps the global options that were given, wherever they stood.
-KEPT = "poprun_py.pods.command"
+KEPT = "poprun_py.pod_tools"
 
 
 def _keep(context: click.Context, param: click.Parameter, value: Any) -> Any:

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from popdist_py.errors import counted
 from popdist_py.pods.values import Agent, Attachment, Cluster, Ipu, Partition, Pod
-from poprun_py.pods.command.grammar import sync_name
-from poprun_py.pods.command.routing import gw_routing, ild_routing
-from poprun_py.pods.command.tables import facts, table
+from poprun_py.pod_tools.command_grammar import sync_name
+from poprun_py.pod_tools.routing import gw_routing, ild_routing
+from poprun_py.pod_tools.tables import facts, table
 from poprun_py.texts import date_text
 
 _NOTHING = "-"

@@ -15,17 +15,17 @@ import click
 
 from popdist_py.pods.values import Device
 from poprun_py.errors import UsageError
-from poprun_py.pods.devices.listing import device_info as info_of_device
-from poprun_py.pods.devices.listing import device_listing
-from poprun_py.pods.devices.partitions import (
+from poprun_py.pod_tools.gc_listing import device_info as info_of_device
+from poprun_py.pod_tools.gc_listing import device_listing
+from poprun_py.pod_tools.gc_partitions import (
     ARCHITECTURE,
     CLOCK_MHZ,
     Partition,
     find_partition,
 )
-from poprun_py.pods.devices.pod_survey import PodSurvey, survey_pod
-from poprun_py.pods.devices.survey import survey
-from poprun_py.pods.devices.tables import monitor_json, monitor_text
+from poprun_py.pod_tools.gc_pod_survey import PodSurvey, survey_pod
+from poprun_py.pod_tools.gc_survey import survey
+from poprun_py.pod_tools.gc_texts import monitor_json, monitor_text
 from poprun_py.terminal import (
     PrintedHelp,
     exit_code_of,

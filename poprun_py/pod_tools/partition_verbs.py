@@ -6,7 +6,9 @@ import click
 
 from popdist_py.pods.values import PartitionRequest, SyncType
 from poprun_py.errors import UsageError
-from poprun_py.pods.command.asking import (
+from poprun_py.pod_tools.command_grammar import NAME, Names, Sync, action
+from poprun_py.pod_tools.documents import ipuof_config, partition_document
+from poprun_py.pod_tools.pod_access import (
     doing,
     known_names,
     opened_pod,
@@ -15,10 +17,8 @@ from poprun_py.pods.command.asking import (
     wait_until_active,
     wants_json,
 )
-from poprun_py.pods.command.documents import ipuof_config, partition_document
-from poprun_py.pods.command.grammar import NAME, Names, Sync, action
-from poprun_py.pods.command.routing import ROUTINGS, misrouted
-from poprun_py.pods.command.views import partition_facts, partition_table
+from poprun_py.pod_tools.pod_objects import partition_facts, partition_table
+from poprun_py.pod_tools.routing import ROUTINGS, misrouted
 from poprun_py.terminal import print_out, print_warning
 
 _KIND = "partition"

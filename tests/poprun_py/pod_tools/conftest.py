@@ -12,7 +12,7 @@ import pytest
 from popdist_py.pods.database import FolderStore
 from popdist_py.pods.folder import make_pod
 from popdist_py.pods.pod_file import system_pod
-from poprun_py.pods.command.commands import run
+from poprun_py.pod_tools.pod_command import run
 
 
 @pytest.fixture

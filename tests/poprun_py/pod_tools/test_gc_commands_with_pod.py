@@ -14,9 +14,9 @@ from popdist_py.pods.database import FolderStore
 from popdist_py.pods.folder import make_pod
 from popdist_py.pods.pod_file import system_pod
 from popdist_py.pods.values import Holder, PartitionRequest
-from poprun_py.pods.devices import pod_survey as module_of_survey
-from poprun_py.pods.devices import survey as module_of_jobs
-from poprun_py.pods.devices.commands import GC_INFO, GC_MONITOR, run
+from poprun_py.pod_tools import gc_pod_survey as module_of_survey
+from poprun_py.pod_tools import gc_survey as module_of_jobs
+from poprun_py.pod_tools.gc_commands import GC_INFO, GC_MONITOR, run
 
 HERE = os.uname().nodename
 ANN = Holder(host="h0", pid=4711, user="ann", program="train.py")

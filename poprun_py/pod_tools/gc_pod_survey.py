@@ -15,8 +15,8 @@ from popdist_py.pods.errors import PodError
 from popdist_py.pods.values import Attachment
 from popdist_py.pods.values import Partition as PodPartition
 from poprun_py.errors import StartError
-from poprun_py.pods.devices.partitions import Holder, Partition
-from poprun_py.pods.devices.survey import holders_of, program_of, survey
+from poprun_py.pod_tools.gc_partitions import Holder, Partition
+from poprun_py.pod_tools.gc_survey import holders_of, program_of, survey
 from poprun_py.running.supervise.inspection import running_jobs
 
 _REQUEST_SECONDS = 10.0

@@ -24,8 +24,8 @@ from popdist_py.pods.errors import InUseError, NotAllowedError, PodError
 from popdist_py.pods.folder import make_pod
 from popdist_py.pods.pod_file import system_pod
 from popdist_py.pods.values import Holder, PartitionRequest
-from poprun_py.pods.server import serving
-from poprun_py.pods.server.serving import serve
+from poprun_py.pod_tools import pod_server as serving
+from poprun_py.pod_tools.pod_server import serve
 
 HOLDER = Holder(host="h", pid=1, user="u", program="p")
 

@@ -26,9 +26,9 @@ from popdist_py.pods.database import FolderStore
 from popdist_py.pods.errors import InUseError, PodError
 from popdist_py.pods.finding import DEFAULT_PORT, TOKEN
 from popdist_py.pods.holders import HOLDERS
-from poprun_py.pods.server.application import make_application
-from poprun_py.pods.server.lease_clock import LeaseClock
-from poprun_py.pods.server.token import own_token
+from poprun_py.pod_tools.lease_extension import LeaseClock
+from poprun_py.pod_tools.server_api import make_application
+from poprun_py.pod_tools.server_token import own_token
 from poprun_py.terminal import print_error, print_problem
 
 HOST: Final = "127.0.0.1"

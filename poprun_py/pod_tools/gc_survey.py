@@ -17,7 +17,7 @@ from popdist_py.pods.values import Attachment
 from poprun_py import process_info
 from poprun_py.errors import StartError
 from poprun_py.machines.leases import user_name
-from poprun_py.pods.devices.partitions import Holder, Partition, free_partition
+from poprun_py.pod_tools.gc_partitions import Holder, Partition, free_partition
 from poprun_py.running.supervise.inspection import running_jobs
 from poprun_py.texts import printable
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from popdist_py.errors import counted
-from poprun_py.pods.devices.partitions import (
+from poprun_py.pod_tools.gc_partitions import (
     CLOCK_MHZ,
     MACHINE_TYPE,
     Holder,

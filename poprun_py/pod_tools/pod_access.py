@@ -20,7 +20,7 @@ from popdist_py.pods.errors import DamagedError, PodError, UnreachableError
 from popdist_py.pods.finding import DEFAULT_PORT, find_pod
 from popdist_py.pods.values import Partition, PartitionState
 from poprun_py.errors import LaunchError, StartError, UsageError
-from poprun_py.pods.command.grammar import KEPT
+from poprun_py.pod_tools.command_grammar import KEPT
 from poprun_py.terminal import can_rewrite_lines, print_out, rewrite_line
 from poprun_py.texts import printable
 

@@ -14,13 +14,13 @@ from support.processes import wait_until
 from support.repository import ROOT
 
 from poprun_py.command import cli
-from poprun_py.pods.devices import commands
-from poprun_py.pods.devices import survey as module_of_survey
-from poprun_py.pods.devices.commands import GC_INFO, GC_MONITOR, run
-from poprun_py.pods.devices.listing import device_info, device_listing
-from poprun_py.pods.devices.partitions import Holder, Partition, free_partition
-from poprun_py.pods.devices.survey import survey
-from poprun_py.pods.devices.tables import monitor_json, monitor_text
+from poprun_py.pod_tools import gc_commands as commands
+from poprun_py.pod_tools import gc_survey as module_of_survey
+from poprun_py.pod_tools.gc_commands import GC_INFO, GC_MONITOR, run
+from poprun_py.pod_tools.gc_listing import device_info, device_listing
+from poprun_py.pod_tools.gc_partitions import Holder, Partition, free_partition
+from poprun_py.pod_tools.gc_survey import survey
+from poprun_py.pod_tools.gc_texts import monitor_json, monitor_text
 from poprun_py.running.supervise import inspection
 
 FREE = free_partition("HOST")

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from popdist_py.pods.values import Agent, Allocation, Attachment, Cluster, Ipu, Partition, Pod
-from poprun_py.pods.command.routing import gw_routing, ild_routing
+from poprun_py.pod_tools.routing import gw_routing, ild_routing
 
 # Mk2.
 _IPU_ARCHITECTURE = "ipu2"
