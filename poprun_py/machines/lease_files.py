@@ -130,45 +130,21 @@ def record_text(record: Record) -> str:
 
 def parse_record(name: str, user: str, text: bytes) -> Record | None:
     """Return the record in the file ``name``; None if its name or content is not valid."""
-    if name.startswith(LEASE_PREFIX):
-        return parse_lease(name, user, text)
-    return parse_queued(name, user, text) if name.startswith(QUEUE_PREFIX) else None
-
-
-def parse_lease(name: str, user: str, text: bytes) -> LeaseRecord | None:
-    """Return the lease that ``text`` describes; None if it is not valid."""
     try:
         data = _load(text)
-        cpus = _indices(data["cpus"])
-        if not cpus:
-            return None
-        return LeaseRecord(
-            name=name,
-            user=user,
-            job=_job(data),
-            cpus=cpus,
-            numa_nodes=_indices(data["numa_nodes"]),
-            since=_seconds(data["since"]),
-            is_shared=data["shared"] is True,
-        )
+        job, since = _job(data), _seconds(data["since"])
+        if name.startswith(LEASE_PREFIX):
+            cpus, numa_nodes = _indices(data["cpus"]), _indices(data["numa_nodes"])
+            is_shared = data["shared"] is True
+            return (
+                LeaseRecord(name, user, job, cpus, numa_nodes, since, is_shared) if cpus else None
+            )
+        if name.startswith(QUEUE_PREFIX):
+            outer = printable_name(data["outer"])
+            return QueueRecord(name, user, job, _whole(data["number"]), since, outer)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        return None
-
-
-def parse_queued(name: str, user: str, text: bytes) -> QueueRecord | None:
-    """Return the waiting job that ``text`` describes; None if it is not valid."""
-    try:
-        data = _load(text)
-        return QueueRecord(
-            name=name,
-            user=user,
-            job=_job(data),
-            number=_whole(data["number"]),
-            since=_seconds(data["since"]),
-            outer=printable_name(data["outer"]),
-        )
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        return None
+        pass
+    return None
 
 
 def _load(text: bytes) -> dict[str, Any]:
@@ -327,8 +303,8 @@ class LeaseFolder:
             return False
         return os.path.samestat(os.fstat(descriptor), found)
 
-    def create(self, name: str, text: str) -> int:
-        """Create a file that all users can read, and return the descriptor that locks it.
+    def create(self, record: Record) -> int:
+        """Create a record's file, which all users can read; return the descriptor that locks it.
 
         Other processes see the file complete and locked, or not at all. The caller holds the mutex.
 
@@ -339,33 +315,33 @@ class LeaseFolder:
             # Without the mutex, another process may remove the file before it is locked, or lock it
             # for a moment to test it.
             with contextlib.suppress(FileNotFoundError, BlockingIOError):
-                return self._create(name, text)
+                return self._create(record)
         raise FileNotFoundError(
             errno.ENOENT, "other processes remove files that are created in it", str(self.path)
         )
 
-    def _create(self, name: str, text: str) -> int:
+    def _create(self, record: Record) -> int:
         unfinished = f"{_UNFINISHED}{os.getpid()}-{os.urandom(4).hex()}"
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         descriptor = os.open(unfinished, flags, 0o600, dir_fd=self._descriptor)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            self.rewrite(descriptor, text)
+            self.rewrite(descriptor, record)
             os.fchmod(descriptor, 0o644)
             folder = self._descriptor
-            os.rename(unfinished, name, src_dir_fd=folder, dst_dir_fd=folder)
+            os.rename(unfinished, record.name, src_dir_fd=folder, dst_dir_fd=folder)
         except BaseException:
             self.remove(unfinished, descriptor)
             raise
         return descriptor
 
-    def rewrite(self, descriptor: int, text: str) -> None:
-        """Replace the text of a file that this process created. The caller holds the mutex.
+    def rewrite(self, descriptor: int, record: Record) -> None:
+        """Replace the record in a file that this process created. The caller holds the mutex.
 
         Raises:
-            OSError: The text cannot be written.
+            OSError: The record cannot be written.
         """
-        data = text.encode()
+        data = record_text(record).encode()
         if os.pwrite(descriptor, data, 0) != len(data):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.path))
         os.ftruncate(descriptor, len(data))
@@ -390,24 +366,12 @@ class LeaseFolder:
         Raises:
             OSError: The folder cannot be read.
         """
-        files = self.live_files(cleans_up=cleans_up, except_for=except_for)
-        # The user stays a number here, because looking up its name may take seconds while other
-        # processes wait for the mutex.
-        records = (parse_record(name, str(uid), text) for name, uid, text in files)
-        return [record for record in records if record is not None]
-
-    def live_files(
-        self, *, cleans_up: bool = True, except_for: Collection[str] = ()
-    ) -> list[tuple[str, int, bytes]]:
-        """Return name, owner and content of the files whose processes are alive.
-
-        The arguments and errors are those of ``live_records``.
-        """
         found = []
         locks = functools.cache(_locks)
+        # Files with other names are kept, because the folder may hold the user's own files.
+        names = (LEASE_PREFIX, QUEUE_PREFIX, *((_UNFINISHED,) if cleans_up else ()))
         for name in sorted(os.listdir(self._descriptor)):  # noqa: PTH208 (no path)
-            is_unfinished = name.startswith(_UNFINISHED)
-            if name == _MUTEX or name in except_for or (is_unfinished and not cleans_up):
+            if name in except_for or not name.startswith(names):
                 continue
             try:
                 descriptor = os.open(name, _READ, dir_fd=self._descriptor)
@@ -421,20 +385,17 @@ class LeaseFolder:
                     continue
                 if not _is_locked(descriptor) or _is_locked_by_other_user(status, locks()):
                     if cleans_up:
-                        self._clean_up(name)
-                elif status.st_size <= _MAX_BYTES and not name.startswith("."):
-                    found.append((name, status.st_uid, os.pread(descriptor, _MAX_BYTES, 0)))
+                        os.unlink(name, dir_fd=self._descriptor)
+                elif status.st_size <= _MAX_BYTES:
+                    text = os.pread(descriptor, _MAX_BYTES, 0)
+                    # The user stays a number here, because looking up its name may take seconds
+                    # while other processes wait for the mutex.
+                    found.append(parse_record(name, str(status.st_uid), text))
             except OSError:
                 continue
             finally:
                 os.close(descriptor)
-        return found
-
-    def _clean_up(self, name: str) -> None:
-        # Files with other names are kept, because the folder may hold the user's own files.
-        if name.startswith((_UNFINISHED, LEASE_PREFIX, QUEUE_PREFIX)):
-            with contextlib.suppress(OSError):
-                os.unlink(name, dir_fd=self._descriptor)
+        return [record for record in found if record is not None]
 
 
 def problem_text(error: OSError, folder: Path) -> str:

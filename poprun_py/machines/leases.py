@@ -100,7 +100,7 @@ class Lease:
         self._record = self._record._replace(job=job)
         # On an error the lease stays valid without the name.
         with contextlib.suppress(OSError), self._folder.mutex():
-            self._folder.rewrite(self._descriptor, record_text(self._record))
+            self._folder.rewrite(self._descriptor, self._record)
 
     def close(self) -> None:
         """Return the CPUs. A second call does nothing."""
@@ -196,7 +196,7 @@ class LeaseTable:
             since=time.time(),
             is_shared=is_shared,
         )
-        descriptor = self._folder.create(record.name, record_text(record))
+        descriptor = self._folder.create(record)
         try:
             # Each job creates its file before it looks for others. Of two jobs that take CPUs at
             # the same time without the mutex, at least one therefore sees the other.
@@ -231,7 +231,7 @@ class LeaseTable:
             since=time.time(),
             outer=self._outer,
         )
-        descriptor = self._folder.create(record.name, record_text(record))
+        descriptor = self._folder.create(record)
         return QueuePlace(self._folder, record, descriptor)
 
 

@@ -30,8 +30,7 @@ from poprun_py.machines.lease_files import (
     JobProcess,
     LeaseRecord,
     QueueRecord,
-    parse_lease,
-    parse_queued,
+    parse_record,
     record_text,
 )
 from poprun_py.machines.machine import HardwareError, load_machines
@@ -299,10 +298,11 @@ def _machine_seeds() -> list[bytes]:
 
 def leases(data: bytes) -> None:
     """A lease file of another user is either rejected or safe to print."""
-    for entry in (parse_lease("n", "u", data), parse_queued("n", "u", data)):
-        if entry is not None:
-            assert math.isfinite(entry.since)
-            assert entry.job.program.isprintable()
+    for name in ("lease-a", "ticket-a"):
+        record = parse_record(name, "u", data)
+        if record is not None:
+            assert math.isfinite(record.since)
+            assert record.job.program.isprintable()
 
 
 def _lease_seeds() -> list[bytes]:

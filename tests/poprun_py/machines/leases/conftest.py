@@ -1,4 +1,4 @@
-"""A folder of leases, and processes that hold some of them."""
+"""A folder of leases, and processes that hold leases in it."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ HOLDER = Path(__file__).with_name("lease_holder.py")
 
 @pytest.fixture
 def place(tmp_path):
-    """Return a folder for leases that is not there yet."""
+    """Return the path of a folder for leases, which is missing."""
     return tmp_path / "leases"
 
 
 @pytest.fixture
 def holder(place):
-    """Start a process that holds CPUs (or waits, or looks), and return it with what it saw."""
+    """Start a process that holds CPUs, waits or looks; return it with the leases that it saw."""
     started = []
 
     def start(verb="hold", cpus="0", folder=place, through=(), user=()):

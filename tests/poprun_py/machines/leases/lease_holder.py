@@ -1,12 +1,12 @@
-"""Holds CPUs, or a place in the queue, until its input ends.
+"""Holds CPUs, or a place in the queue, until the end of its input; prints the leases as JSON.
 
-Words: the folder, ``hold`` or ``queue`` or ``look``, the CPUs, and the user whose process it shall
-be; Python itself may be out of that user's reach. Prints what it sees: JSON.
+The arguments are the folder, ``hold`` or ``queue`` or ``look``, the CPUs, and optionally the user
+id to change to.
 """
 
 import json
 import os
-import pwd  # noqa: F401 (what is imported later must be read as the user)
+import pwd  # noqa: F401 (the user may not be able to read Python's files)
 import sys
 from pathlib import Path
 

@@ -1,7 +1,8 @@
-"""Takes and gives back leases at random until its input ends; tells of every core it met twice.
+"""Takes and returns leases at random, and prints each core that another process holds as well.
 
-Words: the folder of the leases, a folder with a file ``N`` for each CPU N, how many operations, a
-seed. That a core has one holder is checked apart from the leases: by a lock on the core's file.
+The arguments are the folder of the leases, a folder with a file ``N`` for each CPU N, the number of
+operations, and a seed. The worker locks the file of each CPU that it has leased, so that a core
+with two leases is found without trusting the leases.
 """
 
 import contextlib

@@ -1,4 +1,4 @@
-"""On the way to a lease: taking, refusing, sharing, waiting, and what is said of it."""
+"""A job takes, shares or waits for cores of this machine, or is refused, with messages."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def job(place, monkeypatch):
         lease.close()
 
 
-def test_alone_nothing_is_said(job, holder):
+def test_a_job_alone_prints_nothing_about_leases(job, holder):
     leased = job()
     assert leased.share.cpus == {0}
     assert vars(job.said) == {"log": [], "warn": [], "tell": [], "binding": []}
@@ -66,7 +66,7 @@ def test_alone_nothing_is_said(job, holder):
     assert (seen["program"], seen["cpus"]) == ("train.py", [0])
 
 
-def test_beside_another_it_is_told_only_what_made_a_difference(job, holder):
+def test_other_jobs_are_only_logged_if_they_do_not_change_the_plan(job, holder):
     holder(cpus="1")
     leased = job()
     assert leased.share.cpus == {0}
@@ -75,7 +75,7 @@ def test_beside_another_it_is_told_only_what_made_a_difference(job, holder):
     assert (job.said.tell, job.said.warn) == ([], [])
 
 
-def test_what_changed_the_plan_is_told(job, holder):
+def test_other_jobs_that_change_the_plan_are_named(job, holder):
     other = holder(cpus="0").process
     assert job().share.cpus == {1}
     assert job.said.tell == [
@@ -85,7 +85,7 @@ def test_what_changed_the_plan_is_told(job, holder):
     assert len(job.said.tell) == 1
 
 
-def test_a_refusal_names_the_holders_and_the_ways_out(job, holder):
+def test_an_error_names_the_other_jobs_and_the_options_that_help(job, holder):
     other = holder(cpus="0-1").process
     with pytest.raises(StartError) as caught:
         job()
@@ -97,7 +97,7 @@ def test_a_refusal_names_the_holders_and_the_ways_out(job, holder):
     assert len(list(holder("look").seen["jobs"])) == 1
 
 
-def test_sharing_takes_the_whole_and_warns(job, holder):
+def test_sharing_takes_all_cores_and_warns(job, holder):
     holder(cpus="0")
     leased = job(cores=2, share_cores=True)
     assert leased.share.cpus == {0, 1}
@@ -106,14 +106,14 @@ def test_sharing_takes_the_whole_and_warns(job, holder):
     assert holder("look").seen["outer"][0]["shared"] is True
 
 
-def test_sharing_that_is_not_needed_is_none(job, holder):
+def test_cores_are_not_shared_if_others_are_free(job, holder):
     holder(cpus="0")
     assert job(share_cores=True).share.cpus == {1}
     assert job.said.warn == []
     assert holder("look").seen["outer"][0]["shared"] is False
 
 
-def test_who_waits_goes_first(job, holder):
+def test_a_waiting_job_goes_first(job, holder):
     waiter = holder("queue").process
     with pytest.raises(StartError, match=r"waiter \(pid \d+\) waits for CPUs in front of this job"):
         job()
@@ -121,7 +121,7 @@ def test_who_waits_goes_first(job, holder):
     assert job().share.cpus == {0}
 
 
-def test_waiting_ends_with_the_holder(job, holder, place):
+def test_waiting_ends_when_the_other_job_ends(job, holder, place):
     other = holder(cpus="0-1").process
     lines = []
 
@@ -140,7 +140,7 @@ def test_waiting_ends_with_the_holder(job, holder, place):
     assert len(list(place.glob("ticket-*"))) == 0
 
 
-def test_the_time_for_waiting_is_kept(job, holder, place):
+def test_waiting_has_a_time_out(job, holder, place):
     holder(cpus="0-1")
     began = time.monotonic()
     with pytest.raises(StartError, match=r"^wait_for_resources=0.3: the time is over; too few"):
@@ -150,7 +150,7 @@ def test_the_time_for_waiting_is_kept(job, holder, place):
     assert list(place.glob("ticket-*")) == []
 
 
-def test_who_was_stopped_is_passed_over_and_has_its_place_again_afterwards(job, holder):
+def test_a_stopped_job_keeps_its_place_in_the_queue_but_does_not_block_it(job, holder):
     waiter = holder("queue").process
     waiter.send_signal(signal.SIGSTOP)
     wait_until(lambda: holder("look").seen["ahead"] == 0)
@@ -161,21 +161,21 @@ def test_who_was_stopped_is_passed_over_and_has_its_place_again_afterwards(job, 
         job()
 
 
-def test_a_mutex_that_is_kept_ends_no_waiting_and_starts_no_job(job, holder, place, monkeypatch):
+def test_a_locked_mutex_neither_ends_waiting_nor_starts_a_job(job, holder, place, monkeypatch):
     monkeypatch.setattr(lease_files, "_MUTEX_SECONDS", 0.05)
     holder(cpus="0-1")
     with contextlib.closing(LeaseFolder(place)) as other, other.mutex():
         with pytest.raises(StartError, match=f"time is over; {place}: another process keeps its"):
             job(wait_for_resources=0.2)
         assert "another process keeps its mutex locked" in job.waits[0][1]
-        # Who does not wait runs without a lease, and is told so.
+        # A job that does not wait runs without a lease, with a warning.
         assert job(cores=2).lease.cpus == ()
     assert "no cores are kept from other jobs: " in job.said.warn[0]
     with pytest.raises(StartError, match="has CPUs 0-1"):
         job(wait_for_resources=0.1)
 
 
-def test_who_gets_no_place_waits_behind_the_others(job, holder, monkeypatch):
+def test_a_job_that_cannot_join_the_queue_waits_behind_it(job, holder, monkeypatch):
     other = holder(cpus="0-1").process
 
     def full(*_):
@@ -192,14 +192,14 @@ def test_who_gets_no_place_waits_behind_the_others(job, holder, monkeypatch):
 
 
 @pytest.mark.sweep
-def test_many_that_wait_look_seldom(job, holder, monkeypatch):
+def test_jobs_in_a_long_queue_check_less_often(job, holder, monkeypatch):
     pauses = []
     monkeypatch.setattr(waiting.time, "sleep", lambda s: (pauses.append(s), time_sleep(0.01)))
     for _ in range(3):
         holder("queue")
     with pytest.raises(StartError):
         job(wait_for_resources=0.9)
-    # Other threads of this process sleep too, for shorter times.
+    # Other threads of this process also sleep, but for shorter times.
     assert max(pauses) == pytest.approx(0.8)
 
 
@@ -218,7 +218,7 @@ def test_ctrl_c_ends_waiting_at_once(job, holder, place):
     assert list(place.glob("ticket-*")) == []
 
 
-def test_who_holds_and_who_waits_is_printed(job, holder, place, capsys):
+def test_leases_and_waiting_jobs_are_printed(job, holder, place, capsys):
     assert run(["--print-leases"]) == 0
     assert capsys.readouterr().out == "no job holds CPUs of this machine\n"
     pids = [holder(cpus="0-2,5").process.pid, holder("queue").process.pid]
@@ -236,7 +236,7 @@ def test_who_holds_and_who_waits_is_printed(job, holder, place, capsys):
     assert f"chmod 1777 {place}" in capsys.readouterr().err
 
 
-def test_none_keeps_no_leases(job, holder, place, monkeypatch):
+def test_leases_are_turned_off_by_none(job, holder, place, monkeypatch):
     holder(cpus="0-1")
     monkeypatch.setenv("POPRUN_LEASES", "none")
     leased = job(cores=2)
@@ -246,7 +246,7 @@ def test_none_keeps_no_leases(job, holder, place, monkeypatch):
         job()
 
 
-def test_without_a_folder_the_job_runs_with_a_warning(job, place):
+def test_without_a_usable_folder_a_job_runs_with_a_warning(job, place):
     place.write_text("no folder")
     leased = job()
     assert leased.lease.cpus == ()
@@ -254,7 +254,9 @@ def test_without_a_folder_the_job_runs_with_a_warning(job, place):
     assert f"no cores are kept from other jobs: {place}: Not a directory" in job.said.warn[0]
 
 
-def test_a_full_folder_is_a_warning_and_others_are_respected(job, holder, place, monkeypatch):
+def test_on_a_full_disk_a_job_runs_with_a_warning_beside_the_leases_of_others(
+    job, holder, place, monkeypatch
+):
     holder(cpus="0")
 
     def full(*_):

@@ -1,4 +1,4 @@
-"""The other hosts of a job: what is planned around, waited for, refused, and said."""
+"""A job plans around the leases on its other hosts, waits for cores there, or is refused."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ WAITER = QueueRecord("ticket-x", "bob", JobProcess(8, 3, "next.py"), 1, 1.0)
 
 @pytest.fixture
 def job(monkeypatch):
-    """Plan beside others on host b, who change with every look; time passes only in waiting."""
+    """Plan beside other jobs on host b, which differ at each probe; waiting advances the clock."""
     said = SimpleNamespace(log=[], warn=[], tell=[])
     clock = [0.0]
     monkeypatch.setattr(waiting.time, "monotonic", lambda: clock[0])
@@ -60,7 +60,7 @@ def job(monkeypatch):
     return plan
 
 
-def test_what_others_hold_is_planned_around_on_their_host_alone(job):
+def test_leases_on_a_host_change_the_plan_for_that_host_only(job):
     here, there = job([(holding(*ALL[:1]),)])
     assert here == MACHINE
     assert set(ALL[:1]) <= there.held_cpus
@@ -69,12 +69,12 @@ def test_what_others_hold_is_planned_around_on_their_host_alone(job):
     )
 
 
-def test_what_made_no_difference_is_only_logged(job):
+def test_leases_that_do_not_change_the_plan_are_only_logged(job):
     job([(holding(ALL[-1]),)])
     assert (len(job.said.log), job.said.tell) == (1, [])
 
 
-def test_a_refusal_names_host_and_holders(job):
+def test_an_error_names_the_host_and_the_other_jobs(job):
     with pytest.raises(StartError) as caught:
         job([(holding(*ALL),)])
     assert str(caught.value).startswith("too few CPUs of host b are free: ann's other.py (run r, ")
@@ -83,7 +83,7 @@ def test_a_refusal_names_host_and_holders(job):
         job([(), (WAITER,)])
 
 
-def test_waiting_asks_again_until_there_is_room(job):
+def test_waiting_probes_the_host_until_enough_cpus_are_free(job):
     full = [(holding(*ALL),)]
     assert job(full, full, [], wait_for_resources="forever") == (MACHINE,) * 2
     assert [(seconds, reason[:26]) for seconds, reason in job.waits] == [
@@ -91,18 +91,18 @@ def test_waiting_asks_again_until_there_is_room(job):
     ]  # fmt: skip
 
 
-def test_the_time_for_waiting_is_kept(job):
+def test_waiting_has_a_time_out(job):
     full = [(holding(*ALL),)]
     with pytest.raises(StartError, match=r"^wait_for_resources=4: the time is over; too few CPUs"):
         job(full, full, full, wait_for_resources=4)
     assert job.clock == [4.0]
 
 
-def test_sharing_plans_on_the_whole(job):
+def test_a_job_that_shares_is_planned_on_the_whole_machine(job):
     assert job([(holding(*ALL),)], share_cores=True) == (MACHINE, MACHINE)
 
 
-def test_a_host_that_is_not_known_is_left_as_it_is():
+def test_leases_on_a_host_with_unknown_hardware_are_ignored():
     config = LaunchConfig(program=("x",), num_instances=2, num_replicas=2)
     topology = make_topology(config, HOSTS)
     other_jobs = {"b": OtherJobs((holding(*ALL),))}

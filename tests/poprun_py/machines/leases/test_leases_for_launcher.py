@@ -1,4 +1,4 @@
-"""The leases of a host as a launcher on another one asks for them, takes them and is told."""
+"""The leases of a host on request of a launcher on another host."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def environ(place):
 
 @pytest.fixture
 def taken(environ):
-    """Take a CPU as what runs in front of the first instance of a job on another host does."""
+    """Take a CPU as the wrapper of a job's first instance on another host does."""
     leases = []
 
     def take_cpu(cpus=(CPU,), run_id="mine", *, may_share=False, within="", environ=environ):
@@ -44,7 +44,7 @@ def taken(environ):
         lease.close()
 
 
-def test_a_host_tells_who_holds_and_who_waits(environ, place, holder):
+def test_leases_and_waiting_jobs_are_listed(environ, place, holder):
     assert list_for_launcher(environ) == []
     assert not place.exists()
     pids = [holder(cpus="0-1").process.pid, holder("queue").process.pid]
@@ -54,16 +54,16 @@ def test_a_host_tells_who_holds_and_who_waits(environ, place, holder):
     assert list_for_launcher({"POPRUN_LEASES": "none"}) == []
 
 
-def test_what_is_leased_belongs_to_what_started_the_instances(taken, holder):
+def test_a_lease_names_the_parent_of_the_wrapper_as_its_job(taken, holder):
     answer, lease = taken()
     assert (answer, lease.cpus) == ({}, (CPU,))
-    # Who looks is below this process, and so in an instance of the job.
+    # The process that looks is a child of this one, so it counts as an instance of the job.
     seen = holder("look").seen
     assert (seen["jobs"], seen["outer"][0]["pid"]) == ([], os.getppid())
     assert (seen["outer"][0]["run_id"], seen["outer"][0]["program"]) == ("mine", "p.py")
 
 
-def test_who_is_in_the_way_is_told_and_nothing_is_taken(taken, holder, place):
+def test_leases_of_other_jobs_prevent_a_lease_unless_cores_are_shared(taken, holder, place):
     other = holder(cpus=str(CPU)).process
     answer, lease = taken()
     assert lease.cpus == ()
@@ -79,7 +79,7 @@ def test_who_is_in_the_way_is_told_and_nothing_is_taken(taken, holder, place):
     assert holder("look").seen["outer"][0]["shared"] is True
 
 
-def test_nobody_overtakes_who_waits(taken, holder):
+def test_a_waiting_job_goes_first(taken, holder):
     waiter = holder("queue").process
     answer, _ = taken()
     assert [each.job.pid for each in parse_other_jobs(answer["other_jobs"], "").queue] == [
@@ -89,16 +89,16 @@ def test_nobody_overtakes_who_waits(taken, holder):
     assert taken()[0] == {}
 
 
-def test_other_cpus_are_in_nobodys_way(taken, holder):
+def test_leases_of_other_cpus_do_not_matter(taken, holder):
     holder(cpus="4000")
     assert taken()[0] == {}
-    # And what this process may not use, none of its instances can.
+    # This process may not use CPU 4001, so its instances cannot use it.
     answer, lease = taken(cpus=(4001,))
     assert (answer, lease.cpus) == ({}, ())
 
 
 @pytest.mark.parametrize("runs", [{"run_id": "outer"}, {"within": "outer"}])
-def test_the_cpus_of_the_same_run_and_of_the_one_around_it_are_its_own(
+def test_leases_of_the_same_run_and_of_the_outer_run_do_not_matter(
     taken, environ, place, runs, holder
 ):
     with contextlib.closing(LeaseFolder(place)) as folder, open_table(folder) as table:
@@ -110,7 +110,7 @@ def test_the_cpus_of_the_same_run_and_of_the_one_around_it_are_its_own(
     lease.close()
 
 
-def test_without_a_folder_the_problem_is_told(taken, place):
+def test_an_unusable_folder_is_reported_as_a_problem(taken, place):
     place.write_text("no folder")
     answer, lease = taken()
     assert (list(answer), lease.cpus) == (["problem"], ())
@@ -128,5 +128,5 @@ JSON = st.recursive(
 
 
 @given(JSON | st.lists(st.tuples(st.sampled_from(["lease-1", "ticket-1"]), JSON, JSON)))
-def test_anything_may_be_told(told):
-    assert parse_other_jobs(told, "x") == ((), ())
+def test_invalid_answers_of_a_host_are_ignored(answer):
+    assert parse_other_jobs(answer, "x") == ((), ())

@@ -1,4 +1,4 @@
-"""Files that are there while their maker lives, in a folder where anybody may put anything."""
+"""The folder of leases ignores files of dead processes and other files."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ import sys
 import pytest
 
 from poprun_py.machines import lease_files
-from poprun_py.machines.lease_files import LeaseFolder
+from poprun_py.machines.lease_files import JobProcess, LeaseFolder, LeaseRecord
+
+JOB = JobProcess(pid=7, process_start=3, program="train.py")
+RECORD = LeaseRecord("lease-a", str(os.geteuid()), JOB, cpus=(0, 1), numa_nodes=(0,), since=1.0)
 
 
 @pytest.fixture
@@ -22,7 +25,7 @@ def folder(place):
         yield made
 
 
-def test_the_folder_is_made_for_everybody_whatever_the_umask(tmp_path):
+def test_all_users_can_write_to_a_new_folder_whatever_the_umask(tmp_path):
     before = os.umask(0o077)
     try:
         LeaseFolder(tmp_path / "new" / "leases").close()
@@ -43,7 +46,7 @@ def test_a_folder_where_others_could_replace_files_is_refused(place, mode):
     LeaseFolder(place).close()
 
 
-def test_a_link_or_a_file_is_no_folder(tmp_path, place):
+def test_a_link_or_a_file_instead_of_the_folder_is_refused(tmp_path, place):
     place.symlink_to(tmp_path)
     with pytest.raises(OSError, match=r"Not a directory|Too many levels"):
         LeaseFolder(place)
@@ -53,16 +56,16 @@ def test_a_link_or_a_file_is_no_folder(tmp_path, place):
         LeaseFolder(place)
 
 
-def test_a_file_is_readable_by_all_and_there_until_it_is_removed(folder, place):
+def test_a_record_is_readable_by_all_users_until_it_is_removed(folder, place):
     before = os.umask(0o077)
     try:
         with folder.mutex():
-            descriptor = folder.create("lease-a", "text")
-            assert folder.live_files() == [("lease-a", os.geteuid(), b"text")]
-            folder.rewrite(descriptor, "longer text")
-            assert folder.live_files()[0][2] == b"longer text"
-            folder.rewrite(descriptor, "new")
-            assert folder.live_files()[0][2] == b"new"
+            descriptor = folder.create(RECORD)
+            assert folder.live_records() == [RECORD]
+            for run_id in ("a-long-name", "short"):
+                changed = RECORD._replace(job=JOB._replace(run_id=run_id))
+                folder.rewrite(descriptor, changed)
+                assert folder.live_records() == [changed]
     finally:
         os.umask(before)
     assert {stat.S_IMODE(each.stat().st_mode) for each in place.iterdir()} == {0o644}
@@ -70,9 +73,9 @@ def test_a_file_is_readable_by_all_and_there_until_it_is_removed(folder, place):
     assert [each.name for each in place.iterdir()] == ["mutex"]
 
 
-def test_what_others_put_there_is_passed_over(folder, place):
+def test_other_files_in_the_folder_are_ignored(folder, place):
     with folder.mutex():
-        descriptor = folder.create("lease-a", "text")
+        descriptor = folder.create(RECORD)
     os.mkfifo(place / "lease-fifo")
     (place / "lease-link").symlink_to(place / "lease-a")
     (place / "lease-nowhere").symlink_to(place / "nowhere")
@@ -81,17 +84,17 @@ def test_what_others_put_there_is_passed_over(folder, place):
     huge = os.open(place / "lease-huge", os.O_CREAT | os.O_RDWR)
     os.truncate(huge, 1 << 40)
     fcntl.flock(huge, fcntl.LOCK_EX)
-    # Reading the pipe or the whole huge file would never end.
+    # Reading the pipe or the huge file would never end.
     with folder.mutex():
-        assert [name for name, *_ in folder.live_files()] == ["lease-a"]
+        assert folder.live_records() == [RECORD]
     assert (place / "notes").read_text() == "mine"
     os.close(huge)
     folder.remove("lease-a", descriptor)
 
 
-def test_without_a_descriptor_nobody_is_overlooked(folder, monkeypatch):
+def test_leases_are_not_overlooked_if_this_process_has_too_many_open_files(folder, monkeypatch):
     with folder.mutex():
-        descriptor = folder.create("lease-a", "text")
+        descriptor = folder.create(RECORD)
         real = os.open
 
         def no_more(path, *words, **settings):
@@ -101,25 +104,25 @@ def test_without_a_descriptor_nobody_is_overlooked(folder, monkeypatch):
 
         monkeypatch.setattr(os, "open", no_more)
         with pytest.raises(OSError, match="Too many open files"):
-            folder.live_files()
+            folder.live_records()
     folder.remove("lease-a", descriptor)
 
 
-def test_files_of_the_dead_are_swept_at_once(folder, holder, place):
+def test_files_of_dead_processes_are_removed_at_once(folder, holder, place):
     process = holder().process
     with folder.mutex():
-        assert len(folder.live_files()) == 1
+        assert len(folder.live_records()) == 1
     process.kill()
     process.wait()
-    (place / ".new-1-00").write_text("killed before it was seen")
+    (place / ".new-1-00").write_text("its process was killed early")
     with folder.mutex():
-        assert folder.live_files() == []
+        assert folder.live_records() == []
     assert [each.name for each in place.iterdir()] == ["mutex"]
 
 
-def test_a_program_that_is_started_inherits_no_lock(folder):
+def test_child_processes_do_not_inherit_the_lock(folder):
     with folder.mutex():
-        descriptor = folder.create("lease-a", "text")
+        descriptor = folder.create(RECORD)
         child = subprocess.Popen(
             [sys.executable, "-c", "print(1, flush=True); input()"],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, close_fds=False,
@@ -127,11 +130,11 @@ def test_a_program_that_is_started_inherits_no_lock(folder):
         child.stdout.readline()
     os.close(descriptor)  # without removing the file, as a kill would
     with folder.mutex():
-        assert folder.live_files() == []
+        assert folder.live_records() == []
     child.communicate(b"\n")
 
 
-def test_a_mutex_that_somebody_keeps_is_not_waited_for_without_end(folder, place, monkeypatch):
+def test_waiting_for_the_mutex_has_a_time_out(folder, place, monkeypatch):
     monkeypatch.setattr(lease_files, "_MUTEX_SECONDS", 0.05)
     with (
         folder.mutex(),
@@ -145,7 +148,7 @@ def test_a_mutex_that_somebody_keeps_is_not_waited_for_without_end(folder, place
         pass
 
 
-def test_a_mutex_that_its_owner_removes_is_made_anew(folder, place, monkeypatch):
+def test_a_mutex_file_that_was_removed_is_created_again(folder, place, monkeypatch):
     first = LeaseFolder._is_mutex
     calls = []
 
@@ -167,11 +170,11 @@ def test_a_pipe_in_place_of_the_mutex_is_refused(folder, place):
         pass
 
 
-def test_a_full_file_system_leaves_nothing(folder, place, monkeypatch):
+def test_a_full_file_system_leaves_no_file_behind(folder, place, monkeypatch):
     def full(*_):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(os, "pwrite", full)
     with folder.mutex(), pytest.raises(OSError, match="No space"):
-        folder.create("lease-a", "text")
+        folder.create(RECORD)
     assert [each.name for each in place.iterdir()] == ["mutex"]

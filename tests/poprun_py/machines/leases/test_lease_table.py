@@ -1,4 +1,4 @@
-"""Looking, taking, queueing and giving back, with real processes and their ends."""
+"""Processes take, wait for and return CPUs in the table of leases, and some are killed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from support.processes import wait_until
 from support.repository import ROOT
 
 from poprun_py.machines import lease_files
-from poprun_py.machines.lease_files import MAX_NUMBER, LeaseFolder, QueueRecord, record_text
+from poprun_py.machines.lease_files import MAX_NUMBER, LeaseFolder, QueueRecord
 from poprun_py.machines.leases import (
     OvertakenError,
     decide_on_table,
@@ -41,10 +41,10 @@ def held(folder):
         return table.held_cpus
 
 
-def test_a_lease_is_seen_until_it_is_given_back(folder, holder):
+def test_a_lease_is_visible_until_it_is_closed(folder, holder):
     with open_table(folder) as table:
         lease = table.take(this_job("mine"), (1, 3), (0,))
-    # Who looks is a child of this process.
+    # The process that looks is a child of this one.
     seen = holder("look").seen["outer"][0]
     assert (seen["cpus"], seen["pid"], seen["program"]) == ([1, 3], os.getpid(), "mine")
     lease.name_run("run-7")
@@ -54,7 +54,7 @@ def test_a_lease_is_seen_until_it_is_given_back(folder, holder):
     assert holder("look").seen["outer"] == []
 
 
-def test_a_killed_holder_frees_its_cpus_at_once(folder, holder):
+def test_a_killed_process_frees_its_cpus_at_once(folder, holder):
     first, second = holder(cpus="0-1").process, holder(cpus="2").process
     assert held(folder) == {0, 1, 2}
     first.kill()
@@ -64,7 +64,7 @@ def test_a_killed_holder_frees_its_cpus_at_once(folder, holder):
     assert held(folder) == frozenset()
 
 
-def test_the_queue_is_in_order_of_arrival_and_forgets_the_dead(folder, holder):
+def test_the_queue_is_in_order_of_arrival_without_dead_processes(folder, holder):
     waiting = [holder("queue").process for _ in range(3)]
     with open_table(folder) as table:
         assert [each.job.pid for each in table.queue] == [p.pid for p in waiting]
@@ -79,18 +79,18 @@ def test_the_queue_is_in_order_of_arrival_and_forgets_the_dead(folder, holder):
         assert [each.job.pid for each in table.queue] == [p.pid for p in waiting[1:]]
 
 
-def test_a_strangers_number_leaves_the_queue_in_order(folder, holder):
-    stranger = QueueRecord("", "", this_job("stranger"), MAX_NUMBER, 1.0)
+def test_the_highest_number_in_the_queue_does_not_change_the_order_of_later_jobs(folder, holder):
+    stranger = QueueRecord("ticket-stranger", "", this_job("stranger"), MAX_NUMBER, 1.0)
     with folder.mutex():
-        descriptor = folder.create("ticket-stranger", record_text(stranger))
+        descriptor = folder.create(stranger)
     waiting = [holder("queue").process.pid for _ in range(3)]
     with open_table(folder) as table:
         assert [each.job.pid for each in table.queue] == [os.getpid(), *waiting]
     folder.remove("ticket-stranger", descriptor)
 
 
-def test_of_two_that_take_the_same_cpus_at_once_one_is_told(folder, place, monkeypatch):
-    """Where another user keeps the mutex locked, nobody is alone."""
+def test_of_two_jobs_that_take_the_same_cpus_at_once_one_gets_an_error(folder, place, monkeypatch):
+    # This can happen only if another user keeps the mutex locked.
     monkeypatch.setattr(lease_files, "_users_that_lock", lambda *_: frozenset({NOBODY}))
     monkeypatch.setattr(lease_files, "_is_locked_by_other_user", lambda *_: False)
     with contextlib.closing(LeaseFolder(place)) as other, contextlib.ExitStack() as stack:
@@ -107,7 +107,7 @@ def test_of_two_that_take_the_same_cpus_at_once_one_is_told(folder, place, monke
         second.close()
 
 
-def test_what_was_overtaken_is_decided_anew(folder):
+def test_a_decision_is_repeated_after_another_job_was_faster(folder):
     tries = []
 
     def decide(table):
@@ -120,12 +120,13 @@ def test_what_was_overtaken_is_decided_anew(folder):
     assert len(set(tries)) == 3
 
 
-def test_the_cpus_of_an_outer_job_are_its_instances_own(folder, holder):
+def test_instances_may_use_the_cpus_of_their_own_job(folder, holder):
     with open_table(folder) as table:
         lease = table.take(this_job("outer"), (0, 1), (0,))
     inner = holder("look", through=("sh", "-c", '"$@"; true', "sh")).seen
     assert (inner["jobs"], [job["cpus"] for job in inner["outer"]]) == ([], [[0, 1]])
-    # Who waits for the outer job is not waited for within it: both would wait for ever.
+    # A job inside the outer job does not wait for jobs that wait for the outer job. Otherwise both
+    # would wait forever.
     with open_table(folder) as table:
         queued = table.join_queue(this_job("behind the outer job"))
     assert holder("look").seen["ahead"] == 0
@@ -142,11 +143,11 @@ def test_the_cpus_of_an_outer_job_are_its_instances_own(folder, holder):
     ("given", "found"),
     [("none", None), ("NONE", None), ("/x/y", Path("/x/y"))],
 )
-def test_the_folder_that_is_named(given, found):
+def test_the_variable_names_the_folder(given, found):
     assert leases_folder({"POPRUN_LEASES": given}) == found
 
 
-def test_the_folder_that_is_not_named():
+def test_the_default_folder_and_an_invalid_variable():
     assert leases_folder({}) in (Path("/dev/shm/poprun-py-leases"), Path("/tmp/poprun-py-leases"))
     with pytest.raises(ValueError, match="POPRUN_LEASES 'x': expected an absolute path, or none"):
         leases_folder({"POPRUN_LEASES": "x"})
@@ -154,7 +155,7 @@ def test_the_folder_that_is_not_named():
 
 @pytest.fixture
 def shared():
-    """Return a folder that all users reach; pytest's own are private."""
+    """Return a folder that all users can reach, unlike those of pytest."""
     made = Path(tempfile.mkdtemp(prefix="leases-of-users-"))
     made.chmod(0o755)
     yield made
@@ -179,7 +180,7 @@ def locked_by(uid, path):
 
 
 def workers(place, cores, count, kills):
-    """Run 8 workers, of which some are killed, and return what they say and who was killed."""
+    """Run 8 workers and kill some; return their output, the killed ids and the exit codes."""
     import random
 
     chance = random.Random(1)
@@ -199,7 +200,7 @@ def workers(place, cores, count, kills):
 
     try:
         for number in range(kills):
-            # The next kill comes after more of the work, somewhere in the middle of an operation.
+            # The kills are spread over the work, and may come in the middle of an operation.
             wait_until(lambda n=number: said() > (n + 1) * count * 4 // kills)
             alive = sorted(s for s, p in running.items() if p.poll() is None)
             victim = running[chance.choice(alive)]
@@ -224,11 +225,13 @@ def workers(place, cores, count, kills):
     [
         (12, 3, False),
         pytest.param(125, 30, False, marks=pytest.mark.sweep),
-        # With a mutex that nobody gets.
+        # Another user keeps the mutex locked.
         pytest.param(125, 30, True, marks=pytest.mark.sweep),
     ],
 )
-def test_no_core_has_two_holders_and_none_is_lost(shared, tmp_path, count, kills, has_stranger):
+def test_no_core_is_leased_twice_and_none_is_lost_when_processes_are_killed(
+    shared, tmp_path, count, kills, has_stranger
+):
     if has_stranger and os.geteuid() != 0:
         pytest.skip("only root becomes other users")
     place = shared / "leases"
@@ -245,7 +248,7 @@ def test_no_core_has_two_holders_and_none_is_lost(shared, tmp_path, count, kills
     assert codes == {0}
     assert len(killed) == kills
     assert said.count("had") > count
-    # The locks of a killed process go one after another.
+    # The kernel releases the locks of a killed process one after another.
     twice = [line.split() for line in said if line.startswith("twice")]
     assert [words for words in twice if int(words[2]) not in killed] == []
     with contextlib.closing(LeaseFolder(place)) as folder:
@@ -257,7 +260,7 @@ def test_no_core_has_two_holders_and_none_is_lost(shared, tmp_path, count, kills
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes other users")
-def test_a_mutex_that_a_stranger_keeps_locked_is_waited_for_shortly_and_once(shared, monkeypatch):
+def test_a_mutex_that_another_user_locks_is_waited_for_only_once(shared, monkeypatch):
     place, pauses = shared / "leases", []
     clock = SimpleNamespace(monotonic=lambda: sum(pauses), sleep=pauses.append)
     monkeypatch.setattr(lease_files, "time", clock)
@@ -268,13 +271,13 @@ def test_a_mutex_that_a_stranger_keeps_locked_is_waited_for_shortly_and_once(sha
             lease.name_run("run-7")
             with open_table(folder) as table:
                 assert [each.job.run_id for each in table.leases] == ["run-7"]
-        # This folder and the one of the lease have waited once each.
+        # There are two LeaseFolder objects, this one and the lease's, and each has waited once.
         assert 1.9 < sum(pauses) / lease_files._OTHER_USER_SECONDS < 2.1
         lease.close()
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes other users")
-def test_a_mutex_that_its_owner_keeps_from_others_is_done_without(shared, holder):
+def test_leases_work_without_a_mutex_if_its_owner_makes_it_unreadable(shared, holder):
     place = shared / "leases"
     first = holder(cpus="0", folder=place)
     (place / "mutex").chmod(0o600)
@@ -285,7 +288,7 @@ def test_a_mutex_that_its_owner_keeps_from_others_is_done_without(shared, holder
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes other users")
-def test_a_strangers_lock_does_not_keep_a_lease_whose_job_is_dead(shared, holder):
+def test_a_lock_of_another_user_does_not_keep_the_lease_of_a_dead_job(shared, holder):
     place = shared / "leases"
     with contextlib.closing(LeaseFolder(place)) as folder:
         first = holder(cpus="0", folder=place).process
@@ -299,18 +302,18 @@ def test_a_strangers_lock_does_not_keep_a_lease_whose_job_is_dead(shared, holder
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes other users")
-def test_two_users_without_rights_respect_one_another(shared, holder):
+def test_two_ordinary_users_see_each_others_leases(shared, holder):
     place = shared / "leases"
     LeaseFolder(place).close()
     users = {uid: {"user": [str(uid)], "folder": place} for uid in (NOBODY, SOMEBODY)}
-    # The mutex belongs to the first; the other locks it all the same.
+    # The mutex belongs to the first user, and the second can lock it.
     first = holder(cpus="0", **users[NOBODY])
     assert (place / "mutex").stat().st_uid == NOBODY
     second = holder(cpus="1", **users[SOMEBODY])
     assert [(job["user"], job["cpus"]) for job in second.seen["jobs"]] == [("nobody", [0])]
     look = holder("look", **users[NOBODY]).seen["jobs"]
     assert [job["user"] for job in look] == ["nobody", str(SOMEBODY)]
-    # The file of a dead one cannot be removed by the other user, and counts no more.
+    # The other user cannot remove the file of a dead job, and ignores it.
     first.process.kill()
     first.process.wait()
     assert [j["cpus"] for j in holder("look", **users[SOMEBODY]).seen["jobs"]] == [[1]]
@@ -318,6 +321,6 @@ def test_two_users_without_rights_respect_one_another(shared, holder):
     assert [j["cpus"] for j in holder("look", **users[NOBODY]).seen["jobs"]] == [[1]]
     assert len(list(place.glob("lease-*"))) == 1
     assert stat.S_IMODE(place.stat().st_mode) == 0o1777
-    # What another user hides is passed over.
+    # A file that another user makes unreadable is ignored.
     (place / "lease-hidden").touch(mode=0o600)
     assert [j["cpus"] for j in holder("look", **users[NOBODY]).seen["jobs"]] == [[1]]

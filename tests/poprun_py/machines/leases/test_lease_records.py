@@ -1,0 +1,99 @@
+"""The records of leases and waiting jobs, which other users may have written, and their texts."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from poprun_py.machines.lease_files import (
+    JobProcess,
+    LeaseRecord,
+    QueueRecord,
+    parse_record,
+    record_text,
+)
+from poprun_py.machines.lease_messages import leases_json, leases_table, leases_text
+
+NUMBERS = st.integers(0, 1 << 40)
+NAMES = st.text(st.characters(categories=("L", "N", "P")), max_size=20)
+JOBS = st.builds(JobProcess, pid=NUMBERS, process_start=NUMBERS, program=NAMES, run_id=NAMES)
+CPUS = st.sets(st.integers(0, 500), min_size=1).map(lambda cpus: tuple(sorted(cpus)))
+SINCE = st.floats(0, 1e12)
+JOB = JobProcess(pid=7, process_start=3, program="train.py", run_id="r")
+
+
+LEASE = LeaseRecord("lease-a", "ann", JOB, cpus=(0, 1, 4), numa_nodes=(0,), since=1.0)
+
+
+def parsed(record):
+    return parse_record(record.name, record.user, record_text(record).encode())
+
+
+@given(JOBS, CPUS, CPUS, SINCE, st.booleans())
+def test_a_lease_is_read_as_it_was_written(job, cpus, nodes, since, is_shared):
+    lease = LeaseRecord("lease-a", "u", job, cpus, nodes, since, is_shared)
+    assert parsed(lease) == lease
+    assert parsed(lease._replace(name="ticket-a")) is None
+    assert parsed(lease._replace(name="other")) is None
+
+
+@given(JOBS, NUMBERS, SINCE, NAMES)
+def test_a_waiting_job_is_read_as_it_was_written(job, number, since, outer):
+    waiting = QueueRecord("ticket-a", "u", job, number, since, outer)
+    assert parsed(waiting) == waiting
+    assert parsed(waiting._replace(name="lease-a")) is None
+
+
+def test_the_longest_name_of_a_run_is_not_cut():
+    # A job compares the names of runs to recognise its own leases on other hosts.
+    lease = LEASE._replace(job=JOB._replace(run_id="r" * 128))
+    assert parsed(lease) == lease
+
+
+@given(st.sampled_from(["lease-a", "ticket-a"]), st.binary(max_size=200))
+def test_random_bytes_are_rejected(name, data):
+    assert parse_record(name, "u", data) is None
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"version": 2}, {"pid": -1}, {"pid": "7"}, {"pid": True}, {"cpus": []}, {"cpus": "0"},
+        {"cpus": [-1]}, {"cpus": [True]}, {"cpus": [1 << 20]}, {"cpus": [0.0]},
+        {"since": "x"}, {"since": float("inf")},
+        {"program": 3}, {"numa_nodes": None}, {"run_id": None}, {"process_start": 1 << 60},
+    ],
+)  # fmt: skip
+def test_an_invalid_lease_is_rejected(change):
+    data = {**json.loads(record_text(LEASE)), **change}
+    assert parse_record("lease-a", "u", json.dumps(data).encode()) is None
+
+
+def test_control_codes_of_other_users_are_not_printed():
+    odd = JobProcess(pid=7, process_start=3, program="\x1b[2J\nroot's x" + "y" * 500, run_id="\r")
+    read = parsed(LEASE._replace(job=odd))
+    assert leases_text([read]).isprintable()
+    assert len(read.job.program) == 80
+    assert len(leases_table([read], []).splitlines()) == 2
+
+
+def test_the_table_lists_leases_and_then_waiting_jobs_in_their_order():
+    lease = LEASE._replace(is_shared=True)
+    queue = [QueueRecord(n, "bob", JOB, number=i, since=2.0) for i, n in enumerate("ab")]
+    rows = [line.split() for line in leases_table([lease], queue).splitlines()]
+    assert rows[0][:4] == ["job", "user", "pid", "program"]
+    assert rows[1][:7] == ["r", "ann", "7", "train.py", "0-1,4", "(shared)", "0"]
+    assert [row[4:6] for row in rows[2:]] == [["waits", "(1)"], ["waits", "(2)"]]
+    document = leases_json([lease], queue)
+    assert document["jobs"][0] == {"run_id": "r", "user": "ann", "pid": 7, "program": "train.py",
+                                   "since": 1.0, "cpus": [0, 1, 4], "numa_nodes": [0],
+                                   "shared": True}  # fmt: skip
+    assert len(document["waiting"]) == 2
+
+
+def test_a_long_list_of_leases_is_cut():
+    leases = [LEASE._replace(name=f"lease-{i}", cpus=(i,)) for i in range(9)]
+    assert leases_text(leases).endswith("and 5 more (--print-leases)")
