@@ -45,6 +45,7 @@ class ClickType(click.ParamType):  # type: ignore[type-arg]
         self, ctx: click.Context, param: click.Parameter, incomplete: str
     ) -> list[click.shell_completion.CompletionItem]:
         """Return the words that begin with ``incomplete``."""
+        from click.shell_completion import CompletionItem
+
         words = self._type.choices if self._complete is None else self._complete(ctx)
-        item = click.shell_completion.CompletionItem
-        return [item(word) for word in words if word.startswith(incomplete)]
+        return [CompletionItem(word) for word in words if word.startswith(incomplete)]

@@ -19,49 +19,49 @@ ROOT = Path(__file__).resolve().parents[2]
 
 INDEX = """# Options of poprun-py
 
-An option is written `--option VALUE` or `--option=VALUE`, with hyphens or underscores, and
-shortened as long as it stays unique. A `yes|no` value may also be `on`, `off`, `true`, `false`, `1`
-or `0`; a `TIME` is a number of seconds, or `90s`, `5m`, `1h30m`, `2d`; `INDICES` are `1`, `0,2-3`
-or `all`.
+Write an option as `--option VALUE` or `--option=VALUE`, with hyphens or underscores. A unique
+prefix of its name is accepted. A `yes|no` value may also be `on`, `off`, `true`, `false`, `1` or
+`0`. A `TIME` is a number of seconds, or a text such as `90s`, `5m`, `1h30m` or `2d`. `INDICES` are
+`1`, `0,2-3` or `all`.
 
-Options end at the program: what follows it is the program's. A program that ends in `.py` runs
-under the Python of `poprun-py`, and so does `-m MODULE`, as under `python -m`. `-np` and `--np` are
-`-n`, as in mpirun.
+Options end at the program, and all words after the program belong to it. A program whose name ends
+in `.py` runs under the Python of `poprun-py`. So does `-m MODULE`, as with `python -m`. `-np` and
+`--np` mean `-n`, as in mpirun.
 
-`poprun-py --help` shows what is used most; `--help GROUP`, `--help OPTION` and `--help all` show
-the rest. An option that does nothing, in this job or at all, is a warning that says why.
+`poprun-py --help` shows the most used options. `--help GROUP`, `--help OPTION` and `--help all`
+show the others. If an option has no effect, a warning says why.
 
-| group | what it decides |
+| group | contents |
 |---|---|
 """
 
 PLACES = """
 ## Places of options
 
-| place | the same option | wins over |
+| place | the same option | takes precedence over |
 |---|---|---|
-| command line | `--num-instances 2` | everything |
+| command line | `--num-instances 2` | all other places |
 | variable | `POPRUN_NUM_INSTANCES=2` | files |
 | file of `--import-config` | `num-instances = 2` (JSON: `"num_instances": 2`) | pyproject.toml |
 | pyproject.toml | `num-instances = 2` in the table `[tool.poprun-py]` | defaults |
 
-Options are merged one by one; a list, such as `env`, is replaced as a whole. Of two options that
-exclude one another, the one of the stronger place counts. A refusal names a value as it was given:
-`num-replicas = 8 in pyproject.toml`.
+Options are merged one by one. A list, such as `env`, is replaced as a whole. Of two options that
+exclude each other, the option of the stronger place is used. Error messages name a value as it was
+given: `num-replicas = 8 in pyproject.toml`.
 
-- **Variables.** An empty variable counts as unset. An option that may be repeated has one value on
-  each line. `POPRUN_LOG_LEVEL` (`TRACE`, `DEBUG`, `INFO`, `WARN`, ...) stands for `-vv`, `-v` or
-  nothing. A `POPRUN_` variable that is no option is a warning. Instances do not get them: a
-  launcher that an instance starts would take them for its own. `POPRUN_LEASES` is where jobs keep
-  [the cores that they have](../placement.md#jobs-side-by-side), or `none`; instances keep it.
-- **pyproject.toml.** The nearest one that has the table counts, from the working folder upward to
-  the top of the repository (the folder with `.git`); paths in it are relative to it. A file that
-  another user may have left in a folder where everyone may write, such as /tmp, is not read from a
-  folder below.
-- `--import-config none` reads no file, pyproject.toml included.
-- `--export-config` notes the place of each value: as a comment in TOML, under `sources` in JSON.
-- `-v` logs which files and variables gave options. `--help` and `--version` read none of them, nor
-  does `--stacks`; beside `--from-plan` only what the plan has not decided counts.
+- **Variables.** An empty variable counts as not set. The variable of a repeatable option has one
+  value per line. `POPRUN_LOG_LEVEL` (`TRACE`, `DEBUG`, `INFO`, `WARN`, ...) has the same effect as
+  `-vv`, `-v` or nothing. An unknown `POPRUN_` variable gives a warning. Instances do not get these
+  variables, since a launcher that an instance starts would read them. An exception is
+  `POPRUN_LEASES`, the folder in which jobs keep
+  [their leases of cores](../placement.md#jobs-side-by-side), or `none`.
+- **pyproject.toml.** The launcher uses the nearest file that has the table, from the working folder
+  upward to the top of the repository (the folder with `.git`). Paths in the file are relative to
+  it. A file in a folder above is not read if another user may have put it there, as in /tmp.
+- `--import-config none` reads no file, not even pyproject.toml.
+- `--export-config` writes the place of each value: as a comment in TOML, under `sources` in JSON.
+- `-v` logs the files and variables that gave options. `--help`, `--version` and `--stacks` do not
+  read them. With `--from-plan`, only options that the plan has not decided are read.
 """
 
 INSTANCES_GET = """

@@ -1,4 +1,4 @@
-"""The grammar of the command line."""
+"""Command-line parsing and the help pages."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_booleans_false(text):
     assert parse([f"--remove-partition={text}"])["remove_partition"] is False
 
 
-def test_program_keeps_everything_after_it():
+def test_all_words_after_the_program_belong_to_it():
     words = parse(["-H", "a,b", "train.py", "--num-replicas", "8", "-v", "--", "x"])
     assert words == {"host": "a,b", "program": ("train.py", "--num-replicas", "8", "-v", "--", "x")}
 
@@ -76,7 +76,7 @@ def test_optional_value():
     assert parse(["--print-hardware=json"])["print_hardware"] == "json"
 
 
-def test_empty_value_of_a_text_option_is_kept():
+def test_the_value_of_a_text_option_may_be_empty():
     assert parse(["-H=", "x"]) == {"host": "", "program": ("x",)}
     assert parse(["--mpi-local-args="])["mpi_local_args"] == ("",)
 
@@ -129,7 +129,7 @@ def test_empty_value_of_a_text_option_is_kept():
         (["--version=yes"], "takes no value"),
     ],
 )
-def test_refusals_say_what_is_accepted(words, part):
+def test_errors_say_which_values_are_accepted(words, part):
     with pytest.raises(UsageError) as caught:
         parse(words)
     assert part in str(caught.value)
@@ -145,16 +145,16 @@ _WORD = st.one_of(
 
 
 @given(st.lists(_WORD, max_size=8))
-def test_any_words_parse_or_are_refused_in_one_line(words):
+def test_random_words_are_parsed_or_give_an_error_of_one_line(words):
     answers = ("help", "version", "version_format")
-    with refused_in_one_line(words):
+    with error_of_one_line(words):
         values = parse(words)
         LaunchConfig(**{k: v for k, v in values.items() if k not in answers})
 
 
 @contextlib.contextmanager
-def refused_in_one_line(words):
-    """Let a refusal pass if it is one line; a newline may only come from the words themselves."""
+def error_of_one_line(words):
+    """Ignore an error whose message is one line, apart from newlines in the words."""
     try:
         yield
     except UsageError as error:
@@ -174,7 +174,7 @@ def refused_in_one_line(words):
         ["--num_instances", "2"],
     ],
 )
-def test_mpiruns_spellings_of_instances(words):
+def test_spellings_of_mpirun_for_the_number_of_instances(words):
     assert parse([*words, "prog"]) == {"num_instances": 2, "program": ("prog",)}
 
 
@@ -187,12 +187,12 @@ def test_mpiruns_spellings_of_instances(words):
         (["--nproc_per_node", "cpu"], "cpu"),
     ],
 )
-def test_torchruns_spellings_of_instances(words, value):
+def test_spellings_of_torchrun_for_the_number_of_instances(words, value):
     assert parse([*words, "x"]) == {"nproc_per_node": value, "program": ("x",)}
 
 
 @pytest.mark.parametrize("word", ["-m", "--module"])
-def test_a_module_ends_the_options_and_keeps_what_follows(word):
+def test_a_module_ends_the_options_and_keeps_the_words_after_it(word):
     words = ["-n", "2", word, "pkg.mod", "--lr", "1", "-v", "--", "-m"]
     assert parse(words) == {
         "num_instances": 2,
@@ -231,7 +231,7 @@ def test_spellings_of_indices(text, indices):
     assert parse(words) == {"only_output_from_instance": indices, "program": ()}
 
 
-def test_sync_types_are_kept_as_the_protocol_spells_them():
+def test_sync_types_are_stored_as_the_protocol_spells_them():
     assert parse(["--sync-type", "st_pod_native_default"])["sync_type"] == "ST_POD_NATIVE_DEFAULT"
 
 
@@ -250,7 +250,7 @@ def test_sync_types_are_kept_as_the_protocol_spells_them():
         (["-h", "--timeout"], "--timeout"),
     ],
 )
-def test_help_takes_a_topic_and_nothing_else_counts(words, topic):
+def test_help_takes_a_topic_and_ignores_all_other_words(words, topic):
     assert parse(words) == {"help": topic, "program": ()}
 
 
@@ -290,13 +290,13 @@ def test_a_group_may_be_shortened_and_written_in_any_case(group):
     own = [option_name(n) for n, opt in OPTIONS.items() if opt.group == group]
     for name in own:
         assert name == "--verbosity" or name in page
-    assert page.count("\n  -") == len(own) + (group == "Job")  # -m is no field
+    assert page.count("\n  -") == len(own) + (group == "Job")  # -m is not a field.
     for topic in (group.upper(), group.lower().replace(" ", "-"), group[:2].lower()):
         assert help_text(topic, 100) == page
 
 
 @pytest.mark.parametrize("topic", ["timeout", "--timeout", "TIMEOUT", "timeo"])
-def test_the_help_of_one_option_tells_its_other_places(topic):
+def test_the_help_of_one_option_names_its_variable(topic):
     text = help_text(topic, 100)
     assert "--timeout TIME" in text
     assert "POPRUN_TIMEOUT" in text
@@ -312,19 +312,19 @@ def test_the_help_of_one_option_tells_its_other_places(topic):
         ("num", "expected all"),
     ],
 )
-def test_help_on_nothing_is_refused_in_one_line(topic, said):
+def test_an_unknown_topic_of_help_is_an_error_of_one_line(topic, said):
     with pytest.raises(UsageError, match=re.escape(said)):
         help_text(topic, 100)
 
 
-def test_help_never_refuses_a_topic_and_offers_the_same():
+def test_the_hint_for_an_ambiguous_topic_is_not_the_topic_itself():
     with pytest.raises(UsageError) as caught:
         help_text("n", 100)
     assert "mean n?" not in str(caught.value)
 
 
 @pytest.mark.parametrize("columns", [40, 60, 80])
-def test_help_leaves_room_for_its_words_on_a_narrow_screen(columns):
+def test_descriptions_have_half_of_a_narrow_screen(columns):
     lines = [line for line in help_text("all", columns).split("\n") if line.startswith("    ")]
     widest = max(len(line) - len(line.lstrip()) for line in lines)
     assert widest <= columns // 2

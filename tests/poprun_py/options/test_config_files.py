@@ -1,4 +1,4 @@
-"""Configuration files: what they may say, and how mistakes in them are named."""
+"""The content of configuration files, and messages about mistakes in them."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_yes_and_no_may_be_written_in_a_file_as_on_the_command_line():
     ("value", "mode"),
     [(True, "yes"), (False, "no"), ("auto", "auto"), ("On", "yes"), ("no", "no")],
 )
-def test_a_choice_with_yes_and_no_takes_them_as_a_file_writes_them(value, mode):
+def test_a_choice_with_yes_and_no_may_be_a_boolean_in_a_file(value, mode):
     assert config_from_dict({"sdk-names": value}).sdk_names == mode
     for other in ("maybe", 1):
         with pytest.raises(UsageError, match="expected auto, yes or no"):
@@ -69,7 +69,7 @@ def test_mistakes_in_a_configuration_file_name_the_file(text, path, part):
 
 
 @given(st.text(max_size=40), st.sampled_from(["c.toml", "c.json", "c.yaml", "c"]))
-def test_any_text_is_a_configuration_or_refused(text, path):
+def test_random_text_is_a_configuration_or_an_error(text, path):
     with contextlib.suppress(UsageError):
         LaunchConfig(**parse_config(text, path))
 
@@ -83,6 +83,6 @@ def test_saved_options_are_those_that_decide_a_run():
     assert config_to_dict(LaunchConfig()) == {}
 
 
-def test_repr_shows_what_was_asked_for_but_no_secrets():
+def test_repr_shows_given_options_but_no_secrets():
     config = LaunchConfig(num_instances=2, num_replicas=4, env=("HF_TOKEN=hush",))
     assert repr(config) == "LaunchConfig(num_instances=2, num_replicas=4, env=...)"

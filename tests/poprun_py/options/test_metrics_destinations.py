@@ -1,4 +1,4 @@
-"""The spelling of --metrics-to, from all places of options."""
+"""The values of --metrics-to."""
 
 from __future__ import annotations
 
@@ -23,23 +23,23 @@ from poprun_py.options.metrics_destinations import MetricsDestination, read_dest
         ("wandb:team/digits", "wandb", "team/digits"),
     ],
 )
-def test_a_tool_and_a_place(text, tool, where):
+def test_a_tool_and_its_folder_or_project(text, tool, where):
     assert MetricsDestination.read(text) == MetricsDestination(tool, where)
 
 
 @given(st.sampled_from(["tensorboard", "wandb"]), st.text(min_size=1).filter(str.strip))
-def test_what_is_read_is_written_again(tool, where):
+def test_the_text_of_a_destination_is_read_again(tool, where):
     destination = MetricsDestination(tool, where)
     assert MetricsDestination.read(str(destination)) == destination
 
 
 @pytest.mark.parametrize("text", ["", "csv", "wandb:", "tensorboard: ", ":x", "tensorboard/x", 3])
-def test_anything_else_is_refused_with_what_is_accepted(text):
+def test_an_error_lists_the_accepted_values(text):
     with pytest.raises(UsageError, match=r"expected tensorboard, tensorboard:DIR, wandb or wandb:"):
         LaunchConfig(program=("x",), metrics_to=(text,))
 
 
-def test_a_place_that_is_given_twice_is_one():
+def test_repeated_destinations_count_once():
     config = LaunchConfig(program=("x",), metrics_to=("wandb", "wandb:a", "WANDB"))
     assert [str(each) for each in read_destinations(config.metrics_to)] == ["wandb", "wandb:a"]
 
@@ -52,8 +52,8 @@ def test_folders_of_a_file_are_relative_to_it(tmp_path, monkeypatch):
     )
     monkeypatch.chdir(tmp_path / "below")
     config = gather_options({}, {}).config
-    places = [f"tensorboard:{tmp_path / 'charts'}", "tensorboard:/charts", "wandb:x"]
-    assert list(config.metrics_to) == places
+    destinations = [f"tensorboard:{tmp_path / 'charts'}", "tensorboard:/charts", "wandb:x"]
+    assert list(config.metrics_to) == destinations
     assert Path(read_destinations(config.metrics_to)[1].where).is_absolute()
 
 
@@ -65,6 +65,6 @@ def test_tensorboard_needs_a_folder():
 
 
 @pytest.mark.parametrize("port", [-1, 65_536, True, "8000"])
-def test_a_port_is_a_number_that_ports_have(port):
+def test_the_port_of_the_metrics_must_be_a_port_number(port):
     with pytest.raises(UsageError, match="at least 0 and at most 65535"):
         LaunchConfig(program=("x",), metrics_port=port)

@@ -1,4 +1,4 @@
-"""Options from several places: which counts, and in whose words a refusal speaks."""
+"""The precedence of the sources of options, and the spelling of options in messages."""
 
 from __future__ import annotations
 
@@ -70,11 +70,11 @@ def test_instances_of_each_host_are_counted_when_the_hosts_are_known():
     assert LaunchConfig(num_instances=2).on_hosts(5).num_instances == 2
 
 
-# --- the words of a refusal ---------------------------------------------------------------------
+# --- spelling in messages -----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("layer", "said"),
+    ("source", "said"),
     [
         (from_command_line({"num_replicas": 8}), "--num-replicas 8 cannot be"),
         (variables(POPRUN_NUM_REPLICAS="8"), "POPRUN_NUM_REPLICAS=8 cannot be"),
@@ -83,9 +83,9 @@ def test_instances_of_each_host_are_counted_when_the_hosts_are_known():
         ({"num_replicas": 8}, "num_replicas=8 cannot be"),
     ],
 )
-def test_a_refusal_names_a_value_as_it_was_given(layer, said):
+def test_an_error_spells_an_option_as_its_source_does(source, said):
     with pytest.raises(UsageError) as caught:
-        merged_config(layer, from_command_line({"num_instances": 3}))
+        merged_config(source, from_command_line({"num_instances": 3}))
     assert str(caught.value).startswith(said)
     assert "over --num-instances 3 (" in str(caught.value)
 
@@ -100,13 +100,13 @@ def test_a_refusal_names_a_value_as_it_was_given(layer, said):
          "--only-output-from-instance 1: expected an index from 0 to 0 (num-instances = 1 (the"),
     ],
 )  # fmt: skip
-def test_a_refusal_calls_a_default_one(values, said):
+def test_an_error_marks_a_default_value(values, said):
     with pytest.raises(UsageError) as caught:
         merged_config(from_command_line(values))
     assert str(caught.value).startswith(said)
 
 
-def test_a_refusal_names_the_instances_of_each_host_and_the_hosts():
+def test_an_error_names_the_instances_of_each_host_and_the_hosts():
     config = merged_config(from_command_line({"nproc_per_node": 4, "num_replicas": 12}))
     with pytest.raises(UsageError) as caught:
         config.on_hosts(2)
@@ -116,7 +116,7 @@ def test_a_refusal_names_the_instances_of_each_host_and_the_hosts():
         config.on_hosts(1, cpus=3)
 
 
-def test_a_refusal_of_the_hosts_names_no_option_that_was_not_given():
+def test_an_error_about_hosts_names_only_options_that_were_given():
     config = merged_config(variables(POPRUN_NUM_INSTANCES="3"))
     with pytest.raises(UsageError, match=r"^POPRUN_NUM_INSTANCES=3 cannot be split .* 2 hosts"):
         make_topology(config, parse_host_list("a,b", source="x"))
@@ -125,10 +125,10 @@ def test_a_refusal_of_the_hosts_names_no_option_that_was_not_given():
     assert "--" not in str(caught.value)
 
 
-# --- which place counts -------------------------------------------------------------------------
+# --- precedence ---------------------------------------------------------------------------------
 
 
-def test_the_command_line_wins_over_variables_those_over_files():
+def test_precedence_of_command_line_variables_and_files():
     weakest = project("timeout = 1\ngrace = 1\nhost = 'a'\nnum-instances = 2")
     file = parse_config('{"timeout": 2, "grace": 2, "host": "b"}', "job.json")
     environ = variables(POPRUN_TIMEOUT="3", POPRUN_GRACE="3")
@@ -155,15 +155,15 @@ def test_the_command_line_wins_over_variables_those_over_files():
         (("nproc_per_node", 3), ("num_instances", 1)),
     ],
 )
-def test_of_two_ways_to_say_one_thing_the_stronger_place_counts(weaker, stronger):
-    config = merged_config(config_layer(weaker), from_command_line(dict([stronger])))
+def test_of_two_options_that_exclude_each_other_the_later_source_counts(weaker, stronger):
+    config = merged_config(of_file(weaker), from_command_line(dict([stronger])))
     assert getattr(config, stronger[0]) == stronger[1]
     assert not config.is_given(weaker[0])
     with pytest.raises(UsageError, match="exclude one another: give one"):
         merged_config(from_command_line(dict([weaker, stronger])))
 
 
-def config_layer(pair):
+def of_file(pair):
     return parse_config(json.dumps(dict([pair])), "job.json")
 
 
@@ -172,7 +172,7 @@ def test_a_list_is_replaced_as_a_whole():
     assert config.env == ("C=3",)
 
 
-def test_no_program_on_the_command_line_keeps_that_of_the_file():
+def test_the_program_of_a_file_is_used_if_the_command_line_has_none():
     file = parse_config('{"program": ["train.py"]}', "job.json")
     assert merged_config(file, from_command_line({"program": ()})).program == ("train.py",)
     assert merged_config(file, from_command_line({"program": ("x",)})).program == ("x",)
@@ -181,8 +181,8 @@ def test_no_program_on_the_command_line_keeps_that_of_the_file():
 # --- variables ----------------------------------------------------------------------------------
 
 
-def test_variables_are_read_as_the_command_line_is():
-    layer, warnings = from_environment(
+def test_variables_are_read_like_the_command_line():
+    values, warnings = from_environment(
         {
             "POPRUN_NUM_INSTANCES": "2",
             "POPRUN_TIMEOUT": "5m",
@@ -195,8 +195,8 @@ def test_variables_are_read_as_the_command_line_is():
         }
     )
     assert warnings == ()
-    del layer["origins"]
-    assert layer == {
+    del values["origins"]
+    assert values == {
         "num_instances": 2, "timeout": 300, "dry_run": True, "only_output_from_instance": None,
         "env": ("A=1 2", "B=x,y"),
     }  # fmt: skip
@@ -210,7 +210,7 @@ def test_variables_are_read_as_the_command_line_is():
         ("POPRUN_LOG_LEVEL", "loud", "POPRUN_LOG_LEVEL 'loud': expected one of TRACE"),
     ],
 )
-def test_a_wrong_variable_is_named(name, text, said):
+def test_an_error_names_the_variable(name, text, said):
     with pytest.raises(UsageError) as caught:
         from_environment({name: text})
     assert str(caught.value).startswith(said)
@@ -230,12 +230,12 @@ def test_poprun_s_log_level_is_the_verbosity(environ, level):
     assert from_environment(environ)[0]["verbosity"] == level
 
 
-def test_a_variable_that_is_no_option_is_a_warning_with_the_nearest():
+def test_an_unknown_variable_gives_a_warning_with_the_nearest_name():
     assert from_environment({"POPRUN_NUM_INSTANCE": "2", "POPRUN_ZZZZZZZZ": "1"})[1] == (
         "POPRUN_NUM_INSTANCE is not an option of poprun-py; did you mean POPRUN_NUM_INSTANCES?",
         "POPRUN_ZZZZZZZZ is not an option of poprun-py",
     )
-    # A job and a plan are named where they are wanted.
+    # These options cannot be given by a variable.
     assert from_environment({"POPRUN_STACKS": "1", "POPRUN_FROM_PLAN": "p"})[1] == (
         "POPRUN_FROM_PLAN is not an option of poprun-py; give --from-plan on the command line",
         "POPRUN_STACKS is not an option of poprun-py; give --stacks on the command line",
@@ -266,7 +266,7 @@ def test_no_option_takes_the_name_of_a_variable_between_launcher_and_wrapper():
         max_size=6,
     )
 )
-def test_any_variables_are_options_or_refused(environ):
+def test_random_variables_are_options_or_an_error(environ):
     with contextlib.suppress(UsageError):
         merged_config(from_environment(environ)[0])
 
@@ -289,7 +289,7 @@ def test_any_variables_are_options_or_refused(environ):
         ),
     ],
 )
-def test_a_mistake_in_the_project_file_is_named_with_its_line(text, said):
+def test_an_error_in_the_project_file_has_a_line_number(text, said):
     before = "[tool.other]\nnum-replicaz = 1\n"
     with pytest.raises(UsageError) as caught:
         parse_project_file(f"{before}[tool.poprun-py]\n{text}", "pyproject.toml")
@@ -307,7 +307,7 @@ def test_a_mistake_in_the_project_file_is_named_with_its_line(text, said):
         '[tool.ruff.per-file-ignores]\n"poprun_py/x.py" = []\n',
     ],
 )
-def test_a_project_file_of_others_is_left_alone(text):
+def test_a_project_file_without_our_table_is_ignored(text):
     assert parse_project_file(text, "pyproject.toml") is None
 
 
@@ -325,7 +325,7 @@ def test_every_spelling_of_the_table_is_found(text):
     assert parse_project_file(text, "pyproject.toml")["grace"] == 60
 
 
-def test_a_table_of_nearly_the_name_is_refused():
+def test_a_misspelled_table_is_an_error():
     with pytest.raises(UsageError, match=re.escape("did you mean [tool.poprun-py]?")):
         parse_project_file("[tool.poprun_py]\nnum-instances = 2\n", "pyproject.toml")
 
@@ -346,7 +346,7 @@ def test_times_and_indices_may_be_texts_or_numbers_in_a_file():
 
 
 @pytest.mark.parametrize("path", ["c.toml", "c.json"])
-def test_an_export_tells_where_each_value_came_from_and_is_read_again(path):
+def test_an_export_has_the_source_of_each_value_and_is_read_again(path):
     config = merged_config(
         project("grace = 2\nprogram = ['x']"),
         variables(POPRUN_ENV="A=1"),
@@ -373,6 +373,6 @@ def test_an_export_tells_where_each_value_came_from_and_is_read_again(path):
     assert merged_config(parse_config(text, path)) == config
 
 
-def test_an_export_keeps_a_path_with_a_line_break_on_its_line():
-    layer = parse_config('{"grace": 2}', "a\nb.json")
-    assert dump_config(merged_config(layer), "c.toml") == "grace = 2  # a b.json\n"
+def test_a_path_with_a_line_break_stays_on_one_line_of_an_export():
+    values = parse_config('{"grace": 2}', "a\nb.json")
+    assert dump_config(merged_config(values), "c.toml") == "grace = 2  # a b.json\n"

@@ -1,4 +1,4 @@
-"""Options as keywords of Python: what they become, what is refused, and their types."""
+"""The conversion of keyword arguments to options, their errors, and their types."""
 
 from __future__ import annotations
 
@@ -30,19 +30,21 @@ def test_words_are_texts_numbers_and_paths():
     )  # fmt: skip
 
 
-def test_options_are_those_of_the_command_line_and_more():
+def test_keywords_are_the_options_of_the_command_line_and_hosts_and_env():
     config = made(
         hosts=["a", "b:2"], env={"SEED": 1, "DATA": Path("d")}, timeout="5m", numa_aware="no",
         only_output_from_instance="0,2-3", num_instances=4, output_dir=Path("runs"),
+        pod=Path("pod"),
     )  # fmt: skip
     assert config == LaunchConfig(
         program=("train.py",), host="a,b:2", env=("SEED=1", "DATA=d"), timeout=300,
         numa_aware=False, only_output_from_instance=(0, 2, 3), num_instances=4, output_dir="runs",
+        pod="pod",
     )  # fmt: skip
     assert made(hosts="n[0-3]").host == "n[0-3]"
     assert made(env=["SEED"]).env == ("SEED",)
     assert made(timeout=None, num_replicas=None, hosts=None) == made()
-    # Given, it does not follow the instances.
+    # A number of replicas that was given does not follow the instances.
     assert made(num_instances=2, num_replicas=2).is_given("num_replicas")
 
 
@@ -81,14 +83,14 @@ def test_options_are_those_of_the_command_line_and_more():
         (["a"], {"num_instances": 3, "num_replicas": 4}, "num_replicas=4 cannot be split evenly"),
     ],
 )
-def test_refusals_are_one_line(program, options, said):
+def test_errors_are_one_line(program, options, said):
     with pytest.raises(UsageError) as refused:
         config_of(program, options)
     assert said in str(refused.value)
     assert "\n" not in str(refused.value)
 
 
-def test_numbers_of_numpy_and_torch_are_pythons():
+def test_numbers_of_numpy_and_torch_are_converted():
     config = made(
         *("a", torch.tensor(2), np.array(3), np.str_("b")), env={"N": torch.tensor(1.5)},
         num_instances=np.int64(4), num_replicas=torch.tensor(8), timeout=np.float32(0.5),
@@ -117,7 +119,7 @@ def test_numbers_of_numpy_and_torch_are_pythons():
         ("TOKEN=s3cret", "env of type str: expected a list"),
     ],
 )
-def test_a_refusal_never_tells_the_value_of_a_variable(env, said):
+def test_an_error_never_contains_the_value_of_a_variable(env, said):
     ways = [
         partial(made, env=env),
         partial(LaunchConfig(program=("a",)).replace, env=env),
@@ -131,7 +133,7 @@ def test_a_refusal_never_tells_the_value_of_a_variable(env, said):
         ways[0]()
 
 
-def test_what_a_configuration_looks_like_never_tells_the_value_of_a_variable():
+def test_the_text_of_a_configuration_never_contains_the_value_of_a_variable():
     config = made(env={"TOKEN": "s3cret"})
     for shown in (repr(config), str(config), config._repr_html_(), repr(config.origins)):
         assert "s3cret" not in shown
@@ -141,7 +143,7 @@ def test_what_a_configuration_looks_like_never_tells_the_value_of_a_variable():
 # --- files and changes --------------------------------------------------------------------------
 
 
-def test_a_file_with_what_is_given_besides(tmp_path):
+def test_keywords_take_precedence_over_a_file(tmp_path):
     file = tmp_path / "job.toml"
     file.write_text('program = ["a.py"]\nnum-instances = 2\nhost = "a,b"\ngrace = "2s"\n')
     assert LaunchConfig.from_file(file) == LaunchConfig(
@@ -161,7 +163,7 @@ def test_a_file_with_what_is_given_besides(tmp_path):
         ("job.yaml", b"", "expected a file name that ends in .toml or .json"),
     ],
 )
-def test_a_file_that_is_refused(name, text, said, tmp_path):
+def test_errors_in_a_file_name_the_file(name, text, said, tmp_path):
     if text is not None:
         (tmp_path / name).write_bytes(text)
     with pytest.raises(UsageError) as refused:
@@ -171,14 +173,14 @@ def test_a_file_that_is_refused(name, text, said, tmp_path):
 
 
 @pytest.mark.parametrize("path", [None, 3, "job\0.toml"])
-def test_a_file_that_is_no_path_is_refused(path):
+def test_the_path_of_a_file_must_be_a_path(path):
     with pytest.raises(UsageError, match="expected the path of a"):
         LaunchConfig.from_file(path)
 
 
 def test_a_changed_configuration():
     config = LaunchConfig(program=("a",), num_instances=2, host="h", timeout=4, env=("A=1",))
-    # Replicas that nobody gave are as many as the instances.
+    # The number of replicas was not given, so it follows the number of instances.
     assert config.replace(num_instances=4).num_replicas == 4
     assert config.replace(timeout=None, hosts=None) == LaunchConfig(
         program=("a",), num_instances=2, env=("A=1",)
