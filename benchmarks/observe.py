@@ -37,7 +37,7 @@ from popdist_py.activities import ledger
 from popdist_py.environment import TIMELINE_MIB
 from popdist_py.timeline import spans
 from popdist_py.timeline.recorder import Recorder
-from poprun_py.instance.program_activity import observe
+from poprun_py.instance.program_activity import resource_usage
 from poprun_py.instance.progress_memory import ProgressMemory
 
 _STEPS = 50
@@ -160,7 +160,7 @@ def _look() -> dict[str, Any]:
     took = []
     for _ in range(100):
         began = time.process_time()
-        observe(os.getpid())
+        resource_usage(os.getpid())
         memory.ledger()
         took.append(time.process_time() - began)
     cost = statistics.median(took)

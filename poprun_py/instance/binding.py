@@ -1,7 +1,7 @@
-"""Binds the calling process to CPUs and memory nodes, and reads back what the kernel made of it.
+"""Binding of this process to CPUs and memory nodes, and what the kernel reports of a binding.
 
-Runs in front of the program in every instance: standard library only, as few imports as possible
-(ctypes only when a memory policy is set), no other module of ours.
+The wrapper binds itself before it starts its program, which inherits the binding. Every wrapper
+imports this module at its start, so it imports little; ctypes only to set a memory policy.
 """
 
 import errno
@@ -16,9 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from typing import Any
 
-# Variables from which libraries take their number of threads. The launcher plans only the first,
-# OMP_NUM_THREADS. Each library prefers its own variable to it, so the planned value never overrules
-# a variable that the user sets.
+# Variables from which libraries take their number of threads. The launcher plans only the first.
+# Each library prefers its own variable, so the planned value never overrules one that the user set.
 THREAD_VARIABLES = (
     "OMP_NUM_THREADS",
     "MKL_NUM_THREADS",
@@ -32,7 +31,7 @@ THREAD_VARIABLES = (
     "RAYON_NUM_THREADS",
 )
 
-# Numbers of set_mempolicy by machine (linux/arch/*/syscall*.tbl); 32-bit machines are left out.
+# The number of the system call set_mempolicy on 64-bit machines (linux/arch/*/syscall*.tbl).
 _SET_MEMPOLICY = {
     "x86_64": 238,
     "aarch64": 237,
@@ -43,24 +42,31 @@ _SET_MEMPOLICY = {
     "s390x": 270,
 }
 _ENVIRON_TRIES, _ENVIRON_PAUSE_SECONDS = 40, 0.0005
-# include/uapi/linux/mempolicy.h
+# From include/uapi/linux/mempolicy.h.
 _MPOL_PREFERRED, _MPOL_BIND, _MPOL_PREFERRED_MANY = 1, 2, 5
 _POLICY_NAMES = {"prefer": "preferred", "prefer (many)": "preferred"}
 
 
-def apply(cpus: list[int], memory_nodes: list[int]) -> "dict[str, Any]":
-    """Bind this process, and with it every program and process that it becomes or starts.
+def apply_planned() -> "dict[str, Any]":
+    """Bind this process as the launcher's plan says; returns what ``apply`` returns."""
+    cpus = [int(n) for n in os.environ.get("POPRUN_CPUS", "").split(",") if n]
+    nodes = [int(n) for n in os.environ.get("POPRUN_MEMORY_NODES", "").split(",") if n]
+    return apply(cpus, nodes)
 
-    The memory policy is graded: bind, where that is refused preferred, else none. A refusal never
-    stops the instance: it is reported here and shows again in ``read_back``.
+
+def apply(cpus: list[int], memory_nodes: list[int]) -> "dict[str, Any]":
+    """Bind this process, and so every program that it becomes or starts.
+
+    If the kernel refuses the memory policy ``bind``, ``preferred`` is tried. A refusal never stops
+    the instance: it is reported here, and ``read_back`` shows its effect.
 
     Args:
-        cpus: numbers of the only CPUs to run on; empty to leave the affinity alone.
-        memory_nodes: numbers of the only memory nodes to allocate from; empty to leave it alone.
+        cpus: the only CPUs to run on; empty for no change.
+        memory_nodes: the only memory nodes from which to allocate; empty for no change.
 
     Returns:
-        ``cpus`` that were set, ``memory_policy`` (bind, preferred or none), ``memory_nodes`` it
-        holds for, and ``refused``: one sentence for each thing that the kernel did not allow.
+        ``cpus``, which were set; ``memory_policy`` (bind, preferred or none) and the
+        ``memory_nodes`` for which it was set; and ``refused``, one sentence for each refusal.
     """
     refused: list[str] = []
     bound: list[int] = []
@@ -70,24 +76,23 @@ def apply(cpus: list[int], memory_nodes: list[int]) -> "dict[str, Any]":
             bound = sorted(cpus)
         except (OSError, ValueError, AttributeError) as error:
             refused.append(f"CPU affinity {format_list(cpus)}: {_reason(error)}")
-    policy: str = "none"
-    nodes: list[int] = []
+    policy, nodes = "none", list[int]()
     if memory_nodes:
         policy, nodes = _set_memory_policy(sorted(memory_nodes), refused)
     return {"cpus": bound, "memory_policy": policy, "memory_nodes": nodes, "refused": refused}
 
 
 def _set_memory_policy(nodes: list[int], refused: list[str]) -> tuple[str, list[int]]:
-    """Set the strongest memory policy that the kernel allows; returns its name and nodes."""
+    """Set the strongest memory policy that the kernel accepts; return its name and nodes."""
     number = _SET_MEMPOLICY.get(os.uname().machine)
     if number is None:
         refused.append(f"memory policy: not known for machine {os.uname().machine}")
         return "none", []
-    grades = [("bind", _MPOL_BIND, nodes)]
+    policies = [("bind", _MPOL_BIND, nodes)]
     if len(nodes) > 1:
-        grades.append(("preferred", _MPOL_PREFERRED_MANY, nodes))
-    grades.append(("preferred", _MPOL_PREFERRED, nodes[:1]))
-    for name, mode, chosen in grades:
+        policies.append(("preferred", _MPOL_PREFERRED_MANY, nodes))
+    policies.append(("preferred", _MPOL_PREFERRED, nodes[:1]))
+    for name, mode, chosen in policies:
         try:
             _call_set_mempolicy(number, mode, chosen)
         except OSError as error:
@@ -101,7 +106,7 @@ def _call_set_mempolicy(number: int, mode: int, nodes: list[int]) -> None:
     """Call set_mempolicy(2).
 
     Raises:
-        OSError: the kernel, or a filter in front of it, refused.
+        OSError: the kernel, or a filter of system calls, refused.
     """
     try:
         import ctypes
@@ -125,18 +130,18 @@ def _reason(error: Exception) -> str:
 
 
 def read_back(pid: int) -> "dict[str, Any]":
-    """Return what the kernel says of process ``pid``; what cannot be read is None.
+    """Return what the kernel reports of a process; values that cannot be read are None.
 
     Returns:
-        ``ended``: it is no longer there to be read. ``cpus`` and ``memory_allowed`` (status),
-        ``memory_policy`` (default, bind, preferred, ...) with ``memory_nodes`` (numa_maps: the
-        first mapping shows the policy of the process), ``omp_num_threads`` (environ; 0: not set),
-        ``other_threads``, the text of each other thread variable that is set (environ), and
-        ``threads``, the threads that exist now.
+        ``ended``, whether the process has ended; ``cpus`` and ``memory_allowed``, from its status;
+        ``memory_policy`` (default, bind, preferred, ...) and ``memory_nodes``, from its first
+        mapping in numa_maps; ``omp_num_threads`` (0 if it is not set) and ``other_threads``, the
+        other thread variables that are set, from its environment; and ``threads``, its number of
+        threads.
     """
     variables = _environ(pid)
     policy, nodes = _memory_policy(pid)
-    # Read last: a process that is alive now was alive before.
+    # Read last: if the process is alive now, it was alive when the rest was read.
     status = read_status(pid)
     return {
         "ended": status.get("State", "Z")[0] in "ZX",
@@ -151,34 +156,33 @@ def read_back(pid: int) -> "dict[str, Any]":
 
 
 def _memory_policy(pid: int) -> tuple[str | None, list[int]]:
-    """Return name and nodes of the policy; ``(None, [])`` where the kernel shows none."""
-    # One page holds the first mappings; reading all would walk the whole address space.
+    """Return name and nodes of the policy; ``(None, [])`` if it cannot be read."""
+    # The first page has the first mapping. To read all, the kernel walks the whole address space.
     first = (read_file(pid, "numa_maps", first_page=True) or b"").split(b"\n", 1)[0].decode()
     _, _, rest = first.partition(" ")
     if not rest:
         return None, []
-    for many in ("prefer (many)", "weighted interleave"):
-        if rest.startswith(many):
-            # These are the policies whose names hold a blank.
-            rest = rest.replace(many, many.replace(" ", "_"), 1)
+    # The names of these policies contain a blank.
+    for name in ("prefer (many)", "weighted interleave"):
+        if rest.startswith(name):
+            rest = rest.replace(name, name.replace(" ", "_"), 1)
     word = rest.split(" ", 1)[0].replace("_", " ")
     name, _, nodes = word.replace("=static", "").replace("=relative", "").partition(":")
     return _POLICY_NAMES.get(name, name), parse_list(nodes) or []
 
 
 def _environ(pid: int) -> bytes:
-    """Return the environment; empty when it cannot be read."""
+    """Return the environment of a process; empty if it cannot be read."""
     for _ in range(_ENVIRON_TRIES):
         variables = read_file(pid, "environ")
         if variables or variables is None or read_status(pid).get("State", "Z")[0] in "ZX":
             return variables or b""
-        # Between the closing of descriptors and the end of exec the kernel shows nothing here.
+        # During the last steps of exec, the kernel shows an empty environment.
         time.sleep(_ENVIRON_PAUSE_SECONDS)
     return b""
 
 
 def _omp_num_threads(variables: bytes) -> int | None:
-    """Return the number, 0 when it is not set, None when there is no environment to look in."""
     for entry in variables.split(b"\0"):
         if entry.startswith(b"OMP_NUM_THREADS="):
             first = entry.partition(b"=")[2].split(b",")[0].strip()
@@ -209,7 +213,7 @@ def format_list(numbers: "Iterable[int]") -> str:
 
 
 def parse_list(text: str | None) -> list[int] | None:
-    """Return the numbers of a kernel list such as ``0-3,8``; None for no list."""
+    """Return the numbers of a kernel list such as ``0-3,8``; None for other texts and for None."""
     if text is None:
         return None
     numbers: list[int] = []

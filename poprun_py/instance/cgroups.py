@@ -1,31 +1,55 @@
-"""The limits of a control group, and how often the kernel has refused something because of them.
+"""Control groups of processes: their limits, and how often or how long the kernel enforced them.
 
-Reads files only. Standard library only and cheap to import.
+Reads files of version 1 or 2. Every wrapper imports this module at its start, so it imports little.
 """
 
 import os
 
-# By version of control groups: the files with the events and with the limit.
+# As typing's, which takes longer to import than everything here.
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+# Per version: the file that counts events, and the file with the limit.
 _MEMORY = {1: ("memory.oom_control", "memory.limit_in_bytes"), 2: ("memory.events", "memory.max")}
 _PROCESSES = {1: ("pids.events", "pids.max"), 2: ("pids.events", "pids.max")}
-# What version 1 says where there is no limit is near 2 ** 63.
+# Version 1 shows a number near 2 ** 63 if there is no limit.
 _NO_LIMIT = 1 << 60
 
 
 def memory_state(root: str = "/", pid: int | str = "self") -> dict[str, int]:
-    """Return how often the kernel killed for want of memory here, and the memory limit in bytes.
+    """Return the memory limit of a process, and how often the kernel killed for lack of memory.
 
-    Reads the control group of ``pid``, version 2 or 1, below ``root``; what is not known is absent.
+    Args:
+        root: the folder that contains ``proc`` and ``sys``.
+        pid: the process.
+
+    Returns:
+        ``oom_kills`` and ``limit_bytes``; a value that is not known is absent.
     """
     return _state(root, pid, "memory", _MEMORY, ("oom_kill", "oom_kills"), "limit_bytes")
 
 
 def process_state(root: str = "/") -> dict[str, int]:
-    """Return how often a process or thread was ``refused`` here, and the ``limit`` of their number.
+    """Return the limit on the number of processes here, and how often the kernel refused one.
 
-    Reads the control group of this process, as ``memory_state`` does.
+    Returns:
+        ``refused`` and ``limit``; a value that is not known is absent.
     """
     return _state(root, "self", "pids", _PROCESSES, ("max", "refused"), "limit")
+
+
+def throttled_seconds(root: str = "/") -> float:
+    """Return how long this process could not run because its share of CPU time was used up."""
+    seconds = 0.0
+    for folder, _ in _folders(root, "self", "cpu"):
+        words = _read(os.path.join(folder, "cpu.stat")).split()
+        values = dict(zip(words[::2], words[1::2], strict=False))  # names and numbers alternate
+        if "throttled_usec" in values:  # version 2
+            seconds = max(seconds, int(values["throttled_usec"]) / 1e6)
+        elif "throttled_time" in values:  # version 1
+            seconds = max(seconds, int(values["throttled_time"]) / 1e9)
+    return seconds
 
 
 def _state(
@@ -36,35 +60,36 @@ def _state(
     event: "tuple[str, str]",
     limit: str,
 ) -> dict[str, int]:
-    """Return the count of an event and the lowest limit for a process, as they are to be named.
+    """Return the count of an event and the lowest limit that applies to a process.
 
-    ``event`` is the word in the file of events, and the name of its count.
+    ``event`` is the word in the file of events, and the key of its count in the result. ``limit``
+    is the key of the limit.
     """
     word, name = event
-    try:
-        with open(os.path.join(root, f"proc/{pid}/cgroup")) as file:
-            entries = [line.rstrip("\n").split(":", 2) for line in file if line.count(":") > 1]
-    except OSError:
-        return {}
     state: dict[str, int] = {}
-    for _, controllers, path in entries:
-        if controller in controllers.split(","):
-            folder, version = os.path.join(root, "sys/fs/cgroup", controller), 1
-        elif not controllers and not state:
-            folder, version = os.path.join(root, "sys/fs/cgroup"), 2
-        else:
-            continue
+    for folder, version in _folders(root, pid, controller):
+        events_file, limit_file = (os.path.join(folder, file) for file in files[version])
+        words = _read(events_file).split()
+        if word in words and name not in state:
+            state[name] = int(words[words.index(word) + 1])
+        text = _read(limit_file).strip()
+        if text.isdigit() and int(text) < _NO_LIMIT:
+            state[limit] = min(int(text), state.get(limit, int(text)))
+    return state
+
+
+def _folders(root: str, pid: int | str, controller: str) -> "Iterator[tuple[str, int]]":
+    """Yield folder and version of a process's control group and of the groups around it."""
+    lines = _read(os.path.join(root, f"proc/{pid}/cgroup")).splitlines()
+    entries = [line.split(":", 2) for line in lines if line.count(":") > 1]
+    # A controller that is mounted as version 1 does not exist in version 2.
+    named = [each for each in entries if controller in each[1].split(",")]
+    for _, controllers, path in named or [each for each in entries if not each[1]]:
+        version = 1 if controllers else 2
+        base = os.path.join(root, "sys/fs/cgroup", controller if version == 1 else "")
         parts = [part for part in path.split("/") if part and part != ".."]
         for depth in range(len(parts), -1, -1):
-            here = os.path.join(folder, *parts[:depth])
-            events_file, limit_file = (os.path.join(here, name) for name in files[version])
-            words = _read(events_file).split()
-            if word in words and name not in state:
-                state[name] = int(words[words.index(word) + 1])
-            text = _read(limit_file).strip()
-            if text.isdigit() and int(text) < _NO_LIMIT:
-                state[limit] = min(int(text), state.get(limit, int(text)))
-    return state
+            yield os.path.join(base, *parts[:depth]), version
 
 
 def _read(path: str) -> str:

@@ -1,7 +1,8 @@
-"""The control channel between launcher and instance wrapper: frames on a stream socket.
+"""Messages between the launcher and the wrappers of the instances, as frames on a stream socket.
 
-A frame is one kind byte, the payload's length in four bytes, and the payload. Standard library
-only and tiny: the wrapper imports this in front of every program.
+A frame is one byte for the kind of message, the length of the payload in four bytes, and the
+payload. Payloads are JSON unless the comment of their kind says otherwise. Every wrapper imports
+this module at its start, so it imports little.
 """
 
 from poprun_py.instance.quick_imports import socket
@@ -14,72 +15,97 @@ if TYPE_CHECKING:
 _HEADER_SIZE = 5  # without the struct module, which every start would import
 MAX_PAYLOAD = 1 << 20
 
-# wrapper -> launcher
-HELLO = b"H"  # JSON: token, rank, pid, host, time_ns; instance 0 adds a free port
-STARTED = b"S"  # JSON: the program's pid, what was bound
-STDOUT = b"O"  # raw bytes
-STDERR = b"E"  # raw bytes
-PROGRESS = b"A"  # JSON: how far the program is, when the launcher wants it and it has changed
-ACTIVITY = (
-    b"I"  # JSON: the activity of a program that makes no steps, as SignsOfLife.look() returns it
-)
-OBSERVED = b"N"  # JSON: where time goes, what the program uses, new steps: the answer to OBSERVE
-POLLED = b"P"  # JSON: the answer to PROPOSE_STOP: the proposal, and how often the program has asked
-STACKS = b"Y"  # JSON: the Python stacks of the instance's processes, the answer to DUMP_STACKS
-UNREAD = b"r"  # JSON: how many bytes of the KEYS the program had not read when it ended
-KEYS_READ = b"k"  # the program has read the KEYS: there may be more
-TERMINAL_MODES = (
-    b"M"  # JSON: the program set its terminal: iflag, oflag, lflag, cc, whether input is dropped
-)
-DEBUGGER = b"V"  # JSON: [enter|leave, call] of breakpoint(), or [wait, call, instance]
-PAUSED = b"Z"  # the answer to PAUSE: all processes of the program are stopped
-CLOCK = b"C"  # JSON: [the launcher's monotonic nanoseconds that ASK_CLOCK brought, this host's]
-FILE = b"F"  # a name, NUL, a part of that file of the program (zlib), when it has ended
-INPUT_FILE = (
-    b"J"  # JSON: the path that the program finds the INPUT_FILE file at, or the problem with it
-)
-LEASED = b"L"  # JSON: the answer to LEASE: empty, or who is in the way, or a problem
-STOP_SIGNAL = b"T"  # JSON: the signal by which a process other than the launcher asked for the end
-LEFTOVERS = (
-    b"K"  # JSON: [[pid, command], ...] of killed processes that a program left at a good end
-)
-PROGRAM_ENDED = (
-    b"D"  # JSON: how the program ended, at once, and its last steps; its output may follow
-)
-INSTANCE_ENDED = (
-    b"X"  # JSON: how it ended, once nothing is left of the program and its output is sent
-)
-# Of these, those whose payload is no JSON.
+# From the wrapper to the launcher.
+# The first message: token, rank, pid, host, time_ns; instance 0 adds a free port.
+HELLO = b"H"
+# The program has started: its process id, its binding.
+STARTED = b"S"
+# Output of the program: raw bytes.
+STDOUT, STDERR = b"O", b"E"
+# Steps and other calls of the program, if the launcher asked for them and they have changed.
+PROGRESS = b"A"
+# What ProgramActivity.sample() returns for a program that counts no steps.
+ACTIVITY = b"I"
+# The answer to OBSERVE: where the program's time goes, what it uses, its new steps.
+OBSERVED = b"N"
+# The answer to PROPOSE_STOP: the proposal, and the number of calls of stopRequested() so far.
+POLLED = b"P"
+# The answer to DUMP_STACKS: the Python stacks of the instance's processes.
+STACKS = b"Y"
+# The number of bytes of KEYS that the program had not read when it ended.
+UNREAD = b"r"
+# The program has read the KEYS, so the launcher may send more. No payload.
+KEYS_READ = b"k"
+# The program changed its terminal: iflag, oflag, lflag, cc, whether unread input was dropped.
+TERMINAL_MODES = b"M"
+# A breakpoint(): [enter or leave, call] or [wait, call, instance].
+DEBUGGER = b"V"
+# The answer to PAUSE: all processes of the program are stopped.
+PAUSED = b"Z"
+# The answer to ASK_CLOCK: [the launcher's nanoseconds, the monotonic nanoseconds of this host].
+CLOCK = b"C"
+# Part of a file that the program wrote, sent after its end: name, NUL, compressed part (zlib).
+FILE = b"F"
+# The answer to LEASE: empty, or the jobs that hold the CPUs, or a problem.
+LEASED = b"L"
+# The signal by which a process other than the launcher asked the wrapper to end.
+STOP_SIGNAL = b"T"
+# [[pid, command], ...] of processes that the program left at a good end and that were killed.
+LEFTOVERS = b"K"
+# How the program ended, and its last steps. Sent at once; output of the program may follow.
+PROGRAM_ENDED = b"D"
+# How the program ended. Sent after all of its output, when none of its processes is left.
+INSTANCE_ENDED = b"X"
+# The kinds of these whose payload is not JSON.
 RAW = (STDOUT, STDERR, FILE)
-# launcher -> wrapper
-GO = b"G"  # JSON: variables for the program; how often to look for what, and whether to tell all
-LEASE = b"L"  # JSON: the CPUs of this host to lease for all instances here, before GO
-INPUT_FILE = b"J"  # raw bytes of a file for the program, before GO; none: its end, once
-KEYS = b"k"  # raw bytes for the program to read; none: the end of its input, once
-WINDOW_SIZE = b"W"  # JSON: rows and columns of the program's terminal
-NEW_TERMINAL = b"M"  # JSON: what a new terminal is like: the debugger of the program may use it
-DEBUGGER_LEFT = b"V"  # JSON: the call of breakpoint() whose debugger was left, by any instance
-PAUSE = b"Z"  # JSON: true stops all processes of the program, false lets them go on
-SIGNAL = b"K"  # JSON: a signal number for the program
-PROPOSE_STOP = b"Q"  # JSON: stop at this call of stopRequested(); 0 only asks how many there were
-AGREE_STOP = b"R"  # JSON: the proposal that holds for all instances
-ASK_CLOCK = b"C"  # JSON: the launcher's monotonic nanoseconds: answer with this host's
-DUMP_STACKS = b"U"  # send the stacks
-OBSERVE = b"N"  # tell where time goes
-STOP = b"T"  # JSON: [grace seconds, signal]; send the signal, and SIGKILL after the grace time
-BYE = b"B"  # the wrapper may end
-# child of a wrapper -> launcher on this host, on the socket in its private folder
-STDIN = b"i"  # the answer is one byte that carries the descriptor of the launcher's standard input
-# whoever inspects a running job -> launcher, on the socket in its private folder
-INSPECT = b"I"  # JSON: what is wanted; the answer comes as one STACKS frame
 
+# In both directions, before GO. To the wrapper: a part of a file for the program, as raw bytes; an
+# empty part ends the file. To the launcher: the path at which the program finds it, or a problem.
+INPUT_FILE = b"J"
 
-# A host that says nothing for this long is lost; a network that stalls for less is not.
+# From the launcher to the wrapper.
+# Start the program: its variables, and how often to report what.
+GO = b"G"
+# The CPUs of this host to lease for all instances of the job here. Sent before GO.
+LEASE = b"L"
+# Input of the program: raw bytes; none ends the input.
+KEYS = b"k"
+# The rows and columns of the program's terminal.
+WINDOW_SIZE = b"W"
+# The modes of a new terminal, which the debugger of the program may use.
+NEW_TERMINAL = b"M"
+# The call of breakpoint() whose debugger the user has left, in any instance.
+DEBUGGER_LEFT = b"V"
+# true stops all processes of the program, false continues them.
+PAUSE = b"Z"
+# The number of a signal for the program.
+SIGNAL = b"K"
+# The call of stopRequested() at which to stop; 0 only asks for the number of calls so far.
+PROPOSE_STOP = b"Q"
+# The proposal that all instances accept.
+AGREE_STOP = b"R"
+# The launcher's monotonic nanoseconds.
+ASK_CLOCK = b"C"
+# Requests without payload: for STACKS, and for OBSERVED.
+DUMP_STACKS, OBSERVE = b"U", b"N"
+# [grace seconds, signal]: send the signal, and SIGKILL after the grace time.
+STOP = b"T"
+# The wrapper may end. No payload.
+BYE = b"B"
+
+# Other connections to the launcher's socket on its host.
+# From the child of a wrapper. The answer is one byte, sent together with the descriptor of the
+# launcher's standard input.
+STDIN = b"i"
+# From a command that inspects a running job: what it asks for. The answer is one STACKS frame.
+INSPECT = b"I"
+
+# A host that sends nothing for this long is lost. Shorter stalls of the network are tolerated.
 LOST_AFTER_SECONDS = 15
 
 
 def keep_alive(channel: "Socket") -> None:
-    """Let the kernel notice a TCP peer that is gone without a word, also while data is unsent."""
+    """Let the kernel close a TCP connection whose peer no longer answers, even with unsent data."""
     channel.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in (
         ("TCP_NODELAY", 1),
@@ -103,10 +129,10 @@ class Reader:
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> list[tuple[bytes, bytes]]:
-        """Take bytes and return the list of (kind, payload) that are complete now.
+        """Add received bytes, and return kind and payload of each frame that is complete now.
 
         Raises:
-            ValueError: the peer does not speak this protocol.
+            ValueError: a payload is too long, so the peer does not use this protocol.
         """
         self._buffer += data
         frames = []

@@ -1,8 +1,8 @@
-"""Folders of a job on one host: who uses one has it locked, and who uses it last removes it.
+"""Folders of a job on one host: locked while in use, and removed by the last process that used one.
 
-What killed processes could not remove is swept by the next job of the same user on that host: a
-lock of the kernel tells whether anybody has a folder, in whatever container. The launcher and every
-wrapper use this: standard library only, cheap to import, nothing is done at import.
+Killed processes leave their folders behind. The next job of the same user on that host removes
+them: the kernel's lock on a folder tells whether any process uses it, even one in another
+container. The launcher and every wrapper import this module, so it imports little.
 """
 
 import os
@@ -13,43 +13,43 @@ from poprun_py.process_info import start_ticks
 # As typing's, which takes longer to import than everything here.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable
 
-# Files there are memory. What maps them needs that: on a disk every page would be written.
+# A file system in memory. Programs map files there: on a disk, every changed page would be written.
 SHARED_MEMORY = "/dev/shm"
-_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-# Another process may sweep the folder between its making and its locking: it is then made again.
-# That process may be suspended with its lock on the folder, for longer than many tries take.
+_OPEN_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+# Another process may remove the folder after it is made and before it is locked. It is then made
+# again. The other process may be suspended meanwhile, for longer than many attempts take.
 _MAKE_SECONDS = 10.0
-_KINDS = ("host", "job")
 _PAUSE_SECONDS = 0.005
+_KINDS = ("host", "job")
 _DAEMON = "daemon-"
-# Where Open MPI puts files that its processes map: segments, and windows. The first is Open MPI
-# 5's name, the second Open MPI 4's, which 5 takes as well, and in silence.
-_BACKING = (
-    "OMPI_MCA_btl_sm_backing_directory",
-    "OMPI_MCA_btl_vader_backing_directory",
-    "OMPI_MCA_osc_sm_backing_directory",
-    "OMPI_MCA_osc_rdma_backing_directory",
-    "OMPI_MCA_osc_ucx_backing_directory",
-)
 
 
 def folder_name(kind: str, secret: bytes = b"") -> str:
-    """Return a name for a folder: ``kind`` is a process id, ``files-`` and one, host, or job.
+    """Return a name for a folder that other users cannot guess.
 
-    It cannot be guessed, and is the same again for the same ``secret``, of six bytes.
+    Args:
+        kind: a process id, ``files-`` and a process id, ``host``, or ``job``.
+        secret: six bytes; the same secret gives the same name. By default they are random.
     """
     return f"poprun-{kind}-{(secret or os.urandom(6)).hex()}"
 
 
+def memory_folder_name(token: str) -> str:
+    """Return the name of a job's folder in memory on every host; it does not reveal the token."""
+    from hmac import digest
+
+    return folder_name("host", digest(token.encode(), b"folders", "sha256")[:6])
+
+
 def is_job_folder(path: str) -> bool:
-    """Tell whether a path is called as a folder of a job is."""
-    return _number_in(os.path.basename(path)) is not None
+    """Return whether a path has the name of a job's folder."""
+    return _process_in(os.path.basename(path)) is not None
 
 
-def _number_in(name: str) -> int | None:
-    """Return the process id in a name of ours, 0 if it has none; None for other names."""
+def _process_in(name: str) -> int | None:
+    """Return the process id in the name of a job's folder, 0 without one; None for other names."""
     *kind, last = name.split("-")
     if kind[:1] != ["poprun"] or len(last) != 12 or last.strip("0123456789abcdef"):
         return None
@@ -62,9 +62,9 @@ def _number_in(name: str) -> int | None:
 
 
 class JobFolder:
-    """A folder that nobody sweeps while this process has it.
+    """A folder that is locked while this process uses it.
 
-    ``path`` is where it is. Made by ``make`` and ``join``.
+    Created by ``make`` and ``join``. ``path`` is its absolute path.
     """
 
     def __init__(self, path: str, descriptor: int) -> None:
@@ -73,10 +73,10 @@ class JobFolder:
 
     @classmethod
     def make(cls, base: str, name: str) -> "JobFolder":
-        """Make a folder that only this user can enter, or join others of the job in it.
+        """Create a folder that only this user can enter, or join the processes that use it.
 
         Raises:
-            OSError: there can be none.
+            OSError: the folder cannot be created, or other users may enter it.
         """
         path = os.path.abspath(os.path.join(base, name))
         deadline = time.monotonic() + _MAKE_SECONDS
@@ -86,47 +86,47 @@ class JobFolder:
             except FileExistsError:
                 pass
             try:
-                folder = cls._hold(path)
+                folder = cls._lock(path)
             except FileNotFoundError:
                 folder = None
             if folder is not None:
                 return folder
             if time.monotonic() >= deadline:
-                raise BlockingIOError(f"{path} is swept again and again")
+                raise BlockingIOError(f"another process keeps removing {path}")
             time.sleep(_PAUSE_SECONDS)
 
     @classmethod
     def join(cls, path: str) -> "JobFolder | None":
-        """Have a folder that the launcher made; None if there is none that is this user's."""
+        """Use a folder that the launcher made; None if there is none of this user."""
         try:
-            # Others may lie around a socket that somebody else made.
-            return cls._hold(path) if is_job_folder(path) else None
+            # A path without such a name may be a folder of something else, which must stay.
+            return cls._lock(path) if is_job_folder(path) else None
         except OSError:
             return None
 
     @classmethod
-    def _hold(cls, path: str) -> "JobFolder | None":
-        """Return the folder; None if it was removed meanwhile.
+    def _lock(cls, path: str) -> "JobFolder | None":
+        """Return the folder; None if another process has removed it or is about to do so.
 
         Raises:
-            OSError: it is not there, or others may write into it.
+            OSError: the folder does not exist, or other users may enter it.
         """
         import fcntl
 
-        descriptor = os.open(path, _FOLDER)
+        descriptor = os.open(path, _OPEN_FOLDER)
         folder = cls(path, descriptor)
         try:
             status = os.fstat(descriptor)
             if status.st_uid != os.geteuid() or status.st_mode & 0o077:
-                raise PermissionError(f"{path} is not this user's alone")
+                raise PermissionError(f"{path} belongs to another user or can be entered by one")
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
             except BlockingIOError:
                 folder.close()
                 return None
             except OSError:
-                pass  # without locks, as on some file systems, nobody sweeps
-            if not folder._is_there():
+                pass  # a file system without locks, where no process removes abandoned folders
+            if not folder._exists():
                 folder.close()
                 return None
         except BaseException:
@@ -134,27 +134,30 @@ class JobFolder:
             raise
         return folder
 
-    def note_daemon(self, files: str, pid: int) -> None:
-        """Write down where the parent of the instances, MPI's daemon ``pid``, keeps its files."""
+    def record_daemon(self, files: str, pid: int) -> None:
+        """Record where the parent of the instances, MPI's daemon ``pid``, keeps its files.
+
+        A daemon that is killed leaves them behind. They are then removed with this folder.
+        """
         started = start_ticks(pid)
         if files.startswith("/") and files.endswith(f".{pid}") and started:
             try:  # noqa: SIM105
                 os.symlink(files, f"{_DAEMON}{pid}-{started}", dir_fd=self._descriptor)
             except OSError:
-                pass  # another instance did
+                pass  # another instance has recorded it
 
     def leave(self, wait_seconds: float = 0.0) -> None:
-        """Remove the folder if no other process has it; else it is theirs to remove.
+        """Stop using the folder, and remove it if no other process uses it.
 
         Args:
-            wait_seconds: how long to wait for a killed process that still has the folder. The
-                kernel may close its connections, by which others notice its end, before it closes
-                its folders.
+            wait_seconds: how long to wait for a killed process that still uses the folder. The
+                kernel may close its connections, by which others notice its end, before it
+                releases its locks.
         """
         deadline = time.monotonic() + wait_seconds
         try:
             while self._descriptor >= 0:
-                if _is_left(self._descriptor):
+                if _lock_alone(self._descriptor):
                     self.remove()
                 elif time.monotonic() >= deadline:
                     return
@@ -164,71 +167,89 @@ class JobFolder:
             self.close()
 
     def remove(self) -> None:
-        """Remove the folder, whoever else has it, with what dead daemons left elsewhere."""
+        """Remove the folder even if others use it, and the recorded files of dead daemons."""
         if self._descriptor < 0:
             return
         _empty(self._descriptor)
-        if self._is_there():
+        if self._exists():
             try:  # noqa: SIM105
                 os.rmdir(self.path)
             except OSError:
-                pass  # somebody still writes into it: the next start removes it
+                pass  # a process still writes into it; the next job removes it
         self.close()
 
     def close(self) -> None:
-        """Leave the folder as it is; once more does nothing."""
+        """Stop using the folder without removing it; a second call does nothing."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
 
-    def _is_there(self) -> bool:
+    def _exists(self) -> bool:
         try:
-            there = os.stat(self.path, follow_symlinks=False)
+            status = os.stat(self.path, follow_symlinks=False)
         except OSError:
             return False
-        return os.path.samestat(there, os.fstat(self._descriptor))
+        return os.path.samestat(status, os.fstat(self._descriptor))
 
 
-def memory_variables(folder: str | None, environ: "Mapping[str, str]") -> "dict[str, str | None]":
-    """Return what keeps Open MPI's shared memory in ``folder``; None unsets what an outer job set.
+def use_folders(address: str, memory_folder: str) -> list[JobFolder]:
+    """Use the folders of a job on this host; the last one is in memory, if there is one there.
 
-    A place that the user chose stays.
+    Args:
+        address: of the launcher. A launcher on this host has made the folders.
+        memory_folder: the name of the folder in memory, if the launcher may be on another host;
+            else empty.
     """
-    return {
-        name: folder for name in _BACKING if not environ.get(name) or is_job_folder(environ[name])
-    }
+    folders: list[JobFolder | None] = []
+    daemon_files = os.environ.get("PMIX_SERVER_TMPDIR", "")
+    if memory_folder:
+        if is_job_folder(os.path.dirname(daemon_files)):
+            # The launcher is on this host after all.
+            folders.append(JobFolder.join(os.path.dirname(daemon_files)))
+        try:  # noqa: SIM105
+            folders.append(JobFolder.make(SHARED_MEMORY, memory_folder))
+        except OSError:
+            pass  # Open MPI then uses its default folder
+    else:
+        private = os.path.dirname(address.partition(":")[2])
+        in_memory = os.path.join(SHARED_MEMORY, os.path.basename(private))
+        folders += [JobFolder.join(private), JobFolder.join(in_memory)]
+    used = [folder for folder in folders if folder is not None]
+    if used and not any(daemon_files.startswith(f"{folder.path}/") for folder in used):
+        used[-1].record_daemon(daemon_files, os.getppid())
+    return used
 
 
 def folder_locations() -> list[str]:
-    """Return where folders of jobs may lie on this host, those for files and that in memory."""
+    """Return the folders on this host in which jobs make their folders."""
     bases = (os.path.abspath(os.environ.get("TMPDIR") or "/tmp"), "/tmp", SHARED_MEMORY)
     return [base for number, base in enumerate(bases) if base not in bases[:number]]
 
 
-def remove_abandoned(bases: "Iterable[str]", dead: int = 0) -> None:
-    """Remove this user's folders in ``bases`` that no process has.
+def remove_abandoned(locations: "Iterable[str]", dead: int = 0) -> None:
+    """Remove this user's folders that no process uses.
 
     Args:
-        bases: the folders to look into.
-        dead: the id of a launcher that has ended; its folders alone are then removed.
+        locations: the folders to search.
+        dead: the id of a launcher that has ended. If given, only its folders are removed.
     """
-    for base in bases:
+    for location in locations:
         try:
-            names = os.listdir(base)
+            names = os.listdir(location)
         except OSError:
             continue
         for name in names:
-            number = _number_in(name) if name.startswith("poprun-") else None
-            if number is None or (dead and number != dead):
+            pid = _process_in(name) if name.startswith("poprun-") else None
+            if pid is None or (dead and pid != dead):
                 continue
-            # Launchers of earlier versions have no lock; who is collected later is dead, too.
-            if dead or not number or not start_ticks(number):
-                _sweep(os.path.join(base, name))
+            # Launchers of earlier versions do not lock their folders.
+            if dead or not pid or start_ticks(pid) is None:
+                _remove_unused(os.path.join(location, name))
 
 
-def _sweep(path: str) -> None:
+def _remove_unused(path: str) -> None:
     try:
-        descriptor = os.open(path, _FOLDER)
+        descriptor = os.open(path, _OPEN_FOLDER)
     except OSError:
         return
     folder = JobFolder(path, descriptor)
@@ -238,8 +259,8 @@ def _sweep(path: str) -> None:
         folder.close()
 
 
-def _is_left(descriptor: int) -> bool:
-    """Tell whether no other process has a folder, and keep all others out of it."""
+def _lock_alone(descriptor: int) -> bool:
+    """Keep all other processes from using a folder; return False if one already does."""
     import fcntl
 
     try:
@@ -250,15 +271,15 @@ def _is_left(descriptor: int) -> bool:
 
 
 def _empty(descriptor: int) -> None:
-    """Remove everything in a folder; links are not followed, but for those of ``note_daemon``."""
+    """Remove everything in a folder. Only the links of ``record_daemon`` are followed."""
     try:
         names = os.listdir(descriptor)
-    except OSError:  # also where this process may open no more files
+    except OSError:  # for example because this process may not open more files
         return
     for name in names:
         try:
             if name.startswith(_DAEMON):
-                _remove_files_of(name, os.readlink(name, dir_fd=descriptor))
+                _remove_daemon_files(name, os.readlink(name, dir_fd=descriptor))
             os.unlink(name, dir_fd=descriptor)
         except IsADirectoryError:
             _remove_folder(name, descriptor)
@@ -266,22 +287,22 @@ def _empty(descriptor: int) -> None:
             continue
 
 
-def _remove_folder(name: str, within: "int | None" = None) -> None:
-    """Remove a folder of this user."""
+def _remove_folder(name: str, parent: "int | None" = None) -> None:
+    """Remove a folder with its content if it belongs to this user."""
     try:
-        descriptor = os.open(name, _FOLDER, dir_fd=within)
+        descriptor = os.open(name, _OPEN_FOLDER, dir_fd=parent)
         try:
             if os.fstat(descriptor).st_uid == os.geteuid():
                 _empty(descriptor)
         finally:
             os.close(descriptor)
-        os.rmdir(name, dir_fd=within)
+        os.rmdir(name, dir_fd=parent)
     except OSError:
         return
 
 
-def _remove_files_of(daemon: str, files: str) -> None:
-    """Remove what a dead daemon of MPI has left, as ``note_daemon`` wrote it down."""
-    pid, _, started = daemon.removeprefix(_DAEMON).partition("-")
+def _remove_daemon_files(link: str, files: str) -> None:
+    """Remove the files of a daemon that has ended, as recorded by ``record_daemon``."""
+    pid, _, started = link.removeprefix(_DAEMON).partition("-")
     if pid.isdecimal() and files.endswith(f".{pid}") and str(start_ticks(int(pid))) != started:
         _remove_folder(files)

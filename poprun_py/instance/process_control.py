@@ -1,13 +1,18 @@
-"""Small facts about Linux processes: descendants, groups, parent-death signals.
+"""Control of Linux processes: signals, limits, orphans, and stopping with a grace time.
 
-Standard library only and cheap to import: the wrapper in front of every program uses it, and so
-does the supervisor. ctypes is imported where a system call has no other name.
+The supervisor and the wrapper in front of every program import this module, so it imports little.
+ctypes is imported only by the functions whose system call Python does not offer.
 """
 
 import os
 
 from poprun_py import process_info
 from poprun_py.instance.quick_imports import signal
+
+# As typing's, which takes longer to import than everything here.
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
@@ -21,7 +26,7 @@ def _prctl(option: int, value: object) -> bool:
 
 
 def become_subreaper() -> bool:
-    """Have orphaned descendants become children of this process; tells whether they did before."""
+    """Make orphaned descendants children of this process; return whether they already became so."""
     import ctypes
 
     before = ctypes.c_int()
@@ -31,37 +36,37 @@ def become_subreaper() -> bool:
 
 
 def end_as_subreaper() -> None:
-    """Have orphaned descendants become children of init again, which collects them."""
+    """Leave orphaned descendants to init again."""
     _prctl(_PR_SET_CHILD_SUBREAPER, 0)
 
 
 def die_with_parent(parent: int, number: int = signal.SIGKILL) -> None:
-    """Ask the kernel to send ``number`` when the parent ends; end now if it has ended already."""
+    """Ask the kernel for a signal when the parent ends; end now if the parent has already ended."""
     _prctl(_PR_SET_PDEATHSIG, int(number))
     if os.getppid() != parent:
         os._exit(1)
 
 
-def tell_when_parent_ends(number: int) -> int | None:
+def signal_when_parent_ends(number: int) -> int | None:
     """Ask the kernel for a signal when the process that waits for this one ends.
 
-    Not asked for where this process is meant to outlive its parent: under nohup, as a background
-    job of a script (whose SIGINT is ignored), and as the leader of its own session. Nor is it
-    asked for in a job of an interactive shell: the shell, or the kernel, sends SIGHUP to the job
-    unless it was disowned.
+    Some processes are meant to outlive their parent: under nohup, as a background job of a script
+    (which ignores SIGINT), and as the leader of a session. They ask for nothing. Neither does a job
+    of an interactive shell, because the shell or the kernel sends it SIGHUP unless the user has
+    disowned it.
 
     Returns:
-        The parent's pid; None if nothing was asked for.
+        The parent's process id; None if no signal was asked for.
     """
     parent = os.getppid()
-    kept = any(signal.getsignal(n) == signal.SIG_IGN for n in (signal.SIGHUP, signal.SIGINT))
-    if kept or parent <= 1 or os.getsid(0) == os.getpid() or _is_job_of_shell(parent):
+    outlives = any(signal.getsignal(n) == signal.SIG_IGN for n in (signal.SIGHUP, signal.SIGINT))
+    if outlives or parent <= 1 or os.getsid(0) == os.getpid() or _is_job_of_shell(parent):
         return None
     return parent if _prctl(_PR_SET_PDEATHSIG, int(number)) else None
 
 
 def _is_job_of_shell(parent: int) -> bool:
-    """Tell whether a shell at a terminal has given this process a process group of its own."""
+    """Return whether a shell at a terminal has given this process its own process group."""
     try:
         is_own_group = os.getpgid(parent) != os.getpgrp()
         os.close(os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY | os.O_CLOEXEC))
@@ -71,7 +76,7 @@ def _is_job_of_shell(parent: int) -> bool:
 
 
 def raise_open_files() -> tuple[int, int]:
-    """Let this process open as many files as it may; returns the (soft, hard) limit until now."""
+    """Raise this process's limit of open files as far as allowed; return (soft, hard) of before."""
     import resource
 
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -80,7 +85,7 @@ def raise_open_files() -> tuple[int, int]:
 
 
 def set_open_files(limits: tuple[int, int]) -> bool:
-    """Set the (soft, hard) limit of open files; tells whether the kernel takes it."""
+    """Set the (soft, hard) limit of open files; return whether the kernel accepts it."""
     import resource
 
     try:
@@ -91,7 +96,7 @@ def set_open_files(limits: tuple[int, int]) -> bool:
 
 
 def signal_process(pid: int, number: int) -> bool:
-    """Send a signal to one process; tells whether it was there."""
+    """Send a signal to one process; return whether that was possible."""
     try:
         os.kill(pid, number)
     except (ProcessLookupError, PermissionError):
@@ -100,7 +105,7 @@ def signal_process(pid: int, number: int) -> bool:
 
 
 def signal_group(pid: int, number: int) -> bool:
-    """Send a signal to the process group of ``pid``, or to ``pid`` before it has a group."""
+    """Send a signal to the process group of ``pid``, or to ``pid`` if it has no group yet."""
     try:
         os.killpg(pid, number)
     except (ProcessLookupError, PermissionError):
@@ -108,28 +113,74 @@ def signal_group(pid: int, number: int) -> bool:
     return True
 
 
-def stop_descendants(pid: int) -> list[int]:
-    """Stop all descendants of ``pid``; returns those that were not stopped before."""
+def suspend_descendants(pid: int) -> list[int]:
+    """Stop all descendants of ``pid`` by SIGSTOP; return those that were not stopped before."""
     stopped: list[int] = []
-    # What was started meanwhile is found by the next look.
+    # Processes that were started meanwhile are found by the next pass.
     while running := [
         each
         for each in process_info.descendants(pid)
         if each not in stopped and process_info.state_letter(each) not in "TtZX"
     ]:
         for each in running:
-            # SIGTSTP does nothing to the leader of a session.
+            # The leader of a session ignores SIGTSTP.
             signal_process(each, signal.SIGSTOP)
         stopped += running
     return stopped
 
 
-def end_daemon_of_mpi() -> None:
-    """Ask the daemon of Open MPI that started this process to end, if it has no other child.
+def end_mpi_daemon() -> None:
+    """Ask Open MPI's daemon that started this process to end, if it has no other child.
 
-    One that cannot reach mpirun any more waits for its network for a quarter of an hour.
+    A daemon that has lost mpirun otherwise waits for its network for a quarter of an hour.
     """
     parent = os.getppid()
     is_daemon = (process_info.read_file(parent, "comm") or b"").strip() in (b"prted", b"orted")
     if is_daemon and process_info.children_by_parent().get(parent) == [os.getpid()]:
         signal_process(parent, signal.SIGTERM)
+
+
+class GracefulStop:
+    """Stops something: asks for it once, waits, and forces it when the time is over.
+
+    The supervisor stops mpirun and the instances in this way, and each wrapper its program. The
+    caller gives the time, as seconds of ``time.monotonic``.
+
+    Args:
+        ask: asks for the end.
+        force: brings the end about.
+        repeat_seconds: the time after which ``force`` is repeated; by default it is not.
+    """
+
+    def __init__(
+        self,
+        ask: "Callable[[], None]",
+        force: "Callable[[], None]",
+        repeat_seconds: float = float("inf"),
+    ) -> None:
+        self.asked_at: float | None = None
+        self._ask = ask
+        self._force = force
+        self._repeat_seconds = repeat_seconds
+        self._force_at = float("inf")
+
+    def begin(self, now: float, grace_seconds: float = float("inf")) -> None:
+        """Ask, unless that was done before, and force after ``grace_seconds``."""
+        self.force_after(grace_seconds, now)
+        if self.asked_at is None:
+            self.asked_at = now
+            self._ask()
+
+    def force_after(self, seconds: float, now: float) -> None:
+        """Force after ``seconds``, or sooner if an earlier call demands it. Does not ask."""
+        self._force_at = min(self._force_at, now + seconds)
+
+    def next_deadline(self) -> float:
+        """Return when ``on_time`` must be called; inf for never."""
+        return self._force_at
+
+    def on_time(self, now: float) -> None:
+        """Force if the time is over."""
+        if now >= self._force_at:
+            self._force_at = now + self._repeat_seconds
+            self._force()

@@ -1,30 +1,33 @@
-"""What a wrapper can see of its program's use of the host: CPU, memory, files, what holds it up.
+"""CPU time, memory, disk, network and waiting of a program, read from the kernel.
 
-Reads files below /proc and /sys, and asks the kernel how much the program's TCP connections carry.
-Standard library only and cheap to import. Nothing here knows the program's steps: that is
-progress_memory.py.
+The steps that a program counts itself are in progress_memory.py. Imported only while a program
+runs, and by the benchmarks; it imports little.
 """
 
 import os
 import time
+from sys import byteorder
 
 from poprun_py import process_info
-from poprun_py.instance import sockets
+from poprun_py.instance import cgroups
+from poprun_py.instance.quick_imports import socket
 
 # As typing's, which takes longer to import than everything here.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
     from typing import Any
 
     from poprun_py.instance.progress_memory import ProgressMemory
+    from poprun_py.instance.python_stacks import PythonStacks
 
-# A program that waits uses less of one CPU than this, however it does so but by spinning.
+# A program that waits uses less than this share of one CPU, unless it waits in a busy loop.
 BUSY_SHARE = 0.05
 
 _MAX_PROCESSES = 64
-_KIB = 1024
-# As the kernel shows it: system calls of x86-64 and of 64-bit ARM, and their first argument. What a
-# process reads from, or one more than the highest descriptor that it waits for.
+# Number and first argument of the system calls of x86-64 and 64-bit ARM that read or wait for
+# standard input, as /proc/PID/syscall shows them. The argument of read is the descriptor 0; that of
+# select and poll is one more than the highest descriptor.
 _READING = frozenset(
     {(b"0", b"0x0"), (b"23", b"0x1"), (b"270", b"0x1"), (b"63", b"0x0"), (b"72", b"0x1")}
 )
@@ -37,25 +40,27 @@ _SYNCING = frozenset(
     }
 )
 _IO = (b"rchar", b"wchar", b"read_bytes", b"write_bytes")
-_STATUS = ("RssAnon", "RssFile", "RssShmem", "VmSwap")
+_MEMORY = ("RssAnon", "RssFile", "RssShmem", "VmSwap")
+_KIB = 1024
 
 
-def observe(program: int) -> "dict[str, Any]":
-    """Return what the program and its descendants use by now, and how long they were held up.
+def resource_usage(program: int) -> "dict[str, Any]":
+    """Return the resources that the program and its descendants have used, and their delays.
 
     Returns:
-        ``cpu_seconds`` of all of them; ``memory_bytes``, shared memory counted once;
-        ``swap_bytes``; ``cpus`` that the program may run on; ``queued_seconds`` in which the main
-        thread of the busiest one was ready to run but had no CPU; ``throttled_seconds`` in which
-        the control group was not allowed to run. What is not known is 0 or absent.
+        ``cpu_seconds`` of all of them; ``memory_bytes``, which contains shared memory once;
+        ``swap_bytes``; ``cpus`` that the program may run on; ``queued_seconds`` for which the main
+        thread of the process with most CPU time was ready to run but had no CPU; and
+        ``throttled_seconds`` for which the limit of the control group stopped the program. Unknown
+        values are 0.
     """
-    found: dict[str, Any] = {"throttled_seconds": _throttled_seconds()}
+    found: dict[str, Any] = {"throttled_seconds": cgroups.throttled_seconds()}
     cpu_seconds, own, shared, swap = 0.0, 0, 0, 0
     busiest, queued = -1.0, 0.0
     for pid in process_info.process_tree(program)[:_MAX_PROCESSES]:
         used = _cpu_seconds(pid)
         cpu_seconds += used
-        sizes = _sizes(pid)
+        sizes = _memory_sizes(pid)
         own += sizes[0]
         shared = max(shared, sizes[1] + sizes[2])
         swap += sizes[3]
@@ -66,86 +71,90 @@ def observe(program: int) -> "dict[str, Any]":
     )
     try:
         found["cpus"] = sorted(os.sched_getaffinity(program))
-    except OSError:  # it has just ended
+    except OSError:  # the program has just ended
         found["cpus"] = []
     return found
 
 
-class SignsOfLife:
-    """What moves in a program that counts no steps, in one look after the other.
+class ActivitySampler:
+    """Samples the activity of a program that counts no steps, so that a hang can be recognised.
 
     Args:
         memory: shared with the program.
+        stacks: asks the program whether it runs Python.
         program: its process.
     """
 
-    def __init__(self, memory: "ProgressMemory", program: int) -> None:
+    def __init__(self, memory: "ProgressMemory", stacks: "PythonStacks", program: int) -> None:
         self._memory = memory
+        self._stacks = stacks
         self._program = program
         self._last: dict[str, Any] = {}
-        self._sockets = sockets.SocketBytes()
-        self._at_disk: set[int] = set()  # threads that waited for a disk at the last look
+        self._tcp = TcpTraffic()
+        self._at_disk: set[int] = set()  # the threads that waited for a disk in the last sample
 
-    def look(self, written: int) -> "dict[str, Any]":
-        """Return what there is to see now.
+    def sample(self, written: int) -> "dict[str, Any]":
+        """Return the activity until now.
 
         Args:
-            written: bytes of output by now.
+            written: the number of bytes that the program has output.
 
         Returns:
-            ``at``, a time in seconds; ``awake_seconds``, of CPU time and of waiting for a CPU, and
-            ``moved_bytes`` of files, pipes and disk by now; ``received_bytes`` of TCP, sent ones
-            included; ``written``; the last collective, ``call``, as ``ProgressMemory`` has it;
-            whether the program ``waits`` in one; whether it ``saves``: it says so, or a thread
-            waits for a disk; whether it is ``stopped``; whether it is ``ending``: its interpreter
-            shuts down and runs no more Python; whether it has ``joined`` the others, and may
-            count steps; whether it ``reads``: it waits for what the user types; and for how many
-            seconds it is ``away``: its main thread has run no Python. Only a program that uses CPU
-            time, and shows no other activity, is asked for that.
+            ``at``, the time of the sample. Sums so far: ``awake_seconds`` of CPU time and of
+            waiting for a CPU, ``moved_bytes`` of files, pipes and disk, ``received_bytes`` of TCP
+            in both directions, and ``written``. The last collective, ``call``. Whether the program
+            ``waits`` in a collective; ``saves``, because it says so or a thread waits for a disk;
+            is ``stopped``; is ``ending``, because its interpreter runs no more Python; has
+            ``joined`` the other instances; ``reads`` what the user types. And ``away``, the seconds
+            for which its main thread has run no Python. The program is asked for that only if it
+            uses CPU time and shows no other activity.
         """
-        awake, moved, pids = _spent(self._program)
+        pids = process_info.process_tree(self._program)[:_MAX_PROCESSES]
         waiting, before = set[int]().union(*map(_threads_at_disk, pids)), self._at_disk
         self._at_disk = waiting
-        look: dict[str, Any] = {
+        sample: dict[str, Any] = {
             "at": time.monotonic(),
-            "awake_seconds": awake,
-            "moved_bytes": moved,
-            "received_bytes": self._sockets.num_bytes(pids),
+            "awake_seconds": sum(_cpu_seconds(pid) + _queued_seconds(pid) for pid in pids),
+            "moved_bytes": sum(map(_moved_bytes, pids)),
+            "received_bytes": self._tcp.num_bytes(pids),
             "written": written,
-            "call": self._memory.call(),
+            "call": self._memory.last_collective(),
             "waits": self._memory.waits(),
             "saves": self._memory.saves()
-            # A thread other than a main one must wait at two looks: a log line now and then is no
-            # progress.
+            # A main thread must wait for a disk in one sample, other threads in two samples: a
+            # line in a log now and then is not progress.
             or bool(waiting.intersection(pids) or waiting & before),
             "stopped": process_info.state_letter(self._program) in "Tt",
-            "ending": self._memory.has_left_python(self._program),
+            "ending": self._stacks.has_left_python(self._program),
             "joined": self._memory.progress() is not None,
             "reads": _waits_for_input(pids),
         }
-        look["away"] = self._memory.away_seconds(pids, ask=self._is_only_busy(look))
-        self._last = look
-        return look
+        ask = self._is_only_busy(sample)
+        sample["away"] = self._stacks.seconds_outside_python(pids, ask=ask)
+        self._last = sample
+        return sample
 
-    def _is_only_busy(self, look: "dict[str, Any]") -> bool:
-        """Tell whether the program has used CPU time since the last look, and done no more."""
+    def _is_only_busy(self, sample: "dict[str, Any]") -> bool:
+        """Return whether the program has used CPU time since the last sample, and done no more."""
         last = self._last
-        if not last or look["written"] != last["written"] or look["call"][:3] != last["call"][:3]:
+        if not last or sample["written"] != last["written"]:
             return False
-        used = look["awake_seconds"] - last["awake_seconds"]
-        return bool(used > BUSY_SHARE * (look["at"] - last["at"]))
+        if sample["call"][:3] != last["call"][:3]:
+            return False
+        used = sample["awake_seconds"] - last["awake_seconds"]
+        return bool(used > BUSY_SHARE * (sample["at"] - last["at"]))
 
 
 def _waits_for_input(pids: "list[int]") -> bool:
-    """Tell whether a process waits for the standard input that the program was given."""
-    for pid in pids[:_MAX_PROCESSES]:
+    """Return whether a process waits for the standard input that the program was given."""
+    for pid in pids:
         words = (process_info.read_file(pid, "syscall") or b"").split()[:2]
         if tuple(words) in _READING:
             try:
                 own, given = (os.stat(f"/proc/{each}/fd/0") for each in (pid, pids[0]))
             except OSError:
                 continue
-            # Helpers of a program read what it writes to them.
+            # Other processes of the program may read what the program writes to them.
             if (own.st_dev, own.st_ino) == (given.st_dev, given.st_ino):
                 return True
     return False
@@ -164,43 +173,9 @@ def _waits_for_disk(pid: int, thread: int) -> bool:
     return stat is not None and stat.state == "D"
 
 
-def _spent(program: int) -> "tuple[float, int, list[int]]":
-    """Return what the program and its descendants have used by now, and their process ids.
-
-    Returns:
-        The seconds of CPU time, and those in which their main threads were ready to run while
-        others had the CPU; the bytes that they read and wrote, with files and pipes by system
-        calls, and with the disk: only differences mean anything.
-    """
-    pids = process_info.process_tree(program)[:_MAX_PROCESSES]
-    awake = sum(_cpu_seconds(pid) + _queued_seconds(pid) for pid in pids)
-    return awake, sum(map(_moved_bytes, pids)), pids
-
-
-def _read(path: str) -> bytes:
-    try:
-        with open(path, "rb") as file:
-            return file.read()
-    except OSError:
-        return b""
-
-
 def _cpu_seconds(pid: int) -> float:
     stat = process_info.read_stat(pid)
     return 0.0 if stat is None else stat.cpu_seconds
-
-
-def _moved_bytes(pid: int) -> int:
-    """Return the bytes that a process has read and written."""
-    lines = (process_info.read_file(pid, "io") or b"").splitlines()
-    values = {name: int(value) for name, _, value in (line.partition(b":") for line in lines)}
-    return sum(values.get(name, 0) for name in _IO)
-
-
-def _sizes(pid: int) -> list[int]:
-    """Return the bytes of a process's own memory, of mapped files, shared memory and swap."""
-    status = process_info.read_status(pid)
-    return [int(status[name].split()[0]) * _KIB if name in status else 0 for name in _STATUS]
 
 
 def _queued_seconds(pid: int) -> float:
@@ -209,20 +184,132 @@ def _queued_seconds(pid: int) -> float:
     return int(fields[1]) / 1e9 if len(fields) > 1 else 0.0
 
 
-def _throttled_seconds(root: str = "/") -> float:
-    """Return how long this control group, or one above it, had used up its share of CPU time."""
-    seconds = 0.0
-    for line in _read(os.path.join(root, "proc/self/cgroup")).decode().splitlines():
-        _, controllers, path = [*line.split(":", 2), "", ""][:3]
-        if controllers and "cpu" not in controllers.split(","):
+def _moved_bytes(pid: int) -> int:
+    """Return the bytes that a process has read and written: only differences are meaningful.
+
+    Bytes of files and pipes are counted per system call, and those of the disk once more.
+    """
+    lines = (process_info.read_file(pid, "io") or b"").splitlines()
+    values = {name: int(value) for name, _, value in (line.partition(b":") for line in lines)}
+    return sum(values.get(name, 0) for name in _IO)
+
+
+def _memory_sizes(pid: int) -> list[int]:
+    """Return the bytes of a process's own memory, of mapped files, shared memory and swap."""
+    status = process_info.read_status(pid)
+    return [int(status[name].split()[0]) * _KIB if name in status else 0 for name in _MEMORY]
+
+
+# --- TCP traffic, which the kernel reports by sock_diag(7), as to the command ss -----------------
+
+# From linux/netlink.h, linux/sock_diag.h, linux/inet_diag.h and linux/tcp.h.
+_NETLINK_SOCK_DIAG, _BY_FAMILY, _REQUEST_DUMP, _DONE, _ERROR = 4, 20, 0x301, 3, 2
+_TCP_INFO = 2
+_ESTABLISHED_AND_CLOSING = 1 << 1 | 1 << 4 | 1 << 5 | 1 << 8
+_HEADER_BYTES, _MESSAGE_BYTES, _INODE_OFFSET = 16, 72, 68
+# Offsets in tcp_info: of the sent bytes that were acknowledged, and of the received bytes.
+_ACKED_OFFSET, _RECEIVED_OFFSET = 120, 128
+_CHUNK, _SECONDS = 1 << 18, 0.2
+
+
+class TcpTraffic:
+    """Adds up the bytes that the TCP connections of some processes carry from call to call."""
+
+    def __init__(self) -> None:
+        self._seen: dict[int, int] = {}
+        self._moved = 0
+
+    def num_bytes(self, pids: "Iterable[int]") -> int:
+        """Return the bytes of both directions until now; only differences are meaningful.
+
+        If a connection ends between two calls, its last bytes are not counted.
+        """
+        inodes = {inode for pid in list(pids)[:_MAX_PROCESSES] for inode in _socket_inodes(pid)}
+        if not inodes:
+            return self._moved
+        counts = {inode: count for inode, count in _tcp_bytes() if inode in inodes}
+        self._moved += sum(max(0, n - self._seen.get(inode, 0)) for inode, n in counts.items())
+        self._seen = counts
+        return self._moved
+
+
+def _socket_inodes(pid: int) -> "list[int]":
+    """Return the inodes of the sockets that a process has open."""
+    inodes = []
+    folder = f"/proc/{pid}/fd"
+    try:
+        descriptors = os.listdir(folder)
+    except OSError:
+        return []
+    for descriptor in descriptors:
+        try:
+            target = os.readlink(f"{folder}/{descriptor}")
+        except OSError:
             continue
-        base = os.path.join(root, "sys/fs/cgroup", "cpu" if controllers else "")
-        parts = [part for part in path.split("/") if part and part != ".."]
-        for depth in range(len(parts), -1, -1):
-            words = _read(os.path.join(base, *parts[:depth], "cpu.stat")).split()
-            values = dict(zip(words[::2], words[1::2], strict=False))  # names and numbers in turn
-            if b"throttled_usec" in values:  # version 2
-                seconds = max(seconds, int(values[b"throttled_usec"]) / 1e6)
-            elif b"throttled_time" in values:  # version 1
-                seconds = max(seconds, int(values[b"throttled_time"]) / 1e9)
-    return seconds
+        if target.startswith("socket:["):
+            inodes.append(int(target[8:-1]))
+    return inodes
+
+
+def _tcp_bytes() -> "Iterator[tuple[int, int]]":
+    """Yield inode and bytes of every TCP connection of this network namespace."""
+    try:
+        kernel = socket.socket(16, socket.SOCK_RAW, _NETLINK_SOCK_DIAG)  # AF_NETLINK
+    except OSError:
+        return
+    try:
+        # A send never blocks here. The wrapper must not wait for a kernel that does not answer.
+        kernel.settimeout(_SECONDS)
+        for family in (socket.AF_INET, socket.AF_INET6):
+            kernel.sendall(_request(family))
+            yield from _answers(kernel)
+    except OSError:
+        return
+    finally:
+        kernel.close()
+
+
+def _request(family: int) -> bytes:
+    """Return the request for all TCP connections of a family that are established or closing."""
+    body = bytes((family, socket.IPPROTO_TCP, 1 << _TCP_INFO - 1, 0))
+    body += _to_bytes(_ESTABLISHED_AND_CLOSING, 4) + bytes(48)
+    header = _to_bytes(_HEADER_BYTES + len(body), 4) + _to_bytes(_BY_FAMILY, 2)
+    return header + _to_bytes(_REQUEST_DUMP, 2) + bytes(8) + body
+
+
+def _answers(kernel: "socket.socket") -> "Iterator[tuple[int, int]]":
+    """Yield inode and bytes of the connections in the kernel's answer."""
+    while True:
+        data = kernel.recv(_CHUNK)
+        offset = 0
+        while offset + _HEADER_BYTES <= len(data):
+            size, kind = _number(data, offset, 4), _number(data, offset + 4, 2)
+            if kind in (_DONE, _ERROR) or size < _HEADER_BYTES:
+                return
+            message = data[offset + _HEADER_BYTES : offset + size]
+            count = _bytes_of(message)
+            if count is not None:
+                yield _number(message, _INODE_OFFSET, 4), count
+            offset += size + 3 & ~3
+        if not data:
+            return
+
+
+def _bytes_of(message: bytes) -> "int | None":
+    """Return the bytes that a connection has carried; None if the message has no tcp_info."""
+    offset = _MESSAGE_BYTES
+    while offset + 4 <= len(message):
+        size, kind = _number(message, offset, 2), _number(message, offset + 2, 2)
+        if kind == _TCP_INFO and size >= 4 + _RECEIVED_OFFSET + 8:
+            acked = _number(message, offset + 4 + _ACKED_OFFSET, 8)
+            return acked + _number(message, offset + 4 + _RECEIVED_OFFSET, 8)
+        offset += max(4, size + 3 & ~3)
+    return None
+
+
+def _to_bytes(value: int, size: int) -> bytes:
+    return value.to_bytes(size, byteorder)
+
+
+def _number(data: bytes, offset: int, size: int) -> int:
+    return int.from_bytes(data[offset : offset + size], byteorder)

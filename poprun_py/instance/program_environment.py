@@ -1,44 +1,186 @@
-"""What keeps MPI and gloo to their network, and gives programs the SDK's names and our back end.
+"""Environment variables that the wrapper sets for its program, beside those of the launcher.
 
-The hook, popdist_py/start_hook on PYTHONPATH, lies beside us on every host, in a checkout and in an
-install. It reads POPDIST_MPI_NETWORK, POPDIST_SDK_NAMES, POPDIST_TORCH_BACKEND and
-POPDIST_JOB_FOLDER in every Python that starts, also in one that a shell script starts.
+They name ranks as Open MPI and torchrun do, keep the traffic of MPI, UCX and gloo on the network of
+the job, and load the start hook of the library (popdist_py/start_hook) into every Python. Every
+wrapper imports this module at its start, so it imports little.
 """
 
 import os
 import sys
 
+from poprun_py.instance import job_folders
+from poprun_py.instance.binding import THREAD_VARIABLES
+
 # As typing's, which takes longer to import than everything here.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
     from types import ModuleType
 
+    from poprun_py.instance.job_folders import JobFolder
+
+_OPEN_MPI_NAMES = (
+    ("OMPI_COMM_WORLD_RANK", "RANK"),
+    ("OMPI_COMM_WORLD_SIZE", "WORLD_SIZE"),
+    ("OMPI_COMM_WORLD_LOCAL_RANK", "LOCAL_RANK"),
+    ("OMPI_COMM_WORLD_LOCAL_SIZE", "LOCAL_WORLD_SIZE"),
+)
+# Other variables of torchrun, with the variables that have the same value.
+_TORCHRUN_NAMES = (
+    ("NODE_RANK", "GROUP_RANK"),
+    ("ROLE_RANK", "RANK"),
+    ("ROLE_WORLD_SIZE", "WORLD_SIZE"),
+)
+# Variables of torchrun with the same value in every instance. torchrun's agent does not run here,
+# so instance 0 opens the store itself.
+_TORCHRUN_VALUES = (
+    ("ROLE_NAME", "default"),
+    ("TORCHELASTIC_USE_AGENT_STORE", "False"),
+    ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
+)
+# Prefixes of the names below /dev of devices on which torch may compute: NVIDIA, AMD, WSL, TPUs and
+# Habana, Ascend, Cambricon, MetaX, Moore Threads, AWS; then, in folders, render nodes and TPUs.
+# dri/card0 and vfio/vfio do not count: servers without a GPU have them, the former for the console.
+_ACCELERATORS = (
+    *("nvidia", "kfd", "dxg", "accel", "hl", "davinci", "cambricon", "mxcd", "mtgpu", "neuron"),
+    *("dri/renderD", *(f"vfio/{digit}" for digit in range(10))),
+)
+_HIDDEN_BY_CUDA = ("nvidia", "kfd", "dxg")
+# Where Open MPI creates the files that its processes map: segments, then windows. Open MPI 5 has
+# the first name. Open MPI 4 has the second one, which 5 accepts without a warning.
+_SHARED_MEMORY_FOLDERS = (
+    "OMPI_MCA_btl_sm_backing_directory",
+    "OMPI_MCA_btl_vader_backing_directory",
+    "OMPI_MCA_osc_sm_backing_directory",
+    "OMPI_MCA_osc_rdma_backing_directory",
+    "OMPI_MCA_osc_ucx_backing_directory",
+)
 _ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 _HOOK = os.path.join(_ROOT, "popdist_py", "start_hook")
-# Where the kernel tells the networks that this host is on, and which faster ones it has.
+# The kernel's list of the networks of this host, and the folder of its InfiniBand devices.
 _ROUTES, _FABRIC = "/proc/net/route", "/sys/class/infiniband"
 
 
-def variables(environ: "Mapping[str, str]") -> dict[str, str]:
-    """Return what to set beside ``environ`` so that Pythons find what it asks for."""
+def rank() -> int:
+    """Return the index of this instance, from the launcher or else from MPI.
+
+    The command line of a large job does not contain it.
+    """
+    return int(_first_of("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK"))
+
+
+def local_rank() -> int:
+    """Return the index of this instance among those of its host, from the launcher or from MPI."""
+    return int(_first_of("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID"))
+
+
+def _first_of(*names: str) -> str:
+    return next((os.environ[name] for name in names if name in os.environ), "0")
+
+
+def unset_empty_thread_variables() -> None:
+    """Unset the thread variables that the launcher has set to an empty value.
+
+    It sets them so that Open MPI does not pass on the value of another instance.
+    """
+    for name in THREAD_VARIABLES:
+        if os.environ.get(name) == "":
+            del os.environ[name]
+
+
+def set_mpi_and_torchrun_variables() -> None:
+    """Set the variables that programs expect from Open MPI and torchrun, unless they are set."""
+    for name, same in _OPEN_MPI_NAMES + _TORCHRUN_NAMES:
+        if same in os.environ:
+            os.environ.setdefault(name, os.environ[same])
+    if "RANK" not in os.environ:
+        # The command line of a large job does not contain it: the launcher sends it later.
+        return
+    for name, value in _TORCHRUN_VALUES:
+        os.environ.setdefault(name, value)
+    if os.environ.get("WORLD_SIZE") != "1" and not has_accelerator():
+        # Otherwise Accelerate, and trainers built on it, see no other instance.
+        os.environ.setdefault("ACCELERATE_USE_CPU", "true")
+    size, local_size = os.environ.get("WORLD_SIZE", ""), os.environ.get("LOCAL_WORLD_SIZE", "")
+    if size.isdigit() and local_size.isdigit() and int(local_size) > 0:
+        os.environ.setdefault("GROUP_WORLD_SIZE", str(int(size) // int(local_size)))
+
+
+def has_accelerator(devices: str = "/dev") -> bool:
+    """Return whether torch may be able to compute on a device of this host other than its CPUs."""
+    names = _names_in(devices)
+    for folder in {"dri", "vfio"}.intersection(names):
+        names += [f"{folder}/{name}" for name in _names_in(os.path.join(devices, folder))]
+    if os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1"):
+        names = [name for name in names if not name.startswith(_HIDDEN_BY_CUDA)]
+    return any(name.startswith(_ACCELERATORS) for name in names)
+
+
+def _names_in(folder: str) -> list[str]:
+    try:
+        return os.listdir(folder)
+    except OSError:
+        return []
+
+
+def set_job_folders(folders: "Sequence[JobFolder]") -> None:
+    """Tell the program and Open MPI where the job's folders are on this host.
+
+    Args:
+        folders: the first is for files that must not outlive the job. Open MPI shares memory in one
+            that is in memory.
+    """
+    in_memory = [
+        folder.path for folder in folders if folder.path.startswith(f"{job_folders.SHARED_MEMORY}/")
+    ]
+    variables = shared_memory_variables(in_memory[-1] if in_memory else None, os.environ)
+    variables["POPDIST_JOB_FOLDER"] = folders[0].path if folders else None
+    for name, value in variables.items():
+        if value is not None:
+            os.environ[name] = value
+        else:
+            # An outer job has set it.
+            os.environ.pop(name, None)
+
+
+def shared_memory_variables(
+    folder: str | None, environ: "Mapping[str, str]"
+) -> "dict[str, str | None]":
+    """Return the variables that make Open MPI share memory in ``folder``, or unset them with None.
+
+    Variables that the user has set stay; those of an outer job do not.
+    """
+    return {
+        name: folder
+        for name in _SHARED_MEMORY_FOLDERS
+        if not environ.get(name) or job_folders.is_job_folder(environ[name])
+    }
+
+
+def hook_variables(environ: "Mapping[str, str]") -> dict[str, str]:
+    """Return the variables that load the library's start hook, if ``environ`` needs it.
+
+    The hook gives programs the SDK's names and the library's back end for torch, and keeps MPI on
+    the network of the job. It runs in every Python, even if a shell script starts that.
+    """
     gives_names = environ.get("POPDIST_SDK_NAMES") in ("auto", "yes")
     replaces_back_end = environ.get("POPDIST_TORCH_BACKEND") in ("gloo", "popdist")
-    keeps_mpi = environ.get("POPDIST_MPI_NETWORK") or environ.get("POPDIST_NETWORK")
+    network = environ.get("POPDIST_MPI_NETWORK") or environ.get("POPDIST_NETWORK")
     has_folder = environ.get("POPDIST_JOB_FOLDER")
-    if not (gives_names or replaces_back_end or keeps_mpi or has_folder):
+    if not (gives_names or replaces_back_end or network or has_folder):
         return {}
-    found = _of_interface(keeps_mpi, environ) if keeps_mpi else {}
+    found = _interface_variables(network, environ) if network else {}
     path = environ.get("PYTHONPATH", "")
-    # First, once: Python runs the sitecustomize that it finds first.
+    # First, because Python runs only the first sitecustomize that it finds.
     rest = [entry for entry in path.split(os.pathsep) if entry != _HOOK] if path else []
     return {"PYTHONPATH": os.pathsep.join([_HOOK, *rest]), **found}
 
 
-def _of_interface(network: str, environ: "Mapping[str, str]") -> dict[str, str]:
-    """Return what keeps gloo, and MPICH's UCX, to the interface of a network; the user's is kept.
+def _interface_variables(network: str, environ: "Mapping[str, str]") -> dict[str, str]:
+    """Return the variables that keep gloo, and MPICH's UCX, on the interface of a network.
 
-    By itself gloo takes whatever address this host's name leads to, UCX every one.
+    Variables that the user has set stay. By default gloo uses the address of this host's name, and
+    UCX uses every address.
     """
     names = {"GLOO_SOCKET_IFNAME"}
     if "PMI_RANK" in environ and "OMPI_COMM_WORLD_RANK" not in environ:
@@ -48,16 +190,20 @@ def _of_interface(network: str, environ: "Mapping[str, str]") -> dict[str, str]:
 
 
 def _interface_of(network: str) -> str:
-    """Return the interface of a network, which may be its name; empty if there is none here."""
+    """Return this host's interface on a network, or an empty text.
+
+    A ``network`` without a slash is the name of the interface.
+    """
     address, slash, bits = network.partition("/")
     if not slash:
         return network
     try:
-        wanted, mask = _number(address), (1 << 32) - (1 << 32 - int(bits))
+        wanted, mask = _ipv4_number(address), (1 << 32) - (1 << 32 - int(bits))
         with open(_ROUTES, encoding="ascii") as lines:
             for line in list(lines)[1:]:
                 name, target, gateway = line.split()[:3]
-                # Written as the words of this machine, whose bytes are in the network's order.
+                # The kernel writes an address, whose bytes are in network order, as a number of
+                # this machine.
                 found = int.from_bytes(int(target, 16).to_bytes(4, sys.byteorder), "big")
                 if int(gateway, 16) == 0 and found & mask == wanted & mask:
                     return name
@@ -66,14 +212,18 @@ def _interface_of(network: str) -> str:
     return ""
 
 
-def _number(address: str) -> int:
-    """Return an IPv4 address as a number; ValueError for others, which are listed elsewhere."""
+def _ipv4_number(address: str) -> int:
+    """Return an IPv4 address as a number.
+
+    Raises:
+        ValueError: it is another address, whose networks are not in this list of the kernel.
+    """
     first, second, third, fourth = map(int, address.split("."))
     return int.from_bytes(bytes((first, second, third, fourth)), "big")
 
 
-def lent_sockets() -> "ModuleType":
-    """Return the hook's popdist_lent_sockets; the package around it takes long to import."""
+def import_lent_sockets() -> "ModuleType":
+    """Return the hook's module popdist_lent_sockets, without importing the library around it."""
     sys.path.insert(0, _HOOK)
     try:
         import popdist_lent_sockets  # type: ignore[import-not-found]

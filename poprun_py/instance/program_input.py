@@ -1,10 +1,12 @@
-"""What a program reads when the launcher passes its own input on: a pseudo-terminal, or a pipe.
+"""Input of a program from the user's keyboard: through a terminal or a pipe, and for its debugger.
 
-Runs in the wrapper, which loads this only for a job that has a keyboard: standard library only.
-The terminal's line discipline neither echoes nor edits (EXTPROC): the user's own terminal does so,
-and is told when the program changes the modes (packet mode), as telnet's LINEMODE does.
+The launcher decides which instance has the keyboard; the wrapper imports this module only if the
+launcher has one. The program's terminal neither echoes nor edits lines (EXTPROC). The user's own
+terminal does that, and the launcher learns when the program changes the modes (packet mode), as in
+telnet's LINEMODE.
 """
 
+import errno
 import fcntl
 import os
 import select
@@ -13,6 +15,7 @@ import termios
 import time
 
 from poprun_py.instance import control_protocol
+from poprun_py.instance.quick_imports import loads
 
 # As typing's, which takes longer to import than everything here.
 TYPE_CHECKING = False
@@ -20,118 +23,221 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
+    from poprun_py.instance.progress_memory import ProgressMemory
+
+    Send = Callable[[bytes, Any], None]
+
 _CHUNK = 1 << 16
-# linux/termbits.h and linux/tty.h: Python's termios lacks them.
+# From linux/termbits.h and linux/tty.h: Python's termios lacks them.
 _EXTPROC = 0o200000
 _PKT_FLUSHREAD, _PKT_IOCTL = 0x01, 0x40
 _IFLAG, _OFLAG, _LFLAG, _CC = 0, 1, 3, 6
 _CTRL_D = b"\x04"
-# Between two looks whether the program has read a line.
+# The pauses between two checks whether the program has read a line.
 _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.001, 0.25
+# The requests that a program's debugger may make, and the number of numbers in each.
+_REQUESTS = {"enter": 1, "leave": 1, "wait": 2}
 
 
-def make_input(
-    setup: "dict[str, Any]", send: "Callable[[bytes, Any], None]"
-) -> "ProgramTerminal | ProgramPipe":
-    """Return what the program reads, as the launcher wants it.
+class ProgramInput:
+    """The keyboard input of one program, and the requests of its debugger.
 
     Args:
-        setup: of a terminal its ``modes`` (iflag, oflag, lflag, cc), its ``size`` (rows, columns),
-            whether stdout and stderr are terminals too (``is_stdout``, ``is_stderr``), and the
-            ``stream`` that shows what is written to it; empty for a pipe.
-        send: sends a frame to the launcher.
-
-    Raises:
-        OSError: the system has none left.
+        setup: from the launcher: ``input``, as described in ``_make_typed_input``, if the program
+            has the keyboard from its start; ``debugger``, whether breakpoint() may ask for it; and
+            ``term``, the kind of terminal.
+        memory: shared with the program.
+        send: queues a message to the launcher.
     """
-    return ProgramTerminal(setup, send) if setup else ProgramPipe(send)
 
-
-class _Input:
-    """Passes on what was typed, and asks for more once that was read."""
-
-    def __init__(self, descriptor: int, send: "Callable[[bytes, Any], None]") -> None:
-        self._descriptor = descriptor  # what is typed is written to it; -1 for no reader
+    def __init__(self, setup: "dict[str, Any]", memory: "ProgressMemory", send: "Send") -> None:
+        self._memory = memory
         self._send = send
-        self._typed = bytearray()
-        self._is_owing = False  # whether the launcher waits for KEYS_READ
+        self._term = setup.get("term", "")
+        self._errno = 0  # why there is no terminal
+        self._typed: ProgramTerminal | ProgramPipe | None = None
+        if "input" in setup:
+            self._make_typed_input(setup["input"])
+        # The pipe on which the program's requests arrive: one line each. The ends are -1 without
+        # a debugger.
+        self.requests = self._write_requests = -1
+        self._incomplete_request = b""
+        if setup.get("debugger"):
+            self.requests, self._write_requests = os.pipe()
+            os.set_blocking(self.requests, False)
+
+    def _make_typed_input(self, setup: "dict[str, Any]") -> None:
+        """Create the terminal or the pipe from which the program reads.
+
+        Args:
+            setup: of a terminal its ``modes`` (iflag, oflag, lflag, cc), its ``size`` (rows,
+                columns), whether stdout and stderr are terminals too (``is_stdout``,
+                ``is_stderr``), and the ``stream`` for the output on it. Empty for a pipe.
+        """
+        try:
+            send = self._send
+            self._typed = ProgramTerminal(setup, send) if setup else ProgramPipe(send)
+        except OSError as error:
+            self._errno = error.errno or errno.ENXIO
+            # The program runs nevertheless, with an input that has ended.
+            os.write(2, f"poprun-py: warning: no terminal for the keyboard: {error}\n".encode())
+
+    @property
+    def terminal(self) -> "ProgramTerminal | None":
+        """The program's terminal, if it has one."""
+        return self._typed if isinstance(self._typed, ProgramTerminal) else None
+
+    def variables(self) -> dict[str, str]:
+        """Return the variables that tell the program of its terminal and its debugger."""
+        variables = {}
+        if self._term and "TERM" not in os.environ:
+            variables["TERM"] = self._term
+        if self._write_requests >= 0:
+            variables["POPDIST_DEBUGGER"] = f"/proc/{os.getpid()}/fd/{self._write_requests}"
+        return variables
+
+    def become_stdin(self, out: int, err: int) -> tuple[int, int]:
+        """In the child: make this the standard input, in a new session or process group.
+
+        Returns:
+            The descriptors for stdout and stderr: terminals, or ``out`` and ``err``.
+        """
+        if self._typed is not None:
+            return self._typed.become_stdin(out, err)
+        os.setpgid(0, 0)
+        # Open MPI 5 never ends the input of instance 0.
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        return out, err
+
+    def ended(self) -> None:
+        """Note that the program has ended, and tell the launcher of unread input."""
+        if self._typed is not None:
+            self._typed.ended()
+
+    def read_requests(self) -> None:
+        """Pass the requests of the program's debugger on to the launcher."""
+        data = self._incomplete_request + os.read(self.requests, 4096)
+        *lines, self._incomplete_request = data.split(b"\n")
+        for line in lines:
+            what, *words = line.decode(errors="replace").split() or [""]
+            try:
+                numbers = [int(word) for word in words]
+            except ValueError:
+                continue  # not from the library: any process of the instance can write here
+            if len(numbers) != _REQUESTS.get(what):
+                continue
+            if what == "leave":
+                self._memory.lend_terminal(0)
+            self._send(control_protocol.DEBUGGER, [what, *numbers])
+
+    def handle(self, kind: bytes, payload: bytes) -> None:
+        """Handle a message of the launcher about the keyboard."""
+        if kind == control_protocol.KEYS:
+            if self._typed is not None:
+                self._typed.type(payload)
+            else:
+                self._send(control_protocol.KEYS_READ, None)
+        elif kind == control_protocol.WINDOW_SIZE and self.terminal is not None:
+            self.terminal.resize(loads(payload))
+        elif kind == control_protocol.NEW_TERMINAL:
+            if self.terminal is None:
+                self._make_typed_input(loads(payload))
+            number = self.terminal.number + 1 if self.terminal is not None else -self._errno
+            self._memory.lend_terminal(number)
+        elif kind == control_protocol.DEBUGGER_LEFT:
+            self._memory.leave_debugger(loads(payload))
+
+    def on_time(self, now: float) -> None:
+        """Check whether the program has read its input, if that is due."""
+        if self._typed is not None:
+            self._typed.on_time(now)
+
+    def next_deadline(self) -> float:
+        """Return when ``on_time`` must be called; inf for never."""
+        return self._typed.next_deadline() if self._typed is not None else float("inf")
+
+
+class _TypedInput:
+    """Passes typed bytes on to the program, and asks the launcher for more when they are read."""
+
+    def __init__(self, descriptor: int, send: "Send") -> None:
+        self._descriptor = descriptor  # where to write typed bytes; -1 if no process reads them
+        self._send = send
+        self._unwritten = bytearray()
+        self._owes_answer = False  # whether the launcher waits for KEYS_READ
         self._pause_seconds = _FIRST_PAUSE_SECONDS
-        self._look_at = float("inf")
+        self._check_at = float("inf")
         os.set_blocking(descriptor, False)
 
     def type(self, keys: bytes) -> None:
-        """Pass on what was typed; nothing is the end of input."""
+        """Pass on typed bytes; none means the end of input."""
         if self._descriptor >= 0:
-            self._typed += keys or self._end_of_input()
+            self._unwritten += keys or self._end_input()
         elif keys:
-            self._leave_unread(len(keys))
-        self._is_owing = True
+            self._report_unread(len(keys))
+        self._owes_answer = True
         self._pause_seconds = _FIRST_PAUSE_SECONDS
         self._advance()
 
     def on_time(self, now: float) -> None:
-        """Look again whether the program has read."""
-        if now >= self._look_at:
+        if now >= self._check_at:
             self._advance()
 
     def next_deadline(self) -> float:
-        """Return when ``on_time`` has something to do; inf for never."""
-        return self._look_at
+        return self._check_at
 
     def _advance(self) -> None:
         try:
-            if self._typed:
-                del self._typed[: os.write(self._descriptor, self._typed)]
+            if self._unwritten:
+                del self._unwritten[: os.write(self._descriptor, self._unwritten)]
         except BlockingIOError:
             pass
         except OSError:
-            self._typed.clear()  # nobody reads it
-        if self._typed or not self._is_read():
-            self._look_at = time.monotonic() + self._pause_seconds
+            self._unwritten.clear()  # no process reads it
+        if self._unwritten or not self._is_read():
+            self._check_at = time.monotonic() + self._pause_seconds
             self._pause_seconds = min(2 * self._pause_seconds, _LONGEST_PAUSE_SECONDS)
         else:
-            self._look_at = float("inf")
-            if self._is_owing:
-                self._is_owing = False
+            self._check_at = float("inf")
+            if self._owes_answer:
+                self._owes_answer = False
                 self._send(control_protocol.KEYS_READ, None)
 
-    def _end_of_input(self) -> bytes:
-        """Return what stands for the end of input, or bring it about."""
+    def _end_input(self) -> bytes:
+        """End the input, or return the bytes that end it."""
         raise NotImplementedError
 
-    def _leave_unread(self, count: int) -> None:
-        """Handle ``count`` bytes that the program has not read before its end."""
+    def _report_unread(self, count: int) -> None:
+        """Handle ``count`` bytes that the program had not read when it ended."""
 
     def _is_read(self) -> bool:
-        """Tell whether the program may get more."""
+        """Return whether the program may be given more."""
         raise NotImplementedError
 
 
-class ProgramPipe(_Input):
-    """A pipe that the program reads."""
+class ProgramPipe(_TypedInput):
+    """A pipe from which the program reads."""
 
-    def __init__(self, send: "Callable[[bytes, Any], None]") -> None:
+    def __init__(self, send: "Send") -> None:
+        # The wrapper keeps the reading end open, to count what the program has not read.
         self._read_end, self._write_end = os.pipe()
         super().__init__(self._write_end, send)
 
-    def become_stdio(self, out: int, err: int) -> tuple[int, int]:
-        """In the child: read from the pipe, in a process group of its own; the rest stays."""
+    def become_stdin(self, out: int, err: int) -> tuple[int, int]:
+        """In the child: read from the pipe in a new process group."""
         os.setpgid(0, 0)
         os.dup2(self._read_end, 0)
         return out, err
 
-    def started(self) -> None:
-        """Keep the wrapper's reading end open: it shows how much the program has not read."""
-
     def ended(self) -> None:
-        """The program has ended: tell the launcher how many bytes it has not read."""
+        """Tell the launcher how many bytes the program had not read when it ended."""
         unread = fcntl.ioctl(self._read_end, termios.FIONREAD, b"\0" * 4)
-        self._leave_unread(len(self._typed) + int.from_bytes(unread, sys.byteorder))
-        self._typed.clear()
+        self._report_unread(len(self._unwritten) + int.from_bytes(unread, sys.byteorder))
+        self._unwritten.clear()
         self._close()
         os.close(self._read_end)
 
-    def _leave_unread(self, count: int) -> None:
+    def _report_unread(self, count: int) -> None:
         if count:
             self._send(control_protocol.UNREAD, count)
 
@@ -140,7 +246,7 @@ class ProgramPipe(_Input):
             os.close(self._write_end)
             self._write_end = self._descriptor = -1
 
-    def _end_of_input(self) -> bytes:
+    def _end_input(self) -> bytes:
         self._close()
         return b""
 
@@ -148,16 +254,100 @@ class ProgramPipe(_Input):
         return True
 
 
+class ProgramTerminal(_TypedInput):
+    """The controlling terminal of a program: it reads from it, and usually writes to it as well."""
+
+    def __init__(self, setup: "dict[str, Any]", send: "Send") -> None:
+        self._pty = Pty(setup, self._on_control)
+        super().__init__(self._pty.master, send)
+        self.master = self._pty.master
+        self._is_stdout = setup["is_stdout"]
+        # The kinds of messages for the output, by the descriptor from which it is read.
+        self.streams = {self.master: setup["stream"].encode()}
+        self.ptys = {self.master: self._pty}
+        self._error: Pty | None = None
+        if setup["is_stderr"]:
+            # A second terminal, because stderr has its own tag and its own files.
+            self._error = Pty(setup)
+            self.streams[self._error.master] = control_protocol.STDERR
+            self.ptys[self._error.master] = self._error
+
+    @property
+    def number(self) -> int:
+        """N of ``/dev/pts/N``."""
+        return int(os.path.basename(os.ttyname(self._pty.slave)))
+
+    def resize(self, size: "list[int]") -> None:
+        """Set the rows and columns of the terminals."""
+        for pty in self.ptys.values():
+            pty.resize(size)
+
+    def become_stdin(self, out: int, err: int) -> tuple[int, int]:
+        """In the child: read from the terminal, which controls this new session.
+
+        Returns:
+            The descriptors for stdout and stderr: terminals, or ``out`` and ``err``.
+        """
+        os.setsid()
+        fcntl.ioctl(self._pty.slave, termios.TIOCSCTTY, 0)
+        os.dup2(self._pty.slave, 0)
+        return (
+            self._pty.slave if self._is_stdout else out,
+            self._error.slave if self._error is not None else err,
+        )
+
+    def ended(self) -> None:
+        """Note that the program has ended, so no process reads what is typed now."""
+        self._descriptor = -1
+        for pty in self.ptys.values():
+            pty.ended()
+
+    def _on_control(self, control: int) -> None:
+        """Tell the launcher which modes the program has set."""
+        if not control & _PKT_IOCTL:
+            return
+        if control & _PKT_FLUSHREAD:
+            self._unwritten.clear()
+        modes = self._pty.modes()
+        if not modes[_LFLAG] & _EXTPROC:
+            modes[_LFLAG] |= _EXTPROC
+            termios.tcsetattr(self.master, termios.TCSANOW, modes)
+        codes = [code if isinstance(code, int) else code[0] for code in modes[_CC]]
+        flags = [modes[_IFLAG], modes[_OFLAG], modes[_LFLAG] & ~_EXTPROC]
+        is_flushed = bool(control & _PKT_FLUSHREAD)
+        self._send(control_protocol.TERMINAL_MODES, [*flags, codes, is_flushed])
+        if self._owes_answer:
+            self._advance()
+
+    def _end_input(self) -> bytes:
+        modes = self._pty.modes()
+        if not modes[_LFLAG] & termios.ICANON:
+            return _CTRL_D
+        code: bytes = modes[_CC][termios.VEOF]
+        return _CTRL_D if code == b"\0" else code
+
+    def _is_read(self) -> bool:
+        """Return whether the last line is read: as on any terminal, a read returns one line."""
+        if self._pty.slave < 0 or not self._pty.modes()[_LFLAG] & termios.ICANON:
+            return True
+        # The kernel moves written bytes to the reading end a little later, or when it is polled.
+        poll = select.poll()
+        poll.register(self._pty.slave, select.POLLIN)
+        poll.poll(0)
+        unread = fcntl.ioctl(self._pty.slave, termios.FIONREAD, b"\0\0\0\0")
+        return unread == b"\0\0\0\0"
+
+
 class Pty:
-    """A pseudo-terminal, and what a program writes to it.
+    """A pseudo-terminal.
 
     Args:
-        setup: the first ``modes`` and the ``size`` as ``make_input`` takes them.
-        on_control: takes the byte of the kernel that says what the program did to its terminal;
-            None for a terminal that is only written to.
+        setup: ``modes`` and ``size`` of the terminal, as ``ProgramInput`` gets them.
+        on_control: called with the byte by which the kernel tells what the program has done to its
+            terminal; None for a terminal to which the program only writes.
 
     Raises:
-        OSError: the system has none left.
+        OSError: the system has no free terminal.
     """
 
     def __init__(
@@ -176,7 +366,7 @@ class Pty:
             fcntl.ioctl(self.master, termios.TIOCPKT, b"\1\0\0\0")
 
     def resize(self, size: "list[int]") -> None:
-        """Give the terminal its rows and columns; programs that it controls get SIGWINCH."""
+        """Set the rows and columns; the kernel sends SIGWINCH to the programs of the terminal."""
         if self.slave >= 0:
             termios.tcsetwinsize(self.master, (size[0], size[1]))
 
@@ -185,7 +375,7 @@ class Pty:
         return termios.tcgetattr(self.master)
 
     def read(self) -> bytes | None:
-        """Return what was written by now; None for nothing, empty at the end."""
+        """Return the output until now; None if there is none, empty at the end."""
         data = bytearray()
         while len(data) < _CHUNK or (data.endswith(b"\r") and len(data) < 2 * _CHUNK):
             try:
@@ -204,103 +394,17 @@ class Pty:
                 data += packet[1:]
         flags = self.modes()[_OFLAG]
         if flags & termios.OPOST and flags & termios.ONLCR:
-            # As a pipe gives it, for files and for lines; the user's terminal maps it again.
+            # Output files contain what a pipe would bring. The user's terminal adds the \r again.
             data = data.replace(b"\r\n", b"\n")
         return bytes(data) or None
 
     def ended(self) -> None:
-        """The program has ended: the terminal ends with the last process that has it open."""
+        """Close the program's end, as the program has ended; other processes may have it open."""
         if self.slave >= 0:
             os.close(self.slave)
             self.slave = -1
 
     def close(self) -> None:
-        """Nothing more comes from it."""
+        """Close both ends."""
         self.ended()
         os.close(self.master)
-
-
-class ProgramTerminal(_Input):
-    """The terminal that controls a program: it reads it, and usually writes to it as well."""
-
-    def __init__(self, setup: "dict[str, Any]", send: "Callable[[bytes, Any], None]") -> None:
-        self._pty = Pty(setup, self._on_control)
-        super().__init__(self._pty.master, send)
-        self.master = self._pty.master
-        self._is_stdout = setup["is_stdout"]
-        # Kinds of frames, by the descriptor from which what they hold is read.
-        self.streams = {self.master: setup["stream"].encode()}
-        self.ptys = {self.master: self._pty}
-        self._error: Pty | None = None
-        if setup["is_stderr"]:
-            # A terminal of its own: what goes to stderr is tagged, kept and reported as such.
-            self._error = Pty(setup)
-            self.streams[self._error.master] = control_protocol.STDERR
-            self.ptys[self._error.master] = self._error
-
-    @property
-    def number(self) -> int:
-        """N of ``/dev/pts/N``."""
-        return int(os.path.basename(os.ttyname(self._pty.slave)))
-
-    def resize(self, size: "list[int]") -> None:
-        """Give the terminals their rows and columns."""
-        for pty in self.ptys.values():
-            pty.resize(size)
-
-    def become_stdio(self, out: int, err: int) -> tuple[int, int]:
-        """In the child: read from the terminal, which controls this new session.
-
-        Returns:
-            What are to be stdout and stderr: terminals, or ``out`` and ``err``.
-        """
-        os.setsid()
-        fcntl.ioctl(self._pty.slave, termios.TIOCSCTTY, 0)
-        os.dup2(self._pty.slave, 0)
-        return (
-            self._pty.slave if self._is_stdout else out,
-            self._error.slave if self._error is not None else err,
-        )
-
-    def started(self) -> None:
-        """In the wrapper: nothing changes. Our own end of it shows what was not read yet."""
-
-    def ended(self) -> None:
-        """The program has ended: what is typed now has no reader."""
-        self._descriptor = -1
-        for pty in self.ptys.values():
-            pty.ended()
-
-    def _on_control(self, what: int) -> None:
-        """Tell the launcher which modes the program wants."""
-        if not what & _PKT_IOCTL:
-            return
-        if what & _PKT_FLUSHREAD:
-            self._typed.clear()
-        modes = self._pty.modes()
-        if not modes[_LFLAG] & _EXTPROC:
-            modes[_LFLAG] |= _EXTPROC
-            termios.tcsetattr(self.master, termios.TCSANOW, modes)
-        codes = [code if isinstance(code, int) else code[0] for code in modes[_CC]]
-        flags = [modes[_IFLAG], modes[_OFLAG], modes[_LFLAG] & ~_EXTPROC]
-        self._send(control_protocol.TERMINAL_MODES, [*flags, codes, bool(what & _PKT_FLUSHREAD)])
-        if self._is_owing:
-            self._advance()
-
-    def _end_of_input(self) -> bytes:
-        modes = self._pty.modes()
-        if not modes[_LFLAG] & termios.ICANON:
-            return _CTRL_D
-        code: bytes = modes[_CC][termios.VEOF]
-        return _CTRL_D if code == b"\0" else code
-
-    def _is_read(self) -> bool:
-        """Lines are passed on one by one: a reader gets one at a time, as from any terminal."""
-        if self._pty.slave < 0 or not self._pty.modes()[_LFLAG] & termios.ICANON:
-            return True
-        # The kernel moves what was written a little later; whoever polls has it moved at once.
-        poll = select.poll()
-        poll.register(self._pty.slave, select.POLLIN)
-        poll.poll(0)
-        unread = fcntl.ioctl(self._pty.slave, termios.FIONREAD, b"\0\0\0\0")
-        return unread == b"\0\0\0\0"

@@ -1,8 +1,8 @@
-"""json, signal and socket for the wrapper, from CPython's own parts below them where they exist.
+"""json, signal and socket without their slow imports, from the C modules on which they are built.
 
-The public modules import re and enum, which takes longer than everything else that the wrapper does
-before the program starts (13 ms of 21). What is offered is what both forms have; the public modules
-stand in wherever the parts below are missing or answer differently.
+The public modules import re and enum, which takes 13 of the 21 ms that the wrapper needs before the
+program starts. This module offers only names that behave the same in both forms. If a C module is
+missing or gives other results, the public module is used.
 """
 
 __all__ = ["dumps", "loads", "signal", "socket"]
@@ -23,8 +23,12 @@ else:
         import socket
 
 
-def _accelerated() -> "tuple[Callable[[Any], str], Callable[[bytes], Any]]":
-    """Return json's encoder and decoder in C, called as ``json.dumps`` and ``json.loads``."""
+def _c_functions() -> "tuple[Callable[[Any], str], Callable[[bytes], Any]]":
+    """Return ``dumps`` and ``loads`` made of the C encoder and decoder of json.
+
+    Raises:
+        ImportError, AttributeError, TypeError, ValueError: this Python has other C functions.
+    """
     import _json
 
     class Settings:
@@ -35,7 +39,7 @@ def _accelerated() -> "tuple[Callable[[Any], str], Callable[[bytes], Any]]":
 
     scan = _json.make_scanner(Settings)  # type: ignore[arg-type]  # it reads the attributes only
     text = _json.encode_basestring_ascii
-    # No table of containers to find cycles by, and no default for other types: values are plain.
+    # Without a search for cycles and without a function for other types: messages have neither.
     encode = _json.make_encoder(None, None, text, None, ": ", ", ", False, False, True)  # type: ignore[arg-type]
 
     def dumps(value: "Any") -> str:
@@ -46,11 +50,11 @@ def _accelerated() -> "tuple[Callable[[Any], str], Callable[[bytes], Any]]":
 
     sample = {"a": [1, -2.5, None, True, "\u00fc\n"], "b": {}}
     if loads(dumps(sample).encode()) != sample:
-        raise ImportError("these are not the functions that json uses")
+        raise ImportError("the C functions of json have changed")
     return dumps, loads
 
 
 try:
-    dumps, loads = _accelerated()
+    dumps, loads = _c_functions()
 except (ImportError, AttributeError, TypeError, ValueError):
     from json import dumps, loads

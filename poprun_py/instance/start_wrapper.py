@@ -1,13 +1,15 @@
-"""What mpirun starts in each instance: ``python -I -S main.py -- program args...``.
+"""Entry of the process that mpirun starts for each instance: ``start_wrapper.py -- PROGRAM ...``.
 
-Nothing lives here: Python compiles a script anew at every start, but keeps what a script imports.
+It contains nothing else, because Python compiles a script at every start but caches what it
+imports.
 """
 
 import os
 import sys
 
 if __name__ == "__main__":
-    # Last on the path, which -I -S leave to the standard library alone: nothing beside us hides it.
+    # Last on the path, so that no file beside this package hides one of the standard library. The
+    # options -I and -S of Python leave only the standard library on it.
     sys.path.append(os.path.abspath(f"{__file__}/../../.."))
 
     from poprun_py.instance import wrapper

@@ -13,7 +13,7 @@ import pytest
 
 from poprun_py.instance import program_environment
 
-lent_sockets = program_environment.lent_sockets()
+lent_sockets = program_environment.import_lent_sockets()
 # Accepts whoever comes, as MPI does: an event without a visitor is an error.
 OTHER = """
 import select, socket

@@ -22,7 +22,7 @@ def _hook():
 def _say(rank):
     """Return after what the program did the launcher would be told."""
     hook, memory, said = _hook(), ProgressMemory(), []
-    watch = hook._Watch(memory.variables(("sh",), {})["POPDIST_HEARTBEAT"])
+    watch = hook._Watch(memory.variables()["POPDIST_HEARTBEAT"])
     watch.groups_of(dist)
     has_mpi, hook._has_mpi = hook._has_mpi, lambda: False
 

@@ -247,21 +247,21 @@ def test_a_pasted_command_finds_the_names(script, tmp_path):
 
 def test_a_launcher_in_an_instance_puts_the_hook_on_the_path_once_and_first():
     asked = {"POPDIST_SDK_NAMES": "auto", "PYTHONPATH": "/lib"}
-    made = program_environment.variables(asked)
+    made = program_environment.hook_variables(asked)
     assert made["PYTHONPATH"].endswith("start_hook:/lib")
-    assert program_environment.variables(asked | made) == made
+    assert program_environment.hook_variables(asked | made) == made
     # Behind a folder with another sitecustomize it would not run.
     behind = made["PYTHONPATH"].removesuffix(":/lib")
-    assert program_environment.variables({**asked, "PYTHONPATH": f"/lib:{behind}"}) == made
-    assert program_environment.variables({**asked, "PYTHONPATH": ""}) == {"PYTHONPATH": behind}
-    assert program_environment.variables({**asked, "POPDIST_SDK_NAMES": "no"}) == {}
+    assert program_environment.hook_variables({**asked, "PYTHONPATH": f"/lib:{behind}"}) == made
+    assert program_environment.hook_variables({**asked, "PYTHONPATH": ""}) == {"PYTHONPATH": behind}
+    assert program_environment.hook_variables({**asked, "POPDIST_SDK_NAMES": "no"}) == {}
     # Another back end of torch.distributed needs the hook as well.
     other = {**asked, "POPDIST_SDK_NAMES": "no", "POPDIST_TORCH_BACKEND": "popdist"}
-    assert program_environment.variables(other) == made
-    assert program_environment.variables({**other, "POPDIST_TORCH_BACKEND": "auto"}) == {}
+    assert program_environment.hook_variables(other) == made
+    assert program_environment.hook_variables({**other, "POPDIST_TORCH_BACKEND": "auto"}) == {}
     # So has the folder of the job.
     folder = {**asked, "POPDIST_SDK_NAMES": "no", "POPDIST_JOB_FOLDER": "/dev/shm/poprun-1"}
-    assert program_environment.variables(folder) == made
+    assert program_environment.hook_variables(folder) == made
 
 
 def test_gloo_and_ucx_are_kept_to_the_interface_of_the_network(tmp_path, monkeypatch):
@@ -279,7 +279,7 @@ def test_gloo_and_ucx_are_kept_to_the_interface_of_the_network(tmp_path, monkeyp
     )
 
     def kept(network: str, **environ: str) -> dict[str, str]:
-        made = program_environment.variables({"POPDIST_NETWORK": network, **environ})
+        made = program_environment.hook_variables({"POPDIST_NETWORK": network, **environ})
         return {name: value for name, value in made.items() if name != "PYTHONPATH"}
 
     assert kept("ib0") == {"GLOO_SOCKET_IFNAME": "ib0"}

@@ -1,1 +1,1 @@
-"""The folder that the wrapper puts first on the PYTHONPATH of Python programs."""
+"""The folder that the wrapper puts first on the PYTHONPATH of Python programs, for diagnostics."""

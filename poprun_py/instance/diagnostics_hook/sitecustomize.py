@@ -1,10 +1,14 @@
-"""Runs when Python starts in an instance: a signal makes it write the stacks of all its threads.
+"""Runs when Python starts in an instance: installs what the wrapper needs to diagnose the program.
 
-Another makes it write a NUL as soon as its main thread runs Python, and not a call of C.
-Fatal signals show a Python stack too, and a program that used torch.distributed ends without being
-aborted by torch's own threads. The wrapper is told of an uncaught exception, because threads may
-keep the process from ending. The program needs no change, and keeps no trace of the hook: the
-folder goes from ``sys.path`` and PYTHONPATH again, and the user's own ``sitecustomize`` is run.
+- A signal makes the process write the stacks of all its threads. Another one makes it write a NUL
+  as soon as its main thread runs Python, not C code. Fatal signals show a Python stack.
+- The wrapper learns of an exception that ends the main thread, because threads may keep the process
+  alive afterwards.
+- A program that used torch.distributed waits for gloo's threads, which might otherwise abort it at
+  its end.
+
+The program does not see the hook: its folder is removed from ``sys.path`` and PYTHONPATH, and the
+user's own ``sitecustomize`` is run.
 """
 
 import atexit
@@ -16,9 +20,9 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-# The threads of gloo's process groups, as torch names them; they live until the process ends.
+# torch's name for the threads of gloo's process groups, which live until the process ends.
 _GLOO = "pt_gloo_runloop"
-_IDLE_LOOKS, _LOOK_SECONDS, _MOST_LOOKS = 2, 0.001, 1000
+_IDLE_CHECKS, _CHECK_SECONDS, _MOST_CHECKS = 2, 0.001, 1000
 # In the memory shared with the wrapper: the byte offset of _FAILED (progress_memory.py), and the
 # size of a word.
 _FAILED_AT, _WORD_BYTES = 28 * 8, 8
@@ -26,8 +30,8 @@ _FAILED_AT, _WORD_BYTES = 28 * 8, 8
 _PROGRAM_FUNCTIONS = ("<module>", "_run_module_as_main")
 
 
-def _answer_with_stacks() -> None:
-    """Register the handler, which runs in C and needs neither the interpreter nor its lock."""
+def _write_stacks_on_signal() -> None:
+    """Register faulthandler, which runs in C and needs neither the interpreter nor its lock."""
     number, _, path = os.environ.pop("POPDIST_STACKS", "").partition(":")
     if not path:
         return
@@ -38,31 +42,31 @@ def _answer_with_stacks() -> None:
             faulthandler.enable()
         file = open(path, "ab", buffering=0)  # noqa: SIM115 (kept open for the handler)
         faulthandler.register(int(number), file=file, all_threads=True, chain=False)
-        _answer_when_python_runs(int(number) - 1, file.fileno())
+        _answer_on_signal_in_python(int(number) - 1, file.fileno())
     except (OSError, ValueError, RuntimeError, AttributeError):
         return
-    # The handler holds the descriptor only: the file must live as long as the process.
+    # The handler has only the descriptor, so the file object must live as long as the process.
     sys._poprun_stacks_file = file  # type: ignore[attr-defined]
 
 
-def _answer_when_python_runs(number: int, file: int) -> None:
-    """Let a signal write a NUL once the main thread is in Python."""
+def _answer_on_signal_in_python(number: int, file: int) -> None:
+    """Write a NUL on a signal, once the main thread runs Python."""
     try:
-        # Without the enums of signal, which take longer.
+        # The public module takes longer to import, because of its enums.
         import _signal as signal  # type: ignore[import-not-found]
     except ImportError:
         import signal
 
     signal.signal(number, lambda *_: os.write(file, b"\0") and None)
     signal.siginterrupt(number, False)
-    # The interpreter forgets its handlers when it ends: the signal would end the process.
+    # The interpreter drops its handlers when it ends. The signal would then end the process.
     atexit.register(signal.signal, number, signal.SIG_IGN)
 
 
-def _tell_of_the_last_exception() -> None:
+def _report_fatal_exception() -> None:
     """Install a hook that tells the wrapper of an exception that ends the main thread.
 
-    Before it ends, Python still waits for other threads, and for the processes of a pool.
+    Before the process ends, Python waits for other threads, and for the processes of a pool.
     """
     path = os.environ.get("POPDIST_HEARTBEAT", "")
     program, shown = os.getpid(), sys.excepthook
@@ -73,16 +77,20 @@ def _tell_of_the_last_exception() -> None:
         try:
             shown(kind, value, trace)
         finally:
-            if os.getpid() == program and _ends_main_thread(kind, value) and _will_be_kept():
+            if (
+                os.getpid() == program
+                and _ends_main_thread(kind, value)
+                and _has_others_to_wait_for()
+            ):
                 _tell_wrapper(path, program)
 
     sys.excepthook = show
 
 
 def _ends_main_thread(kind: "type[BaseException]", value: BaseException) -> bool:
-    """Tell whether Python itself calls the hook, after the last line of the program.
+    """Return whether Python itself calls the hook because the main thread ends.
 
-    Programs, and Python's prompt, also call it to show an exception after which they go on.
+    Programs and Python's prompt also call it, to show an exception after which they continue.
     """
     if issubclass(kind, KeyboardInterrupt) or hasattr(sys, "ps1"):
         return False
@@ -96,8 +104,8 @@ def _ends_main_thread(kind: "type[BaseException]", value: BaseException) -> bool
     return not is_thread and frame.f_code.co_name not in _PROGRAM_FUNCTIONS
 
 
-def _will_be_kept() -> bool:
-    """Tell whether Python will wait for threads or processes before it ends."""
+def _has_others_to_wait_for() -> bool:
+    """Return whether Python will wait for threads or processes before it ends."""
     threading = sys.modules.get("threading")
     if threading is not None:
         main = threading.main_thread()
@@ -108,7 +116,7 @@ def _will_be_kept() -> bool:
 
 
 def _tell_wrapper(path: str, program: int) -> None:
-    """Write the program's process id to the shared memory, and wake the wrapper to read it.
+    """Write the program's process id to the shared memory, and make the wrapper read it.
 
     ``path`` is /proc/PID/fd/N, where PID is the wrapper.
     """
@@ -118,14 +126,14 @@ def _tell_wrapper(path: str, program: int) -> None:
         with open(path, "r+b", buffering=0) as file:
             file.seek(_FAILED_AT)
             file.write(program.to_bytes(_WORD_BYTES, sys.byteorder))
-        # The wrapper handles this signal anyway: it comes whenever a child ends.
+        # The wrapper handles this signal anyway, as it comes whenever a child ends.
         os.kill(int(path.split("/")[2]), signal.SIGCHLD)
     except (OSError, ValueError, IndexError):
         return
 
 
-def _step_aside() -> None:
-    """Remove this folder from the paths, then run the user's ``sitecustomize`` if there is one."""
+def _hide_hook() -> None:
+    """Remove this folder from the paths, and run the user's ``sitecustomize`` if there is one."""
     here = os.path.dirname(os.path.abspath(__file__))
     sys.path[:] = [entry for entry in sys.path if os.path.abspath(entry or ".") != here]
     rest = [e for e in os.environ.get("PYTHONPATH", "").split(os.pathsep) if e != here]
@@ -144,29 +152,30 @@ def _step_aside() -> None:
             sys.modules["sitecustomize"] = ours
 
 
-def _let_gloo_finish() -> None:
-    """Wait, for a second at most, until gloo's threads sleep: they may yet free a last tensor.
+def _wait_for_gloo() -> None:
+    """Wait up to a second until gloo's threads sleep, because they may still free a last tensor.
 
-    That needs Python's lock. Python ends a thread that asks for it while the interpreter goes, and
-    C++ takes that for an error ("terminate called without an active exception"): SIGABRT after a
-    training that went well. Sleeping lets go of the lock; a thread with work left is not asleep.
+    A thread needs Python's lock for that. Python ends threads that ask for the lock while the
+    interpreter shuts down, which C++ takes for an error ("terminate called without an active
+    exception"): the process would end with SIGABRT after a successful training. This function
+    releases the lock while it sleeps. A gloo thread that still has work does not sleep.
     """
     if "torch" not in sys.modules:
         return
     import time
 
-    idle = looks = 0
-    while idle < _IDLE_LOOKS and looks < _MOST_LOOKS:
+    idle = checks = 0
+    while idle < _IDLE_CHECKS and checks < _MOST_CHECKS:
         states = _states_of_threads(_GLOO)
         if not states:
             return
-        time.sleep(_LOOK_SECONDS)
+        time.sleep(_CHECK_SECONDS)
         idle = idle + 1 if states == {"S"} else 0
-        looks += 1
+        checks += 1
 
 
 def _states_of_threads(name: str) -> set[str]:
-    """Return the kernel's letters for the states of this process's threads of that name."""
+    """Return the state letters of this process's threads with a name."""
     states = set()
     for thread in os.listdir("/proc/self/task"):
         try:
@@ -179,7 +188,7 @@ def _states_of_threads(name: str) -> set[str]:
     return states
 
 
-_answer_with_stacks()
-_tell_of_the_last_exception()
-_step_aside()
-atexit.register(_let_gloo_finish)
+_write_stacks_on_signal()
+_report_fatal_exception()
+_hide_hook()
+atexit.register(_wait_for_gloo)

@@ -44,7 +44,7 @@ class CaughtSignals:
                 numbers.append(signal.SIGTSTP)
             if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
                 numbers.append(signal.SIGHUP)
-            self._parent = process_control.tell_when_parent_ends(_PARENT_ENDED)
+            self._parent = process_control.signal_when_parent_ends(_PARENT_ENDED)
             if self._parent is not None:
                 numbers.append(_PARENT_ENDED)
             old_wake = signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)

@@ -20,10 +20,12 @@ from typing import Any
 from poprun_py import process_info
 from poprun_py.errors import PROCESSES_ADVICE, StartError
 from poprun_py.instance import process_control, program_environment
-from poprun_py.instance.graceful_stop import MPIRUN_GRACE_SECONDS, GracefulStop
+from poprun_py.instance.process_control import GracefulStop
 from poprun_py.running.supervise.job import Job, describe
 
 _CHUNK = 1 << 16
+# The time for mpirun to end after SIGTERM: it has nothing to save.
+_GRACE_SECONDS = 2.0
 # Open files of mpirun: its own, and those of an instance of this host, or of another host.
 _FILES, _FILES_OF_CHILD = 32, 4
 # What mpirun has started is killed for so long: each look may find another process.
@@ -107,7 +109,7 @@ class _Ports:
         if self.is_done or self._network is None:
             return
         try:
-            ports = program_environment.lent_sockets().move_of(self._process, self._network)
+            ports = program_environment.import_lent_sockets().move_of(self._process, self._network)
         except ProcessLookupError:
             return  # it has ended, as others will notice
         except OSError as error:
@@ -237,7 +239,7 @@ class Mpirun:
 
     def stop(self, now: float) -> None:
         """Ask it to end; kill it if it does not."""
-        self._steps.begin(now, MPIRUN_GRACE_SECONDS)
+        self._steps.begin(now, _GRACE_SECONDS)
 
     def await_end(self, seconds: float, now: float) -> None:
         """It has nothing left to do: kill it if it does not end by itself."""

@@ -12,12 +12,12 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from poprun_py.errors import StartError
-from poprun_py.instance import launcher_channel
 from poprun_py.instance.job_folders import (
     SHARED_MEMORY,
     JobFolder,
     folder_locations,
     folder_name,
+    memory_folder_name,
     remove_abandoned,
 )
 
@@ -55,7 +55,7 @@ def make_memory_folder(private: Path, token: str) -> JobFolder | None:
         token: what instances that are reached by the network know; empty where none are.
     """
     with contextlib.suppress(OSError):
-        name = launcher_channel.name_of_folder(token) if token else private.name
+        name = memory_folder_name(token) if token else private.name
         return JobFolder.make(SHARED_MEMORY, name)
     return None
 

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from poprun_py.instance import control_protocol, process_control
-from poprun_py.instance.graceful_stop import GracefulStop
+from poprun_py.instance.process_control import GracefulStop
 from poprun_py.running.supervise.control_channel import ControlChannel
 from poprun_py.running.supervise.job import Cause, Job, StackGroup, Stop
 from poprun_py.running.supervise.stop_agreement import Move, StopRequest

@@ -24,10 +24,6 @@ from poprun_py.console import may_colour
 from poprun_py.errors import StartError, explain_os_error, start_errors
 from poprun_py.instance import control_protocol, process_control
 from poprun_py.instance.cgroups import process_state
-from poprun_py.instance.graceful_stop import (
-    MPIRUN_FOLLOWS_SECONDS,
-    MPIRUN_FOLLOWS_SECONDS_OF_LOST_HOST,
-)
 from poprun_py.instance.job_folders import folder_locations, remove_abandoned
 from poprun_py.running.keyboard.keyboard_input import KeyboardInput, open_terminal
 from poprun_py.running.keyboard.suspension import Suspension, take_signal
@@ -68,6 +64,9 @@ if TYPE_CHECKING:
 _SILENCE_SECONDS = 10.0
 # The longest wait for an event: while a job ends, and else.
 _ENDING_WAIT_SECONDS, _WAIT_SECONDS = 0.2, 1.0
+# The time for mpirun to end after the last instance, and after the loss of a host, whose daemon
+# never answers.
+_MPIRUN_SECONDS, _MPIRUN_SECONDS_OF_LOST_HOST = 10.0, 1.0
 _SHARED_MEMORY = Path("/dev/shm")
 _CANNOT_RUN = "the launcher cannot run the job"
 
@@ -625,7 +624,7 @@ class _Supervisor:
                 # A daemon on a host that is gone never answers mpirun, which waits for it.
                 is_host_lost = any((p.outcome or {}).get("lost") for p in self._peers.values())
                 mpirun.await_end(
-                    MPIRUN_FOLLOWS_SECONDS_OF_LOST_HOST if is_host_lost else MPIRUN_FOLLOWS_SECONDS,
+                    _MPIRUN_SECONDS_OF_LOST_HOST if is_host_lost else _MPIRUN_SECONDS,
                     time.monotonic(),
                 )
             return mpirun.ended_at is not None

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from poprun_py.instance.cgroups import memory_state, process_state
+from poprun_py.instance.cgroups import memory_state, process_state, throttled_seconds
 from tools.soak.faults import Fault, measure
 
 PROCESSES_V1 = Path("/sys/fs/cgroup/pids")
@@ -77,6 +77,25 @@ def test_unknown_group_says_nothing(tmp_path, files):
         assert memory_state(tree(tmp_path, files)) == {}
     except ValueError:
         pytest.fail("a line of another form must not stop an instance")
+
+
+@pytest.mark.parametrize(
+    ("entry", "folder", "text", "seconds"),
+    [
+        ("0::/job", "job", "nr_throttled 3\nthrottled_usec 2500000\n", 2.5),
+        ("0::/job", "", "nr_throttled 3\nthrottled_usec 2500000\n", 2.5),  # of a group above
+        ("4:cpu,cpuacct:/job", "cpu/job", "nr_throttled 3\nthrottled_time 1500000000\n", 1.5),
+        ("4:memory:/job", "cpu/job", "throttled_time 1500000000\n", 0.0),
+        ("0::/job", "job", "", 0.0),
+    ],
+)
+def test_throttling_is_read_from_the_control_group(tmp_path, entry, folder, text, seconds):
+    (tmp_path / "proc/self").mkdir(parents=True)
+    (tmp_path / "proc/self/cgroup").write_text(entry + "\n")
+    group = tmp_path / "sys/fs/cgroup" / folder
+    group.mkdir(parents=True)
+    (group / "cpu.stat").write_text(text)
+    assert throttled_seconds(str(tmp_path)) == seconds
 
 
 FILLS_MEMORY = """

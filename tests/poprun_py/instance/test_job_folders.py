@@ -17,7 +17,6 @@ from poprun_py.instance import job_folders
 from poprun_py.instance.job_folders import (
     JobFolder,
     folder_name,
-    memory_variables,
     remove_abandoned,
 )
 from poprun_py.process_info import start_ticks
@@ -113,7 +112,7 @@ def test_another_users_folder_is_neither_swept_nor_used(tmp_path):
     os.chown(folder, 12345, 12345)
     remove_abandoned([str(tmp_path)])
     assert folder.is_dir()
-    with pytest.raises(PermissionError, match="not this user's alone"):
+    with pytest.raises(PermissionError, match="can be entered by"):
         JobFolder.make(str(tmp_path), folder.name)
 
 
@@ -172,7 +171,7 @@ def swept_slowly(tmp_path, monkeypatch):
     path, pauses = tmp_path / folder_name("host", SECRET), []
     path.mkdir(mode=0o700)
     sweeper = JobFolder(str(path), os.open(path, os.O_RDONLY))
-    assert job_folders._is_left(sweeper._descriptor)
+    assert job_folders._lock_alone(sweeper._descriptor)
 
     def pause(seconds):
         pauses.append(seconds)
@@ -193,7 +192,7 @@ def test_a_process_that_is_suspended_while_it_sweeps_is_waited_for(tmp_path, swe
 
 def test_a_process_that_sweeps_without_end_is_not_waited_for(tmp_path, swept_slowly, monkeypatch):
     monkeypatch.setattr(job_folders, "_MAKE_SECONDS", 0.1)
-    with pytest.raises(BlockingIOError, match="swept again and again"):
+    with pytest.raises(BlockingIOError, match="another process keeps removing"):
         JobFolder.make(str(tmp_path), swept_slowly.name)
 
 
@@ -206,31 +205,20 @@ def test_the_files_of_a_dead_daemon_go_with_the_folder(tmp_path):
             folder.mkdir(parents=True)
         for _ in range(2):  # every instance writes it down
             held = JobFolder.make(str(tmp_path), folder_name("host", SECRET))
-            held.note_daemon(str(files), daemon.pid)
-            held.note_daemon(str(others), daemon.pid)  # not by its name
-            held.note_daemon(f"relative.{daemon.pid}", daemon.pid)
+            held.record_daemon(str(files), daemon.pid)
+            held.record_daemon(str(others), daemon.pid)  # not by its name
+            held.record_daemon(f"relative.{daemon.pid}", daemon.pid)
             assert len(list(Path(held.path).iterdir())) == 1
         remove_abandoned([str(tmp_path)])
         assert files.exists()
         left = JobFolder.make(str(tmp_path), folder_name("host"))
-        left.note_daemon(str(files), daemon.pid)
+        left.record_daemon(str(files), daemon.pid)
         left.leave()  # the daemon lives, and removes its files by itself
         assert files.exists()
         daemon.communicate(b"\n")
     assert start_ticks(daemon.pid) is None
     held.remove()
     assert sorted(tmp_path.iterdir()) == [others]
-
-
-def test_only_what_nobody_chose_tells_open_mpi_where_to_share_memory():
-    chosen = {
-        "OMPI_MCA_btl_sm_backing_directory": "/tmp",
-        "OMPI_MCA_osc_sm_backing_directory": f"/dev/shm/{folder_name('7')}",  # by an outer job
-    }
-    told = memory_variables("/dev/shm/ours", chosen)
-    assert "OMPI_MCA_btl_sm_backing_directory" not in told
-    assert told["OMPI_MCA_osc_sm_backing_directory"] == "/dev/shm/ours"
-    assert memory_variables(None, chosen)["OMPI_MCA_osc_sm_backing_directory"] is None
 
 
 def test_a_wrapper_imports_nothing_for_it_alone():

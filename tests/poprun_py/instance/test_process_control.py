@@ -10,11 +10,13 @@ from textwrap import dedent
 
 from support.repository import ROOT
 
+from poprun_py.instance.process_control import GracefulStop
+
 # A shell at a terminal gives each job a process group of its own; a script gives none.
 SHELL = """
     import signal, subprocess, sys
     asks = "import signal; from poprun_py.instance import process_control as p; "
-    asks += "print(p.tell_when_parent_ends(signal.SIGRTMAX) is not None, flush=True)"
+    asks += "print(p.signal_when_parent_ends(signal.SIGRTMAX) is not None, flush=True)"
     for group in (0, None):
         subprocess.run([sys.executable, "-c", asks], process_group=group)
 """
@@ -38,3 +40,49 @@ def test_jobs_of_an_interactive_shell_are_ended_by_sighup_alone():
         os.close(main)
         os.close(terminal)
     assert done.stdout.split() == ["False", "True"], done.stderr
+
+
+NEVER = float("inf")
+
+
+def steps(**settings):
+    done = []
+    ending = GracefulStop(lambda: done.append("ask"), lambda: done.append("force"), **settings)
+    return ending, done
+
+
+def test_asked_once_and_forced_at_the_end_of_the_grace_time():
+    ending, done = steps()
+    assert (ending.asked_at, ending.next_deadline()) == (None, NEVER)
+    ending.begin(10.0, 5)
+    ending.begin(11.0, 5)
+    assert (done, ending.asked_at, ending.next_deadline()) == (["ask"], 10.0, 15.0)
+    ending.on_time(14.9)
+    assert done == ["ask"]
+    ending.on_time(15.0)
+    assert (done, ending.next_deadline()) == (["ask", "force"], NEVER)
+
+
+def test_less_time_counts_and_more_does_not():
+    ending, _ = steps()
+    ending.begin(10.0, 5)
+    ending.force_after(1, 11.0)
+    assert ending.next_deadline() == 12.0
+    ending.begin(11.0, 100)
+    assert ending.next_deadline() == 12.0
+
+
+def test_force_is_repeated_where_more_may_appear():
+    ending, done = steps(repeat_seconds=0.5)
+    ending.force_after(1, 10.0)
+    for now in (11.0, 11.4, 11.5):
+        ending.on_time(now)
+    assert done == ["force", "force"]
+    assert ending.asked_at is None
+
+
+def test_without_a_grace_time_nothing_is_forced():
+    ending, done = steps()
+    ending.begin(10.0)
+    ending.on_time(1e9)
+    assert done == ["ask"]

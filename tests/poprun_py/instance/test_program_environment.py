@@ -4,7 +4,9 @@ import os
 
 import pytest
 
-from poprun_py.instance import launcher_channel
+from poprun_py.instance import program_environment
+from poprun_py.instance.job_folders import folder_name
+from poprun_py.instance.program_environment import shared_memory_variables
 
 
 @pytest.mark.parametrize(
@@ -29,7 +31,7 @@ def test_which_devices_below_dev_compute(tmp_path, monkeypatch, devices, visible
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    assert launcher_channel.has_accelerator(str(tmp_path)) == found
+    assert program_environment.has_accelerator(str(tmp_path)) == found
 
 
 @pytest.mark.parametrize(
@@ -45,6 +47,17 @@ def test_trainers_are_told_to_use_cpus(monkeypatch, size, own, has_accelerator, 
     environ = {"RANK": "0", "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size}
     environ |= {"ACCELERATE_USE_CPU": own} if own else {}
     monkeypatch.setattr(os, "environ", environ)
-    monkeypatch.setattr(launcher_channel, "has_accelerator", lambda: has_accelerator)
-    launcher_channel.set_other_names()
+    monkeypatch.setattr(program_environment, "has_accelerator", lambda: has_accelerator)
+    program_environment.set_mpi_and_torchrun_variables()
     assert environ.get("ACCELERATE_USE_CPU") == told
+
+
+def test_open_mpi_shares_memory_in_the_folder_of_the_job_unless_the_user_chose_another():
+    chosen = {
+        "OMPI_MCA_btl_sm_backing_directory": "/tmp",
+        "OMPI_MCA_osc_sm_backing_directory": f"/dev/shm/{folder_name('7')}",  # by an outer job
+    }
+    told = shared_memory_variables("/dev/shm/ours", chosen)
+    assert "OMPI_MCA_btl_sm_backing_directory" not in told
+    assert told["OMPI_MCA_osc_sm_backing_directory"] == "/dev/shm/ours"
+    assert shared_memory_variables(None, chosen)["OMPI_MCA_osc_sm_backing_directory"] is None

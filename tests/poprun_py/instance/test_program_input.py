@@ -8,8 +8,7 @@ import termios
 import pytest
 
 from poprun_py.instance import control_protocol
-from poprun_py.instance.keyboard import Keyboard
-from poprun_py.instance.program_input import ProgramPipe, ProgramTerminal
+from poprun_py.instance.program_input import ProgramInput, ProgramPipe, ProgramTerminal
 
 _SETUP = {
     "modes": [termios.ICRNL, termios.OPOST | termios.ONLCR, termios.ICANON, [0] * 32],
@@ -30,7 +29,6 @@ def sent():
 def test_keys_after_the_end_of_the_program_go_nowhere(kind, keys, sent):
     words = (_SETUP,) if kind is ProgramTerminal else ()
     typed = kind(*words, lambda *frame: sent.append(frame))
-    typed.started()
     typed.ended()
     if kind is ProgramTerminal:
         read, write = os.pipe()
@@ -52,13 +50,12 @@ def test_keys_after_the_end_of_the_program_go_nowhere(kind, keys, sent):
 def test_what_a_program_has_not_read_of_a_pipe_is_told_when_it_ends(sent, is_at_end):
     pipe = ProgramPipe(lambda *frame: sent.append(frame))
     if child := os.fork():
-        pipe.started()
         pipe.type(b"one\ntwo\n")
         if is_at_end:
             pipe.type(b"")
         os.waitpid(child, 0)
     else:
-        pipe.become_stdio(1, 2)
+        pipe.become_stdin(1, 2)
         os.read(0, 4)
         os._exit(0)
     pipe.ended()
@@ -71,12 +68,14 @@ class ProgressMemory:
 
 
 def test_a_program_that_writes_nonsense_to_its_wrapper_is_not_heard(sent):
-    keyboard = Keyboard({"debugger": True}, ProgressMemory(), lambda *frame: sent.append(frame))
-    pipe = os.open(keyboard.variables()["POPDIST_DEBUGGER"], os.O_WRONLY)
+    program_input = ProgramInput(
+        {"debugger": True}, ProgressMemory(), lambda *frame: sent.append(frame)
+    )
+    pipe = os.open(program_input.variables()["POPDIST_DEBUGGER"], os.O_WRONLY)
     os.write(pipe, b"\n\xff\xfe\nenter\nenter x\nwait 1\nsing 4\nenter 1\nwai")
-    keyboard.read_requests()
+    program_input.read_requests()
     os.write(pipe, b"t 2 0\nleave 1\n")
-    keyboard.read_requests()
+    program_input.read_requests()
     os.close(pipe)
     assert sent == [
         (control_protocol.DEBUGGER, ["enter", 1]),

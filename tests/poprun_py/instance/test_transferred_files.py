@@ -16,7 +16,7 @@ from support.repository import ROOT
 
 from popdist_py.environment import CALL, CALL_FILES
 from poprun_py.instance import control_protocol
-from poprun_py.instance.transferred_files import GivenFile
+from poprun_py.instance.transferred_files import ReceivedFile
 
 MAIN = ROOT / "poprun_py" / "instance" / "start_wrapper.py"
 
@@ -86,7 +86,7 @@ def test_a_host_that_cannot_keep_the_file_says_so(tmp_path):
 
 def test_a_full_disk_is_the_problem_of_the_file(monkeypatch, tmp_path):
     monkeypatch.setenv("TMPDIR", str(tmp_path))
-    file = GivenFile()
+    file = ReceivedFile()
     descriptor = os.open("/dev/full", os.O_WRONLY)
     os.dup2(descriptor, file._descriptor)
     os.close(descriptor)

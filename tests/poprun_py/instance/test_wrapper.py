@@ -17,7 +17,7 @@ from support.processes import wait_until
 from support.repository import ROOT
 
 from poprun_py.instance import control_protocol
-from poprun_py.instance.graceful_stop import LEAVE_SECONDS
+from poprun_py.instance.wrapper import LEAVE_SECONDS
 from poprun_py.machines.leases import list_for_launcher, parse_other_jobs
 
 

@@ -106,7 +106,7 @@ def test_a_wrapper_of_another_host_joins_and_its_program_gets_a_secret_of_its_ow
         channel.send_to(0, control_protocol.GO, {"variables": {}})
         wait_until(lambda: turn() or listener.said().endswith("False"))
         assert listener.said().split() == [
-            launcher_channel.secret_of_programs(channel.token),
+            launcher_channel.programs_secret(channel.token),
             "False",
         ]
         assert channel.token not in listener.said()
@@ -197,7 +197,7 @@ def test_a_launcher_that_is_not_ours_learns_nothing_and_starts_nothing(tmp_path)
     assert len(called) == greeting.NONCE_BYTES
     assert process.returncode == 1
     where = address.removeprefix("tcp:")
-    assert said == f"poprun-py: who listens at {where} is not the launcher of this job\n"
+    assert said == f"poprun-py: the process at {where} is not the launcher of this job\n"
     assert not (tmp_path / "started").exists()
 
 

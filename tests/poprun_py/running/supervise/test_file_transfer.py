@@ -68,7 +68,7 @@ def test_files_of_another_host_arrive_whole(files, tmp_path, monkeypatch):
     there = tmp_path / "there"
     there.mkdir()
     monkeypatch.setenv("TMPDIR", str(there))
-    sent = sender.ProgramFiles(files.start_of(1)["files"])
+    sent = sender.SentFiles(files.start_of(1)["files"])
     told = sent.variables()
     size, _, prefix = told["POPDIST_TIMELINE"].partition(":")
     assert (size, prefix) == (str(1 << 18), told["POPDIST_RUN_FILES"])
@@ -81,7 +81,7 @@ def test_files_of_another_host_arrive_whole(files, tmp_path, monkeypatch):
     }
     for name, data in content.items():
         Path(f"{prefix}.{name.partition('instance-1.')[2]}").write_bytes(data)
-    sender.note_end(sent.prefix)
+    sender.write_end_time(sent.prefix)
     frames = []
     frames.extend(sent.parts())
     assert list(there.iterdir()) == []
@@ -100,7 +100,7 @@ def test_files_of_another_host_arrive_whole(files, tmp_path, monkeypatch):
 
 def test_a_host_without_a_temporary_folder_sends_no_files(files, tmp_path, monkeypatch):
     monkeypatch.setenv("TMPDIR", str(tmp_path / "nowhere"))
-    sent = sender.ProgramFiles(files.start_of(1)["files"])
+    sent = sender.SentFiles(files.start_of(1)["files"])
     assert (sent.variables(), sent.prefix) == ({}, "")
     assert list(sent.parts()) == []
     sent.remove()
@@ -108,7 +108,7 @@ def test_a_host_without_a_temporary_folder_sends_no_files(files, tmp_path, monke
 
 def test_a_program_may_remove_the_folder_of_its_files(files, tmp_path, monkeypatch):
     monkeypatch.setenv("TMPDIR", str(tmp_path))
-    sent = sender.ProgramFiles(files.start_of(1)["files"])
+    sent = sender.SentFiles(files.start_of(1)["files"])
     Path(sent.prefix).parent.rmdir()
     assert list(sent.parts()) == []
 
@@ -116,7 +116,7 @@ def test_a_program_may_remove_the_folder_of_its_files(files, tmp_path, monkeypat
 def test_a_relative_temporary_folder_stays_valid(files, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("TMPDIR", ".")
-    sent = sender.ProgramFiles(files.start_of(1)["files"])
+    sent = sender.SentFiles(files.start_of(1)["files"])
     assert sent.variables()["POPDIST_RUN_FILES"].startswith(f"{tmp_path}/poprun-files-")
     sent.remove()
 

@@ -16,7 +16,8 @@ from support.repository import ROOT
 from popdist_py import environment, heartbeat
 from poprun_py import process_info
 from poprun_py.command.cli import run
-from poprun_py.instance import control_protocol, progress_memory
+from poprun_py.instance import control_protocol, progress_memory, python_stacks
+from poprun_py.instance.python_stacks import PythonStacks
 from poprun_py.running.supervise.inspection import _temporary_folders
 
 TWO = ("--num-instances", "2", "--num-replicas", "2")
@@ -27,8 +28,8 @@ def test_both_ends_agree_on_the_shared_words():
     names = ("_STEP", "_POLLS", "_PROPOSED", "_AGREED", "_BEGUN", "_CALLS", "_RESUMED", "_DOING",
              "_NUM_WORDS")  # fmt: skip
     assert [getattr(progress_memory, n) for n in names] == [getattr(heartbeat, n) for n in names]
-    told = progress_memory.ProgressMemory().variables(("sh",), {})
-    assert set(told) == {environment.HEARTBEAT, environment.STACKS}
+    assert set(progress_memory.ProgressMemory().variables()) == {environment.HEARTBEAT}
+    assert set(PythonStacks().variables(("sh",), {})) == {environment.STACKS}
 
 
 def test_a_program_that_began_to_count_stays_one():
@@ -42,7 +43,7 @@ def test_a_program_that_began_to_count_stays_one():
 
 
 def test_wrapper_sees_steps_and_decides_on_the_stop(tmp_path):
-    shared = progress_memory.ProgressMemory()
+    shared, stacks = progress_memory.ProgressMemory(), PythonStacks()
     assert shared.progress() is None
     with subprocess.Popen(
         [
@@ -59,7 +60,7 @@ def test_wrapper_sees_steps_and_decides_on_the_stop(tmp_path):
         stdout=subprocess.PIPE,
         text=True,
         cwd=ROOT,
-        env={**os.environ, **shared.variables(("sh",), {})},
+        env={**os.environ, **shared.variables(), **stacks.variables(("sh",), {})},
     ) as program:
 
         def ask():
@@ -69,24 +70,24 @@ def test_wrapper_sees_steps_and_decides_on_the_stop(tmp_path):
         ask()
         assert program.stdout.readline() == "False\n"
         assert (shared.progress(), shared.polls()) == ([1, 0, 0, 0], 1)
-        assert shared.propose(3) == 1
+        assert shared.propose_stop(3) == 1
         ask()
         assert program.stdout.readline() == "False\n"
         ask()  # waits for the agreement
         wait_until(lambda: shared.polls() == 3)
-        assert shared.propose(4) == 3
+        assert shared.propose_stop(4) == 3
         assert program.stdout.readline() == "False\n"
         ask()
-        shared.agree(4)
+        shared.agree_stop(4)
         assert program.stdout.readline() == "True\n"
-        found = shared.stacks(program.pid)
+        found = stacks.stacks(program.pid)
         assert "in <module>" in found[0]["text"]
         program.stdin.close()
 
 
 def test_process_that_does_not_catch_the_signal_lives(tmp_path):
     with subprocess.Popen(["sleep", "30"]) as program:
-        found = progress_memory.ProgressMemory().stacks(program.pid)
+        found = PythonStacks().stacks(program.pid)
         alive = program.poll() is None
         program.kill()
     assert alive
@@ -94,12 +95,12 @@ def test_process_that_does_not_catch_the_signal_lives(tmp_path):
 
 
 def test_stacks_of_many_processes_fit_into_a_frame(monkeypatch):
-    shared = progress_memory.ProgressMemory()
+    stacks = PythonStacks()
     many = [os.getpid()] * 40
     monkeypatch.setattr(process_info, "descendants", lambda _: many)
     monkeypatch.setattr(process_info, "state_and_handler", lambda *_: ("S", True))
-    monkeypatch.setattr(shared, "_ask", lambda *_: "\u00e4" * progress_memory._MAX_TEXT)
-    found = shared.stacks(os.getpid())
+    monkeypatch.setattr(stacks, "_stacks_of", lambda *_: "\u00e4" * python_stacks._MAX_TEXT)
+    found = stacks.stacks(os.getpid())
     assert len(json.dumps({"processes": found})) < control_protocol.MAX_PAYLOAD
     assert found[0]["text"]
 

@@ -1,0 +1,362 @@
+"""The program of an instance as a child process: start, output, signals, pausing and killing.
+
+Every wrapper imports this module at its start, so it imports little.
+"""
+
+import errno
+import os
+import sys
+import time
+
+from poprun_py import process_info
+from poprun_py.instance import binding, control_protocol, process_control, program_environment
+from poprun_py.instance.process_control import GracefulStop
+from poprun_py.instance.quick_imports import signal, socket
+
+# As typing's, which takes longer to import than everything here.
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection
+    from resource import struct_rusage
+    from typing import Any, NoReturn
+
+    from poprun_py.instance.launcher_channel import LauncherChannel
+    from poprun_py.instance.program_input import ProgramInput, ProgramTerminal
+    from poprun_py.instance.transferred_files import ReceivedFile
+
+_CHUNK = 1 << 16
+_INT_BYTES = 4  # the size of a descriptor in a message of a Unix socket
+_NOT_FOUND, _NOT_EXECUTABLE = 127, 126
+# After a program has ended with one of these codes, other processes that it left, such as an
+# upload, have the job's grace time to end. 75 is popdist_py.RESUME_EXIT_CODE.
+GOOD_CODES = (0, 75)
+# After any other code they have this long.
+_LEFTOVER_SECONDS_AFTER_FAILURE = 0.1
+# After an exception has ended its main thread, a program has the grace time to end, and at least
+# this long.
+_LEAST_SECONDS_AFTER_EXCEPTION = 1.0
+# The pause between two kills: a process may start another one during the first.
+_KILL_AGAIN_SECONDS = 0.05
+_KILLED_AFTER_EXCEPTION = (
+    "poprun-py: {:g} s (--grace) after the exception that ended its main thread, the program was "
+    "killed: it waited for threads that are not daemons, or for processes of its own\n"
+)
+
+
+def exec_program(command: list[str], report: int) -> "NoReturn":
+    """Become the program; on failure write why to the descriptor ``report``, and exit."""
+    try:
+        os.execvp(command[0], command)
+    except OSError as error:
+        os.write(report, f"{command[0]}: {error.strerror}".encode(errors="replace"))
+        os._exit(_NOT_FOUND if error.errno == errno.ENOENT else _NOT_EXECUTABLE)
+
+
+class ProgramProcess:
+    """The program of an instance.
+
+    Args:
+        command: the program and its arguments.
+        channel: the connection to the launcher.
+    """
+
+    def __init__(self, command: list[str], channel: "LauncherChannel") -> None:
+        self.command = command
+        self.pid = 0  # 0 if no process could be started
+        self.started_ns = 0
+        self.bound: dict[str, Any] = {}  # what binding.apply() returned
+        self.start_error = ""
+        self.exit_code: int | None = None  # negative for a signal; None while the program runs
+        self.output = ProgramOutput(channel.send_bytes)
+        self.input: ProgramInput | None = None
+        self.received_file: ReceivedFile | None = None
+        self.grace_seconds = 0.0
+        self._channel = channel
+        self._stop_signal = int(signal.SIGTERM)
+        self._stop = GracefulStop(
+            ask=lambda: self.send_signal(self._stop_signal),
+            force=self._kill_all,
+            repeat_seconds=_KILL_AGAIN_SECONDS,
+        )
+        # Kills a program that goes on after an exception has ended its main thread.
+        self._stop_after_exception = GracefulStop(
+            ask=lambda: None, force=self._kill_after_exception
+        )
+        self._was_killed_after_exception = False
+        self._suspended: list[int] = []
+        self._reported_leftovers: set[int] = set()
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the program has not ended."""
+        return self.exit_code is None
+
+    @property
+    def is_stopping(self) -> bool:
+        """Whether ``stop`` was called."""
+        return self._stop.asked_at is not None
+
+    def start(self, handled_signals: "Collection[int]") -> None:
+        """Bind this process, and start the program with the same binding.
+
+        Args:
+            handled_signals: the signals that this process handles; they are reset in the program.
+        """
+        out_read, out_write = os.pipe()
+        err_read, err_write = os.pipe()
+        # A successful exec closes this pipe; otherwise it carries the reason.
+        report_read, report_write = os.pipe()
+        parent = os.getpid()
+        self.bound = binding.apply_planned()
+        self.started_ns = time.monotonic_ns()
+        try:
+            pid = os.fork()
+        except OSError as error:  # there are too many processes
+            os.write(report_write, f"{self.command[0]}: {error.strerror}".encode(errors="replace"))
+        else:
+            if pid == 0:
+                try:
+                    self._become_program(
+                        parent, out_write, err_write, report_write, handled_signals
+                    )
+                finally:
+                    os._exit(_NOT_EXECUTABLE)
+            self.pid = pid
+        for descriptor in (out_write, err_write, report_write):
+            os.close(descriptor)
+        if self.received_file is not None:
+            self.received_file.close()
+        self.start_error = os.read(report_read, 4096).decode(errors="replace")
+        os.close(report_read)
+        self.output.add_pipe(out_read, control_protocol.STDOUT)
+        self.output.add_pipe(err_read, control_protocol.STDERR)
+        if self.input is not None:
+            self.output.add_terminal(self.input.terminal)
+
+    def _become_program(
+        self, parent: int, out: int, err: int, report: int, handled_signals: "Collection[int]"
+    ) -> "NoReturn":
+        """In the child: leave the wrapper's process group, redirect the output, and exec."""
+        if self.input is not None:
+            out, err = self.input.become_stdin(out, err)
+        else:
+            os.setpgid(0, 0)
+        signal.set_wakeup_fd(-1)
+        for number in (*handled_signals, signal.SIGPIPE):
+            signal.signal(number, signal.SIG_DFL)
+        process_control.die_with_parent(parent)
+        _take_launchers_stdin()
+        os.dup2(out, 1)
+        os.dup2(err, 2)
+        self._channel.close()
+        exec_program(self.command, report)
+
+    def collect_ended(self) -> "tuple[int, struct_rusage] | None":
+        """Collect ended children, which include orphans of the program.
+
+        Returns:
+            Wait status and resource usage of the program if it has just ended or could not be
+            started; else None.
+        """
+        if not self.pid and self.is_running:
+            import resource
+
+            return _NOT_EXECUTABLE << 8, resource.getrusage(resource.RUSAGE_CHILDREN)
+        ended: tuple[int, struct_rusage] | None = None
+        while True:
+            try:
+                pid, status, usage = os.wait4(-1, os.WNOHANG)
+            except ChildProcessError:
+                return ended
+            if pid == 0:
+                return ended
+            if pid == self.pid:
+                ended = status, usage
+
+    def has_ended(self, status: int) -> None:
+        """Note the wait status of the ended program, and limit the time of what it has left."""
+        code = os.waitstatus_to_exitcode(status)
+        # Python itself exits with 1 after an exception.
+        is_killed = self._was_killed_after_exception and code == -signal.SIGKILL
+        self.exit_code = 1 if is_killed else code
+        if self.input is not None:
+            self.input.ended()
+        is_good = self.exit_code in GOOD_CODES
+        limit = self.grace_seconds if is_good else _LEFTOVER_SECONDS_AFTER_FAILURE
+        self._stop.force_after(limit, time.monotonic())
+
+    def is_all_over(self) -> bool:
+        """Return whether the program, its output and every process that it left have ended."""
+        return (
+            not self.is_running
+            and not self.output.descriptors
+            and not process_info.has_children(os.getpid())
+        )
+
+    def send_signal(self, number: int) -> None:
+        """Send a signal to the program; after its end, pass SIGTERM and SIGINT to what it left."""
+        if self.is_running and self.pid:
+            process_control.signal_group(self.pid, number)
+        elif not self.is_running and number in (signal.SIGTERM, signal.SIGINT):
+            for pid in process_info.descendants(os.getpid()):
+                process_control.signal_process(pid, number)
+
+    def stop(self, grace_seconds: float, number: int = signal.SIGTERM) -> None:
+        """Ask the program to end by a signal; kill what is left after ``grace_seconds``."""
+        self.resume()
+        self._stop_signal = number
+        self._stop.begin(time.monotonic(), grace_seconds)
+
+    def pause(self) -> None:
+        """Suspend all processes of the program."""
+        self._suspended = process_control.suspend_descendants(os.getpid())
+
+    def resume(self) -> None:
+        """Continue the processes that ``pause`` suspended."""
+        for pid in self._suspended:
+            process_control.signal_process(pid, signal.SIGCONT)
+        self._suspended.clear()
+
+    def limit_after_exception(self) -> None:
+        """Give the program the grace time to end, because an exception ended its main thread.
+
+        Before Python ends, it waits for threads and pools, while other instances wait for it.
+        """
+        if self._stop_after_exception.asked_at is None:
+            self._stop_after_exception.begin(time.monotonic(), self._seconds_after_exception())
+
+    def _seconds_after_exception(self) -> float:
+        return max(self.grace_seconds, _LEAST_SECONDS_AFTER_EXCEPTION)
+
+    def _kill_after_exception(self) -> None:
+        if self.is_running and not self.is_stopping:
+            self._was_killed_after_exception = True
+            text = _KILLED_AFTER_EXCEPTION.format(self._seconds_after_exception())
+            self._channel.send_bytes(control_protocol.STDERR, text.encode())
+            self._kill_all()
+
+    def _kill_all(self) -> None:
+        """Kill the program and every process that it has started."""
+        if self.is_running:
+            process_control.signal_group(self.pid, signal.SIGKILL)
+        left = process_info.descendants(os.getpid())
+        if self.exit_code in GOOD_CODES:
+            self._report_leftovers(left)
+        for pid in left:
+            process_control.signal_process(pid, signal.SIGKILL)
+
+    def _report_leftovers(self, pids: list[int]) -> None:
+        """Tell the launcher which processes are killed after a good end, each of them once."""
+        new = [pid for pid in pids if pid not in self._reported_leftovers]
+        self._reported_leftovers.update(new)
+        if new:
+            commands = [[pid, process_info.command_line(pid)] for pid in new]
+            self._channel.send(control_protocol.LEFTOVERS, commands)
+
+    def on_time(self, now: float) -> None:
+        """Do what is due: kill, and check whether the program has read its input."""
+        self._stop_after_exception.on_time(now)
+        self._stop.on_time(now)
+        if self.input is not None:
+            self.input.on_time(now)
+
+    def next_deadline(self) -> float:
+        """Return when ``on_time`` must be called; inf for never."""
+        kill_at = min(self._stop.next_deadline(), self._stop_after_exception.next_deadline())
+        return kill_at if self.input is None else min(kill_at, self.input.next_deadline())
+
+
+def _take_launchers_stdin() -> None:
+    """Make the launcher's standard input that of one instance, and give the others an empty one."""
+    path = os.environ.pop("POPRUN_STDIN", "")
+    reader = int(os.environ.pop("POPRUN_STDIN_READER", "0"))
+    if not path:
+        return
+    descriptor = _launchers_stdin(path) if program_environment.rank() == reader else None
+    if descriptor is None:
+        descriptor = os.open(os.devnull, os.O_RDONLY)
+    if descriptor != 0:
+        os.dup2(descriptor, 0)
+        os.close(descriptor)
+
+
+def _launchers_stdin(path: str) -> int | None:
+    """Get the launcher's standard input from its socket ``path``; None if the launcher is gone."""
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        connection.connect(path)
+        connection.sendall(control_protocol.pack(control_protocol.STDIN))
+        _, sent, _, _ = connection.recvmsg(1, socket.CMSG_SPACE(_INT_BYTES))
+    except OSError:
+        return None
+    finally:
+        connection.close()
+    for level, kind, data in sent:
+        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+            return int.from_bytes(data[:_INT_BYTES], sys.byteorder)
+    return None
+
+
+class ProgramOutput:
+    """The output of one program, from its pipes and from its terminal if it has one.
+
+    Args:
+        send: called with the kind of message for each part of the output, and that part.
+    """
+
+    def __init__(self, send: "Callable[[bytes, bytes], None]") -> None:
+        self._send = send
+        self._kinds: dict[int, bytes] = {}  # the kinds of messages, by descriptor
+        self._terminal: ProgramTerminal | None = None
+        self.num_bytes = 0  # the number of bytes until now
+
+    @property
+    def descriptors(self) -> "Collection[int]":
+        """The descriptors from which more output may come."""
+        return self._kinds
+
+    def add_pipe(self, descriptor: int, kind: bytes) -> None:
+        """Read this pipe from now on."""
+        os.set_blocking(descriptor, False)
+        self._kinds[descriptor] = kind
+
+    def add_terminal(self, terminal: "ProgramTerminal | None") -> None:
+        """Read this terminal from now on, unless it was added before."""
+        if terminal is not None and terminal is not self._terminal:
+            self._terminal = terminal
+            self._kinds.update(terminal.streams)
+
+    def read(self, descriptor: int) -> None:
+        """Send the output on a descriptor that is ready to be read."""
+        if self._terminal is None or self._terminal.master not in self._kinds:
+            self._pass_on(descriptor, self._read(descriptor))
+            return
+        # A prompt is sent last, because the text on stderr was written before it.
+        master = self._terminal.master
+        written = self._read(master)
+        lines, newline, prompt = (written or b"").rpartition(b"\n")
+        self._pass_on(master, lines + newline or None)
+        for other in [each for each in self._kinds if each != master]:
+            self._pass_on(other, self._read(other))
+        self._pass_on(master, (prompt or None) if written else written)
+
+    def _read(self, descriptor: int) -> bytes | None:
+        """Return the output until now; None if there is none, empty at the end."""
+        if self._terminal is not None and descriptor in self._terminal.ptys:
+            return self._terminal.ptys[descriptor].read()
+        try:
+            return os.read(descriptor, _CHUNK)
+        except BlockingIOError:
+            return None
+
+    def _pass_on(self, descriptor: int, data: bytes | None) -> None:
+        """Send output; empty data is the end of the descriptor, which is then closed."""
+        if data:
+            self.num_bytes += len(data)
+            self._send(self._kinds[descriptor], data)
+        elif data is not None:
+            del self._kinds[descriptor]
+            if self._terminal is not None and descriptor in self._terminal.ptys:
+                self._terminal.ptys[descriptor].close()
+            else:
+                os.close(descriptor)

@@ -1,0 +1,151 @@
+"""Reports of a wrapper about its program: progress, activity, usage, stacks, and the end.
+
+Every wrapper imports this module at its start, so it imports little.
+"""
+
+import os
+import time
+
+from poprun_py.instance import control_protocol
+from poprun_py.instance.cgroups import memory_state
+from poprun_py.instance.progress_memory import ProgressMemory
+from poprun_py.instance.python_stacks import PythonStacks
+from poprun_py.instance.quick_imports import loads
+
+# As typing's, which takes longer to import than everything here.
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from resource import struct_rusage
+    from typing import Any
+
+    from poprun_py.instance.launcher_channel import LauncherChannel
+    from poprun_py.instance.program_activity import ActivitySampler
+    from poprun_py.instance.program_process import ProgramProcess
+
+
+class ProgramReports:
+    """Reports to the launcher about one program.
+
+    Args:
+        program: the program, before its start.
+        channel: the connection to the launcher.
+    """
+
+    def __init__(self, program: "ProgramProcess", channel: "LauncherChannel") -> None:
+        self.memory = ProgressMemory()
+        self.stacks = PythonStacks()
+        self.end: dict[str, Any] | None = None  # how the program ended
+        self._program = program
+        self._channel = channel
+        self._control_group: dict[str, int] = {}  # before the program started
+        # How often to report progress, and how often to report the activity of a program that
+        # makes no steps.
+        self._progress_seconds: float | None = None
+        self._activity_seconds = 0.0
+        self._progress_at = self._activity_at = 0.0
+        self._sent_progress: list[int] | None = None
+        self._sent_steps: int | None = None  # None if the launcher does not want each step
+        self._sampler: ActivitySampler | None = None
+
+    def prepare(self, start: "dict[str, Any]") -> None:
+        """Prepare for the start of the program, as the launcher's GO message demands."""
+        self._progress_seconds = start.get("sample_seconds")
+        self._activity_seconds = start.get("look_seconds", 0.0)
+        self._sent_steps = 0 if start.get("steps") else None
+        os.environ.update(self.memory.variables())
+        os.environ.update(self.stacks.variables(self._program.command, os.environ))
+        self._control_group = memory_state()
+
+    def next_deadline(self) -> float:
+        """Return when ``on_time`` must be called; inf for never."""
+        is_due = self._progress_seconds is not None and self._program.is_running
+        return self._progress_at if is_due else float("inf")
+
+    def on_time(self, now: float) -> None:
+        """Report progress, if that is due and it has changed, or else activity if that is due."""
+        seconds = self._progress_seconds
+        if seconds is None or not self._program.is_running or now < self._progress_at:
+            return
+        self._progress_at = now + seconds
+        if self.memory.counts_steps():
+            progress = self.memory.progress()
+            if progress != self._sent_progress:
+                self._sent_progress = progress
+                self._activity_at = now + self._activity_seconds
+                self._channel.send(control_protocol.PROGRESS, progress)
+        if now >= self._activity_at:
+            self._activity_at = now + self._activity_seconds
+            self._send_activity()
+
+    def _send_activity(self) -> None:
+        if self._sampler is None:
+            # Imported here, because the program runs meanwhile.
+            from poprun_py.instance.program_activity import ActivitySampler
+
+            self._sampler = ActivitySampler(self.memory, self.stacks, self._program.pid)
+        sample = self._sampler.sample(self._program.output.num_bytes)
+        self._channel.send(control_protocol.ACTIVITY, sample)
+
+    def answer(self, kind: bytes, payload: bytes) -> bool:
+        """Answer a request of the launcher; return False if the message is of another kind."""
+        if kind == control_protocol.DUMP_STACKS:
+            stacks = self.stacks.stacks(self._program.pid)
+            self._channel.send(control_protocol.STACKS, {"processes": stacks})
+        elif kind == control_protocol.OBSERVE:
+            self._send_usage()
+        elif kind == control_protocol.ASK_CLOCK:
+            self._channel.send(control_protocol.CLOCK, [loads(payload), time.monotonic_ns()])
+        elif kind == control_protocol.PROPOSE_STOP:
+            proposal = loads(payload)
+            polls = self.memory.propose_stop(proposal)
+            self._channel.send(control_protocol.POLLED, {"proposal": proposal, "polls": polls})
+        else:
+            return False
+        return True
+
+    def _send_usage(self) -> None:
+        """Report where the time of a running program goes, and what it uses."""
+        from poprun_py.instance.program_activity import resource_usage
+
+        if not self._program.is_running:
+            return
+        report = {
+            **resource_usage(self._program.pid),
+            "progress": self.memory.progress(),
+            "ledger": self.memory.ledger(),
+            "started": self._program.started_ns,
+            "now": time.monotonic_ns(),
+            **self._new_steps(),
+        }
+        self._channel.send(control_protocol.OBSERVED, report)
+
+    def send_end(self, usage: "struct_rusage") -> None:
+        """Report how the program ended, at once: its failure ends the whole job."""
+        memory, now = self.memory, memory_state()
+        self.end = {
+            "code": self._program.exit_code,
+            "time_ns": time.time_ns(),
+            "max_rss_bytes": usage.ru_maxrss * 1024,
+            "memory_limit_bytes": now.get("limit_bytes"),
+            "oom_kills": now.get("oom_kills", 0) - self._control_group.get("oom_kills", 0),
+            "progress": memory.progress(),
+            "call": None if memory.counts_steps() else memory.last_collective(),
+            "polls": memory.polls(),
+            "trained_alone": memory.trained_alone(),
+            "started": self._program.started_ns,
+            "now": time.monotonic_ns(),
+            "ledger": memory.ledger(),
+            "cpu_seconds": usage.ru_utime + usage.ru_stime,
+            "stopped": self._program.is_stopping,
+            "exec_error": self._program.start_error,
+        }
+        # The last steps are still in the memory, which belongs to this process.
+        self._channel.send(control_protocol.PROGRAM_ENDED, {**self.end, **self._new_steps()})
+
+    def _new_steps(self) -> "dict[str, Any]":
+        """Return the steps since the last report, if the launcher wants each step."""
+        if self._sent_steps is None:
+            return {}
+        steps = self.memory.steps(self._sent_steps)
+        self._sent_steps = steps["made"]
+        return {"steps": steps}

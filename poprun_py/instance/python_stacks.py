@@ -1,0 +1,122 @@
+"""Python stacks of a running program, and whether its main thread runs Python.
+
+The wrapper sends signals, which diagnostics_hook/sitecustomize.py handles in the program: it writes
+to a file that both have open. The file has no name in any file system, so it cannot be left behind.
+Every wrapper imports this module at its start, so it imports little.
+"""
+
+import os
+import sys
+import time
+
+from poprun_py import process_info
+from poprun_py.instance import process_control
+from poprun_py.instance.progress_memory import unnamed_file
+from poprun_py.instance.quick_imports import signal
+
+# As typing's, which takes longer to import than everything here.
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from typing import Any
+
+# Neither programs nor their libraries use this signal. It makes a process write its stacks.
+STACKS_SIGNAL = signal.SIGRTMAX - 3
+# This one makes it write a NUL as soon as its main thread runs Python.
+_ASK_SIGNAL, _ANSWER = STACKS_SIGNAL - 1, b"\0"
+_MAX_PROCESSES = 16
+# The time for one process, the time for all, and the pause in writing that ends an answer. On a
+# busy host a process may pause while it writes its stacks.
+_ANSWER_SECONDS, _ALL_SECONDS, _QUIET_SECONDS = 1.5, 2.5, 0.1
+_MAX_TEXT = 1 << 16
+# The text of all processes is sent in one frame, where a character takes up to six bytes.
+_MAX_TEXTS = 1 << 17
+_HOOK = os.path.join(os.path.dirname(os.path.abspath(__file__)), "diagnostics_hook")
+
+
+class PythonStacks:
+    """Asks one program for its stacks, and whether it runs Python."""
+
+    def __init__(self) -> None:
+        self._file = unnamed_file("poprun-stacks")
+        # The process that was last asked whether it runs Python, when, and the offset in the file
+        # after which its answer is.
+        self._asked, self._asked_at, self._answer_offset = 0, 0.0, 0
+        self._has_run_python = False
+
+    def variables(self, program: "Sequence[str]", environ: "Mapping[str, str]") -> dict[str, str]:
+        """Return the variables that load the hook into the program and name the file."""
+        variables = {"POPDIST_STACKS": f"{int(STACKS_SIGNAL)}:/proc/{os.getpid()}/fd/{self._file}"}
+        if _is_python(program):
+            path = environ.get("PYTHONPATH")
+            variables["PYTHONPATH"] = f"{_HOOK}{os.pathsep}{path}" if path else _HOOK
+        return variables
+
+    def has_left_python(self, program: int) -> bool:
+        """Return whether the program's interpreter is shutting down and runs no more Python.
+
+        It has then removed the handler of the signal that asks whether Python runs. A program that
+        is not Python never had that handler.
+        """
+        state, handles = process_info.state_and_handler(program, _ASK_SIGNAL)
+        self._has_run_python = self._has_run_python or handles
+        return self._has_run_python and not handles and state not in "TtZX"
+
+    def seconds_outside_python(self, pids: "Sequence[int]", *, ask: bool) -> float:
+        """Return for how long at least the main thread of a process has run no Python.
+
+        Args:
+            pids: the program and its descendants. The first one that is running and has the
+                handler is asked: the signal would interrupt the sleep of a program in C.
+            ask: whether to ask if no answer is outstanding.
+        """
+        now, size = time.monotonic(), os.fstat(self._file).st_size
+        written = os.pread(self._file, size - self._answer_offset, self._answer_offset)
+        if self._asked in pids and _ANSWER not in written:
+            return now - self._asked_at
+        self._asked = 0
+        if ask:
+            for pid in pids:
+                is_running = process_info.state_and_handler(pid, _ASK_SIGNAL) == ("R", True)
+                if is_running and process_control.signal_process(pid, _ASK_SIGNAL):
+                    self._asked, self._asked_at, self._answer_offset = pid, now, size
+                    break
+        return 0.0
+
+    def stacks(self, program: int) -> "list[dict[str, Any]]":
+        """Return the Python stacks of the program and its descendants, one entry per process.
+
+        Only processes with a handler get the signal, because it ends all others.
+        """
+        answers: list[dict[str, Any]] = []
+        left, deadline = _MAX_TEXTS, time.monotonic() + _ALL_SECONDS
+        for pid in [program, *process_info.descendants(program)][:_MAX_PROCESSES]:
+            state, handles = process_info.state_and_handler(pid, STACKS_SIGNAL)
+            can_answer = handles and state not in "TtZX"
+            text = self._stacks_of(pid, deadline)[:left] if can_answer else ""
+            left -= len(text)
+            if text or pid == program:
+                answers.append({"pid": pid, "state": state, "text": text})
+        return answers
+
+    def _stacks_of(self, pid: int, deadline: float) -> str:
+        start = os.fstat(self._file).st_size
+        if not process_control.signal_process(pid, STACKS_SIGNAL):
+            return ""
+        size, quiet_since = start, time.monotonic()
+        limit = min(quiet_since + _ANSWER_SECONDS, deadline)
+        while time.monotonic() < limit:
+            time.sleep(0.005)
+            now = os.fstat(self._file).st_size
+            if now != size:
+                size, quiet_since = now, time.monotonic()
+            elif size != start and time.monotonic() - quiet_since > _QUIET_SECONDS:
+                break
+        written = os.pread(self._file, _MAX_TEXT, start).replace(_ANSWER, b"")
+        return written.decode(errors="replace")
+
+
+def _is_python(program: "Sequence[str]") -> bool:
+    """Return whether the program is a Python interpreter, by its name."""
+    name = os.path.basename(program[0])
+    return program[0] == sys.executable or name.startswith(("python", "pypy"))
