@@ -95,8 +95,6 @@ class KeyboardInput:
 
     Args:
         instance: The instance that reads standard input.
-        connections: The connections to the instances.
-        output: The output of the instances.
         on_debugger: Takes the instance whose debugger has the keyboard now, or None.
         terminal: The user's terminal, if standard input is one that controls the launcher.
         is_passed_on: Whether standard input is passed on although it is not a terminal, because

@@ -42,9 +42,6 @@ class MetricsProcess:
     Args:
         module: A module whose function ``main`` reads the documents from standard input.
         what: The name of the process in messages, such as ``the metrics for TensorBoard``.
-        first: The first document.
-        environ: The environment of the process.
-        pass_fds: Descriptors that it inherits.
 
     Raises:
         StartError: The process cannot be started.

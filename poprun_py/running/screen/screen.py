@@ -93,12 +93,7 @@ def tag_width(index: int, form: str) -> int:
 
 
 def keep_end(kept: bytearray, data: bytes) -> bytearray:
-    """Return the end of a stream with new data; the middle of very long lines is left out.
-
-    Args:
-        kept: The end of the stream before the new data.
-        data: The new data.
-    """
+    """Return the end of a stream with new data; the middle of very long lines is left out."""
     kept = kept + data
     # This quick check finds every long line, because long lines fill at least one whole piece.
     piece = _TOO_LONG // 2
@@ -221,7 +216,6 @@ class Screen:
         write: Writes to the descriptor.
         is_terminal: Whether it is a terminal. If it is not, progress bars are written as whole
             lines from time to time.
-        can_erase: Whether the terminal can erase a line.
     """
 
     def __init__(

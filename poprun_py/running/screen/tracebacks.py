@@ -52,13 +52,8 @@ def find_traceback(data: bytes) -> int:
 def normal_line(line: str, index: int, host: str, pid: int) -> str:
     """Return a line of a traceback without differences between the instances of one job.
 
-    Addresses, process ids, numbers of instances, hosts and times are replaced.
-
-    Args:
-        line: The line.
-        index: The instance that wrote it.
-        host: The name of its host; may be empty.
-        pid: Its process id; 0 if unknown.
+    Addresses, dates, times, and the instance's number, host (may be empty) and process id (0 if
+    unknown) are replaced.
     """
     line = _RANK_PREFIX.sub("", line.rstrip())
     for pattern, replacement in _VARYING:
@@ -75,11 +70,8 @@ def equal_lines(one: list[str], other: list[str]) -> int:
     """Return the number of lines of a whole traceback that two outputs have in common.
 
     The result is 0 if the common lines at the beginning are not a whole traceback, or if the
-    traceback or its chain continues differently in one of the outputs.
-
-    Args:
-        one: Lines of ``normal_line``, from the beginning of a traceback.
-        other: The same of another instance.
+    traceback or its chain continues differently in one of the outputs. Both outputs consist of
+    lines from ``normal_line`` and begin with a traceback.
     """
     equal = 0
     for line, other_line in zip(one, other, strict=False):
@@ -144,11 +136,7 @@ def _interrupt_line(traceback: list[str]) -> str:
 
 
 class InterruptTracebacks:
-    """Shortens tracebacks in the stderr of instances after Ctrl-C.
-
-    Args:
-        show: Takes the index of an instance and the output to show.
-    """
+    """Shortens tracebacks in the stderr of instances after Ctrl-C, and passes other output on."""
 
     def __init__(self, show: Callable[[int, bytes], None]) -> None:
         self._show = show

@@ -123,7 +123,6 @@ class InstanceState:
         p95_seconds: The 95th percentile of these durations.
         own_seconds: The median of the last ten steps without waiting for other instances.
         shares: The fraction of the time spent on each activity.
-        cpu: The average number of CPUs used.
         queued: The fraction of the time that it was ready to run, but had to wait for a CPU.
         throttled: The fraction of the time that its control group was not allowed to run.
         num_samples: The number of samples trained on since counting began.
@@ -278,12 +277,7 @@ def median(values: Sequence[float]) -> float:
 
 
 def percentile(values: Sequence[float], part: float) -> float:
-    """Return a percentile by the nearest-rank method; 0 for an empty sequence.
-
-    Args:
-        values: The values in any order.
-        part: The percentile as a fraction, such as 0.95.
-    """
+    """Return the percentile ``part`` (0 to 1) by nearest rank; 0 for an empty sequence."""
     ordered = sorted(values)
     rank = -int(-part * len(ordered) // 1)  # rounded up
     return ordered[max(rank, 1) - 1] if ordered else 0.0

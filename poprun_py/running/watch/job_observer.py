@@ -61,11 +61,9 @@ class RoundTimes:
 class _ObservedInstance:
     """One instance, its last snapshots, and its state.
 
-    Attributes:
-        asked_at: When it was asked, if it has not answered yet.
-        state: Its state for views.
-        training: Its state over a time with training steps, which shows whether it is slow.
-        slow_rounds: The number of rounds in a row in which it was slow.
+    ``training`` is its state over a time with training steps, which shows whether it is slow, and
+    ``slow_rounds`` counts the rounds in a row that found it slow. ``asked_at`` is the time of a
+    question that it has not answered yet.
     """
 
     index: int
@@ -129,15 +127,10 @@ class JobObserver:
     """Asks the instances of one job for snapshots, finds stragglers, and makes views.
 
     Args:
-        run_id: The name of the run.
         pid: The process id of the launcher.
-        program: The program as the user calls it.
-        began: When the job began.
-        times: When to start rounds.
         ask: Asks an instance for a snapshot, which ``observed`` receives later.
         tell: Reports a straggler, once for each instance and cause.
         show: Shows the view after each round, with ``--live``.
-        recorders: The recorders of the job.
         epoch: Returns the seconds between the epoch and the zero of the launcher's clock.
     """
 

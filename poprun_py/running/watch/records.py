@@ -1,7 +1,4 @@
-"""Step records, and the recorders that receive the steps and views of a running job.
-
-Each recorder has its own module. ``file_recorder`` writes files.
-"""
+"""Step records, and the interface of recorders, which receive the steps and views of a job."""
 
 from __future__ import annotations
 

@@ -97,12 +97,7 @@ def stragglers(states: Sequence[InstanceState]) -> list[Straggler]:
 
 
 def stands_out(own: float, usual: float) -> bool:
-    """Return whether a step without waiting takes noticeably longer than the median one.
-
-    Args:
-        own: Seconds of the step.
-        usual: Seconds of the median step.
-    """
+    """Return whether a step without waiting takes noticeably longer than the median (``usual``)."""
     return own - usual > max((_FACTOR - 1) * usual, _NOTICED_SECONDS)
 
 
