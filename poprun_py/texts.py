@@ -96,6 +96,13 @@ def clock_text(seconds: float) -> str:
     return date_text(seconds, milliseconds=True).partition(" ")[2]
 
 
+def iso_time(seconds: float) -> str:
+    """Return a time since the epoch in ISO 8601: local time with milliseconds and zone."""
+    from datetime import datetime
+
+    return datetime.fromtimestamp(seconds).astimezone().isoformat(timespec="milliseconds")
+
+
 def iso_date_text(moment: object) -> str:
     """Return a time in ISO format as ``2026-01-31 12:00:00 +0100``; empty if it is not a time."""
     from datetime import datetime

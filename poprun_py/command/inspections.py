@@ -63,7 +63,7 @@ def print_leases(config: LaunchConfig) -> None:
     Raises:
         StartError: the leases cannot be read.
     """
-    from poprun_py.launching.core_leases import leases_place
+    from poprun_py.launching.job_cores import leases_place
     from poprun_py.machines.lease_files import LeaseFolder, problem_text
     from poprun_py.machines.lease_messages import leases_json, leases_table
     from poprun_py.machines.leases import open_table

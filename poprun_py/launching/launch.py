@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from poprun_py.console import Console
 from poprun_py.errors import StartError
 from poprun_py.launching.attempts import Attempts, OnAttempt
-from poprun_py.launching.core_leases import lease_as_planned
+from poprun_py.launching.job_cores import lease_as_planned
 from poprun_py.launching.launch_planning import plan_and_lease, require_start, working_folder
 from poprun_py.launching.run_record import RunRecord
 from poprun_py.launching.waiting import Wait
@@ -180,7 +180,7 @@ def _run(
     on_attempt: OnAttempt | None,
 ) -> LaunchResult:
     """Run a plan whose cores are leased: get its IPUs, and make the attempts."""
-    from poprun_py.launching.partition_lifetime import partition_for_job
+    from poprun_py.launching.job_ipus import ipus_of_job
 
     config = planned.config
     if planned.network:
@@ -188,7 +188,7 @@ def _run(
     _warn_of_little_shared_memory(planned, console)
     with contextlib.closing(RunRecord(planned, console)) as recording:
         lease.name_run(recording.run_id)
-        ipus = partition_for_job(
+        ipus = ipus_of_job(
             config,
             planned.environ,
             console,

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from poprun_py.console import Console, Log
 from poprun_py.errors import StartError, UsageError
-from poprun_py.launching.core_leases import (
+from poprun_py.launching.job_cores import (
     Machines,
     lease_as_planned,
     lease_beside_others,
@@ -175,9 +175,9 @@ def _partition_of(
     """
     if config.offline_mode or config.pod == _NO_POD:
         return None
-    from poprun_py.launching.partition_survey import ask
+    from poprun_py.launching.job_ipus import planned_partition
 
-    use = ask(config, environ)
+    use = planned_partition(config, environ)
     if use is not None and is_launch and use.is_refused:
         # The job waits for IPUs after it has its cores. This fixed order prevents deadlock.
         if use.busy and config.wait_for_resources is not None:

@@ -27,14 +27,13 @@ from poprun_py.launching.run_report import (
     begun_attempt,
     brief_report,
     ended_attempt,
-    moment,
     refused_attempt,
     run_report,
 )
 from poprun_py.past_runs.run_files import LATEST
 from poprun_py.planning.launch_plan import LaunchPlan
 from poprun_py.running.supervise.job import LaunchResult
-from poprun_py.texts import read_json
+from poprun_py.texts import iso_time, read_json
 
 _REPORT = "report.json"
 _ATTEMPT = re.compile(r"attempt-(\d+)")
@@ -68,7 +67,7 @@ class RunFolder:
         self._parent = Path(parent)
         self._run_id = run_id
         self._plan = planned
-        self._began_at = moment(time.time())
+        self._began_at = iso_time(time.time())
         self._attempts: list[dict[str, Any]] = []
         with contextlib.ExitStack() as undo:
             self._lock = self._open(option)
@@ -228,7 +227,7 @@ class RunFolder:
 
     def finish(self, exit_code: int, reason: str) -> None:
         """Report how the run ended."""
-        ending = {"ended_at": moment(time.time()), "exit_code": exit_code, "reason": reason}
+        ending = {"ended_at": iso_time(time.time()), "exit_code": exit_code, "reason": reason}
         self._write_report({**ending, "timeline": self._timeline_path()})
 
     def _timeline_path(self) -> str | None:

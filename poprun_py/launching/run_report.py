@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Mapping, Sequence
-from datetime import datetime
 from typing import Any, Final
 
 from popdist_py.environment import RESUME_EXIT_CODE
@@ -25,6 +24,7 @@ from poprun_py.running.supervise.result_text import (
     stderr_excerpt,
     traceback_of,
 )
+from poprun_py.texts import iso_time
 
 REPORT_VERSION = 2
 _MOST_OF_REASON: Final = 200
@@ -54,7 +54,7 @@ def run_report(
         plan: what runs.
         run_id: the name of the run.
         launcher: host and process id of the launcher.
-        began_at: when the run began, as ``moment`` writes it.
+        began_at: when the run began, as ``iso_time`` writes it.
         versions: what is installed here.
         attempts: all attempts, in order.
         ending: time, exit code and reason of the end, and the path of the timeline.
@@ -116,7 +116,7 @@ def begun_attempt(
         "folder": f"attempt-{number}",
         "restart_count": restart_count,
         "hosts": [host.name for host in plan.topology.hosts],
-        "began_at": moment(began),
+        "began_at": iso_time(began),
         "ended_at": None,
         "exit_code": None,
         "cause": None,
@@ -131,7 +131,7 @@ def ended_attempt(
     progress = [r.progress for r in result.instances if r.progress is not None]
     return {
         **attempt,
-        "ended_at": moment(ended),
+        "ended_at": iso_time(ended),
         "exit_code": result.exit_code,
         "cause": _cause(result),
         "reason": result.explanation,
@@ -160,17 +160,12 @@ def refused_attempt(
     """Return an attempt whose programs did not start, or of which nothing is known."""
     return {
         **attempt,
-        "ended_at": moment(ended),
+        "ended_at": iso_time(ended),
         "exit_code": exit_code,
         "cause": cause,
         "reason": reason,
         "instances": [],
     }
-
-
-def moment(seconds: float) -> str:
-    """Return a time since the epoch as ISO 8601: local time, milliseconds, and the zone."""
-    return datetime.fromtimestamp(seconds).astimezone().isoformat(timespec="milliseconds")
 
 
 def _cause(result: LaunchResult) -> str:
@@ -191,7 +186,7 @@ def _instance_json(instance: InstanceResult, label: Label) -> dict[str, Any]:
         "code": instance.code,
         "exit_code": instance.exit_code,
         "ended_by": None if instance.code is None else describe(instance.code),
-        "ended_at": moment(instance.ended_ns / 1e9) if instance.ended_ns else None,
+        "ended_at": iso_time(instance.ended_ns / 1e9) if instance.ended_ns else None,
         **_progress_json(instance.progress),
         "last_collective": _collective_json(instance.collective),
         "was_stopped": instance.was_stopped,

@@ -1,7 +1,7 @@
 """The decision about a launch's partition: use, reset, create, replace, inherit or refuse it.
 
-Pure: this module neither asks nor changes a pod. launching/partition_survey.py asks the pod, and
-launching/partition_lifetime.py carries the decision out.
+Pure: this module neither asks nor changes a pod. launching/job_ipus.py asks the pod, and carries
+the decision out.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from support.processes import wait_until
 
 from poprun_py.command.cli import run
 from poprun_py.command.scale import _own_words
-from poprun_py.launching import page_file
+from poprun_py.past_runs.pages import page_file
 
 STEPS = """
 import sys, time

@@ -8,7 +8,7 @@ from support.launcher.partition_states import HOLDER, pod_in_state
 
 from poprun_py.errors import StartError
 from poprun_py.launching import launch_planning
-from poprun_py.launching.partition_lifetime import partition_for_job
+from poprun_py.launching.job_ipus import ipus_of_job
 from poprun_py.launching.waiting import Wait
 from poprun_py.options.launch_config import LaunchConfig
 from poprun_py.planning.plan_warnings import plan_warnings
@@ -35,7 +35,7 @@ def waiting(tmp_path, heard, wait="forever", **values):
     config = LaunchConfig(**{**JOB, "wait_for_resources": wait, **values})
     console = KeptConsole()
     console.waiting = lambda _, reason: heard(reason) if reason else None
-    return partition_for_job(
+    return ipus_of_job(
         config,
         {"POPRUN_PODS": str(tmp_path / "pods")},
         console,

@@ -14,7 +14,7 @@ from support.launcher.partition_states import HOLDER, STATES, pod_in_state
 from popdist_py.environment import InstanceEnvironment
 from popdist_py.pods.rules import check_request
 from popdist_py.pods.values import LINK_DOMAIN_IPUS, Attachment, SyncType
-from poprun_py.launching.partition_survey import look
+from poprun_py.launching.job_ipus import pod_state
 from poprun_py.options.launch_config import LaunchConfig
 from poprun_py.planning.partition_decision import Action, decide_partition, wanted_request
 from poprun_py.planning.temporary_partitions import is_temporary, permanent_name, temporary_name
@@ -31,7 +31,7 @@ def pod(tmp_path):
         def now(state):
             store = pod_in_state(tmp_path / str(list(STATES).index(state)), state)
             opened.callback(store.close)
-            return replace(look(store), where="POD")
+            return replace(pod_state(store), where="POD")
 
         yield now
 

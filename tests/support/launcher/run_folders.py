@@ -11,7 +11,6 @@ from pathlib import Path
 from support.launcher.sysfs_trees import SNAPSHOTS
 
 from poprun_py import LaunchConfig, plan
-from poprun_py.launching.run_report import moment
 from poprun_py.past_runs.run_files import RunFiles
 from poprun_py.planning.launch_plan import LaunchPlan
 from poprun_py.planning.mpi_commands import OPEN_MPI_5, Mpi
@@ -20,6 +19,7 @@ from poprun_py.running.watch.instance_state import ACTIVITIES, InstanceState
 from poprun_py.running.watch.job_view import JobView
 from poprun_py.running.watch.records import StepRecord
 from poprun_py.running.watch.stragglers import slowest
+from poprun_py.texts import iso_time
 
 MPI = Mpi(path="/mpi/bin/mpirun", kind=OPEN_MPI_5)
 BEGAN = 1_790_000_000.0
@@ -152,7 +152,7 @@ def make_run(
             _write(own / "instance-0.device.json", device_document())
         cause = "failed" if (failure and is_last) or not is_last else "completed"
         ending = {
-            "ended_at": moment(began + seconds), "exit_code": 0 if cause == "completed" else 1,
+            "ended_at": iso_time(began + seconds), "exit_code": 0 if cause == "completed" else 1,
             "cause": cause, "reason": "" if cause == "completed" else "instance 1 failed",
             "seconds": round(seconds, 3), "resumed_step": None if number == 1 else 300,
             "first_failure": failure if is_last else None,
@@ -163,7 +163,7 @@ def make_run(
         reports.append(
             {
                 "number": number, "folder": own.name, "restart_count": number - 1,
-                "hosts": ["localhost"], "began_at": moment(began), "ended_at": None,
+                "hosts": ["localhost"], "began_at": iso_time(began), "ended_at": None,
                 "exit_code": None, "cause": None, **({} if is_last and is_running else ending),
             }
         )  # fmt: skip
@@ -172,8 +172,8 @@ def make_run(
     code = None if is_running else 1 if failure else 0
     report = {
         "version": 2, "run_id": RUN_ID, "state": "running" if is_running else "ended",
-        "launcher": {"host": "localhost", "pid": 4711}, "began_at": moment(BEGAN),
-        "ended_at": None if is_running else moment(began - 3), "exit_code": code, "reason": "",
+        "launcher": {"host": "localhost", "pid": 4711}, "began_at": iso_time(BEGAN),
+        "ended_at": None if is_running else iso_time(began - 3), "exit_code": code, "reason": "",
         "folder": "/home/user", "program": list(planned.config.program), "command": "mpirun ...",
         "plan": {"num_replicas": topology.num_replicas, "num_instances": topology.num_instances,
                  "num_local_replicas": topology.num_local_replicas,

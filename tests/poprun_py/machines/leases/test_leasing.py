@@ -16,7 +16,7 @@ from support.processes import wait_until
 from poprun_py.command.cli import run
 from poprun_py.errors import StartError, UsageError
 from poprun_py.launching import waiting
-from poprun_py.launching.core_leases import lease_share
+from poprun_py.launching.job_cores import lease_share
 from poprun_py.launching.waiting import Wait
 from poprun_py.machines import lease_files
 from poprun_py.machines.lease_files import LeaseFolder

@@ -10,7 +10,7 @@ from support.launcher.sysfs_trees import snapshot
 
 from poprun_py.errors import StartError
 from poprun_py.launching import waiting
-from poprun_py.launching.core_leases import left_by_others, wait_for_hosts
+from poprun_py.launching.job_cores import left_by_others, wait_for_hosts
 from poprun_py.launching.waiting import Wait
 from poprun_py.machines.host_list import LOCALHOST, Host
 from poprun_py.machines.lease_files import JobProcess, LeaseRecord, QueueRecord

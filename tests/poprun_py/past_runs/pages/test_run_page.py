@@ -10,14 +10,14 @@ import pytest
 from support.launcher.made_runs import made_run
 from support.launcher.run_folders import BEGAN, a_plan, make_run
 
-from poprun_py.launching.page_file import page_text, write_page
-from poprun_py.launching.run_report import moment
 from poprun_py.past_runs import recorded_run
+from poprun_py.past_runs.pages.page_file import page_text, write_page
 from poprun_py.past_runs.pages.run_page import run_page
 from poprun_py.past_runs.pages.training_sections import StepTimes, slow_instances
 from poprun_py.past_runs.recorded_run import read_run
 from poprun_py.past_runs.trace_excerpt import Excerpt, TraceSpan
 from poprun_py.running.watch.records import StepRecord
+from poprun_py.texts import iso_time
 from tools.running.browser import CHROMIUM, open_browser
 
 FAILURE = {
@@ -31,7 +31,7 @@ SECTIONS = ["Training", "Step time", "Where time went", "CPU and memory", "Emula
 
 
 def drawn(files) -> str:
-    return run_page(read_run(files), moment(BEGAN + 3600))
+    return run_page(read_run(files), iso_time(BEGAN + 3600))
 
 
 def words(page: str) -> str:
@@ -302,7 +302,7 @@ def test_timeline(tmp_path):
         for step in range(3)
         for depth, name in enumerate(("step", "<b>update"))
     )
-    page = run_page(read_run(files), moment(BEGAN), Excerpt(1.0, 0.003, 3, spans))
+    page = run_page(read_run(files), iso_time(BEGAN), Excerpt(1.0, 0.003, 3, spans))
     assert "Timeline" in titles(page)
     assert f"The whole timeline is {files.timeline}: open it at ui.perfetto.dev." in words(page)
     (figure,) = (each for each in figures(page) if each["layout"].get("barmode") == "overlay")
@@ -325,7 +325,7 @@ def test_very_long_runs_are_read_in_part(tmp_path, monkeypatch):
     ats = [round(at - BEGAN) for at, _ in attempt.looks]
     assert ats == list(range(1, 22, 4))
     # What it tells counts all of them.
-    text = words(run_page(run, moment(BEGAN)))
+    text = words(run_page(run, iso_time(BEGAN)))
     assert "1 400 5" in text
     assert "in the end one of 8" in text
     assert "51,200 samples in total" in text

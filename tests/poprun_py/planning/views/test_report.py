@@ -8,7 +8,7 @@ import pytest
 from support.launcher.plans import plan_blindly
 
 from popdist_py.environment import COMPILING, INFERENCE, RESUME_EXIT_CODE, TRAINING
-from poprun_py.launching.run_report import begun_attempt, ended_attempt, moment, refused_attempt
+from poprun_py.launching.run_report import begun_attempt, ended_attempt, refused_attempt
 from poprun_py.machines.host_list import parse_host_list
 from poprun_py.options.launch_config import LaunchConfig
 from poprun_py.planning.mpi_commands import OPEN_MPI_5, Mpi
@@ -27,6 +27,7 @@ from poprun_py.running.supervise.result_text import (
     stderr_excerpt,
     traceback_of,
 )
+from poprun_py.texts import iso_time
 
 TRACEBACK = """Traceback (most recent call last):
   File "a.py", line 1, in <module>
@@ -280,7 +281,7 @@ def test_an_attempt_says_why_it_ended(fields, cause):
 
 
 def test_times_name_their_zone():
-    when = datetime.fromisoformat(moment(1_500_000_000.25))
+    when = datetime.fromisoformat(iso_time(1_500_000_000.25))
     assert when.timestamp() == 1_500_000_000.25
     assert when.tzinfo is not None
 

@@ -14,8 +14,8 @@ from support.launcher.partition_states import FITTING, HOLDER, pod_in_state
 from popdist_py.pods.database import FolderStore
 from popdist_py.pods.errors import NotEnoughIpusError, UnreachableError
 from poprun_py.errors import StartError
+from poprun_py.launching.job_ipus import ipus_of_job
 from poprun_py.launching.launch_planning import plan
-from poprun_py.launching.partition_lifetime import partition_for_job
 from poprun_py.launching.waiting import Wait
 from poprun_py.options.launch_config import LaunchConfig
 from poprun_py.planning.partition_decision import refusal
@@ -56,7 +56,7 @@ def job(tmp_path, console, said):
             wait._seconds_before = waited_seconds
             if progress is not None:
                 console.waiting = progress
-            return store, partition_for_job(
+            return store, ipus_of_job(
                 config,
                 {"POPRUN_PODS": str(tmp_path / "pods")},
                 console,
@@ -201,7 +201,7 @@ def test_without_a_pod_nothing_is_asked_and_one_line_says_so(tmp_path, console, 
         ({"offline_mode": True}, {"POPRUN_POD": "none"}),
     ):
         config = LaunchConfig(**values)
-        with partition_for_job(
+        with ipus_of_job(
             config, environ, console, Wait(config, console), run_id="r", program="p", num_ilds=1
         ) as held:
             assert held.variables(0) == variables

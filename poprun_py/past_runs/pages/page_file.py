@@ -10,10 +10,10 @@ import time
 from pathlib import Path
 
 from popdist_py.atomic_file import write_whole
-from poprun_py.launching.run_report import moment
 from poprun_py.past_runs.pages.run_page import run_page
 from poprun_py.past_runs.recorded_run import NOT_A_RUN, no_report, read_run
 from poprun_py.past_runs.run_files import RunFiles
+from poprun_py.texts import iso_time
 
 
 def page_text(files: RunFiles, folder: Path | None = None) -> str:
@@ -33,7 +33,7 @@ def page_text(files: RunFiles, folder: Path | None = None) -> str:
 
         excerpt = read_excerpt(files.timeline)
     try:
-        return run_page(run, moment(time.time()), excerpt, _address(files.folder, folder))
+        return run_page(run, iso_time(time.time()), excerpt, _address(files.folder, folder))
     except NOT_A_RUN as error:
         raise no_report(files, error) from None
 

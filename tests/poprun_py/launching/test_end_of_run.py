@@ -12,11 +12,12 @@ from support.launcher.plans import plan_blindly
 
 from popdist_py.timeline import merging
 from poprun_py.console import command_name
-from poprun_py.launching import attempts, page_file
+from poprun_py.launching import attempts
 from poprun_py.launching.launch import Request, launch
 from poprun_py.launching.run_record import RunRecord
 from poprun_py.machines.host_list import LOCALHOST
 from poprun_py.options.launch_config import LaunchConfig
+from poprun_py.past_runs.pages import page_file
 from poprun_py.planning.mpi_commands import OPEN_MPI_5, Mpi
 from poprun_py.running.supervise.job import LaunchResult
 

@@ -1,0 +1,465 @@
+"""The IPUs of a job: a partition of a pod, created or reset before the job, given back after it.
+
+The decision what to do with which partition is a pure function (planning/partition_decision.py). It
+is made twice: for the plan, and again just before the job starts, since other jobs use the pod too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from types import FrameType
+from typing import TYPE_CHECKING
+
+from popdist_py.errors import counted
+from popdist_py.pods.errors import (
+    InUseError,
+    NameTakenError,
+    NotEnoughIpusError,
+    PodError,
+    UnknownNameError,
+    UnreachableError,
+)
+from popdist_py.pods.finding import find_pod
+from poprun_py.console import Console
+from poprun_py.errors import StartError
+from poprun_py.launching.waiting import Wait
+from poprun_py.options.launch_config import LaunchConfig
+from poprun_py.planning.partition_variables import HeldPartition
+from poprun_py.texts import numbered
+
+# The command's --help and a launch without a pod do not load these.
+if TYPE_CHECKING:
+    from popdist_py.pods.store import PodStore
+    from popdist_py.pods.values import Attachment, Partition, PartitionRequest
+    from poprun_py.planning.partition_decision import PartitionDecision, PodState
+
+NO_POD = "none"
+_HOST, _PORT = "IPUOF_VIPU_API_HOST", "IPUOF_VIPU_API_PORT"
+# Between two questions to the pod, which may be a server: each is three small requests. A pod keeps
+# no queue: the first job that asks after IPUs became free gets them.
+_POLL_SECONDS = 0.3
+# Between two questions whether a new partition is ready.
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.01, 1.0
+# A user at a terminal is told of a wait for a new partition that takes longer.
+_SILENT_SECONDS = 1.0
+# Another job may take IPUs that were free a moment ago. The decision is then made again.
+_MOST_DECISIONS = 5
+
+
+# --- asking the pod -------------------------------------------------------------------------------
+
+
+def planned_partition(config: LaunchConfig, environ: Mapping[str, str]) -> PartitionDecision | None:
+    """Return which partition a launch would use, and how; None where no pod is configured.
+
+    A pod that does not answer is a refusal.
+    """
+    try:
+        store = _open_pod(config, environ)
+        if store is None:
+            return None
+        with contextlib.closing(store):
+            return _decide(store, config, environ)[0]
+    except (StartError, PodError) as error:
+        from poprun_py.planning.partition_decision import refusal
+
+        return refusal(config.pod or "", str(error))
+
+
+def _open_pod(config: LaunchConfig, environ: Mapping[str, str]) -> PodStore | None:
+    """Open the pod of a launch; None where none is configured, or --offline-mode yes.
+
+    Raises:
+        StartError: the pod cannot be opened, or several pods could be meant.
+    """
+    if config.offline_mode or config.pod == NO_POD:
+        return None
+    server = {
+        **({_HOST: config.vipu_server_host} if config.vipu_server_host is not None else {}),
+        **({_PORT: str(config.vipu_server_port)} if config.is_given("vipu_server_port") else {}),
+    }
+    try:
+        return find_pod(
+            config.pod, {**environ, **server}, timeout=float(config.vipu_server_timeout)
+        )
+    except PodError as error:
+        raise StartError(str(error)) from None
+
+
+def pod_state(store: PodStore) -> PodState:
+    """Return the present state of a pod.
+
+    Raises:
+        PodError: the pod does not answer.
+    """
+    from poprun_py.planning.partition_decision import PodState
+
+    return PodState(
+        where=store.where,
+        user=store.user,
+        pod=store.pod(),
+        partitions=store.partitions(),
+        attachments=store.attachments(),
+    )
+
+
+def _decide(
+    store: PodStore, config: LaunchConfig, environ: Mapping[str, str]
+) -> tuple[PartitionDecision, tuple[Partition, ...]]:
+    """Decide what a launch does with which partition.
+
+    Returns:
+        The decision, and the partitions of dead launches, which are to be removed first. Another
+        process may remove them too.
+
+    Raises:
+        PodError: the pod does not answer.
+    """
+    from poprun_py.planning.partition_decision import decide_partition
+    from poprun_py.planning.temporary_partitions import is_abandoned, permanent_name, temporary_name
+
+    state, host = pod_state(store), socket.gethostname()
+    abandoned = tuple(
+        each
+        for each in state.partitions
+        # A partition of another user cannot be removed.
+        if each.owner == state.user
+        and is_abandoned(each, state.attachments, host, create_seconds=state.pod.create_seconds)
+    )
+    living = tuple(each for each in state.partitions if each not in abandoned)
+    name = temporary_name(host) if config.remove_partition else permanent_name(host)
+    state = replace(state, partitions=living)
+    return decide_partition(config, environ, state, new_name=name), abandoned
+
+
+# --- holding a partition --------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def ipus_of_job(
+    config: LaunchConfig,
+    environ: Mapping[str, str],
+    console: Console,
+    wait: Wait,
+    *,
+    run_id: str,
+    program: str,
+    num_ilds: int,
+) -> Iterator[HeldPartition]:
+    """Hold a partition for a job, and give it back at the end.
+
+    Args:
+        config: the options of the launch.
+        environ: the launcher's environment.
+        console: takes notes and warnings.
+        wait: how long the job may wait for other jobs.
+        run_id: the name of the run.
+        program: a short name of the program, for users who inspect the pod.
+        num_ilds: the number of IPU-Link domains for which the job was planned.
+
+    Raises:
+        StartError: the job cannot have its IPUs.
+    """
+    store = _open_pod(config, environ)
+    if store is None:
+        is_off = config.offline_mode or config.pod == NO_POD
+        if not is_off:
+            console.log("no pod is configured: the IPUs are emulated without a partition")
+        yield HeldPartition(where=NO_POD if is_off else "")
+        return
+    job = _JobPartition(store, config, environ, console, num_ilds, wait)
+    with contextlib.closing(store), _exit_on_signals():
+        try:
+            try:
+                held = job.take(run_id, program)
+            except PodError as error:
+                raise StartError(str(error)) from None
+            finally:
+                wait.end()
+            yield held
+        finally:
+            job.give_back()
+
+
+@contextlib.contextmanager
+def _exit_on_signals() -> Iterator[None]:
+    """Turn SIGTERM and SIGHUP into SystemExit, so that the partition is given back.
+
+    While instances run, the supervisor has handlers of its own.
+    """
+
+    def end(number: int, _: FrameType | None) -> None:
+        raise SystemExit(128 + number)
+
+    before = {
+        number: signal.signal(number, end)
+        for number in (signal.SIGTERM, signal.SIGHUP)
+        if signal.getsignal(number) == signal.SIG_DFL
+    }
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+class _JobPartition:
+    """What one job takes of a pod and has to give back."""
+
+    def __init__(
+        self,
+        store: PodStore,
+        config: LaunchConfig,
+        environ: Mapping[str, str],
+        console: Console,
+        num_ilds: int,
+        wait: Wait,
+    ) -> None:
+        self._store = store
+        self._config = config
+        self._environ = environ
+        self._console = console
+        self._num_ilds = num_ilds
+        self._wait = wait
+        self._attachment: Attachment | None = None
+        # The name of the partition that this job created, and when the pod created it. The time
+        # stays 0.0 if a signal interrupts the creation.
+        self._created = ""
+        self._created_at = 0.0
+        self._is_removed_at_end = False
+        # A partition that this job removed to create another one of the same name. It is created
+        # again if the job does not get the new one.
+        self._replaced: Partition | None = None
+
+    # --- before the job -------------------------------------------------------------------------
+
+    def take(self, run_id: str, program: str) -> HeldPartition:
+        """Create or reset the partition as decided, and attach the job's IPUs."""
+        self._debug(f"connecting to V-IPU: {self._store.where}")
+        left = _MOST_DECISIONS
+        while True:
+            decision = self._decide_or_wait()
+            if decision is None:
+                left = _MOST_DECISIONS
+                continue
+            self._wait.end()
+            self._console.log(decision.sentence)
+            self._check(decision)
+            if decision.inherited is not None:
+                return HeldPartition(
+                    where=self._store.where,
+                    partition=decision.partition,
+                    attachment=decision.inherited,
+                    inherited_gcd=decision.inherited_gcd,
+                )
+            try:
+                partition = self._wait_until_ready(self._prepare(decision))
+                attachment = self._attach(decision, partition, run_id, program)
+            except (InUseError, NameTakenError, NotEnoughIpusError, UnknownNameError) as error:
+                left -= 1
+                if not left:
+                    raise
+                self._give_back_partition()
+                self._console.log(f"{error}: deciding anew")
+                continue
+            self._attachment = attachment
+            self._replaced = None
+            if not self._is_removed_at_end:
+                self._created = ""
+            ipus = numbered("IPU", attachment.ipus)
+            self._console.log(f"attached to {ipus} of partition {partition.name}")
+            return HeldPartition(
+                where=self._store.where, partition=partition, attachment=attachment
+            )
+
+    def _decide_or_wait(self) -> PartitionDecision | None:
+        """Return the decision; None after a pause if other jobs have the IPUs."""
+        try:
+            decision, abandoned = _decide(self._store, self._config, self._environ)
+        except UnreachableError as error:
+            # The server of a pod may be restarted while a job waits for IPUs.
+            if self._wait.has_begun and not self._wait.is_over:
+                self._wait.sleep(_POLL_SECONDS, f"for IPUs: {error}")
+                return None
+            raise
+        for each in abandoned:
+            with contextlib.suppress(UnknownNameError, InUseError):
+                self._store.remove_partition(each.name)
+                self._console.log(f"removed partition {each.name} of a launch that is dead")
+        if decision.busy and not self._wait.is_over:
+            self._wait.sleep(_POLL_SECONDS, f"for IPUs: {decision.busy}")
+            return None
+        return decision
+
+    def _check(self, decision: PartitionDecision) -> None:
+        """Raise StartError if the job is refused, or the partition does not fit the plan."""
+        from poprun_py.planning.partition_decision import Action
+
+        if decision.action is Action.REFUSE:
+            reason = decision.reason
+            raise StartError(self._wait.refusal(reason) if decision.busy else reason)
+        found, instances = decision.num_ilds, self._config.num_instances
+        if found is not None and instances % found == 0 and found != self._num_ilds:
+            raise StartError(
+                f"partition {decision.name} has {counted(found, 'IPU-Link domain')}, the plan was "
+                f"made for {self._num_ilds}: make a new plan"
+            )
+
+    def _prepare(self, decision: PartitionDecision) -> Partition:
+        """Carry the decision out, and return the partition."""
+        from poprun_py.planning.partition_decision import Action
+
+        if decision.action is Action.CREATE:
+            return self._create(decision)
+        if decision.action is Action.UPDATE:
+            # Set before the call: if a signal interrupts it, the old partition may be gone already.
+            self._replaced = decision.partition
+            self._store.remove_partition(decision.name)
+            return self._create(decision)
+        partition = self._store.partition(decision.name)
+        if decision.action is Action.RESET:
+            # A partition that is still pending is as a reset would leave it.
+            self._wait_until_ready(partition, accepts_error=True)
+            return self._store.reset_partition(decision.name)
+        return partition
+
+    def _create(self, decision: PartitionDecision) -> Partition:
+        request = decision.request
+        assert request is not None
+        # Set before the call: if a signal interrupts it, the partition may exist already.
+        self._created, self._created_at = request.name, 0.0
+        self._is_removed_at_end = decision.removes
+        try:
+            created = self._store.create_partition(request)
+        except PodError:
+            self._created = ""
+            raise
+        self._created_at = created.created
+        return created
+
+    def _wait_until_ready(self, partition: Partition, *, accepts_error: bool = False) -> Partition:
+        """Wait until a partition is ACTIVE, at most for all attempts.
+
+        Raises:
+            StartError: it is not ACTIVE in time, or is in the state ERROR.
+        """
+        from popdist_py.pods.values import PartitionState
+
+        limit = self._config.vipu_partition_attempts * self._config.vipu_server_timeout
+        began, pause, is_told = time.monotonic(), _FIRST_PAUSE, False
+        while partition.state is PartitionState.PENDING:
+            waited = time.monotonic() - began
+            if waited >= limit:
+                raise StartError(
+                    f"partition {partition.name} is still PENDING after {limit} s: raise "
+                    "--vipu-partition-attempts or --vipu-server-timeout, or look at it with "
+                    f"poprun-py-pod get partition {partition.name}"
+                )
+            if not is_told and waited >= _SILENT_SECONDS:
+                is_told = True
+                if sys.stderr.isatty():
+                    self._console.tell(f"waiting for partition {partition.name}, at most {limit} s")
+            time.sleep(min(pause, limit - waited))
+            pause = min(2 * pause, _LONGEST_PAUSE)
+            partition = self._store.partition(partition.name)
+        self._debug(f"partition {partition.name}: PS_{partition.state}")
+        if partition.state is PartitionState.ERROR and not accepts_error:
+            raise StartError(
+                f"partition {partition.name} is in the state ERROR ({partition.error}): reset it "
+                f"with poprun-py-pod reset partition {partition.name}, or remove it"
+            )
+        return partition
+
+    def _attach(
+        self, decision: PartitionDecision, partition: Partition, run_id: str, program: str
+    ) -> Attachment:
+        from popdist_py.pods.values import Holder
+
+        holder = Holder(
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            user=self._store.user,
+            program=program,
+            run_id=run_id,
+        )
+        return self._store.attach(partition.name, decision.num_ipus, holder)
+
+    # --- after the job --------------------------------------------------------------------------
+
+    def give_back(self) -> None:
+        """Detach the IPUs, and remove the partition if the job created it; errors are warnings."""
+        attachment, self._attachment = self._attachment, None
+        try:
+            if attachment is not None:
+                self._store.detach(attachment)
+            self._give_back_partition()
+        except PodError as error:
+            stays = f"; partition {self._created} may stay" if self._created else ""
+            self._console.warn(f"the job's IPUs are not given back: {error}{stays}{self._lost}")
+        except (KeyboardInterrupt, SystemExit):
+            stays = f"partition {self._created}" if self._created else "an attachment"
+            self._console.warn(f"interrupted: {stays} may stay in {self._store.where}{self._lost}")
+            raise
+
+    @property
+    def _lost(self) -> str:
+        """The end of a warning that names a partition which could not be created again."""
+        if self._replaced is None:
+            return ""
+        from poprun_py.planning.partition_decision import shape_text
+
+        shape = shape_text(self._replaced)
+        return f"; partition {self._replaced.name}, which had {shape}, may be missing: make it anew"
+
+    def _give_back_partition(self) -> None:
+        """Remove the partition that was created, and create again the one that it replaced."""
+        name, old = self._created, self._replaced
+        try:
+            # Another user may have removed the partition and created one of the same name.
+            if (
+                name
+                and (self._is_removed_at_end or old is not None)
+                and self._created_at in (0.0, self._store.partition(name).created)
+            ):
+                self._store.remove_partition(name)
+                self._console.log(f"removed partition {name}")
+        except UnknownNameError:
+            pass
+        except InUseError as error:
+            self._console.warn(f"the partition stays, since others use it too: {error}")
+        self._created = ""
+        if old is not None:
+            from poprun_py.planning.partition_decision import shape_text
+
+            # The name is taken if the old partition was not removed, or if another user took it.
+            with contextlib.suppress(NameTakenError):
+                self._store.create_partition(_request_of(old))
+                self._console.log(f"partition {old.name} is as before: {shape_text(old)}")
+        self._replaced = None
+
+    def _debug(self, line: str) -> None:
+        if self._config.verbosity >= 2:
+            self._console.log(line)
+
+
+def _request_of(partition: Partition) -> PartitionRequest:
+    """Return the request that creates a removed partition again."""
+    from popdist_py.pods.values import PartitionRequest
+
+    return PartitionRequest(
+        name=partition.name,
+        size=partition.size,
+        allocation=partition.allocation,
+        num_gcds=partition.num_gcds,
+        num_ilds=partition.num_ilds,
+        num_replicas=partition.num_replicas,
+        reconfigurable=partition.reconfigurable,
+        sync_type=partition.sync_type,
+    )
