@@ -137,7 +137,7 @@ def test_a_host_that_cannot_take_part(lab, hello, breakage, said, fix, check):
 
 def test_a_login_shell_of_another_kind_than_bournes(lab, hello, tmp_path):
     shell, passwd = tmp_path / "strict", tmp_path / "passwd"
-    program = ROOT / "tests" / "poprun_py" / "hosts" / "strict_shell.py"
+    program = ROOT / "tests" / "poprun_py" / "machines" / "strict_shell.py"
     shell.write_text(f'#!/bin/sh\nexec {Path(sys.executable).resolve()} -I -S {program} "$@"\n')
     shell.chmod(0o755)
     passwd.write_text(f"root:x:0:0:root:/root:{shell}\nsshd:x:100:65534::/run/sshd:/bin/false\n")

@@ -1,6 +1,6 @@
-"""A login shell of another kind than Bourne's: it runs words, and takes no assignments.
+"""A login shell that is not a Bourne shell: it runs one command and rejects assignments.
 
-As fish answers ``NAME=value ; export NAME``: with an error.
+Like fish, it answers ``NAME=value ; export NAME`` with an error.
 """
 
 import os

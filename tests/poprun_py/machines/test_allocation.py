@@ -1,12 +1,19 @@
-"""Where the hosts of a job come from: options, variables, Slurm, this machine."""
+"""The hosts of a job come from options, variables, Slurm or this machine, and get names."""
 
 from __future__ import annotations
+
+import socket
 
 import pytest
 
 from poprun_py.errors import UsageError
-from poprun_py.machines.allocation import parse_tasks_per_node, resolve_hosts, slurm_tasks
-from poprun_py.machines.host_list import LOCALHOST, parse_host_list
+from poprun_py.machines.allocation import (
+    parse_tasks_per_node,
+    resolve_hosts,
+    slurm_tasks,
+    with_names,
+)
+from poprun_py.machines.host_list import LOCALHOST, Host, parse_host_list
 
 
 def resolved(environ=None, files=None, **options):
@@ -20,7 +27,7 @@ def resolved(environ=None, files=None, **options):
     )
 
 
-def test_sources_in_their_order():
+def test_the_order_of_the_sources():
     slurm = {"SLURM_JOB_NODELIST": "s[1-2]"}
     kubernetes = {"OMPI_MCA_orte_default_hostfile": "/etc/mpi/hostfile"}
     files = {
@@ -53,12 +60,12 @@ def test_two_names_of_this_machine_are_one_host_given_twice():
     ("text", "count", "expected"),
     [("2(x3),1", 4, [2, 2, 2, 1]), ("4", 1, [4]), ("4", 3, [4, 4, 4]), ("1,2(x2)", 3, [1, 2, 2])],
 )
-def test_slurms_short_form_of_tasks(text, count, expected):
+def test_the_short_form_of_slurms_tasks_is_expanded(text, count, expected):
     assert parse_tasks_per_node(text, count) == expected
 
 
 @pytest.mark.parametrize("text", ["", "x", "2(x", "2(x9)", "-1", "1,1,1", "2(x99999999)"])
-def test_tasks_that_do_not_fit_are_named(text):
+def test_invalid_or_unfitting_tasks_are_rejected(text):
     with pytest.raises(UsageError, match="SLURM_TASKS_PER_NODE"):
         parse_tasks_per_node(text, 2)
 
@@ -74,7 +81,7 @@ def test_tasks_of_an_allocation_limit_the_instances():
         resolved(environ, num_instances=8)
     assert "--ntasks-per-node=4" in str(caught.value)
     assert "--num-instances 4" in str(caught.value)
-    # Slurm's default of one task for each node is no wish.
+    # Slurm's default of one task for each node is not a request of the user.
     unasked = {"SLURM_JOB_NODELIST": "n[0-1]", "SLURM_TASKS_PER_NODE": "1(x2)"}
     assert [h.slots for h in resolved(unasked, num_instances=8)] == [None, None]
     # In a step the variables describe the step.
@@ -89,16 +96,59 @@ def test_one_task_with_several_cpus_is_divided_among_instances():
         resolved({**environ, "SLURM_CPUS_PER_TASK": "1"}, num_instances=8)
     hosts = resolved({**environ, "SLURM_CPUS_PER_TASK": "4"}, num_instances=8)
     assert [host.slots for host in hosts] == [None, None]
-    # Several tasks are instances, whatever CPUs each has.
+    # Several tasks on a node are instances, whatever the number of their CPUs.
     several = {**environ, "SLURM_NTASKS": "4", "SLURM_TASKS_PER_NODE": "2(x2)"}
     hosts = resolved({**several, "SLURM_CPUS_PER_TASK": "4"}, num_instances=4)
     assert [host.slots for host in hosts] == [2, 2]
 
 
-def test_open_mpi_reads_the_tasks_that_the_plan_decided():
+def test_the_tasks_for_open_mpi_are_those_of_the_plan():
     environ = {"SLURM_JOB_NODELIST": "n[0-2]", "SLURM_TASKS_PER_NODE": "1(x3)"}
     used = parse_host_list("n[1-2]", source="test")
-    told = slurm_tasks(used, 2, environ)
-    assert told["SLURM_TASKS_PER_NODE"] == "2(x2)"
-    assert told["SLURM_JOB_NODELIST"] == "n1,n2"
+    tasks = slurm_tasks(used, 2, environ)
+    assert tasks["SLURM_TASKS_PER_NODE"] == "2(x2)"
+    assert tasks["SLURM_JOB_NODELIST"] == "n1,n2"
     assert slurm_tasks(used, 2, {}) == {}
+
+
+# --- names of IPv6 addresses ---------------------------------------------------------------------
+
+
+@pytest.fixture
+def resolver(monkeypatch):
+    """Replace the resolver by one that knows a single address."""
+
+    def look_up(address, flags):
+        assert flags == socket.NI_NAMEREQD
+        if address != ("2001:db8::2", 0):
+            raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+        return "node2", "0"
+
+    monkeypatch.setattr(socket, "getnameinfo", look_up)
+
+
+def test_ipv6_addresses_are_replaced_by_their_names(resolver):
+    hosts = with_names(
+        [
+            Host(name="2001:db8::1", slots=2, is_local=True),
+            Host(name="2001:db8::2"),
+            Host(name="node3"),
+        ]
+    )
+    assert hosts == (
+        Host(name=socket.gethostname(), slots=2, is_local=True),
+        Host(name="node2"),
+        Host(name="node3"),
+    )
+
+
+def test_an_address_without_a_name_is_rejected(resolver):
+    with pytest.raises(UsageError) as caught:
+        with_names([Host(name="2001:db8::9")])
+    assert "host 2001:db8::9 has no name here" in str(caught.value)
+    assert "'2001:db8::9 node1' to /etc/hosts" in str(caught.value)
+
+
+def test_a_host_given_by_name_and_by_address_is_rejected(resolver):
+    with pytest.raises(UsageError, match="host 2001:db8::2 is node2, which is named already"):
+        with_names([Host(name="Node2"), Host(name="2001:db8::2")])

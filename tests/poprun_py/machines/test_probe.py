@@ -1,4 +1,4 @@
-"""What is decided from the reports of hosts, and the requests to a real Python."""
+"""Probes of hosts: checks of their reports, and real requests through a fake ssh."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def problems(given):
     return {c.name: c.problem for c in checks_of(given, GOOD, REQUEST) if c.problem is not None}
 
 
-def test_a_host_like_this_one_has_no_problem():
+def test_a_host_that_equals_this_machine_has_no_problem():
     assert problems(answer()) == {}
 
 
@@ -77,7 +77,7 @@ def test_a_host_like_this_one_has_no_problem():
         ({"called_back": False}, "calls back", "cannot open a connection", False),
     ],
 )
-def test_each_difference_is_one_red_cell_with_a_fix(changes, cell, said, is_vital):
+def test_each_difference_is_one_problem_with_a_fix(changes, cell, said, is_vital):
     given = answer(**changes)
     found = problems(given)
     assert list(found) == [cell]
@@ -101,7 +101,7 @@ def test_hosts_with_the_same_problem_are_named_together():
     assert "1 other problem" in str(caught.value)
 
 
-def test_what_a_start_needs_besides_is_a_reason_and_the_rest_a_doubt():
+def test_after_a_failed_start_a_missing_connection_is_an_error_and_the_rest_is_reported():
     reports = {
         "n0": answer(called_back=False, clock=7.5), "n1": answer("n1", files=64, clock=7.5),
     }  # fmt: skip
@@ -116,7 +116,7 @@ def test_what_a_start_needs_besides_is_a_reason_and_the_rest_a_doubt():
     assert all_problems({"n0": answer()}, GOOD, REQUEST) == ""
 
 
-def test_a_host_tells_the_limit_that_holds_and_the_launcher_the_one_that_it_raises_its_own_to():
+def test_hosts_report_the_soft_limit_of_open_files_and_the_launcher_its_hard_limit():
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft - 1, hard))
     try:
@@ -146,12 +146,12 @@ def test_the_table_groups_equal_hosts_and_lists_fixes():
     assert not replace(checked, groups={}, has_network=False).is_well
 
 
-# --- real questions, without any network: "ssh" runs the command here ---------------------------
+# --- real requests: a fake ssh runs the command on this machine ----------------------------------
 
 
 @pytest.fixture
 def here_by_another_name(tmp_path, monkeypatch):
-    """A shell whose hosts are all this machine."""
+    """Return a shell that runs the commands for all hosts on this machine."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     fake = tmp_path / "ssh"
     fake.write_text("#!/bin/sh\nshift\necho 'Welcome to this machine!'\nexec sh -c \"$*\"\n")
@@ -159,7 +159,7 @@ def here_by_another_name(tmp_path, monkeypatch):
     return Shell((str(fake),))
 
 
-def test_a_real_answer_passes_and_is_remembered(here_by_another_name, tmp_path):
+def test_a_real_report_passes_the_checks_and_is_cached(here_by_another_name, tmp_path):
     program = tmp_path / "train.py"
     program.write_text("")
     request = make_request((sys.executable, str(program)), str(sys.executable))
@@ -176,16 +176,16 @@ def test_a_real_answer_passes_and_is_remembered(here_by_another_name, tmp_path):
 
 
 def end_what_is_left(folder):
-    """End the processes of ssh that go on; each was there when the answer came."""
+    """End the processes that ssh left behind, and check that there were some."""
     pids = [int(line) for line in (folder / "left").read_text().split()]
     assert pids
     for pid in pids:
         os.kill(pid, signal.SIGKILL)
 
 
-def test_a_host_that_hangs_is_given_up(tmp_path):
+def test_a_host_that_hangs_times_out(tmp_path):
     fake = tmp_path / "ssh"
-    # As with a ProxyCommand, another process of it keeps what it writes to open.
+    # As with a ProxyCommand, a child of ssh keeps the output open.
     fake.write_text(f"#!/bin/sh\nsleep 600 & echo $! >> {tmp_path}/left\nwait\n")
     fake.chmod(0o755)
     hosts = (Host(name="n0"), Host(name="n1"))
@@ -194,8 +194,8 @@ def test_a_host_that_hangs_is_given_up(tmp_path):
     end_what_is_left(tmp_path)
 
 
-def test_many_hosts_have_longer_to_answer(tmp_path, monkeypatch):
-    """The time that each host adds is all that these have."""
+def test_the_time_out_grows_with_the_number_of_hosts(tmp_path, monkeypatch):
+    # The time-out has no constant part in this test.
     monkeypatch.setattr(probe, "_SECONDS_PER_SSH", 30.0)
     fake = tmp_path / "ssh"
     fake.write_text("#!/bin/sh\nsleep 0.2\nexit 127\n")
@@ -205,8 +205,8 @@ def test_many_hosts_have_longer_to_answer(tmp_path, monkeypatch):
     assert all("does not run there" in a.problem.text for a in reports.values())
 
 
-def test_an_answer_counts_while_a_connection_is_kept_for_later(here_by_another_name, tmp_path):
-    """As with ControlPersist: what ssh leaves behind holds its stderr."""
+def test_a_report_is_read_although_ssh_keeps_a_connection_open(here_by_another_name, tmp_path):
+    # As with ControlPersist, a process that ssh leaves behind keeps stderr open.
     fake = Path(here_by_another_name.words[0])
     fake.write_text(
         fake.read_text().replace("shift", f"shift; sleep 600 & echo $! > {tmp_path}/left")
@@ -225,7 +225,7 @@ def test_an_answer_counts_while_a_connection_is_kept_for_later(here_by_another_n
         ("exit 127", "does not run there"),
     ],
 )  # fmt: skip
-def test_an_answer_that_is_none_is_explained(ends, said, tmp_path):
+def test_an_invalid_or_missing_report_is_explained(ends, said, tmp_path):
     fake = tmp_path / "ssh"
     fake.write_text(f"#!/bin/sh\n{ends}\n")
     fake.chmod(0o755)
@@ -233,7 +233,7 @@ def test_an_answer_that_is_none_is_explained(ends, said, tmp_path):
     assert said in given["n0"].problem.text
 
 
-def test_a_damaged_memory_of_a_host_is_no_memory(tmp_path, monkeypatch):
+def test_invalid_cached_reports_are_ignored(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     folder = tmp_path / "poprun-py" / "hosts"
     folder.mkdir(parents=True)

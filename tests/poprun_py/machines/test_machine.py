@@ -1,4 +1,4 @@
-"""Reading machines: from trees as kernels show them, from saved JSON, and from this machine."""
+"""Machines are read from trees of kernel files, from saved JSON and from this machine."""
 
 import json
 import os
@@ -37,7 +37,7 @@ def test_every_snapshot_has_its_tree():
     assert {path.stem for path in SNAPSHOTS.glob("*.json")} == set(TREES)
 
 
-def test_facts_of_the_large_machine():
+def test_a_large_machine():
     machine = snapshot("epyc-nps4")
     assert len(machine.cores) == 128
     assert len(machine.allowed_cpus) == 256
@@ -50,11 +50,11 @@ def test_facts_of_the_large_machine():
 
 def test_efficiency_classes_of_hybrid_machines():
     assert [core.efficiency for core in snapshot("hybrid").cores] == [1] * 8 + [0] * 16
-    # 871, 868 and 865 are one class: firmware ranks equal cores by a few percent.
+    # The capacities 871, 868 and 865 are one class: equal cores may differ by a few percent.
     assert [core.efficiency for core in snapshot("big-little").cores] == [0] * 4 + [1] * 3 + [2]
 
 
-def test_offline_cpus_are_not_seen():
+def test_offline_cpus_are_left_out():
     machine = snapshot("offline-cpus")
     assert machine.allowed_cpus == frozenset(range(16)) - {3, 8, 9, 15}
     assert sorted(core.cpus for core in machine.cores if len(core.cpus) == 1) == [
@@ -69,7 +69,7 @@ def test_offline_cpus_are_not_seen():
     ("name", "quota", "whole"),
     [("one-node", None, None), ("quota-container", 6.5, 6), ("quota-container-v1", 0.5, 1)],
 )
-def test_cpu_quota_is_the_tightest_and_rounds_down_to_at_least_one(name, quota, whole):
+def test_the_lowest_cpu_quota_counts_and_is_rounded_down_to_at_least_one(name, quota, whole):
     machine = snapshot(name)
     assert machine.cpu_quota == quota
     assert machine.quota_cpus == whole
@@ -105,7 +105,7 @@ def test_affinity_given_by_the_caller_narrows(tmp_path):
         "sys/devices/system/cpu/cpu2/cache",
     ],
 )
-def test_a_machine_is_found_whatever_file_is_missing(missing, tmp_path):
+def test_a_machine_is_read_even_if_some_file_is_missing(missing, tmp_path):
     tree = Tree(
         regular(packages=2, nodes=1, cores=4, smt=1, l3=4), {0: GIB, 1: GIB}, without=(missing,)
     )
@@ -116,7 +116,7 @@ def test_a_machine_is_found_whatever_file_is_missing(missing, tmp_path):
 
 
 @given(data=st.data())
-def test_damaged_files_never_raise_anything_but_hardware_error(tmp_path_factory, data):
+def test_damaged_files_raise_only_hardware_errors(tmp_path_factory, data):
     root = tmp_path_factory.mktemp("damaged")
     TREES["bare" if data.draw(st.booleans()) else "sparse"].write(root)
     files = sorted(path for path in root.rglob("*") if path.is_file())
@@ -142,7 +142,7 @@ def test_damaged_files_never_raise_anything_but_hardware_error(tmp_path_factory,
         ("sys/devices/system/cpu/cpu0/topology/physical_package_id", "9" * 400),
     ],
 )
-def test_numbers_that_no_kernel_writes_are_as_good_as_none(name, text, tmp_path):
+def test_invalid_numbers_are_ignored(name, text, tmp_path):
     files = {"sys/devices/system/cpu/online": "0", "sys/devices/system/node/node0/cpulist": "0"}
     for path, content in {**files, name: text}.items():
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
@@ -153,7 +153,7 @@ def test_numbers_that_no_kernel_writes_are_as_good_as_none(name, text, tmp_path)
     assert machine.cpu_quota is None
 
 
-def test_core_numbers_do_where_lists_of_siblings_are_missing(tmp_path):
+def test_core_numbers_replace_missing_lists_of_siblings(tmp_path):
     root = TREES["two-socket-smt"].write(tmp_path)
     expected = read_machine(root)
     for name in (
@@ -179,7 +179,7 @@ def test_core_numbers_do_where_lists_of_siblings_are_missing(tmp_path):
         ({"cpuset.cpus": ""}, range(16)),
     ],
 )
-def test_cpusets_of_either_version_without_a_stated_group(tmp_path, files, cpus):
+def test_cpusets_of_both_versions_without_a_named_group(tmp_path, files, cpus):
     root = TREES["one-node"].write(tmp_path)
     for name, text in files.items():
         path = root / "sys/fs/cgroup" / name
@@ -200,7 +200,7 @@ def test_cpusets_of_either_version_without_a_stated_group(tmp_path, files, cpus)
         ({"cpu/cpu.cfs_quota_us": "1000", "cpu/cpu.cfs_period_us": "0"}, None),
     ],
 )
-def test_quotas_of_either_version_without_a_stated_group(tmp_path, files, quota):
+def test_quotas_of_both_versions_without_a_named_group(tmp_path, files, quota):
     root = TREES["one-node"].write(tmp_path)
     for name, text in files.items():
         path = root / "sys/fs/cgroup" / name
@@ -209,7 +209,7 @@ def test_quotas_of_either_version_without_a_stated_group(tmp_path, files, quota)
     assert read_machine(root).cpu_quota == quota
 
 
-def test_an_empty_root_is_refused(tmp_path):
+def test_an_empty_root_is_rejected(tmp_path):
     with pytest.raises(HardwareError, match=r"no CPUs found; expected a folder that holds sys/"):
         read_machine(tmp_path)
 
@@ -244,8 +244,8 @@ def test_this_machine_is_read_with_the_affinity_of_the_process():
     assert json.loads(done.stdout) == [one]
 
 
-def test_few_files_of_a_large_machine_are_read(tmp_path, monkeypatch):
-    """CPUs of one core, cache or package are told by the files of one of them."""
+def test_few_files_are_read_on_a_large_machine(tmp_path, monkeypatch):
+    """The files of one CPU list the other CPUs of its core, cache and package."""
     read, text_of = [], Path.read_text
 
     def read_text(path, *words):
@@ -261,7 +261,7 @@ def test_few_files_of_a_large_machine_are_read(tmp_path, monkeypatch):
 
 
 @given(machines())
-def test_json_gives_the_same_machine_back(machine):
+def test_a_machine_is_equal_after_saving_and_reading(machine):
     assert Machine.from_json(json.loads(json.dumps(machine.to_json()))) == machine
 
 
@@ -279,7 +279,7 @@ def _leaves(value, path=()):
 
 
 @given(machines(), st.data())
-def test_damaged_json_is_refused_in_one_line_or_is_a_machine(machine, data):
+def test_damaged_json_is_rejected_in_one_line_or_is_a_machine(machine, data):
     document = json.loads(json.dumps(machine.to_json()))
     path = data.draw(st.sampled_from(list(_leaves(document))))
     junk = data.draw(
@@ -300,7 +300,7 @@ def test_damaged_json_is_refused_in_one_line_or_is_a_machine(machine, data):
     assert "\n" not in message
 
 
-def test_another_version_is_refused_with_both_numbers():
+def test_the_error_for_another_version_names_both_versions():
     data = snapshot("one-node").to_json() | {"version": 7}
     with pytest.raises(HardwareError, match=r"version 7: expected version 1; write it again"):
         Machine.from_json(data)
@@ -319,24 +319,24 @@ def test_another_version_is_refused_with_both_numbers():
         ({"allowed_cpus": "0-x"}, "'0-x' is not a number or range"),
     ],
 )
-def test_contradictions_are_named(change, message):
+def test_the_error_names_the_contradiction(change, message):
     with pytest.raises(HardwareError, match=message):
         Machine.from_json(snapshot("one-node").to_json() | change)
 
 
-def test_a_missing_key_is_named():
+def test_the_error_names_the_missing_key():
     data = snapshot("one-node").to_json()
     del data["cores"][3]["package"]
     with pytest.raises(HardwareError, match="'package' is missing"):
         Machine.from_json(data)
 
 
-def test_a_file_of_one_machine_describes_every_host():
+def test_a_file_with_one_machine_describes_all_hosts():
     machine = snapshot("one-node")
     assert load_machines(json.dumps(machine.to_json()), "m.json", ("a", "b")) == (machine, machine)
 
 
-def test_a_file_of_several_machines_names_its_hosts():
+def test_a_file_with_several_machines_names_their_hosts():
     small, large = snapshot("one-node"), snapshot("epyc-nps4")
     text = json.dumps({"hosts": {"a": small.to_json(), "b": large.to_json()}})
     assert load_machines(text, "m.json", ("b", "c", "a")) == (large, None, small)
@@ -347,12 +347,12 @@ def test_a_file_of_several_machines_names_its_hosts():
 @pytest.mark.parametrize(
     "text", ["", "{", "[1]", "3", '{"hosts": 3}', '{"hosts": {"a": 3}}', "[" * 99999]
 )
-def test_other_files_are_refused(text):
+def test_other_files_are_rejected(text):
     with pytest.raises(HardwareError, match=r"^m\.json: "):
         load_machines(text, "m.json", ("a",))
 
 
-def test_a_saved_plan_is_no_saved_machine():
+def test_a_saved_plan_is_not_accepted_as_a_saved_machine():
     with pytest.raises(HardwareError, match="not a saved machine"):
         load_machines('{"version": 1, "hosts": [{"name": "a"}]}', "plan.json", ("a",))
 

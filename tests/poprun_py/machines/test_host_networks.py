@@ -1,4 +1,4 @@
-"""Which network is chosen from what the hosts report."""
+"""The network for the traffic between hosts is chosen from the addresses that they report."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ FAST = {
 }
 
 
-def test_the_network_behind_the_names_wins():
+def test_the_network_of_the_hosts_names_is_preferred():
     chosen = choose_network(FAST, resolved={"a": "192.168.7.1", "b": "192.168.7.2"})
     assert chosen.name == "192.168.0.0/16"
     assert chosen.addresses == {"a": "192.168.7.1", "b": "192.168.7.2"}
 
 
-def test_else_the_first_that_all_share():
+def test_otherwise_the_first_shared_network_is_chosen():
     assert choose_network(FAST).name == "10.0.0.0/24"
     # Debian resolves a machine's own name to a loopback address.
     assert choose_network(FAST, resolved={"a": "127.0.1.1"}).name == "10.0.0.0/24"
@@ -46,7 +46,7 @@ def test_a_private_network_with_equal_addresses_is_not_shared():
     assert choose_network(hosts).name == "10.0.0.0/24"
 
 
-def test_hosts_without_a_common_network_are_left_to_mpi():
+def test_mpi_chooses_if_the_hosts_share_no_network():
     hosts = {"a": host(Interface("e", "10.0.1.1", 24)), "b": host(Interface("e", "10.0.2.1", 24))}
     assert choose_network(hosts).name == ""
 
@@ -57,16 +57,16 @@ IPV6 = {
 }
 
 
-def test_hosts_with_nothing_but_ipv6():
+def test_hosts_that_have_ipv6_only():
     chosen = choose_network(IPV6)
     assert (chosen.name, chosen.addresses["b"]) == ("fd00:1::/64", "fd00:1::2")
-    # MPI knows no CIDR of IPv6, and one name of an interface for all hosts.
+    # MPI accepts only one interface name for all hosts here, and no CIDR of IPv6.
     assert chosen.mpi_name == "eth0"
     other = choose_network({**IPV6, "b": host(Interface("eth7", "fd00:1::2", 64))})
     assert (other.name, other.mpi_name) == ("fd00:1::/64", "")
 
 
-def test_where_hosts_have_both_ipv4_wins():
+def test_ipv4_is_preferred_to_ipv6():
     both = {name: [*IPV6[name], FAST[name][2]] for name in IPV6}
     resolved = {"a": "fd00:1::1", "b": "fd00:1::2"}
     chosen = choose_network(both, resolved=resolved)
@@ -84,7 +84,7 @@ def test_a_wanted_network_is_passed_on_as_given(wanted):
 
 
 @pytest.mark.parametrize("wanted", ["ib9", "10.9.0.0/16"])
-def test_a_host_that_is_off_the_wanted_network_is_named(wanted):
+def test_an_error_names_the_host_that_is_not_on_the_wanted_network(wanted):
     with pytest.raises(StartError) as caught:
         choose_network(FAST, wanted=wanted)
     assert f"host a is not on --host-subnet {wanted}" in str(caught.value)
@@ -92,6 +92,6 @@ def test_a_host_that_is_off_the_wanted_network_is_named(wanted):
 
 
 @pytest.mark.parametrize("text", ["10.0.0.0/99", "x/y", "a b", "", "eth0,eth1", "a" * 16])
-def test_what_is_no_network_is_refused(text):
+def test_an_invalid_network_is_rejected(text):
     with pytest.raises(UsageError, match="--host-subnet"):
         parse_subnet(text)

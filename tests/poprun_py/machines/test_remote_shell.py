@@ -1,4 +1,4 @@
-"""The words that reach other hosts, and what the words of a failed ssh mean."""
+"""Commands for other hosts, explanations of failed ssh commands, and copies of folders."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ HOSTS = parse_host_list("n[0-1]", source="test")
 SLURM = {"SLURM_JOB_NODELIST": "n[0-3]"}
 
 
-def test_ssh_never_asks_and_never_waits_long():
+def test_ssh_does_not_prompt_and_has_a_time_out():
     words = shell_of(LaunchConfig(), HOSTS, {}).words
     assert words[0] == "ssh"
     assert "-oBatchMode=yes" in words
     assert any(word.startswith("-oConnectTimeout=") for word in words)
 
 
-def test_given_arguments_come_before_ours_so_that_they_win(tmp_path):
+def test_arguments_of_the_user_come_first_and_take_precedence(tmp_path):
     config = tmp_path / "config"
     config.write_text("")
     words = shell_of(
@@ -46,7 +46,7 @@ def test_ssh_logs_in_as_the_user_of_the_hosts():
 
 
 @pytest.mark.parametrize("text", ["-i 'my key'", "''", "-o 'ProxyCommand nc %h'"])
-def test_arguments_that_mpirun_would_split_are_refused(text):
+def test_arguments_that_mpirun_would_split_are_rejected(text):
     with pytest.raises(UsageError, match="--ssh-config"):
         shell_of(LaunchConfig(ssh_args=text), HOSTS, {})
 
@@ -58,7 +58,7 @@ def test_unclosed_quotations_and_missing_files_are_usage_errors():
         shell_of(LaunchConfig(ssh_config="/nowhere/config"), HOSTS, {})
 
 
-def test_slurm_starts_what_is_in_its_allocation():
+def test_srun_is_used_for_the_hosts_of_an_allocation():
     assert shell_of(LaunchConfig(), HOSTS, SLURM) == Shell(())
     assert shell_of(LaunchConfig(), (Host(name="other"),), SLURM).words
     assert shell_of(LaunchConfig(), HOSTS[:1], SLURM).words
@@ -69,12 +69,12 @@ def test_slurm_starts_what_is_in_its_allocation():
     assert command[-2:] == ("python", "-")
 
 
-def test_words_survive_the_remote_shell():
+def test_the_remote_shell_does_not_change_the_words():
     shell, option, line = shlex.split(Shell(("ssh",)).command("h", ("a b", "$x"))[-1])
     assert (shell, option, shlex.split(line)) == ("sh", "-c", ["a b", "$x"])
 
 
-def test_what_mpirun_runs_elsewhere_needs_no_shell_of_bournes_kind_there(tmp_path):
+def test_the_remote_command_of_mpirun_does_not_need_a_bourne_shell_as_login_shell(tmp_path):
     log_in = tmp_path / "ssh"  # runs its last word as sshd does
     program = Path(__file__).with_name("strict_shell.py")
     strict = shlex.join([sys.executable, "-I", "-S", str(program)])
@@ -86,7 +86,7 @@ def test_what_mpirun_runs_elsewhere_needs_no_shell_of_bournes_kind_there(tmp_pat
     assert (done.stdout, done.stderr) == ("-v -x host\nit's b\n", "")
 
 
-def test_words_around_the_command_of_mpirun_stay():
+def test_arguments_of_mpirun_around_its_command_are_kept():
     assert mpirun_ssh.ssh_command(["ssh", "-v", "--", "-l", "me", "host", "a", "b"]) == [
         "ssh", "-v", "-x", "-l", "me", "host", "sh -c 'a b'",
     ]  # fmt: skip
@@ -94,7 +94,7 @@ def test_words_around_the_command_of_mpirun_stay():
     assert mpirun_ssh.ssh_command(["ssh", "--", *of_c_shell]) == ["ssh", "-x", *of_c_shell]
 
 
-def test_an_agent_whose_path_mpirun_would_split_is_ssh_alone(monkeypatch):
+def test_mpirun_runs_ssh_itself_if_it_would_split_the_path_of_the_wrapper(monkeypatch):
     monkeypatch.setattr(sys, "executable", "/my python/bin/python")
     assert Shell(("ssh", "-v")).agent == ("ssh", "-v")
     assert Shell(()).agent == ()
@@ -119,7 +119,7 @@ def test_an_agent_whose_path_mpirun_would_split_is_ssh_alone(monkeypatch):
         ("", "it said nothing", "ssh n1"),
     ],
 )  # fmt: skip
-def test_the_words_of_ssh_are_explained(said, meaning, fix):
+def test_errors_of_ssh_are_explained(said, meaning, fix):
     problem = explain("n1", said, "ssh")
     assert meaning in problem.text
     assert fix in problem.fix
@@ -129,18 +129,18 @@ def test_the_words_of_ssh_are_explained(said, meaning, fix):
 # --- copying ----------------------------------------------------------------------------------
 
 
-def test_a_copy_stays_inside_its_folder(tmp_path):
+def test_a_copy_deletes_nothing_and_follows_no_links_to_other_folders(tmp_path):
     command = sync_command(tmp_path, "n1", Shell(("ssh", "-p", "2222")))
     assert command[0] == "rsync"
     assert "--safe-links" in command
     assert not any(word.startswith("--delete") for word in command)
     assert command[-3:] == ("--", f"{tmp_path}/", f"n1:{tmp_path}/")
     assert "ssh -p 2222" in command
-    # A virtual environment's Python is a link to the one it was made from.
+    # The Python of a virtual environment is a link to a place outside it.
     assert "--safe-links" not in sync_command(tmp_path, "n1", Shell(()), links_out=True)
 
 
-def test_a_folder_behind_a_link_is_copied_to_the_path_that_programs_use(tmp_path, monkeypatch):
+def test_links_in_the_path_of_a_folder_are_kept(tmp_path, monkeypatch):
     (tmp_path / "disk" / "project").mkdir(parents=True)
     (tmp_path / "home").symlink_to("disk")
     assert folder_to_sync(str(tmp_path / "home" / "project")) == tmp_path / "home" / "project"
@@ -152,7 +152,7 @@ def test_a_folder_behind_a_link_is_copied_to_the_path_that_programs_use(tmp_path
 
 
 @pytest.mark.parametrize("folder", ["/", "/usr", "/etc", "~", "/no/such/folder"])
-def test_folders_of_the_machine_are_not_copied(folder):
+def test_folders_of_the_machine_are_rejected(folder):
     from pathlib import Path
 
     with pytest.raises(UsageError, match="--sync"):

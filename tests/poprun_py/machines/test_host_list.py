@@ -1,4 +1,4 @@
-"""Lists of hosts: what is accepted, in which order, and how mistakes are named."""
+"""Host lists and host files, their errors, and the short form of many names."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ def names(text):
         ("Node_A,GPU_Box[01-02]", ["Node_A", "GPU_Box01", "GPU_Box02"]),
     ],
 )
-def test_lists_expand_in_order(text, expected):
+def test_ranges_are_expanded_in_order(text, expected):
     assert names(text) == expected
 
 
-def test_slots_belong_to_every_host_of_an_entry():
+def test_the_slots_of_an_entry_apply_to_each_of_its_hosts():
     hosts = parse_host_list("a:2,n[0-1]:3,b,[fd00::1]:4", source="--host")
     assert [(h.name, h.slots) for h in hosts] == [
         *(("a", 2), ("n0", 3), ("n1", 3), ("b", None), ("fd00::1", 4))
@@ -82,7 +82,7 @@ def test_slots_belong_to_every_host_of_an_entry():
         ("me@you@a", "'me@you@a': expected user@host"),
     ],
 )
-def test_mistakes_in_a_list_are_named(text, said):
+def test_errors_in_a_list(text, said):
     with pytest.raises(UsageError) as caught:
         parse_host_list(text, source="--host")
     assert said in str(caught.value)
@@ -90,7 +90,7 @@ def test_mistakes_in_a_list_are_named(text, said):
 
 
 @given(st.text(alphabet="ab01-[],:. \t.", max_size=24))
-def test_any_text_is_a_list_or_a_usage_error(text):
+def test_random_text_is_a_list_or_a_usage_error(text):
     with contextlib.suppress(UsageError):
         hosts = parse_host_list(text, source="--host")
         assert hosts
@@ -105,7 +105,7 @@ def test_a_host_file_takes_comments_slots_and_ranges():
     ]  # fmt: skip
 
 
-def test_the_lines_of_a_host_in_a_file_add_up():
+def test_slots_of_several_lines_for_one_host_are_added():
     text = "b\na slots=2\nb\nA\nn[0-1] cpu=2\nn1:3\nlimited max-slots=4\nc slots=2 max_slots=8\n"
     assert places(parse_host_file(text, source="hosts")) == [
         *(("", "b", 2), ("", "a", 3), ("", "n0", 2), ("", "n1", 5)),
@@ -133,13 +133,13 @@ def test_a_host_may_have_a_user():
         ("a slots=²\n", "hosts, line 1: 'slots=²'"),
     ],
 )
-def test_mistakes_in_a_host_file_are_named(text, said):
+def test_errors_in_a_host_file(text, said):
     with pytest.raises(UsageError) as caught:
         parse_host_file(text, source="hosts")
     assert said in str(caught.value)
 
 
-# --- many names in few ------------------------------------------------------------------------
+# --- the short form of many names ----------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -155,7 +155,7 @@ def test_mistakes_in_a_host_file_are_named(text, said):
         (["10.0.0.1", "10.0.0.2"], "10.0.0.1,10.0.0.2"),
     ],
 )
-def test_names_are_compressed(given, expected):
+def test_names_are_written_in_the_short_form(given, expected):
     assert compress(given) == expected
 
 
@@ -173,5 +173,5 @@ def test_names_are_compressed(given, expected):
         min_size=1,
     )
 )
-def test_compressed_names_expand_to_the_same(given):
+def test_the_short_form_expands_to_the_same_names(given):
     assert sorted(names(compress(given))) == sorted(given)
