@@ -209,8 +209,8 @@ class Screen:
     An unfinished line (a progress bar or a prompt) is shown when it has a carriage return, or when
     ``flush_idle`` finds that its end has not come for some time. This is the open line. There is
     one open line at a time, and unfinished lines of other streams wait until it has ended. If a
-    whole line of another stream comes, a terminal erases the open line and shows it again below.
-    Without a terminal, or if the terminal cannot erase, the open line is ended with a newline.
+    whole line of another stream comes, a terminal erases the open line and shows it again below. A
+    terminal that cannot erase shows both copies. Without a terminal, a newline ends the open line.
 
     Args:
         write: Writes to the descriptor.
