@@ -1,5 +1,5 @@
-"""The options of a launch, each declared once with every way to write it.
+"""The options of a launch, from their declarations to one LaunchConfig.
 
-Contains LaunchConfig, the kinds of options, the command-line parser and the help, option files and
-environment variables. No module here inspects hosts or machines, or starts anything.
+The package has the types and declarations of options, the readers of their sources (command line,
+environment variables, configuration files, keyword arguments of Python), and the help.
 """

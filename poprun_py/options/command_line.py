@@ -118,7 +118,7 @@ def _parse_words(words: Sequence[str]) -> _Parsed:
 
 
 def _value(name: str, value: str | None, word: str, rest: Sequence[str]) -> tuple[str, int]:
-    """Return the value of an option, and the number of following words that the value used."""
+    """Return the text of an option's value, and the number of following words that it used."""
     opt = _OPTIONS[name]
     if value is not None:
         return value, 0
@@ -135,7 +135,7 @@ def _module(word: str, value: str | None, rest: Sequence[str]) -> tuple[str, ...
 
 
 def _next_word(word: str, rest: Sequence[str], type_: OptionType) -> str:
-    """Return the word after an option as the value; another option is not a value."""
+    """Return the word after an option, which is its value unless it is an option, too."""
     if not rest:
         raise UsageError(f"{word} needs a value: expected {type_.expected}")
     following = rest[0]

@@ -124,10 +124,11 @@ COMMAND = click.Command(
 
 
 def help_text(topic: str, columns: int) -> str:
-    """Return the help on ``topic``: empty for the short one, ``all``, a group or an option.
+    """Return a page of help.
 
     Args:
-        topic: A topic in any letter case; the name of a group may be shortened.
+        topic: ``all``, a group or an option, in any letter case. The name of a group may be
+            shortened. An empty topic is the short page.
         columns: The width of the screen; lines have at most 100 columns.
 
     Raises:

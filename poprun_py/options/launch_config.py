@@ -101,8 +101,8 @@ class LaunchConfig(DeclaredOptions, Displayed):
     ) -> LaunchConfig:
         """Return this configuration with other values; None restores an option's default.
 
-        A new option also replaces an old one that excludes it. If the number of replicas was not
-        given, it follows the number of instances.
+        Of two options that exclude each other, the new one replaces the old one. If the number of
+        replicas was not given, it follows the number of instances.
 
         Raises:
             UsageError: A value is not accepted, or values contradict one another.
@@ -326,8 +326,8 @@ def config_from_dict(data: Any, source: str = "configuration") -> LaunchConfig:
 def fewest_link_domains(num_instances: int, num_ipus: int) -> int:
     """Return the smallest sufficient number of IPU-Link domains.
 
-    An instance with more than 64 IPUs fits into no domain. Jobs on CPU hosts may have such
-    instances all the same, and each then counts as a domain.
+    An instance with more than 64 IPUs does not fit into a domain. Jobs on CPU hosts may still have
+    such instances, and each of them counts as a domain.
     """
     return next(iter(_sufficient_link_domains(num_instances, num_ipus)), num_instances)
 
