@@ -1,4 +1,4 @@
-"""``poprun-py compare RUN RUN ...``: runs of --output-dir side by side."""
+"""The subcommand ``poprun-py compare``, which compares runs of ``--output-dir``."""
 
 from __future__ import annotations
 
@@ -10,30 +10,29 @@ from typing import Any, Final
 
 import click
 
-from poprun_py.command.words import (
+from poprun_py.command.subcommands import (
     HELP,
     OUTPUT_DIR,
     check_page_name,
-    page_width,
+    parse_words,
     print_json,
-    read_words,
     save_page,
+    table_width,
 )
 from poprun_py.console import command_name
 from poprun_py.errors import UsageError
-from poprun_py.past_runs.comparison import Comparison, compare
-from poprun_py.past_runs.fairness import remarks_on, who_was_slow
+from poprun_py.past_runs.comparison import Comparison, compare, remarks_on, slow_instances
 from poprun_py.past_runs.measurement import measure
 from poprun_py.past_runs.recorded_run import NOT_A_RUN, RecordedRun, read_run
 from poprun_py.past_runs.run_files import find_run
 from poprun_py.past_runs.targets import Target, parse_target
 from poprun_py.terminal import can_print, print_error, print_out, wants_colour
 
-_HELP: Final = """Compare runs that --output-dir kept: samples per second, times of a step,
-seconds, loss, and speedup and scaling efficiency against the first one.
+_HELP: Final = """Compare runs of --output-dir: samples per second, step times, duration, loss,
+and the speedup and scaling efficiency against the first run.
 
-RUN is the folder of a run, or its name in --output-dir; latest is the newest one. What makes the
-comparison unfair, such as another program, version or host, is said below the table.
+RUN is the folder of a run, or its name in --output-dir; latest is the newest run. Notes below the
+table mention differences that make the comparison unfair, such as another program, version or host.
 
 \b
 Examples:
@@ -50,25 +49,26 @@ COMPARE: Final = click.Command(
         click.Option(
             ["--target"],
             metavar="NAME=NUMBER",
-            help="Compare the seconds until a value that popdist_py.Metrics logged, or the loss,"
-            " was at least NUMBER; at most, where the name holds loss, error or perplexity, or with"
+            help="Compare the seconds until the value NAME, which was logged with"
+            " popdist_py.Metrics, or the loss reached NUMBER. Values must be at least NUMBER; they"
+            " must be at most NUMBER if NAME contains loss, error or perplexity, or for"
             " 'NAME<=NUMBER'.",
         ),
         click.Option(
             ["--group"],
             is_flag=True,
-            help="Take runs of the same program, arguments, counts and hosts as repetitions of one:"
-            " the median and the range are shown.",
+            help="Treat runs with the same program, arguments, hosts and numbers of instances and"
+            " replicas as repetitions, and show their median and range.",
         ),
         click.Option(
             ["--format", "form"],
             type=click.Choice(["text", "json"]),
             default="text",
             show_default=True,
-            help="How it is printed.",
+            help="The form of the printed result.",
         ),
         click.Option(
-            ["--output"], metavar="FILE.html", help="Draw it as a page for a browser, too."
+            ["--output"], metavar="FILE.html", help="Also write the result as a page to this file."
         ),
         OUTPUT_DIR,
         HELP,
@@ -80,9 +80,9 @@ def main(words: Sequence[str]) -> int:
     """Compare runs and return the exit code.
 
     Raises:
-        UsageError: a word is not accepted, or there is no such run.
+        UsageError: A word is not accepted, or a run does not exist.
     """
-    values = read_words(COMPARE, words)
+    values = parse_words(COMPARE, words)
     if values is None:
         return 0
     target = parse_target(values["target"]) if values["target"] is not None else None
@@ -99,14 +99,13 @@ def main(words: Sequence[str]) -> int:
 
 
 def _show(comparison: Comparison, runs: Sequence[RecordedRun], values: dict[str, Any]) -> None:
-    """Print a comparison, and write its page if one is wanted."""
     if values["form"] == "json":
         print_json(comparison.to_json())
     else:
-        from poprun_py.past_runs.comparison_table import comparison_lines
+        from poprun_py.past_runs.comparison_tables import comparison_lines
 
         lines = comparison_lines(
-            comparison, width=page_width(), colour=wants_colour(), blocks=can_print("█▏")
+            comparison, width=table_width(), colour=wants_colour(), blocks=can_print("█▏")
         )
         print_out("\n".join(lines))
     if values["output"] is not None:
@@ -117,16 +116,16 @@ def _show(comparison: Comparison, runs: Sequence[RecordedRun], values: dict[str,
 
 
 def _read(names: Sequence[str], parent: str) -> list[RecordedRun]:
-    """Return the runs that a user names.
+    """Read the runs with these names.
 
     Raises:
-        UsageError: they are too few, one is not there, or one is given twice.
+        UsageError: A run does not exist or is given twice, or there are fewer than two.
     """
     if len(names) < 2:
-        given = f"only {names[0]!r} is given" if names else "none is given"
+        given = f"only {names[0]!r} was given" if names else "none was given"
         raise UsageError(
-            f"compare needs at least two runs, {given}: expected folders of --output-dir, or names "
-            f"in {parent}"
+            f"compare needs at least two runs, but {given}: expected folders of runs, or their "
+            f"names in {parent} (--output-dir)"
         )
     found: dict[Path, str] = {}
     runs = []
@@ -136,11 +135,11 @@ def _read(names: Sequence[str], parent: str) -> list[RecordedRun]:
             raise UsageError(f"{found[files.folder]} and {name} are the same run: give it once")
         found[files.folder] = name
         runs.append(read_run(files))
-    return _told_apart(runs, names)
+    return _with_unique_names(runs, names)
 
 
-def _told_apart(runs: Sequence[RecordedRun], names: Sequence[str]) -> list[RecordedRun]:
-    """Return the runs, those of the same name, such as a copied folder, as the user calls them."""
+def _with_unique_names(runs: Sequence[RecordedRun], names: Sequence[str]) -> list[RecordedRun]:
+    """Return the runs; those with equal names, such as copied folders, get the user's names."""
     many = {name for name, times in Counter(run.run_id for run in runs).items() if times > 1}
     return [
         replace(run, report={**run.report, "run_id": name}) if run.run_id in many else run
@@ -152,10 +151,10 @@ def _compare(
     runs: Sequence[RecordedRun], target: Target | None, values: dict[str, Any]
 ) -> Comparison:
     measured = [measure(run, target) for run in runs]
-    troubles = [f"{run.run_id}: {trouble}" for run in runs for trouble in run.troubles]
+    problems = [f"{run.run_id}: {problem}" for run in runs for problem in run.problems]
     return compare(
         measured,
         target=target,
         grouped=values["group"],
-        remarks=(*who_was_slow(measured), *remarks_on(measured), *troubles),
+        remarks=(*slow_instances(measured), *remarks_on(measured), *problems),
     )

@@ -17,7 +17,7 @@ from poprun_py.past_runs.run_files import RunFiles
 from poprun_py.planning.launch_plan import LaunchPlan
 from poprun_py.running.supervise.job import Cause, LaunchResult
 from poprun_py.terminal import Terminal, can_rewrite_lines, print_error, rewrite_line
-from poprun_py.texts import number_text
+from poprun_py.texts import milliseconds_text, number_text
 
 if TYPE_CHECKING:
     from collections.abc import Set
@@ -121,13 +121,11 @@ class MeasuredRuns:
 
 def _told(measured: Measured) -> str:
     """Return the speed of a run in a few words."""
-    from poprun_py.past_runs.comparison_table import milliseconds
-
     parts = []
     if measured.samples_per_second is not None:
         parts.append(f"{number_text(measured.samples_per_second)} samples/s")
     if measured.step_seconds is not None:
-        parts.append(f"{milliseconds(measured.step_seconds)} ms a step")
+        parts.append(f"{milliseconds_text(measured.step_seconds)} a step")
     if measured.seconds is not None:
         parts.append(f"{number_text(measured.seconds)} s")
     return ", ".join(parts)

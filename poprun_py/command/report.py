@@ -1,7 +1,4 @@
-"""``poprun-py report RUN``: a run as a page for a browser.
-
-What the page shows: poprun_py/past_runs/pages/run_page.py. Nothing here draws.
-"""
+"""The subcommand ``poprun-py report``, which writes the page of a run."""
 
 from __future__ import annotations
 
@@ -11,25 +8,25 @@ from typing import Final
 
 import click
 
-from poprun_py.command.words import HELP, OUTPUT_DIR, read_words
+from poprun_py.command.subcommands import HELP, OUTPUT_DIR, parse_words
 from poprun_py.errors import UsageError
 from poprun_py.past_runs.pages.page_file import page_text, write_page
 from poprun_py.past_runs.run_files import find_run
 from poprun_py.terminal import print_out, print_warning
 
 _STDOUT: Final = "-"
-_HELP: Final = """Write RUN as a page: throughput, loss, step times, who was slow, memory,
-placement, causes.
+_HELP: Final = """Write a page about RUN: throughput, loss, step times, slow instances, memory,
+placement, and causes of failures.
 
-RUN is the folder of a run, or its name in --output-dir; latest is the newest one. It may still be
-running. Every job with --output-dir writes its page itself when it ends. The page is one file that
-needs no network: send it to a colleague, or keep it with the results.
+RUN is the folder of a run, or its name in --output-dir; latest is the newest run. It may still be
+running. Every job with --output-dir writes its page when it ends. The page is one file that needs
+no network: send it to a colleague, or keep it with the results.
 
 \b
 Examples:
-  poprun-py --output-dir runs -n 2 train.py     a job; its page is written at its end
+  poprun-py --output-dir runs -n 2 train.py     run a job, which writes its page at its end
   poprun-py report latest                       write the page of the newest run again
-  poprun-py report --open latest                and show it
+  poprun-py report --open latest                write and show it
   poprun-py report -o today.html runs/20260131-120000-1a2b3c
 """
 REPORT: Final = click.Command(
@@ -41,7 +38,7 @@ REPORT: Final = click.Command(
         click.Option(
             ["-o", "--output"],
             metavar="FILE",
-            help="Where to write the page; - is standard output. Unset: report.html in RUN.",
+            help="The file of the page; - is standard output. Unset: report.html in RUN.",
         ),
         OUTPUT_DIR,
         click.Option(["--open", "is_opened"], is_flag=True, help="Show the page in the browser."),
@@ -54,19 +51,19 @@ def main(words: Sequence[str]) -> int:
     """Write the page of a run and return the exit code.
 
     Raises:
-        UsageError: a word is not accepted, there is no such run, or the page cannot be written.
+        UsageError: A word is not accepted, the run does not exist, or the page cannot be written.
     """
-    values = read_words(REPORT, words)
+    values = parse_words(REPORT, words)
     if values is None:
         return 0
     output = values["output"]
     files = find_run(values["run"], values["parent"])
     if output == _STDOUT:
         if values["is_opened"]:
-            raise UsageError("--open shows a file: give --output a path, or leave it out")
+            raise UsageError("--open needs a file: give --output a path, or omit --output")
         print_out(page_text(files, Path()))
         return 0
-    path = None if output is None else _file(output)
+    path = None if output is None else _path(output)
     try:
         written = write_page(files, path).resolve()
     except OSError as error:
@@ -79,23 +76,20 @@ def main(words: Sequence[str]) -> int:
     return 0
 
 
-def _file(output: str) -> Path:
-    """Return where the user wants the page.
+def _path(output: str) -> Path:
+    """Return the path of the page.
 
     Raises:
-        UsageError: it cannot be there.
+        UsageError: It is a folder, or its folder does not exist.
     """
     path = Path(output)
     if path.is_dir() or not path.parent.is_dir():
-        raise UsageError(
-            f"--output {output!r}: expected the path of a file in a folder that is there"
-        )
+        raise UsageError(f"--output {output!r}: expected the path of a file in an existing folder")
     return path
 
 
 def _open(page: Path) -> None:
-    """Show the page; where there is no browser, its path has been said."""
     import webbrowser
 
     if not webbrowser.open(page.as_uri()):
-        print_warning("no browser can be started here; open the page yourself")
+        print_warning("a browser could not be started; open the page yourself")

@@ -1,15 +1,15 @@
-"""``poprun-py scale PROGRAM --instances 1,2,4``: how speed grows with the number of instances.
+"""The subcommand ``poprun-py scale``, which measures a program with several numbers of instances.
 
-Each run is launched in this process, as ``poprun-py`` would launch it: what was planned and checked
-before the first run is what runs, signals are the supervisor's matter, values of --env stand on no
-command line, and a launcher that is killed leaves nothing behind. The instances write to their
-files in the run's folder, and read nothing.
+All runs are planned and checked before the first one starts. Each run is launched in this process,
+like any other job. The instances have no standard input, and their output is only written to the
+files of the run.
 """
 
 from __future__ import annotations
 
 import gc
 import os
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,13 +20,13 @@ import click
 from popdist_py.environment import RUN_ID
 from popdist_py.errors import are, counted
 from poprun_py.command.measured_runs import MeasuredRuns
-from poprun_py.command.words import (
+from poprun_py.command.subcommands import (
     HELP,
     check_page_name,
-    page_width,
+    parse_words,
     print_json,
-    read_words,
     save_page,
+    table_width,
 )
 from poprun_py.console import command_name
 from poprun_py.errors import UsageError
@@ -35,10 +35,8 @@ from poprun_py.options.command_line import parse
 from poprun_py.options.declared_options import OPTIONS
 from poprun_py.options.launch_config import LaunchConfig
 from poprun_py.options.option_types import AUTO, option_name
-from poprun_py.past_runs.comparison import Comparison, compare
-from poprun_py.past_runs.fairness import who_was_slow
+from poprun_py.past_runs.comparison import Comparison, compare, slow_instances
 from poprun_py.past_runs.run_files import DEFAULT_PARENT
-from poprun_py.past_runs.scaling import interleaved, parse_counts
 from poprun_py.planning.launch_plan import LaunchPlan
 from poprun_py.terminal import (
     can_print,
@@ -51,11 +49,11 @@ from poprun_py.terminal import (
 
 _HELP: Final = """Run PROGRAM with several numbers of instances, and show how its speed grows.
 
-Each count is run several times, in turns (1, 2, 4, 1, 2, 4, ...), and the median counts. Every
-option of poprun-py may stand before PROGRAM; those below may also stand after it, and what follows
--- is always the program's. With --num-replicas N each run has the same N replicas (strong scaling),
-else as many as instances (weak scaling); --timeout limits each run. Every run is kept in
---output-dir (runs), for poprun-py compare.
+Each number is run several times, in the order 1, 2, 4, 1, 2, 4, ..., and the median is shown. All
+options of poprun-py may stand before PROGRAM. The options below may also stand after it, and all
+words after -- belong to the program. With --num-replicas N every run has N replicas (strong
+scaling); without it, a run has as many replicas as instances (weak scaling). --timeout limits each
+run. The runs are kept in --output-dir (runs), so that poprun-py compare can read them.
 
 \b
 Examples:
@@ -74,8 +72,7 @@ SCALE: Final = click.Command(
         click.Option(
             ["--instances"],
             metavar="COUNTS",
-            help="Numbers of instances, such as 1,2,4 or 1-4; the first is what the others are"
-            " compared with.",
+            help="Numbers of instances, such as 1,2,4 or 1-4. All are compared with the first.",
         ),
         click.Option(
             ["--repeats"],
@@ -83,25 +80,25 @@ SCALE: Final = click.Command(
             type=click.IntRange(1, _MOST_REPEATS),
             default=3,
             show_default=True,
-            help="Runs of each count.",
+            help="Runs of each number of instances.",
         ),
         click.Option(
             ["--format", "form"],
             type=click.Choice(["text", "json"]),
             default="text",
             show_default=True,
-            help="How the result is printed.",
+            help="The form of the printed result.",
         ),
         click.Option(
             ["--output"],
             metavar="FILE.html",
-            help="Where it is drawn as a page for a browser. Unset: scale-ID.html beside the runs.",
+            help="Write the result as a page to this file. Unset: scale-ID.html beside the runs.",
         ),
         HELP,
     ],
 )
-_OWN: Final = ("--instances", "--repeats", "--format", "--output")
-# Options of a launch that have no place in a series of them.
+_OWN_OPTIONS: Final = ("--instances", "--repeats", "--format", "--output")
+# Options of a launch that scale does not accept.
 _ONE_RUN_ONLY: Final = (
     *("num_instances", "nproc_per_node", "check", "live", "stdin_instance"),
     *(field for field, opt in OPTIONS.items() if opt.group == "Inspection"),
@@ -109,9 +106,13 @@ _ONE_RUN_ONLY: Final = (
 )
 
 
+_RANGE: Final = re.compile(r"(\d{1,7})(?:-(\d{1,7}))?", re.ASCII)
+_MOST_COUNTS: Final = 64
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Asked:
-    """What is asked for; ``values`` are those of the launch's options, with the program."""
+class _Arguments:
+    """The parsed command line; ``values`` holds the options of the launch and the program."""
 
     counts: tuple[int, ...]
     repeats: int
@@ -124,11 +125,11 @@ def main(words: Sequence[str]) -> int:
     """Run a program with several numbers of instances and return the exit code.
 
     Raises:
-        UsageError: a word is not accepted, or a count does not fit the machines; nothing was
-            started.
-        StartError: a launch could not start.
+        UsageError: A word is not accepted, or a number of instances does not fit the machines. No
+            run was started.
+        StartError: A run could not start.
     """
-    asked = _read(words)
+    asked = _parse(words)
     if asked is None:
         return 0
     plans = _plans(asked)
@@ -139,7 +140,7 @@ def main(words: Sequence[str]) -> int:
     program = " ".join(asked.values["program"])
     count = counted(len(todo), "run")
     print_error(f"{command_name()}: {count} of {program} in {folder}/{prefix}-*")
-    _leave_the_keyboard()
+    _close_input()
     gc.enable()
     runs = MeasuredRuns(folder, is_verbose=config.verbosity >= 1)
     try:
@@ -156,44 +157,46 @@ def main(words: Sequence[str]) -> int:
     return runs.exit_code
 
 
-def _leave_the_keyboard() -> None:
-    """Give the instances nothing to read: a job has one reader, and these are many jobs."""
-    nothing = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
-    os.dup2(nothing, 0)
-    os.close(nothing)
+def _close_input() -> None:
+    """Replace standard input by /dev/null: the first run would read all of it."""
+    null = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+    os.dup2(null, 0)
+    os.close(null)
 
 
-# --- words --------------------------------------------------------------------------------------
+# --- command line -------------------------------------------------------------------------------
 
 
-def _read(words: Sequence[str]) -> _Asked | None:
-    """Return what the words ask for; None if it was help, which is printed.
+def _parse(words: Sequence[str]) -> _Arguments | None:
+    """Parse the command line; if it asks for help, print the help and return None.
 
     Raises:
-        UsageError: a word is not accepted.
+        UsageError: A word is not accepted.
     """
     ends = list(words).index("--") if "--" in words else len(words)
-    own, others = _own_words(words[:ends])
+    own, others = _split_words(words[:ends])
     values = parse(others)
     if "help" in values:
-        read_words(SCALE, ["--help"])
+        parse_words(SCALE, ["--help"])
         return None
-    given = read_words(SCALE, own)
+    given = parse_words(SCALE, own)
     assert given is not None
     for field in _ONE_RUN_ONLY:
         if values.get(field) not in (None, False):
             name = option_name(field)
-            hint = ": --instances names the counts" if field == "num_instances" else ""
-            raise UsageError(f"{name} is no option of scale, which launches several jobs{hint}")
+            hint = ": give the numbers to --instances" if field == "num_instances" else ""
+            raise UsageError(f"{name} is not an option of scale, which launches several jobs{hint}")
     if values.get("timeline") not in (None, AUTO):
-        raise UsageError("--timeline FILE would be of the last run only: give --timeline alone")
+        raise UsageError(
+            "--timeline FILE: each run would overwrite the file; give --timeline without FILE"
+        )
     values["program"] += tuple(words[ends + 1 :])
     if not values["program"]:
         raise UsageError("scale needs a PROGRAM, such as scale train.py --instances 1,2,4")
     if given["instances"] is None:
-        raise UsageError("scale needs --instances COUNTS: expected counts such as 1,2,4 or 1-4")
+        raise UsageError("scale needs --instances COUNTS: expected numbers such as 1,2,4 or 1-4")
     check_page_name(given["output"])
-    return _Asked(
+    return _Arguments(
         counts=parse_counts(given["instances"]),
         repeats=given["repeats"],
         form=given["form"],
@@ -202,29 +205,78 @@ def _read(words: Sequence[str]) -> _Asked | None:
     )
 
 
-def _own_words(words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Return the options of scale with their values, wherever they stand, and all other words."""
+def _split_words(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Return the options of scale with their values, and all other words."""
     own: list[str] = []
     others: list[str] = []
     rest = iter(words)
     for word in rest:
         name, equals, _ = word.partition("=")
-        if name not in _OWN:
+        if name not in _OWN_OPTIONS:
             others.append(word)
-        else:
-            own += [word] if equals else [word, *([value] if (value := next(rest, "")) else [])]
+            continue
+        own.append(word)
+        if not equals and (value := next(rest, "")):
+            own.append(value)
     return own, others
+
+
+@dataclass(frozen=True, slots=True)
+class ScalingRun:
+    """One run to make; ``repeat`` counts the repetitions from 1."""
+
+    name: str
+    instances: int
+    repeat: int
+
+
+def parse_counts(text: str) -> tuple[int, ...]:
+    """Parse numbers of instances such as ``1,2,4`` or ``1-4``; the first is the base.
+
+    Raises:
+        UsageError: The text has another form, or contains a number twice.
+    """
+    found: list[int] = []
+    for part in text.split(","):
+        match = _RANGE.fullmatch(part.strip())
+        low = int(match[1]) if match else 0
+        high = int(match[2] or low) if match else 0
+        if not 1 <= low <= high or high - low >= _MOST_COUNTS:
+            raise UsageError(
+                f"--instances {text!r}: expected counts of instances such as 1,2,4 or 1-4, at most "
+                f"{_MOST_COUNTS}"
+            )
+        found += range(low, high + 1)
+    if len(set(found)) < len(found):
+        twice = next(count for count in found if found.count(count) > 1)
+        raise UsageError(f"--instances {text!r}: {twice} is given twice: give each count once")
+    if len(found) > _MOST_COUNTS:
+        raise UsageError(f"--instances {text!r}: {len(found)} counts; at most {_MOST_COUNTS}")
+    return tuple(found)
+
+
+def interleaved(prefix: str, counts: Sequence[int], repeats: int) -> tuple[ScalingRun, ...]:
+    """Return the runs in the order in which they are made: 1, 2, 4, 1, 2, 4 for example.
+
+    A machine that becomes slower for some time then slows down the runs of every count. The names
+    of the runs begin with ``prefix``.
+    """
+    return tuple(
+        ScalingRun(f"{prefix}-n{count}-{repeat}", count, repeat)
+        for repeat in range(1, repeats + 1)
+        for count in counts
+    )
 
 
 # --- plans --------------------------------------------------------------------------------------
 
 
-def _plans(asked: _Asked) -> dict[int, LaunchPlan]:
-    """Return the plan of each count; all are checked before anything starts.
+def _plans(asked: _Arguments) -> dict[int, LaunchPlan]:
+    """Return a checked plan for each number of instances.
 
     Raises:
-        UsageError: a count does not fit the machines.
-        StartError: the program, an MPI or a host is missing.
+        UsageError: A number does not fit the machines.
+        StartError: The program, the MPI or a host was not found.
     """
     from poprun_py.launching import launch_planning
     from poprun_py.options.gathered_options import gather_options
@@ -234,7 +286,7 @@ def _plans(asked: _Asked) -> dict[int, LaunchPlan]:
     for count in asked.counts:
         try:
             gathered = gather_options({**asked.values, "num_instances": count}, os.environ)
-            planned = launch_planning.plan(_kept(gathered.config), contact_hosts=True)
+            planned = launch_planning.plan(_with_folder(gathered.config), contact_hosts=True)
             planned.require_fit()
         except UsageError as error:
             raise UsageError(f"--instances {count}: {error}; nothing was started") from None
@@ -246,36 +298,36 @@ def _plans(asked: _Asked) -> dict[int, LaunchPlan]:
     return plans
 
 
-def _kept(config: LaunchConfig) -> LaunchConfig:
-    """Return a configuration whose run is kept: without a folder there is nothing to measure."""
+def _with_folder(config: LaunchConfig) -> LaunchConfig:
+    """Return a configuration with an output folder: runs are measured by their files."""
     return config if config.output_dir else replace(config, output_dir=DEFAULT_PARENT)
 
 
 # --- the result ---------------------------------------------------------------------------------
 
 
-def _show(runs: MeasuredRuns, asked: _Asked, usual_page: Path, wanted: int) -> None:
-    """Print what the runs tell together, and draw it."""
+def _show(runs: MeasuredRuns, asked: _Arguments, default_page: Path, wanted: int) -> None:
+    """Print the comparison of the runs, and write its page."""
     comparison = _comparison(runs, wanted)
     if asked.form == "json":
         print_json(comparison.to_json())
     else:
-        from poprun_py.past_runs.scaling_table import scaling_lines
+        from poprun_py.past_runs.comparison_tables import scaling_lines
 
         lines = scaling_lines(
-            comparison, width=page_width(), colour=wants_colour(), blocks=can_print("█▏")
+            comparison, width=table_width(), colour=wants_colour(), blocks=can_print("█▏")
         )
         print_out("\n".join(lines))
     flush_stdout()
     from poprun_py.past_runs.pages.comparison_page import scaling_page
 
-    path = Path(asked.output) if asked.output is not None else usual_page
+    path = Path(asked.output) if asked.output is not None else default_page
     save_page(path, scaling_page(comparison, asked.counts))
     print_error(f"{command_name()}: the page is {path}")
 
 
 def _comparison(runs: MeasuredRuns, wanted: int) -> Comparison:
-    remarks = [*who_was_slow(runs.measured), *runs.remarks]
+    remarks = [*slow_instances(runs.measured), *runs.remarks]
     if len(runs.measured) < wanted:
         remarks.append(f"{len(runs.measured)} of {wanted} runs {are(len(runs.measured))} measured")
     return compare(runs.measured, grouped=True, remarks=remarks)

@@ -1,4 +1,4 @@
-"""Readers of finished runs, and the numbers that follow from their files.
+"""Finished runs: reading their files, measuring and comparing them.
 
-No module here runs a job or writes a file.
+No module here starts a job or writes a file.
 """

@@ -1,32 +1,37 @@
-"""Runs side by side: which is how much faster than the first one, and whether that is fair.
+"""Comparison of runs with the first of them: speedup, scaling efficiency, and whether it is fair.
 
-Speeds are compared by what all runs have: samples per second, else steps per second, else the
-seconds of the whole run. The speedup of a run is its speed in parts of the first run's, its scaling
-efficiency the speedup in parts of how many times the instances (or replicas) it had. With steps
-whose samples nobody counted, each step is taken to train every replica on equally many; with whole
-runs, each is taken to do the same work.
+The speeds of all runs are compared by one measure: samples per second if every run counts samples,
+or else steps per second, or else the duration of the whole run. The comparison of steps assumes
+that each step trains every replica on the same number of samples. The comparison of durations
+assumes that all runs do the same work.
 
-Pure: measured runs in, values out.
+The speedup of a run is its speed divided by the first run's speed. The scaling efficiency is the
+speedup divided by the ratio of the numbers of instances (or replicas).
 """
 
 from __future__ import annotations
 
 import math
+import shlex
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import PurePath
 from typing import Any, Final
 
 from popdist_py.errors import counted
-from poprun_py.past_runs.measurement import Measured
+from poprun_py.past_runs.measurement import Measured, Slowest
 from poprun_py.past_runs.targets import Target
+from poprun_py.running.watch.instance_state import median
+from poprun_py.texts import milliseconds_text
 
 SAMPLES: Final = "samples/s"
 STEPS: Final = "steps/s"
 SECONDS: Final = "seconds"
 
-# Batches that differ by less were cut differently at the end of an epoch.
-_SAME: Final = 0.02
+# Smaller differences between batch sizes come from incomplete batches at the end of an epoch.
+_BATCH_TOLERANCE: Final = 0.02
+_MOST_NAMED: Final = 3
 _VERSION: Final = 1
 NUMBERS: Final = (
     "samples_per_second",
@@ -41,18 +46,18 @@ NUMBERS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """A number of several runs."""
+    """The values of one number in several runs."""
 
     values: tuple[float, ...]
 
     @property
     def median(self) -> float:
-        """The middle value; of an even count the mean of the two in the middle."""
+        """The median."""
         return statistics.median(self.values)
 
     @property
     def mean(self) -> float:
-        """The arithmetic mean."""
+        """The mean."""
         return sum(self.values) / len(self.values)
 
     @property
@@ -66,7 +71,7 @@ class Spread:
         return max(self.values)
 
     def to_json(self) -> dict[str, float | None]:
-        """Return the spread for programs; what is no number, as a loss may be, is None."""
+        """Return a JSON object; NaN and infinity, which a loss may be, become None."""
         found = {
             "median": self.median,
             "mean": self.mean,
@@ -79,10 +84,15 @@ class Spread:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Entry:
-    """One run, or repetitions of one, with the numbers by field of ``Measured``.
+    """One run, or several repetitions of it.
 
-    ``speed`` is what speedups are made of; it, the speedup and the efficiencies are None where the
-    runs, or the first ones, have no such number.
+    Attributes:
+        runs: The repetitions.
+        numbers: The known numbers, by field of ``Measured``.
+        speed: The speed in the measure of the comparison; None if it is unknown.
+        speedup: The speed divided by that of the base; None if one of them is unknown.
+        efficiency: The speedup divided by the ratio of the numbers of instances.
+        efficiency_by_replicas: The speedup divided by the ratio of the numbers of replicas.
     """
 
     runs: tuple[Measured, ...]
@@ -94,23 +104,23 @@ class Entry:
 
     @property
     def label(self) -> str:
-        """The name of the run, or of the first repetition and how many more there are."""
+        """The name of the first repetition, and the number of the other repetitions."""
         more = len(self.runs) - 1
         return f"{self.runs[0].name} + {more}" if more else self.runs[0].name
 
     @property
     def instances(self) -> int:
-        """How many instances each of the runs had."""
+        """The number of instances of each run."""
         return self.runs[0].instances
 
     @property
     def replicas(self) -> int:
-        """How many replicas each of the runs had."""
+        """The number of replicas of each run."""
         return self.runs[0].replicas
 
     @property
     def missing(self) -> dict[str, str]:
-        """Why numbers are missing that none of the runs has, by field."""
+        """The reason for each number that is unknown in every run, by field of ``Measured``."""
         return {
             name: self.runs[0].missing.get(name, "")
             for name in NUMBERS
@@ -120,15 +130,15 @@ class Entry:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Comparison:
-    """Runs against the first one of them.
+    """A comparison of runs with the first of them.
 
     Attributes:
-        entries: the runs; the first is the base.
-        measure: what speeds are compared by: ``SAMPLES``, ``STEPS`` or ``SECONDS``.
-        scaling: ``strong`` where the global batch stayed while instances or replicas changed,
-            ``weak`` where it grew with either; empty where neither can be said.
-        target: whose time was measured.
-        remarks: what makes the comparison unfair or incomplete, in words.
+        entries: The runs. The first one is the base.
+        measure: The measure of speed, which is ``SAMPLES``, ``STEPS`` or ``SECONDS``.
+        scaling: ``strong`` if all global batches are equal although the numbers of instances or
+            replicas differ, ``weak`` if the batch grows with one of them, or empty.
+        target: The target whose time was measured.
+        remarks: Sentences about differences that make the comparison unfair or incomplete.
     """
 
     entries: tuple[Entry, ...]
@@ -139,11 +149,15 @@ class Comparison:
 
     @property
     def base(self) -> Entry:
-        """What the others are compared with."""
+        """The entry with which the others are compared."""
         return self.entries[0]
 
+    def ideal_speedup(self, entry: Entry) -> float:
+        """Return the speedup of an entry whose instances are as fast as those of the base."""
+        return entry.instances / self.base.instances
+
     def to_json(self) -> dict[str, Any]:
-        """Return the comparison for programs."""
+        """Return the comparison as a JSON object."""
         return {
             "version": _VERSION,
             "measure": self.measure,
@@ -161,13 +175,13 @@ def compare(
     grouped: bool = False,
     remarks: Sequence[str] = (),
 ) -> Comparison:
-    """Compare runs with the first one.
+    """Compare at least one run with the first one.
 
     Args:
-        runs: at least one.
-        target: whose time they measured.
-        grouped: take runs of the same program, arguments, counts and hosts as repetitions of one.
-        remarks: what else is to be said of the comparison.
+        runs: The measured runs.
+        target: The target whose time they measured.
+        grouped: Whether runs with the same program, arguments, numbers and hosts are repetitions.
+        remarks: Sentences to add to the remarks of the comparison.
     """
     groups = _groups(runs) if grouped else [(run,) for run in runs]
     measure = _common_measure(runs)
@@ -179,12 +193,12 @@ def compare(
         measure=measure,
         scaling=_scaling(entries),
         target=target,
-        remarks=(*remarks, *_seldom_reached(entries, target)),
+        remarks=(*remarks, *_partly_reached(entries, target)),
     )
 
 
-def _seldom_reached(entries: Sequence[Entry], target: Target | None) -> list[str]:
-    """Return of which repetitions only some reached the target: the time is that of these."""
+def _partly_reached(entries: Sequence[Entry], target: Target | None) -> list[str]:
+    """Return a remark for each entry of which only some repetitions reached the target."""
     found = []
     for entry in entries:
         reached = len(entry.numbers["reached"].values) if "reached" in entry.numbers else 0
@@ -196,7 +210,6 @@ def _seldom_reached(entries: Sequence[Entry], target: Target | None) -> list[str
 
 
 def _groups(runs: Sequence[Measured]) -> list[tuple[Measured, ...]]:
-    """Return the runs by what they ran, in the order of the first of each."""
     groups: dict[tuple[object, ...], list[Measured]] = {}
     for run in runs:
         key = (run.program, run.instances, run.replicas, run.hosts)
@@ -205,11 +218,10 @@ def _groups(runs: Sequence[Measured]) -> list[tuple[Measured, ...]]:
 
 
 def _common_measure(runs: Sequence[Measured]) -> str:
-    """Return what all runs that tell anything of their speed have."""
-    told = [run for run in runs if run.step_seconds is not None]
-    if told and all(run.samples_per_second is not None for run in told):
+    with_steps = [run for run in runs if run.step_seconds is not None]
+    if with_steps and all(run.samples_per_second is not None for run in with_steps):
         return SAMPLES
-    return STEPS if told else SECONDS
+    return STEPS if with_steps else SECONDS
 
 
 _SPEEDS: Final[Mapping[str, Callable[[Measured], float | None]]] = {
@@ -248,7 +260,6 @@ def _entry(
 
 
 def _scaling(entries: Sequence[Entry]) -> str:
-    """Return how the global batch changed while the counts did."""
     base = entries[0]
     others = [e for e in entries if (e.instances, e.replicas) != (base.instances, base.replicas)]
     if not others or any("batch" not in each.numbers for each in (base, *others)):
@@ -258,9 +269,9 @@ def _scaling(entries: Sequence[Entry]) -> str:
     for each in others:
         grown = each.numbers["batch"].median / first
         factors = (each.instances / base.instances, each.replicas / base.replicas)
-        if abs(grown - 1) <= _SAME:
+        if abs(grown - 1) <= _BATCH_TOLERANCE:
             kinds.add("strong")
-        elif any(abs(grown / factor - 1) <= _SAME for factor in factors):
+        elif any(abs(grown / factor - 1) <= _BATCH_TOLERANCE for factor in factors):
             kinds.add("weak")
         else:
             kinds.add("")
@@ -284,3 +295,109 @@ def _entry_json(entry: Entry) -> dict[str, Any]:
         "efficiency_by_replicas": entry.efficiency_by_replicas,
         "missing": entry.missing,
     }
+
+
+# --- remarks ------------------------------------------------------------------------------------
+
+
+def remarks_on(runs: Sequence[Measured]) -> tuple[str, ...]:
+    """Return sentences about differences between runs, and about runs that are not complete.
+
+    Different numbers of instances and replicas are not mentioned.
+    """
+    found = [
+        _differing("not the same program", runs, lambda run: " ".join(run.program[:1])),
+        _differing("not the same arguments", runs, lambda run: shlex.join(run.program[1:])),
+        *_differing_versions(runs),
+        _differing("not the same hosts", runs, lambda run: ",".join(run.hosts)),
+        _differing("not the same number of steps", runs, lambda run: run.steps),
+        *_other_batches(runs),
+        *(_unfinished(run) for run in runs),
+    ]
+    return tuple(sentence for sentence in found if sentence)
+
+
+def slow_instances(runs: Sequence[Measured]) -> tuple[str, ...]:
+    """Return sentences about instances that were much slower than the others."""
+    found: dict[tuple[object, ...], list[tuple[str, Slowest]]] = {}
+    for run in runs:
+        if run.slowest is not None:
+            key = (run.program, run.instances, run.slowest.instance)
+            found.setdefault(key, []).append((run.name, run.slowest))
+    return tuple(
+        f"instance {instance} of {count} is slow ({_names([name for name, _ in slow])}): "
+        f"{milliseconds_text(median([each.own_seconds for _, each in slow]))} a step without "
+        "waiting for others, the median is "
+        f"{milliseconds_text(median([each.median_seconds for _, each in slow]))}"
+        for (_, count, instance), slow in found.items()
+    )
+
+
+def _differing(what: str, runs: Sequence[Measured], key: Callable[[Measured], object]) -> str:
+    """Return a sentence with the different values and their runs; empty if all are equal."""
+    by_value: dict[object, list[str]] = {}
+    for run in runs:
+        by_value.setdefault(key(run), []).append(run.name)
+    by_value.pop(None, None)  # unknown values are not compared
+    if len(by_value) < 2:
+        return ""
+    shown = _short_paths([str(value) for value in by_value])
+    parts = [
+        f"{value or 'none'} ({_names(names)})"
+        for value, names in zip(shown, by_value.values(), strict=True)
+    ]
+    return f"{what}: {', '.join(parts)}"
+
+
+def _short_paths(values: Sequence[str]) -> list[str]:
+    """Return paths without their folders if the file names differ."""
+    short = [PurePath(value).name if value.startswith("/") else value for value in values]
+    return short if len(set(short)) == len(values) else list(values)
+
+
+def _names(names: Sequence[str]) -> str:
+    more = len(names) - _MOST_NAMED
+    return ", ".join(names[:_MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
+
+
+def _differing_versions(runs: Sequence[Measured]) -> list[str]:
+    # The report of a running or killed run lacks some versions.
+    known = [run for run in runs if run.versions]
+    common = set.intersection(*(set(run.versions) for run in known)) if known else set()
+
+    def version_of(package: str) -> Callable[[Measured], object]:
+        return lambda run: run.versions.get(package)
+
+    return [
+        _differing(f"not the same version of {package}", known, version_of(package))
+        for package in sorted(common)
+    ]
+
+
+def _other_batches(runs: Sequence[Measured]) -> list[str]:
+    """Return sentences about runs with equal numbers of instances but different global batches."""
+    by_counts: dict[tuple[int, int], dict[str, float]] = {}
+    for run in runs:
+        if run.batch is not None:
+            by_counts.setdefault((run.instances, run.replicas), {})[run.name] = run.batch
+    return [
+        "not the same global batch: " + ", ".join(f"{b:g} ({name})" for name, b in batches.items())
+        for batches in by_counts.values()
+        if _differ(batches)
+    ]
+
+
+def _differ(batches: Mapping[str, float]) -> bool:
+    return max(batches.values()) > min(batches.values()) * (1 + _BATCH_TOLERANCE)
+
+
+def _unfinished(run: Measured) -> str:
+    if run.exit_code is None:
+        return f"{run.name} has not ended"
+    if run.exit_code:
+        return f"{run.name} ended with exit code {run.exit_code}"
+    if run.resumed_step:
+        return f"{run.name} went on from a checkpoint of step {run.resumed_step}"
+    if run.attempts > 1:
+        return f"{run.name} needed {run.attempts} attempts; its seconds are those of all"
+    return ""

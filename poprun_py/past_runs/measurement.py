@@ -1,11 +1,9 @@
-"""The numbers of one run that can be compared with those of another, and why one is missing.
+"""Measurement of one run: the numbers that can be compared, and the reasons for missing numbers.
 
-The speed is that of the steady state: of the attempt that recorded the most steps (the later one of
-equals) each instance's first step and first tenth of steps are left out, in which programs are
-compiled and caches filled. A run that recorded no steps has the speed of its last look, over the
-steps just before it.
-
-Pure: a recorded run in, values out. Nothing here compares.
+The speed is measured in the steady state of the attempt with the most recorded steps (the last of
+several). The first step and the first tenth of the steps of each instance are left out, because
+programs are compiled and caches are filled in them. For a run without recorded steps, the speed is
+read from the last periodic observation, which covers the steps before it.
 """
 
 from __future__ import annotations
@@ -18,15 +16,13 @@ from typing import Any, Final
 
 from poprun_py.past_runs.recorded_run import (
     NOT_A_RUN,
-    RecordedAttempt,
     RecordedRun,
+    damaged_report,
     moment_of,
-    no_report,
 )
 from poprun_py.past_runs.targets import Target, losses, reached_at
 from poprun_py.planning.user_program import call_folder, short_name
 from poprun_py.running.watch.instance_state import median, percentile
-from poprun_py.running.watch.job_view import JobView
 from poprun_py.running.watch.records import StepRecord
 from poprun_py.running.watch.stragglers import waited_for
 
@@ -39,9 +35,12 @@ _NO_SAMPLES: Final = "the program does not say how many samples a step has"
 
 @dataclass(frozen=True, slots=True)
 class Slowest:
-    """The slowest instance, where it stands out: seconds of its step and of the median one's.
+    """An instance that is much slower than the others.
 
-    Both are medians over the steady state, without waiting for others.
+    Attributes:
+        instance: The index of the instance.
+        own_seconds: The median time of its steps, without waiting for other instances.
+        median_seconds: The same time of the median instance.
     """
 
     instance: int
@@ -51,27 +50,28 @@ class Slowest:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Measured:
-    """The numbers of one run; None where there is none, and ``missing`` says why, by field.
+    """The numbers of one run. Unknown numbers are None.
 
     Attributes:
-        name: of the run.
-        program: with its arguments, without the interpreter; the script with its folder.
-        hosts: names of the last attempt's hosts.
-        versions: by package.
-        instances: how many.
-        replicas: over all instances.
-        samples_per_second: the sum over instances of the median over the steady state.
-        batch: the global batch: samples per step of all instances together.
-        step_seconds: the median of the steady steps of all instances.
-        p95_seconds: their 95th percentile.
-        slowest: the slowest instance; None where none stands out.
-        seconds: from the beginning of the run to its end, over all attempts.
-        steps: the number of the last training step.
-        loss: the mean of the instances' losses of the last step.
-        reached: the seconds from the beginning of the run until the target was reached first.
-        exit_code: None while it runs.
-        attempts: how many.
-        resumed_step: of the checkpoint that the first attempt began with; 0 without one.
+        name: The name of the run.
+        program: The program and its arguments, without the Python interpreter.
+        hosts: The hosts of the last attempt.
+        versions: The version of each package.
+        instances: The number of instances.
+        replicas: The number of replicas on all instances.
+        samples_per_second: The median of each instance, summed over the instances.
+        batch: The global batch, which is the number of samples of all instances in one step.
+        step_seconds: The median duration of the steps of all instances.
+        p95_seconds: The 95th percentile of these durations.
+        slowest: The slowest instance; None if no instance is much slower than the others.
+        seconds: The duration of the run with all attempts.
+        steps: The number of the last training step.
+        loss: The mean loss over the instances in the last step.
+        reached: The seconds from the start of the run until it reached the target.
+        exit_code: None while the run has not ended.
+        attempts: The number of attempts.
+        resumed_step: The step of the checkpoint from which the first attempt continued, or 0.
+        missing: The reason for each unknown number, by field.
     """
 
     name: str
@@ -106,26 +106,22 @@ class _Speed:
 
 
 def measure(run: RecordedRun, target: Target | None = None) -> Measured:
-    """Return the numbers of a run.
-
-    Args:
-        run: what its files tell.
-        target: the time until it was reached is measured.
+    """Return the numbers of a run, and the time until it reached ``target``.
 
     Raises:
-        UsageError: its report is none.
+        UsageError: The report has missing or impossible values.
     """
     try:
         return _measured(run, target)
     except NOT_A_RUN as error:
-        raise no_report(run.files, error) from None
+        raise damaged_report(run.files, error) from None
 
 
 def _measured(run: RecordedRun, target: Target | None) -> Measured:
     report, plan = run.report, run.report["plan"]
     first = run.attempts[0].report if run.attempts else {}
     last = run.attempts[-1].report if run.attempts else {}
-    speed = _steady_speed(run) or _viewed_speed(run) or _Speed()
+    speed = _steady_speed(run) or _observed_speed(run) or _Speed()
     loss = _last_loss(run)
     began, ended = began_at(run), moment_of(report.get("ended_at"))
     reached, is_logged = reached_at(run, target) if target else (None, False)
@@ -157,7 +153,7 @@ def _since(began: float | None, at: float | None) -> float | None:
 
 
 def _missing(made: Measured, target: Target | None, is_logged: bool) -> dict[str, str]:
-    """Return why numbers are missing, by field; ``is_logged`` tells of the target's name."""
+    """Return the reason for each unknown number; ``is_logged``: the target's value was logged."""
     no_time = _FEW_STEPS if made.steps else _NO_STEPS
     no_samples = no_time if made.step_seconds is None else _NO_SAMPLES
     reasons = {
@@ -167,15 +163,15 @@ def _missing(made: Measured, target: Target | None, is_logged: bool) -> dict[str
         "p95_seconds": no_time,
         "seconds": "it has not ended",
         "steps": _NO_STEPS,
-        "loss": "no step and no logged value tells it",
+        "loss": "neither a step nor a logged value has a loss",
     }
     if target is not None:
-        reasons["reached"] = "never reached" if is_logged else "nothing of that name was logged"
+        reasons["reached"] = "never reached" if is_logged else "no value with that name was logged"
     return {name: why for name, why in reasons.items() if getattr(made, name) is None}
 
 
 def began_at(run: RecordedRun) -> float | None:
-    """Return when a run began, in seconds since the epoch; None if its report does not tell."""
+    """Return the start of a run in seconds since the epoch; None if the report lacks it."""
     return moment_of(run.report.get("began_at"))
 
 
@@ -183,7 +179,7 @@ def began_at(run: RecordedRun) -> float | None:
 
 
 def _steady_speed(run: RecordedRun) -> _Speed | None:
-    """Return the speed by the recorded steps; None if there are too few."""
+    """Return the speed computed from the recorded steps; None if they are too few."""
     attempt = max(run.attempts, key=lambda each: (len(each.steps), each.number), default=None)
     by_instance = _steady_steps(attempt.steps) if attempt is not None else {}
     if not by_instance:
@@ -209,7 +205,7 @@ def _slowest(by_instance: Mapping[int, Sequence[StepRecord]]) -> Slowest | None:
 
 
 def _steady_steps(steps: Sequence[StepRecord]) -> dict[int, list[StepRecord]]:
-    """Return the steps of each instance in the steady state; instances with none are left out."""
+    """Return the steps in the steady state of each instance that has such steps."""
     by_instance: defaultdict[int, list[StepRecord]] = defaultdict(list)
     for each in steps:
         by_instance[each.instance].append(each)
@@ -220,10 +216,10 @@ def _steady_steps(steps: Sequence[StepRecord]) -> dict[int, list[StepRecord]]:
     return {instance: own for instance, own in steady.items() if own}
 
 
-def _viewed_speed(run: RecordedRun) -> _Speed | None:
-    """Return the speed by the last look at the instances; None if none had made a timed step."""
+def _observed_speed(run: RecordedRun) -> _Speed | None:
+    """Return the speed in the last observation with timed steps; None if there is none."""
     for attempt in reversed(run.attempts):
-        view = _last_view(attempt)
+        view = attempt.last_view()
         timed = [each for each in view.instances if each.num_steps] if view else []
         if timed:
             batch = sum(each.num_samples / (each.num_steps + 1) for each in timed)
@@ -238,17 +234,7 @@ def _viewed_speed(run: RecordedRun) -> _Speed | None:
     return None
 
 
-def _last_view(attempt: RecordedAttempt) -> JobView | None:
-    observation = attempt.report.get("observation")
-    if isinstance(observation, dict):
-        try:
-            return JobView.from_json(observation)
-        except NOT_A_RUN:
-            pass  # of another version of the launcher
-    return attempt.looks[-1][1] if attempt.looks else None
-
-
-# --- the rest -----------------------------------------------------------------------------------
+# --- loss, steps and program --------------------------------------------------------------------
 
 
 def _last_loss(run: RecordedRun) -> float | None:
@@ -259,7 +245,7 @@ def _last_loss(run: RecordedRun) -> float | None:
 
 
 def _last_step(run: RecordedRun) -> int | None:
-    """Return the number of the last training step that any instance ended."""
+    """Return the number of the last training step that an instance completed."""
     for attempt in reversed(run.attempts):
         told = [each.get("training_step") for each in attempt.report.get("instances") or ()]
         known = [step for step in told if isinstance(step, int) and step]
@@ -269,9 +255,9 @@ def _last_step(run: RecordedRun) -> int | None:
 
 
 def _program(report: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return program and arguments without the interpreter, the script with its folder.
+    """Return the program and its arguments without the interpreter; a script has its folder.
 
-    Of a function its name alone: the folder of its call is a new one every time.
+    A function is returned by its name, because the folder of the call differs between runs.
     """
     words = [str(word) for word in report.get("program") or ()]
     if call_folder(tuple(words)) is not None:

@@ -1,8 +1,8 @@
-"""A run as its files tell: the report, and what was recorded of each attempt.
+"""Reading a run: its report, and the recorded steps, observations and values of each attempt.
 
-The last line of a file may be half a line: its writer was killed. What cannot be read is left out,
-and named in ``troubles``. Of a long run some steps and looks are read, evenly, so that neither time
-nor memory grows without end. Nothing here draws or compares.
+Lines that cannot be read are skipped and mentioned in ``RecordedRun.problems``, except an
+incomplete last line: a killed launcher leaves one behind. Of a very long run, evenly spaced steps
+and observations are read, so that memory stays bounded.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from poprun_py.running.watch.job_view import JobView
 from poprun_py.running.watch.records import StepRecord
 from poprun_py.texts import read_json
 
-# What code raises that computes with values which no launcher has written.
+# Exceptions of code that computes with the values of a damaged or edited report.
 NOT_A_RUN: Final = (
     ArithmeticError,
     AttributeError,
@@ -33,15 +33,15 @@ NOT_A_RUN: Final = (
 )
 
 _Read = TypeVar("_Read")
-# Of one attempt; of looks, the instances in all of them.
+# Limits of one attempt. Observations are limited by the instance states in all of them together.
 _MOST_STEPS: Final = 100_000
-_MOST_STATES, _LEAST_LOOKS = 20_000, 100
+_MOST_STATES, _LEAST_OBSERVATIONS = 20_000, 100
 _STEP: Final = re.compile(r'"step": ?(\d+)')
 
 
 @dataclass(frozen=True, slots=True)
 class LoggedValues:
-    """What the program logged at one step with ``popdist_py.Metrics``, ``at`` since the epoch."""
+    """Values that a program logged at one step; ``at`` is in seconds since the epoch."""
 
     at: float
     step: int
@@ -53,70 +53,80 @@ class RecordedAttempt:
     """One attempt.
 
     Attributes:
-        number: from 1.
-        report: its part of report.json.
-        plan: plan.json; None if it is not there.
-        steps: the training steps, by time; of very many every so many-th, as ``every`` tells.
-        looks: times since the epoch, with the view of all instances; of very many some, evenly.
-        values: what the program logged, by time.
-        devices: by instance, what the model of the device says.
-        outputs: by instance, the names of the files with what it wrote; empty ones are left out.
+        number: The number of the attempt, from 1.
+        report: The attempt's part of report.json.
+        plan: The content of plan.json; None if the file is missing.
+        steps: The training steps, by time. Each stands for ``StepRecord.every`` steps.
+        observations: The states of all instances, each with its time in seconds since the epoch.
+        values: The values that the program logged, by time.
+        devices: The document about emulated IPUs of each instance.
+        outputs: The names of the output files of each instance, without empty files.
     """
 
     number: int
     report: Mapping[str, Any] = field(default_factory=dict)
     plan: Mapping[str, Any] | None = None
     steps: tuple[StepRecord, ...] = ()
-    looks: tuple[tuple[float, JobView], ...] = ()
+    observations: tuple[tuple[float, JobView], ...] = ()
     values: tuple[LoggedValues, ...] = ()
     devices: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
     outputs: Mapping[int, Sequence[str]] = field(default_factory=dict)
 
+    def last_view(self) -> JobView | None:
+        """Return the last observation of the instances, from the report or else from the file."""
+        observation = self.report.get("observation")
+        if isinstance(observation, dict):
+            try:
+                return JobView.from_json(observation)
+            except NOT_A_RUN:
+                pass  # written by another version of the launcher
+        return self.observations[-1][1] if self.observations else None
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RecordedRun:
-    """A run: its files, its report, its attempts, and what could not be read, in words."""
+    """A run; ``problems`` describes the parts of its files that could not be read."""
 
     files: RunFiles
     report: Mapping[str, Any]
     attempts: tuple[RecordedAttempt, ...]
-    troubles: tuple[str, ...] = ()
+    problems: tuple[str, ...] = ()
 
     @property
     def run_id(self) -> str:
-        """The name of the run."""
+        """The name of the run, which is the name of its folder."""
         return str(self.report["run_id"])
 
 
 def read_run(files: RunFiles) -> RecordedRun:
-    """Read a run, also one that has not ended.
+    """Read a run, which may not have ended yet.
 
     Raises:
-        UsageError: its report cannot be read.
+        UsageError: The report cannot be read.
     """
-    troubles: list[str] = []
+    problems: list[str] = []
     try:
         report = read_json(files.report.read_bytes())
         reports = {each["number"]: each for each in report["attempts"]}
         report["run_id"], report["plan"]["num_instances"]
     except OSError as error:
-        raise UsageError(f"{files.report} is no report of a run ({error.strerror})") from None
+        raise UsageError(f"{files.report} is not a report of a run ({error.strerror})") from None
     except NOT_A_RUN as error:
-        raise no_report(files, error) from None
+        raise damaged_report(files, error) from None
     attempts = tuple(
-        _read_attempt(each, reports.get(each.number, {}), troubles) for each in files.attempts()
+        _read_attempt(each, reports.get(each.number, {}), problems) for each in files.attempts()
     )
-    return RecordedRun(files=files, report=report, attempts=attempts, troubles=tuple(troubles))
+    return RecordedRun(files=files, report=report, attempts=attempts, problems=tuple(problems))
 
 
-def no_report(files: RunFiles, error: Exception) -> UsageError:
-    """Return the refusal of a run whose report says what no report does."""
+def damaged_report(files: RunFiles, error: Exception) -> UsageError:
+    """Return the error for a report with missing or impossible values."""
     why = str(error) if type(error) is ValueError else repr(error)
-    return UsageError(f"{files.report} is no report of a run ({why:.200}); was it edited?")
+    return UsageError(f"{files.report} is not a report of a run ({why:.200}); was it edited?")
 
 
 def moment_of(text: object) -> float | None:
-    """Return a time that a report names, in seconds since the epoch; None if it is none."""
+    """Return an ISO time as seconds since the epoch; None if it is not a time."""
     try:
         return datetime.fromisoformat(text).timestamp() if isinstance(text, str) else None
     except ValueError:
@@ -124,28 +134,27 @@ def moment_of(text: object) -> float | None:
 
 
 def _read_attempt(
-    files: AttemptFiles, report: Mapping[str, Any], troubles: list[str]
+    files: AttemptFiles, report: Mapping[str, Any], problems: list[str]
 ) -> RecordedAttempt:
-    steps = _steps(files.steps, troubles)
-    values = [each for path in files.values() for each in _lines(path, _values, troubles)]
+    steps = _steps(files.steps, problems)
+    values = [each for path in files.values() for each in _lines(path, _values, problems)]
     return RecordedAttempt(
         number=files.number,
         report=report,
-        plan=_document(files.plan, troubles),
+        plan=_document(files.plan, problems),
         steps=tuple(sorted(steps, key=lambda each: (each.at, each.instance))),
-        looks=tuple(_looks(files.looks, troubles)),
+        observations=tuple(_observations(files.looks, problems)),
         values=tuple(sorted(values, key=lambda each: each.at)),
         devices={
             _instance(path): document
             for path in files.devices()
-            if (document := _document(path, troubles)) is not None
+            if (document := _document(path, problems)) is not None
         },
         outputs=_outputs(files),
     )
 
 
 def _instance(path: Path) -> int:
-    """Return whose file this is."""
     return int(path.name.removeprefix("instance-").partition(".")[0])
 
 
@@ -156,8 +165,8 @@ def _outputs(files: AttemptFiles) -> dict[int, list[str]]:
     return found
 
 
-def _steps(path: Path, troubles: list[str]) -> list[StepRecord]:
-    """Return the steps of an attempt, of very many those whose number can be divided evenly."""
+def _steps(path: Path, problems: list[str]) -> list[StepRecord]:
+    """Return the steps of an attempt; of very many, those whose numbers are multiples."""
     kept: list[StepRecord] = []
     every, most = 1, _MOST_STEPS
 
@@ -165,17 +174,17 @@ def _steps(path: Path, troubles: list[str]) -> list[StepRecord]:
         number = _STEP.search(line) if every > 1 else None
         return number is None or int(number[1]) % every == 0
 
-    for record in _lines(path, StepRecord.from_json, troubles, is_kept):
+    for record in _lines(path, StepRecord.from_json, problems, is_kept):
         kept.append(record)
         if len(kept) > most:
             every *= 2
             kept = [each for each in kept if each.step % every == 0]
-            most = max(_MOST_STEPS, 2 * len(kept))  # numbers may all be alike
+            most = max(_MOST_STEPS, 2 * len(kept))  # all steps may have the same number
     return [each if each.every >= every else replace(each, every=every) for each in kept]
 
 
-def _looks(path: Path, troubles: list[str]) -> list[tuple[float, JobView]]:
-    """Return the looks of an attempt, of very many every so many-th."""
+def _observations(path: Path, problems: list[str]) -> list[tuple[float, JobView]]:
+    """Return the observations of an attempt; of very many, evenly spaced ones."""
     kept: list[tuple[float, JobView]] = []
     every, count = 1, 0
 
@@ -184,15 +193,15 @@ def _looks(path: Path, troubles: list[str]) -> list[tuple[float, JobView]]:
         count += 1
         return (count - 1) % every == 0
 
-    for look in _lines(path, _look, troubles, is_kept):
-        kept.append(look)
-        if len(kept) > max(_MOST_STATES // (len(look[1].instances) or 1), _LEAST_LOOKS):
+    for each in _lines(path, _observation, problems, is_kept):
+        kept.append(each)
+        if len(kept) > max(_MOST_STATES // (len(each[1].instances) or 1), _LEAST_OBSERVATIONS):
             every *= 2
             kept = kept[::2]
     return kept
 
 
-def _look(data: Mapping[str, Any]) -> tuple[float, JobView]:
+def _observation(data: Mapping[str, Any]) -> tuple[float, JobView]:
     return float(data["at"]), JobView.from_json(data)
 
 
@@ -201,13 +210,13 @@ def _values(data: Mapping[str, Any]) -> LoggedValues:
     return LoggedValues(float(data["at"]), int(data["step"]), numbers)
 
 
-def _document(path: Path, troubles: list[str]) -> Mapping[str, Any] | None:
+def _document(path: Path, problems: list[str]) -> Mapping[str, Any] | None:
     try:
         document = read_json(path.read_bytes())
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:
-        troubles.append(f"{path.name} cannot be read: {error}")
+        problems.append(f"{path.name} cannot be read: {error}")
         return None
     return document if isinstance(document, dict) else None
 
@@ -215,10 +224,10 @@ def _document(path: Path, troubles: list[str]) -> Mapping[str, Any] | None:
 def _lines(
     path: Path,
     read: Callable[[Mapping[str, Any]], _Read],
-    troubles: list[str],
+    problems: list[str],
     is_kept: Callable[[str], bool] = lambda _line: True,
 ) -> Iterator[_Read]:
-    """Yield what those lines of a file hold that are kept."""
+    """Yield the parsed lines of a file for which ``is_kept`` is true."""
     try:
         with path.open(encoding="utf-8", errors="replace") as file:
             bad = 0
@@ -226,11 +235,11 @@ def _lines(
                 try:
                     yield read(json.loads(line))
                 except NOT_A_RUN:
-                    bad += line.endswith("\n")  # else the writer was killed
+                    bad += line.endswith("\n")  # an incomplete last line is expected
     except FileNotFoundError:
         return
     except OSError as error:
-        troubles.append(f"{path.name} cannot be read: {error.strerror}")
+        problems.append(f"{path.name} cannot be read: {error.strerror}")
         return
     if bad:
-        troubles.append(f"{path.name}: {counted(bad, 'line')} cannot be read")
+        problems.append(f"{path.name}: {counted(bad, 'line')} cannot be read")

@@ -1,20 +1,18 @@
-"""Where the files of a run lie, and which run a user means.
+"""The files of a run in ``--output-dir``, and the lookup of a run by name or folder.
 
 runs/
-  latest -> RUN
+  latest -> RUN                   the newest run
   RUN/
-    report.json                   the report of all attempts
-    report.html                   the same as a page
-    timeline.json.gz              --timeline
+    report.json                   the report of all attempts, for programs
+    report.html                   the report as a page, for people
+    timeline.json.gz              the trace of --timeline
     attempt-1/
-      plan.json                   what ran, as --from-plan reads it
+      plan.json                   the plan of the attempt, which --from-plan reads
       steps.jsonl                 a line for each training step of each instance
-      looks.jsonl                 a line for each look at all instances
-      instance-0.values.jsonl     what popdist_py.Metrics logged
-      instance-0.device.json      memory and schedule by the model of the device
-      instance-0.stdout, .stderr  what instances wrote
-
-Nothing here reads what is in a file.
+      looks.jsonl                 a line for each periodic observation of all instances
+      instance-0.values.jsonl     values that the program logged with popdist_py.Metrics
+      instance-0.device.json      memory and schedule in the model of the device
+      instance-0.stdout, .stderr  output of the instance
 """
 
 from __future__ import annotations
@@ -34,37 +32,37 @@ LATEST: Final = "latest"
 
 @dataclass(frozen=True, slots=True)
 class AttemptFiles:
-    """The files of one attempt at a job; not all need be there."""
+    """The files of one attempt; each of them may be missing."""
 
     folder: Path
     number: int
 
     @property
     def plan(self) -> Path:
-        """What ran."""
+        """The plan of the attempt."""
         return self.folder / "plan.json"
 
     @property
     def steps(self) -> Path:
-        """The training steps."""
+        """The training steps of all instances."""
         return self.folder / "steps.jsonl"
 
     @property
     def looks(self) -> Path:
-        """The looks at all instances."""
+        """The periodic observations of all instances."""
         return self.folder / "looks.jsonl"
 
     def values(self) -> list[Path]:
-        """Return what ``popdist_py.Metrics`` logged, by instance."""
+        """Return the files of logged values, one for each instance."""
         return sorted(self.folder.glob("instance-*.values.jsonl"))
 
     def outputs(self) -> list[Path]:
-        """Return what instances wrote, their standard output before their standard error."""
+        """Return the output files that are not empty, stdout before stderr."""
         found = (*self.folder.glob("instance-*.stdout"), *self.folder.glob("instance-*.stderr"))
         return [path for path in found if path.stat().st_size]
 
     def devices(self) -> list[Path]:
-        """Return what the model of the device says, by instance."""
+        """Return the files about emulated IPUs, one for each instance."""
         return sorted(self.folder.glob("instance-*.device.json"))
 
 
@@ -76,12 +74,12 @@ class RunFiles:
 
     @property
     def report(self) -> Path:
-        """The report of all attempts, for programs."""
+        """The report of all attempts as JSON."""
         return self.folder / "report.json"
 
     @property
     def page(self) -> Path:
-        """The same for people."""
+        """The report as an HTML page."""
         return self.folder / "report.html"
 
     @property
@@ -90,7 +88,7 @@ class RunFiles:
         return self.folder / "timeline.json.gz"
 
     def attempts(self) -> list[AttemptFiles]:
-        """Return the attempts, the first one first."""
+        """Return the files of the attempts, in order."""
         found = [
             AttemptFiles(path, int(match[1]))
             for path in self.folder.iterdir()
@@ -100,23 +98,25 @@ class RunFiles:
 
 
 def find_run(named: str, parent: str = DEFAULT_PARENT) -> RunFiles:
-    """Return the run that a user names.
+    """Return the files of the run that a user names.
 
     Args:
-        named: the folder of a run, or its name in ``parent``; ``latest`` is the newest one.
-        parent: where runs are that are given by name.
+        named: The folder of a run, or a name in ``parent``; ``latest`` is the newest run.
+        parent: The folder of runs, as in ``--output-dir``.
 
     Raises:
-        UsageError: there is none.
+        UsageError: There is no such run.
     """
     if not named:
-        raise UsageError(f"a run without a name: expected a folder, or the name of one in {parent}")
+        raise UsageError(
+            f"the name of the run is empty: expected the folder of a run, or its name in {parent}"
+        )
     for folder in (Path(named), Path(parent, named)):
         if (folder / "report.json").is_file():
             return RunFiles(folder.resolve())
     if Path(named).is_dir():
-        raise UsageError(f"{named}: no run: it has no report.json, as folders of --output-dir have")
+        raise UsageError(f"{named}: not the folder of a run: it has no report.json")
     raise UsageError(
-        f"{named}: there is no such run: expected the folder of a run, or the name of one in "
-        f"{parent} (--output-dir)"
+        f"{named}: there is no such run: expected the folder of a run, or its name in {parent} "
+        "(--output-dir)"
     )

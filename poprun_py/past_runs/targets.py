@@ -1,14 +1,10 @@
-"""A target that training is to reach, such as ``accuracy>=0.9``, and when a run reached it.
-
-Pure: words and a run's records in, values out.
-"""
+"""Targets of a training, such as ``accuracy>=0.9``, and the time at which a run reached one."""
 
 from __future__ import annotations
 
 import math
 import re
 from collections import defaultdict
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
@@ -17,20 +13,20 @@ from poprun_py.past_runs.recorded_run import RecordedAttempt, RecordedRun
 
 LOSS: Final = "loss"
 _SPELLING: Final = re.compile(r"\s*([^<>=]+?)\s*(>=|<=|=)\s*([^<>=\s]+)\s*")
-# What is better the smaller it is, where the user does not say.
+# Values with these words in their names are better the smaller they are.
 _SHRINKS: Final = ("loss", "error", "perplexity")
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A number of this name that is at least ``bound``, or at most."""
+    """A bound for the value ``name``: at least ``bound``, or at most if ``at_most``."""
 
     name: str
     bound: float
     at_most: bool = False
 
     def is_reached_by(self, value: float) -> bool:
-        """Tell whether ``value`` is good enough; what is no number never is."""
+        """Tell whether ``value`` reaches the target; NaN never does."""
         return value <= self.bound if self.at_most else value >= self.bound
 
     def __str__(self) -> str:
@@ -38,14 +34,13 @@ class Target:
 
 
 def parse_target(text: str) -> Target:
-    """Return the target that a user spells.
+    """Parse ``NAME>=NUMBER``, ``NAME<=NUMBER`` or ``NAME=NUMBER``.
 
-    Args:
-        text: ``NAME>=NUMBER``, ``NAME<=NUMBER``, or ``NAME=NUMBER``, which needs no quotes in a
-            shell: at most NUMBER where the name holds loss, error or perplexity, else at least.
+    The last form needs no quotes in a shell. It means at most NUMBER if the name contains loss,
+    error or perplexity, and at least NUMBER otherwise.
 
     Raises:
-        UsageError: it is something else.
+        UsageError: The text has another form.
     """
     match = _SPELLING.fullmatch(text)
     try:
@@ -63,10 +58,10 @@ def parse_target(text: str) -> Target:
 
 
 def losses(attempt: RecordedAttempt) -> list[tuple[float, int, float]]:
-    """Return of each training step the time, its number, and the mean loss of the instances.
+    """Return the time, the number and the mean loss over the instances of each training step.
 
-    The time is when the last instance ended the step, in seconds since the epoch. Where steps have
-    no loss, values of that name which the program logged stand for them.
+    The time is the end of the step on the last instance, in seconds since the epoch. If the steps
+    were recorded without a loss, the logged values with the name ``loss`` are used.
     """
     by_step: defaultdict[int, list[tuple[float, float]]] = defaultdict(list)
     for each in attempt.steps:
@@ -80,24 +75,20 @@ def losses(attempt: RecordedAttempt) -> list[tuple[float, int, float]]:
 
 
 def reached_at(run: RecordedRun, target: Target) -> tuple[float | None, bool]:
-    """Return when a run reached a target first, over all attempts, and whether it was measured.
+    """Return the time at which a run first reached a target, and whether the value was measured.
 
-    What the program logged under the name counts; for ``loss``, where it logged none, the loss of
-    the steps. The time is in seconds since the epoch; None if the run never got there.
+    The time is in seconds since the epoch; None if the target was not reached. Logged values are
+    used; for ``loss``, the loss of the steps if it was not logged.
     """
     found: list[tuple[float, int, float]] = []
     for attempt in run.attempts:
         logged = _logged(attempt, target.name)
         found += logged or (losses(attempt) if target.name == LOSS else [])
     times = (at for at, _, value in found if target.is_reached_by(value))
-    return _first(times), bool(found)
+    return min(times, default=None), bool(found)
 
 
 def _logged(attempt: RecordedAttempt, name: str) -> list[tuple[float, int, float]]:
     return [
         (each.at, each.step, each.values[name]) for each in attempt.values if name in each.values
     ]
-
-
-def _first(times: Iterable[float]) -> float | None:
-    return min(times, default=None)

@@ -36,7 +36,7 @@ def test_every_step_of_every_host_is_in_the_run(lab, tmp_path):
     ended = {(each.instance, each.step): each.at for each in attempt.steps}
     assert sorted(ended) == [(index, step) for index in (0, 1) for step in range(1, 401)]
     assert all(each.loss == each.step / 4 for each in attempt.steps)
-    assert {each.host for each in attempt.looks[-1][1].instances} == {"node0", "node1"}
+    assert {each.host for each in attempt.observations[-1][1].instances} == {"node0", "node1"}
     printed = [line.partition(">:")[2].split() for line in done.stdout.splitlines()]
     assert len(printed) == 8
     for index, step, at in printed:

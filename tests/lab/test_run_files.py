@@ -23,7 +23,7 @@ def test_files_of_other_hosts_are_in_the_run_folder(lab, tmp_path):
                          sys.executable, PROGRAM, "processes")  # fmt: skip
     assert done.returncode == 0, done.stderr
     run = read_run(find_run(str(parent / "latest")))
-    assert run.troubles == ()
+    assert run.problems == ()
     (attempt,) = run.attempts
     assert [path.name for path in attempt_files(run)] == [
         "instance-0.values.jsonl",

@@ -47,7 +47,7 @@ def job(shared_poprun, warm, folder):
 @pytest.fixture
 def attempt(job, folder):
     run = read_run(find_run(str(folder / "out" / "latest")))
-    assert run.troubles == ()
+    assert run.problems == ()
     return run.attempts[0]
 
 
@@ -77,7 +77,7 @@ def test_every_step_is_recorded_once_with_the_loss_that_the_program_was_given(jo
         own = [each for each in map(json.loads, lines) if each["instance"] == instance]
         assert [each["step"] for each in own] == list(range(1, STEPS + 1))
         assert [each["at"] for each in own] == sorted(each["at"] for each in own)
-    at, last = attempt.looks[-1]
+    at, last = attempt.observations[-1]
     assert at >= attempt.steps[-1].at
     assert [each.phase for each in last.instances] == ["ended", "ended"]
     assert [each.loss for each in last.instances] == [

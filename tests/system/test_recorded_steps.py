@@ -56,7 +56,7 @@ def test_steps_of_a_millisecond_are_all_there_also_of_a_killed_program_and_after
         assert [each.step for each in steps_of(second, instance)] == list(range(1, 101))
     for attempt in (first, second):
         assert all(each.loss == each.step / 4 and each.samples == 2 for each in attempt.steps)
-        assert attempt.looks[-1][1].instances[1].step == steps_of(attempt, 1)[-1].step
+        assert attempt.observations[-1][1].instances[1].step == steps_of(attempt, 1)[-1].step
     assert "too quick" not in done.stderr
 
 

@@ -1,18 +1,20 @@
-"""How each attempt went, the first failure, the instances, and what is installed.
+"""Page sections about the attempts of a run: failures, instances, placement, and environment.
 
-Pure: a report in, parts of a page out. Reports of other versions may lack any of it. Nothing here
-reads files or writes HTML.
+Every value of a report may be missing, because other versions of the launcher wrote other reports.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any, Final
 
 from popdist_py.errors import plural
+from poprun_py.errors import UsageError
 from poprun_py.html.page import (
     Alert,
     Code,
+    Drawings,
     Folded,
     Links,
     Part,
@@ -20,10 +22,12 @@ from poprun_py.html.page import (
     Sentence,
     Table,
 )
-from poprun_py.past_runs.recorded_run import RecordedRun
+from poprun_py.past_runs.recorded_run import RecordedAttempt, RecordedRun
+from poprun_py.planning.launch_plan import LaunchPlan
+from poprun_py.planning.plan_file import plan_from_json
 from poprun_py.texts import bytes_text, duration_text, iso_date_text
 
-# What a report calls them, and what people do.
+# Names on the page for numbers in the report.
 _NAMES: Final = {
     "num_replicas": "replicas",
     "num_instances": "instances",
@@ -34,7 +38,10 @@ _NAMES: Final = {
 
 
 def failure_parts(run: RecordedRun, folder: str = "") -> list[Part]:
-    """Return what an engineer has to see first of a run that failed; ``folder`` as below."""
+    """Return the reason why a run failed: traceback, stderr and stacks of the instances.
+
+    ``folder`` is the address of the run's folder relative to the page; it ends with a slash.
+    """
     report = run.report
     attempts = _attempts(run)
     last = attempts[-1] if attempts else {}
@@ -63,31 +70,27 @@ def failure_parts(run: RecordedRun, folder: str = "") -> list[Part]:
             shown = Code(lines)
             parts.append(Folded("The end of its stderr", (shown,)) if traceback else shown)
         if links := _outputs(run, folder, last, first.get("index")).links:
-            parts.append(Links(links, "All that it wrote: "))
+            parts.append(Links(links, "Its whole output: "))
     elif reason:
         parts.append(Alert(reason, is_failure=report.get("exit_code") != 0))
     stacks = [each for each in last.get("stacks") or () if isinstance(each, dict)]
     if stacks:
-        texts = (
-            f"{plural('instance', len(each.get('instances') or ()))} "
-            f"{', '.join(map(str, each.get('instances') or ()))}"
-            f"{_waits(each)}\n{each.get('text', '')}"
-            for each in stacks
-        )
-        parts.append(Folded("What the instances were doing", (Code("\n\n".join(texts)),)))
+        texts = "\n\n".join(map(_stack_text, stacks))
+        parts.append(Folded("What the instances were doing", (Code(texts),)))
     return parts
 
 
-def _waits(stack: Mapping[str, Any]) -> str:
-    return f": {stack['waits']}" if stack.get("waits") else ""
+def _stack_text(stack: Mapping[str, Any]) -> str:
+    instances = stack.get("instances") or ()
+    waits = f": {stack['waits']}" if stack.get("waits") else ""
+    title = f"{plural('instance', len(instances))} {', '.join(map(str, instances))}{waits}"
+    return f"{title}\n{stack.get('text', '')}"
 
 
 def attempts_section(run: RecordedRun, folder: str = "") -> Section:
-    """Return the attempts, and the instances of each.
+    """Return the attempts, and the instances of each attempt.
 
-    Args:
-        run: whose.
-        folder: the run's, as an address from where the page lies; it ends with a slash.
+    ``folder`` is the address of the run's folder relative to the page; it ends with a slash.
     """
     attempts = _attempts(run)
     if not attempts:
@@ -122,7 +125,7 @@ def attempts_section(run: RecordedRun, folder: str = "") -> Section:
 
 
 def _outputs(run: RecordedRun, folder: str, attempt: Mapping[str, Any], instance: object) -> Links:
-    """Return links to what an instance wrote in an attempt."""
+    """Return links to the output files of an instance in an attempt."""
     for each in run.attempts:
         if each.number == attempt.get("number") and isinstance(instance, int):
             names = each.outputs.get(instance, ())
@@ -171,7 +174,7 @@ def _instances(run: RecordedRun, folder: str, attempt: Mapping[str, Any]) -> Ite
 
 
 def environment_section(run: RecordedRun) -> Section:
-    """Return the numbers of the plan, where it ran, and what is installed."""
+    """Return the program, its folder, the numbers of the plan, and the installed versions."""
     report = run.report
     plan, launcher, versions = (
         each if isinstance(each := report.get(key), dict) else {}
@@ -186,8 +189,67 @@ def environment_section(run: RecordedRun) -> Section:
         ("files of the run", str(run.files.folder)),
     ]
     parts: list[Part] = [Table("Environment", ("what", "value"), rows)]
-    parts += [Sentence(trouble) for trouble in run.troubles]
+    parts += [Sentence(problem) for problem in run.problems]
     return Section("Environment", tuple(parts))
+
+
+# --- plan ---------------------------------------------------------------------------------------
+
+
+def read_plan(run: RecordedRun) -> tuple[LaunchPlan | None, RecordedAttempt | None]:
+    """Return the plan of the last attempt with a plan, without values of --env, and the attempt."""
+    for attempt in reversed(run.attempts):
+        if attempt.plan is None:
+            continue
+        try:
+            bare = [{**each, "user_env": {}} for each in attempt.plan["instances"]]
+            return plan_from_json({**attempt.plan, "instances": bare}, {}), attempt
+        except (UsageError, KeyError, TypeError):
+            return None, attempt
+    return None, None
+
+
+def placement_section(plan: LaunchPlan | None) -> Section:
+    """Return pictures of the hosts with their instances, replicas and IPUs."""
+    if plan is None:
+        return Section("Placement", ())
+    from poprun_py.planning.views.plan_svg import host_pictures, legend
+    from poprun_py.planning.views.plan_tree import plan_tree
+
+    tree = plan_tree(plan)
+    drawings = Drawings(list(host_pictures(tree)))
+    return Section("Placement", (Sentence(f"{tree.headline}."), drawings, Sentence(legend(tree))))
+
+
+def rerun_section(
+    run: RecordedRun, plan: LaunchPlan | None, attempt: RecordedAttempt | None
+) -> Section:
+    """Return the commands that run the same job again, from the result of ``read_plan``."""
+    import shlex
+
+    if attempt is None:
+        words = run.report.get("program")
+        if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
+            return Section("Run it again", ())
+        return Section("Run it again", (Sentence("The program was:"), Code(shlex.join(words))))
+    from poprun_py.planning.views.command_text import launch_command
+
+    path = run.files.folder / f"attempt-{attempt.number}" / "plan.json"
+    parts: list[Part] = [
+        Sentence("The same plan, from any folder:"),
+        Code(f"poprun-py --from-plan {shlex.quote(str(path))}"),
+    ]
+    if plan is not None:
+        if any(each.get("user_env") for each in (attempt.plan or {}).get("instances", ())):
+            parts.append(Sentence("Values of --env are not shown: set these variables first."))
+        parts += [
+            Sentence("With options, to change some of them:"),
+            Code(launch_command(replace(plan.config, from_plan=None))),
+        ]
+    return Section("Run it again", tuple(parts))
+
+
+# --- values of a report -------------------------------------------------------------------------
 
 
 def _attempts(run: RecordedRun) -> list[Mapping[str, Any]]:
@@ -195,7 +257,6 @@ def _attempts(run: RecordedRun) -> list[Mapping[str, Any]]:
 
 
 def _text(value: Any) -> str:
-    """Return a value of a report in a cell."""
     if value is None or value == "":
         return "-"
     return duration_text(value) if isinstance(value, float) else str(value)

@@ -1,7 +1,4 @@
-"""Runs side by side as a page: speed, loss and logged values over time, and how it scales.
-
-Pure: comparisons and recorded runs in, HTML out. Nothing here compares.
-"""
+"""The HTML pages of ``poprun-py compare`` and ``poprun-py scale``."""
 
 from __future__ import annotations
 
@@ -22,41 +19,29 @@ from poprun_py.html.page import (
     page,
 )
 from poprun_py.past_runs.comparison import SAMPLES, SECONDS, STEPS, Comparison, Entry, Spread
-from poprun_py.past_runs.comparison_table import (
-    MEASURED_BY,
+from poprun_py.past_runs.comparison_tables import (
+    MEASURES,
     comparison_columns,
     factor,
     percent,
+    scaling_columns,
 )
 from poprun_py.past_runs.measurement import began_at
 from poprun_py.past_runs.recorded_run import RecordedRun
-from poprun_py.past_runs.scaling import ideal_speedup
-from poprun_py.past_runs.scaling_table import scaling_columns
 from poprun_py.past_runs.targets import LOSS, losses
 from poprun_py.text_tables import Column
 from poprun_py.texts import number_text
 
-# More values than anybody would scroll through.
 _MOST_VALUES = 24
-# What is drawn of the speed.
+# The unit of the speed in charts.
 _UNITS = {SAMPLES: "samples/s", STEPS: "steps/s of all replicas", SECONDS: "s"}
 
 
 def comparison_page(comparison: Comparison, runs: Sequence[RecordedRun]) -> str:
-    """Return the page of a comparison.
-
-    Args:
-        comparison: of the runs.
-        runs: the same, with what was recorded of them.
-    """
+    """Return the page of a comparison; ``runs`` are the compared runs with their records."""
     columns = comparison_columns(comparison)
-    told = [
-        f"{each.label}: {_cell(each.speed)}"
-        for each in comparison.entries
-        if each.speed is not None
-    ]
     speed: list[Part] = [_table("Runs", columns)]
-    if told:
+    if any(each.speed is not None for each in comparison.entries):
         speed.append(_speed_bars(comparison))
     if len({each.instances for each in comparison.entries}) > 1 and _has_speedups(comparison):
         speed.append(_efficiency(comparison))
@@ -68,7 +53,7 @@ def comparison_page(comparison: Comparison, runs: Sequence[RecordedRun]) -> str:
     return page(
         f"{len(runs)} runs compared",
         sections,
-        lead=f"Against {comparison.base.label}, by {MEASURED_BY[comparison.measure]}.",
+        lead=f"Against {comparison.base.label}, by {MEASURES[comparison.measure]}.",
         opening=[*_facts(comparison), *map(Alert, comparison.remarks)],
     )
 
@@ -77,8 +62,8 @@ def scaling_page(comparison: Comparison, counts: Sequence[int]) -> str:
     """Return the page of a scaling.
 
     Args:
-        comparison: of the repetitions of each count, grouped.
-        counts: of instances that were asked for.
+        comparison: The comparison of the grouped repetitions.
+        counts: The numbers of instances that the user asked for.
     """
     script, *arguments = comparison.base.runs[0].program or ("",)
     program = " ".join((PurePath(script).name, *arguments))
@@ -92,7 +77,7 @@ def scaling_page(comparison: Comparison, counts: Sequence[int]) -> str:
         f"Scaling of {program}",
         [Section("Speed by instances", parts), Section("Runs", [Sentence(names)])],
         lead=f"{', '.join(map(str, counts))} instances; median of each count, by "
-        f"{MEASURED_BY[comparison.measure]}.",
+        f"{MEASURES[comparison.measure]}.",
         opening=[*_facts(comparison), *map(Alert, comparison.remarks)],
     )
 
@@ -101,29 +86,25 @@ def scaling_page(comparison: Comparison, counts: Sequence[int]) -> str:
 
 
 def _facts(comparison: Comparison) -> list[Part]:
-    """Return the fastest, and how well the largest run scales."""
+    """Return the fastest run, and the scaling efficiency of the largest run."""
     known = [each for each in comparison.entries if each.speed is not None and each.speedup]
     if len(known) < 2:
         return []
     fastest = max(known, key=lambda each: each.speedup or 0.0)
     largest = max(known, key=lambda each: each.instances)
-    facts = [Fact("Fastest", factor(fastest.speedup), _who(fastest))]
+    facts = [Fact("Fastest", factor(fastest.speedup), _description(fastest))]
     if comparison.measure == SAMPLES:
-        facts.append(Fact("Samples/s", _cell(fastest.speed), _who(fastest)))
+        facts.append(Fact("Samples/s", _cell(fastest.speed), _description(fastest)))
     if largest.instances > comparison.base.instances:
-        facts.append(Fact("Scaling efficiency", percent(largest.efficiency), _who(largest)))
+        facts.append(Fact("Scaling efficiency", percent(largest.efficiency), _description(largest)))
     if comparison.scaling:
         facts.append(Fact("Scaling", comparison.scaling, "by the global batch"))
     return [Facts(facts)]
 
 
-def _who(entry: Entry) -> str:
-    count = f"{entry.instances} {'instance' if entry.instances == 1 else 'instances'}"
-    return (
-        f"{count}, median of {len(entry.runs)}"
-        if len(entry.runs) > 1
-        else f"{count}, {entry.label}"
-    )
+def _description(entry: Entry) -> str:
+    runs = f"median of {len(entry.runs)}" if len(entry.runs) > 1 else entry.label
+    return f"{counted(entry.instances, 'instance')}, {runs}"
 
 
 def _table(name: str, columns: Sequence[Column]) -> Table:
@@ -144,12 +125,12 @@ def _has_speedups(comparison: Comparison) -> bool:
 
 def _speed_bars(comparison: Comparison) -> Chart:
     unit = _UNITS[comparison.measure]
-    shown = [(each.label, _drawn(comparison, each)) for each in comparison.entries]
-    told = ", ".join(f"{number_text(speed.median)} of {name}" for name, speed in shown if speed)
+    shown = [(each.label, _values_to_draw(comparison, each)) for each in comparison.entries]
+    summary = ", ".join(f"{number_text(speed.median)} of {name}" for name, speed in shown if speed)
     values = [speed.median if speed else None for _, speed in shown]
     return bars(
         _speed_title(comparison),
-        f"In {unit}: {told}.",
+        f"In {unit}: {summary}.",
         [name for name, _ in shown],
         [Bars(unit, values)],
         unit=unit,
@@ -160,8 +141,8 @@ def _speed_title(comparison: Comparison) -> str:
     return "Time of the whole run" if comparison.measure == SECONDS else "Speed"
 
 
-def _drawn(comparison: Comparison, entry: Entry) -> Spread | None:
-    """Return what is drawn of the speed: the seconds of runs that count no steps."""
+def _values_to_draw(comparison: Comparison, entry: Entry) -> Spread | None:
+    """Return the values to draw: the speed, or the duration if runs do not count steps."""
     return entry.numbers.get("seconds") if comparison.measure == SECONDS else entry.speed
 
 
@@ -170,20 +151,22 @@ def _by_instances(comparison: Comparison) -> list[Entry]:
 
 
 def _speed_points(comparison: Comparison) -> Chart:
-    base = _drawn(comparison, comparison.base)
+    base = _values_to_draw(comparison, comparison.base)
     known = [
         (each, drawn)
         for each in _by_instances(comparison)
-        if (drawn := _drawn(comparison, each)) is not None
+        if (drawn := _values_to_draw(comparison, each)) is not None
     ]
     counts = [each.instances for each, _ in known]
     unit = _UNITS[comparison.measure]
-    told = ", ".join(f"{number_text(drawn.median)} with {each.instances}" for each, drawn in known)
+    summary = ", ".join(
+        f"{number_text(drawn.median)} with {each.instances}" for each, drawn in known
+    )
     power = -1 if comparison.measure == SECONDS else 1
-    ideal = [base.median * ideal_speedup(comparison, e) ** power for e, _ in known] if base else []
+    ideal = [base.median * comparison.ideal_speedup(e) ** power for e, _ in known] if base else []
     return points(
         _speed_title(comparison),
-        f"In {unit}: {told} instances; error bars are from the slowest to the fastest run.",
+        f"In {unit}: {summary} instances; error bars are from the slowest to the fastest run.",
         [
             _median_line("measured", counts, [drawn for _, drawn in known]),
             Line(name="ideal", xs=counts, ys=ideal, is_reference=True),
@@ -211,11 +194,11 @@ def _median_line(
 def _efficiency(comparison: Comparison) -> Chart:
     known = [each for each in _by_instances(comparison) if each.efficiency is not None]
     counts = [each.instances for each in known]
-    told = ", ".join(f"{percent(each.efficiency)} with {each.instances}" for each in known)
+    summary = ", ".join(f"{percent(each.efficiency)} with {each.instances}" for each in known)
     measured = [100 * (each.efficiency or 0.0) for each in known]
     return points(
         "Scaling efficiency",
-        f"The speedup in parts of the ideal one: {told} instances.",
+        f"The speedup divided by the ideal speedup: {summary} instances.",
         [
             Line(name="measured", xs=counts, ys=measured),
             Line(name="ideal", xs=counts, ys=[100.0] * len(counts), is_reference=True),
@@ -229,14 +212,14 @@ def _efficiency(comparison: Comparison) -> Chart:
 def _step_points(comparison: Comparison) -> Chart:
     known = [each for each in _by_instances(comparison) if "step_seconds" in each.numbers]
     spreads = [each.numbers["step_seconds"] for each in known]
-    told = ", ".join(
+    summary = ", ".join(
         f"{number_text(spread.median * 1e3)} ms with {each.instances}"
         for each, spread in zip(known, spreads, strict=True)
     )
     counts = [each.instances for each in known]
     return points(
         "Time of a step",
-        f"The median of the steady steps: {told} instances.",
+        f"The median of the steady steps: {summary} instances.",
         [_median_line("step", counts, spreads, scale=1e3)],
         x="instances",
         y="ms",
@@ -248,12 +231,12 @@ def _step_points(comparison: Comparison) -> Chart:
 
 
 def _loss_charts(comparison: Comparison, runs: Sequence[RecordedRun]) -> list[Part]:
-    """Return the loss of all runs over time, and over samples where all tell these."""
+    """Return the loss of all runs over time, and over samples or else steps."""
     found = [_losses(run) for run in runs]
     if not any(found):
         return []
     batches = {run.name: run.batch for each in comparison.entries for run in each.runs}
-    told = ", ".join(
+    summary = ", ".join(
         f"{number_text(those[-1][2])} of {run.run_id}"
         for run, those in zip(runs, found, strict=True)
         if those
@@ -271,7 +254,7 @@ def _loss_charts(comparison: Comparison, runs: Sequence[RecordedRun]) -> list[Pa
             for index, (run, those) in enumerate(zip(runs, found, strict=True))
             if those
         ]
-        text = f"The last loss: {told}."
+        text = f"The last loss: {summary}."
         return (
             lines(title, text, series, x=x, y="loss")
             if x
@@ -291,13 +274,13 @@ def _loss_charts(comparison: Comparison, runs: Sequence[RecordedRun]) -> list[Pa
 
 
 def _losses(run: RecordedRun) -> list[tuple[float, int, float]]:
-    """Return seconds since the run began, step and loss, over all attempts."""
+    """Return the seconds since the run began, the step and the loss in all attempts."""
     began = began_at(run) or 0.0
     return [(at - began, step, loss) for each in run.attempts for at, step, loss in losses(each)]
 
 
 def _value_charts(comparison: Comparison, runs: Sequence[RecordedRun]) -> list[Part]:
-    """Return each value that programs logged, over time; the loss has charts of its own."""
+    """Return a chart over time for each logged value but the loss."""
     names = sorted(
         {
             name
@@ -316,8 +299,8 @@ def _value_charts(comparison: Comparison, runs: Sequence[RecordedRun]) -> list[P
         )
         series = [_values_line(run, name, index) for index, run in enumerate(runs)]
         known = [line for line in series if line.ys]
-        told = ", ".join(f"{number_text(line.ys[-1] or 0.0)} of {line.name}" for line in known)
-        parts.append(over_time(name, f"The last: {told}.", known, y=name, marks=marks))
+        summary = ", ".join(f"{number_text(line.ys[-1] or 0.0)} of {line.name}" for line in known)
+        parts.append(over_time(name, f"The last: {summary}.", known, y=name, marks=marks))
     if len(names) > _MOST_VALUES:
         parts.append(Sentence(f"Not drawn: {counted(len(names) - _MOST_VALUES, 'more value')}."))
     return parts

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from popdist_py.atomic_file import write_whole
 from poprun_py.past_runs.pages.run_page import run_page
-from poprun_py.past_runs.recorded_run import NOT_A_RUN, no_report, read_run
+from poprun_py.past_runs.recorded_run import NOT_A_RUN, damaged_report, read_run
 from poprun_py.past_runs.run_files import RunFiles
 from poprun_py.texts import iso_time
 
@@ -29,13 +29,13 @@ def page_text(files: RunFiles, folder: Path | None = None) -> str:
     run = read_run(files)
     excerpt = None
     if files.timeline.is_file():
-        from poprun_py.past_runs.trace_excerpt import read_excerpt
+        from poprun_py.past_runs.pages.timeline_excerpt import read_excerpt
 
         excerpt = read_excerpt(files.timeline)
     try:
         return run_page(run, iso_time(time.time()), excerpt, _address(files.folder, folder))
     except NOT_A_RUN as error:
-        raise no_report(files, error) from None
+        raise damaged_report(files, error) from None
 
 
 def _address(run: Path, folder: Path | None) -> str:

@@ -1,24 +1,22 @@
-"""Where the time of the instances went, and what they used: activities, CPUs, memory.
-
-Pure: looks at a job in, sections out. Nothing here reads files or writes HTML.
-"""
+"""Page sections about the resources of a run: time, CPUs, memory, and emulated IPUs."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Final
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Final
 
+from popdist_py.errors import plural
 from poprun_py.html.chart_colours import LIGHT, NEUTRAL, series_colour
-from poprun_py.html.charts import Bars, Line, bars, over_time
-from poprun_py.html.page import Beside, Chart, Section
+from poprun_py.html.charts import Bars, Line, Mark, bars, over_time
+from poprun_py.html.page import Beside, Chart, Part, Picture, Section, Sentence
 from poprun_py.past_runs.pages.training_sections import chosen, restarts
 from poprun_py.past_runs.recorded_run import RecordedRun
 from poprun_py.running.watch.instance_state import ACTIVITIES, InstanceState
 from poprun_py.running.watch.job_view import JobView
-from poprun_py.texts import bytes_text, number_text
+from poprun_py.texts import bytes_text, milliseconds_text, number_text
 
-# The colour of an activity, and whether it is hatched.
-_LOOKS: Final = {
+# The colour of each activity, and whether its bar is hatched.
+_ACTIVITY_STYLES: Final = {
     "computing": (series_colour(0), False),
     "transferring": (series_colour(2), False),
     "updating": (series_colour(5), False),
@@ -33,10 +31,12 @@ _LOOKS: Final = {
 _LEAST_SHARE: Final = 0.001
 _MIB: Final = 1 << 20
 _GIB: Final = 1 << 30
+# The capacity of an IPU is marked if at least this part of it is used.
+_NEAR_CAPACITY: Final = 0.2
 
 
 def where_time_went(view: JobView | None) -> Section:
-    """Return the shares of the activities of each instance, since the program began."""
+    """Return the share of each activity in the time of each instance."""
     states = [state for state in view.instances if any(_times(state))] if view else []
     if not states:
         return Section("Where time went", ())
@@ -48,14 +48,14 @@ def where_time_went(view: JobView | None) -> Section:
     }
     mean = {name: sum(values) / len(values) for name, values in shares.items()}
     most = sorted(mean, key=lambda name: -mean[name])[:3]
-    told = ", ".join(f"{name} {mean[name]:.0%}" for name in most)
+    summary = ", ".join(f"{name} {mean[name]:.0%}" for name in most)
     chart = bars(
         "Activities of each instance",
-        f"On average {told}. Other is the program's own code between calls.",
+        f"On average {summary}. Other is the program's own code between calls.",
         [f"instance {state.index}" for state in states],
         [
             Bars(name, [share * 100 for share in shares[name]], colour, is_hatched=is_hatched)
-            for name, (colour, is_hatched) in _LOOKS.items()
+            for name, (colour, is_hatched) in _ACTIVITY_STYLES.items()
             if max(shares[name]) >= _LEAST_SHARE
         ],
         unit="% of the time since the program began",
@@ -64,16 +64,18 @@ def where_time_went(view: JobView | None) -> Section:
 
 
 def _times(state: InstanceState) -> Sequence[float]:
-    """Return the time of the activities; their shares where only these are known."""
+    """Return the seconds of the activities, or their shares if the seconds are unknown."""
     return state.seconds if any(state.seconds) else state.shares
 
 
 def resource_section(run: RecordedRun, began: float) -> Section:
-    """Return CPUs and memory over time, from the looks at the job."""
-    shown = chosen(s.index for a in run.attempts for _, view in a.looks for s in view.instances)
-    if sum(len(attempt.looks) for attempt in run.attempts) < 2:
+    """Return charts of CPUs and memory over time, from the periodic observations."""
+    shown = chosen(
+        s.index for a in run.attempts for _, view in a.observations for s in view.instances
+    )
+    if sum(len(attempt.observations) for attempt in run.attempts) < 2:
         return Section("CPU and memory", ())
-    states = [s for attempt in run.attempts for _, v in attempt.looks for s in v.instances]
+    states = [s for attempt in run.attempts for _, v in attempt.observations for s in v.instances]
     busiest = max(states, key=lambda state: state.cpu)
     largest = max(states, key=lambda state: state.memory_bytes)
     size, unit = (_GIB, "GiB") if largest.memory_bytes >= _GIB else (_MIB, "MiB")
@@ -98,20 +100,80 @@ def _over_time(
     value: Callable[[InstanceState], float],
     title: str,
     unit: str,
-    told: str,
+    summary: str,
 ) -> Chart:
     series = []
     for index in shown:
         xs: list[float] = []
         ys: list[float | None] = []
         for attempt in run.attempts:
-            if xs and attempt.looks:
-                xs.append(attempt.looks[0][0] - began)
+            if xs and attempt.observations:
+                xs.append(attempt.observations[0][0] - began)
                 ys.append(None)
-            for at, view in attempt.looks:
+            for at, view in attempt.observations:
                 state = next((s for s in view.instances if s.index == index), None)
                 if state is not None:
                     xs.append(round(at - began, 3))
                     ys.append(round(value(state), 4))
         series.append(Line(name=f"instance {index}", xs=xs, ys=ys, index=index))
-    return over_time(title, told, series, y=unit, marks=restarts(run, began), from_zero=True)
+    return over_time(title, summary, series, y=unit, marks=restarts(run, began), from_zero=True)
+
+
+# --- emulated IPUs ------------------------------------------------------------------------------
+
+
+def device_section(run: RecordedRun) -> Section:
+    """Return the memory of each IPU and the schedule of each model.
+
+    The documents come from files that users may have edited. Values that cannot be drawn are left
+    out, and the picture of the schedule is embedded as an image, so that its scripts do not run.
+    """
+    documents = [attempt.devices for attempt in run.attempts if attempt.devices]
+    parts: list[Part] = []
+    for _, document in sorted(documents[-1].items())[:1] if documents else ():
+        models = document.get("models")
+        for model in models if isinstance(models, list) else ():
+            try:
+                parts += _model(model)
+            except (KeyError, TypeError, ValueError, AttributeError, IndexError):
+                parts.append(Sentence("A model of the device file cannot be drawn."))
+    return Section("Emulated IPUs", tuple(parts))
+
+
+def _model(model: Mapping[str, Any]) -> Iterator[Part]:
+    device, memory = model["device"], model["memory"]
+    title = f"{model['name']}, {model['mode']}"
+    which = device["name"] if device["is_named"] else f"{device['name']} (assumed)"
+    ipus = memory["ipus"]
+    fullest = max(ipus, key=lambda own: own["needed"] / own["capacity"])
+    summary = (
+        f"IPU {fullest['ipu']} of each replica needs {bytes_text(fullest['needed'])} of "
+        f"{bytes_text(fullest['capacity'])} ({fullest['needed'] / fullest['capacity']:.0%}) on the "
+        f"{which}"
+    )
+    summary += "." if memory["fits"] else ": the model does not fit."
+    capacity = min(own["capacity"] for own in ipus)
+    needed = max(own["needed"] for own in ipus)
+    names = list(dict.fromkeys(name for own in ipus for name in own["by_category"]))
+    shown = [name for name in names if any(own["by_category"].get(name) for own in ipus)]
+    yield bars(
+        f"Memory of each IPU: {title}",
+        summary,
+        [f"IPU {own['ipu']}" for own in ipus],
+        [Bars(name, [own["by_category"].get(name, 0) / _MIB for own in ipus]) for name in shown],
+        unit="MiB",
+        # A line far beyond the bars would squeeze them together.
+        marks=[Mark(capacity / _MIB, "capacity")] if needed > _NEAR_CAPACITY * capacity else [],
+    )
+    call = model.get("call")
+    if call:
+        yield Sentence(
+            "In the model of the device, a call takes "
+            f"{milliseconds_text(float(call['seconds']))} for "
+            f"{number_text(float(call['samples']))} {plural('sample', call['samples'])} on each "
+            "replica."
+        )
+    schedule = model.get("schedule") or {}
+    if isinstance(schedule.get("svg"), str) and schedule["svg"]:
+        whole = "" if schedule.get("is_whole", True) else " (the first steps)"
+        yield Picture(schedule["svg"], f"Schedule of {title}{whole}")

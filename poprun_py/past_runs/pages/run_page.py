@@ -1,7 +1,7 @@
-"""A run as a page, in the order of an engineer's questions.
+"""The HTML page of a run.
 
-How did it end, how fast was it, who was slow and why, where did time and memory go, what ran where,
-and how is it run again. Pure: a recorded run in, HTML out. What a section shows: its module.
+Its sections follow the questions of an engineer: how did the run end, how fast was it, which
+instance was slow, what used time and memory, what ran where, and how is it run again?
 """
 
 from __future__ import annotations
@@ -25,9 +25,6 @@ from poprun_py.past_runs.pages.attempt_sections import (
     attempts_section,
     environment_section,
     failure_parts,
-)
-from poprun_py.past_runs.pages.machine_sections import (
-    device_section,
     placement_section,
     read_plan,
     rerun_section,
@@ -38,14 +35,14 @@ from poprun_py.running.watch.job_view import JobView
 from poprun_py.texts import duration_text, iso_date_text, milliseconds_text, number_text
 
 if TYPE_CHECKING:
+    from poprun_py.past_runs.pages.timeline_excerpt import Excerpt
     from poprun_py.past_runs.pages.training_sections import StepTimes
-    from poprun_py.past_runs.trace_excerpt import Excerpt
 
-# The exit code of a job that was told to stop, and wrote a checkpoint.
+# The exit code of a job that wrote a checkpoint because it was asked to stop.
 _CHECKPOINT: Final = 75
 
 _WITHOUT_STEPS: Final = (
-    "No training steps were recorded. They are with PopTorch models, and in other programs with "
+    "No training steps were recorded. PopTorch models record them, and other programs can call "
     "popdist_py.heartbeat.step()."
 )
 
@@ -53,18 +50,19 @@ _WITHOUT_STEPS: Final = (
 def run_page(
     run: RecordedRun, made_at: str, excerpt: Excerpt | None = None, folder: str = ""
 ) -> str:
-    """Return the page of a run, also of one that has not ended.
+    """Return the page of a run, which may not have ended yet.
 
     Args:
-        run: as its files tell.
-        made_at: when this is, as reports write times.
-        excerpt: some steps of its timeline.
-        folder: of the run, as an address from where the page will lie; it ends with a slash.
+        run: The run.
+        made_at: The current time in ISO format.
+        excerpt: Some steps of its timeline.
+        folder: The address of the run's folder relative to the page; it ends with a slash.
     """
     began = moment_of(run.report.get("began_at"))
     if began is None:
         began = min((r.at for a in run.attempts for r in a.steps), default=0.0)
-    view = _last_view(run)
+    views = (attempt.last_view() for attempt in reversed(run.attempts))
+    view = next((each for each in views if each is not None), None)
     times, measured = _measured(run, began, view)
     plan, planned = read_plan(run)
     drawing_style = ""
@@ -76,7 +74,7 @@ def run_page(
         f"{_program(run, view)}: {run.run_id}",
         (
             *measured,
-            device_section(run),
+            _devices(run),
             placement_section(plan),
             _timeline(run, excerpt),
             attempts_section(run, folder),
@@ -94,10 +92,12 @@ def run_page(
 def _measured(
     run: RecordedRun, began: float, view: JobView | None
 ) -> tuple[list[StepTimes], list[Section]]:
-    """Return how long steps took, and the sections of what was measured."""
+    """Return the step times, and the sections about measurements."""
     is_observed = view is not None and any(s.num_steps or any(s.seconds) for s in view.instances)
-    if not is_observed and not any(a.steps or a.values or len(a.looks) > 1 for a in run.attempts):
-        # Nothing is imported for a job that was not observed.
+    if not is_observed and not any(
+        a.steps or a.values or len(a.observations) > 1 for a in run.attempts
+    ):
+        # Modules of charts are not imported for a job without measurements.
         return [], [Section("Training", (Sentence(_WITHOUT_STEPS),))]
     from poprun_py.past_runs.pages.resource_sections import resource_section, where_time_went
     from poprun_py.past_runs.pages.training_sections import (
@@ -118,23 +118,30 @@ def _measured(
     ]
 
 
+def _devices(run: RecordedRun) -> Section:
+    if not any(attempt.devices for attempt in run.attempts):
+        return Section("Emulated IPUs", ())
+    from poprun_py.past_runs.pages.resource_sections import device_section
+
+    return device_section(run)
+
+
 def _timeline(run: RecordedRun, excerpt: Excerpt | None) -> Section:
     if excerpt is None:
         return Section("Timeline", ())
-    from poprun_py.past_runs.pages.timeline_section import timeline_section
+    from poprun_py.past_runs.pages.timeline_excerpt import timeline_section
 
     return timeline_section(excerpt, run.files.timeline)
 
 
 def _program(run: RecordedRun, view: JobView | None) -> str:
-    """Return what people call the program: its script."""
+    """Return the name of the program, such as its script."""
     if view is not None and view.program:
         return view.program
     return short_name(tuple(map(str, run.report.get("program") or ("program",))))
 
 
 def _badge(run: RecordedRun) -> Badge:
-    """Say how the run ended."""
     if run.report.get("state") == "running":
         return Badge("Running", "going")
     code: Any = run.report.get("exit_code")
@@ -148,7 +155,7 @@ def _badge(run: RecordedRun) -> Badge:
 
 
 def _lead(run: RecordedRun, made_at: str) -> str:
-    """Say how long the run took, and when it began."""
+    """Return a line with the exit code, the duration and the start of the run."""
     report = run.report
     is_running = report.get("state") == "running"
     began = moment_of(report.get("began_at"))
@@ -171,7 +178,8 @@ def _opening(
     if run.report.get("state") == "running":
         parts.append(
             Alert(
-                "The run has not ended, or its launcher was killed: this is what is known so far."
+                "The run has not ended, or its launcher was killed. "
+                "The page shows what is known so far."
             )
         )
     parts.append(Facts([*_speed(run, view), *_steps(times, view), *_size(run)]))
@@ -179,7 +187,7 @@ def _opening(
 
 
 def _speed(run: RecordedRun, view: JobView | None) -> list[Fact]:
-    """Return how many samples all instances train on in a second, in the last attempt."""
+    """Return the samples per second of all instances in the last attempt."""
     trained = [attempt for attempt in run.attempts if attempt.steps]
     rate, note = (_samples_per_second(trained[-1]), "") if trained else (0.0, "")
     if not rate and view is not None:
@@ -192,7 +200,7 @@ def _speed(run: RecordedRun, view: JobView | None) -> list[Fact]:
 
 
 def _samples_per_second(attempt: RecordedAttempt) -> float:
-    """Return the sum of the instances' means; nobody knows how long a program's first step took."""
+    """Return the sum of the means of the instances, without first steps, which are not timed."""
     samples: dict[int, int] = {}
     seconds: dict[int, float] = {}
     for record in attempt.steps:
@@ -203,33 +211,29 @@ def _samples_per_second(attempt: RecordedAttempt) -> float:
 
 
 def _steps(times: list[StepTimes], view: JobView | None) -> list[Fact]:
+    """Return the median step time, and the instance with the longest steps."""
+    facts = _recorded_steps(times) if times else []
+    if len(times) < 2 and view is not None and (last := view.worst) is not None:
+        facts.append(_slowest(last.instance, last.own_seconds, last.median_seconds, last.is_slow))
+    return facts
+
+
+def _recorded_steps(times: list[StepTimes]) -> list[Fact]:
     from poprun_py.past_runs.pages.training_sections import slow_instances
     from poprun_py.running.watch.instance_state import median
 
-    facts = []
-    if times:
-        middle = median([each.median for each in times])
-        slow = max(each.p95 for each in times)
-        facts.append(
-            Fact(
-                "step time, median",
-                milliseconds_text(middle),
-                f"95th percentile {milliseconds_text(slow)}",
-            )
-        )
+    middle = median([each.median for each in times])
+    p95 = milliseconds_text(max(each.p95 for each in times))
+    facts = [Fact("step time, median", milliseconds_text(middle), f"95th percentile {p95}")]
     if len(times) > 1:
         worst = max(times, key=lambda each: each.own_median)
         usual = median([each.own_median for each in times])
         is_slow = worst.instance in slow_instances(times)
-        facts.append(_slowest(worst.instance, worst.own_median, usual, is_slow=is_slow))
-    elif view is not None and (last := view.worst) is not None:
-        facts.append(
-            _slowest(last.instance, last.own_seconds, last.median_seconds, is_slow=last.is_slow)
-        )
+        facts.append(_slowest(worst.instance, worst.own_median, usual, is_slow))
     return facts
 
 
-def _slowest(instance: int, own: float, usual: float, *, is_slow: bool) -> Fact:
+def _slowest(instance: int, own: float, usual: float, is_slow: bool) -> Fact:
     name = f"instance {instance}"
     note = (
         f"{milliseconds_text(own)} a step without waiting, median instance "
@@ -255,17 +259,3 @@ def _size(run: RecordedRun) -> list[Fact]:
     if restarts > 0:
         facts.append(Fact("attempts", str(restarts + 1), f"{restarts} after a failure or stop"))
     return facts
-
-
-def _last_view(run: RecordedRun) -> JobView | None:
-    """Return the last look at the instances that a report or a file has."""
-    for attempt in reversed(run.attempts):
-        observation = attempt.report.get("observation")
-        if isinstance(observation, dict):
-            try:
-                return JobView.from_json(observation)
-            except (KeyError, TypeError, ValueError, AttributeError):
-                pass
-        if attempt.looks:
-            return attempt.looks[-1][1]
-    return None

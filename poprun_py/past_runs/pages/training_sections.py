@@ -1,8 +1,4 @@
-"""How fast a run trained and how well: throughput, loss, logged values, step times.
-
-Pure: a recorded run in, sections out. Times are seconds since the run began. Nothing here reads
-files or writes HTML.
-"""
+"""Page sections about the training of a run: throughput, loss, logged values, step times."""
 
 from __future__ import annotations
 
@@ -29,19 +25,22 @@ from poprun_py.running.watch.records import StepRecord
 from poprun_py.running.watch.stragglers import waited_for
 from poprun_py.texts import milliseconds_text, number_text
 
-# A line of throughput is made of at most so many means.
+# Throughput is averaged over at most so many windows of time.
 _WINDOWS = 200
-# More lines than these are no picture.
 _MOST_LINES, _MOST_HISTOGRAMS, _MOST_VALUES = 64, 8, 12
 _P95 = 0.95
 
 
 @dataclass(frozen=True, slots=True)
 class StepTimes:
-    """How long the steps of one instance took, over all attempts; in seconds.
+    """The durations of the steps of one instance in all attempts.
 
-    Of very many steps only every so many-th was kept, in the end every ``every``-th; ``count`` is
-    how many they stand for.
+    Attributes:
+        instance: The index of the instance.
+        seconds: The durations of the recorded steps.
+        own: The same durations without waiting for other instances.
+        count: The number of all steps, which is larger if only some steps were recorded.
+        every: The last of the steps stands for so many steps.
     """
 
     instance: int
@@ -52,27 +51,27 @@ class StepTimes:
 
     @property
     def median(self) -> float:
-        """Half of the steps took no longer."""
+        """The median duration."""
         return median(self.seconds)
 
     @property
     def p95(self) -> float:
-        """95 % of the steps took no longer."""
+        """The 95th percentile of the durations."""
         return percentile(self.seconds, _P95)
 
     @property
     def own_median(self) -> float:
-        """The median of the time without waiting for other instances."""
+        """The median duration without waiting for other instances."""
         return median(self.own)
 
 
 def slow_instances(times: Sequence[StepTimes]) -> frozenset[int]:
-    """Return the instances that the others wait for."""
+    """Return the instances for which the other instances wait."""
     return waited_for({each.instance: (each.own_median, each.median) for each in times})
 
 
 def step_times(run: RecordedRun) -> list[StepTimes]:
-    """Return how long the steps of each instance took, in the order of the instances."""
+    """Return the step times of each instance with timed steps, by instance."""
     timed: dict[int, list[StepRecord]] = defaultdict(list)
     for attempt in run.attempts:
         for index, records in _by_instance(attempt).items():
@@ -99,12 +98,12 @@ def _by_instance(attempt: RecordedAttempt) -> dict[int, list[StepRecord]]:
 
 
 def _is_timed(record: StepRecord) -> bool:
-    """Tell whether a step has a time that can be drawn; a file may say anything."""
+    """Tell whether the time of a step can be drawn; files may contain any number."""
     return math.isfinite(record.at) and 0 < record.seconds < math.inf
 
 
 def restarts(run: RecordedRun, began: float) -> list[Mark]:
-    """Return when the attempts after the first one began."""
+    """Return marks at the start of each attempt after the first, in seconds since ``began``."""
     return [
         Mark(at - began, f"attempt {attempt.number}")
         for attempt in run.attempts[1:]
@@ -113,7 +112,7 @@ def restarts(run: RecordedRun, began: float) -> list[Mark]:
 
 
 def chosen(instances: Iterable[int], most: int = _MOST_LINES) -> list[int]:
-    """Return the instances that are drawn: all, or as many of them, evenly."""
+    """Return all instances, or ``most`` evenly spaced ones."""
     ordered = sorted(set(instances))
     if len(ordered) <= most:
         return ordered
@@ -124,7 +123,7 @@ def chosen(instances: Iterable[int], most: int = _MOST_LINES) -> list[int]:
 
 
 def training_section(run: RecordedRun, began: float) -> Section:
-    """Return how throughput, loss and what the program logged went."""
+    """Return charts of throughput, loss and logged values over time or steps."""
     parts: list[Part] = []
     if any(attempt.steps for attempt in run.attempts):
         parts.append(_throughput(run, began))
@@ -148,7 +147,7 @@ def _throughput(run: RecordedRun, began: float) -> Chart:
         records: list[StepRecord] = []
         for steps in attempts:
             own = list(filter(_is_timed, steps.get(index, ())))
-            if xs and own:  # nothing was done between two attempts
+            if xs and own:  # a gap between two attempts
                 xs.append(own[0].at - began)
                 ys.append(None)
             records += own
@@ -159,14 +158,14 @@ def _throughput(run: RecordedRun, began: float) -> Chart:
         means.append((_rate(records, has_samples=has_samples), index))
     low, high = min(means), max(means)
     least, most = number_text(low[0]), number_text(high[0])
-    told = f"Instance {high[1]} has {most} {unit} on average"
+    summary = f"Instance {high[1]} has {most} {unit} on average"
     if least != most:
-        told += f", the most; instance {low[1]} has the fewest, {least}"
+        summary += f", the most; instance {low[1]} has the fewest, {least}"
     elif len(means) > 1:
-        told = f"Each instance has {most} {unit} on average"
+        summary = f"Each instance has {most} {unit} on average"
     return over_time(
         "Throughput of each instance",
-        f"{told}. Compiling, validating and saving do not count.",
+        f"{summary}. Compiling, validating and saving do not count.",
         series,
         y=unit,
         marks=restarts(run, began),
@@ -175,7 +174,7 @@ def _throughput(run: RecordedRun, began: float) -> Chart:
 
 
 def _rates(steps: Sequence[StepRecord], *, has_samples: bool) -> list[tuple[float, float]]:
-    """Return means of the throughput in windows of equal length, with their time."""
+    """Return the mean time and throughput in windows of equal length."""
     if not steps:
         return []
     first, last = steps[0].at, steps[-1].at
@@ -193,7 +192,7 @@ def _rates(steps: Sequence[StepRecord], *, has_samples: bool) -> list[tuple[floa
 
 
 def _rate(steps: Sequence[StepRecord], *, has_samples: bool) -> float:
-    """Return samples, or steps, by the time that the steps took."""
+    """Return samples or steps per second of step time."""
     seconds = sum(record.seconds for record in steps)
     done = sum(record.samples if has_samples else 1 for record in steps)
     return done / seconds if seconds else 0.0
@@ -213,16 +212,16 @@ def _loss(run: RecordedRun) -> Chart | None:
         return None
     step, loss, index = last[0]
     bad = [index for _, value, index in last if not math.isfinite(value)]
-    told = f"At step {step:,} the loss of instance {index} is {number_text(loss)}."
+    summary = f"At step {step:,} the loss of instance {index} is {number_text(loss)}."
     if bad:
-        told = f"The last loss of {_instances(bad)} is not finite; such steps are gaps."
-    return lines("Loss", told, series, x="training step", y="loss")
+        summary = f"The last loss of {_instances(bad)} is not finite; such steps are gaps."
+    return lines("Loss", summary, series, x="training step", y="loss")
 
 
 def _by_step(
     attempts: Iterable[Sequence[tuple[int, float | None]]],
 ) -> tuple[list[float], list[float | None]]:
-    """Return points over steps; between two attempts, which may repeat steps, is a gap."""
+    """Return points over steps with a gap between attempts, which may repeat steps."""
     xs: list[float] = []
     ys: list[float | None] = []
     for found in attempts:
@@ -235,7 +234,7 @@ def _by_step(
 
 
 def _values(run: RecordedRun) -> tuple[list[Chart], list[str]]:
-    """Return a chart for each name that popdist_py.Metrics logged, and the names without one."""
+    """Return charts of the first logged values, and the names of the other values."""
     names = list(dict.fromkeys(n for a in run.attempts for v in a.values for n in v.values))
     charts = []
     for number_of, name in enumerate(names[:_MOST_VALUES]):
@@ -248,12 +247,12 @@ def _values(run: RecordedRun) -> tuple[list[Chart], list[str]]:
             for attempt in run.attempts
         )
         known = [(x, y) for x, y in zip(xs, ys, strict=True) if y is not None]
-        told = f"{number_text(known[-1][1])} at step {known[-1][0]:,}"
+        summary = f"{number_text(known[-1][1])} at step {known[-1][0]:,}"
         finite = [y for _, y in known if math.isfinite(y)]
         if finite:
-            told += f"; between {number_text(min(finite))} and {number_text(max(finite))}"
+            summary += f"; between {number_text(min(finite))} and {number_text(max(finite))}"
         line = Line(name=name, xs=xs, ys=ys, index=number_of)
-        charts.append(lines(name, f"{told}.", [line], x="training step", y=name))
+        charts.append(lines(name, f"{summary}.", [line], x="training step", y=name))
     return charts, names[_MOST_VALUES:]
 
 
@@ -261,7 +260,7 @@ def _values(run: RecordedRun) -> tuple[list[Chart], list[str]]:
 
 
 def time_sections(times: Sequence[StepTimes]) -> Section:
-    """Return how long steps took, and who waits for whom."""
+    """Return charts and a table of the step times, and which instances wait for others."""
     if not times:
         return Section("Step time", ())
     waiting = any(
@@ -279,8 +278,8 @@ def time_sections(times: Sequence[StepTimes]) -> Section:
     if (every := max(each.every for each in times)) > 1:
         parts.append(
             Sentence(
-                f"Of so many steps not all are here: in the end one of {every}, at the beginning "
-                "more. The longest step may not be among them."
+                f"Not all of these steps are shown: one of {every} at the end, more at the "
+                "beginning. The longest step may be missing."
             )
         )
     return Section("Step time", parts)
@@ -289,11 +288,11 @@ def time_sections(times: Sequence[StepTimes]) -> Section:
 def _own_bars(times: Sequence[StepTimes]) -> Chart:
     worst = max(times, key=lambda each: each.own_median)
     usual, slow_ones = median([each.own_median for each in times]), slow_instances(times)
-    told = (
+    summary = (
         f"Instance {worst.instance} needs {milliseconds_text(worst.own_median)} of its own for a "
         f"step, the median instance {milliseconds_text(usual)}"
     )
-    told += "; the others wait for it." if worst.instance in slow_ones else "."
+    summary += "; the others wait for it." if worst.instance in slow_ones else "."
     drawn = {*chosen(each.instance for each in times), worst.instance}
     shown = [each for each in times if each.instance in drawn]
     names = [f"instance {each.instance}" for each in shown]
@@ -312,7 +311,7 @@ def _own_bars(times: Sequence[StepTimes]) -> Chart:
     ]
     return bars(
         "Who waits for whom",
-        told,
+        summary,
         names,
         [part for part in parts if any(part.values)],
         unit="ms a step (medians)",
@@ -322,7 +321,7 @@ def _own_bars(times: Sequence[StepTimes]) -> Chart:
 def _histogram(
     title: str, times: Sequence[StepTimes], values: Mapping[int, Sequence[float]]
 ) -> Chart:
-    """Return how often steps took how long; of many instances those at both ends."""
+    """Return the distribution of step times; of many instances, the fastest and slowest."""
     ordered = sorted(times, key=lambda each: median(values[each.instance]))
     half = _MOST_HISTOGRAMS // 2
     shown = ordered if len(ordered) <= _MOST_HISTOGRAMS else ordered[:half] + ordered[-half:]

@@ -56,7 +56,7 @@ def test_json(runs, capsys):
     assert two["samples_per_second"]["median"] == pytest.approx(160)
     assert two["reached"]["median"] == pytest.approx(2.0)
     assert one["reached"] is None
-    assert one["missing"]["reached"] == "nothing of that name was logged"
+    assert one["missing"]["reached"] == "no value with that name was logged"
 
 
 def test_repetitions_are_grouped_where_asked(runs, capsys):
@@ -86,17 +86,17 @@ def test_a_run_with_unreadable_lines_is_compared_and_named(runs, capsys):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ([], "compare needs at least two runs, none is given"),
-        (["one"], "compare needs at least two runs, only 'one' is given"),
+        ([], "compare needs at least two runs, but none was given"),
+        (["one"], "compare needs at least two runs, but only 'one' was given"),
         (["one", "three"], "three: there is no such run"),
-        (["one", "runs"], "runs: no run: it has no report.json"),
+        (["one", "runs"], "runs: not the folder of a run: it has no report.json"),
         (["one", "runs/one"], "one and runs/one are the same run: give it once"),
         (["one", "two", "--traget", "x"], "unknown option --traget; did you mean --target?"),
         (["one", "two", "--target", "best"], "--target 'best': expected a name and a number"),
         (["one", "two", "--target"], "requires an argument"),
         (["one", "two", "--format", "xml"], "'xml' is not one of 'text', 'json'"),
         (["one", "two", "--output", "x.png"], "expected a name that ends in .html"),
-        (["one", "two", "--output", "no/x.html"], "there is no folder no"),
+        (["one", "two", "--output", "no/x.html"], "the folder no does not exist"),
     ],
 )
 def test_what_is_not_accepted_is_said_in_one_line(runs, capsys, words, said):
@@ -111,7 +111,7 @@ def test_what_is_not_accepted_is_said_in_one_line(runs, capsys, words, said):
 def test_a_broken_report_is_named(runs, capsys):
     (runs / "one" / "report.json").write_text("[]")
     assert run(["compare", "one", "two"]) == 2
-    assert "is no report of a run" in capsys.readouterr().err
+    assert "is not a report of a run" in capsys.readouterr().err
 
 
 SOUND = [
@@ -134,7 +134,7 @@ BROKEN = [
     ("changes", "code", "said"),
     [
         *((changes, 0, "the page is both.html") for changes in SOUND),
-        *((changes, 2, "is no report of a run") for changes in BROKEN),
+        *((changes, 2, "is not a report of a run") for changes in BROKEN),
     ],
 )
 def test_whatever_a_report_holds_there_is_no_traceback(runs, capsys, changes, code, said):

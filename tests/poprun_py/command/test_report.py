@@ -62,25 +62,25 @@ def test_open_shows_the_page(made, monkeypatch, capsys):
     assert shown == [(made / "report.html").as_uri()]
     monkeypatch.setattr("webbrowser.open", lambda _: False)
     assert run(["report", "--open", "latest"]) == 0
-    assert "no browser can be started here" in capsys.readouterr().err
+    assert "a browser could not be started" in capsys.readouterr().err
 
 
 def test_what_is_refused(made, capsys):
     assert "there is no such run" in refused(capsys, "nothing")
-    missing = "Missing argument 'RUN'; poprun-py report --help tells what is accepted"
+    missing = "Missing argument 'RUN'; poprun-py report --help explains all options"
     assert refused(capsys) == missing
     assert "unknown option --opne; did you mean --open?" in refused(capsys, "--opne", "latest")
     assert "expected the path of a file" in refused(capsys, "-o", "no/such/folder.html", "latest")
     assert "expected the path of a file" in refused(capsys, "-o", ".", "latest")
     assert "give --output a path" in refused(capsys, "-o", "-", "--open", "latest")
     (made / "report.json").write_text('{"run_id": "x"}')
-    assert "is no report of a run" in refused(capsys, "latest")
+    assert "is not a report of a run" in refused(capsys, "latest")
 
 
 def test_report_that_says_nonsense_is_refused(made, capsys):
     report = json.loads((made / "report.json").read_text())
     (made / "report.json").write_text(json.dumps(report | {"exit_code": [], "program": 7}))
-    assert "is no report of a run" in refused(capsys, "latest")
+    assert "is not a report of a run" in refused(capsys, "latest")
 
 
 def test_help_teaches(capsys):

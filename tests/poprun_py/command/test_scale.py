@@ -9,7 +9,7 @@ import pytest
 from support.processes import wait_until
 
 from poprun_py.command.cli import run
-from poprun_py.command.scale import _own_words
+from poprun_py.command.scale import _split_words
 from poprun_py.past_runs.pages import page_file
 
 STEPS = """
@@ -41,7 +41,7 @@ def here(tmp_path, monkeypatch):
     ],
 )
 def test_own_options_stand_anywhere(words, own, others):
-    assert _own_words(words.split()) == (own.split(), others.split())
+    assert _split_words(words.split()) == (own.split(), others.split())
 
 
 def test_help_teaches_with_examples(golden, capsys, monkeypatch):

@@ -8,9 +8,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from poprun_py.past_runs.comparison import SAMPLES, SECONDS, STEPS, Spread, compare
-from poprun_py.past_runs.comparison_table import comparison_lines
-from poprun_py.past_runs.fairness import remarks_on, who_was_slow
+from poprun_py.past_runs.comparison import (
+    SAMPLES,
+    SECONDS,
+    STEPS,
+    Spread,
+    compare,
+    remarks_on,
+    slow_instances,
+)
+from poprun_py.past_runs.comparison_tables import comparison_lines
 from poprun_py.past_runs.measurement import Measured, Slowest
 from poprun_py.past_runs.targets import Target
 
@@ -122,10 +129,10 @@ def test_equal_runs_need_no_remark():
     assert remarks_on(runs) == ()
 
 
-def test_who_was_slow_is_said_once_for_all_runs():
+def test_slow_instances_is_said_once_for_all_runs():
     runs = [run(name, instances=2, slowest=Slowest(1, 0.02, 0.01)) for name in "ab"]
     other = run("d", program=("other.py",), instances=2, slowest=Slowest(1, 0.03, 0.01))
-    assert who_was_slow([*runs, run("c", instances=2), other]) == (
+    assert slow_instances([*runs, run("c", instances=2), other]) == (
         "instance 1 of 2 is slow (a, b): 20 ms a step without waiting for others, "
         "the median is 10 ms",
         "instance 1 of 2 is slow (d): 30 ms a step without waiting for others, the median is 10 ms",

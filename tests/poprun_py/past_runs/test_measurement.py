@@ -7,7 +7,7 @@ import json
 import pytest
 from support.launcher.made_runs import MadeAttempt, made_run
 
-from poprun_py.past_runs.fairness import remarks_on
+from poprun_py.past_runs.comparison import remarks_on
 from poprun_py.past_runs.measurement import Slowest, measure
 from poprun_py.past_runs.recorded_run import moment_of, read_run
 from poprun_py.past_runs.targets import Target
@@ -101,7 +101,9 @@ def test_the_time_to_a_target_begins_with_the_run(tmp_path):
     run = made_run(tmp_path, "run", attempts=(attempt,))
     assert measure(run, Target("accuracy", 0.9)).reached == pytest.approx(4.0)
     assert measure(run, Target("accuracy", 0.99)).missing["reached"] == "never reached"
-    assert measure(run, Target("f1", 0.9)).missing["reached"] == "nothing of that name was logged"
+    assert (
+        measure(run, Target("f1", 0.9)).missing["reached"] == "no value with that name was logged"
+    )
     assert "reached" not in measure(run).missing
 
 

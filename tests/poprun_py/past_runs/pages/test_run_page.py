@@ -13,9 +13,9 @@ from support.launcher.run_folders import BEGAN, a_plan, make_run
 from poprun_py.past_runs import recorded_run
 from poprun_py.past_runs.pages.page_file import page_text, write_page
 from poprun_py.past_runs.pages.run_page import run_page
+from poprun_py.past_runs.pages.timeline_excerpt import Excerpt, TraceSpan
 from poprun_py.past_runs.pages.training_sections import StepTimes, slow_instances
 from poprun_py.past_runs.recorded_run import read_run
-from poprun_py.past_runs.trace_excerpt import Excerpt, TraceSpan
 from poprun_py.running.watch.records import StepRecord
 from poprun_py.texts import iso_time
 from tools.running.browser import CHROMIUM, open_browser
@@ -317,17 +317,17 @@ def test_timeline(tmp_path):
 def test_very_long_runs_are_read_in_part(tmp_path, monkeypatch):
     monkeypatch.setattr(recorded_run, "_MOST_STEPS", 100)
     monkeypatch.setattr(recorded_run, "_MOST_STATES", 20)
-    monkeypatch.setattr(recorded_run, "_LEAST_LOOKS", 5)
+    monkeypatch.setattr(recorded_run, "_LEAST_OBSERVATIONS", 5)
     run = read_run(make_run(tmp_path, attempts=1, instances=2, steps=400))
     (attempt,) = run.attempts
     assert {each.every for each in attempt.steps} == {8}
     assert [each.step for each in attempt.steps if each.instance == 1] == list(range(8, 401, 8))
-    ats = [round(at - BEGAN) for at, _ in attempt.looks]
+    ats = [round(at - BEGAN) for at, _ in attempt.observations]
     assert ats == list(range(1, 22, 4))
     # What it tells counts all of them.
     text = words(run_page(run, iso_time(BEGAN)))
     assert "1 400 5" in text
-    assert "in the end one of 8" in text
+    assert "one of 8 at the end" in text
     assert "51,200 samples in total" in text
 
 

@@ -6,11 +6,9 @@ import pytest
 from rich.cells import cell_len
 from support.launcher.made_runs import MadeAttempt, made_run
 
-from poprun_py.past_runs.comparison import compare
-from poprun_py.past_runs.comparison_table import bar, comparison_lines
-from poprun_py.past_runs.fairness import remarks_on
+from poprun_py.past_runs.comparison import compare, remarks_on
+from poprun_py.past_runs.comparison_tables import bar, comparison_lines, scaling_lines
 from poprun_py.past_runs.measurement import measure
-from poprun_py.past_runs.scaling_table import scaling_lines
 from poprun_py.past_runs.targets import parse_target
 
 LOSSES = [2 / step for step in range(1, 21)]

@@ -8,7 +8,7 @@ import json
 import pytest
 from support.damage import damaged
 
-from poprun_py.past_runs.trace_excerpt import Excerpt, TraceSpan, read_excerpt
+from poprun_py.past_runs.pages.timeline_excerpt import Excerpt, TraceSpan, read_excerpt
 
 
 def named(kind: str, process: int, thread: int, **about) -> dict:
@@ -104,7 +104,7 @@ def test_steps_of_very_many_spans_are_bounded(tmp_path):
 
 
 def test_only_the_beginning_of_a_large_trace_is_read(tmp_path, monkeypatch):
-    monkeypatch.setattr("poprun_py.past_runs.trace_excerpt._MOST_BYTES", 3000)
+    monkeypatch.setattr("poprun_py.past_runs.pages.timeline_excerpt._MOST_BYTES", 3000)
     write(tmp_path / "t.gz", trace(1000))
     excerpt = read_excerpt(tmp_path / "t.gz")
     assert excerpt is not None

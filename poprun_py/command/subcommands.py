@@ -1,4 +1,4 @@
-"""How the commands beside the launch read their words: click's grammar, our errors, their help."""
+"""Options, parsing and output that the subcommands report, compare and scale share."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ OUTPUT_DIR = click.Option(
     metavar="DIR",
     default=DEFAULT_PARENT,
     show_default=True,
-    help="Where runs are that are given by name.",
+    help="The folder of the runs that are given by name.",
 )
-_MOST_COLUMNS = 100
-_PIPE_COLUMNS = 200
+_HELP_WIDTH = 100
+_PIPE_WIDTH = 200
 
 
-def read_words(command: click.Command, words: Sequence[str]) -> dict[str, Any] | None:
-    """Return what the words of a command give, or print its help and return None.
+def parse_words(command: click.Command, words: Sequence[str]) -> dict[str, Any] | None:
+    """Return the values of the command's parameters; for ``--help``, print the help, return None.
 
     Raises:
-        UsageError: an unknown option, a missing value, or one that is not accepted.
+        UsageError: An option is unknown, or a value is missing or not accepted.
     """
     name = f"{command_name()} {command.name}"
     try:
         if {"-h", "--help"} & set(words):
-            width = min(shutil.get_terminal_size((100, 24)).columns, _MOST_COLUMNS)
+            width = min(shutil.get_terminal_size((100, 24)).columns, _HELP_WIDTH)
             context = click.Context(command, info_name=name, max_content_width=width)
             print_out(command.get_help(context))
             return None
@@ -51,38 +51,40 @@ def read_words(command: click.Command, words: Sequence[str]) -> dict[str, Any] |
         ) from None
     except click.UsageError as error:
         said = error.format_message().rstrip(".")
-        raise UsageError(f"{said}; {name} --help tells what is accepted") from None
+        raise UsageError(f"{said}; {name} --help explains all options") from None
 
 
-def page_width() -> int:
-    """Return how wide a table may be: a pipe gets whole lines, a terminal what fits."""
-    return shutil.get_terminal_size().columns if sys.stdout.isatty() else _PIPE_COLUMNS
+def table_width() -> int:
+    """Return the width of tables on the terminal; a pipe gets wide tables."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else _PIPE_WIDTH
 
 
 def print_json(document: dict[str, Any]) -> None:
-    """Print a document for programs."""
+    """Print a JSON document."""
     print_out(json.dumps(document, indent=2))
 
 
 def check_page_name(path: str | None, option: str = "--output") -> None:
-    """Refuse a file that is no page, or that cannot be written.
+    """Check the path of a page; None is accepted.
 
     Raises:
-        UsageError: its name does not end in .html, or its folder is not there.
+        UsageError: The name does not end in .html, or the folder does not exist.
     """
     if path is None:
         return
     if not path.endswith(".html"):
-        raise UsageError(f"{option} {path}: a page is written; expected a name that ends in .html")
+        raise UsageError(
+            f"{option} {path}: expected a name that ends in .html, because a page is written"
+        )
     if not Path(path).parent.is_dir():
-        raise UsageError(f"{option} {path}: there is no folder {Path(path).parent}")
+        raise UsageError(f"{option} {path}: the folder {Path(path).parent} does not exist")
 
 
 def save_page(path: Path, text: str, option: str = "--output") -> None:
-    """Write a page whole.
+    """Write a page; an existing file is replaced in one step.
 
     Raises:
-        UsageError: it cannot be written.
+        UsageError: The file cannot be written.
     """
     try:
         write_whole(path, text)

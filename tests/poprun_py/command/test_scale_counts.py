@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from poprun_py.command.scale import interleaved, parse_counts
 from poprun_py.errors import UsageError
-from poprun_py.past_runs.scaling import interleaved, parse_counts
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,227 @@
+"""Tables of ``poprun-py compare`` and ``poprun-py scale``, as columns and as lines of text."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final
+
+from poprun_py.past_runs.comparison import SAMPLES, SECONDS, STEPS, Comparison, Entry, Spread
+from poprun_py.text_tables import Column, fitted_table, rich_lines
+from poprun_py.texts import number_text
+
+_LONG_BAR, _SHORT_BAR, _WIDE_TERMINAL = 20, 10, 120
+_EIGHTHS: Final = " ▏▎▍▌▋▊▉█"
+_TITLES: Final[Mapping[str, str]] = {
+    "samples_per_second": "samples/s",
+    "batch": "global batch",
+    "step_seconds": "step ms",
+    "p95_seconds": "p95 ms",
+    "seconds": "seconds",
+    "loss": "loss",
+}
+#: A description of each measure of speed.
+MEASURES: Final[Mapping[str, str]] = {
+    SAMPLES: "samples per second of all instances, without the first steps of each",
+    STEPS: (
+        "steps per second; the samples of a step are not known, so each replica is assumed to have "
+        "equally many"
+    ),
+    SECONDS: "the duration of the whole run, as if each did the same work; no run counts steps",
+}
+_SCALINGS: Final[Mapping[str, str]] = {
+    "strong": "strong scaling: the global batch is the same",
+    "weak": "weak scaling: the global batch grows with the run",
+}
+
+
+def comparison_lines(
+    comparison: Comparison, *, width: int, colour: bool = False, blocks: bool = True
+) -> list[str]:
+    """Return the table of a comparison, its measure of speed, and the reasons for missing numbers.
+
+    Args:
+        comparison: The comparison.
+        width: The width of the terminal in columns. Table columns that do not fit are left out.
+        colour: Whether the bars are coloured.
+        blocks: Whether the bars may consist of block characters.
+    """
+    columns = comparison_columns(comparison, bar_length=_bar_length(width), blocks=blocks)
+    measure = f"compared with {comparison.base.label} by {MEASURES[comparison.measure]}"
+    return [
+        *_table_lines(columns, width=width, colour=colour),
+        *_notes(comparison, measure, _missing_lines(comparison)),
+    ]
+
+
+def scaling_lines(
+    comparison: Comparison, *, width: int, colour: bool = False, blocks: bool = True
+) -> list[str]:
+    """Return a table with a row for each number of instances, and its measure of speed.
+
+    Args:
+        comparison: The comparison of the grouped repetitions.
+        width: The width of the terminal in columns. Table columns that do not fit are left out.
+        colour: Whether the bars are coloured.
+        blocks: Whether the bars may consist of block characters.
+    """
+    columns = scaling_columns(comparison, bar_length=_bar_length(width), blocks=blocks)
+    measure = f"median of each count, by {MEASURES[comparison.measure]}"
+    return [
+        *_table_lines(columns, width=width, colour=colour),
+        *_notes(comparison, measure),
+    ]
+
+
+def _table_lines(columns: Sequence[Column], *, width: int, colour: bool) -> list[str]:
+    return rich_lines(fitted_table(columns, width=width), width=max(width, 20), colour=colour)
+
+
+def _notes(comparison: Comparison, measure: str, missing: Sequence[str] = ()) -> list[str]:
+    """Return the lines below a table."""
+    scaling = [_SCALINGS[comparison.scaling]] if comparison.scaling else []
+    return ["", measure, *scaling, *missing, *(f"note: {each}" for each in comparison.remarks)]
+
+
+def _missing_lines(comparison: Comparison) -> list[str]:
+    """Return lines with the missing numbers, the runs that lack them, and the reason."""
+    by_reason: dict[str, dict[str, list[str]]] = {}
+    for entry in comparison.entries:
+        for name, reason in entry.missing.items():
+            if name != "batch":
+                title = _TITLES.get(name, f"time to {comparison.target}")
+                by_reason.setdefault(reason, {}).setdefault(entry.label, []).append(title)
+    lines = []
+    for reason, by_run in by_reason.items():
+        by_titles: dict[str, list[str]] = {}
+        for run, titles in by_run.items():
+            by_titles.setdefault(", ".join(titles), []).append(run)
+        for shown, runs in by_titles.items():
+            names = "all runs" if len(runs) == len(comparison.entries) else ", ".join(runs)
+            lines.append(f"no {shown} ({names}): {reason}")
+    return lines
+
+
+# --- columns ------------------------------------------------------------------------------------
+
+
+def comparison_columns(
+    comparison: Comparison, *, bar_length: int = 0, blocks: bool = True
+) -> list[Column]:
+    """Return the columns with at least one number, and bars of at most ``bar_length``."""
+    entries = comparison.entries
+
+    def column(title: str, cell: Callable[[Entry], str], drop_order: int = 0) -> Column:
+        return Column(title, tuple(cell(each) for each in entries), drop_order)
+
+    def numbers(name: str, drop_order: int, show: Callable[[float], str], title: str) -> Column:
+        return column(title, lambda each: _cell(each.numbers.get(name), show), drop_order)
+
+    columns = [
+        Column("run", tuple(each.label for each in entries), is_text=True, breaks=True),
+        column("instances", lambda each: str(each.instances)),
+    ]
+    if any(each.replicas != each.instances for each in entries):
+        columns.append(column("replicas", lambda each: str(each.replicas), 3))
+    if any(len(each.runs[0].hosts) > 1 for each in entries):
+        columns.append(column("hosts", lambda each: str(len(each.runs[0].hosts)), 2))
+    columns.append(numbers("samples_per_second", 0, number_text, _TITLES["samples_per_second"]))
+    columns.append(column("speedup", lambda each: factor(each.speedup)))
+    if len({each.instances for each in entries}) > 1:
+        columns.append(column("efficiency", lambda each: percent(each.efficiency), 9))
+    efficiencies_differ = any(each.efficiency != each.efficiency_by_replicas for each in entries)
+    if len({each.replicas for each in entries}) > 1 and efficiencies_differ:
+        columns.append(column("by replicas", lambda each: percent(each.efficiency_by_replicas), 6))
+    columns += [
+        numbers("step_seconds", 4, _milliseconds, _TITLES["step_seconds"]),
+        numbers("p95_seconds", 1, _milliseconds, _TITLES["p95_seconds"]),
+        numbers("seconds", 7, number_text, _TITLES["seconds"]),
+        numbers("loss", 8, number_text, _TITLES["loss"]),
+    ]
+    if comparison.target is not None:
+        columns.append(numbers("reached", 0, number_text, f"s to {comparison.target}"))
+    columns.append(_speed_column(entries, bar_length, blocks=blocks))
+    return [each for each in columns if set(each.cells) - {"-", ""}]
+
+
+def scaling_columns(
+    comparison: Comparison, *, bar_length: int = 0, blocks: bool = True
+) -> list[Column]:
+    """Return the columns of a scaling, with bars of at most ``bar_length`` if it is not 0."""
+    entries = comparison.entries
+    by_seconds = comparison.measure == SECONDS
+    shown = [each.numbers.get("seconds") if by_seconds else each.speed for each in entries]
+    # The speed by steps is multiplied by the number of replicas.
+    title = "replica steps/s" if comparison.measure == STEPS else comparison.measure
+    columns = [
+        Column("instances", tuple(str(each.instances) for each in entries)),
+        Column("replicas", tuple(str(each.replicas) for each in entries), 3),
+        Column("runs", tuple(str(len(each.runs)) for each in entries), 1),
+        Column(title, tuple("-" if each is None else number_text(each.median) for each in shown)),
+        Column("min-max", tuple("-" if each is None else _range(each) for each in shown), 4),
+        Column("speedup", tuple(factor(each.speedup) for each in entries)),
+        Column("ideal", tuple(factor(comparison.ideal_speedup(each)) for each in entries), 6),
+        Column("efficiency", tuple(percent(each.efficiency) for each in entries)),
+    ]
+    if not by_seconds:
+        steps = [each.numbers.get("step_seconds") for each in entries]
+        cells = tuple("-" if each is None else _milliseconds(each.median) for each in steps)
+        columns.append(Column("step ms", cells, 2))
+    if bar_length:
+        columns.append(_speed_column(entries, bar_length, blocks=blocks))
+    return columns
+
+
+def _speed_column(entries: Sequence[Entry], bar_length: int, *, blocks: bool) -> Column:
+    speeds = [each.speed.median if each.speed else None for each in entries]
+    bars = tuple(bar(speed, speeds, bar_length, blocks=blocks) for speed in speeds)
+    return Column("speed", bars, 5, is_text=True, style="cyan")
+
+
+# --- cells --------------------------------------------------------------------------------------
+
+
+def _cell(spread: Spread | None, show: Callable[[float], str]) -> str:
+    """Return the median, with the range of several runs; a hyphen for an unknown number."""
+    if spread is None:
+        return "-"
+    if len(spread.values) == 1:
+        return show(spread.median)
+    return f"{show(spread.median)} ({_range(spread, show)})"
+
+
+def _range(spread: Spread, show: Callable[[float], str] = number_text) -> str:
+    return f"{show(spread.least)}-{show(spread.most)}"
+
+
+def _milliseconds(seconds: float) -> str:
+    return number_text(seconds * 1e3)
+
+
+def factor(value: float | None) -> str:
+    """Return a speedup, such as ``1.98x``."""
+    return "-" if value is None else f"{value:.2f}x"
+
+
+def percent(value: float | None) -> str:
+    """Return an efficiency, such as ``99%``."""
+    return "-" if value is None else f"{value:.0%}"
+
+
+def _bar_length(width: int) -> int:
+    return _LONG_BAR if width >= _WIDE_TERMINAL else _SHORT_BAR
+
+
+def bar(
+    value: float | None, among: Sequence[float | None], length: int, *, blocks: bool = True
+) -> str:
+    """Return a bar for ``value``; the bar of the largest value in ``among`` has ``length`` signs.
+
+    The bar consists of block characters, or of ``#`` without ``blocks``.
+    """
+    most = max((each for each in among if each is not None), default=0.0)
+    if value is None or most <= 0 or length == 0:
+        return ""
+    if not blocks:
+        return "#" * max(1, round(value / most * length))
+    whole, eighths = divmod(max(1, round(value / most * length * 8)), 8)
+    return "█" * whole + _EIGHTHS[eighths].strip()

@@ -1,0 +1,222 @@
+"""A chart of a few training steps from the middle of a run's timeline (``timeline.json.gz``).
+
+Only the first part of a large trace is read; it contains the first instances. Its lines are events
+in the format of popdist_py/timeline/trace_events.py.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import zlib
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from poprun_py.html.chart_colours import NEUTRAL, NUM_COLOURS, series_colour
+from poprun_py.html.charts import bars, plotly_text
+from poprun_py.html.page import Chart, Section, Sentence
+from poprun_py.past_runs.recorded_run import NOT_A_RUN
+from poprun_py.texts import duration_text, milliseconds_text
+
+# Uncompressed bytes to read, which hold about 80,000 spans.
+_MOST_BYTES: Final = 8 << 20
+_STEPS, _MOST_SPANS = 3, 1500
+_STEP: Final = '"name":"step"'
+# Rounding makes consecutive spans overlap by up to so many microseconds.
+_ROUNDING: Final = 0.01
+# The thickness of a bar, its reduction for each enclosing span, and the smallest thickness.
+_THICK, _THINNER, _THIN = 0.86, 0.24, 0.2
+_MOST_ROWS: Final = 40
+
+
+@dataclass(frozen=True, slots=True)
+class TraceSpan:
+    """A span of the excerpt.
+
+    Attributes:
+        row: The process and thread of the span.
+        name: The activity.
+        begin: Seconds since the start of the excerpt.
+        seconds: The duration.
+        depth: The number of enclosing spans.
+    """
+
+    row: str
+    name: str
+    begin: float
+    seconds: float
+    depth: int
+
+
+@dataclass(frozen=True, slots=True)
+class Excerpt:
+    """Spans by row and time; ``at`` is the start in seconds since the start of the trace."""
+
+    at: float
+    seconds: float
+    num_steps: int
+    spans: tuple[TraceSpan, ...]
+
+
+# --- reading ------------------------------------------------------------------------------------
+
+
+def read_excerpt(path: Path) -> Excerpt | None:
+    """Read some steps from the middle of a trace; None if there is no trace or no step."""
+    try:
+        lines = _lines(path)
+        steps = sorted(
+            (event["ts"], event["dur"])
+            for line in lines
+            if _STEP in line
+            for event in [json.loads(line.rstrip(","))]
+            if event["pid"] == 1
+        )
+        for count in (_STEPS, 1):
+            chosen = steps[max(0, len(steps) // 2 - count // 2) :][:count]
+            if not chosen:
+                return None
+            begin, end = chosen[0][0], max(ts + dur for ts, dur in chosen)
+            spans = _spans_between(lines, begin, end)
+            if len(spans) <= _MOST_SPANS:
+                break
+        return Excerpt(begin / 1e6, (end - begin) / 1e6, len(chosen), tuple(spans[:_MOST_SPANS]))
+    except (OSError, EOFError, zlib.error, *NOT_A_RUN):
+        return None  # missing, incomplete, or not a trace
+
+
+def _lines(path: Path) -> list[str]:
+    with gzip.open(path, "rb") as file:
+        text = file.read(_MOST_BYTES).decode("utf-8", "replace")
+    lines = text.split("\n")
+    # The last line may be incomplete.
+    return [line for line in lines[:-1] if line.startswith('{"ph":"')]
+
+
+@dataclass(slots=True)
+class _RowNames:
+    """The names of processes and threads, and the order of the threads."""
+
+    processes: dict[int, str] = field(default_factory=dict)
+    threads: dict[tuple[int, int], str] = field(default_factory=dict)
+    positions: dict[tuple[int, int], int] = field(default_factory=dict)
+
+    def add(self, event: Mapping[str, Any]) -> None:
+        """Add the name or position in a metadata event."""
+        row, arguments = (event["pid"], event["tid"]), event["args"]
+        match event["name"]:
+            case "process_name":
+                self.processes[event["pid"]] = arguments["name"]
+            case "thread_name":
+                self.threads[row] = arguments["name"]
+            case "thread_sort_index":
+                self.positions[row] = arguments["sort_index"]
+
+    def sort_key(self, event: Mapping[str, Any]) -> tuple[float, ...]:
+        """Return a key that sorts spans by row and start, and an enclosing span first."""
+        process, thread = event["pid"], event["tid"]
+        position = self.positions.get((process, thread), 0)
+        return process, position, thread, event["ts"], -event["dur"]
+
+    def name_of(self, row: tuple[int, int]) -> str:
+        """Return the name of a row."""
+        return f"{self.processes.get(row[0], row[0])}: {self.threads.get(row, row[1])}"
+
+
+def _spans_between(lines: Sequence[str], begin: float, end: float) -> list[TraceSpan]:
+    """Return the spans that overlap with an interval in microseconds, clipped to it."""
+    names = _RowNames()
+    found: list[dict[str, Any]] = []
+    for line in lines:
+        if line.startswith('{"ph":"M"'):
+            names.add(json.loads(line.rstrip(",")))
+        elif line.startswith('{"ph":"X"') and _start_of(line) < end:
+            event = json.loads(line.rstrip(","))
+            if event["ts"] + event["dur"] > begin:
+                found.append(event)
+    spans: list[TraceSpan] = []
+    ends: list[float] = []
+    last = (0, 0)
+    for event in sorted(found, key=names.sort_key):
+        row = event["pid"], event["tid"]
+        if row != last:
+            ends, last = [], row
+        while ends and ends[-1] <= event["ts"] + _ROUNDING:
+            ends.pop()
+        first, after = max(begin, event["ts"]), min(end, event["ts"] + event["dur"])
+        spans.append(
+            TraceSpan(
+                names.name_of(row),
+                str(event["name"]),
+                (first - begin) / 1e6,
+                (after - first) / 1e6,
+                len(ends),
+            )
+        )
+        ends.append(event["ts"] + event["dur"])
+    return spans
+
+
+def _start_of(line: str) -> float:
+    """Return the start of a span without parsing the whole line, which is several times slower."""
+    return float(line.partition('"ts":')[2].partition(",")[0])
+
+
+# --- drawing ------------------------------------------------------------------------------------
+
+
+def timeline_section(excerpt: Excerpt, trace: Path) -> Section:
+    """Return the excerpt as a chart, and the path of the whole trace."""
+    rows = list(dict.fromkeys(span.row for span in excerpt.spans))
+    whole = Sentence(f"The whole timeline is {trace}: open it at ui.perfetto.dev.")
+    return Section("Timeline", (_chart(excerpt, rows[:_MOST_ROWS]), whole))
+
+
+def _chart(excerpt: Excerpt, rows: list[str]) -> Chart:
+    steps = f"{excerpt.num_steps} steps" if excerpt.num_steps > 1 else "One step"
+    summary = (
+        f"{steps} of instance 0 from the middle, {milliseconds_text(excerpt.seconds)} long, "
+        f"{duration_text(excerpt.at)} after the timeline begins; time runs to the right."
+    )
+    empty = bars("Some steps", summary, rows, [], unit="ms")
+    shown = set(rows)
+    by_name: defaultdict[str, list[TraceSpan]] = defaultdict(list)
+    for span in excerpt.spans:
+        if span.row in shown:
+            by_name[span.name].append(span)
+    ranked = sorted(by_name, key=lambda name: -sum(span.seconds for span in by_name[name]))
+    # Inner spans are drawn after the spans around them.
+    drawn = sorted(ranked, key=lambda name: min(span.depth for span in by_name[name]))
+    data = [_trace(name, by_name[name], ranked.index(name)) for name in drawn]
+    layout = {**empty.figure["layout"], "barmode": "overlay", "hovermode": "closest"}
+    layout["showlegend"] = True
+    layout["yaxis"] = {
+        **layout["yaxis"],
+        "categoryorder": "array",
+        "categoryarray": [plotly_text(row) for row in rows],
+        "showgrid": True,
+    }
+    layout["xaxis"] = {**layout["xaxis"], "range": [0, excerpt.seconds * 1e3]}
+    return Chart(empty.title, empty.summary, {"data": data, "layout": layout}, empty.height)
+
+
+def _trace(name: str, spans: list[TraceSpan], rank: int) -> dict[str, Any]:
+    is_other = name == "step" or rank >= 2 * NUM_COLOURS
+    return {
+        "type": "bar",
+        "name": plotly_text(name),
+        "orientation": "h",
+        "base": [round(span.begin * 1e3, 4) for span in spans],
+        "x": [round(span.seconds * 1e3, 4) for span in spans],
+        "y": [plotly_text(span.row) for span in spans],
+        "width": [max(_THIN, _THICK - _THINNER * span.depth) for span in spans],
+        "marker": {
+            "color": NEUTRAL if is_other else series_colour(rank),
+            "pattern": {"shape": "/" if rank >= NUM_COLOURS and not is_other else ""},
+            "line": {"width": 0},
+        },
+        "hovertemplate": "%{y}<br>%{x:.4~g} ms",
+    }
