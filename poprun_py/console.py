@@ -38,8 +38,8 @@ class Console(Protocol):
         """Take what the job is waiting for, repeatedly while it waits.
 
         Args:
-            seconds: how long it has waited so far.
-            reason: such as "for IPUs: ..."; empty when the wait has ended.
+            seconds: How long it has waited so far.
+            reason: Such as "for IPUs: ..."; empty when the wait has ended.
         """
 
 

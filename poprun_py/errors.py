@@ -79,7 +79,7 @@ def start_errors(problem: str) -> Iterator[None]:
     """Turn what the system refuses in the block into an error of the start.
 
     Raises:
-        StartError: it refused something.
+        StartError: It refused something.
     """
     try:
         yield

@@ -82,7 +82,7 @@ def print_out(text: str) -> None:
     """Print to standard output.
 
     Raises:
-        UnwritableError: standard output cannot be written.
+        UnwritableError: Standard output cannot be written.
     """
     try:
         print(text)
@@ -94,7 +94,7 @@ def flush_stdout() -> None:
     """Flush standard output.
 
     Raises:
-        UnwritableError: standard output cannot be written.
+        UnwritableError: Standard output cannot be written.
     """
     try:
         sys.stdout.flush()
@@ -179,8 +179,8 @@ class Terminal:
     """Takes what the launcher says while a job runs: warnings and PopRun's log go to stderr.
 
     Args:
-        is_verbose: whether the log is written at all.
-        prints_bindings: whether bindings go to stdout, below the topology; else they are logged.
+        is_verbose: Whether the log is written at all.
+        prints_bindings: Whether bindings go to stdout, below the topology; else they are logged.
     """
 
     def __init__(self, *, is_verbose: bool, prints_bindings: bool) -> None:

@@ -39,9 +39,9 @@ if TYPE_CHECKING:
 
 # Modules of poprun_py/command, each with main(words) -> exit code, and its click command.
 COMMANDS = ("report", "compare", "scale")
-# Forms of the topology that show CPUs: what the kernel made of them is shown too.
+# The forms of the topology that show CPUs. The CPUs that the kernel reports are printed below.
 _READ_BACK = ("tree", "cores")
-# A shorter job is no training whose speed would matter.
+# For a shorter job, a summary of the time is not useful.
 _TOLD_STEPS, _TOLD_SECONDS = 10, 60.0
 
 
@@ -52,7 +52,7 @@ def main() -> NoReturn:
     if f"_{name.replace('-', '_').upper()}_COMPLETE" in os.environ:
         _complete(name)
     prepare_streams()
-    # What is made before the job starts lives until the end: collecting it would only cost time.
+    # Objects made before the job starts live until its end, so collecting garbage is useless.
     gc.disable()
     exit_with(run(sys.argv[1:]))
 
@@ -80,7 +80,7 @@ def run(words: Sequence[str]) -> int:
 
 
 def _command(words: Sequence[str]) -> int:
-    """Do what a command beside the launch is for; a program of such a name is run as ./NAME."""
+    """Run a subcommand. A program with the name of a subcommand is launched as ./NAME."""
     module = importlib.import_module(f"poprun_py.command.{words[0]}")
     code: int = module.main(words[1:])
     return code
@@ -167,7 +167,7 @@ def _launch(config: LaunchConfig) -> int:
     planned = saved or plan(config)
     if config.export_config is not None:
         return 0
-    return _run_job(config, planned)  # which says that there is no program
+    return _run_job(config, planned)  # fails, since there is no program
 
 
 def _show_plan(config: LaunchConfig, saved: LaunchPlan | None) -> int:
@@ -224,7 +224,7 @@ def _run_job(config: LaunchConfig, job: LaunchConfig | LaunchPlan) -> int:
 
 
 def _print_summary(config: LaunchConfig, result: LaunchResult) -> None:
-    """Say in five lines where the time of a training went, where somebody looks at it."""
+    """Print where the time of a training went, if the user asked for it or the job was long."""
     view = result.view
     is_asked = config.live or config.verbosity >= 1
     is_long = result.seconds >= _TOLD_SECONDS and sys.stderr.isatty()

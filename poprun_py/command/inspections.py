@@ -1,6 +1,6 @@
-"""What the options of inspection and export print or write, in place of a launch or before it.
+"""The output of options that show or export a job, its plan or the machines.
 
-Nothing here starts a job, or decides whether one starts.
+This module does not start jobs.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def print_stacks(pid: int) -> None:
-    """Print what the instances of a running job do."""
+    """Print the Python stacks of the instances of a running job."""
     from poprun_py.running.supervise.inspection import ask
 
     if stacks := ask(pid):
@@ -34,7 +34,7 @@ def print_stacks(pid: int) -> None:
 
 
 def print_status(config: LaunchConfig) -> int:
-    """Print how the instances of a running job are doing."""
+    """Print the state of the instances of a running job."""
     from poprun_py.running.supervise.inspection import NEWEST, ask_status
     from poprun_py.running.watch.job_view import JobView, table_lines
 
@@ -58,10 +58,10 @@ def print_status(config: LaunchConfig) -> int:
 
 
 def print_leases(config: LaunchConfig) -> None:
-    """Print which jobs hold which CPUs of this machine, and which wait.
+    """Print the jobs that hold CPUs of this machine, and those that wait.
 
     Raises:
-        StartError: the leases cannot be read.
+        StartError: The leases cannot be read.
     """
     from poprun_py.launching.job_cores import leases_place
     from poprun_py.machines.lease_files import LeaseFolder, problem_text
@@ -87,7 +87,7 @@ def print_leases(config: LaunchConfig) -> None:
 
 
 def print_check(config: LaunchConfig) -> int:
-    """Print the table of --check; a red cell is a launch that could not start."""
+    """Print the table of --check, and return the exit code."""
     from poprun_py.machines.probe import check_hosts
     from poprun_py.planning.pasted_command import check_pasted_command
     from poprun_py.planning.plan_inputs import Purpose, gather_inputs
@@ -105,7 +105,7 @@ def print_check(config: LaunchConfig) -> int:
 
 
 def print_hardware(config: LaunchConfig) -> None:
-    """Print what the machines have."""
+    """Print the hardware of the machines."""
     from poprun_py.planning.plan_inputs import Purpose, gather_inputs
     from poprun_py.planning.views.host_tables import hardware_table
 
@@ -138,9 +138,9 @@ def _topology_form(config: LaunchConfig) -> str:
 
 
 def show_plan(config: LaunchConfig, planned: LaunchPlan) -> None:
-    """Print or write of a plan what the options of inspection ask for."""
+    """Print or export a plan in the forms that the options ask for."""
     if config.export_plan == "-":
-        # Standard output is then a file of JSON: nothing else goes there.
+        # Standard output is then a JSON document, so nothing else is printed.
         _export_plan("-", "", planned)
         return
     form = _topology_form(config)
@@ -213,7 +213,7 @@ def export_config(config: LaunchConfig) -> None:
     """Write the options into a file.
 
     Raises:
-        UsageError: it is there already, or cannot be written.
+        UsageError: It is there already, or cannot be written.
     """
     from poprun_py.options.launch_config import dump_config
 
@@ -232,7 +232,7 @@ def _write_private(path: Path, text: str, option: str) -> None:
     """Write a file that only its owner can read.
 
     Raises:
-        UsageError: it cannot be written.
+        UsageError: It cannot be written.
     """
     from popdist_py.atomic_file import open_private
 

@@ -1,6 +1,6 @@
-"""Launches jobs one after another on a quiet screen, and measures each by what its folder keeps.
+"""Runs of ``poprun-py scale``, launched one after another without output and then measured.
 
-For ``poprun-py scale``. Nothing here decides what to run, or compares.
+The measurements come from the folders of the runs.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class _OncePerWarning(Terminal):
-    """The launcher's words for all runs: a warning is shown once, results are not."""
+    """A console for several launches, which shows each warning once and no results."""
 
     def __init__(self, *, is_verbose: bool) -> None:
         super().__init__(is_verbose=is_verbose, prints_bindings=False)
@@ -40,11 +40,11 @@ class _OncePerWarning(Terminal):
 
 
 class MeasuredRuns:
-    """Runs that are made one after another, and what was measured.
+    """Launches runs one after another, and keeps their measurements.
 
     Args:
-        folder: of all runs (--output-dir).
-        is_verbose: whether the launcher's log is shown.
+        folder: Of all runs (--output-dir).
+        is_verbose: Whether the launcher's log is shown.
     """
 
     def __init__(self, folder: Path, *, is_verbose: bool) -> None:
@@ -56,14 +56,14 @@ class MeasuredRuns:
         self._console = _OncePerWarning(is_verbose=is_verbose)
 
     def make(self, planned: LaunchPlan, place: str) -> bool:
-        """Make a run and tell whether others may follow: it neither failed nor was stopped.
+        """Launch a run; return whether the next one may follow.
 
         Args:
-            planned: what to run, with the name of the run in its environment.
-            place: which of all runs it is, before the line of progress.
+            planned: What to run, with the name of the run in its environment.
+            place: Which of all runs it is, before the line of progress.
 
         Raises:
-            StartError: it could not start.
+            StartError: It could not start.
         """
         title = f"{place} {counted(planned.topology.num_instances, 'instance')}"
         self._show_progress(title)
@@ -82,7 +82,7 @@ class MeasuredRuns:
         return not result.was_interrupted
 
     def _launch(self, planned: LaunchPlan) -> LaunchResult:
-        """Launch a plan without showing the instances' output: the run's folder keeps it."""
+        """Launch a plan; the instances' output only goes to the folder of the run."""
         from poprun_py.launching.launch import Request, launch
 
         nowhere = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
@@ -92,7 +92,7 @@ class MeasuredRuns:
             os.close(nowhere)
 
     def _tell_end(self, planned: LaunchPlan, result: LaunchResult, title: str) -> None:
-        """Say why a run counts not, and that it is the last."""
+        """Tell the user why a run failed, which ends the measurements."""
         from poprun_py.running.supervise.result_text import report_text
 
         self.exit_code = result.exit_code
@@ -101,7 +101,7 @@ class MeasuredRuns:
             return
         self._end_progress(f"{title}: failed; its output is in {self._folder / result.run_id}")
         first = result.first_failure
-        if first is not None:  # nothing of what it wrote was shown
+        if first is not None:  # its output was not shown
             result = replace(result, first_failure=replace(first, had_last_word=False))
         if report := report_text(result, planned.instance_label):
             print_error(report.removesuffix("\n"))
@@ -111,7 +111,7 @@ class MeasuredRuns:
             self.remarks.append(sentence)
 
     def _show_progress(self, line: str) -> None:
-        """Show what runs, on a terminal, until it has ended."""
+        """Show the name of the present run on a terminal."""
         if self._can_erase:
             rewrite_line(f"{line} ...")
 
@@ -120,7 +120,7 @@ class MeasuredRuns:
 
 
 def _told(measured: Measured) -> str:
-    """Return the speed of a run in a few words."""
+    """Return the speed of a run as a short text."""
     parts = []
     if measured.samples_per_second is not None:
         parts.append(f"{number_text(measured.samples_per_second)} samples/s")

@@ -1,4 +1,4 @@
-"""The attempts of a launch, one after another: each is a job for the supervisor.
+"""The attempts of a launch. Each attempt is one job for the supervisor.
 
 A restart may run another plan, for the hosts that are left.
 """
@@ -50,14 +50,14 @@ class Attempts:
     """The attempts of one launch.
 
     Args:
-        planned: the plan of the first attempt.
-        recording: the record of the run.
-        console: takes the launcher's messages.
-        lease: the cores of the job on this machine, the same for all attempts.
-        partition: the IPUs of the job, the same for all attempts; None without a pod.
-        descriptors: where the instances' stdout and stderr go.
-        output_folder: a folder for the instances' output, where --output-dir names none.
-        on_attempt: called before each attempt.
+        planned: The plan of the first attempt.
+        recording: The record of the run.
+        console: Takes the launcher's messages.
+        lease: The cores of the job on this machine, the same for all attempts.
+        partition: The IPUs of the job, the same for all attempts; None without a pod.
+        descriptors: Where the instances' stdout and stderr go.
+        output_folder: A folder for the instances' output if --output-dir does not name one.
+        on_attempt: Called before each attempt.
     """
 
     def __init__(
@@ -119,7 +119,7 @@ class Attempts:
         return result
 
     def failed(self, result: LaunchResult, restart: int, seconds: float) -> None:
-        """Report a failure, and decide on which hosts restart number ``restart`` runs."""
+        """Report a failure, and choose the hosts of restart number ``restart``."""
         from poprun_py.running.supervise.result_text import report_text
 
         config, warn = self.plan.config, self._console.warn
@@ -146,10 +146,10 @@ class Attempts:
 
 
 def _make_folder_of_results(planned: LaunchPlan, restart_count: int) -> None:
-    """Make the folder of what a function returns, if the job is the call of one.
+    """Make the folder for a function's results if the job calls a function.
 
     Raises:
-        StartError: the folder of the call is gone, or has no room.
+        StartError: The folder of the call was removed, or its disk is full.
     """
     call = call_folder(planned.config.program)
     if call is not None:
@@ -170,13 +170,13 @@ def job_of(
     """Return one attempt of a plan as a job for the supervisor.
 
     Args:
-        planned: the plan.
-        run_id: the name of the run.
-        recorded: where the attempt is recorded.
-        restart_count: how often the job was started again before.
-        spent_seconds: the part of the time limit that earlier attempts have used.
-        partition: the IPUs of the job; None without a pod.
-        warn: takes warnings about the leases on other hosts.
+        planned: The plan.
+        run_id: The name of the run.
+        recorded: Where the attempt is recorded.
+        restart_count: How often the job was started again before.
+        spent_seconds: The part of the time limit that earlier attempts have used.
+        partition: The IPUs of the job; None without a pod.
+        warn: Takes warnings about the leases on other hosts.
     """
     return Job(
         command=_command(planned, run_id, recorded, restart_count, partition),
@@ -286,7 +286,7 @@ def _ipus(planned: LaunchPlan, held: HeldPartition | None) -> Iterator[range]:
 
 
 def _leases(planned: LaunchPlan, run_id: str, *, is_restart: bool) -> dict[int, dict[str, Any]]:
-    """Return what is to be leased on the other hosts, by the first instance on each."""
+    """Return the lease requests for the other hosts, by the first instance of each host."""
     if os.environ.get(FOLDER_VARIABLE, "").lower() == "none":
         return {}
     topology = planned.topology
@@ -300,7 +300,7 @@ def _leases(planned: LaunchPlan, run_id: str, *, is_restart: bool) -> dict[int, 
                 "numa_nodes": sorted(share.numa_nodes),
                 "program": short_name(planned.config.program),
                 "run_id": run_id,
-                # Whoever was quicker after a failure: a job that has begun is to go on.
+                # Another job may have taken the cores meanwhile. A restart shares them.
                 "may_share": planned.config.share_cores or is_restart,
                 "within": planned.environ.get(RUN_ID, ""),
             }
@@ -308,7 +308,7 @@ def _leases(planned: LaunchPlan, run_id: str, *, is_restart: bool) -> dict[int, 
 
 
 def _refusal_of(planned: LaunchPlan, warn: Log, index: int, answer: dict[str, Any]) -> str:
-    """Return why there is no lease for the job where an instance is; empty if it may start."""
+    """Return why the job cannot lease cores on an instance's host; empty if it can."""
     from poprun_py.machines.lease_messages import refusal_text, sharing_text
     from poprun_py.machines.leases import parse_other_jobs
 
@@ -329,13 +329,13 @@ def _listen_address(others: list[Host], network: str) -> str:
 
 
 def _explain_failed_start(planned: LaunchPlan) -> str:
-    """Ask the hosts why a launch did not start: mpirun's own messages seldom name the reason.
+    """Ask the hosts why a launch did not start, since mpirun's messages seldom name the reason.
 
     Returns:
-        Sentences about problems of the hosts that need not be the reason; empty if there are none.
+        Sentences about possible causes; empty if every host looks well.
 
     Raises:
-        StartError: the reason, if a host shows one.
+        StartError: A host shows the cause.
     """
     from poprun_py.machines.probe import diagnose
 

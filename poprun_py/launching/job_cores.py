@@ -1,9 +1,9 @@
-"""The cores of a job: leased on this machine, and chosen around other jobs on other hosts.
+"""The cores of a job, which it leases on this machine and plans for on the other hosts.
 
 Jobs that run side by side get cores of their own. The share of a job is chosen and leased under
-one mutex, so no other job can take the same cores in between. On other hosts, the wrapper of the
-first instance takes the lease when the job starts; here the plan only avoids the cores that are
-taken there.
+one mutex, so no other job can take the same cores in between. For the other
+hosts, this module only finds out which cores other jobs hold. The first instance of each host
+leases cores when it starts.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ if TYPE_CHECKING:
 # so a waiting job polls: a few small files take a fraction of a millisecond. Jobs further back in
 # the queue poll less often, so that many waiting jobs do not disturb the running ones.
 _POLL_SECONDS, _MOST_POLL_SECONDS = 0.2, 2.0
-# Between two questions to other hosts: each is an ssh connection to every host.
+# The seconds between two questions to the other hosts, each of which is an ssh connection.
 _POLL_HOSTS_SECONDS = 3.0
 _MUTEX_HELD = "another process keeps its mutex locked"
 
@@ -89,11 +89,11 @@ def lease_as_planned(planned: LaunchPlan, console: Console, wait: Wait) -> Lease
     """Lease exactly the cores that a plan names, waiting for them where the job may wait.
 
     Raises:
-        StartError: other jobs hold some of them.
+        StartError: Other jobs hold some of them.
         UsageError: POPRUN_LEASES does not name a folder.
     """
     share = share_of_plan(planned)
-    # A plan may be made for another machine: only CPUs that exist here can be leased.
+    # A plan may be made for another machine, but only CPUs of this one can be leased.
     here = frozenset(os.sched_getaffinity(0)) & share.cpus
     share = share._replace(cpus=here)
 
@@ -109,16 +109,16 @@ def lease_beside_others(
     """Lease the cores of a job on this machine, around those that other jobs hold.
 
     Args:
-        alone: the plan of the job for machines without other jobs.
-        inputs: the machines and hosts of that plan.
-        console: takes warnings, and notes about other jobs.
-        wait: how long the job may wait for other jobs.
+        alone: The plan of the job for machines without other jobs.
+        inputs: The machines and hosts of that plan.
+        console: Takes warnings, and notes about other jobs.
+        wait: How long the job may wait for other jobs.
 
     Returns:
         The machines without the cores that other jobs hold, to plan on; and the lease.
 
     Raises:
-        StartError: other jobs hold too much, or the time for waiting is over.
+        StartError: Other jobs hold too much, or the time for waiting is over.
         UsageError: POPRUN_LEASES does not name a folder.
     """
     config, topology, machines = alone.config, alone.topology, inputs.machines
@@ -173,15 +173,15 @@ def lease_share(
     """Lease a job's share of this machine, as its options say where other jobs hold too much.
 
     Args:
-        config: whether the job may share cores.
-        whole: the job's share of a machine without other jobs.
-        share_beside: returns the share beside jobs that hold the given CPUs; None if the job does
+        config: Whether the job may share cores.
+        whole: The job's share of a machine without other jobs.
+        share_beside: Returns the share beside jobs that hold the given CPUs; None if the job does
             not fit on the rest.
-        console: takes warnings, and notes about other jobs.
-        wait: how long the job may wait for other jobs.
+        console: Takes warnings, and notes about other jobs.
+        wait: How long the job may wait for other jobs.
 
     Raises:
-        StartError: other jobs hold too much, or the time for waiting is over.
+        StartError: Other jobs hold too much, or the time for waiting is over.
         UsageError: POPRUN_LEASES does not name a folder.
     """
     place = leases_place()
@@ -226,7 +226,7 @@ class _ShareLease:
             while True:
                 is_over = self._wait.is_over
                 table, leased = self._try(is_last=is_over)
-                # The messages come after the mutex is free: their reader may be slow.
+                # Messages are written without the mutex, because a slow reader may block them.
                 if table is not None and leased is not None:
                     break
                 if is_over:
@@ -245,7 +245,7 @@ class _ShareLease:
         return leased
 
     def _try(self, *, is_last: bool) -> tuple[LeaseTable | None, Leased | None]:
-        """Take the lease now, or queue for it; without the mutex there is no table either."""
+        """Take the lease or join the queue. The table is None if the mutex was not free in time."""
 
         def decide(table: LeaseTable) -> tuple[LeaseTable, Leased | None]:
             leased = self._take_from(table)
@@ -280,7 +280,7 @@ class _ShareLease:
         return share, lease
 
     def _say_what_others_hold(self, table: LeaseTable, share: HostShare) -> None:
-        """Say what other jobs hold: in the log only, unless it changed the placement."""
+        """Tell the user which cores other jobs hold if that changed the placement; else log it."""
         if self._problem:
             _warn_of_no_leases(self._problem, self._console)
         if not table.held_cpus:
@@ -303,7 +303,7 @@ class _ShareLease:
             )
 
     def _refusal(self, table: LeaseTable | None) -> str:
-        """Return why the job cannot have its cores, and what the user can do."""
+        """Return an error text with the reason and advice."""
         if table is None:
             place = self._folder.path
             return f"{place}: {_MUTEX_HELD}; end that process, or name another folder"
@@ -323,7 +323,7 @@ class _ShareLease:
         )
 
     def _waiting_text(self, table: LeaseTable | None) -> str:
-        """Return what the job waits for, and its place in the queue."""
+        """Return a text about the holders of the cores and the place in the queue."""
         if table is None:
             return f"for {self._folder.path}: {_MUTEX_HELD}"
         place = len(table.ahead_of(self._place)) + 1
@@ -357,17 +357,17 @@ def wait_for_hosts(
     """Wait until the other hosts have enough free cores; return the machines to plan on.
 
     Args:
-        config: whether the job may share cores.
-        topology: the instances of each host.
-        machines: the machine of each host.
-        placements: the placements of the instances without other jobs.
-        other_jobs: the other jobs of each host, by the host's name.
-        ask: asks the hosts for them again.
-        console: takes notes about other jobs.
-        wait: how long the job may wait for other jobs.
+        config: Whether the job may share cores.
+        topology: The instances of each host.
+        machines: The machine of each host.
+        placements: The placements of the instances without other jobs.
+        other_jobs: The other jobs of each host, by the host's name.
+        ask: Asks the hosts for them again.
+        console: Takes notes about other jobs.
+        wait: How long the job may wait for other jobs.
 
     Raises:
-        StartError: other jobs hold too much, or the time for waiting is over.
+        StartError: Other jobs hold too much, or the time for waiting is over.
     """
     left = _left(config, topology, machines, other_jobs)
     try:
@@ -402,7 +402,7 @@ def left_by_others(
     """Return the machines without the cores that other jobs hold on the other hosts.
 
     Raises:
-        StartError: the other jobs of a host leave too few of its cores.
+        StartError: The other jobs of a host leave too few of its cores.
     """
     left = _left(config, topology, machines, other_jobs)
     if left.crowded and not config.share_cores:

@@ -1,7 +1,10 @@
-"""The IPUs of a job: a partition of a pod, created or reset before the job, given back after it.
+"""The IPUs of a job, which come from a partition of a pod.
 
-The decision what to do with which partition is a pure function (planning/partition_decision.py). It
-is made twice: for the plan, and again just before the job starts, since other jobs use the pod too.
+The launcher creates or resets the partition before the job, and gives it back after it.
+
+A pure
+function (planning/partition_decision.py) decides which partition is used. The plan contains this
+decision. The launcher decides again just before the job starts, since other jobs change the pod.
 """
 
 from __future__ import annotations
@@ -42,10 +45,10 @@ if TYPE_CHECKING:
 
 NO_POD = "none"
 _HOST, _PORT = "IPUOF_VIPU_API_HOST", "IPUOF_VIPU_API_PORT"
-# Between two questions to the pod, which may be a server: each is three small requests. A pod keeps
-# no queue: the first job that asks after IPUs became free gets them.
+# The seconds between two questions to the pod, which may be a server. A question is three small
+# requests. Pods do not have a queue: free IPUs go to the first job that asks for them.
 _POLL_SECONDS = 0.3
-# Between two questions whether a new partition is ready.
+# The seconds between two questions about a new partition that is not ready.
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.01, 1.0
 # A user at a terminal is told of a wait for a new partition that takes longer.
 _SILENT_SECONDS = 1.0
@@ -77,7 +80,7 @@ def _open_pod(config: LaunchConfig, environ: Mapping[str, str]) -> PodStore | No
     """Open the pod of a launch; None where none is configured, or --offline-mode yes.
 
     Raises:
-        StartError: the pod cannot be opened, or several pods could be meant.
+        StartError: The pod cannot be opened, or several pods could be meant.
     """
     if config.offline_mode or config.pod == NO_POD:
         return None
@@ -97,7 +100,7 @@ def pod_state(store: PodStore) -> PodState:
     """Return the present state of a pod.
 
     Raises:
-        PodError: the pod does not answer.
+        PodError: The pod does not answer.
     """
     from poprun_py.planning.partition_decision import PodState
 
@@ -113,14 +116,14 @@ def pod_state(store: PodStore) -> PodState:
 def _decide(
     store: PodStore, config: LaunchConfig, environ: Mapping[str, str]
 ) -> tuple[PartitionDecision, tuple[Partition, ...]]:
-    """Decide what a launch does with which partition.
+    """Decide which partition a launch uses, and how.
 
     Returns:
-        The decision, and the partitions of dead launches, which are to be removed first. Another
-        process may remove them too.
+        The decision, and the partitions of dead launches, which the caller removes first. Other
+        processes may remove them at the same time.
 
     Raises:
-        PodError: the pod does not answer.
+        PodError: The pod does not answer.
     """
     from poprun_py.planning.partition_decision import decide_partition
     from poprun_py.planning.temporary_partitions import is_abandoned, permanent_name, temporary_name
@@ -156,16 +159,16 @@ def ipus_of_job(
     """Hold a partition for a job, and give it back at the end.
 
     Args:
-        config: the options of the launch.
-        environ: the launcher's environment.
-        console: takes notes and warnings.
-        wait: how long the job may wait for other jobs.
-        run_id: the name of the run.
-        program: a short name of the program, for users who inspect the pod.
-        num_ilds: the number of IPU-Link domains for which the job was planned.
+        config: The options of the launch.
+        environ: The launcher's environment.
+        console: Takes notes and warnings.
+        wait: How long the job may wait for other jobs.
+        run_id: The name of the run.
+        program: A short name of the program, for users who inspect the pod.
+        num_ilds: The number of IPU-Link domains in the plan.
 
     Raises:
-        StartError: the job cannot have its IPUs.
+        StartError: The job cannot have its IPUs.
     """
     store = _open_pod(config, environ)
     if store is None:
@@ -211,7 +214,7 @@ def _exit_on_signals() -> Iterator[None]:
 
 
 class _JobPartition:
-    """What one job takes of a pod and has to give back."""
+    """The partition and the attachment of one job."""
 
     def __init__(
         self,
@@ -319,7 +322,7 @@ class _JobPartition:
         if decision.action is Action.CREATE:
             return self._create(decision)
         if decision.action is Action.UPDATE:
-            # Set before the call: if a signal interrupts it, the old partition may be gone already.
+            # Set first, because a signal can interrupt the call after the removal.
             self._replaced = decision.partition
             self._store.remove_partition(decision.name)
             return self._create(decision)
@@ -333,7 +336,7 @@ class _JobPartition:
     def _create(self, decision: PartitionDecision) -> Partition:
         request = decision.request
         assert request is not None
-        # Set before the call: if a signal interrupts it, the partition may exist already.
+        # Set first, because a signal can interrupt the call after the creation.
         self._created, self._created_at = request.name, 0.0
         self._is_removed_at_end = decision.removes
         try:
@@ -348,7 +351,7 @@ class _JobPartition:
         """Wait until a partition is ACTIVE, at most for all attempts.
 
         Raises:
-            StartError: it is not ACTIVE in time, or is in the state ERROR.
+            StartError: It is not ACTIVE in time, or is in the state ERROR.
         """
         from popdist_py.pods.values import PartitionState
 

@@ -1,6 +1,6 @@
-"""The endpoint and the services that a run's numbers go to: opened once, fed by every attempt.
+"""The destinations of a run's metrics, which all attempts of the run share.
 
-What cannot work is refused before anything starts. Nothing here runs a job.
+Destinations that cannot work are refused before anything starts. Nothing here runs a job.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ class JobMetrics:
     """Where the numbers of one run go.
 
     Args:
-        planned: what runs.
+        planned: What runs.
 
     Raises:
-        UsageError: the port is taken, wandb is not installed, or a folder cannot be written to.
+        UsageError: The port is taken, wandb is not installed, or a folder cannot be written to.
     """
 
     def __init__(self, planned: LaunchPlan) -> None:
@@ -68,13 +68,13 @@ class JobMetrics:
         """Start what takes the numbers.
 
         Args:
-            run_id: the name of the run.
-            program: as people call it.
-            folder: that of the run; None without --output-dir.
-            tell: takes where the numbers are served.
+            run_id: The name of the run.
+            program: As people call it.
+            folder: That of the run; None without --output-dir.
+            tell: Takes where the numbers are served.
 
         Raises:
-            StartError: a process cannot be started.
+            StartError: A process cannot be started.
         """
         first: dict[str, Any] = {
             "run_id": run_id,
@@ -92,7 +92,7 @@ class JobMetrics:
             tell(f"metrics are served at http://{host}:{port}/metrics")
 
     def begin(self, restart_count: int) -> tuple[Recorder, ...]:
-        """Return who takes the numbers of the next attempt."""
+        """Return the recorders for the metrics of the next attempt."""
         recorders: list[Recorder] = []
         if self._endpoint is not None:
             from poprun_py.running.metrics.endpoint_recorder import EndpointRecorder
@@ -118,10 +118,10 @@ class JobMetrics:
         return {_WANDB_GROUP: self._wandb_group(run_id)}
 
     def finish(self, tell: Callable[[str], None]) -> list[str]:
-        """Wait for what takes the numbers, once; returns what went wrong, in sentences.
+        """Wait until all metrics are written; return sentences about problems.
 
         Args:
-            tell: takes a sentence when this lasts.
+            tell: Takes a sentence when this lasts.
         """
         feeds = [feed for feed in (self._endpoint, self._sinks) if feed is not None]
         troubles = [trouble for feed in feeds for trouble in feed.finish(tell)]
@@ -163,7 +163,7 @@ class JobMetrics:
     def _sink(
         self, destination: MetricsDestination, first: Mapping[str, Any], folder: Path | None
     ) -> dict[str, Any]:
-        """Return what the process is told of a destination."""
+        """Return the settings of a destination for its process."""
         sink: dict[str, Any] = {"name": str(destination)}
         if destination.tool == TENSORBOARD:
             path = destination.where or str((folder or Path()) / _TENSORBOARD_FOLDER)
@@ -183,10 +183,10 @@ class JobMetrics:
 
 
 def _require_wandb(option: str) -> None:
-    """Refuse to write for a package that is not there.
+    """Raise UsageError if the package wandb is not installed.
 
     Raises:
-        UsageError: it is not.
+        UsageError: It is not.
     """
     spec = find_spec("wandb")
     # Without an origin, it is the folder that wandb itself makes for runs, and no package.
@@ -195,10 +195,10 @@ def _require_wandb(option: str) -> None:
 
 
 def _make_folder(folder: str, option: str) -> None:
-    """Make a folder, if it is not there.
+    """Make a folder if it does not exist.
 
     Raises:
-        UsageError: it cannot be made or written to.
+        UsageError: It cannot be made or written to.
     """
     path = Path(folder)
     expected = f"{option}: expected a folder that can be made and written to"

@@ -1,4 +1,4 @@
-"""The timeline of a run: the folders in which its attempts record, and the trace made of all.
+"""The timeline of a run, which merges the spans of all attempts into one trace.
 
 The folders are the run's own with --output-dir, so that the spans are there also if the launcher is
 killed; else temporary ones. Nothing here runs a job.
@@ -35,11 +35,11 @@ class JobTimeline:
     """The timeline of one run.
 
     Args:
-        planned: what runs.
-        run_folder: the run's own folder; None without --output-dir.
+        planned: What runs.
+        run_folder: The run's own folder; None without --output-dir.
 
     Raises:
-        UsageError: the trace cannot be written where the user wants it.
+        UsageError: The trace cannot be written where the user wants it.
     """
 
     def __init__(self, planned: LaunchPlan, run_folder: Path | None) -> None:
@@ -47,8 +47,8 @@ class JobTimeline:
         self._size = config.timeline_size << 20
         self._path: Path | None = None
         self._folders: list[Path] = []
-        self._held: list[JobFolder] = []  # those of them that are in nobody's run folder
-        self._first = 1  # the number of the attempt whose folder is the first
+        self._held: list[JobFolder] = []  # folders outside of a run folder
+        self._first = 1  # the attempt number of the first folder
         self._has_dropped = False
         self._is_in_run = False
         if config.timeline is not None:
@@ -56,7 +56,7 @@ class JobTimeline:
             self._is_in_run = is_auto and run_folder is not None
             given = TIMELINE_FILE if is_auto else config.timeline
             self._path = (run_folder or Path()) / given if is_auto else Path(given)
-            # Said now: when the job has ended is too late.
+            # Checked before the job starts, because an error at its end would come too late.
             folder = self._path.parent
             if not folder.is_dir() or self._path.is_dir() or not os.access(folder, os.W_OK):
                 raise UsageError(
@@ -68,7 +68,7 @@ class JobTimeline:
         """Return where the next attempt records; None if no timeline is wanted.
 
         Raises:
-            StartError: no folder can be made.
+            StartError: No folder can be made.
         """
         if self._path is None:
             return None
@@ -87,7 +87,7 @@ class JobTimeline:
         """Make the trace; None where none was wanted, or no program started.
 
         Raises:
-            OSError: it cannot be written; ``keep`` says where the spans are.
+            OSError: It cannot be written; ``keep`` says where the spans are.
         """
         if self._path is None or not self._folders:
             return None
@@ -103,7 +103,7 @@ class JobTimeline:
         return merged
 
     def sentence(self, merged: Merged) -> str:
-        """Say what became of the timeline."""
+        """Return a sentence about the written timeline."""
         attempts = f"; of the last {_MOST_ATTEMPTS} attempts" if self._has_dropped else ""
         dropped = (
             f", {counted(merged.num_dropped, 'older one', ',')} dropped"
@@ -131,7 +131,7 @@ class JobTimeline:
         """Make the folder for the files of an attempt, which its owner alone can enter.
 
         Raises:
-            StartError: it cannot be made.
+            StartError: It cannot be made.
         """
         if attempt_folder is None:
             self._held.append(make_private_folder())
@@ -153,7 +153,7 @@ class JobTimeline:
 
 
 def _kept(folder: Path) -> Path:
-    """Give a folder a name of which no later job thinks that nobody wants it."""
+    """Rename a folder so that later jobs do not remove it as abandoned."""
     kept = folder.with_name(f"{folder.name}-kept")
     try:
         folder.rename(kept)

@@ -1,4 +1,4 @@
-"""The launch of a job, from a request to its result: plan, cores, IPUs, attempts.
+"""The launch of a job: it is planned, gets cores and IPUs, and runs in one or more attempts.
 
 The command line, the process of the Python API and ``poprun-py scale`` all call ``launch``. It runs
 in their process, which therefore gets the signals.
@@ -42,10 +42,10 @@ class Request:
     """What to launch.
 
     Attributes:
-        job: the options of a launch, which is planned first; or a plan, which runs as it is.
-        environ: the environment to plan in; that of this process by default.
-        output_folder: a folder for the instances' output, where --output-dir names none.
-        descriptors: where the instances' stdout and stderr go.
+        job: The options of a launch, which is planned first; or a plan, which runs as it is.
+        environ: The environment to plan in; that of this process by default.
+        output_folder: A folder for the instances' output if --output-dir does not name one.
+        descriptors: Where the instances' stdout and stderr go.
     """
 
     job: LaunchConfig | LaunchPlan
@@ -69,18 +69,18 @@ def launch(
 ) -> LaunchResult:
     """Launch a job and return how it ended; no process of it is left running.
 
-    The job is started again after a failure as often as --max-restarts allows. While it runs, this
-    process is in the folder in which the plan was made.
+    The job is started again after a failure as often as --max-restarts allows. While it runs, the
+    working folder of this process is the folder of the plan.
 
     Args:
-        request: what to launch.
-        console: takes the launcher's messages.
-        on_plan: called with the plan once the job has its cores.
-        on_attempt: called before each attempt.
+        request: What to launch.
+        console: Takes the launcher's messages.
+        on_plan: Called with the plan once the job has its cores.
+        on_attempt: Called before each attempt.
 
     Raises:
-        UsageError: the options, hosts and machines do not fit together; nothing was started.
-        StartError: the launch could not start, or --strict-binding found a wrong binding.
+        UsageError: The options, hosts and machines do not fit together. Nothing was started.
+        StartError: The launch could not start, or --strict-binding found a wrong binding.
     """
     _require_main_thread()
     wait = Wait(request.config, console)
@@ -126,10 +126,10 @@ def _log_command(planned: LaunchPlan, console: Console) -> None:
 
 @contextlib.contextmanager
 def _inside(folder: str) -> Iterator[None]:
-    """Change to a plan's folder for a while: the user's paths are relative to it.
+    """Change to a plan's folder for a while, since the user's paths are relative to it.
 
     Raises:
-        StartError: the folder is gone.
+        StartError: The folder is gone.
     """
     if folder in ("", working_folder()):
         yield
@@ -179,7 +179,7 @@ def _run(
     wait: Wait,
     on_attempt: OnAttempt | None,
 ) -> LaunchResult:
-    """Run a plan whose cores are leased: get its IPUs, and make the attempts."""
+    """Get the IPUs of a planned job, and run its attempts."""
     from poprun_py.launching.job_ipus import ipus_of_job
 
     config = planned.config

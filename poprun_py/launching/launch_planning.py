@@ -1,4 +1,4 @@
-"""Planning of a launch: gathers what the machine and its surroundings are, and makes the plan.
+"""Planning of a launch, with the hosts, machines, MPI and pod that are there now.
 
 The decisions are pure functions of poprun_py/planning; this module reads the surroundings for them.
 """
@@ -57,22 +57,22 @@ def plan(
 ) -> LaunchPlan:
     """Return everything that launching ``config`` would do, without starting anything.
 
-    A plan that does not fit the machines found here has a warning: it may be meant for larger
-    machines, but cannot be launched here. A plan that does not fit machines described by
+    If the job does not fit the machines found here, the plan has a warning. It can be shown, but
+    not launched here. A plan that does not fit machines described by
     ``config`` itself is refused.
 
     Args:
-        config: the options of the launch.
-        environ: the launcher's environment; ``os.environ`` by default.
-        mpi: the MPI to use; found by default.
-        hosts: the hosts for the instances; by default those that ``config`` names, else those of
+        config: The options of the launch.
+        environ: The launcher's environment; ``os.environ`` by default.
+        mpi: The MPI to use; found by default.
+        hosts: The hosts for the instances; by default those that ``config`` names, else those of
             the environment, else this machine.
-        contact_hosts: connect to the other hosts, as a launch does. Otherwise the plan uses the
+        contact_hosts: Connect to the other hosts, as a launch does. Otherwise the plan uses the
             hardware that earlier launches recorded of them.
 
     Raises:
-        UsageError: the options, hosts and machines do not fit together.
-        StartError: no MPI is installed, a host cannot take part, or the job cannot have its IPUs.
+        UsageError: The options, hosts and machines do not fit together.
+        StartError: No MPI is installed, a host cannot take part, or the job cannot have its IPUs.
     """
     return _gather(config, environ, mpi, hosts, contact_hosts=contact_hosts).plan()
 
@@ -83,21 +83,21 @@ def plan_and_lease(
     """Plan a launch around the other jobs of the machines, and lease its cores.
 
     Args:
-        config: the options of the launch.
-        environ: the launcher's environment; ``os.environ`` by default.
-        console: takes warnings, and notes about other jobs.
-        wait: how long the job may wait for other jobs.
+        config: The options of the launch.
+        environ: The launcher's environment; ``os.environ`` by default.
+        console: Takes warnings, and notes about other jobs.
+        wait: How long the job may wait for other jobs.
 
     Raises:
-        UsageError: the options, hosts and machines do not fit together.
-        StartError: a host cannot take part, or other jobs hold too many cores.
+        UsageError: The options, hosts and machines do not fit together.
+        StartError: A host cannot take part, or other jobs hold too many cores.
     """
     gathered = _gather(config, environ, None, None, contact_hosts=True)
     alone = gathered.plan()
     # An error of the options or the program must not surface after hours of waiting.
     require_start(alone)
     if is_described(config):
-        # The described machine's CPUs are used as planned, even if other jobs have them here.
+        # Only the planned CPUs fit a described machine, so the job does not avoid other jobs.
         return alone, lease_as_planned(alone, console, wait)
     machines, lease = lease_beside_others(alone, gathered.inputs, console, wait)
     try:
@@ -111,7 +111,7 @@ def plan_and_lease(
 
 @dataclass(frozen=True, slots=True)
 class _Gathered:
-    """The input of a plan: planning again for other machines needs no further reading."""
+    """The input of a plan, kept to plan again for other machines without reading it again."""
 
     config: LaunchConfig
     topology: Topology
@@ -171,7 +171,7 @@ def _partition_of(
     """Return which partition a launch would use, and how; None where no pod is configured.
 
     Raises:
-        StartError: this is a launch, and waiting cannot give it its IPUs either.
+        StartError: A launch cannot have its IPUs, even if it waits for them.
     """
     if config.offline_mode or config.pod == _NO_POD:
         return None
@@ -193,7 +193,7 @@ def _ilds_of(config: LaunchConfig, use: PartitionDecision | None) -> int | None:
 
 
 def working_folder() -> str:
-    """Return the folder in which this process is; empty if it was deleted."""
+    """Return the working folder of this process; empty if it was deleted."""
     try:
         return os.getcwd()  # noqa: PTH109 (its bytes need not be UTF-8, and it makes no object)
     except OSError:
@@ -206,10 +206,10 @@ def without_lost_hosts(
     """Plan the same job for the hosts that are left; return the old plan if that is not possible.
 
     Args:
-        planned: the plan of the attempt that failed.
-        result: how it ended.
-        warn: takes what is done.
-        lease: the cores that the job keeps on this machine.
+        planned: The plan of the attempt that failed.
+        result: How it ended.
+        warn: Takes sentences about the decision.
+        lease: The cores that the job keeps on this machine.
     """
     hosts = planned.topology.hosts
     lost = lost_hosts(result, lambda i: hosts[planned.instances[i].instance.host_index].name)
@@ -234,7 +234,7 @@ def _machines_within(gathered: _Gathered, lease: Lease | None) -> Machines:
     """Return the machines with the leased cores of this one, and the free cores of the others.
 
     Raises:
-        StartError: these are too few.
+        StartError: These are too few.
     """
     machines, reached = gathered.inputs.machines, gathered.inputs.reached
     if reached is not None and reached.other_jobs and leases_place() is not None:
@@ -248,11 +248,11 @@ def _machines_within(gathered: _Gathered, lease: Lease | None) -> Machines:
 
 
 def require_start(planned: LaunchPlan) -> None:
-    """Refuse a plan that does not fit its machines, or whose program cannot be started.
+    """Raise an error if the plan does not fit the machines or the program cannot be started.
 
     Raises:
-        StartError: the program does not exist, or cannot be run.
-        UsageError: the plan does not fit the machines.
+        StartError: The program does not exist, or cannot be run.
+        UsageError: The plan does not fit the machines.
     """
     planned.require_fit()
     # The wrapper searches the program with the instance's PATH.

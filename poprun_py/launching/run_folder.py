@@ -1,11 +1,11 @@
-"""The folder of one run under --output-dir: a folder for each attempt, and the run's report.
+"""The folder of one run under --output-dir, with its report and a folder for each attempt.
 
     DIR/latest -> 20260131-120000-1a2b3c    the run that began last
     DIR/20260131-120000-1a2b3c/report.json
     DIR/20260131-120000-1a2b3c/attempt-1/
 
-The launcher never deletes a file here. It writes the report when an attempt begins and when it has
-ended, so that a killed launcher leaves a report too, with its host and process id.
+The launcher does not delete files in it. It writes the report when an attempt begins and when it
+has ended. A killed launcher thus leaves a report, which names its host and process id.
 """
 
 from __future__ import annotations
@@ -45,16 +45,16 @@ class RunFolder:
     If the user names a run that exists, it continues with its next attempt.
 
     Args:
-        planned: the plan of the first attempt; its options name the parent folder.
-        run_id: the name of the run.
+        planned: The plan of the first attempt; its options name the parent folder.
+        run_id: The name of the run.
 
     Attributes:
-        path: the folder.
-        trouble: the last problem with writing a file; empty if there was none.
-        timeline: the trace of all attempts, once it is written.
+        path: The folder.
+        trouble: A sentence about the last file that could not be written, or an empty string.
+        timeline: The trace of all attempts, once it is written.
 
     Raises:
-        UsageError: the folder cannot be made or written to, its report cannot be read, or the run
+        UsageError: The folder cannot be made or written to, its report cannot be read, or the run
             of this name is still running.
     """
 
@@ -160,7 +160,7 @@ class RunFolder:
             The path; None if the folder of a restart cannot be made, which continues without it.
 
         Raises:
-            UsageError: the folder of the first attempt cannot be made.
+            UsageError: The folder of the first attempt cannot be made.
         """
         self._plan = planned
         try:
@@ -231,7 +231,7 @@ class RunFolder:
         self._write_report({**ending, "timeline": self._timeline_path()})
 
     def _timeline_path(self) -> str | None:
-        """Return the trace's path: relative if it is in this folder, which may be moved."""
+        """Return the trace's path, relative to this folder if it is inside."""
         if self.timeline is None:
             return None
         path, folder = self.timeline.absolute(), self.path.absolute()
@@ -240,7 +240,7 @@ class RunFolder:
     def _write_report(self, ending: dict[str, Any] | None = None) -> None:
         """Write ``report.json`` in one step, even if the folder was removed.
 
-        If a full disk has no room for a new file, a brief report overwrites the existing one.
+        If the disk is too full for a new file, a brief report overwrites the existing one.
         """
         from poprun_py.versions import versions
 

@@ -1,7 +1,7 @@
-"""The record of one run: its folder, timeline, metrics and page.
+"""The record of one run, which consists of a folder, a timeline, metrics and a page.
 
-A file or port that cannot be used is refused before the job starts. Later problems are warnings:
-they never change how the job ends.
+A file or port that cannot be used is refused before the job starts. Later problems are warnings
+and do not change how the job ends.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ class AttemptRecord:
     """Where one attempt is recorded.
 
     Attributes:
-        folder: for the output of the instances; None without --output-dir.
-        spans: for the spans of the instances; None without --timeline.
-        recorders: take the training steps and the states of the instances.
-        variables: tell the programs about the record.
+        folder: For the output of the instances; None without --output-dir.
+        spans: For the spans of the instances; None without --timeline.
+        recorders: Take the training steps and the states of the instances.
+        variables: Tell the programs about the record.
     """
 
     folder: str | None = None
@@ -57,16 +57,16 @@ class RunRecord:
     """The record of one run; close it at the end.
 
     Args:
-        planned: the plan of the first attempt.
-        console: takes notes and warnings.
+        planned: The plan of the first attempt.
+        console: Takes notes and warnings.
 
     Attributes:
-        run_id: the name of the run.
-        was_interrupted: whether Ctrl-C came while something was written at the end.
+        run_id: The name of the run.
+        was_interrupted: Whether Ctrl-C came while something was written at the end.
 
     Raises:
-        UsageError: the user's name for the run, its folder, a file or a port cannot be used.
-        StartError: a process that takes the metrics cannot be started.
+        UsageError: The user's name for the run, its folder, a file or a port cannot be used.
+        StartError: A process that takes the metrics cannot be started.
     """
 
     def __init__(self, planned: LaunchPlan, console: Console) -> None:
@@ -93,12 +93,12 @@ class RunRecord:
         """Return where the next attempt is recorded.
 
         Args:
-            planned: the plan of the attempt.
-            restart_count: how often the job was started again before.
+            planned: The plan of the attempt.
+            restart_count: How often the job was started again before.
 
         Raises:
-            UsageError: the folder of the first attempt cannot be made.
-            StartError: the folder of the timeline cannot be made.
+            UsageError: The folder of the first attempt cannot be made.
+            StartError: The folder of the timeline cannot be made.
         """
         folder = None
         if self._folder is not None:
@@ -142,7 +142,7 @@ class RunRecord:
             self._folder.finish(result.exit_code, result.explanation)
 
     def close(self) -> None:
-        """Write what is left, and close files, connections and processes."""
+        """Write the page of the run, and close files, connections and processes."""
         self._opened.close()
 
     def _close_steps(self) -> None:
@@ -196,7 +196,7 @@ class RunRecord:
             self._console.warn(f"the page of the run cannot be written ({error})")
 
     def _explain(self, error: OSError | KeyboardInterrupt, what: str) -> str:
-        """Return why something was not written: an error, or the user did not want to wait."""
+        """Return the reason why a file was not written: an error, or Ctrl-C."""
         if isinstance(error, OSError):
             return explain_os_error(error, f"{what} cannot be written")
         self.was_interrupted = True
@@ -216,7 +216,7 @@ def _metrics_of(planned: LaunchPlan) -> JobMetrics | None:
     """Return the metrics of a run; None unless an option asks for them.
 
     Raises:
-        UsageError: their destination cannot be used.
+        UsageError: Their destination cannot be used.
     """
     if not planned.config.metrics_to and planned.config.metrics_port is None:
         return None
@@ -226,13 +226,13 @@ def _metrics_of(planned: LaunchPlan) -> JobMetrics | None:
 
 
 def new_run_id(environ: Mapping[str, str]) -> str:
-    """Return the name of a new run: the user's ``POPRUN_RUN_ID``, or a generated name.
+    """Return the name of a new run, which is the user's ``POPRUN_RUN_ID`` or a generated one.
 
     A generated name begins with the time in UTC, so that runs of all hosts sort by time. Inside an
     instance of another job, the variable is the name of that job and is not used.
 
     Raises:
-        UsageError: the user's name cannot be the name of a folder.
+        UsageError: The user's name cannot be the name of a folder.
     """
     given = environ.get(RUN_ID, "")
     if not given or is_popdist_environment(environ):

@@ -1,6 +1,6 @@
-"""The report of a whole run as JSON: who ran what where, every attempt and why it ended.
+"""The report of a run as JSON, with the plan, all attempts and the reasons of their ends.
 
-Pure: plans, results and times in, values out. The same for people: report.py.
+This module only computes: it neither reads nor writes files. The same for people: report.py.
 """
 
 from __future__ import annotations
@@ -51,13 +51,13 @@ def run_report(
     """Return the report of a run; without an ``ending`` it is running.
 
     Args:
-        plan: what runs.
-        run_id: the name of the run.
-        launcher: host and process id of the launcher.
-        began_at: when the run began, as ``iso_time`` writes it.
-        versions: what is installed here.
-        attempts: all attempts, in order.
-        ending: time, exit code and reason of the end, and the path of the timeline.
+        plan: What runs.
+        run_id: The name of the run.
+        launcher: Host and process id of the launcher.
+        began_at: When the run began, as ``iso_time`` writes it.
+        versions: The versions of the installed packages.
+        attempts: All attempts, in order.
+        ending: Time, exit code and reason of the end, and the path of the timeline.
     """
     topology = plan.topology
     return {
@@ -106,10 +106,10 @@ def begun_attempt(
     """Return an attempt that runs.
 
     Args:
-        plan: what runs.
-        number: the number of the attempt, from 1.
-        restart_count: how often this launch has started the job again.
-        began: the time, in seconds since the epoch.
+        plan: What runs.
+        number: The number of the attempt, from 1.
+        restart_count: How often this launch has started the job again.
+        began: The time, in seconds since the epoch.
     """
     return {
         "number": number,
@@ -157,7 +157,7 @@ def refused_attempt(
     *,
     cause: str = "refused",
 ) -> dict[str, Any]:
-    """Return an attempt whose programs did not start, or of which nothing is known."""
+    """Return an attempt without instances, such as one that could not start."""
     return {
         **attempt,
         "ended_at": iso_time(ended),

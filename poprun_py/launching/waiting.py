@@ -1,4 +1,4 @@
-"""The wait of one job for cores and IPUs that other jobs hold: its limit, and its messages."""
+"""The time that one job waits for cores and IPUs of other jobs, and the messages about it."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from poprun_py.options.option_types import FOREVER
 class Wait:
     """The time that a job may wait for other jobs, as --wait-for-resources says.
 
-    One object serves the whole launch: waiting for cores and then for IPUs share one limit.
+    A launch has one object, so waiting for cores and then for IPUs has one common limit.
 
     Args:
-        config: whether and how long the job waits.
-        console: takes the seconds waited and what the job waits for.
+        config: Whether and how long the job waits.
+        console: Takes the seconds waited and the reason.
     """
 
     def __init__(self, config: LaunchConfig, console: Console) -> None:

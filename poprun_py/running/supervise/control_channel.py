@@ -86,7 +86,7 @@ def hello_of(kind: bytes, payload: bytes) -> Hello:
     """Return what a wrapper says first.
 
     Raises:
-        ValueError: this is something else.
+        ValueError: This is something else.
     """
     try:
         value = json.loads(payload)
@@ -158,8 +158,8 @@ class ControlChannel:
         """Listen in a private folder and, for other hosts, on an address of this machine.
 
         Raises:
-            OSError: the kernel gives no socket; ``close`` closes what there is.
-            StartError: the address is none of this machine.
+            OSError: The kernel gives no socket; ``close`` closes what there is.
+            StartError: The address is none of this machine.
         """
         self._selector = selector
         path = folder / SOCKET_NAME
@@ -379,7 +379,7 @@ class ControlChannel:
         """Return the instance that says hello.
 
         Raises:
-            ValueError: it is none of this job, or one that is there already.
+            ValueError: It is none of this job, or one that is there already.
         """
         import hmac  # here, while other wrappers start: at the top it would delay mpirun
 
@@ -477,7 +477,7 @@ def _listen(address: str) -> socket.socket:
     """Return a socket that listens on an address of this machine, on any port.
 
     Raises:
-        StartError: it is none of this machine.
+        StartError: It is none of this machine.
     """
     try:
         return socket.create_server(

@@ -88,7 +88,7 @@ class HangWatch:
     Compiling is neither. If a wrapper sends nothing, its instance is judged by its steps alone.
 
     Args:
-        limit: seconds without a step, or "auto": 20 times the median step or twice the longest
+        limit: Seconds without a step, or "auto": 20 times the median step or twice the longest
             time without a step, whichever is longer, and at least 10 s. The first step, and
             compiling, may take ten times as long, at least 30 s. With "auto", an instance is
             judged this early only if it is stopped, or waits in a collective of the library. Any
@@ -169,9 +169,9 @@ class HangWatch:
         """Return the instances that hang now, the one that is silent for longest first.
 
         Args:
-            now: the time.
-            is_held_up: whether the reader of the output makes the instances wait.
-            is_mpirun_stopped: whether mpirun is stopped: an ending instance then waits for ever.
+            now: The time.
+            is_held_up: Whether the reader of the output makes the instances wait.
+            is_mpirun_stopped: Whether mpirun is stopped: an ending instance then waits for ever.
         """
         self.life.may_end = not is_mpirun_stopped
         # The launcher asks after every event, and thousands of instances cause very many events.
@@ -362,7 +362,7 @@ class LifeWatch:
     instance is left out when the others are judged.
 
     Args:
-        limit: seconds of silence, or "auto": two minutes. An instance that has joined the others,
+        limit: Seconds of silence, or "auto": two minutes. An instance that has joined the others,
             and made no collective, is given as long as for a first step.
     """
 

@@ -27,9 +27,9 @@ class HostClocks:
     """Compares clocks during one attempt at a job; without a folder it does nothing.
 
     Args:
-        folder: of the spans; None without a timeline.
-        others: the instances on other hosts; the clock of this one is ours.
-        send: sends a frame to an instance.
+        folder: Of the spans; None without a timeline.
+        others: The instances on other hosts; the clock of this one is ours.
+        send: Sends a frame to an instance.
     """
 
     def __init__(

@@ -42,7 +42,7 @@ def ask(pid: int) -> str:
     """Return the stacks of the running job that process ``pid`` launches or belongs to.
 
     Raises:
-        StartError: there is no such job, or its launcher does not answer.
+        StartError: There is no such job, or its launcher does not answer.
     """
     for path in _sockets_of(pid, f"--stacks {pid}"):
         try:
@@ -60,11 +60,11 @@ def ask_status(job: str) -> tuple[dict[str, Any], list[int]]:
     """Return how the instances of a running job do, and the launchers of others where one is meant.
 
     Args:
-        job: the process id of its launcher or of one of its instances; the name of its run, or the
+        job: The process id of its launcher or of one of its instances; the name of its run, or the
             run's folder; or ``NEWEST``.
 
     Raises:
-        StartError: there is no such job, or its launcher does not answer.
+        StartError: There is no such job, or its launcher does not answer.
     """
     option = "--status" if job == NEWEST else f"--status={job}"
     if job == NEWEST:
@@ -90,7 +90,7 @@ def _status_of_run(name: str, option: str) -> dict[str, Any] | None:
     """Return the status of a run's instances; None if no launcher runs it.
 
     Raises:
-        StartError: no launcher that answers runs it, and another one does not answer.
+        StartError: No launcher that answers runs it, and another one does not answer.
     """
     names = {name, Path(name).resolve().name}  # it may be the run's folder, or a link to it
     silent = ""  # why a launcher did not answer; it may run this one
@@ -120,7 +120,7 @@ def _status(path: Path, option: str) -> dict[str, Any] | None:
     """Return what a launcher says of its instances; None if the job has just ended.
 
     Raises:
-        StartError: it does not answer.
+        StartError: It does not answer.
     """
     from poprun_py.running.watch.job_view import JobView  # a launch, which imports this, needs none
 
@@ -201,7 +201,7 @@ def _answer(path: Path, want: str, seconds: float) -> str | None:
     """Return a launcher's answer of one or more frames; None if the launcher ended without one.
 
     Raises:
-        ValueError: the answer is too long, or is not text.
+        ValueError: The answer is too long, or is not text.
     """
     reader, payloads = control_protocol.Reader(), []
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as channel:
@@ -219,7 +219,7 @@ def _told(answer: str) -> Any:
     """Return what an answer says, its texts as they may be printed.
 
     Raises:
-        ValueError: it says nothing.
+        ValueError: It says nothing.
     """
 
     def plain(value: Any) -> Any:

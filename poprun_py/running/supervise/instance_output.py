@@ -39,9 +39,9 @@ class InstanceOutput:
     """Where the output of all instances goes.
 
     Args:
-        job: says in which form, which instances are shown, and where files are kept.
-        descriptors: the launcher's own stdout and stderr.
-        write_log: writes a line of the launcher's own log.
+        job: Says in which form, which instances are shown, and where files are kept.
+        descriptors: The launcher's own stdout and stderr.
+        write_log: Writes a line of the launcher's own log.
     """
 
     def __init__(
@@ -275,10 +275,10 @@ class InstanceOutput:
         """Write what can be written now.
 
         Args:
-            now: the time.
-            stopped_at: when the job was stopped, if it was: a reader that takes nothing long after
+            now: The time.
+            stopped_at: When the job was stopped, if it was: a reader that takes nothing long after
                 that is given up.
-            patience: seconds to wait for the reader.
+            patience: Seconds to wait for the reader.
         """
         self._tell_trouble()
         if self._panel is not None:

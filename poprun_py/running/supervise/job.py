@@ -33,12 +33,12 @@ class Command:
     """The command that starts all instances.
 
     Attributes:
-        words: the command.
-        environ: its environment.
-        variables: for each instance, the variables that it gets over the control channel, so that
+        words: The command.
+        environ: Its environment.
+        variables: For each instance, the variables that it gets over the control channel, so that
             no command line shows them; None unsets one.
-        stdin_instance: the instance that reads standard input.
-        end_signal: the signal that ends mpirun in good order; other signals are kept from it.
+        stdin_instance: The instance that reads standard input.
+        end_signal: The signal that ends mpirun in good order; other signals are kept from it.
     """
 
     words: tuple[str, ...]
@@ -54,14 +54,14 @@ class Hosts:
     """The hosts of a job; all defaults are those of a job of this machine alone.
 
     Attributes:
-        listen: the address of this machine for the other hosts.
-        network: the only network at which mpirun may listen; None for all.
-        names: for each instance, the name that its host gives itself; empty if unknown.
-        others: the instances on other hosts.
-        leases: for some instances, what they lease on their hosts before any program starts.
-        refusal_of: takes such an instance and its answer; returns why the job cannot start, or an
+        listen: The address of this machine for the other hosts.
+        network: The only network at which mpirun may listen; None for all.
+        names: For each instance, the name that its host gives itself; empty if unknown.
+        others: The instances on other hosts.
+        leases: For some instances, what they lease on their hosts before any program starts.
+        refusal_of: Takes such an instance and its answer; returns why the job cannot start, or an
             empty text.
-        explain_failed_start: raises StartError with the reason why the job does not start, or
+        explain_failed_start: Raises StartError with the reason why the job does not start, or
             returns what may be wrong with the hosts; None if there is no other host to ask.
     """
 
@@ -79,10 +79,10 @@ class JobLimits:
     """The time limits of a job, in seconds.
 
     Attributes:
-        timeout: for the whole job; None for no limit.
-        spent: the part of ``timeout`` that earlier attempts have used.
-        hang_timeout: for a job without progress, or "auto"; None to detect no hangs.
-        grace: between asking a program to end and killing it.
+        timeout: For the whole job; None for no limit.
+        spent: The part of ``timeout`` that earlier attempts have used.
+        hang_timeout: For a job without progress, or "auto"; None to detect no hangs.
+        grace: Between asking a program to end and killing it.
     """
 
     timeout: float | None = None
@@ -96,10 +96,10 @@ class JobFiles:
     """The files of a job; None for those that are not wanted.
 
     Attributes:
-        output_dir: an existing folder for the output of the instances.
-        places: where the files that programs leave are collected.
-        spans: the folder of the timeline's spans.
-        call: a file that every program reads; it is sent to the other hosts.
+        output_dir: An existing folder for the output of the instances.
+        places: Where the files that programs leave are collected.
+        spans: The folder of the timeline's spans.
+        call: A file that every program reads; it is sent to the other hosts.
     """
 
     output_dir: str | None = None
@@ -113,14 +113,14 @@ class Watchers:
     """What is shown of a job, and what others are told who inspect or record it.
 
     Attributes:
-        output: the form of the instances' output, such as "tag".
-        only_output_from: the instances whose output is shown; None for all.
-        live: whether the terminal shows a live view of the instances.
-        recorders: take every training step, and the states of the instances.
-        run_id: the name of the run.
-        program: a short name of the program.
-        ipus: for each instance, its emulated IPUs, numbered within the partition.
-        partition: the name of the partition; None without one.
+        output: The form of the instances' output, such as "tag".
+        only_output_from: The instances whose output is shown; None for all.
+        live: Whether the terminal shows a live view of the instances.
+        recorders: Take every training step, and the states of the instances.
+        run_id: The name of the run.
+        program: A short name of the program.
+        ipus: For each instance, its emulated IPUs, numbered within the partition.
+        partition: The name of the partition; None without one.
     """
 
     output: str = "tag"
@@ -371,8 +371,8 @@ class LaunchResult(Displayed):
         """Return this result if the job ended well.
 
         Raises:
-            TimeLimitError: the job ran into its time limit, or hung.
-            JobFailedError: it ended with another exit code than 0, at a checkpoint included.
+            TimeLimitError: The job ran into its time limit, or hung.
+            JobFailedError: It ended with another exit code than 0, at a checkpoint included.
         """
         if self.exit_code == 0:
             return self

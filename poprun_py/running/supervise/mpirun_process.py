@@ -45,11 +45,11 @@ def enough_files(job: Job, limits: tuple[int, int]) -> tuple[int, int]:
     Without it mpirun kills instances that it has begun to start, and gives no reason.
 
     Args:
-        job: what is to run.
-        limits: the user's; the launcher itself takes the hard one.
+        job: What is to run.
+        limits: The user's; the launcher itself takes the hard one.
 
     Raises:
-        StartError: the hard limit is too low.
+        StartError: The hard limit is too low.
     """
     soft, hard = (math.inf if limit < 0 else limit for limit in limits)
     total = job.num_instances
@@ -127,17 +127,17 @@ class Mpirun:
     """A running mpirun.
 
     Args:
-        command: what to run.
-        environ: its environment.
-        mark: text in the environment by which every process of the job is recognised.
-        selector: reads what mpirun says.
-        log: takes a line of the launcher's own log.
-        open_files: its (soft, hard) limit of open files, which this host's instances inherit.
-        network: where alone it may listen, as ``popdist_listening.address_in`` has it; or None.
-        end_signal: the signal on which mpirun ends in good order.
+        command: What to run.
+        environ: Its environment.
+        mark: Text in the environment by which every process of the job is recognised.
+        selector: Reads what mpirun says.
+        log: Takes a line of the launcher's own log.
+        open_files: Its (soft, hard) limit of open files, which this host's instances inherit.
+        network: Where alone it may listen, as ``popdist_listening.address_in`` has it; or None.
+        end_signal: The signal on which mpirun ends in good order.
 
     Raises:
-        StartError: it cannot be run.
+        StartError: It cannot be run.
     """
 
     def __init__(

@@ -78,7 +78,7 @@ def judge(end: Ending) -> LaunchResult:
     """Return the result of a run.
 
     Raises:
-        StartError: the programs of some instances never started.
+        StartError: The programs of some instances never started.
     """
     stop = end.stop
     if stop is not None and stop.cause is Cause.REFUSED:
@@ -192,7 +192,7 @@ def _refuse_unstarted(end: Ending, index: int) -> None:
     """Refuse the launch if the program of the instance that failed first was never executed.
 
     Raises:
-        StartError: it was not; with the reason.
+        StartError: It was not; with the reason.
     """
     peer = end.peers[index]
     error = peer.outcome.get("exec_error") if peer.outcome else ""

@@ -38,7 +38,7 @@ def make_private_folder() -> JobFolder:
     """Make a folder for temporary files that only this user can enter.
 
     Raises:
-        StartError: no such folder can be made.
+        StartError: No such folder can be made.
     """
     bases = _bases()
     for base in bases:
@@ -51,8 +51,8 @@ def make_memory_folder(private: Path, token: str) -> JobFolder | None:
     """Make the folder in memory of a job on this host; None where none can be.
 
     Args:
-        private: the launcher's folder.
-        token: what instances that are reached by the network know; empty where none are.
+        private: The launcher's folder.
+        token: What instances that are reached by the network know; empty where none are.
     """
     with contextlib.suppress(OSError):
         name = memory_folder_name(token) if token else private.name

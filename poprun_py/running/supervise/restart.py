@@ -51,11 +51,11 @@ def run_with_restarts(
     """Call ``run(restart_count)`` until it ends well or may not be started again.
 
     Args:
-        run: one run of the job.
-        max_restarts: how often it may be started again.
-        failed: told of a failure with the number of the coming restart and the pause before it.
-        sleep: waits for some seconds; returns a signal that is to end the job instead, or 0.
-        has_time: tells whether the job may still run after a pause of some seconds.
+        run: One run of the job.
+        max_restarts: How often it may be started again.
+        failed: Told of a failure with the number of the coming restart and the pause before it.
+        sleep: Waits for some seconds; returns a signal that is to end the job instead, or 0.
+        has_time: Tells whether the job may still run after a pause of some seconds.
     """
     count = 0
     while True:
@@ -87,8 +87,8 @@ def lost_hosts(result: LaunchResult, host_of: Callable[[int], str]) -> frozenset
     """Return the hosts whose instances all vanished without a report.
 
     Args:
-        result: how the run ended.
-        host_of: names the planned host of an instance.
+        result: How the run ended.
+        host_of: Names the planned host of an instance.
     """
     lost: dict[str, bool] = {}
     for instance in result.instances:

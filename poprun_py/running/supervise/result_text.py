@@ -47,8 +47,8 @@ def report_text(result: LaunchResult, label: Label) -> str:
     """Return the report of a run; empty if there is nothing to tell.
 
     Args:
-        result: how the run ended.
-        label: names an instance with its replicas, such as ``instance 1 (replicas 4-7)``.
+        result: How the run ended.
+        label: Names an instance with its replicas, such as ``instance 1 (replicas 4-7)``.
     """
     if result.exit_code == RESUME_EXIT_CODE:
         return _line("stopped at a checkpoint; run the same command again to go on")

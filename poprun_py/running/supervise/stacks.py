@@ -115,7 +115,7 @@ def group_stacks(answers: Mapping[int, Any]) -> tuple[StackGroup, ...]:
     """Group instances by their stacks; the fewest instances first, for they are the odd ones.
 
     Args:
-        answers: for each instance the ``processes`` of its wrapper's answer; None if none came.
+        answers: For each instance the ``processes`` of its wrapper's answer; None if none came.
     """
     alike: dict[str, list[int]] = {}
     for index, processes in sorted(answers.items()):

@@ -59,7 +59,7 @@ class Question:
     launcher: a process can be killed, with the ssh processes that it started.
 
     Raises:
-        OSError: the system has no process or descriptor left.
+        OSError: The system has no process or descriptor left.
     """
 
     def __init__(self, explain: Explain) -> None:
@@ -126,9 +126,9 @@ class Startup:
     """What may keep a job from starting; the clock is an argument.
 
     Args:
-        hosts: the name that each instance's host gives itself; empty where that is not known.
-        explain: looks for the reason why the job does not start; None for a job on this host only.
-        ask: begins a call of ``explain`` and returns the running question.
+        hosts: The name that each instance's host gives itself; empty where that is not known.
+        explain: Looks for the reason why the job does not start; None for a job on this host only.
+        ask: Begins a call of ``explain`` and returns the running question.
     """
 
     def __init__(

@@ -72,7 +72,7 @@ class StopRequest:
     """A signal of the launcher on its way to the programs.
 
     Args:
-        grace_seconds: how long programs have to reach a step and save after SIGTERM.
+        grace_seconds: How long programs have to reach a step and save after SIGTERM.
     """
 
     def __init__(self, grace_seconds: float) -> None:
@@ -92,8 +92,8 @@ class StopRequest:
 
         Args:
             number: SIGTERM limits the time to save; SIGUSR1 does not.
-            members: the instances whose programs run; none if the job is not complete.
-            now: the time.
+            members: The instances whose programs run; none if the job is not complete.
+            now: The time.
         """
         if self._agreement is not None:
             if number == signal.SIGTERM:

@@ -30,10 +30,10 @@ class StopPolicy:
     """The end of one job: its cause, and what has been done about it.
 
     Args:
-        job: says how long programs may take, and whether all run on this machine.
-        control: the connections to the instances.
-        log: takes a line of the launcher's own log.
-        say: takes a line that is shown at any verbosity.
+        job: Says how long programs may take, and whether all run on this machine.
+        control: The connections to the instances.
+        log: Takes a line of the launcher's own log.
+        say: Takes a line that is shown at any verbosity.
     """
 
     def __init__(

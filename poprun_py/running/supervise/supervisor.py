@@ -84,13 +84,13 @@ def supervise(
     """Run ``job`` to its end and return how it ended; nothing of it is left running.
 
     Args:
-        job: what to run.
-        log: takes a line of the launcher's own log.
-        on_started: called once with what every wrapper reported after starting its program.
-        descriptors: where the instances' stdout and stderr go.
+        job: What to run.
+        log: Takes a line of the launcher's own log.
+        on_started: Called once with what every wrapper reported after starting its program.
+        descriptors: Where the instances' stdout and stderr go.
 
     Raises:
-        StartError: the job could not start.
+        StartError: The job could not start.
     """
     folder = make_private_folder()
     try:

@@ -18,7 +18,7 @@ class Limits:
     """The time limit of a job, and the time that instances have to follow one another.
 
     Args:
-        grace_seconds: how long instances may go on after the first has ended at a checkpoint.
+        grace_seconds: How long instances may go on after the first has ended at a checkpoint.
     """
 
     def __init__(self, grace_seconds: float) -> None:
