@@ -201,7 +201,7 @@ def _command(
 ) -> Command:
     of_all = {
         **attempt_variables(run_id, restart_count, planned.config.max_restarts),
-        **planned.travelling_variables,
+        **planned.settings_for_other_hosts,
         **recorded.variables,
     }
     return Command(

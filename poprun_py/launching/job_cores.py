@@ -123,7 +123,7 @@ def lease_beside_others(
     """
     config, topology, machines = alone.config, alone.topology, inputs.machines
     whole = share_of_plan(alone)
-    if inputs.reached is None or leases_place() is None:
+    if inputs.probed is None or leases_place() is None:
         share_beside = partial(share_beside_jobs, config, topology, machines)
         share, lease = lease_share(config, whole, share_beside, console, wait)
         return share.machines, lease
@@ -136,7 +136,7 @@ def lease_beside_others(
         mpirun=inputs.installed_mpi.path,
         environ=inputs.environ,
     )
-    other_jobs: Mapping[str, OtherJobs] = inputs.reached.other_jobs
+    other_jobs: Mapping[str, OtherJobs] = inputs.probed.other_jobs
     while True:
         left = wait_for_hosts(
             config, topology, machines, whole.placements, other_jobs, ask, console, wait

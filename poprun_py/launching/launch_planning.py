@@ -236,9 +236,9 @@ def _machines_within(gathered: _Gathered, lease: Lease | None) -> Machines:
     Raises:
         StartError: These are too few.
     """
-    machines, reached = gathered.inputs.machines, gathered.inputs.reached
-    if reached is not None and reached.other_jobs and leases_place() is not None:
-        machines = left_by_others(gathered.config, gathered.topology, machines, reached.other_jobs)
+    machines, probed = gathered.inputs.machines, gathered.inputs.probed
+    if probed is not None and probed.other_jobs and leases_place() is not None:
+        machines = left_by_others(gathered.config, gathered.topology, machines, probed.other_jobs)
     if lease is None or not lease.cpus:
         return machines
     return tuple(

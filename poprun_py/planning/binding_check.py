@@ -1,6 +1,6 @@
-"""What the kernel says of the instances' bindings, compared with the plan, in sentences.
+"""Comparison of the instances' bindings, as the kernel reports them, with the plan.
 
-Pure: reports in, sentences out. The reports come from the wrappers (``binding.read_back``).
+Pure: the wrappers send the reports (``binding.read_back``).
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ Log = Callable[[str], None]
 def check_binding(
     planned: LaunchPlan, started: Mapping[int, Mapping[str, Any]], log: Log, warn: Log
 ) -> None:
-    """Log what every instance runs on, and warn where it is not what was planned.
+    """Log the binding of every instance, and warn of each difference from the plan.
 
     Args:
-        planned: the launch.
-        started: what each instance's wrapper reported after starting its program, by index.
-        log: takes one line for each instance.
-        warn: takes one line for each difference.
+        planned: The plan of the launch.
+        started: The reports of the wrappers after they started their program, by instance.
+        log: Called with a line for each instance.
+        warn: Called with a line for each difference.
 
     Raises:
-        StartError: there is a difference and --strict-binding was given.
+        StartError: There is a difference, and --strict-binding is given.
     """
     problems = []
     for index, report in sorted(started.items()):
@@ -42,7 +42,7 @@ def check_binding(
 
 
 def _planned_binding(instance: InstancePlan) -> dict[str, Any]:
-    """Return the binding of the plan, leaving out what the user set differently."""
+    """Return the planned binding, without a thread count if the user set it with --env."""
     threads = dict(instance.env).get("OMP_NUM_THREADS")
     own = "OMP_NUM_THREADS" in dict(instance.user_env)
     return {
@@ -58,9 +58,9 @@ def binding_differences(plan: Mapping[str, Any], actual: Mapping[str, Any]) -> l
     A process that has ended has no differences.
 
     Args:
-        plan: the wanted ``cpus`` and ``memory_nodes``; empty if any will do. ``threads`` is the
+        plan: The wanted ``cpus`` and ``memory_nodes``; empty if any will do. ``threads`` is the
             wanted OMP_NUM_THREADS; 0 or None if any will do.
-        actual: as returned by ``binding.read_back``.
+        actual: As returned by ``binding.read_back``.
     """
     sentences: list[str] = []
     if actual.get("ended"):
@@ -85,7 +85,7 @@ def binding_differences(plan: Mapping[str, Any], actual: Mapping[str, Any]) -> l
 
 
 def binding_sentence(in_effect: Mapping[str, Any]) -> str:
-    """Describe what ``binding.read_back`` found."""
+    """Return a sentence about the binding that ``binding.read_back`` reported."""
     if in_effect.get("ended"):
         return "ended before its binding was read"
     cpus = _named("CPU", in_effect.get("cpus"))

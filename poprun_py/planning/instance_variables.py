@@ -1,7 +1,7 @@
-"""The variables of every instance: the wire, what torchrun would set, placement, the user's own.
+"""Environment variables of the instances: PopDist's, torchrun's, the placement and the user's own.
 
-Pure: configuration, topology, placements and the launcher's environment in, pairs of name and value
-out. How they are spelled on a command is the dialects' (mpi_commands.py).
+Pure: options, topology, placements and the launcher's environment in, pairs of name and value out.
+mpi_commands.py writes the pairs into the command line of an MPI implementation.
 """
 
 from __future__ import annotations
@@ -45,24 +45,24 @@ if TYPE_CHECKING:
 
 Pairs = tuple[tuple[str, str], ...]
 
-# The only thread variable that PopRun plans: every library uses it if its own is not set.
+# The only thread variable that PopRun sets. A library uses it if the library's own is not set.
 PLANNED_THREADS = "OMP_NUM_THREADS"
-# What PopRun copies from its own environment, by name.
+# The variables of the launcher's environment that PopRun forwards by name.
 FORWARDED_VARIABLES = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "POPLAR_ENGINE_OPTIONS")
 # Variables for which an instance sets a default: ACCELERATE_USE_CPU, by the wrapper
 # (instance/program_environment.py), and GOMP_SPINCOUNT (popdist_thread_waiting.py of the start
 # hook). OMP_WAIT_POLICY replaces the latter.
 _OWN_IF_UNSET = ("ACCELERATE_USE_CPU", "GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
-# Prefixes of the variables that instances on other hosts get too: settings of our libraries, and
-# the user's values of those above. Thread counts are planned for each host's CPUs, or forwarded if
-# the user set them. Paths and limits of this machine's system are not for other hosts.
-_TRAVELLING = ("POPDIST_", "POPTORCH_", "POPLAR_", *_OWN_IF_UNSET)
+# Prefixes of the variables that are also sent to instances on other hosts: settings of our
+# libraries, and the user's values of the variables above. Thread counts are not among them, because
+# they are planned for each host. Paths and limits of this machine do not apply to other hosts.
+_SENT_TO_HOSTS = ("POPDIST_", "POPTORCH_", "POPLAR_", *_OWN_IF_UNSET)
 TARGET_OPTIONS = "POPLAR_TARGET_OPTIONS"
 _EXPORT = re.compile(r"^export\s+")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
-# Variables that a launcher inside an instance of another job inherits from it. They describe that
-# instance, and this job does not always set them anew.
+# Variables that a launcher inherits if it runs in an instance of another job. They describe that
+# instance, and this job does not always set them again.
 _OF_OUTER_JOB = {
     *("POPRUN_CPUS", "POPRUN_MEMORY_NODES", RUN_ID),
     *(DEBUGGER, HEARTBEAT, NETWORK, NODE_DEVICE_ID, RESTART_COUNT, STACKS),
@@ -70,18 +70,18 @@ _OF_OUTER_JOB = {
     *("GROUP_WORLD_SIZE", "NODE_RANK", "ROLE_NAME", "ROLE_RANK", "ROLE_WORLD_SIZE"),
     *("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS"),
     *("TORCHELASTIC_USE_AGENT_STORE", "TORCHELASTIC_ERROR_FILE"),
-    # Where these are set Open MPI 4 starts nothing, or takes itself for that instance.
+    # If these are set, Open MPI 4 starts nothing, or takes itself for that instance.
     *("OMPI_UNIVERSE_SIZE", "OMPI_MCA_ess", "OMPI_MCA_ess_base_jobid", "OMPI_MCA_ess_base_vpid"),
     *("OMPI_MCA_orte_ess_node_rank", "OMPI_MCA_orte_ess_num_procs"),
     *("OMPI_MCA_orte_hnp_uri", "OMPI_MCA_orte_local_daemon_uri"),
 }
 
 
-def wire_variables(
+def popdist_variables(
     config: LaunchConfig, topology: Topology, instance: Instance
 ) -> tuple[tuple[str, str], ...]:
     """Return PopDist's variables of one instance."""
-    # No device spans IPU-Link domains: where there are several, PopRun attaches none for all.
+    # No device spans IPU-Link domains. With several domains, PopRun attaches no device for all.
     attached = not config.offline_mode and topology.num_ilds == 1
     environment = InstanceEnvironment(
         num_total_replicas=topology.num_replicas,
@@ -100,10 +100,10 @@ def common_variables(
     config: LaunchConfig,
     topology: Topology,
     environ: Mapping[str, str],
-    reached: ProbedHosts | None,
+    probed: ProbedHosts | None,
     mpi_library: str,
 ) -> tuple[tuple[str, str], ...]:
-    """Return the variables that every instance shares, by value."""
+    """Return the variables that are equal for all instances."""
     host = config.vipu_server_host or environ.get("IPUOF_VIPU_API_HOST", "localhost")
     partition = config.vipu_partition or environ.get("IPUOF_VIPU_API_PARTITION_ID")
     variables = {
@@ -114,35 +114,35 @@ def common_variables(
         "IPUOF_LOG_LEVEL": environ.get("IPUOF_LOG_LEVEL", "WARN"),
     }
     if "PYTHONUNBUFFERED" not in environ:
-        # Python then writes every line at once, also into a pipe.
+        # Python then writes every line at once, even into a pipe.
         variables["PYTHONUNBUFFERED"] = "1"
     if mpi_library and "MPI4PY_LIBMPI" not in environ:
         variables["MPI4PY_LIBMPI"] = mpi_library
-    if reached is not None and reached.network:
-        variables[NETWORK] = reached.network
+    if probed is not None and probed.network:
+        variables[NETWORK] = probed.network
     variables[SDK_NAMES] = config.sdk_names
     if command_name() == SDK_NAME:
         variables[SDK_COMMAND] = "1"
     variables[TORCH_BACKEND] = config.torch_backend
     if config.ipu_model is not None:
         variables[IPU_MODEL] = config.ipu_model
-    variables["MASTER_ADDR"] = _master_address(topology, reached)
+    variables["MASTER_ADDR"] = _master_address(topology, probed)
     return tuple(variables.items())
 
 
-def _master_address(topology: Topology, reached: ProbedHosts | None) -> str:
-    """Return the address of the first host as every instance can use it."""
+def _master_address(topology: Topology, probed: ProbedHosts | None) -> str:
+    """Return the address of the first host, as every instance can use it."""
     first = topology.hosts[0]
     if first.is_local and len(topology.hosts) == 1:
         return "127.0.0.1"
-    return reached.addresses.get(first.name, first.name) if reached is not None else first.name
+    return probed.addresses.get(first.name, first.name) if probed is not None else first.name
 
 
 def torchrun_variables(topology: Topology, instance: Instance) -> tuple[tuple[str, str], ...]:
-    """Return what torchrun would set; MASTER_PORT is chosen when the job starts.
+    """Return the variables that torchrun would set, without MASTER_PORT.
 
-    The wrapper adds what follows from these, such as ROLE_RANK; ``attempt_variables`` what differs
-    between the attempts at a job.
+    The launcher chooses MASTER_PORT when the job starts. The wrapper adds variables that follow
+    from these, such as ROLE_RANK. ``attempt_variables`` has the ones that differ between attempts.
     """
     return (
         ("RANK", str(instance.index)),
@@ -154,7 +154,7 @@ def torchrun_variables(topology: Topology, instance: Instance) -> tuple[tuple[st
 
 
 def attempt_variables(run_id: str, restart_count: int, max_restarts: int) -> dict[str, str]:
-    """Return what instances are told of the run and of this attempt at it, as torchrun does."""
+    """Return the variables that describe the run and this attempt, as torchrun sets them."""
     return {
         RUN_ID: run_id,
         "TORCHELASTIC_RUN_ID": run_id,
@@ -164,15 +164,15 @@ def attempt_variables(run_id: str, restart_count: int, max_restarts: int) -> dic
     }
 
 
-def travelling_variables(
+def settings_for_other_hosts(
     config: LaunchConfig, environ: Mapping[str, str], by_user: Collection[str]
 ) -> dict[str, str]:
-    """Return the launcher's settings of our libraries that instances on other hosts get too.
+    """Return settings of our libraries in the launcher's environment, for other hosts.
 
     Args:
-        config: what is asked for.
-        environ: the launcher's environment, perhaps that of an instance of another job.
-        by_user: names that the user's MPI arguments set.
+        config: The options of the launch.
+        environ: The launcher's environment. It may be that of an instance of another job.
+        by_user: The names of the variables that the user's MPI arguments set.
     """
     decided = {*INSTANCE_VARIABLES, *FORWARDED_VARIABLES, TARGET_OPTIONS, *by_user}
     if config.executable_cache_path is not None:
@@ -182,18 +182,18 @@ def travelling_variables(
     return {
         name: value
         for name, value in environ.items()
-        if name.startswith(_TRAVELLING) and name not in decided
+        if name.startswith(_SENT_TO_HOSTS) and name not in decided
     }
 
 
 def placement_variables(
     placements: Sequence[Placement], skip: set[str]
 ) -> list[tuple[tuple[str, str], ...]]:
-    """Return the variables with each instance's thread count and binding, except those in ``skip``.
+    """Return the variables for the thread count and the binding of each instance.
 
-    Open MPI gives a variable of one part of the command to every part that does not set it. A
-    variable that one instance has is therefore set, empty, for all: the wrapper takes empty for
-    unset.
+    Open MPI gives a variable of one part of the command to every part that does not set it. If one
+    instance has a variable, the other instances therefore get it with an empty value, which the
+    wrapper treats as unset. Variables in ``skip`` are left out.
     """
     own = [
         {
@@ -231,10 +231,13 @@ def user_threads(environ: Mapping[str, str]) -> dict[str, int]:
 
 
 def target_options(topology: Topology, environ: Mapping[str, str]) -> str:
-    """Return POPLAR_TARGET_OPTIONS: the environment's first, ours over it, all values strings.
+    """Return POPLAR_TARGET_OPTIONS, made of the environment's options and ours, as strings.
 
-    A whole IPU-Link domain is a torus with loop links, a part of one a mesh. Source: PopRun's logs
-    of 4 and 64 IPUs; the gateway mode is on in all of them, for IPU-Machines have a gateway each.
+    Ours override the options of the environment.
+
+    A whole IPU-Link domain is a torus with loop links; a part of a domain is a mesh. Source:
+    PopRun's logs of jobs with 4 and 64 IPUs. Gateway mode is on in all of them, because every
+    IPU-Machine has a gateway.
     """
     theirs: Any = {}
     text = environ.get(TARGET_OPTIONS)
@@ -266,12 +269,12 @@ def user_variables(
     env_option: str = "--env",
     file_option: str = "--env-file",
 ) -> Pairs:
-    """Merge --env-file and --env; a bare NAME takes the launcher's value.
+    """Merge the variables of --env-file and --env; a bare NAME takes the launcher's value.
 
-    ``env_option`` and ``file_option`` are how messages name the two.
+    Messages call the options ``env_option`` and ``file_option``.
 
     Raises:
-        UsageError: no valid name or value, or a bare NAME that is not set.
+        UsageError: A name or value is not valid, or a bare NAME is not set.
     """
     variables: dict[str, str] = {}
     lines = [
@@ -281,7 +284,9 @@ def user_variables(
     ]
     for where, entry in [*lines, *((env_option, entry) for entry in env)]:
         name, equals, value = _EXPORT.sub("", entry).partition("=")
-        if not equals and not _NAME.fullmatch(name):  # it may hold a value, which may be secret
+        if not equals and not _NAME.fullmatch(
+            name
+        ):  # The text is not shown, because it may contain a secret.
             raise UsageError(f"{where}: no name of a variable: expected NAME=VALUE or NAME")
         if not equals and name not in environ:
             raise UsageError(f"{where} {name}: not set in this environment; give {name}=VALUE")
@@ -292,11 +297,7 @@ def user_variables(
 
 
 def check_variable(where: str, name: str, value: Any) -> None:
-    """Refuse a user's variable that no process can have, or that is the launcher's own.
-
-    Raises:
-        UsageError: what is wrong with it.
-    """
+    """Raise UsageError for a variable that is not possible, or that the launcher itself sets."""
     if not _NAME.fullmatch(name):
         raise UsageError(f"{where} {name!r}: expected NAME=VALUE or NAME")
     if name in INTERNAL_VARIABLES:
@@ -306,19 +307,19 @@ def check_variable(where: str, name: str, value: Any) -> None:
 
 
 def _unquoted(line: str) -> str:
-    """Take off the quotes around a whole value, as shells do."""
+    """Return a line without quotes around the whole value, as a shell reads it."""
     name, equals, value = line.partition("=")
     is_quoted = len(value) >= 2 and value[0] == value[-1] and value[0] in "\"'"
     return f"{name}={value[1:-1]}" if is_quoted else f"{name}{equals}{value}"
 
 
 def mpi_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment of mpirun, without the variables of one instance of an outer job.
+    """Return the launcher's environment as mpirun gets it, without some variables and with a HOME.
 
-    Options of this launch stay out too: a launcher that an instance starts would take them for its
-    own.
-
-    Open MPI does not start without a home, which services and cron do not always set.
+    If the launcher runs in an instance of another job, the variables of that instance are left out.
+    Variables with options of this launch are left out, because a launcher that an instance starts
+    would use them. HOME is added because Open MPI does not start without it, and services and cron
+    do not always set it.
     """
     left = {
         name: value

@@ -1,6 +1,6 @@
-"""Placement of a whole job: instances on the machine of every host, alone or beside other jobs.
+"""Placement of a whole job on the machines of its hosts, alone or beside other jobs.
 
-Pure. A job with --cores-per-instance prefers NUMA nodes on which no other job holds CPUs. Any other
+Pure. A job with --cores-per-instance prefers NUMA nodes without CPUs of other jobs. Any other
 job takes all CPUs that other jobs leave free.
 """
 
@@ -16,7 +16,7 @@ from poprun_py.planning.topology import Topology
 
 
 class HostShare(NamedTuple):
-    """The part of one host that a job uses: its CPUs and NUMA nodes.
+    """The CPUs and NUMA nodes that a job uses on one host.
 
     ``machines`` and ``placements`` belong to all hosts of the job. On the machines, the CPUs of
     other jobs are marked as held.
@@ -29,7 +29,7 @@ class HostShare(NamedTuple):
 
 
 def local_host_index(topology: Topology) -> int | None:
-    """Return the index of the host that is this machine; None if the job does not run here."""
+    """Return the index of this machine among the hosts; None if the job does not run on it."""
     return next((i for i, host in enumerate(topology.hosts) if host.is_local), None)
 
 
@@ -77,14 +77,14 @@ def share_beside_jobs(
     held: frozenset[int],
     index: int | None = None,
 ) -> HostShare | None:
-    """Return the part of a host that the job uses if other jobs hold CPUs there.
+    """Return the part of a host that the job uses beside other jobs.
 
     Args:
-        config: the options of the job.
-        topology: the instances of each host.
-        machines: the machine of each host.
-        held: the CPUs that other jobs hold. CPUs that this job may not use are ignored.
-        index: the index of the host; by default this machine, which must be one of the hosts.
+        config: The options of the job.
+        topology: The instances of each host.
+        machines: The machine of each host.
+        held: The CPUs that other jobs hold. CPUs that this job may not use are ignored.
+        index: The index of the host; by default this machine, which must be one of the hosts.
 
     Returns:
         The share; None if the job does not fit on the free CPUs.
@@ -113,8 +113,8 @@ def share_of_placements(
 ) -> HostShare:
     """Return the part of a host that the job uses with the given placements.
 
-    ``index`` is the index of the host; by default this machine. The share has no CPUs if the job
-    does not run there.
+    ``index`` is the index of the host; by default this machine. The share is
+    empty if the job does not run on this machine.
     """
     index = local_host_index(topology) if index is None else index
     machine = None if index is None else machines[index]
@@ -132,7 +132,7 @@ def share_of_placements(
 def _excluded_cpus(
     config: LaunchConfig, machine: Machine, held: frozenset[int]
 ) -> tuple[frozenset[int], ...]:
-    """Return the sets of CPUs to leave to other jobs, in the order in which to try them."""
+    """Return the sets of CPUs that may be left to other jobs, the preferred one first."""
     if config.cores_per_instance is None or not held:
         return (held,)
     whole_nodes = {

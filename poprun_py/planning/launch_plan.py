@@ -1,4 +1,4 @@
-"""LaunchPlan: everything that a launch will do, as a value that can be printed, saved and run.
+"""LaunchPlan, a value with everything that a launch will do. It can be shown, saved and launched.
 
 ``make_plan`` is a pure function of the options, the hosts, their machines and the environment.
 plan_file.py writes a plan as JSON and reads it.
@@ -26,12 +26,12 @@ from poprun_py.planning.instance_variables import (
     common_variables,
     mpi_environment,
     placement_variables,
+    popdist_variables,
+    settings_for_other_hosts,
     target_options,
     torchrun_variables,
-    travelling_variables,
     user_threads,
     user_variables,
-    wire_variables,
 )
 from poprun_py.planning.job_placement import place_instances
 from poprun_py.planning.mpi_arguments import (
@@ -53,7 +53,7 @@ from poprun_py.planning.plan_inputs import PlanInputs
 from poprun_py.planning.topology import Instance, Topology
 from poprun_py.value_display import Displayed
 
-# Imported for types only: a launch without a pod does not load the code of pods.
+# Imported for types only, because a launch without a pod does not need the code of pods.
 if TYPE_CHECKING:
     from poprun_py.planning.partition_decision import PartitionDecision
 
@@ -65,7 +65,7 @@ _TO_REMOTE = ("POPRUN_CONTROL", "POPRUN_TOKEN")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class InstancePlan:
-    """One instance: its replicas and IPUs, its CPUs, and its environment variables.
+    """One instance with its replicas, IPUs, CPUs and environment variables.
 
     ``env`` is part of the command line. ``user_env`` (from --env and --env-file) is not: the
     launcher sends it to the instance over its own channel. ``unset`` names variables that the MPI
@@ -81,25 +81,25 @@ class InstancePlan:
 
 @dataclass(frozen=True, kw_only=True, slots=True, repr=False)
 class LaunchPlan(Displayed):
-    """A whole launch: options, topology, instances, and the command that starts them.
+    """A whole launch with its options, its topology, its instances and the command of mpirun.
 
     Attributes:
-        config: the options of the launch.
-        topology: the hosts and the instances, replicas and IPUs on each.
-        machines: the machine of each host; None if it is not known.
-        instances: the plan of each instance.
-        command: the command line of mpirun.
-        environ: the launcher's environment when the plan was made. A launch of the plan uses it
+        config: The options of the launch.
+        topology: The hosts and the instances, replicas and IPUs on each.
+        machines: The machine of each host; None if it is not known.
+        instances: The plan of each instance.
+        command: The command line of mpirun.
+        environ: The launcher's environment when the plan was made. A launch of the plan uses it
             instead of the environment at that time.
-        compact: whether the command has one part for all instances, because one part for each would
+        compact: Whether the command has one part for all instances, because one part for each would
             be too long for the kernel. The launcher then sends each instance its variables.
-        user_threads: the thread counts that the user set, by variable.
-        network: the network between the hosts; empty if it is not known.
-        refusal: an error text that says why the plan cannot be launched: the job does not fit the
+        user_threads: The thread counts that the user set, by variable.
+        network: The network between the hosts; empty if it is not known.
+        refusal: An error text that says why the plan cannot be launched: the job does not fit the
             machines, or a saved plan lacks values. Empty if the plan can be launched.
-        hostnames: the names that other hosts report for themselves, by their names in the options.
-        folder: the working folder of the job; empty for the folder of the launch.
-        partition: the decision about the partition when the plan was made; None if no pod is
+        hostnames: The names that other hosts report for themselves, by their names in the options.
+        folder: The working folder of the job; empty for the folder of the launch.
+        partition: The decision about the partition when the plan was made; None if no pod is
             configured. A launch of the plan decides again.
     """
 
@@ -119,7 +119,7 @@ class LaunchPlan(Displayed):
     partition: PartitionDecision | None = None
 
     def __repr__(self) -> str:
-        # Short: machines and commands are long.
+        # Without machines and the command, which are long.
         refused = f", refusal={self.refusal!r}" if self.refusal else ""
         return f"LaunchPlan({self.config!r}, hosts={len(self.topology.hosts)}{refused})"
 
@@ -140,7 +140,7 @@ class LaunchPlan(Displayed):
         return {**mpi_environment(self.environ), **slurm}
 
     @property
-    def travelling_variables(self) -> dict[str, str]:
+    def settings_for_other_hosts(self) -> dict[str, str]:
         """Settings of our libraries in the launcher's environment, for instances on other hosts.
 
         Empty for a job on this machine, because its instances inherit them.
@@ -151,14 +151,14 @@ class LaunchPlan(Displayed):
         by_user = names_set_by(arguments.of_every_instance, self.environ).union(
             *(names_set_by(words, self.environ) for words in arguments.of_instance.values())
         )
-        return travelling_variables(self.config, self.environ, by_user)
+        return settings_for_other_hosts(self.config, self.environ, by_user)
 
     def channel_variables(self, index: int) -> dict[str, str | None]:
         """Return the variables that the launcher sends to an instance; the value None unsets one.
 
         They include the variables of --env, which are not on the command line. They also include
-        the variables that only another instance's MPI arguments set, because Open MPI would give
-        them to this instance too.
+        the variables that only another instance's MPI arguments set, because Open MPI would also
+        give them to this instance.
         """
         instance = self.instances[index]
         return {
@@ -192,19 +192,19 @@ def make_plan(
     """Plan the launch of ``config``.
 
     Args:
-        config: the options of the launch.
-        topology: the instances of each host.
-        mpi_arguments: the MPI arguments of ``config``.
-        inputs: the machines of the hosts of ``topology``, the MPI and the environment. Instances on
+        config: The options of the launch.
+        topology: The instances of each host.
+        mpi_arguments: The MPI arguments of ``config``.
+        inputs: The machines of the hosts of ``topology``, the MPI and the environment. Instances on
             an unknown machine are not bound to CPUs.
-        enforce: whether to raise an error if the job does not fit the machines. Otherwise the plan
+        enforce: Whether to raise an error if the job does not fit the machines. Otherwise the plan
             stores the error text as its ``refusal``.
-        partition: the decision about the partition; None if no pod is configured.
+        partition: The decision about the partition; None if no pod is configured.
 
     Raises:
-        UsageError: the options do not fit the hosts or their machines.
+        UsageError: The options do not fit the hosts or their machines.
     """
-    environ, reached, mpi = inputs.environ, inputs.reached, inputs.installed_mpi
+    environ, probed, mpi = inputs.environ, inputs.probed, inputs.installed_mpi
     placements, refusal = place_instances(config, topology, inputs.machines)
     if refusal and enforce:
         raise UsageError(refusal)
@@ -222,7 +222,7 @@ def make_plan(
         mpi_arguments,
         user_env,
         environ,
-        common_variables(config, topology, environ, reached, mpi.library),
+        common_variables(config, topology, environ, probed, mpi.library),
         partition,
     )
     request = _mpi_request(config, topology, mpi_arguments, inputs, contexts)
@@ -241,9 +241,9 @@ def make_plan(
         environ=dict(environ),
         compact=compact,
         user_threads=threads_by_user(mpi_arguments.of_every_instance, user_env, environ),
-        network=reached.network if reached is not None else "",
+        network=probed.network if probed is not None else "",
         refusal=refusal,
-        hostnames=reached.hostnames if reached is not None else {},
+        hostnames=probed.hostnames if probed is not None else {},
         partition=partition,
     )
 
@@ -268,7 +268,7 @@ def _mpi_request(
     contexts: tuple[Context, ...],
 ) -> MpiRequest:
     """Return the launch as mpi_commands.py needs it, for any MPI implementation."""
-    hosts, reached, environ = topology.hosts, inputs.reached, inputs.environ
+    hosts, probed, environ = topology.hosts, inputs.probed, inputs.environ
     spans_hosts = topology.spans_hosts
     named = next((host for host in hosts if host.user and not host.is_local), None)
     if named is not None and inputs.installed_mpi.kind == MPICH:
@@ -280,16 +280,16 @@ def _mpi_request(
         contexts=contexts,
         hosts=(tuple((h.name, topology.instances_per_host) for h in hosts) if spans_hosts else ()),
         global_args=mpi_arguments.for_mpirun,
-        agent=reached.shell.agent if reached is not None else (),
-        network=reached.mpi_network if reached is not None else "",
-        network_is_ours=reached is None or reached.shares_network,
-        address=reached.own_address if reached is not None else "",
+        agent=probed.shell.agent if probed is not None else (),
+        network=probed.mpi_network if probed is not None else "",
+        network_is_ours=probed is None or probed.shares_network,
+        address=probed.own_address if probed is not None else "",
         is_launched_inside=any(host.is_local for host in hosts),
         ignores_slurm=not spans_hosts and "SLURM_JOBID" in environ,
         ignores_host_file=not spans_hosts and any(n in environ for n in DEFAULT_HOST_FILES),
         allow_run_as_root=config.allow_run_as_root,
         fast_start=config.mpi_fast_start
-        and (not spans_hosts or (reached is not None and not reached.has_fabric)),
+        and (not spans_hosts or (probed is not None and not probed.has_fabric)),
         grace_seconds=config.grace,
     )
 
@@ -332,11 +332,11 @@ def _instances(
     instances, contexts = [], []
     for instance, placement, binding in zip(topology.instances, placements, bound, strict=True):
         theirs = by_user.get(instance.index, by_everyone)
-        wire = (*wire_variables(config, topology, instance), *common)
+        own = (*popdist_variables(config, topology, instance), *common)
         env = tuple(
             pair
             for pair in (
-                *(wire if partition is None else _of_partition(wire, partition, instance.index)),
+                *(own if partition is None else _of_partition(own, partition, instance.index)),
                 *torchrun_variables(topology, instance),
                 *binding,
             )
@@ -374,7 +374,7 @@ def _of_partition(pairs: Pairs, use: PartitionDecision, instance: int) -> Pairs:
         return pairs
     from poprun_py.planning.partition_variables import known_variables
 
-    # The process that launches the plan names a temporary partition after itself.
+    # The name of a temporary partition is made from the process that launches the plan.
     name = None if use.is_temporary else use.name
     known = known_variables(
         use.where, name, is_reconfigurable=use.is_reconfigurable, gcd=use.gcd(instance)

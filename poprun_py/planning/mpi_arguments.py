@@ -1,6 +1,6 @@
-"""The user's arguments for MPI as words: split once, for the whole launch and for each instance.
+"""The user's MPI arguments, split into words for mpirun and for each instance.
 
-Pure: a configuration in, words out. What a dialect makes of them: mpi_commands.py.
+Pure: options in, words out. mpi_commands.py writes the words into the command line.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _OUTPUT_FILENAME = "output-filename"
 class MpiArguments:
     """The words of --mpi-global-args, --mpi-local-args and --instance-mpi-local-args.
 
-    ``of_instance`` holds, by instance index, what only one instance gets.
+    ``of_instance`` holds the words for single instances, by the index of the instance.
     """
 
     for_mpirun: tuple[str, ...] = ()
@@ -29,21 +29,21 @@ class MpiArguments:
     of_instance: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
 
     def local(self, index: int) -> tuple[str, ...]:
-        """Return the words of one instance's part of the command."""
+        """Return the words for one instance's part of the command."""
         return (*self.of_every_instance, *self.of_instance.get(index, ()))
 
 
 def split_mpi_arguments(config: LaunchConfig) -> tuple[LaunchConfig, MpiArguments]:
     """Split the MPI arguments of ``config`` into words.
 
-    Open MPI's ``--output-filename DIR`` is taken out and becomes ``output_dir``, since mpirun sees
-    none of the instances' output. An ``--output-dir`` that is given wins.
+    Open MPI's ``--output-filename DIR`` is removed and becomes ``output_dir``, because mpirun does
+    not see the output of the instances. An ``--output-dir`` overrides it.
 
     Returns:
-        The configuration without ``--output-filename``, and the words.
+        The options without ``--output-filename``, and the words.
 
     Raises:
-        UsageError: a quotation is not closed, or no such instance exists.
+        UsageError: A quotation is not closed, or an instance does not exist.
     """
     folder, by_option = None, []
     for text in config.mpi_global_args:
@@ -75,7 +75,7 @@ def split_args(text: str, option: str) -> tuple[str, ...]:
     """Split an argument string as a shell would.
 
     Raises:
-        UsageError: a quotation is not closed.
+        UsageError: A quotation is not closed.
     """
     try:
         return tuple(shlex.split(text))

@@ -1,6 +1,6 @@
-"""One dialect for each MPI: a launch in neutral terms -> the command, a tuple of strings.
+"""Command lines of Open MPI 5, Open MPI 4 and MPICH for one description of a launch.
 
-A dialect knows how its ``mpirun`` spells things and nothing else. Which MPI it is: mpi_install.py.
+Pure. installed_mpi.py finds the ``mpirun`` and tells which implementation it is.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ OPEN_MPI_4 = "Open MPI 4"
 MPICH = "MPICH"
 
 _LOOPBACK_ADDRESS = "127.0.0.1"
-# Linux takes 2 MiB of arguments and environment together, unless the stack is limited.
+# Linux accepts 2 MiB of arguments and environment together, or less if the stack is limited.
 _MAX_BYTES = 1_500_000
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Mpi:
-    """An installed MPI: the path of its ``mpirun`` and which implementation it is.
+    """An installed MPI with the path of its ``mpirun``, its implementation and its version.
 
-    ``library`` is the MPI library that programs must load; empty where they find it by themselves.
+    ``library`` is the MPI library that programs must load; empty if they find it without help.
     """
 
     path: str
@@ -38,9 +38,15 @@ class Mpi:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Context:
-    """One instance's part of the command: variables by value and by name, and what it runs.
+    """One instance's part of the command line (Open MPI calls it an app context).
 
-    ``count`` equal instances may share a part.
+    Attributes:
+        count: The number of equal instances that share the part.
+        variables: The variables that the command sets.
+        last_variables: Variables that stand after the user's arguments.
+        forwarded: The names of variables that mpirun forwards from its own environment.
+        local_args: The user's MPI arguments.
+        command: The program with its arguments.
     """
 
     count: int = 1
@@ -53,14 +59,22 @@ class Context:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MpiRequest:
-    """Everything a dialect needs to spell the command.
+    """A launch, described independently of the MPI implementation.
 
-    ``hosts`` is empty when the job stays on this machine, else pairs of name and instances. Then
-    ``agent`` starts a command on another host (empty: Slurm does), and ``network`` is the interface
-    or CIDR of the traffic; ``network_is_ours`` tells whether this machine is on it too, at
-    ``address`` where that is known, ``is_launched_inside`` whether it is one of the hosts. A job
-    that stays here ignores an allocation around it that has other hosts: ``ignores_slurm``,
-    ``ignores_host_file``.
+    Attributes:
+        contexts: The parts of the command.
+        hosts: Pairs of host name and number of instances; empty for a job on this machine.
+        agent: The command that starts a program on another host; empty if Slurm starts it.
+        network: The interface or CIDR of the traffic between hosts; empty for any.
+        network_is_ours: Whether this machine is also on that network.
+        address: The address of this machine on that network; empty if it is not known.
+        is_launched_inside: Whether this machine is one of the hosts.
+        ignores_slurm: Whether a job on this machine ignores a Slurm allocation of other hosts.
+        ignores_host_file: Whether a job on this machine ignores the default host file.
+        global_args: The user's arguments for mpirun.
+        allow_run_as_root: Whether root may start the job.
+        fast_start: Whether Open MPI skips the search for fast networks.
+        grace_seconds: The time that instances have to end after SIGTERM.
     """
 
     contexts: tuple[Context, ...]
@@ -79,22 +93,25 @@ class MpiRequest:
 
 
 def shield(word: str) -> str:
-    """Return a word of the program's that no mpirun takes for its own; the wrapper undoes it.
+    """Return a word of the program in a form that mpirun does not interpret.
 
-    A lone ``:`` would begin another part of the command: it becomes ``%:``, and that ``%%:``.
+    mpirun reads a lone ``:`` as the beginning of another part. It becomes ``%:``, and ``%:``
+    becomes ``%%:``. The wrapper restores the word.
     """
     return f"%{word}" if word.endswith(":") and not word[:-1].strip("%") else word
 
 
 def make_command(mpi: Mpi, request: MpiRequest) -> tuple[str, ...]:
     """Return the command that starts every instance of ``request`` with ``mpi``."""
-    return _DIALECTS[mpi.kind](mpi.path, request)
+    return _COMMANDS[mpi.kind](mpi.path, request)
 
 
 def network_of_mpirun(command: Sequence[str], network: str) -> str | None:
-    """Return the network on which alone a command's daemons connect to mpirun; None if any may do.
+    """Return the only network that the command's daemons may use to connect to mpirun.
 
-    ``network`` is the one between the hosts, empty where that is not known.
+    None means any network.
+
+    ``network`` is the network between the hosts; empty if it is not known.
     """
     for word, value in pairwise(command):
         if word in {"prte_if_include", "oob_tcp_if_include"}:
@@ -119,10 +136,10 @@ def is_too_long(command: Sequence[str]) -> bool:
 
 
 def collapsed(request: MpiRequest, option: str = "--instance-mpi-local-args") -> MpiRequest:
-    """Return ``request`` with one part for all instances; what differs between them is left out.
+    """Return ``request`` with one part for all instances, with the variables that they share.
 
     Raises:
-        UsageError: an instance has MPI arguments of its own; the message names ``option``.
+        UsageError: An instance has its own MPI arguments, given with ``option``.
     """
     first = request.contexts[0]
     if any(context.local_args != first.local_args for context in request.contexts):
@@ -144,15 +161,15 @@ def collapsed(request: MpiRequest, option: str = "--instance-mpi-local-args") ->
 def _open_mpi(
     path: str, request: MpiRequest, settings: Sequence[tuple[str, ...]]
 ) -> tuple[str, ...]:
-    """Spell an Open MPI command in PopRun's order: user's global arguments first, ours after."""
+    """Return the command with the user's global arguments first, as in PopRun."""
     user = request.global_args
     words = [path, *user]
     for setting in settings:
         if not _is_set_by_user(user, setting):
             words += setting
     if not request.hosts and not _is_set_by_user(user, ("--mca", "btl_tcp_if_exclude")):
-        # Among others, shared memory does: this is for what a program starts later, and in its
-        # absence. There is no need to be reached from elsewhere.
+        # Instances on one machine use shared memory. TCP is for processes that the program starts
+        # later, or if shared memory is missing, so the loopback interface is enough.
         alone = ("--mca", "btl_tcp_if_include", LOOPBACK)
         words += () if _is_set_by_user(user, alone) else alone
     if request.hosts:
@@ -162,7 +179,7 @@ def _open_mpi(
         words += [":"] if number else []
         words += ["-np", str(context.count)]
         if request.hosts and len(request.contexts) > 1:
-            # With the list alone, Open MPI 5 starts each part at the launching machine's host.
+            # Without --host, Open MPI 5 starts every part on the host of the launcher.
             words += ["--host", places[number]]
         for name, value in context.variables:
             words += ["-x", f"{name}={value}"]
@@ -176,7 +193,7 @@ def _open_mpi(
 
 
 def _is_set_by_user(user: Sequence[str], setting: tuple[str, ...]) -> bool:
-    """Tell whether the user's arguments already decide a setting, so that theirs wins."""
+    """Tell whether the user's arguments already contain a setting, which then overrides ours."""
     flag = setting[0].lstrip("-")
     spelled = [word.lstrip("-") for word in user]
     if flag in {"mca", "prtemca", "pmixmca"}:
@@ -195,9 +212,9 @@ def _is_set_by_user(user: Sequence[str], setting: tuple[str, ...]) -> bool:
 def _open_mpi_5(path: str, request: MpiRequest) -> tuple[str, ...]:
     settings: list[tuple[str, ...]] = [("--bind-to", "none")]
     if not request.hosts:
-        # Waiting instances share cores with working ones: there may be more of them than slots, and
-        # the plan decides placement.
-        # With hosts their slots say the same, and this would put every instance on the first one.
+        # There may be more instances than slots, because the plan decides placement. For other
+        # hosts, their numbers of slots allow that. This setting would start all instances on the
+        # first host.
         settings.append(("--map-by", ":OVERSUBSCRIBE"))
     if request.ignores_slurm:
         settings += [("--prtemca", "plm", "ssh"), ("--prtemca", "ras", "^slurm")]
@@ -205,31 +222,31 @@ def _open_mpi_5(path: str, request: MpiRequest) -> tuple[str, ...]:
         settings.append(("--prtemca", "prte_default_hostfile", "none"))
     if request.allow_run_as_root:
         settings.append(("--allow-run-as-root",))
-    # An instance that ends with an error must not wait in MPI_Finalize for the others.
+    # An instance that ends with an error must not wait for the others in MPI_Finalize.
     settings.append(("--mca", "async_mpi_finalize", "1"))
-    # The launcher asks instances to stop and waits; mpirun's own limit must come after that.
+    # The launcher asks instances to stop and waits for them. mpirun's own limit must be longer.
     limit = str(int(request.grace_seconds) + 2)
     settings.append(("--prtemca", "odls_base_sigkill_timeout", limit))
     if request.hosts:
         settings += _between_hosts(path, request, "prtemca", "plm_ssh", "prte_if_include")
-        # Daemons notice the loss of a host within half a minute instead of eight, but after the
-        # launcher, whose report of it is better.
+        # With these settings, daemons notice the loss of a host within half a minute instead of
+        # eight minutes, but after the launcher, whose report is better.
         settings += [
             ("--prtemca", "oob_tcp_keepalive_time", "15"),
             ("--prtemca", "oob_tcp_keepalive_intvl", "5"),
             ("--prtemca", "oob_tcp_keepalive_probes", "3"),
         ]
         if request.agent:
-            # Inside a Slurm allocation too, neither its tasks nor its starter are used then.
+            # Even inside a Slurm allocation, neither its list of tasks nor srun is used.
             settings += [("--prtemca", "plm", "ssh"), ("--prtemca", "ras", "^slurm")]
         else:
-            # Without it, a step of ours that runs already keeps Slurm from starting another.
+            # Otherwise Slurm starts no second step while a step of the same allocation is running.
             settings.append(("--prtemca", "plm_slurm_args", "--overlap"))
             if not request.is_launched_inside:
-                # Otherwise instances start on this machine, which is none of the hosts.
+                # Otherwise instances start on this machine, although it is not one of the hosts.
                 settings.append(("--prtemca", "ras", "^slurm"))
     if request.fast_start:
-        # Probing every transport takes 1.2 s; without a special network these are all it needs.
+        # Probing every transport takes 1.2 s. Without a special network, these are sufficient.
         settings += [
             ("--mca", "pml", "ob1"),
             ("--mca", "btl", "self,sm,tcp"),
@@ -247,8 +264,8 @@ def _open_mpi_4(path: str, request: MpiRequest) -> tuple[str, ...]:
     if request.allow_run_as_root:
         settings.append(("--allow-run-as-root",))
     settings.append(("--mca", "async_mpi_finalize", "1"))
-    # It sleeps for this long after any instance that left MPI without finalising it. Instances
-    # that use their grace time have not ended for mpirun: their wrapper still runs.
+    # mpirun sleeps for this long after an instance that ended without MPI_Finalize. The grace time
+    # of an instance is not affected, because its wrapper runs until the instance has ended.
     settings.append(("--mca", "odls_base_sigkill_timeout", "1"))
     if request.hosts:
         settings += _between_hosts(path, request, "mca", "plm_rsh", "oob_tcp_if_include")
@@ -260,34 +277,34 @@ def _open_mpi_4(path: str, request: MpiRequest) -> tuple[str, ...]:
 def _between_hosts(
     path: str, request: MpiRequest, daemon: str, starter: str, control: str
 ) -> list[tuple[str, ...]]:
-    """Return what Open MPI needs to start on other hosts and to talk between them.
+    """Return the settings that Open MPI needs to start instances on other hosts and connect them.
 
     Args:
-        path: mpirun, whose installation is expected at the same place everywhere.
-        request: what to start.
-        daemon: the flag for parameters of the daemons.
-        starter: the component that starts them through a remote shell.
-        control: the parameter for the network of the daemons.
+        path: The mpirun. Its installation must have the same path on every host.
+        request: The launch.
+        daemon: The flag for parameters of Open MPI's daemons.
+        starter: The component that starts the daemons through a remote shell.
+        control: The parameter for the network of the daemons.
     """
     settings: list[tuple[str, ...]] = []
     folder = Path(path).parent
-    # The files of a system's own MPI lie under no common prefix; its daemons find it anyway.
+    # The files of the system's MPI do not share a prefix. Its daemons are found without one.
     if folder.name == "bin" and folder.parent not in (Path("/usr"), Path("/")):
         settings.append(("--prefix", str(folder.parent)))
     if request.agent:
         settings += [
             (f"--{daemon}", f"{starter}_agent", " ".join(request.agent)),
-            # Only this machine needs a key for the others.
+            # Only this machine needs an ssh key for the other hosts.
             (f"--{daemon}", f"{starter}_no_tree_spawn", "1"),
         ]
     if request.network:
         settings.append(("--mca", "btl_tcp_if_include", request.network))
         if request.network_is_ours:
             settings.append((f"--{daemon}", control, request.network))
-    # By "put" the requests of one direction wait behind the data of the other: exchanging 25 MB at
-    # 1 Gbit/s took 220 or 440 ms by chance, and takes 220 ms by "send".
+    # With "put", the requests of one direction wait behind the data of the other direction.
+    # Exchanging 25 MB at 1 Gbit/s took 220 or 440 ms by chance; with "send" it takes 220 ms.
     settings.append(("--mca", "btl_tcp_flags", "send,inplace"))
-    # Waiting instances yield a core that they share with working ones.
+    # Waiting instances yield their core to instances that compute on it.
     settings.append(("--mca", "mpi_yield_when_idle", "1"))
     return settings
 
@@ -301,7 +318,7 @@ def _mpich(path: str, request: MpiRequest) -> tuple[str, ...]:
         words += ["-genv", "UCX_NET_DEVICES", LOOPBACK]
     user = {word.lstrip("-") for word in request.global_args}
     if address := request.address if request.hosts else _LOOPBACK_ADDRESS:
-        # Where mpirun's proxies connect to it: the name of this machine may be another's address.
+        # mpirun's proxies connect to this address. The name of this machine may resolve to another.
         words += [] if user & {"localhost", "iface"} else ["-localhost", address]
     if "bind-to" not in user:
         words += ["-bind-to", "none"]
@@ -322,7 +339,7 @@ def _mpich(path: str, request: MpiRequest) -> tuple[str, ...]:
 
 
 def _translate_local_args(args: Sequence[str]) -> list[str]:
-    """Spell Open MPI's ``-x NAME`` and ``-x NAME=VALUE`` in MPICH's way; leave the rest."""
+    """Translate Open MPI's ``-x NAME`` and ``-x NAME=VALUE`` for MPICH; keep all other words."""
     words: list[str] = []
     names: list[str] = []
     position = 0
@@ -340,4 +357,4 @@ def _translate_local_args(args: Sequence[str]) -> list[str]:
     return [*words, *(["-envlist", ",".join(names)] if names else [])]
 
 
-_DIALECTS = {OPEN_MPI_5: _open_mpi_5, OPEN_MPI_4: _open_mpi_4, MPICH: _mpich}
+_COMMANDS = {OPEN_MPI_5: _open_mpi_5, OPEN_MPI_4: _open_mpi_4, MPICH: _mpich}

@@ -1,4 +1,4 @@
-"""The decision about a launch's partition: use, reset, create, replace, inherit or refuse it.
+"""The decision whether a launch uses, resets, creates, replaces or inherits its partition.
 
 Pure: this module neither asks nor changes a pod. launching/job_ipus.py asks the pod, and carries
 the decision out.
@@ -69,19 +69,19 @@ class PartitionDecision:
     """The partition of a launch, and the action that prepares it.
 
     Attributes:
-        action: the action before the job starts.
-        where: the pod, as ``POPRUN_POD`` names it.
-        name: the name of the partition; empty if the launch is refused before one is chosen.
-        reason: one line that explains the action. For ``REFUSE`` it also says what the user can do.
-        busy: a text that says who holds the IPUs, if the launch is refused only because others hold
-            them. The launch may then wait. Otherwise empty.
-        num_ipus: the number of IPUs that the job attaches.
-        partition: the partition before the action; None if it does not exist yet.
-        request: the partition to create; None if the launch creates none.
-        removes: whether the launcher removes the partition after the job.
-        is_temporary: whether the launch creates the partition under a name made from its process.
-        inherited: for ``INHERIT``, the IPUs of the instance that started this launch.
-        inherited_gcd: for ``INHERIT``, the graph compilation domain of those IPUs.
+        action: The action before the job starts.
+        where: The pod, as ``POPRUN_POD`` names it.
+        name: The name of the partition; empty if the launch is refused before one is chosen.
+        reason: One line that explains the action. For ``REFUSE`` it also contains advice.
+        busy: The holders of the IPUs as a text, if the launch is refused only because other jobs
+            hold them. The launch may then wait for them. Otherwise empty.
+        num_ipus: The number of IPUs that the job attaches.
+        partition: The partition before the action; None if it does not exist yet.
+        request: The partition to create; None if the launch does not create one.
+        removes: Whether the launcher removes the partition after the job.
+        is_temporary: Whether the launch creates the partition under a name made from its process.
+        inherited: For ``INHERIT``, the IPUs of the instance that started this launch.
+        inherited_gcd: For ``INHERIT``, the graph compilation domain of those IPUs.
     """
 
     action: Action
@@ -149,12 +149,12 @@ def decide_partition(
     """Decide which partition a launch uses, and how the launcher prepares it.
 
     Args:
-        config: the options; the numbers of instances, replicas and IPUs are known.
-        environ: the launcher's environment. It may name a partition, and tells whether the launcher
+        config: The options; the numbers of instances, replicas and IPUs are known.
+        environ: The launcher's environment. It may name a partition, and tells whether the launcher
             itself runs in an instance of another job.
-        now: the state of the pod.
-        new_name: the name for a partition that the launch creates if none is named and the pod has
-            none.
+        now: The state of the pod.
+        new_name: The name for a new partition. It is used if no partition is named and the pod is
+            empty, apart from temporary partitions.
     """
     named = config.vipu_partition or environ.get(PARTITION)
     permanent = [each for each in now.partitions if not is_temporary(each.name)]
@@ -214,7 +214,7 @@ def _sync_type(config: LaunchConfig) -> SyncType | None:
 
 
 def _num_ipus(config: LaunchConfig) -> int:
-    """Return the number of IPUs that a job attaches: its own, rounded up to a power of two."""
+    """Return the number of IPUs that a job attaches, which is a power of two."""
     assert config.num_replicas is not None
     return _rounded_up(config.num_replicas * config.ipus_per_replica)
 
@@ -314,7 +314,7 @@ def _create(
 
 
 def _use(config: LaunchConfig, now: PodState, present: Partition, why: str) -> PartitionDecision:
-    """Use a partition that fits. By default, one that is not reconfigurable is reset first."""
+    """Use a partition that fits. By default, only a reconfigurable partition is not reset."""
     resets = config.reset_partition
     if resets is None:
         resets = not present.reconfigurable

@@ -1,6 +1,6 @@
 """The partition that a running job holds, and the environment variables that describe it.
 
-Pure. A launch without a pod imports this module, so it imports nothing of popdist_py.pods.
+Pure. Every launch imports this module, so it does not import popdist_py.pods.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ class HeldPartition(NamedTuple):
     """The partition of a job while the job runs.
 
     ``where`` is the pod. It is ``none`` if programs shall not use a pod, and empty if no pod is
-    configured; then ``partition`` and ``attachment`` are None. ``inherited_gcd`` is the graph
-    compilation domain of IPUs that belong to the job whose instance started this launch.
+    configured. In both cases ``partition`` and ``attachment`` are None. ``inherited_gcd`` is the
+    graph compilation domain of IPUs that belong to the job whose instance started this launch.
     """
 
     where: str = ""
@@ -39,9 +39,9 @@ class HeldPartition(NamedTuple):
         """Return the numbers that IPUs of the job have within the partition.
 
         Args:
-            of_job: neighbouring IPUs of one IPU-Link domain, numbered within the job.
-            domain: the index of their IPU-Link domain.
-            domain_ipus: the IPUs of the job in each domain; the partition may have more there.
+            of_job: Neighbouring IPUs of one IPU-Link domain, numbered within the job.
+            domain: The index of their IPU-Link domain.
+            domain_ipus: The number of IPUs of the job in each domain. The partition may have more.
         """
         first = self.first_ipu
         if self.partition is not None and self.partition.num_ilds > 1 and domain:

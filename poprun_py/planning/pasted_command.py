@@ -2,7 +2,7 @@
 
 Documents break lines, and print blanks, dashes and commas that a shell takes literally. Such a
 fault ends the options early, and the parser takes the rest for the program. This module parses the
-rest again with the fault mended, so that the error names later faults too. It only reads from this
+rest again with the fault mended, so that the error also names later faults. It only reads from this
 machine whether a word is a file or a program.
 """
 
@@ -34,7 +34,7 @@ _PROGRAMS = ("-c", "-m")
 _MPI_ARGUMENTS = ("mpi_global_args", "mpi_local_args")
 _INTERFACES = ("_if_include", "_if_exclude")
 _MCA = ("--mca", "-mca", "--prtemca", "--pmixmca", "--omca")
-# Documents print xxx.xxx.xxx.0/xx for a network; a dry run accepts that too.
+# Documents print xxx.xxx.xxx.0/xx for a network; a dry run also accepts that.
 _NETWORK = re.compile(r"[^./]+(?:\.[^./]+){3}/(?:[12]?\d|3[0-2]|x+)|[^/]*:[^/]*/\d{1,3}")
 _CONTINUED = "a backslash continues a line only if it is the line's last character"
 
@@ -43,7 +43,7 @@ def check_pasted_command(config: LaunchConfig) -> None:
     """Check a command line for faults that copying it from a document makes.
 
     Raises:
-        UsageError: the command has such faults. The message names each, and what is expected.
+        UsageError: The command has faults. The message names each with the expected text.
     """
     faults = list(_faults(config))
     if len(faults) == 1:
@@ -164,7 +164,7 @@ def _network_faults(text: str, option: str) -> Iterator[str]:
 
 
 def _missing_script(program: Sequence[str]) -> str:
-    """Return the fault of ``python --option`` without a script; an empty text if there is none."""
+    """Return the fault of ``python --option`` without a script; empty if there is no such fault."""
     if not program or not _PYTHON.fullmatch(Path(program[0]).name):
         return ""
     words = iter(program[1:])

@@ -1,6 +1,6 @@
-"""A launch plan as JSON, and back: what --export-plan writes and --from-plan reads.
+"""Launch plans as JSON, for --export-plan and --from-plan.
 
-No file is opened here. A saved plan may have been edited, so everything in it is checked.
+Pure. A saved plan may have been edited, so every value is checked when it is read.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from poprun_py.planning.topology import Instance, make_topology
 from poprun_py.planning.user_program import absolute_program
 
 PLAN_VERSION = 2
-# A plan of version 1 names no folder: it runs wherever it is launched.
+# A plan of version 1 has no folder. It runs in the folder of the launch.
 _READABLE = (1, PLAN_VERSION)
 _MAX_NUMBER = 1 << 31
-# So many variables that are not set are named.
+# An error text names at most this many variables.
 _MOST_NAMED = 8
 
 
@@ -60,9 +60,10 @@ def _parts(command: tuple[str, ...]) -> list[tuple[str, ...]]:
 
 
 def plan_to_json(plan: LaunchPlan) -> dict[str, Any]:
-    """Return ``plan`` as JSON values; null stands for those of --env and --env-file.
+    """Return ``plan`` as JSON values, with null for the values of --env and --env-file.
 
-    They may be secret, and the file may be passed on: the environment of the launch has them.
+    These values may be secret, so they do not belong in a file. They are read from the environment
+    of the launch.
     """
     topology = plan.topology
     return {
@@ -127,7 +128,7 @@ def topology_to_json(plan: LaunchPlan) -> dict[str, Any]:
 
 
 def _partition(plan: LaunchPlan) -> dict[str, Any]:
-    """Return what the plan was made for; the partition is decided on anew when it runs."""
+    """Return the partition of the plan as information; a launch of the plan decides again."""
     use = plan.partition
     if use is None:
         return {}
@@ -147,10 +148,11 @@ def _nodes(machine: Machine | None) -> list[dict[str, Any]]:
 def plan_from_json(data: Any, environ: Mapping[str, str]) -> LaunchPlan:
     """Return the plan that ``plan_to_json`` wrote; values of --env come from ``environ``.
 
-    One of which some are not there can be looked at, not run. Earlier versions kept values.
+    A plan whose values are not all in ``environ`` can be shown but not launched. Files of earlier
+    versions may contain values.
 
     Raises:
-        UsageError: it is no plan, of another version, or contradicts itself.
+        UsageError: The data is not a plan, has another version, or contradicts itself.
     """
     if not isinstance(data, dict) or "version" not in data:
         raise UsageError("not a launch plan: expected the JSON written by --export-plan")
@@ -211,7 +213,7 @@ def _plan_from_json(data: dict[str, Any], environ: Mapping[str, str]) -> LaunchP
         Machine.from_json(machine) if machine is not None else None
         for _, machine in zip(hosts, data["machines"], strict=True)
     )
-    # The refusal is not read but decided anew: an edited plan cannot leave it out.
+    # The refusal is not read but computed again, so that editing a plan cannot remove it.
     _, refusal = place_instances(config, topology, machines)
     refusal = refusal or _unset_variables(data["instances"], environ)
     plan = LaunchPlan(
@@ -240,7 +242,7 @@ def _plan_from_json(data: dict[str, Any], environ: Mapping[str, str]) -> LaunchP
 
 
 def _unset_variables(instances: list[Any], environ: Mapping[str, str]) -> str:
-    """Say which variables the launch has to set; empty where all are there."""
+    """Return an error text with the variables that are not set; empty if all are set."""
     kept_out = (
         name
         for entry in instances
@@ -258,7 +260,7 @@ def _unset_variables(instances: list[Any], environ: Mapping[str, str]) -> str:
 
 
 def _num_ilds(config: LaunchConfig, saved: Any) -> int | None:
-    """Return the IPU-Link domains that a partition decided; None where the options decide."""
+    """Return the number of IPU-Link domains of a partition; None if the options decide it."""
     if config.num_ilds is not None or type(saved) is not int:
         return None
     num_ipus = config.num_replicas * config.ipus_per_replica
@@ -271,10 +273,10 @@ def _num_ilds(config: LaunchConfig, saved: Any) -> int | None:
 
 
 def _check_command(plan: LaunchPlan) -> None:
-    """Refuse a plan that was edited in one place only: it is the command that is run.
+    """Check that the program, variables and CPUs of every instance agree with the command.
 
     Raises:
-        UsageError: program, variables or CPUs of an instance are not those of its command.
+        UsageError: They differ, for example because the plan was edited in one place only.
     """
     parts = _parts(plan.command)
     program = tuple(shield(word) for word in plan.config.program)
@@ -291,7 +293,7 @@ def _check_command(plan: LaunchPlan) -> None:
             raise UsageError(f"launch plan: cpus and POPRUN_CPUS of instance {index} differ")
         words = frozenset(() if plan.compact else parts[index])
         for name, value in () if plan.compact else p.env:
-            # Open MPI's NAME=VALUE, or MPICH's two words.
+            # Open MPI takes NAME=VALUE, MPICH two words.
             if f"{name}={value}" not in words and not words.issuperset((name, value)):
                 raise _contradiction(f"{name} of instance {index}")
 

@@ -1,7 +1,7 @@
-"""Everything outside the configuration that a plan depends on, gathered as one value.
+"""Gathering the inputs of a plan: hosts, machines, MPI and environment.
 
-Looks at files, at this machine and, where that is wanted, at other hosts. Decides nothing and
-starts nothing of the job.
+This module reads files and this machine and, for a launch, asks other hosts. It decides nothing,
+and starts nothing of the job.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ if TYPE_CHECKING:
 
 
 class Purpose(Enum):
-    """What the inputs are for; it decides what is gathered.
+    """The purpose of inputs, which decides what is gathered.
 
-    ``DRY_RUN`` uses what is remembered of other hosts; ``LAUNCH`` fills and asks them. ``CHECK``
-    leaves the survey to the caller, who shows failures too. ``HARDWARE`` needs MPI only to ask
-    other hosts.
+    ``DRY_RUN`` uses stored reports about other hosts instead of contacting them. ``LAUNCH`` copies
+    files to the other hosts and probes them. ``CHECK`` gathers no machines, because the caller
+    probes the hosts and reports failures. ``HARDWARE`` needs MPI only to probe other hosts.
     """
 
     DRY_RUN = auto()
@@ -43,24 +43,27 @@ class Purpose(Enum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlanInputs:
-    """What a plan is made of, besides the configuration.
+    """The inputs of a plan besides the options.
 
-    ``environ`` is the launcher's environment. ``machines`` has one entry for each of ``hosts``,
-    None where nothing is known; it is empty for ``CHECK``. ``mpi`` is None where only hardware is
-    looked at and no other host is asked. ``reached`` says how other hosts are reached; None when
-    there are none. ``env_file_text`` is the content of ``--env-file``.
+    Attributes:
+        environ: The launcher's environment.
+        hosts: The hosts of the job.
+        machines: The machine of each host; None if it is not known. Empty for ``CHECK``.
+        mpi: The MPI; None if only the hardware of this machine is needed.
+        probed: The reports of other hosts and the way to reach them; None for a local job.
+        env_file_text: The content of ``--env-file``.
     """
 
     environ: Mapping[str, str] = field(repr=False)
     hosts: tuple[Host, ...]
     machines: tuple[Machine | None, ...] = ()
     mpi: Mpi | None = None
-    reached: ProbedHosts | None = None
+    probed: ProbedHosts | None = None
     env_file_text: str | None = None
 
     @property
     def installed_mpi(self) -> Mpi:
-        """The MPI, for all purposes that need one."""
+        """The MPI, for purposes that need one."""
         assert self.mpi is not None
         return self.mpi
 
@@ -73,46 +76,46 @@ def gather_inputs(
     hosts: tuple[Host, ...] | None = None,
     mpi: Mpi | None = None,
 ) -> PlanInputs:
-    """Gather what is needed for ``purpose``.
+    """Gather the inputs that ``purpose`` needs.
 
     Args:
-        config: what is asked for.
-        environ: the launcher's environment.
-        purpose: what the inputs are for.
-        hosts: the hosts to look at; by default ``hosts_of(config, environ)``.
-        mpi: the MPI to use; found by default.
+        config: The options of the launch.
+        environ: The launcher's environment.
+        purpose: The purpose of the inputs.
+        hosts: The hosts of the job; by default ``hosts_of(config, environ)``.
+        mpi: The MPI to use; by default the installed one.
 
     Raises:
-        UsageError: a file cannot be read, or options do not fit together.
-        StartError: no MPI is installed, or a host cannot take part.
+        UsageError: A file cannot be read, or options do not fit together.
+        StartError: No MPI is installed, or a host cannot take part.
     """
     hosts = hosts_of(config, environ) if hosts is None else hosts
     if config.host_subnet is not None:
         from poprun_py.machines.host_networks import parse_subnet
 
         parse_subnet(config.host_subnet, config.named("host_subnet"))
-    needs_survey = not all(host.is_local for host in hosts)
+    has_other_hosts = not all(host.is_local for host in hosts)
     if purpose is Purpose.CHECK:
         return PlanInputs(
             environ=environ,
             hosts=hosts,
             mpi=mpi or find_mpi(config.mpi, environ, config.named("mpi")),
         )
-    if purpose is Purpose.HARDWARE and (is_described(config) or not needs_survey):
+    if purpose is Purpose.HARDWARE and (is_described(config) or not has_other_hosts):
         return PlanInputs(environ=environ, hosts=hosts, machines=_machines_of(config, hosts, {}))
     mpi = mpi or find_mpi(config.mpi, environ, config.named("mpi"))
-    reached = None
-    if needs_survey:
+    probed = None
+    if has_other_hosts:
         from poprun_py.machines.probe import probe_hosts
 
         contact = purpose is not Purpose.DRY_RUN
-        reached = probe_hosts(config, hosts, mpirun=mpi.path, environ=environ, contact=contact)
+        probed = probe_hosts(config, hosts, mpirun=mpi.path, environ=environ, contact=contact)
     return PlanInputs(
         environ=environ,
         hosts=hosts,
-        machines=_machines_of(config, hosts, reached.machines if reached is not None else {}),
+        machines=_machines_of(config, hosts, probed.machines if probed is not None else {}),
         mpi=mpi,
-        reached=reached,
+        probed=probed,
         env_file_text=(
             read_text_file(config.env_file, config.named("env_file"))
             if config.env_file is not None and purpose is not Purpose.HARDWARE
@@ -125,7 +128,7 @@ def hosts_of(config: LaunchConfig, environ: Mapping[str, str]) -> tuple[Host, ..
     """Return the hosts that ``config`` names, else those of the environment, else this machine.
 
     Raises:
-        UsageError: a malformed list, or one that cannot be read.
+        UsageError: The list of hosts is malformed, or its file cannot be read.
     """
     hosts = resolve_hosts(
         host=config.host,
@@ -147,10 +150,10 @@ def hosts_of(config: LaunchConfig, environ: Mapping[str, str]) -> tuple[Host, ..
 
 
 def with_instances(config: LaunchConfig, hosts: tuple[Host, ...]) -> LaunchConfig:
-    """Return ``config`` with the number of instances that --nproc-per-node means on ``hosts``.
+    """Return ``config`` with the number of instances that --nproc-per-node gives on ``hosts``.
 
     Raises:
-        UsageError: the numbers contradict one another, or the CPUs of a host are not known.
+        UsageError: The numbers contradict one another, or the CPUs of a host are not known.
     """
     if isinstance(config.nproc_per_node, int):
         return config.on_hosts(len(hosts))
@@ -170,7 +173,7 @@ def _usable_cpus(machine: Machine) -> int:
 
 
 def _own_names(with_addresses: bool) -> frozenset[str]:
-    """Return the names of this machine, with its addresses: a host of such a name needs no ssh."""
+    """Return the names and addresses of this machine. A host with one of them needs no ssh."""
     name = socket.gethostname()
     addresses: list[str] = []
     if with_addresses:
@@ -181,19 +184,17 @@ def _own_names(with_addresses: bool) -> frozenset[str]:
 
 
 def is_described(config: LaunchConfig) -> bool:
-    """Tell whether ``config`` itself describes the machines, with a file or a folder."""
+    """Tell whether an option names a file or a folder that describes the machines."""
     return config.hardware is not None or config.hardware_root is not None
 
 
 def _machines_of(
     config: LaunchConfig, hosts: tuple[Host, ...], reported: Mapping[str, Machine]
 ) -> tuple[Machine | None, ...]:
-    """Return the machine behind each host; None where nothing is known of it.
+    """Return the machine of each host; None if it is not known.
 
-    Args:
-        config: names a file or folder that describes the machines, or neither.
-        hosts: the hosts, in order.
-        reported: what other hosts report of themselves, by name.
+    ``reported`` are the machines that other hosts report, by name. They are ignored if an option
+    describes the machines.
     """
     if config.hardware is not None:
         text = read_text_file(config.hardware, config.named("hardware"))

@@ -1,6 +1,6 @@
-"""Warnings about a plan, one sentence each: refusals, idle hosts, placements, unused options.
+"""Warnings about a plan, such as idle hosts, uneven placements and options without effect.
 
-Pure: a plan in, sentences out.
+Pure. A warning is a sentence.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def plan_warnings(planned: LaunchPlan, *, is_launched: bool = False) -> tuple[st
     """
     warnings: dict[str, None] = {}
     if planned.refusal:
-        warnings[f"this can be looked at, not launched: {planned.refusal}"] = None
+        warnings[f"this plan can be shown, not launched: {planned.refusal}"] = None
     partition = planned.partition
     waits = planned.config.wait_for_resources is not None
     if (
@@ -35,7 +35,7 @@ def plan_warnings(planned: LaunchPlan, *, is_launched: bool = False) -> tuple[st
         and not is_launched
         and not (partition.busy and waits)
     ):
-        warnings[f"this can be looked at, not launched: {partition.reason}"] = None
+        warnings[f"this plan can be shown, not launched: {partition.reason}"] = None
     topology = planned.topology
     if topology.idle_hosts:
         idle = ", ".join(host.name for host in topology.idle_hosts[:_MOST_NAMED])
@@ -79,14 +79,14 @@ def _always(_: LaunchPlan) -> bool:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Rule:
-    """Options that have no effect in the plans to which the rule ``applies``.
+    """A rule about options that have no effect in some plans.
 
     Attributes:
-        names: the options, by field name.
-        reason: the end of the warning, which explains why they have no effect.
-        applies: whether the rule applies to a plan.
-        neutral: values that ask for nothing, so there is nothing to warn about.
-        of_one_job: whether the rule depends on the job. Then options from a file or a variable,
+        names: The options, by field name.
+        reason: The end of the warning, which gives the reason.
+        applies: Whether the rule applies to a plan.
+        neutral: Values that ask for nothing, so there is nothing to warn about.
+        of_one_job: Whether the rule depends on the job. Then options from a file or a variable,
             which are meant for all jobs, cause no warning.
     """
 
@@ -241,7 +241,7 @@ _RULES = (
 
 
 def unused_option_warnings(planned: LaunchPlan) -> tuple[str, ...]:
-    """Return a sentence for each reason why some of the given options have no effect."""
+    """Return a sentence for each rule that applies to some of the given options."""
     reported: set[str] = set()
     sentences = []
     for rule in _RULES:

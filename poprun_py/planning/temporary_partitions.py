@@ -1,4 +1,4 @@
-"""Temporary partitions: their names, and whether the launch that created one is dead.
+"""Names of temporary partitions, and detection of partitions whose launch is dead.
 
 A launch that finds no partition creates a temporary one and removes it after the job. A launch that
 is killed leaves its partition in the pod. The name contains the host and the process, so the next
@@ -53,16 +53,16 @@ def is_abandoned(
     """Tell whether ``partition`` is temporary and its launch is dead.
 
     A partition with attached IPUs is never abandoned. A launch of this host is dead if its process
-    has ended. It is also dead if its process is this one: the launch that asks has created no
-    partition yet. A launch of another host is taken for dead if its partition has been ready for
-    longer than a launch needs to attach the IPUs.
+    has ended. It is also dead if its process is this one, because the launch that calls this
+    function has not created a partition yet. A launch of another host is taken for dead if its
+    partition has been ready for longer than a launch needs to attach the IPUs.
 
     Args:
-        partition: the partition.
-        attachments: all attachments of the pod.
-        host: the name of this host.
-        now: seconds since the epoch.
-        create_seconds: the time that the pod needs to create a partition.
+        partition: The partition.
+        attachments: All attachments of the pod.
+        host: The name of this host.
+        now: Seconds since the epoch.
+        create_seconds: The time that the pod needs to create a partition.
     """
     match = _NAME.fullmatch(partition.name)
     if match is None or any(each.partition == partition.name for each in attachments):
@@ -82,7 +82,7 @@ def _host(name: str) -> str:
     """
     if _HOST.fullmatch(name):
         return name
-    import hashlib  # imported here because few hosts have such a name
+    import hashlib  # imported here because few hosts need it
 
     digest = hashlib.sha256(name.encode(errors="surrogateescape")).hexdigest()[:_DIGEST]
     return f"{re.sub(r'[^A-Za-z0-9-]', '-', name)[: _MOST_HOST - _DIGEST - 1]}-{digest}"

@@ -1,4 +1,4 @@
-"""The topology of a job: which instances, replicas and IPUs are on which host. Pure arithmetic.
+"""The topology of a job, which assigns instances, replicas and IPUs to hosts. Pure arithmetic.
 
 A job has R replicas of P IPUs in I instances, so each instance has L = R/I replicas. Instance i has
 the replicas iL to iL + L - 1, and replica r has the IPUs rP to rP + P - 1. Each host gets a
@@ -18,7 +18,7 @@ from poprun_py.options.launch_config import LaunchConfig, fewest_link_domains
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Instance:
-    """One instance: its indices, its IPU-Link domain, its replicas and its IPUs."""
+    """One instance with its indices, its IPU-Link domain, its replicas and its IPUs."""
 
     index: int
     local_index: int
@@ -30,7 +30,7 @@ class Instance:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Topology:
-    """The whole job: counts, hosts in order, instances in index order."""
+    """The topology of a job. Its instances are in the order of their indices."""
 
     num_replicas: int
     num_instances: int
@@ -72,14 +72,14 @@ def make_topology(
     """Spread the instances of ``config`` over ``hosts``; hosts beyond the last instance stay idle.
 
     Args:
-        config: the options of the launch.
-        hosts: the hosts on which instances may run.
-        num_ilds: the number of IPU-Link domains of the job's partition. None if there is no
-            partition: the number is then that of ``config``, or the smallest that holds the IPUs.
+        config: The options of the launch.
+        hosts: The hosts that instances may run on.
+        num_ilds: The number of IPU-Link domains of the job's partition. Without a
+            partition it is None, and the number is that of ``config`` or the smallest possible.
 
     Raises:
-        UsageError: the instances do not divide evenly, or exceed a host's slots.
-        StartError: the partition has another number of domains than ``config`` asks for, or a
+        UsageError: The instances do not divide evenly, or exceed a host's slots.
+        StartError: The partition has another number of domains than ``config`` asks for, or a
             number that does not divide the number of instances.
     """
     num_instances = config.num_instances

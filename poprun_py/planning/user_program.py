@@ -1,7 +1,7 @@
-"""The program of a job: the command for the word that was typed, and whether it can be run.
+"""The program of a job as a command, and checks before the launch that it can run.
 
-Looks at files of this machine and starts nothing. Whether other hosts have it is decided in
-machines/host_checks.py.
+This module reads files of this machine and starts nothing. machines/host_checks.py checks whether
+other hosts have the program.
 """
 
 from __future__ import annotations
@@ -18,21 +18,22 @@ from pathlib import Path
 from poprun_py.console import command_name
 from poprun_py.errors import StartError, UsageError
 
-# What every instance runs for a function, and the file in the folder of the call that it reads.
+# The script that every instance runs for a function call, and the file that it reads in the folder
+# of the call.
 _RUN_CALL = str(Path(__file__).resolve().parents[1] / "python_api" / "functions" / "run_call.py")
 CALL_FILE = "call"
 
 _SETTING = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=")
-# Before a Python module, for us as for Python.
+# The option before the name of a Python module, as in Python's own command line.
 _MODULE = "-m"
 
 
 def resolve_program(program: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the words that are run: a script or ``-m MODULE`` runs under this Python."""
+    """Return the command that runs a program; a script or ``-m MODULE`` runs with this Python."""
     if program and program[0] == _MODULE:
         return (sys.executable, *program)
     if program and program[0].endswith(".py"):
-        # Python would take a name such as -train.py for an option of its own.
+        # Python would read a name such as -train.py as an option.
         script = f"./{program[0]}" if program[0].startswith("-") else program[0]
         return (sys.executable, script, *program[1:])
     return program
@@ -41,10 +42,10 @@ def resolve_program(program: tuple[str, ...]) -> tuple[str, ...]:
 def absolute_program(
     program: tuple[str, ...], folder: str, environ: Mapping[str, str], *, is_local: bool
 ) -> tuple[str, ...]:
-    """Return the words with the program, or its Python script, as an absolute path.
+    """Return the command with absolute paths for the program and its Python script.
 
-    The other words are the user's. A bare name of a job on other hosts stays one: each host looks
-    for it on its own.
+    The other words do not change. If the job is not local, a bare name does not change either,
+    because each host finds the program on its own PATH.
     """
     if not program or not program[0]:
         return program
@@ -58,11 +59,11 @@ def absolute_program(
 
 
 def require_program(program: tuple[str, ...], environ: Mapping[str, str]) -> None:
-    """Refuse a program that is not there, before anything starts.
+    """Check before the launch that the program can be run.
 
     Raises:
-        UsageError: no program is given.
-        StartError: it does not exist, or cannot be run.
+        UsageError: No program is given.
+        StartError: The program does not exist, or cannot be run.
     """
     if not program or not program[0]:
         raise UsageError(
@@ -91,10 +92,10 @@ def require_program(program: tuple[str, ...], environ: Mapping[str, str]) -> Non
 
 
 def _problem_of_module(module: str, folder: Path, environ: Mapping[str, str]) -> str:
-    """Return why ``python -m`` cannot run a module; nothing if it is there.
+    """Return a text that says why ``python -m`` cannot run a module; empty if it can.
 
-    Nothing of it is imported: its packages are found one inside the other, in the folders in which
-    Python would look.
+    The module is not imported. Its packages are searched one inside the other, in the folders that
+    Python would search.
     """
     # An empty entry is the working folder.
     named = environ["PYTHONPATH"].split(os.pathsep) if environ.get("PYTHONPATH") else []
@@ -104,7 +105,7 @@ def _problem_of_module(module: str, folder: Path, environ: Mapping[str, str]) ->
     outer, inside = "", None
     for name in module.split("."):
         if outer and inside is None:
-            return f"was not found: {outer} is no package"
+            return f"was not found: {outer} is not a package"
         spec = _spec(name, search, is_outermost=not outer)
         if spec is None:
             return f"was not found in {folder} or on the module path of {sys.executable}"
@@ -119,7 +120,7 @@ def _problem_of_module(module: str, folder: Path, environ: Mapping[str, str]) ->
 
 
 def _spec(name: str, search: Sequence[str], *, is_outermost: bool = False) -> ModuleSpec | None:
-    """Find one module in folders, or as Python's own finders (of editable installs, say) do."""
+    """Find a module in folders, or with Python's other finders (of editable installs)."""
     spec = PathFinder.find_spec(name, search)
     for finder in sys.meta_path if is_outermost else ():
         spec = spec or finder.find_spec(name, None)
@@ -127,14 +128,14 @@ def _spec(name: str, search: Sequence[str], *, is_outermost: bool = False) -> Mo
 
 
 def _changes_its_path(spec: ModuleSpec) -> bool:
-    """Tell whether a package may look for its modules elsewhere once it is imported."""
+    """Tell whether a package may change its search path when it is imported."""
     origin = spec.origin or ""
     return origin.endswith(".py") and b"__path__" in Path(origin).read_bytes()
 
 
 def _problem_of_script(script: str, folder: Path) -> str:
-    """Return what is wrong with a Python script; nothing if it is there."""
-    # Python runs a folder too, if it has a __main__.py.
+    """Return a text that says why Python cannot run a script; empty if it can."""
+    # Python also runs a folder that contains a __main__.py.
     if Path(script).is_file() or Path(script, "__main__.py").is_file():
         return ""
     if Path(script).is_dir():
@@ -143,12 +144,15 @@ def _problem_of_script(script: str, folder: Path) -> str:
 
 
 def _problem_of_interpreter(path: str) -> str:
-    """Return what is wrong with the ``#!`` line of a script: the kernel only says No such file."""
+    """Return an error text if the interpreter in a ``#!`` line does not exist; else empty.
+
+    The kernel would only report "No such file or directory".
+    """
     try:
         with Path(path).open("rb") as file:
             line = file.readline(256)
     except PermissionError:
-        return ""  # may be run and not be read
+        return ""  # The file may be executable without being readable.
     words = line.removeprefix(b"#!").rstrip(b"\n").strip(b" \t").split(b" ")
     interpreter = os.fsdecode(words[0])
     if not line.startswith(b"#!") or not interpreter or Path(interpreter).exists():
@@ -158,7 +162,7 @@ def _problem_of_interpreter(path: str) -> str:
 
 
 def _problem(name: str, environ: Mapping[str, str]) -> str:
-    """Return a text that says why the program ``name`` cannot be run, and what to type instead."""
+    """Return a text that says why a program cannot be run, and a command to type instead."""
     if hint := _hint(name, environ):
         return f"was not found{hint}"
     if "/" not in name:
@@ -172,7 +176,7 @@ def _problem(name: str, environ: Mapping[str, str]) -> str:
 
 
 def _interpreter(path: str) -> list[str]:
-    """Return the words of a file's ``#!`` line; empty if the file has no such line."""
+    """Return the words of a file's ``#!`` line; empty if there is no ``#!``."""
     try:
         with Path(path).open("rb") as file:
             line = file.readline(256)
@@ -182,9 +186,9 @@ def _interpreter(path: str) -> list[str]:
 
 
 def _hint(word: str, environ: Mapping[str, str]) -> str:
-    """Return what to type instead of a word that only a shell understands; empty for other words.
+    """Return a hint for a word that only a shell understands; empty for all other words.
 
-    Such a word is a whole command in one pair of quotes, or sets a variable (``NAME=VALUE``).
+    The word may be a whole command in one pair of quotes, or an assignment (``NAME=VALUE``).
     """
     if Path(word).exists():
         return ""
@@ -201,17 +205,17 @@ def _hint(word: str, environ: Mapping[str, str]) -> str:
 
 
 def function_program(folder: Path, name: str) -> tuple[str, ...]:
-    """Return the program that makes the call which lies in a folder."""
+    """Return the command that makes the function call ``name`` that is stored in ``folder``."""
     return (sys.executable, _RUN_CALL, str(folder), name)
 
 
 def call_folder(program: tuple[str, ...]) -> Path | None:
-    """Return the folder of the call that a program makes; None for every other program."""
+    """Return the folder of a command of ``function_program``; None for any other command."""
     return Path(program[2]) if program[1:2] == (_RUN_CALL,) and len(program) == 4 else None
 
 
 def short_name(program: tuple[str, ...]) -> str:
-    """Return what people call a program: its script, behind an interpreter too, or its module."""
+    """Return the name of the script, module, function or program that a command runs."""
     if call_folder(program) is not None:
         return f"{program[3]}()"
     scripts = (word for word in program[:3] if word.endswith((".py", ".sh")))

@@ -1,4 +1,4 @@
 """Plans and machines as text, tables, trees, SVG and HTML.
 
-Every function turns values into text. No module here prints or decides.
+The functions here turn values into text. They print nothing and decide nothing.
 """

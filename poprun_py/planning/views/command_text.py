@@ -1,8 +1,4 @@
-"""Commands as text for people that a shell still takes.
-
-That of mpirun is folded, an option with its values a line: only layout is decided here, a shell
-reads back the same words. That of the launcher is written anew from what is in force.
-"""
+"""The commands of mpirun and of the launcher, as text that can be pasted into a shell."""
 
 from __future__ import annotations
 
@@ -17,8 +13,8 @@ from poprun_py.options.launch_config import LaunchConfig
 from poprun_py.options.option_types import FLAG, option_name
 from poprun_py.texts import ranges_text
 
-# Options with two values, of which the second may itself begin with a dash. Every other option
-# takes the words that follow it up to the next one.
+# Options with two values. The second value may begin with a dash. Every other option takes the
+# words up to the next option.
 _TWO_VALUES = {"mca", "gmca", "prtemca", "pmixmca", "env", "genv"}
 _NEXT_LINE = " \\\n"
 _INDENT = "  "
@@ -26,13 +22,10 @@ _ONE_LINE = 80
 
 
 def folded(command: Sequence[str]) -> str:
-    """Return an mpirun command in lines that can be pasted into a shell together.
+    """Return an mpirun command as text with a line for each option and its values.
 
-    Each part of the command (Open MPI's app contexts, separated by ``:``) is a block that begins
-    with its number of processes.
-
-    Args:
-        command: its words.
+    A shell reads the same words from it. Each part of the command (Open MPI's app contexts,
+    separated by ``:``) is a block that begins with its number of processes.
     """
     lines: list[str] = []
     for part, words in enumerate(_parts(command)):
@@ -43,7 +36,7 @@ def folded(command: Sequence[str]) -> str:
             depth = 0 if not lines else 1 if number <= counted else 2
             separator = ": " if part and not number else ""
             lines.append(_INDENT * depth + separator + shlex.join(option))
-        # The wrapper, then what it starts.
+        # A line for the wrapper, and a line for the program.
         end = program.index("--") + 1 if "--" in program else len(program)
         lines += [
             _INDENT * 2 + shlex.join(words) for words in (program[:end], program[end:]) if words
@@ -52,14 +45,14 @@ def folded(command: Sequence[str]) -> str:
 
 
 def _parts(command: Sequence[str]) -> Iterator[list[str]]:
-    """Return the parts of a command; a word of a program is never a lone ``:``."""
+    """Yield the parts of a command. ``shield`` keeps a lone ``:`` out of the program's words."""
     for is_separator, words in groupby(command, key=lambda word: word == ":"):
         if not is_separator:
             yield list(words)
 
 
 def _program_start(words: list[str]) -> int:
-    """Return where the wrapper begins, ``PYTHON -I -S FILE --``; the end if there is none."""
+    """Return the index of the wrapper's command, ``PYTHON -I -S FILE --``; the end if missing."""
     for number in range(1, len(words)):
         if words[number : number + 2] == ["-I", "-S"] and words[number + 3 : number + 4] == ["--"]:
             return number - 1
@@ -67,7 +60,7 @@ def _program_start(words: list[str]) -> int:
 
 
 def _options(words: list[str]) -> Iterator[list[str]]:
-    """Return the options of a part, each with its values; the first part begins with mpirun."""
+    """Yield the options of a part, each with its values; the first part begins with mpirun."""
     position = 0
     while position < len(words):
         end = position + 1
@@ -81,9 +74,10 @@ def _options(words: list[str]) -> Iterator[list[str]]:
 
 
 def launch_command(config: LaunchConfig) -> str:
-    """Return the command that asks for what ``config`` does, wherever its options were given.
+    """Return a poprun-py command with all options of ``config``, even if they come from files.
 
-    A value of --env may be secret: only its name is there, which forwards the launcher's variable.
+    A value of --env may be secret. The command has only its name, so that the launcher forwards the
+    variable of its own environment.
     """
     given = [shlex.join(words) for words in _given(config) if words]
     parts = [command_name(), *given, shlex.join(config.program or ("PROGRAM",))]
@@ -92,7 +86,7 @@ def launch_command(config: LaunchConfig) -> str:
 
 
 def _given(config: LaunchConfig) -> Iterator[list[str]]:
-    """Give the words of each option that was given, for every time that it was."""
+    """Yield the words of each given option; of an option with several values, each value."""
     for name, declared in OPTIONS.items():
         value = getattr(config, name)
         if not declared.saved or not config.is_given(name):
@@ -104,17 +98,17 @@ def _given(config: LaunchConfig) -> Iterator[list[str]]:
         else:
             for each in value if declared.repeatable else [value]:
                 shown = each.partition("=")[0] if declared.secret else _typed(each)
-                # A value that begins as an option does would pass for one.
+                # A value that begins with a dash would be read as an option.
                 is_like_option = shown.startswith("-")
                 option = option_name(name)
                 yield [f"{option}={shown}"] if is_like_option else [option, shown]
 
 
 def _typed(value: Any) -> str:
-    """Return a value as it is typed."""
+    """Return a value as a user types it."""
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, tuple):
         return ranges_text(value)
-    # Of what can be given, only "all" instances are kept as None.
+    # The only given value that is stored as None is "all" (instances).
     return "all" if value is None else str(value)

@@ -1,4 +1,4 @@
-"""Tables about hosts: their hardware (``--print-hardware``) and their checks (``--check``)."""
+"""Tables of the hardware of a host (``--print-hardware``) and of checks of hosts (``--check``)."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ def hardware_table(machine: Machine, style: TextStyle | None = None) -> str:
     The nodes are a table, or a tree if the terminal is too narrow for the table.
 
     Args:
-        machine: the machine to describe.
-        style: how to draw the table; by default as for a file.
+        machine: The machine to describe.
+        style: How to draw the table; by default as for a file.
     """
     style = style or TextStyle()
     summary = [line for text in machine_summary(machine) for line in wrapped(text, style.width)]
@@ -134,8 +134,8 @@ def check_table(checked: HostChecks, *, colour: bool = False) -> str:
     failed check.
 
     Args:
-        checked: the results of the checks.
-        colour: whether failed checks are red.
+        checked: The results of the checks.
+        colour: Whether failed checks are red.
     """
     hints = [
         f"{compress(names)}: {check.problem}"

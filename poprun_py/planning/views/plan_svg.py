@@ -1,4 +1,4 @@
-"""A plan as a picture (SVG): hosts with their NUMA nodes and cores, and the instances on them.
+"""A plan as an SVG picture of hosts with their NUMA nodes, cores and instances.
 
 Each group of equal hosts is a card. svg.py draws and arranges the blocks of a card.
 """
@@ -249,7 +249,7 @@ def _domain_heading(tree: PlanTree, index: int, width: int) -> Block:
 
 
 def _instance(group: InstanceGroup, first: int, width: int) -> Block:
-    """Draw a group of instances: its placement and its replicas."""
+    """Draw a group of instances with its placement and its replicas."""
     is_single = len(group.indices) == 1
     kind = f"own{(group.indices[0] - first) % _COLOURS}" if is_single else "many"
     sign = cell(ranges_text(group.indices), kind, least=20, height=20)

@@ -1,4 +1,4 @@
-"""A plan as text: the tree of its hosts, and a map of the cores of each host."""
+"""A plan as text, either as a tree of its hosts or as a map of the cores of each host."""
 
 from __future__ import annotations
 
@@ -115,9 +115,9 @@ def core_map(
     A cell holds the index of the instance that may run on the core; ``|`` separates L3 groups.
 
     Args:
-        machine: the host.
-        placements: the placements of its instances, by the indices of the instances.
-        style: how to draw the map; by default as for a file.
+        machine: The host.
+        placements: The placements of its instances, by the indices of the instances.
+        style: How to draw the map; by default as for a file.
 
     Returns:
         The map, without a final newline.

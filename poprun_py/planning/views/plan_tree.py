@@ -1,4 +1,4 @@
-"""A plan as a tree of values: groups of hosts, their groups of instances, and IPU-Link domains.
+"""A plan as a tree of values, with groups of hosts, groups of instances, and IPU-Link domains.
 
 Every view of a plan draws this tree: text (plan_text.py), SVG (plan_svg.py) and HTML
 (plan_page.py). Neighbouring hosts that look the same are one group, and so are neighbouring
@@ -250,11 +250,11 @@ def instance_rows(tree: PlanTree) -> list[tuple[str, ...]]:
 
 
 class CoreLabels:
-    """Labels for the cores of a host: which instances may run on each.
+    """Labels for the cores of a host, which name the instances that may run on a core.
 
     Args:
-        machine: the host.
-        placements: the placements of its instances, by the indices of the instances.
+        machine: The host.
+        placements: The placements of its instances, by the indices of the instances.
     """
 
     def __init__(self, machine: Machine, placements: Mapping[int, Placement]) -> None:
@@ -266,7 +266,7 @@ class CoreLabels:
                 self._owners.setdefault(cpu, []).append(index)
 
     def of(self, core: Core) -> str:
-        """Return the label of a core: indices of instances (``3``, ``0/4``), or a sign."""
+        """Return the label of a core, which is a sign or the indices of instances (``0/4``)."""
         return self._owner(core) + (SLOW if core.efficiency < self._fastest else "")
 
     def _owner(self, core: Core) -> str:

@@ -1,8 +1,8 @@
-"""Blocks of SVG: text, cells and frames that know their size, so that they can be laid out.
+"""Blocks of SVG with a known size (text, cells, frames), and arrangements of blocks.
 
-A block is drawn from its own origin; whoever places blocks in one of the three arrangements here
-(``flowing``, ``stacked``, ``beside``) needs no coordinates, and nothing can overlap. Nothing here
-knows what is drawn. Text is measured for a wide typeface, since nobody knows the reader's.
+A block is drawn from its own origin. The arrangements (``flowing``, ``stacked``, ``beside``)
+compute all coordinates, so that blocks never overlap. The reader's typeface is not known, so text
+is measured for a wide one.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from poprun_py.planning.views.text_drawing import wrapped
 
 _FONT = "system-ui,-apple-system,'Segoe UI','DejaVu Sans',sans-serif"
-# Sizes in pixels, and how bold: what kinds of text there are.
+# The kinds of text, each with its size in pixels and its font weight.
 _TEXTS = {
     "title": (17, 700),
     "name": (13, 600),
@@ -25,16 +25,16 @@ _TEXTS = {
     "note": (11, 400),
     "label": (10, 400),
 }
-# Widths of letters as a part of the size, at least those of DejaVu Sans, which is a wide typeface.
+# Widths of letters relative to the size. They are at least those of DejaVu Sans, a wide typeface.
 _LETTERS = {" ,.;:-!'()[]/|ijlftr": 0.42, "mwMW@%": 1.0, "abcdeghknopqsuvxyz0123456789": 0.64}
 _WIDTHS = {letter: width for letters, width in _LETTERS.items() for letter in letters}
 _NARROWEST = min(_LETTERS.values())
 _CAPITAL, _OTHER, _BOLD = 0.79, 1.1, 1.12
 _LINE = 1.35
-# Where a line of text stands below the middle of its letters, as a part of the size.
+# The distance from the middle of the letters down to the baseline, relative to the size.
 _BELOW_MIDDLE = 0.36
 _RADIUS = 4
-# Of a class: the attribute, its colour on light ground and on dark ground.
+# The attribute of each class, with its colour on light and on dark ground.
 _COLOURS = {
     "title": ("fill", "#0f172a", "#f1f5f9"),
     "name": ("fill", "#0f172a", "#f1f5f9"),
@@ -94,15 +94,16 @@ def _style() -> str:
     )
 
 
-# What every class looks like: a picture holds it, or the page around several pictures.
+# The style sheet of all classes, for a picture or for a page with several pictures.
 STYLE = _style()
-# What XML cannot hold, and what no reader shows; the opposite takes ten times as long to compile.
+# Characters that XML does not allow or that are not visible. A pattern of the allowed characters
+# would take ten times as long to compile.
 _UNSHOWABLE = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")
 
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """A part of a picture: its size in pixels, and its SVG, drawn from (0, 0)."""
+    """A part of a picture, with its size in pixels and its SVG code drawn from (0, 0)."""
 
     width: int
     height: int
@@ -110,19 +111,19 @@ class Block:
 
 
 def escaped(text: str) -> str:
-    """Return ``text`` for XML and HTML in ASCII: it is the same in every encoding of a terminal."""
+    """Return ``text`` for XML and HTML in ASCII, which is the same in every encoding."""
     shown = html.escape(_UNSHOWABLE.sub("\ufffd", text))
     return shown.encode("ascii", "xmlcharrefreplace").decode()
 
 
-# --- what is drawn ------------------------------------------------------------------------------
+# --- blocks -------------------------------------------------------------------------------------
 
 
 def paragraph(text: str, kind: str, width: int) -> Block:
     """Return ``text`` in lines of at most ``width`` pixels, broken after commas or at blanks."""
     size, _ = _TEXTS[kind]
     lines = [text]
-    # No line takes more of the narrowest letters.
+    # More of the narrowest letters do not fit into a line.
     columns = min(len(text), int(width / (size * _NARROWEST))) + 1
     while columns > 1 and max(_measured(line, kind) for line in lines) > width:
         columns -= 1
@@ -136,14 +137,14 @@ def paragraph(text: str, kind: str, width: int) -> Block:
 
 
 def cell(label: str, *kinds: str, least: int = 17, height: int = 17, notches: int = 0) -> Block:
-    """Return a box with a label in its middle, as wide as the label needs.
+    """Return a box with a label in its middle, wide enough for the label.
 
     Args:
-        label: a word or a number.
-        kinds: the class of the box; several divide it from left to right.
-        least: width in pixels below which no box is.
-        height: in pixels.
-        notches: how many pairs of marks at the edges divide it from top to bottom.
+        label: A word or a number.
+        kinds: The class of the box; several classes divide it from left to right.
+        least: The smallest width in pixels.
+        height: The height in pixels.
+        notches: The number of pairs of marks at the edges, which divide it from top to bottom.
     """
     width = max(least, _measured(label, "label") + 4)
     cuts = [width * number // max(1, len(kinds)) for number in range(len(kinds) + 1)]
@@ -168,7 +169,7 @@ def framed(block: Block, kind: str, *, pad: int, width: int = 0) -> Block:
 
 
 def described(block: Block, text: str) -> Block:
-    """Return ``block`` with a text that is shown while a pointer rests on it."""
+    """Return ``block`` with a text that is shown while the pointer is on it."""
     return Block(block.width, block.height, f"<g><title>{escaped(text)}</title>{block.body}</g>")
 
 
@@ -176,7 +177,7 @@ def described(block: Block, text: str) -> Block:
 
 
 def flowing(blocks: Iterable[Block], width: float, *, gap: int) -> Block:
-    """Return blocks as words are set: from left to right, in lines of at most ``width`` pixels."""
+    """Return blocks arranged like words, in lines of at most ``width`` pixels."""
     body: list[str] = []
     x = y = widest = line_height = 0
     for block in blocks:
@@ -199,7 +200,7 @@ def beside(blocks: Iterable[Block], *, gap: int) -> Block:
 
 
 def document(block: Block, *, title: str, description: str = "", style: str = "") -> str:
-    """Return a whole picture; ``title`` and ``description`` are read to who cannot see it."""
+    """Return an SVG document; screen readers read its ``title`` and ``description``."""
     told = f"<desc>{escaped(description)}</desc>" if description else ""
     styled = f"<style>{style}</style>" if style else ""
     size = f'width="{block.width}" height="{block.height}"'
@@ -218,7 +219,7 @@ def _place(x: int) -> str:
 
 
 def _broken(text: str, columns: int) -> list[str]:
-    """Return ``text`` in lines of at most ``columns`` letters; longer words are broken, too."""
+    """Return ``text`` in lines of at most ``columns`` letters; longer words are broken."""
     return [piece for line in wrapped(text, columns) for piece in textwrap.wrap(line, columns)]
 
 

@@ -1,4 +1,4 @@
-"""Drawing with text: colours, line characters and width of a terminal, trees, and line breaks."""
+"""Drawing with text on a terminal or in a file, with colours, trees and line breaks."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 # The colours of all text drawings, by their names in rich.
 PALETTE = {"host": "bold", "node": "yellow", "instance": "green", "replica": "cyan"}
 _CODES = {"bold": 1, "yellow": 33, "green": 32, "cyan": 36}
-# The characters beyond ASCII that drawings need: the lines of trees and tables.
+# The characters beyond ASCII that the lines of trees and tables need.
 BOX_CHARACTERS = "└├│─┌┐┘┤┬┴┼"
 _MIDDLE, _LAST, _RAIL, _NO_RAIL = "├─ ", "└─ ", "│  ", "   "
 _ASCII_MIDDLE, _ASCII_LAST, _ASCII_RAIL = "|- ", "`- ", "|  "
@@ -25,9 +25,9 @@ class TextStyle:
     """The abilities of the terminal or file that a text is drawn for.
 
     Attributes:
-        colour: whether names have the colours of ``PALETTE``.
-        box_lines: whether lines are drawn with box-drawing characters instead of ASCII.
-        width: the columns of the terminal; None for a file or a pipe, where no line is broken.
+        colour: Whether names have the colours of ``PALETTE``.
+        box_lines: Whether lines are drawn with box-drawing characters instead of ASCII.
+        width: The columns of the terminal; None for a file or a pipe, where no line is broken.
     """
 
     colour: bool = False
@@ -79,9 +79,9 @@ def wrapped(text: str, width: int | None, *, unbroken: int = 0) -> list[str]:
     """Break a line after commas, and at blanks where necessary, into lines of limited width.
 
     Args:
-        text: the line.
-        width: the largest number of columns; None for no limit.
-        unbroken: the number of characters at the beginning that stay together.
+        text: The line.
+        width: The largest number of columns; None for no limit.
+        unbroken: The number of characters at the beginning that stay together.
     """
     if width is None or len(text) <= width:
         return [text]

@@ -19,8 +19,8 @@ def topology_table(topology: Topology, *, max_width: int | None = None) -> str:
     """Return PopRun's topology table, without a final newline.
 
     Args:
-        topology: the instances and replicas of each host.
-        max_width: the columns of the terminal. A wider table is elided in the middle. By default
+        topology: The instances and replicas of each host.
+        max_width: The columns of the terminal. A wider table is elided in the middle. By default
             the table is drawn whole.
     """
     table = _table(topology, range(topology.num_replicas), None)
@@ -92,7 +92,7 @@ def _centre(text: str, width: int) -> str:
 
 
 def _elided(topology: Topology, max_width: int) -> str:
-    """Draw the first and the last replicas, as many as fit, with dots between them."""
+    """Draw as much of the table as fits: the first and the last replicas, with dots between."""
     leaf = max(len(str(topology.num_replicas - 1)) + 2, 5)
     fitting = max(2, (max_width - _LABEL_WIDTH - 3) // (leaf + 1) - 1)
     total = topology.num_replicas

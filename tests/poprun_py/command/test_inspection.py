@@ -108,7 +108,7 @@ def test_a_picture_may_be_of_a_larger_machine_and_of_a_saved_plan(capsys, tmp_pa
     job = ["-n", TOO_MANY, "--print-topology", "svg"]
     assert run([*job, "--export-plan", path, "sh"]) == 0
     captured = capsys.readouterr()
-    assert "can be looked at, not launched" in captured.err
+    assert "can be shown, not launched" in captured.err
     assert run(["--from-plan", path, "--print-topology", "svg"]) == 0
     assert capsys.readouterr().out == captured.out
 

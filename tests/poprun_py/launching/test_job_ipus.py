@@ -284,7 +284,7 @@ def test_what_a_plan_was_refused_for_is_no_warning_when_it_is_launched(monkeypat
     monkeypatch.setenv("POPRUN_POD", "none")
     config = LaunchConfig(program=("true",))
     planned = replace(plan(config), partition=refusal("POD", "nothing is free"))
-    said = "this can be looked at, not launched: nothing is free"
+    said = "this plan can be shown, not launched: nothing is free"
     assert said in plan_warnings(planned)
     assert said not in plan_warnings(planned, is_launched=True)
     busy = replace(planned.partition, busy="others")

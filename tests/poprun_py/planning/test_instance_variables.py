@@ -79,7 +79,7 @@ def test_a_user_of_a_host_is_kept_in_a_plan_and_refused_for_mpich(kind):
         return plan_blindly(
             LaunchConfig(num_instances=2, program=("x",)),
             hosts=parse_host_list("me@n[0-1]", source="test"),
-            mpi=Mpi(path="/mpi/bin/mpirun", kind=kind), environ={}, reached=_REACHED,
+            mpi=Mpi(path="/mpi/bin/mpirun", kind=kind), environ={}, probed=_PROBED,
         )  # fmt: skip
 
     if kind == MPICH:
@@ -113,7 +113,7 @@ _SETTINGS = {
     "POPLAR_LOG_LEVEL": "hush",
     "POPDIST_EXECUTABLE_CACHE_PATH": "/shared",
 }
-_REACHED = ProbedHosts(shell=Shell(words=("ssh",)), addresses={}, machines={}, hostnames={})
+_PROBED = ProbedHosts(shell=Shell(words=("ssh",)), addresses={}, machines={}, hostnames={})
 
 
 def told(hosts="127.0.0.2,127.0.0.3", environ=None, index=1, **options):
@@ -123,7 +123,7 @@ def told(hosts="127.0.0.2,127.0.0.3", environ=None, index=1, **options):
         hosts=parse_host_list(hosts, source="test") if hosts else (LOCALHOST,),
         mpi=Mpi(path="/mpi/bin/mpirun", kind=OPEN_MPI_5),
         environ={"PATH": "/bin", **_SETTINGS, **(environ or {})},
-        reached=_REACHED if hosts else None,
+        probed=_PROBED if hosts else None,
     )
     sent = dict(job_of(job, "r", AttemptRecord()).command.variables[index])
     assert sent.pop("POPRUN_RUN_ID") == sent["TORCHELASTIC_RUN_ID"] == "r"

@@ -27,7 +27,7 @@ from poprun_py.planning.plan_file import plan_from_json, plan_to_json, portable
 from poprun_py.planning.plan_warnings import plan_warnings
 from poprun_py.running.supervise.job import InstanceResult, LaunchResult
 
-REACHED = ProbedHosts(
+PROBED = ProbedHosts(
     shell=Shell(words=("ssh",)), network="10.1.0.0/16", addresses={}, machines={}, hostnames={}
 )
 MPI = Mpi(path="/mpi/bin/mpirun", kind=OPEN_MPI_5)
@@ -156,7 +156,7 @@ def test_a_plan_whose_values_are_missing_can_be_looked_at_but_not_run():
     data = plan_to_json(planned(LaunchConfig(program=("x",), env=("A=1", "B=2"))))
     looked_at = plan_from_json(data, {"A": "1"})
     (warning,) = plan_warnings(looked_at)
-    assert warning.startswith("this can be looked at, not launched: ")
+    assert warning.startswith("this plan can be shown, not launched: ")
     with pytest.raises(UsageError, match=r"does not keep the values that .* set B in the env"):
         looked_at.require_fit()
     many = {"user_env": dict.fromkeys(f"V{n}" for n in range(10))}
@@ -238,14 +238,14 @@ def test_addresses_of_a_plan_are_read_back_as_they_are():
         hosts=parse_host_file(text, source="test"),
         mpi=MPI,
         environ=ENVIRON,
-        reached=REACHED,
+        probed=PROBED,
     )
     again = plan_from_json(json.loads(json.dumps(plan_to_json(made))), ENVIRON)
     assert [host.name for host in again.topology.hosts] == ["fd00::1", "fd00::2"]
 
 
 def test_a_job_goes_on_with_the_names_and_slots_of_the_hosts_that_are_left(monkeypatch, tmp_path):
-    monkeypatch.setattr(probe, "probe_hosts", lambda *_, **__: REACHED)
+    monkeypatch.setattr(probe, "probe_hosts", lambda *_, **__: PROBED)
     monkeypatch.setattr(socket, "getnameinfo", lambda to, _: (f"node{to[0][-1]}", "0"))
     file = tmp_path / "hosts"
     file.write_text("".join(f"2001:db8::{index} slots=3\n" for index in (1, 2, 3)))
@@ -274,7 +274,7 @@ def test_plans_of_every_mpi_are_read_back_whole(kind):
         hosts=hosts,
         mpi=Mpi(path="/mpi/bin/mpirun", kind=kind),
         environ=ENVIRON,
-        reached=REACHED,
+        probed=PROBED,
     )
     again = plan_from_json(json.loads(json.dumps(plan_to_json(made))), ENVIRON)
     assert again.command == made.command

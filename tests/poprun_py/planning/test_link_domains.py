@@ -12,7 +12,7 @@ from support.launcher.plans import plan_blindly
 from popdist_py.pods.values import LINK_DOMAIN_IPUS
 from poprun_py import LaunchConfig, StartError, UsageError
 from poprun_py.machines.host_list import LOCALHOST, parse_host_list
-from poprun_py.planning.instance_variables import target_options, wire_variables
+from poprun_py.planning.instance_variables import popdist_variables, target_options
 from poprun_py.planning.mpi_commands import OPEN_MPI_5, Mpi
 from poprun_py.planning.plan_file import plan_from_json, plan_to_json
 from poprun_py.planning.plan_warnings import plan_warnings
@@ -211,5 +211,5 @@ def test_target_options_name_the_links_of_a_domain(job, size, links):
 @pytest.mark.parametrize(("job", "parent"), [((64, 16), "126"), ((16, 4), "30"), ((128, 4), None)])
 def test_only_a_job_in_one_domain_has_a_parent_device(job, parent):
     made = make_topology(config(*job), (LOCALHOST,))
-    told = dict(wire_variables(config(*job), made, made.instances[0]))
+    told = dict(popdist_variables(config(*job), made, made.instances[0]))
     assert told.get("POPDIST_NODE_DEVICE_ID") == parent

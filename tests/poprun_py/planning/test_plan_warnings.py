@@ -26,7 +26,7 @@ from poprun_py.planning.partition_decision import refusal
 from poprun_py.planning.plan_warnings import plan_warnings, unused_option_warnings
 from poprun_py.running.supervise.job import LaunchResult
 
-_REACHED = ProbedHosts(shell=Shell(words=("ssh",)), addresses={}, machines={}, hostnames={})
+_PROBED = ProbedHosts(shell=Shell(words=("ssh",)), addresses={}, machines={}, hostnames={})
 _WARNINGS = ROOT / "poprun_py" / "planning" / "plan_warnings.py"
 
 
@@ -37,7 +37,7 @@ def said(*sources, hosts="", kind=OPEN_MPI_5):
         hosts=parse_host_list(hosts, source="test") if hosts else (LOCALHOST,),
         mpi=Mpi(path="/mpi/bin/mpirun", kind=kind),
         environ={"PATH": "/bin"},
-        reached=_REACHED if hosts else None,
+        probed=_PROBED if hosts else None,
     )
     found = unused_option_warnings(planned)
     assert set(found) <= set(plan_warnings(planned))

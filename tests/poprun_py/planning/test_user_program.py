@@ -53,11 +53,11 @@ def test_modules_that_python_would_run(module, folder):
     [
         ("gone", "module gone was not found in "),
         ("pkg.gone", "module pkg.gone was not found in "),
-        ("pkg.mod.x", "module pkg.mod.x was not found: pkg.mod is no package"),
+        ("pkg.mod.x", "module pkg.mod.x was not found: pkg.mod is not a package"),
         ("pkg", "module pkg is a package without __main__.py: name a module in it"),
         ("spaced.deep", "is a package without __main__.py"),
         ("pkg..mod", "was not found"),
-        ("alone.py", "module alone.py was not found: alone is no package"),
+        ("alone.py", "module alone.py was not found: alone is not a package"),
         ("a/b", "was not found"),
     ],
 )

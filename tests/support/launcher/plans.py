@@ -8,7 +8,7 @@ from poprun_py.planning.plan_inputs import PlanInputs
 from poprun_py.planning.topology import make_topology
 
 
-def plan_blindly(config, *, hosts, mpi, environ, reached=None):
+def plan_blindly(config, *, hosts, mpi, environ, probed=None):
     config, mpi_arguments = split_mpi_arguments(config)
     topology = make_topology(config, hosts)
     inputs = PlanInputs(
@@ -16,6 +16,6 @@ def plan_blindly(config, *, hosts, mpi, environ, reached=None):
         hosts=topology.hosts,
         machines=(None,) * len(topology.hosts),
         mpi=mpi,
-        reached=reached,
+        probed=probed,
     )
     return make_plan(config, topology, mpi_arguments, inputs)
