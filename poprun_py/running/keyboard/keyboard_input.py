@@ -310,7 +310,7 @@ class KeyboardInput:
         may_read = self.is_there and self._owner is not None
         may_read = may_read and self._owner not in self._unconfirmed
         if self._terminal is not None:
-            may_read = may_read and self._terminal.is_usable
+            may_read = may_read and self._terminal.may_use()
         self._watch(may_read)
         if may_read and self._is_always_ready:
             self._read(None, 0)

@@ -137,9 +137,8 @@ class UserTerminal:
         is_changed = not now.is_plain and (not self._is_in_foreground or _has_other_group_members())
         self.own_modes = self.modes = now.sane() if is_changed else now
 
-    @property
-    def is_usable(self) -> bool:
-        """Whether the launcher is in the foreground, and no other program has set the modes."""
+    def may_use(self) -> bool:
+        """Return whether the launcher is in the foreground and no other program has set modes."""
         if not self._has_foreground():
             return False
         try:
@@ -185,7 +184,7 @@ class UserTerminal:
 
     def read(self) -> bytes | None:
         """Return typed keys; b"" for the end of input, None if the launcher must not read now."""
-        if not self.is_usable:
+        if not self.may_use():
             return None
         try:
             return os.read(self._descriptor, _CHUNK)
@@ -194,7 +193,7 @@ class UserTerminal:
 
     def set(self, modes: Modes, *, drop_input: bool = False) -> None:
         """Set the modes, if the launcher may do so now."""
-        if not self.is_usable:
+        if not self.may_use():
             return
         with contextlib.suppress(termios.error):
             if drop_input:

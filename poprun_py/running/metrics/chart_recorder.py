@@ -74,10 +74,10 @@ def chart_values(view: JobView) -> dict[str, float]:
             state.index: number for state in states if (number := value_of(state)) is not None
         }
         values.update(_by_instance(name, numbers, len(states)))
-    known = [state for state in states if any(state.shares)]
-    by_activity = zip(*(state.shares for state in known), strict=True)
-    for activity, shares in zip(ACTIVITIES, by_activity, strict=False):
-        values[f"share_of_time/{activity}"] = sum(shares) / len(shares)
+    known = [state.shares for state in states if any(state.shares)]
+    for position, activity in enumerate(ACTIVITIES if known else ()):
+        total = sum([shares[position] for shares in known])
+        values[f"share_of_time/{activity}"] = total / len(known)
     return values
 
 

@@ -111,7 +111,7 @@ class MetricsProcess:
             tell: Tells the user to wait.
         """
         began, said, was_told = time.monotonic(), b"", False
-        is_killed = False
+        is_killed = True  # unless its output ends in time
         try:
             while (seconds := time.monotonic() - began) < _END_SECONDS:
                 self._write()
@@ -125,11 +125,10 @@ class MetricsProcess:
                     data = os.read(self._output, _READ_BYTES)
                     said += data
                     if not data:
+                        is_killed = False
                         break
-            else:
-                is_killed = True
         except KeyboardInterrupt:  # the job has ended, and the user does not want to wait
-            is_killed = True
+            pass
         return [*said.decode(errors="replace").splitlines(), *self._end(is_killed)]
 
     def close(self) -> None:

@@ -64,6 +64,7 @@ class FileRecorder:
 
     def _write_view(self, view: JobView, at: float) -> None:
         every = self._views.every
+        # Adding keys to the cached text is quicker than encoding the values again.
         text = f'{{"at": {round(at, 6)!r}, {view.json_text()[1:]}'
         self._views.write([f'{text[:-1]}, "every": {every}}}' if every > 1 else text])
 

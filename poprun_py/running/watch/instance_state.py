@@ -279,5 +279,5 @@ def median(values: Sequence[float]) -> float:
 def percentile(values: Sequence[float], part: float) -> float:
     """Return the percentile ``part`` (0 to 1) by nearest rank; 0 for an empty sequence."""
     ordered = sorted(values)
-    rank = -int(-part * len(ordered) // 1)  # rounded up
+    rank = math.ceil(part * len(ordered))
     return ordered[max(rank, 1) - 1] if ordered else 0.0

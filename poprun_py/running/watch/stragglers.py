@@ -110,16 +110,13 @@ def waited_for(steps: Mapping[int, tuple[float, float]]) -> frozenset[int]:
     """
     usual = median([own for own, _ in steps.values()])
     waiting = {index: max(0.0, whole - own) for index, (own, whole) in steps.items()}
-    least, medians = min(waiting.values(), default=0.0), _medians_without_one(waiting.values())
-
-    def is_waited_for(own: float, own_waiting: float) -> bool:
-        others = medians[1] if own_waiting <= medians[0] else medians[0]
-        lost = min(own - usual, others - own_waiting)
-        return _costs_time(lost, usual, own, own_waiting - least)
-
-    return frozenset(
-        index for index, (own, _) in steps.items() if is_waited_for(own, waiting[index])
-    )
+    least, waiting_of_others = min(waiting.values(), default=0.0), _MedianOfOthers(waiting.values())
+    found = set()
+    for index, (own, _) in steps.items():
+        lost = min(own - usual, waiting_of_others.without(waiting[index]) - waiting[index])
+        if _costs_time(lost, usual, own, waiting[index] - least):
+            found.add(index)
+    return frozenset(found)
 
 
 def _costs_time(lost: float, usual: float, own: float, waiting: float) -> bool:
@@ -152,6 +149,19 @@ def _comparable(states: Sequence[InstanceState]) -> list[InstanceState]:
     return [state for state in states if state.num_steps >= _STEPS and state.own_seconds > 0]
 
 
+class _MedianOfOthers:
+    """The lower median of all values but one."""
+
+    def __init__(self, values: Iterable[float]) -> None:
+        ordered = sorted(values)
+        middle = len(ordered) // 2
+        self._lower, self._upper = ordered[middle - 1 : middle + 1] if middle else (0.0, 0.0)
+
+    def without(self, value: float) -> float:
+        """Return the median of the other values; 0 if there are none."""
+        return self._upper if value <= self._lower else self._lower
+
+
 class _Peers:
     """The instances of a job, for comparing each of them with all others.
 
@@ -162,7 +172,7 @@ class _Peers:
     def __init__(self, states: Sequence[InstanceState]) -> None:
         self.states = states
         self.usual = median([state.own_seconds for state in states])
-        self._medians: dict[str, tuple[float, float]] = {}
+        self._medians: dict[str, _MedianOfOthers] = {}  # by the part of a step
         self._least_waiting = min(map(_PARTS["waiting"], states), default=0.0)
         self._most_swapped = nlargest(2, (state.swap_bytes for state in states))
 
@@ -187,10 +197,10 @@ class _Peers:
     def _longer(self, state: InstanceState, part: str) -> float:
         """Return by how many seconds a part of a step exceeds the median of the other instances."""
         seconds_of = _PARTS[part]
-        if (medians := self._medians.get(part)) is None:
-            medians = self._medians[part] = _medians_without_one(map(seconds_of, self.states))
+        if part not in self._medians:
+            self._medians[part] = _MedianOfOthers(map(seconds_of, self.states))
         value = seconds_of(state)
-        return value - (medians[1] if value <= medians[0] else medians[0])
+        return value - self._medians[part].without(value)
 
     def _reason(self, state: InstanceState, excess: float) -> tuple[str, str]:
         """Return the cause and the detail of ``excess`` seconds per step.
@@ -199,7 +209,8 @@ class _Peers:
         """
         longer = partial(self._longer, state)
         most, second = [*self._most_swapped, 0, 0][:2]
-        if state.swap_bytes > (second if state.swap_bytes == most else most):
+        most_of_others = second if state.swap_bytes == most else most
+        if state.swap_bytes > most_of_others:
             return "it swaps", f"{bytes_text(state.swap_bytes)} of it are on the disk"
         if longer("throttled") > _EXPLAINS * excess:
             detail = f"its control group had used up its CPU time {state.throttled:.0%} of the time"
@@ -208,16 +219,3 @@ class _Peers:
             return "it shares its CPUs", f"it waited for one {state.queued:.0%} of the time"
         worst = max(_CAUSES, key=longer)
         return _CAUSES[worst], f"{state.share(worst):.0%} of its time"
-
-
-def _medians_without_one(values: Iterable[float]) -> tuple[float, float]:
-    """Return the two possible lower medians of the values without one of them.
-
-    The first result is the median if the omitted value is greater than this result, and otherwise
-    the second result is. Both are 0 for fewer than two values.
-    """
-    ordered = sorted(values)
-    if len(ordered) < 2:
-        return 0.0, 0.0
-    middle = len(ordered) // 2 - 1
-    return ordered[middle], ordered[middle + 1]
