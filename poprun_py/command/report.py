@@ -10,7 +10,7 @@ import click
 
 from poprun_py.command.subcommands import HELP, OUTPUT_DIR, parse_words
 from poprun_py.errors import UsageError
-from poprun_py.past_runs.pages.page_file import page_text, write_page
+from poprun_py.past_runs.pages.run_page import page_text, write_page
 from poprun_py.past_runs.run_files import find_run
 from poprun_py.terminal import print_out, print_warning
 

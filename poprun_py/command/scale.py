@@ -1,8 +1,8 @@
 """The subcommand ``poprun-py scale``, which measures a program with several numbers of instances.
 
 All runs are planned and checked before the first one starts. Each run is launched in this process,
-like any other job. The instances have no standard input, and their output is only written to the
-files of the run.
+like any other job. The standard input of the instances is empty, and their output is only written
+to the files of the run.
 """
 
 from __future__ import annotations
@@ -158,7 +158,7 @@ def main(words: Sequence[str]) -> int:
 
 
 def _close_input() -> None:
-    """Replace standard input by /dev/null: the first run would read all of it."""
+    """Replace standard input by /dev/null, because the first run would read all of it."""
     null = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
     os.dup2(null, 0)
     os.close(null)
@@ -168,7 +168,7 @@ def _close_input() -> None:
 
 
 def _parse(words: Sequence[str]) -> _Arguments | None:
-    """Parse the command line; if it asks for help, print the help and return None.
+    """Parse the command line, or print the help if it asks for it and return None.
 
     Raises:
         UsageError: A word is not accepted.
@@ -256,7 +256,7 @@ def parse_counts(text: str) -> tuple[int, ...]:
 
 
 def interleaved(prefix: str, counts: Sequence[int], repeats: int) -> tuple[ScalingRun, ...]:
-    """Return the runs in the order in which they are made: 1, 2, 4, 1, 2, 4 for example.
+    """Return the runs in their order, such as 1, 2, 4, 1, 2, 4 instances.
 
     A machine that becomes slower for some time then slows down the runs of every count. The names
     of the runs begin with ``prefix``.
@@ -299,7 +299,7 @@ def _plans(asked: _Arguments) -> dict[int, LaunchPlan]:
 
 
 def _with_folder(config: LaunchConfig) -> LaunchConfig:
-    """Return a configuration with an output folder: runs are measured by their files."""
+    """Set an output folder if it is missing, because runs are measured by their files."""
     return config if config.output_dir else replace(config, output_dir=DEFAULT_PARENT)
 
 

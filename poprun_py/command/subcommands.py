@@ -30,7 +30,7 @@ _PIPE_WIDTH = 200
 
 
 def parse_words(command: click.Command, words: Sequence[str]) -> dict[str, Any] | None:
-    """Return the values of the command's parameters; for ``--help``, print the help, return None.
+    """Return the values of the command's parameters, or print its help and return None.
 
     Raises:
         UsageError: An option is unknown, or a value is missing or not accepted.

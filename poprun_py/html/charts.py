@@ -1,4 +1,4 @@
-"""Charts as figures for plotly's JavaScript: lines, points, bars and histograms.
+"""Line, point and bar charts and histograms, as figures for plotly's JavaScript.
 
 A figure is plotly's own document (``{"data": [...], "layout": {...}}``), written here without the
 Python package plotly, whose import takes half a second. Figures have the colours of a light page.
@@ -28,7 +28,7 @@ _MOST_IN_LEGEND = 16
 _LEAST_BINS, _MOST_BINS = 8, 60
 # In this left part of a histogram, the name of a mark does not fit on the left of the mark.
 _LEFT_PART, _NAME_HEIGHT = 0.2, 16
-# The unit of a time axis that is at least so many seconds long, and the seconds of the unit.
+# The least length in seconds of a time axis with a unit, the seconds of the unit, and its name.
 _TIME_UNITS = ((3 * 3600, 3600, "hours"), (300, 60, "minutes"), (-math.inf, 1, "seconds"))
 # No screen has more columns to show points in.
 MOST_POINTS = 1000
@@ -46,12 +46,12 @@ class Line:
     """A series of points.
 
     Attributes:
-        name: the name in the legend.
-        xs: numbers or names.
-        ys: as many values; NaN, infinity and None are gaps.
-        index: selects colour and dash pattern; for an instance, its own index.
-        errors: the length of the error bar below and above each point.
-        is_reference: whether this is a thin dashed grey line to compare others with.
+        name: The name in the legend.
+        xs: Numbers or names.
+        ys: As many values; NaN, infinity and None are gaps.
+        index: Selects colour and dash pattern; for an instance, its own index.
+        errors: The length of the error bar below and above each point.
+        is_reference: Whether this is a thin dashed grey line to compare others with.
     """
 
     name: str
@@ -77,7 +77,7 @@ class Mark:
 
 @dataclass(frozen=True, slots=True)
 class Bars:
-    """A series of bars: one value for each name of the chart; ``colour`` is of a light page."""
+    """A series of bars with one value for each name; ``colour`` is for a light page."""
 
     name: str
     values: Sequence[float | None]
@@ -110,13 +110,13 @@ def lines(
     """Return a line chart; lines of many points are thinned.
 
     Args:
-        title: the title.
-        summary: the important numbers in a sentence.
-        series: the lines.
-        x: the title of the horizontal axis, with its unit.
-        y: the title of the vertical axis, with its unit.
-        marks: lines across the chart.
-        from_zero: whether the vertical axis begins at 0.
+        title: The title.
+        summary: The important numbers in a sentence.
+        series: The lines.
+        x: The title of the horizontal axis, with its unit.
+        y: The title of the vertical axis, with its unit.
+        marks: Lines across the chart.
+        from_zero: Whether the vertical axis begins at 0.
     """
     data = []
     for line in series:
@@ -164,12 +164,12 @@ def points(
     """Return a chart of a few points with error bars, joined by lines.
 
     Args:
-        title: the title.
-        summary: the important numbers in a sentence.
-        series: the lines.
-        x: the title of the horizontal axis, with its unit.
-        y: the title of the vertical axis, with its unit.
-        x_ticks: the numbers shown on the horizontal axis, if not those that plotly chooses.
+        title: The title.
+        summary: The important numbers in a sentence.
+        series: The lines.
+        x: The title of the horizontal axis, with its unit.
+        y: The title of the vertical axis, with its unit.
+        x_ticks: The numbers shown on the horizontal axis, if not those that plotly chooses.
     """
     data = []
     for line in series:
@@ -212,12 +212,12 @@ def bars(
     """Return horizontal bars, one for each name, from top to bottom; series are stacked.
 
     Args:
-        title: the title.
-        summary: the important numbers in a sentence.
-        names: the names of the bars.
-        series: with a value for each name.
-        unit: the unit of the values.
-        marks: lines across the chart.
+        title: The title.
+        summary: The important numbers in a sentence.
+        names: The names of the bars.
+        series: With a value for each name.
+        unit: The unit of the values.
+        marks: Lines across the chart.
     """
     data = [
         {
@@ -316,8 +316,8 @@ def thinned(ys: Sequence[float | None], most: int = MOST_POINTS) -> list[int]:
     the greatest value of each bucket are kept, so that no peak is lost, and its first gap.
 
     Args:
-        ys: the values; None, NaN and infinity are gaps.
-        most: the number of points that may be kept, at least 5.
+        ys: The values; None, NaN and infinity are gaps.
+        most: The number of points that may be kept, at least 5.
     """
     count = len(ys)
     if count <= most:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import jinja2
 
 _FOLDER: Final = Path(__file__).parent
-# The text of a cell in a column of numbers: a number with or without a unit, or a hyphen.
+# A column of numbers contains numbers with or without a unit, hyphens, and empty texts.
 _NUMBER: Final = re.compile(r"[-+]?[\d.,]+( ?(%|x|[kMG]?i?B|ms|s|min|h|us|W))?|-|")
 # Characters that XML forbids or browsers do not show. A pattern of the allowed characters would
 # take ten times as long to compile.
@@ -84,10 +84,10 @@ class Table(NamedTuple):
     """A table.
 
     Attributes:
-        name: the name of the table for screen readers.
-        columns: the column titles.
-        rows: the cells of each row. The last cell of a short row spans the remaining columns.
-        marked: indices of the highlighted rows.
+        name: The name of the table for screen readers.
+        columns: The column titles.
+        rows: The cells of each row. The last cell of a short row spans the remaining columns.
+        marked: Indices of the highlighted rows.
     """
 
     name: str
@@ -135,10 +135,10 @@ class Chart(NamedTuple):
     """A chart that plotly draws in the browser; ``charts.py`` makes it.
 
     Attributes:
-        title: the title.
-        summary: a sentence with the most important numbers, shown below the title.
-        figure: plotly's ``data`` and ``layout``, as JSON without NaN or infinities.
-        height: the height in pixels.
+        title: The title.
+        summary: A sentence with the most important numbers, shown below the title.
+        figure: Plotly's ``data`` and ``layout``, as JSON without NaN or infinities.
+        height: The height in pixels.
     """
 
     title: str
@@ -204,13 +204,13 @@ def page(
     """Return a whole HTML document, in ASCII, without a final newline.
 
     Args:
-        title: the title of the page.
-        sections: the sections; those without parts are left out.
-        lead: a line below the title.
-        badge: a label before the lead.
-        opening: the parts before the first section.
-        footer: a line at the end.
-        drawing_style: the style rules of the drawings.
+        title: The title of the page.
+        sections: The sections. Sections without parts are left out.
+        lead: A line below the title.
+        badge: A label before the lead.
+        opening: The parts before the first section.
+        footer: A line at the end.
+        drawing_style: The style rules of the drawings.
     """
     shown = [section for section in sections if section.parts]
     parts = [*opening, *(part for section in shown for part in section.parts)]
@@ -234,10 +234,10 @@ def fragment(
     """Return HTML for a notebook, in ASCII; its style rules do not affect the rest of the page.
 
     Args:
-        heading: the first line.
-        parts: the parts below it; no charts.
-        kind: the colour of the heading: ``good``, ``bad``, ``warn`` or empty.
-        drawing_style: the style rules of the drawings, each limited to ``.poprun-py``.
+        heading: The first line.
+        parts: The parts below the heading, which may not contain charts.
+        kind: The colour of the heading: ``good``, ``bad``, ``warn`` or empty.
+        drawing_style: The style rules of the drawings, each limited to ``.poprun-py``.
     """
     return _rendered(
         "fragment.html.jinja",
@@ -249,7 +249,7 @@ def fragment(
 
 
 def _charts(parts: Sequence[Part]) -> Iterator[Chart]:
-    """Yield the charts in the order in which the page shows them."""
+    """Yield the charts in the order of the page."""
     for part in parts:
         if isinstance(part, Chart):
             yield part

@@ -184,7 +184,7 @@ class RunRecord:
 
     def _write_page(self, folder: Path) -> None:
         try:
-            from poprun_py.past_runs.pages.page_file import write_page
+            from poprun_py.past_runs.pages.run_page import write_page
 
             path = write_page(RunFiles(folder.resolve()))
             self._console.log(f"the page of the run is {path}")

@@ -1,4 +1,4 @@
-"""Finished runs: reading their files, measuring and comparing them.
+"""Readers of finished runs, with their measurement and comparison.
 
-No module here starts a job or writes a file.
+No module of this package starts a job.
 """

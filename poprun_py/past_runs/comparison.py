@@ -1,4 +1,4 @@
-"""Comparison of runs with the first of them: speedup, scaling efficiency, and whether it is fair.
+"""Comparison of runs with the first of them by speedup and efficiency, and notes on its fairness.
 
 The speeds of all runs are compared by one measure: samples per second if every run counts samples,
 or else steps per second, or else the duration of the whole run. The comparison of steps assumes
@@ -71,7 +71,7 @@ class Spread:
         return max(self.values)
 
     def to_json(self) -> dict[str, float | None]:
-        """Return a JSON object; NaN and infinity, which a loss may be, become None."""
+        """Return a JSON object with None in place of NaN and infinity."""
         found = {
             "median": self.median,
             "mean": self.mean,
@@ -149,7 +149,7 @@ class Comparison:
 
     @property
     def base(self) -> Entry:
-        """The entry with which the others are compared."""
+        """The entry that the others are compared with."""
         return self.entries[0]
 
     def ideal_speedup(self, entry: Entry) -> float:
@@ -198,7 +198,7 @@ def compare(
 
 
 def _partly_reached(entries: Sequence[Entry], target: Target | None) -> list[str]:
-    """Return a remark for each entry of which only some repetitions reached the target."""
+    """Return a remark for each entry whose repetitions only partly reached the target."""
     found = []
     for entry in entries:
         reached = len(entry.numbers["reached"].values) if "reached" in entry.numbers else 0

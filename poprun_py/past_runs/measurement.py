@@ -1,4 +1,4 @@
-"""Measurement of one run: the numbers that can be compared, and the reasons for missing numbers.
+"""Measurement of one run, which gives the numbers to compare or the reasons why they are missing.
 
 The speed is measured in the steady state of the attempt with the most recorded steps (the last of
 several). The first step and the first tenth of the steps of each instance are left out, because
@@ -50,7 +50,7 @@ class Slowest:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Measured:
-    """The numbers of one run. Unknown numbers are None.
+    """The numbers of one run, or None for numbers that are unknown.
 
     Attributes:
         name: The name of the run.
@@ -70,7 +70,7 @@ class Measured:
         reached: The seconds from the start of the run until it reached the target.
         exit_code: None while the run has not ended.
         attempts: The number of attempts.
-        resumed_step: The step of the checkpoint from which the first attempt continued, or 0.
+        resumed_step: The step of the checkpoint that the first attempt continued, or 0.
         missing: The reason for each unknown number, by field.
     """
 
@@ -217,7 +217,7 @@ def _steady_steps(steps: Sequence[StepRecord]) -> dict[int, list[StepRecord]]:
 
 
 def _observed_speed(run: RecordedRun) -> _Speed | None:
-    """Return the speed in the last observation with timed steps; None if there is none."""
+    """Return the speed in the last observation with timed steps, or None."""
     for attempt in reversed(run.attempts):
         view = attempt.last_view()
         timed = [each for each in view.instances if each.num_steps] if view else []

@@ -1,4 +1,4 @@
-"""Reading a run: its report, and the recorded steps, observations and values of each attempt.
+"""Reading of a run with its report, recorded steps, observations and logged values.
 
 Lines that cannot be read are skipped and mentioned in ``RecordedRun.problems``, except an
 incomplete last line: a killed launcher leaves one behind. Of a very long run, evenly spaced steps
@@ -227,7 +227,7 @@ def _lines(
     problems: list[str],
     is_kept: Callable[[str], bool] = lambda _line: True,
 ) -> Iterator[_Read]:
-    """Yield the parsed lines of a file for which ``is_kept`` is true."""
+    """Yield the parsed lines of a file, except lines that ``is_kept`` rejects."""
     try:
         with path.open(encoding="utf-8", errors="replace") as file:
             bad = 0

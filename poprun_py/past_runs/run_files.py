@@ -105,7 +105,7 @@ def find_run(named: str, parent: str = DEFAULT_PARENT) -> RunFiles:
         parent: The folder of runs, as in ``--output-dir``.
 
     Raises:
-        UsageError: There is no such run.
+        UsageError: The run does not exist.
     """
     if not named:
         raise UsageError(

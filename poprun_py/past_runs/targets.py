@@ -1,4 +1,4 @@
-"""Targets of a training, such as ``accuracy>=0.9``, and the time at which a run reached one."""
+"""Targets of a training, such as ``accuracy>=0.9``, and the time when a run reached one."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def losses(attempt: RecordedAttempt) -> list[tuple[float, int, float]]:
 
 
 def reached_at(run: RecordedRun, target: Target) -> tuple[float | None, bool]:
-    """Return the time at which a run first reached a target, and whether the value was measured.
+    """Return the time when a run first reached a target, and whether the value was measured.
 
     The time is in seconds since the epoch; None if the target was not reached. Logged values are
     used; for ``loss``, the loss of the steps if it was not logged.

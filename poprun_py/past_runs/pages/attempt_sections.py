@@ -1,4 +1,4 @@
-"""Page sections about the attempts of a run: failures, instances, placement, and environment.
+"""Page sections about the attempts of a run, with failures, instances, placement and environment.
 
 Every value of a report may be missing, because other versions of the launcher wrote other reports.
 """
@@ -38,7 +38,7 @@ _NAMES: Final = {
 
 
 def failure_parts(run: RecordedRun, folder: str = "") -> list[Part]:
-    """Return the reason why a run failed: traceback, stderr and stacks of the instances.
+    """Return the reason of a failed run, with the traceback, stderr and stacks of the instances.
 
     ``folder`` is the address of the run's folder relative to the page; it ends with a slash.
     """

@@ -142,7 +142,7 @@ def _speed_title(comparison: Comparison) -> str:
 
 
 def _values_to_draw(comparison: Comparison, entry: Entry) -> Spread | None:
-    """Return the values to draw: the speed, or the duration if runs do not count steps."""
+    """Return the speed, or the duration if the runs do not count steps."""
     return entry.numbers.get("seconds") if comparison.measure == SECONDS else entry.speed
 
 

@@ -1,4 +1,4 @@
-"""Page sections about the resources of a run: time, CPUs, memory, and emulated IPUs."""
+"""Page sections about the time, CPUs, memory and emulated IPUs that a run used."""
 
 from __future__ import annotations
 

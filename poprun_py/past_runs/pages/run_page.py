@@ -1,4 +1,4 @@
-"""The HTML page of a run.
+"""The page of a run as HTML, and as the file ``report.html``.
 
 Its sections follow the questions of an engineer: how did the run end, how fast was it, which
 instance was slow, what used time and memory, what ran where, and how is it run again?
@@ -7,9 +7,13 @@ instance was slow, what used time and memory, what ran where, and how is it run 
 from __future__ import annotations
 
 import math
+import os
+import time
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from popdist_py.atomic_file import write_whole
 from popdist_py.errors import counted, plural
 from poprun_py.html.page import (
     Alert,
@@ -29,10 +33,24 @@ from poprun_py.past_runs.pages.attempt_sections import (
     read_plan,
     rerun_section,
 )
-from poprun_py.past_runs.recorded_run import RecordedAttempt, RecordedRun, moment_of
+from poprun_py.past_runs.recorded_run import (
+    NOT_A_RUN,
+    RecordedAttempt,
+    RecordedRun,
+    damaged_report,
+    moment_of,
+    read_run,
+)
+from poprun_py.past_runs.run_files import RunFiles
 from poprun_py.planning.user_program import short_name
 from poprun_py.running.watch.job_view import JobView
-from poprun_py.texts import duration_text, iso_date_text, milliseconds_text, number_text
+from poprun_py.texts import (
+    duration_text,
+    iso_date_text,
+    iso_time,
+    milliseconds_text,
+    number_text,
+)
 
 if TYPE_CHECKING:
     from poprun_py.past_runs.pages.timeline_excerpt import Excerpt
@@ -45,6 +63,55 @@ _WITHOUT_STEPS: Final = (
     "No training steps were recorded. PopTorch models record them, and other programs can call "
     "popdist_py.heartbeat.step()."
 )
+
+
+def write_page(files: RunFiles, path: Path | None = None) -> Path:
+    """Write the page of a run to ``path``, by default ``report.html`` in its folder.
+
+    Only the user can read the page. An existing page is replaced in one step.
+
+    Returns:
+        The path of the page.
+
+    Raises:
+        UsageError: The report of the run cannot be read.
+        OSError: The page cannot be written.
+    """
+    path = files.page if path is None else path
+    write_whole(path, page_text(files, path.parent) + "\n")
+    return path
+
+
+def page_text(files: RunFiles, page_folder: Path | None = None) -> str:
+    """Read a run, which may not have ended yet, and return its page.
+
+    Args:
+        files: The files of the run.
+        page_folder: The folder of the page, by default the folder of the run.
+
+    Raises:
+        UsageError: The report cannot be read, or has missing or impossible values.
+    """
+    run = read_run(files)
+    excerpt = None
+    if files.timeline.is_file():
+        from poprun_py.past_runs.pages.timeline_excerpt import read_excerpt
+
+        excerpt = read_excerpt(files.timeline)
+    address = _relative_address(files.folder, page_folder)
+    try:
+        return run_page(run, iso_time(time.time()), excerpt, address)
+    except NOT_A_RUN as error:
+        raise damaged_report(files, error) from None
+
+
+def _relative_address(run: Path, page_folder: Path | None) -> str:
+    """Return the address of the run's folder relative to the page, with a slash at its end."""
+    if page_folder is None or page_folder.resolve() == run.resolve():
+        return ""
+    from urllib.parse import quote
+
+    return f"{quote(os.fsencode(os.path.relpath(run.resolve(), page_folder.resolve())))}/"
 
 
 def run_page(

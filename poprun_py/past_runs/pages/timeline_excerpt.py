@@ -25,7 +25,7 @@ from poprun_py.texts import duration_text, milliseconds_text
 _MOST_BYTES: Final = 8 << 20
 _STEPS, _MOST_SPANS = 3, 1500
 _STEP: Final = '"name":"step"'
-# Rounding makes consecutive spans overlap by up to so many microseconds.
+# The overlap of consecutive spans in microseconds that rounding may cause.
 _ROUNDING: Final = 0.01
 # The thickness of a bar, its reduction for each enclosing span, and the smallest thickness.
 _THICK, _THINNER, _THIN = 0.86, 0.24, 0.2
@@ -65,7 +65,7 @@ class Excerpt:
 
 
 def read_excerpt(path: Path) -> Excerpt | None:
-    """Read some steps from the middle of a trace; None if there is no trace or no step."""
+    """Read some steps from the middle of a trace; None if the trace or its steps are missing."""
     try:
         lines = _lines(path)
         steps = sorted(

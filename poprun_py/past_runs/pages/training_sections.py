@@ -1,4 +1,4 @@
-"""Page sections about the training of a run: throughput, loss, logged values, step times."""
+"""Page sections about throughput, loss, logged values and step times of a training."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from poprun_py.running.watch.records import StepRecord
 from poprun_py.running.watch.stragglers import waited_for
 from poprun_py.texts import milliseconds_text, number_text
 
-# Throughput is averaged over at most so many windows of time.
+# The number of time windows that the throughput is averaged over.
 _WINDOWS = 200
 _MOST_LINES, _MOST_HISTOGRAMS, _MOST_VALUES = 64, 8, 12
 _P95 = 0.95
@@ -40,7 +40,7 @@ class StepTimes:
         seconds: The durations of the recorded steps.
         own: The same durations without waiting for other instances.
         count: The number of all steps, which is larger if only some steps were recorded.
-        every: The last of the steps stands for so many steps.
+        every: The number of steps that each of the last recorded steps stands for.
     """
 
     instance: int
@@ -66,7 +66,7 @@ class StepTimes:
 
 
 def slow_instances(times: Sequence[StepTimes]) -> frozenset[int]:
-    """Return the instances for which the other instances wait."""
+    """Return the instances that the other instances wait for."""
     return waited_for({each.instance: (each.own_median, each.median) for each in times})
 
 

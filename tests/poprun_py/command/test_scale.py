@@ -10,7 +10,7 @@ from support.processes import wait_until
 
 from poprun_py.command.cli import run
 from poprun_py.command.scale import _split_words
-from poprun_py.past_runs.pages import page_file
+from poprun_py.past_runs.pages import run_page
 
 STEPS = """
 import sys, time
@@ -74,7 +74,7 @@ def test_ctrl_c_while_a_run_is_drawn_ends_the_series(here, monkeypatch, capsys):
     def interrupted(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(page_file, "page_text", interrupted)
+    monkeypatch.setattr(run_page, "page_text", interrupted)
     (here / "train.py").write_text("print('done')\n")
     assert run(["scale", "train.py", "--instances", "1", "--repeats", "2"]) == 130
     said = capsys.readouterr()

@@ -17,7 +17,7 @@ from poprun_py.launching.launch import Request, launch
 from poprun_py.launching.run_record import RunRecord
 from poprun_py.machines.host_list import LOCALHOST
 from poprun_py.options.launch_config import LaunchConfig
-from poprun_py.past_runs.pages import page_file
+from poprun_py.past_runs.pages import run_page
 from poprun_py.planning.mpi_commands import OPEN_MPI_5, Mpi
 from poprun_py.running.supervise.job import LaunchResult
 
@@ -40,7 +40,7 @@ def planned(**options):
     ("place", "name", "warning"),
     [
         (
-            page_file,
+            run_page,
             "page_text",
             "the page of the run is not written: interrupted; {name} report {run} writes it",
         ),

@@ -11,8 +11,7 @@ from support.launcher.made_runs import made_run
 from support.launcher.run_folders import BEGAN, a_plan, make_run
 
 from poprun_py.past_runs import recorded_run
-from poprun_py.past_runs.pages.page_file import page_text, write_page
-from poprun_py.past_runs.pages.run_page import run_page
+from poprun_py.past_runs.pages.run_page import page_text, run_page, write_page
 from poprun_py.past_runs.pages.timeline_excerpt import Excerpt, TraceSpan
 from poprun_py.past_runs.pages.training_sections import StepTimes, slow_instances
 from poprun_py.past_runs.recorded_run import read_run
