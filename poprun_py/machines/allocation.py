@@ -39,15 +39,10 @@ def resolve_hosts(
 ) -> tuple[Host, ...]:
     """Return the hosts of a launch, in order.
 
-    Args:
-        host: The value of ``--host``; it takes precedence over all other sources.
-        host_file: The value of ``--host-file``.
-        environ: The variables that may describe a Slurm allocation or name a host file for MPI.
-        read_text: A function that returns the text of a file.
-        local_names: Names of this machine, which is reached without ssh.
-        num_instances: The number of instances of the launch.
-        host_source: The name of ``host`` in messages.
-        host_file_source: The name of ``host_file`` in messages.
+    ``--host`` takes precedence over ``--host-file``. Without both, ``environ`` may describe a Slurm
+    allocation or name a host file for MPI. Hosts in ``local_names`` are this machine. ``read_text``
+    returns the text of a file. ``host_source`` and ``host_file_source`` name the options in
+    messages.
 
     Raises:
         UsageError: A malformed list, a host given twice, or an allocation that is too small.

@@ -150,13 +150,7 @@ class HostChecks:
 
 
 def checks_of(report: HostReport, ours: Mapping[str, Any], request: ProbeRequest) -> list[Check]:
-    """Return the results of all checks on a host.
-
-    Args:
-        report: The host's report.
-        ours: The facts of this machine's own report.
-        request: The request that led to both reports.
-    """
+    """Return the results of all checks on a host; ``ours`` are the facts about this machine."""
     reached = Check(name="reached", text="no" if report.problem else "yes", problem=report.problem)
     if report.facts is None:
         return [reached]

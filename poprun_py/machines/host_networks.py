@@ -180,16 +180,10 @@ def network_of_hosts(
     wanted: str | None,
     option: str,
 ) -> tuple[Network, bool]:
-    """Choose the network of the hosts. A network that includes this machine is preferred.
+    """Choose the network of the hosts; return it, and whether this machine is on it.
 
-    Args:
-        hosts: The hosts of the launch.
-        reported: The addresses of the hosts that reported them, by host name.
-        wanted: The network to use, by interface or CIDR; None for any.
-        option: The name of ``wanted`` in messages.
-
-    Returns:
-        The network, and whether this machine is on it.
+    A network that includes this machine is preferred. ``reported`` holds the addresses of the hosts
+    that reported them. ``wanted`` and ``option`` are as in ``choose_network``.
 
     Raises:
         UsageError: ``wanted`` is neither an interface name nor a CIDR.

@@ -101,13 +101,8 @@ def probe_hosts(
 ) -> ProbedHosts:
     """Return the known facts about ``hosts``.
 
-    Args:
-        config: The options of the launch.
-        hosts: The hosts, in the order of the options.
-        mpirun: The path of mpirun.
-        environ: The environment variables of the launcher.
-        contact: Copy the folders of ``--sync`` to the hosts and probe them first. Otherwise, only
-            cached reports are used.
+    With ``contact``, the folders of ``--sync`` are copied to the hosts, and the hosts are probed.
+    Otherwise, only cached reports are used.
 
     Raises:
         UsageError: Options for hosts that contradict each other.
