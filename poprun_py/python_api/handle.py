@@ -378,7 +378,7 @@ def _stop_jobs_at_exit() -> None:
 def _stop_all() -> None:
     with _running_lock:
         jobs = list(_running.values())
-    for job in jobs:  # all jobs end at the same time
+    for job in jobs:  # all are asked first, so that they end in parallel
         job.stop()
     for job in jobs:
         job.close()

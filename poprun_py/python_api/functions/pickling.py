@@ -88,7 +88,7 @@ def _with_empty_cache(function: Any, parameters: dict[str, Any]) -> Any:
 
 def _storage(uint8: object, buffer: Any) -> Any:
     """Return a torch storage whose memory is the buffer."""
-    torch = sys.modules["torch"]  # unpickling uint8 has imported it
+    torch = sys.modules["torch"]  # imported when uint8 was unpickled
     if not len(buffer):
         return torch.UntypedStorage(0)
     return torch.frombuffer(buffer, dtype=uint8).untyped_storage()
