@@ -44,21 +44,37 @@ _LABELS: Final = ("instance", "host")
 _ENDED: Final = "ended"
 # The name, the key in the state of an instance, and the help text of each gauge.
 _GAUGES: Final = (
-    ("poprun_step", "step", "Training steps done, those before a checkpoint resumed from too."),
+    ("poprun_step", "step", "Training steps done, including steps before a loaded checkpoint."),
     ("poprun_loss", "loss", "Loss of the last training step."),
-    ("poprun_cpus_used", "cpus_used", "CPUs that it used on average since the last update."),
-    ("poprun_cpus", "num_cpus", "CPUs that it may use."),
-    ("poprun_memory_bytes", "memory_bytes", "Memory of its processes, shared memory once."),
-    ("poprun_swap_bytes", "swap_bytes", "Memory of its processes that is on the disk."),
+    (
+        "poprun_cpus_used",
+        "cpus_used",
+        "CPUs that the instance used on average since the last update.",
+    ),
+    ("poprun_cpus", "num_cpus", "CPUs that the instance may use."),
+    (
+        "poprun_memory_bytes",
+        "memory_bytes",
+        "Memory of the instance's processes, with shared memory counted once.",
+    ),
+    (
+        "poprun_swap_bytes",
+        "swap_bytes",
+        "Memory of the instance's processes that is swapped to disk.",
+    ),
 )
 # Gauges that stay valid after the instance has ended.
 _LASTING: Final = ("poprun_step", "poprun_loss")
 _HISTOGRAMS: Final = (
-    ("poprun_step_duration_seconds", "seconds", "From the end of one training step to the next."),
+    (
+        "poprun_step_duration_seconds",
+        "seconds",
+        "Time from the end of one training step to the end of the next.",
+    ),
     (
         "poprun_step_own_duration_seconds",
         "own_seconds",
-        "The same without waiting for other instances.",
+        "Duration of a training step without waiting for other instances.",
     ),
 )
 
@@ -87,21 +103,25 @@ def metric_families(first: Mapping[str, Any], last: Mapping[str, Any]) -> Iterat
         last: The last document of the recorder.
     """
     facts = {name: str(first[name]) for name in ("run_id", "program")}
-    yield InfoMetricFamily("poprun_run", "The run.", value=facts)
+    yield InfoMetricFamily("poprun_run", "Name of the run and its program.", value=facts)
     yield GaugeMetricFamily(
         "poprun_run_start_time_seconds",
         "When the run began, in seconds since the epoch.",
         value=first["began"],
     )
     yield CounterMetricFamily(
-        "poprun_restarts", "Restarts after a failure.", value=last.get("restarts", 0)
+        "poprun_restarts", "Number of restarts after a failure.", value=last.get("restarts", 0)
     )
-    yield GaugeMetricFamily("poprun_instances", "Instances.", value=first["num_instances"])
+    yield GaugeMetricFamily(
+        "poprun_instances", "Number of instances.", value=first["num_instances"]
+    )
     view = last.get("view") or {"instances": [], "slowest": None}
     states: list[dict[str, Any]] = view["instances"]
     running = [state for state in states if state["phase"] != _ENDED]
     yield GaugeMetricFamily(
-        "poprun_instances_running", "Instances whose program runs.", value=len(running)
+        "poprun_instances_running",
+        "Number of instances whose program is running.",
+        value=len(running),
     )
     steps: dict[str, Any] = last.get("steps", {})
     yield from _counters(states, steps)
@@ -159,7 +179,7 @@ def _straggler_gauges(
 ) -> Iterator[Metric]:
     ratio = GaugeMetricFamily(
         "poprun_slowest_step_ratio",
-        "Step of the slowest instance without waiting for others, over that of the median one.",
+        "Step duration without waiting for others, slowest instance divided by median instance.",
     )
     if slowest is not None and slowest["median_of_all"]:
         ratio.add_metric((), slowest["step_seconds_without_waiting"] / slowest["median_of_all"])

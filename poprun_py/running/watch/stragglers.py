@@ -211,7 +211,7 @@ class _Peers:
         most, second = [*self._most_swapped, 0, 0][:2]
         most_of_others = second if state.swap_bytes == most else most
         if state.swap_bytes > most_of_others:
-            return "it swaps", f"{bytes_text(state.swap_bytes)} of it are on the disk"
+            return "it swaps", f"{bytes_text(state.swap_bytes)} of its memory are on the disk"
         if longer("throttled") > _EXPLAINS * excess:
             detail = f"its control group had used up its CPU time {state.throttled:.0%} of the time"
             return "its host throttles it", detail
