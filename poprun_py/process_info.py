@@ -1,14 +1,13 @@
-"""Facts about Linux processes, read from /proc: state, parent, children, start, CPU time, command.
+"""State, parent, children, start, CPU time and command of Linux processes, read from /proc.
 
-Imports only os, because the wrapper in front of every program uses it. A process that has ended, or
-that the system hides from this user, has no facts: the functions then return None or an empty
+This module imports only os, because the wrapper in front of every program uses it. For a process
+that has ended, or that the system hides from this user, the functions return None or an empty
 value.
 """
 
 import os
 
-# As typing's, which takes longer to import than everything here.
-TYPE_CHECKING = False
+TYPE_CHECKING = False  # not imported from typing, which takes long to import
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -59,7 +58,7 @@ class ProcessStat:
 def read_stat(pid: int, thread: int | None = None) -> ProcessStat | None:
     """Return the stat fields of a process, or of one of its threads."""
     name = "stat" if thread is None else f"task/{thread}/stat"
-    # The command name, in parentheses, may hold anything: the fields follow the last ")".
+    # The command name, in parentheses, may contain any character. The fields follow the last ")".
     fields = (read_file(pid, name) or b"").rpartition(b")")[2].split()
     return ProcessStat(fields) if len(fields) > 19 else None
 
@@ -74,9 +73,9 @@ def read_file(pid: int, name: str, *, first_page: bool = False) -> bytes | None:
     """Return the content of the file ``name`` in /proc/PID; None if it cannot be read.
 
     Args:
-        pid: the process.
-        name: the file's path below /proc/PID.
-        first_page: whether the first 4 KiB are enough; some files are long to read.
+        pid: The process.
+        name: The path of the file below /proc/PID.
+        first_page: Whether the first 4 KiB are enough. Some files take long to read.
     """
     try:
         descriptor = os.open(f"/proc/{pid}/{name}", os.O_RDONLY | os.O_CLOEXEC)
@@ -169,8 +168,8 @@ def descendants(pid: int) -> list[int]:
 def process_tree(pid: int) -> list[int]:
     """Return a process and its descendants, parents first.
 
-    Where the kernel lists the children of a thread, the cost does not grow with the number of
-    processes on the host. Ended children that were not collected yet are included then.
+    If the kernel lists the children of a thread, the cost does not grow with the number of processes
+    on the host. The result then includes zombies: children that have ended but were not collected.
     """
     if not _lists_children(pid):
         return [pid, *descendants(pid)]

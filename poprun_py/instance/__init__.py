@@ -1,6 +1,6 @@
 """The wrapper that mpirun starts in front of each program, on every host.
 
-It binds itself to CPUs, starts the program, and talks to the launcher: of the program's output, its
-progress and its end. It imports only quick modules of the standard library, because every start
-waits for them, and on other hosts than the launcher's also the leases.
+It binds itself to CPUs, starts the program, and sends the program's output, progress and end to the
+launcher. It imports only quick modules of the standard library, because every start waits for them.
+On other hosts than the launcher's, it also imports the leases.
 """

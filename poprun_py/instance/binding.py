@@ -1,4 +1,4 @@
-"""Binding of this process to CPUs and memory nodes, and what the kernel reports of a binding.
+"""Sets the binding of this process to CPUs and memory nodes, and reads the binding of a process.
 
 The wrapper binds itself before it starts its program, which inherits the binding. Every wrapper
 imports this module at its start, so it imports little; ctypes only to set a memory policy.
@@ -10,13 +10,12 @@ import time
 
 from poprun_py.process_info import read_file, read_status
 
-# As typing's, which takes longer to import than everything here.
-TYPE_CHECKING = False
+TYPE_CHECKING = False  # not imported from typing, which takes long to import
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from typing import Any
 
-# Variables from which libraries take their number of threads. The launcher plans only the first.
+# Libraries take their number of threads from these variables. The launcher plans only the first.
 # Each library prefers its own variable, so the planned value never overrules one that the user set.
 THREAD_VARIABLES = (
     "OMP_NUM_THREADS",
@@ -48,7 +47,7 @@ _POLICY_NAMES = {"prefer": "preferred", "prefer (many)": "preferred"}
 
 
 def apply_planned() -> "dict[str, Any]":
-    """Bind this process as the launcher's plan says; returns what ``apply`` returns."""
+    """Bind this process as the launcher has planned; return the result of ``apply``."""
     cpus = [int(n) for n in os.environ.get("POPRUN_CPUS", "").split(",") if n]
     nodes = [int(n) for n in os.environ.get("POPRUN_MEMORY_NODES", "").split(",") if n]
     return apply(cpus, nodes)
@@ -58,15 +57,15 @@ def apply(cpus: list[int], memory_nodes: list[int]) -> "dict[str, Any]":
     """Bind this process, and so every program that it becomes or starts.
 
     If the kernel refuses the memory policy ``bind``, ``preferred`` is tried. A refusal never stops
-    the instance: it is reported here, and ``read_back`` shows its effect.
+    the instance. It is reported here, and ``read_back`` shows its effect.
 
     Args:
-        cpus: the only CPUs to run on; empty for no change.
-        memory_nodes: the only memory nodes from which to allocate; empty for no change.
+        cpus: The only CPUs to run on; empty for no change.
+        memory_nodes: The only memory nodes for allocations; empty for no change.
 
     Returns:
-        ``cpus``, which were set; ``memory_policy`` (bind, preferred or none) and the
-        ``memory_nodes`` for which it was set; and ``refused``, one sentence for each refusal.
+        ``cpus``, which were set; ``memory_policy`` (bind, preferred or none), which was set for
+        ``memory_nodes``; and ``refused``, one sentence for each refusal.
     """
     refused: list[str] = []
     bound: list[int] = []
@@ -106,7 +105,7 @@ def _call_set_mempolicy(number: int, mode: int, nodes: list[int]) -> None:
     """Call set_mempolicy(2).
 
     Raises:
-        OSError: the kernel, or a filter of system calls, refused.
+        OSError: The kernel, or a filter of system calls, refused.
     """
     try:
         import ctypes
@@ -130,7 +129,7 @@ def _reason(error: Exception) -> str:
 
 
 def read_back(pid: int) -> "dict[str, Any]":
-    """Return what the kernel reports of a process; values that cannot be read are None.
+    """Return the binding of a process. A value that cannot be read is None.
 
     Returns:
         ``ended``, whether the process has ended; ``cpus`` and ``memory_allowed``, from its status;
@@ -141,7 +140,7 @@ def read_back(pid: int) -> "dict[str, Any]":
     """
     variables = _environ(pid)
     policy, nodes = _memory_policy(pid)
-    # Read last: if the process is alive now, it was alive when the rest was read.
+    # The status is read last. If the process is alive now, it was alive when the rest was read.
     status = read_status(pid)
     return {
         "ended": status.get("State", "Z")[0] in "ZX",
@@ -213,7 +212,7 @@ def format_list(numbers: "Iterable[int]") -> str:
 
 
 def parse_list(text: str | None) -> list[int] | None:
-    """Return the numbers of a kernel list such as ``0-3,8``; None for other texts and for None."""
+    """Return the numbers of a kernel list such as ``0-3,8``, or None for any other text."""
     if text is None:
         return None
     numbers: list[int] = []

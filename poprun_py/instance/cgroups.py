@@ -1,19 +1,18 @@
-"""Control groups of processes: their limits, and how often or how long the kernel enforced them.
+"""Limits of a process's control groups, and how often or how long the kernel enforced them.
 
 Reads files of version 1 or 2. Every wrapper imports this module at its start, so it imports little.
 """
 
 import os
 
-# As typing's, which takes longer to import than everything here.
-TYPE_CHECKING = False
+TYPE_CHECKING = False  # not imported from typing, which takes long to import
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-# Per version: the file that counts events, and the file with the limit.
+# For each version, the file that counts events and the file with the limit.
 _MEMORY = {1: ("memory.oom_control", "memory.limit_in_bytes"), 2: ("memory.events", "memory.max")}
 _PROCESSES = {1: ("pids.events", "pids.max"), 2: ("pids.events", "pids.max")}
-# Version 1 shows a number near 2 ** 63 if there is no limit.
+# Without a limit, version 1 shows a number near 2 ** 63.
 _NO_LIMIT = 1 << 60
 
 
@@ -21,8 +20,8 @@ def memory_state(root: str = "/", pid: int | str = "self") -> dict[str, int]:
     """Return the memory limit of a process, and how often the kernel killed for lack of memory.
 
     Args:
-        root: the folder that contains ``proc`` and ``sys``.
-        pid: the process.
+        root: The folder that contains ``proc`` and ``sys``.
+        pid: The process.
 
     Returns:
         ``oom_kills`` and ``limit_bytes``; a value that is not known is absent.

@@ -7,8 +7,7 @@ this module at its start, so it imports little.
 
 from poprun_py.instance.quick_imports import socket
 
-# As typing's, which takes longer to import than everything here.
-TYPE_CHECKING = False
+TYPE_CHECKING = False  # not imported from typing, which takes long to import
 if TYPE_CHECKING:
     from _socket import socket as Socket
 
@@ -16,39 +15,40 @@ _HEADER_SIZE = 5  # without the struct module, which every start would import
 MAX_PAYLOAD = 1 << 20
 
 # From the wrapper to the launcher.
-# The first message: token, rank, pid, host, time_ns; instance 0 adds a free port.
+# The first message, with token, rank, pid, host and time_ns. Instance 0 adds a free port.
 HELLO = b"H"
-# The program has started: its process id, its binding.
+# The program has started. The payload has its process id and its binding.
 STARTED = b"S"
-# Output of the program: raw bytes.
+# Output of the program, as raw bytes.
 STDOUT, STDERR = b"O", b"E"
 # Steps and other calls of the program, if the launcher asked for them and they have changed.
 PROGRESS = b"A"
-# What ProgramActivity.sample() returns for a program that counts no steps.
+# The result of ActivitySampler.sample() for a program that counts no steps.
 ACTIVITY = b"I"
-# The answer to OBSERVE: where the program's time goes, what it uses, its new steps.
+# Answers OBSERVE with the program's time per activity, its resource usage and its new steps.
 OBSERVED = b"N"
-# The answer to PROPOSE_STOP: the proposal, and the number of calls of stopRequested() so far.
+# Answers PROPOSE_STOP with the proposal and the number of calls of stopRequested() so far.
 POLLED = b"P"
-# The answer to DUMP_STACKS: the Python stacks of the instance's processes.
+# Answers DUMP_STACKS with the Python stacks of the instance's processes.
 STACKS = b"Y"
 # The number of bytes of KEYS that the program had not read when it ended.
 UNREAD = b"r"
 # The program has read the KEYS, so the launcher may send more. No payload.
 KEYS_READ = b"k"
-# The program changed its terminal: iflag, oflag, lflag, cc, whether unread input was dropped.
+# The program changed its terminal to [iflag, oflag, lflag, cc, whether unread input was dropped].
 TERMINAL_MODES = b"M"
-# A breakpoint(): [enter or leave, call] or [wait, call, instance].
+# The program calls breakpoint(): [enter or leave, call] or [wait, call, instance].
 DEBUGGER = b"V"
-# The answer to PAUSE: all processes of the program are stopped.
+# Answers PAUSE when all processes of the program are stopped.
 PAUSED = b"Z"
-# The answer to ASK_CLOCK: [the launcher's nanoseconds, the monotonic nanoseconds of this host].
+# Answers ASK_CLOCK with [the launcher's nanoseconds, the monotonic nanoseconds of this host].
 CLOCK = b"C"
-# Part of a file that the program wrote, sent after its end: name, NUL, compressed part (zlib).
+# A part of a file that the program wrote. It is sent after the program's end, and consists of the
+# file's name, a NUL and the part, compressed by zlib.
 FILE = b"F"
-# The answer to LEASE: empty, or the jobs that hold the CPUs, or a problem.
+# Answers LEASE with an empty object, with the jobs that hold the CPUs, or with a problem.
 LEASED = b"L"
-# The signal by which a process other than the launcher asked the wrapper to end.
+# Another process than the launcher has asked the wrapper to end. The payload is its signal.
 STOP_SIGNAL = b"T"
 # [[pid, command], ...] of processes that the program left at a good end and that were killed.
 LEFTOVERS = b"K"
@@ -59,16 +59,16 @@ INSTANCE_ENDED = b"X"
 # The kinds of these whose payload is not JSON.
 RAW = (STDOUT, STDERR, FILE)
 
-# In both directions, before GO. To the wrapper: a part of a file for the program, as raw bytes; an
-# empty part ends the file. To the launcher: the path at which the program finds it, or a problem.
+# Sent in both directions before GO. The launcher sends a file for the program in parts, as raw
+# bytes; an empty part ends the file. The wrapper answers with the path of the file or a problem.
 INPUT_FILE = b"J"
 
 # From the launcher to the wrapper.
-# Start the program: its variables, and how often to report what.
+# Starts the program. The payload has its variables, and how often to report its progress.
 GO = b"G"
-# The CPUs of this host to lease for all instances of the job here. Sent before GO.
+# Asks the wrapper to lease CPUs of its host for all instances on that host. Sent before GO.
 LEASE = b"L"
-# Input of the program: raw bytes; none ends the input.
+# Input of the program, as raw bytes. An empty payload ends the input.
 KEYS = b"k"
 # The rows and columns of the program's terminal.
 WINDOW_SIZE = b"W"
@@ -80,24 +80,24 @@ DEBUGGER_LEFT = b"V"
 PAUSE = b"Z"
 # The number of a signal for the program.
 SIGNAL = b"K"
-# The call of stopRequested() at which to stop; 0 only asks for the number of calls so far.
+# The call of stopRequested() that is to stop the program. 0 only asks for the calls so far.
 PROPOSE_STOP = b"Q"
 # The proposal that all instances accept.
 AGREE_STOP = b"R"
 # The launcher's monotonic nanoseconds.
 ASK_CLOCK = b"C"
-# Requests without payload: for STACKS, and for OBSERVED.
+# Requests for STACKS and for OBSERVED, without a payload.
 DUMP_STACKS, OBSERVE = b"U", b"N"
-# [grace seconds, signal]: send the signal, and SIGKILL after the grace time.
+# Stops the program: [grace seconds, signal]. SIGKILL follows after the grace time.
 STOP = b"T"
 # The wrapper may end. No payload.
 BYE = b"B"
 
 # Other connections to the launcher's socket on its host.
-# From the child of a wrapper. The answer is one byte, sent together with the descriptor of the
+# A request of a wrapper's child. The answer is one byte, sent together with the descriptor of the
 # launcher's standard input.
 STDIN = b"i"
-# From a command that inspects a running job: what it asks for. The answer is one STACKS frame.
+# A request of a command that inspects a running job. The answer is one STACKS frame.
 INSPECT = b"I"
 
 # A host that sends nothing for this long is lost. Shorter stalls of the network are tolerated.
@@ -132,7 +132,7 @@ class Reader:
         """Add received bytes, and return kind and payload of each frame that is complete now.
 
         Raises:
-            ValueError: a payload is too long, so the peer does not use this protocol.
+            ValueError: A payload is too long, so the peer does not use this protocol.
         """
         self._buffer += data
         frames = []

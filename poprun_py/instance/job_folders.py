@@ -1,4 +1,4 @@
-"""Folders of a job on one host: locked while in use, and removed by the last process that used one.
+"""Folders of a job on one host, which are locked while they are used and removed afterwards.
 
 Killed processes leave their folders behind. The next job of the same user on that host removes
 them: the kernel's lock on a folder tells whether any process uses it, even one in another
@@ -10,12 +10,11 @@ import time
 
 from poprun_py.process_info import start_ticks
 
-# As typing's, which takes longer to import than everything here.
-TYPE_CHECKING = False
+TYPE_CHECKING = False  # not imported from typing, which takes long to import
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-# A file system in memory. Programs map files there: on a disk, every changed page would be written.
+# A file system in memory, where programs map files. A disk would have to write each changed page.
 SHARED_MEMORY = "/dev/shm"
 _OPEN_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 # Another process may remove the folder after it is made and before it is locked. It is then made
@@ -30,8 +29,8 @@ def folder_name(kind: str, secret: bytes = b"") -> str:
     """Return a name for a folder that other users cannot guess.
 
     Args:
-        kind: a process id, ``files-`` and a process id, ``host``, or ``job``.
-        secret: six bytes; the same secret gives the same name. By default they are random.
+        kind: One of ``PID``, ``files-PID``, ``host`` and ``job``, where PID is a process id.
+        secret: Six bytes, by default random. The same secret gives the same name.
     """
     return f"poprun-{kind}-{(secret or os.urandom(6)).hex()}"
 
@@ -76,7 +75,7 @@ class JobFolder:
         """Create a folder that only this user can enter, or join the processes that use it.
 
         Raises:
-            OSError: the folder cannot be created, or other users may enter it.
+            OSError: The folder cannot be created, or other users may enter it.
         """
         path = os.path.abspath(os.path.join(base, name))
         deadline = time.monotonic() + _MAKE_SECONDS
@@ -97,19 +96,19 @@ class JobFolder:
 
     @classmethod
     def join(cls, path: str) -> "JobFolder | None":
-        """Use a folder that the launcher made; None if there is none of this user."""
+        """Use a folder that the launcher made, or return None if this user has none at ``path``."""
         try:
-            # A path without such a name may be a folder of something else, which must stay.
+            # A path with another name may be a folder of another program, and must stay.
             return cls._lock(path) if is_job_folder(path) else None
         except OSError:
             return None
 
     @classmethod
     def _lock(cls, path: str) -> "JobFolder | None":
-        """Return the folder; None if another process has removed it or is about to do so.
+        """Return the folder, or None if another process has removed it or is removing it.
 
         Raises:
-            OSError: the folder does not exist, or other users may enter it.
+            OSError: The folder does not exist, or other users may enter it.
         """
         import fcntl
 
@@ -150,9 +149,9 @@ class JobFolder:
         """Stop using the folder, and remove it if no other process uses it.
 
         Args:
-            wait_seconds: how long to wait for a killed process that still uses the folder. The
-                kernel may close its connections, by which others notice its end, before it
-                releases its locks.
+            wait_seconds: The time to wait for a killed process that still uses the folder. When
+                other processes see its connections close, the kernel may not have released its
+                locks.
         """
         deadline = time.monotonic() + wait_seconds
         try:
@@ -193,11 +192,11 @@ class JobFolder:
 
 
 def use_folders(address: str, memory_folder: str) -> list[JobFolder]:
-    """Use the folders of a job on this host; the last one is in memory, if there is one there.
+    """Use the folders of a job on this host. If one is in memory, it is the last one.
 
     Args:
-        address: of the launcher. A launcher on this host has made the folders.
-        memory_folder: the name of the folder in memory, if the launcher may be on another host;
+        address: The launcher's address. A launcher on this host has made the folders.
+        memory_folder: The name of the folder in memory, if the launcher may be on another host;
             else empty.
     """
     folders: list[JobFolder | None] = []
@@ -221,7 +220,7 @@ def use_folders(address: str, memory_folder: str) -> list[JobFolder]:
 
 
 def folder_locations() -> list[str]:
-    """Return the folders on this host in which jobs make their folders."""
+    """Return the places on this host where jobs make their folders."""
     bases = (os.path.abspath(os.environ.get("TMPDIR") or "/tmp"), "/tmp", SHARED_MEMORY)
     return [base for number, base in enumerate(bases) if base not in bases[:number]]
 
@@ -230,8 +229,8 @@ def remove_abandoned(locations: "Iterable[str]", dead: int = 0) -> None:
     """Remove this user's folders that no process uses.
 
     Args:
-        locations: the folders to search.
-        dead: the id of a launcher that has ended. If given, only its folders are removed.
+        locations: The places to search.
+        dead: The id of a launcher that has ended. If given, only its folders are removed.
     """
     for location in locations:
         try:

@@ -1,4 +1,4 @@
-"""The wrapper's connection to the launcher: connecting, proofs of the secret, messages.
+"""The wrapper's connection to the launcher, with the proof that both know the job's secret.
 
 Every wrapper imports this module at its start, so it imports little.
 """
@@ -11,8 +11,7 @@ import time
 from poprun_py.instance import control_protocol
 from poprun_py.instance.quick_imports import dumps, socket
 
-# As typing's, which takes longer to import than everything here.
-TYPE_CHECKING = False
+TYPE_CHECKING = False  # not imported from typing, which takes long to import
 if TYPE_CHECKING:
     from typing import Any
 
@@ -28,8 +27,8 @@ def connect(address: str, token: str) -> socket.socket:
     """Connect to the launcher at ``unix:PATH``, or at ``tcp:HOST:PORT`` with the secret ``token``.
 
     Raises:
-        OSError: the launcher cannot be reached.
-        SystemExit: the process that listens at the address is not the launcher of this job.
+        OSError: The launcher cannot be reached.
+        SystemExit: The process that listens at the address is not the launcher of this job.
     """
     kind, _, where = address.partition(":")
     if kind == "unix":
@@ -64,7 +63,7 @@ def _authenticate(connection: socket.socket, secret: bytes) -> bool:
     The caller's half of ``popdist_py/peers/greeting.py``, which takes long to import.
 
     Raises:
-        ConnectionError: the launcher closed the connection.
+        ConnectionError: The launcher closed the connection.
     """
     own_nonce = os.urandom(_NONCE_BYTES)
     connection.sendall(own_nonce)
@@ -111,7 +110,7 @@ class LauncherChannel:
     """The wrapper's end of the control channel.
 
     Args:
-        connection: connected to the launcher.
+        connection: The socket, which is connected to the launcher.
     """
 
     def __init__(self, connection: socket.socket) -> None:
@@ -145,7 +144,7 @@ class LauncherChannel:
         """Return the next complete messages, before ``start_polling``.
 
         Raises:
-            SystemExit: the launcher is gone.
+            SystemExit: The launcher is gone.
         """
         data = self._connection.recv(_CHUNK)
         if not data:
@@ -153,7 +152,7 @@ class LauncherChannel:
         return self._reader.feed(data)
 
     def start_polling(self) -> None:
-        """Let ``exchange`` never block."""
+        """Make the socket non-blocking, which ``exchange`` needs."""
         self._connection.setblocking(False)
 
     @property
@@ -168,11 +167,11 @@ class LauncherChannel:
 
     @property
     def is_full(self) -> bool:
-        """Whether so much is unsent that nothing should be added for now."""
+        """Whether more output should wait, because many bytes are unsent."""
         return len(self._unsent) >= _MAX_UNSENT
 
     def register(self, poll: "select.poll") -> None:
-        """Add the connection to what ``poll`` waits for."""
+        """Let ``poll`` wait for the connection."""
         if self.is_connected:
             poll.register(self._connection, select.POLLIN | (select.POLLOUT if self._unsent else 0))
 

@@ -1,4 +1,4 @@
-"""Control of Linux processes: signals, limits, orphans, and stopping with a grace time.
+"""Signals to processes, limits, orphaned processes, and stopping with a grace time.
 
 The supervisor and the wrapper in front of every program import this module, so it imports little.
 ctypes is imported only by the functions whose system call Python does not offer.
@@ -9,8 +9,7 @@ import os
 from poprun_py import process_info
 from poprun_py.instance.quick_imports import signal
 
-# As typing's, which takes longer to import than everything here.
-TYPE_CHECKING = False
+TYPE_CHECKING = False  # not imported from typing, which takes long to import
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -26,7 +25,7 @@ def _prctl(option: int, value: object) -> bool:
 
 
 def become_subreaper() -> bool:
-    """Make orphaned descendants children of this process; return whether they already became so."""
+    """Make orphaned descendants children of this process; return whether they were before."""
     import ctypes
 
     before = ctypes.c_int()
@@ -105,7 +104,7 @@ def signal_process(pid: int, number: int) -> bool:
 
 
 def signal_group(pid: int, number: int) -> bool:
-    """Send a signal to the process group of ``pid``, or to ``pid`` if it has no group yet."""
+    """Send a signal to the process group of ``pid``, or to ``pid`` before it has a group."""
     try:
         os.killpg(pid, number)
     except (ProcessLookupError, PermissionError):
@@ -114,7 +113,7 @@ def signal_group(pid: int, number: int) -> bool:
 
 
 def suspend_descendants(pid: int) -> list[int]:
-    """Stop all descendants of ``pid`` by SIGSTOP; return those that were not stopped before."""
+    """Stop all descendants of ``pid`` by SIGSTOP; return the processes that were running."""
     stopped: list[int] = []
     # Processes that were started meanwhile are found by the next pass.
     while running := [
@@ -130,7 +129,7 @@ def suspend_descendants(pid: int) -> list[int]:
 
 
 def end_mpi_daemon() -> None:
-    """Ask Open MPI's daemon that started this process to end, if it has no other child.
+    """Ask Open MPI's daemon that started this process to end, if this is its only child.
 
     A daemon that has lost mpirun otherwise waits for its network for a quarter of an hour.
     """
@@ -141,15 +140,15 @@ def end_mpi_daemon() -> None:
 
 
 class GracefulStop:
-    """Stops something: asks for it once, waits, and forces it when the time is over.
+    """Stops a program or a job. It asks once, waits, and forces the end when the time is over.
 
     The supervisor stops mpirun and the instances in this way, and each wrapper its program. The
     caller gives the time, as seconds of ``time.monotonic``.
 
     Args:
-        ask: asks for the end.
-        force: brings the end about.
-        repeat_seconds: the time after which ``force`` is repeated; by default it is not.
+        ask: The function that asks for the end.
+        force: The function that kills.
+        repeat_seconds: The time between calls of ``force``; by default it is called once.
     """
 
     def __init__(

@@ -12,8 +12,7 @@ from poprun_py import process_info
 from poprun_py.instance import cgroups
 from poprun_py.instance.quick_imports import socket
 
-# As typing's, which takes longer to import than everything here.
-TYPE_CHECKING = False
+TYPE_CHECKING = False  # not imported from typing, which takes long to import
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from typing import Any
@@ -49,9 +48,9 @@ def resource_usage(program: int) -> "dict[str, Any]":
 
     Returns:
         ``cpu_seconds`` of all of them; ``memory_bytes``, which contains shared memory once;
-        ``swap_bytes``; ``cpus`` that the program may run on; ``queued_seconds`` for which the main
+        ``swap_bytes``; ``cpus`` that the program may run on; ``queued_seconds``, while the main
         thread of the process with most CPU time was ready to run but had no CPU; and
-        ``throttled_seconds`` for which the limit of the control group stopped the program. Unknown
+        ``throttled_seconds``, while the limit of the control group stopped the program. Unknown
         values are 0.
     """
     found: dict[str, Any] = {"throttled_seconds": cgroups.throttled_seconds()}
@@ -80,9 +79,9 @@ class ActivitySampler:
     """Samples the activity of a program that counts no steps, so that a hang can be recognised.
 
     Args:
-        memory: shared with the program.
-        stacks: asks the program whether it runs Python.
-        program: its process.
+        memory: The memory that is shared with the program.
+        stacks: The object that asks the program whether it runs Python.
+        program: The process id of the program.
     """
 
     def __init__(self, memory: "ProgressMemory", stacks: "PythonStacks", program: int) -> None:
@@ -97,7 +96,7 @@ class ActivitySampler:
         """Return the activity until now.
 
         Args:
-            written: the number of bytes that the program has output.
+            written: The number of bytes of the program's output.
 
         Returns:
             ``at``, the time of the sample. Sums so far: ``awake_seconds`` of CPU time and of
@@ -105,9 +104,9 @@ class ActivitySampler:
             in both directions, and ``written``. The last collective, ``call``. Whether the program
             ``waits`` in a collective; ``saves``, because it says so or a thread waits for a disk;
             is ``stopped``; is ``ending``, because its interpreter runs no more Python; has
-            ``joined`` the other instances; ``reads`` what the user types. And ``away``, the seconds
-            for which its main thread has run no Python. The program is asked for that only if it
-            uses CPU time and shows no other activity.
+            ``joined`` the other instances; ``reads`` the user's input. And ``away``, the seconds
+            since its main thread has run Python. The program is asked for that only if it uses CPU
+            time and shows no other activity.
         """
         pids = process_info.process_tree(self._program)[:_MAX_PROCESSES]
         waiting, before = set[int]().union(*map(_threads_at_disk, pids)), self._at_disk
@@ -154,7 +153,7 @@ def _waits_for_input(pids: "list[int]") -> bool:
                 own, given = (os.stat(f"/proc/{each}/fd/0") for each in (pid, pids[0]))
             except OSError:
                 continue
-            # Other processes of the program may read what the program writes to them.
+            # Other processes of the program may read from a pipe of the program.
             if (own.st_dev, own.st_ino) == (given.st_dev, given.st_ino):
                 return True
     return False
@@ -185,7 +184,7 @@ def _queued_seconds(pid: int) -> float:
 
 
 def _moved_bytes(pid: int) -> int:
-    """Return the bytes that a process has read and written: only differences are meaningful.
+    """Return the bytes that a process has read and written. Only differences are meaningful.
 
     Bytes of files and pipes are counted per system call, and those of the disk once more.
     """
@@ -207,7 +206,7 @@ _NETLINK_SOCK_DIAG, _BY_FAMILY, _REQUEST_DUMP, _DONE, _ERROR = 4, 20, 0x301, 3, 
 _TCP_INFO = 2
 _ESTABLISHED_AND_CLOSING = 1 << 1 | 1 << 4 | 1 << 5 | 1 << 8
 _HEADER_BYTES, _MESSAGE_BYTES, _INODE_OFFSET = 16, 72, 68
-# Offsets in tcp_info: of the sent bytes that were acknowledged, and of the received bytes.
+# The offsets in tcp_info of the bytes that the peer has acknowledged and of the received bytes.
 _ACKED_OFFSET, _RECEIVED_OFFSET = 120, 128
 _CHUNK, _SECONDS = 1 << 18, 0.2
 
@@ -258,7 +257,7 @@ def _tcp_bytes() -> "Iterator[tuple[int, int]]":
     except OSError:
         return
     try:
-        # A send never blocks here. The wrapper must not wait for a kernel that does not answer.
+        # Sending to the kernel never blocks. Its answer might be missing, so reading has a limit.
         kernel.settimeout(_SECONDS)
         for family in (socket.AF_INET, socket.AF_INET6):
             kernel.sendall(_request(family))
@@ -296,7 +295,7 @@ def _answers(kernel: "socket.socket") -> "Iterator[tuple[int, int]]":
 
 
 def _bytes_of(message: bytes) -> "int | None":
-    """Return the bytes that a connection has carried; None if the message has no tcp_info."""
+    """Return the bytes that a connection has carried, or None if a message lacks tcp_info."""
     offset = _MESSAGE_BYTES
     while offset + 4 <= len(message):
         size, kind = _number(message, offset, 2), _number(message, offset + 2, 2)

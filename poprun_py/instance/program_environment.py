@@ -11,8 +11,7 @@ import sys
 from poprun_py.instance import job_folders
 from poprun_py.instance.binding import THREAD_VARIABLES
 
-# As typing's, which takes longer to import than everything here.
-TYPE_CHECKING = False
+TYPE_CHECKING = False  # not imported from typing, which takes long to import
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from types import ModuleType
@@ -31,14 +30,14 @@ _TORCHRUN_NAMES = (
     ("ROLE_RANK", "RANK"),
     ("ROLE_WORLD_SIZE", "WORLD_SIZE"),
 )
-# Variables of torchrun with the same value in every instance. torchrun's agent does not run here,
-# so instance 0 opens the store itself.
+# Variables of torchrun with the same value in every instance. Because torchrun's agent does not
+# run, instance 0 opens the store.
 _TORCHRUN_VALUES = (
     ("ROLE_NAME", "default"),
     ("TORCHELASTIC_USE_AGENT_STORE", "False"),
     ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
 )
-# Prefixes of the names below /dev of devices on which torch may compute: NVIDIA, AMD, WSL, TPUs and
+# torch may be able to compute on devices below /dev with these prefixes: NVIDIA, AMD, WSL, TPUs and
 # Habana, Ascend, Cambricon, MetaX, Moore Threads, AWS; then, in folders, render nodes and TPUs.
 # dri/card0 and vfio/vfio do not count: servers without a GPU have them, the former for the console.
 _ACCELERATORS = (
@@ -46,8 +45,8 @@ _ACCELERATORS = (
     *("dri/renderD", *(f"vfio/{digit}" for digit in range(10))),
 )
 _HIDDEN_BY_CUDA = ("nvidia", "kfd", "dxg")
-# Where Open MPI creates the files that its processes map: segments, then windows. Open MPI 5 has
-# the first name. Open MPI 4 has the second one, which 5 accepts without a warning.
+# Open MPI creates the files that its processes map in these folders, first for segments and then
+# for windows. Open MPI 5 has the first name. Open MPI 4 has the second one, which 5 also accepts.
 _SHARED_MEMORY_FOLDERS = (
     "OMPI_MCA_btl_sm_backing_directory",
     "OMPI_MCA_btl_vader_backing_directory",
@@ -94,7 +93,7 @@ def set_mpi_and_torchrun_variables() -> None:
         if same in os.environ:
             os.environ.setdefault(name, os.environ[same])
     if "RANK" not in os.environ:
-        # The command line of a large job does not contain it: the launcher sends it later.
+        # The command line of a large job does not contain it. The launcher sends it later.
         return
     for name, value in _TORCHRUN_VALUES:
         os.environ.setdefault(name, value)
@@ -127,8 +126,8 @@ def set_job_folders(folders: "Sequence[JobFolder]") -> None:
     """Tell the program and Open MPI where the job's folders are on this host.
 
     Args:
-        folders: the first is for files that must not outlive the job. Open MPI shares memory in one
-            that is in memory.
+        folders: The first one is for files that must not outlive the job. Open MPI shares memory
+            in the last folder below /dev/shm.
     """
     in_memory = [
         folder.path for folder in folders if folder.path.startswith(f"{job_folders.SHARED_MEMORY}/")
@@ -146,9 +145,9 @@ def set_job_folders(folders: "Sequence[JobFolder]") -> None:
 def shared_memory_variables(
     folder: str | None, environ: "Mapping[str, str]"
 ) -> "dict[str, str | None]":
-    """Return the variables that make Open MPI share memory in ``folder``, or unset them with None.
+    """Return the variables that make Open MPI share memory in ``folder``.
 
-    Variables that the user has set stay; those of an outer job do not.
+    A value of None unsets a variable of an outer job. Variables that the user has set stay.
     """
     return {
         name: folder
@@ -216,7 +215,7 @@ def _ipv4_number(address: str) -> int:
     """Return an IPv4 address as a number.
 
     Raises:
-        ValueError: it is another address, whose networks are not in this list of the kernel.
+        ValueError: The address is not an IPv4 address.
     """
     first, second, third, fourth = map(int, address.split("."))
     return int.from_bytes(bytes((first, second, third, fourth)), "big")

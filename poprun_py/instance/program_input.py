@@ -1,4 +1,4 @@
-"""Input of a program from the user's keyboard: through a terminal or a pipe, and for its debugger.
+"""Input of a program from the user's keyboard, through a terminal or a pipe, and its debugger.
 
 The launcher decides which instance has the keyboard; the wrapper imports this module only if the
 launcher has one. The program's terminal neither echoes nor edits lines (EXTPROC). The user's own
@@ -17,8 +17,7 @@ import time
 from poprun_py.instance import control_protocol
 from poprun_py.instance.quick_imports import loads
 
-# As typing's, which takes longer to import than everything here.
-TYPE_CHECKING = False
+TYPE_CHECKING = False  # not imported from typing, which takes long to import
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
@@ -43,11 +42,11 @@ class ProgramInput:
     """The keyboard input of one program, and the requests of its debugger.
 
     Args:
-        setup: from the launcher: ``input``, as described in ``_make_typed_input``, if the program
-            has the keyboard from its start; ``debugger``, whether breakpoint() may ask for it; and
-            ``term``, the kind of terminal.
-        memory: shared with the program.
-        send: queues a message to the launcher.
+        setup: The launcher's settings: ``input``, as described in ``_make_typed_input``, if the
+            program has the keyboard from its start; ``debugger``, whether breakpoint() may ask for
+            it; and ``term``, the kind of terminal.
+        memory: The memory that is shared with the program.
+        send: The function that queues a message to the launcher.
     """
 
     def __init__(self, setup: "dict[str, Any]", memory: "ProgressMemory", send: "Send") -> None:
@@ -58,8 +57,8 @@ class ProgramInput:
         self._typed: ProgramTerminal | ProgramPipe | None = None
         if "input" in setup:
             self._make_typed_input(setup["input"])
-        # The pipe on which the program's requests arrive: one line each. The ends are -1 without
-        # a debugger.
+        # The program writes one line for each request to this pipe. The ends are -1 without a
+        # debugger.
         self.requests = self._write_requests = -1
         self._incomplete_request = b""
         if setup.get("debugger"):
@@ -67,10 +66,10 @@ class ProgramInput:
             os.set_blocking(self.requests, False)
 
     def _make_typed_input(self, setup: "dict[str, Any]") -> None:
-        """Create the terminal or the pipe from which the program reads.
+        """Create the terminal or the pipe that the program reads.
 
         Args:
-            setup: of a terminal its ``modes`` (iflag, oflag, lflag, cc), its ``size`` (rows,
+            setup: Of a terminal its ``modes`` (iflag, oflag, lflag, cc), its ``size`` (rows,
                 columns), whether stdout and stderr are terminals too (``is_stdout``,
                 ``is_stderr``), and the ``stream`` for the output on it. Empty for a pipe.
         """
@@ -97,7 +96,7 @@ class ProgramInput:
         return variables
 
     def become_stdin(self, out: int, err: int) -> tuple[int, int]:
-        """In the child: make this the standard input, in a new session or process group.
+        """Make this the standard input of the child process, in a new session or process group.
 
         Returns:
             The descriptors for stdout and stderr: terminals, or ``out`` and ``err``.
@@ -123,7 +122,7 @@ class ProgramInput:
             try:
                 numbers = [int(word) for word in words]
             except ValueError:
-                continue  # not from the library: any process of the instance can write here
+                continue  # another process of the instance has written this
             if len(numbers) != _REQUESTS.get(what):
                 continue
             if what == "leave":
@@ -216,7 +215,7 @@ class _TypedInput:
 
 
 class ProgramPipe(_TypedInput):
-    """A pipe from which the program reads."""
+    """A pipe that the program reads."""
 
     def __init__(self, send: "Send") -> None:
         # The wrapper keeps the reading end open, to count what the program has not read.
@@ -224,7 +223,7 @@ class ProgramPipe(_TypedInput):
         super().__init__(self._write_end, send)
 
     def become_stdin(self, out: int, err: int) -> tuple[int, int]:
-        """In the child: read from the pipe in a new process group."""
+        """Make the pipe the standard input of the child process, in a new process group."""
         os.setpgid(0, 0)
         os.dup2(self._read_end, 0)
         return out, err
@@ -255,14 +254,14 @@ class ProgramPipe(_TypedInput):
 
 
 class ProgramTerminal(_TypedInput):
-    """The controlling terminal of a program: it reads from it, and usually writes to it as well."""
+    """The controlling terminal of a program, for its input and usually for its output."""
 
     def __init__(self, setup: "dict[str, Any]", send: "Send") -> None:
         self._pty = Pty(setup, self._on_control)
         super().__init__(self._pty.master, send)
         self.master = self._pty.master
         self._is_stdout = setup["is_stdout"]
-        # The kinds of messages for the output, by the descriptor from which it is read.
+        # The kinds of messages for the output, by the descriptor that has the output.
         self.streams = {self.master: setup["stream"].encode()}
         self.ptys = {self.master: self._pty}
         self._error: Pty | None = None
@@ -283,7 +282,7 @@ class ProgramTerminal(_TypedInput):
             pty.resize(size)
 
     def become_stdin(self, out: int, err: int) -> tuple[int, int]:
-        """In the child: read from the terminal, which controls this new session.
+        """Make the terminal the standard input of the child process, and let it control a session.
 
         Returns:
             The descriptors for stdout and stderr: terminals, or ``out`` and ``err``.
@@ -297,7 +296,7 @@ class ProgramTerminal(_TypedInput):
         )
 
     def ended(self) -> None:
-        """Note that the program has ended, so no process reads what is typed now."""
+        """Note that the program has ended, so that later input is dropped."""
         self._descriptor = -1
         for pty in self.ptys.values():
             pty.ended()
@@ -327,7 +326,7 @@ class ProgramTerminal(_TypedInput):
         return _CTRL_D if code == b"\0" else code
 
     def _is_read(self) -> bool:
-        """Return whether the last line is read: as on any terminal, a read returns one line."""
+        """Return whether the program has read the last line. A read returns one line."""
         if self._pty.slave < 0 or not self._pty.modes()[_LFLAG] & termios.ICANON:
             return True
         # The kernel moves written bytes to the reading end a little later, or when it is polled.
@@ -343,11 +342,11 @@ class Pty:
 
     Args:
         setup: ``modes`` and ``size`` of the terminal, as ``ProgramInput`` gets them.
-        on_control: called with the byte by which the kernel tells what the program has done to its
-            terminal; None for a terminal to which the program only writes.
+        on_control: Is called with a byte of the kernel when the program changes its terminal. None
+            for a terminal that the program only writes.
 
     Raises:
-        OSError: the system has no free terminal.
+        OSError: All terminals of the system are in use.
     """
 
     def __init__(
@@ -375,7 +374,7 @@ class Pty:
         return termios.tcgetattr(self.master)
 
     def read(self) -> bytes | None:
-        """Return the output until now; None if there is none, empty at the end."""
+        """Return the new output, None without any, and empty bytes at the end."""
         data = bytearray()
         while len(data) < _CHUNK or (data.endswith(b"\r") and len(data) < 2 * _CHUNK):
             try:

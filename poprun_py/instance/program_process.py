@@ -1,4 +1,4 @@
-"""The program of an instance as a child process: start, output, signals, pausing and killing.
+"""Start, output, signals, pausing and killing of an instance's program, as a child process.
 
 Every wrapper imports this module at its start, so it imports little.
 """
@@ -13,8 +13,7 @@ from poprun_py.instance import binding, control_protocol, process_control, progr
 from poprun_py.instance.process_control import GracefulStop
 from poprun_py.instance.quick_imports import signal, socket
 
-# As typing's, which takes longer to import than everything here.
-TYPE_CHECKING = False
+TYPE_CHECKING = False  # not imported from typing, which takes long to import
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
     from resource import struct_rusage
@@ -35,7 +34,7 @@ _LEFTOVER_SECONDS_AFTER_FAILURE = 0.1
 # After an exception has ended its main thread, a program has the grace time to end, and at least
 # this long.
 _LEAST_SECONDS_AFTER_EXCEPTION = 1.0
-# The pause between two kills: a process may start another one during the first.
+# The pause between two kills. A process may start another one during the first kill.
 _KILL_AGAIN_SECONDS = 0.05
 _KILLED_AFTER_EXCEPTION = (
     "poprun-py: {:g} s (--grace) after the exception that ended its main thread, the program was "
@@ -56,15 +55,15 @@ class ProgramProcess:
     """The program of an instance.
 
     Args:
-        command: the program and its arguments.
-        channel: the connection to the launcher.
+        command: The words of the program's command.
+        channel: The connection to the launcher, which takes messages.
     """
 
     def __init__(self, command: list[str], channel: "LauncherChannel") -> None:
         self.command = command
         self.pid = 0  # 0 if no process could be started
         self.started_ns = 0
-        self.bound: dict[str, Any] = {}  # what binding.apply() returned
+        self.bound: dict[str, Any] = {}  # the result of binding.apply()
         self.start_error = ""
         self.exit_code: int | None = None  # negative for a signal; None while the program runs
         self.output = ProgramOutput(channel.send_bytes)
@@ -100,7 +99,7 @@ class ProgramProcess:
         """Bind this process, and start the program with the same binding.
 
         Args:
-            handled_signals: the signals that this process handles; they are reset in the program.
+            handled_signals: The signals that this process handles. The program gets their defaults.
         """
         out_read, out_write = os.pipe()
         err_read, err_write = os.pipe()
@@ -136,7 +135,7 @@ class ProgramProcess:
     def _become_program(
         self, parent: int, out: int, err: int, report: int, handled_signals: "Collection[int]"
     ) -> "NoReturn":
-        """In the child: leave the wrapper's process group, redirect the output, and exec."""
+        """Leave the wrapper's process group, redirect the output, and exec. Runs in the child."""
         if self.input is not None:
             out, err = self.input.become_stdin(out, err)
         else:
@@ -155,8 +154,8 @@ class ProgramProcess:
         """Collect ended children, which include orphans of the program.
 
         Returns:
-            Wait status and resource usage of the program if it has just ended or could not be
-            started; else None.
+            The wait status and resource usage of the program, if it has just ended or could not be
+            started. Otherwise None.
         """
         if not self.pid and self.is_running:
             import resource
@@ -174,7 +173,7 @@ class ProgramProcess:
                 ended = status, usage
 
     def has_ended(self, status: int) -> None:
-        """Note the wait status of the ended program, and limit the time of what it has left."""
+        """Note the wait status of the ended program, and limit the time of its other processes."""
         code = os.waitstatus_to_exitcode(status)
         # Python itself exits with 1 after an exception.
         is_killed = self._was_killed_after_exception and code == -signal.SIGKILL
@@ -194,7 +193,7 @@ class ProgramProcess:
         )
 
     def send_signal(self, number: int) -> None:
-        """Send a signal to the program; after its end, pass SIGTERM and SIGINT to what it left."""
+        """Send a signal to the program, or SIGTERM and SIGINT to the processes that it has left."""
         if self.is_running and self.pid:
             process_control.signal_group(self.pid, number)
         elif not self.is_running and number in (signal.SIGTERM, signal.SIGINT):
@@ -254,7 +253,7 @@ class ProgramProcess:
             self._channel.send(control_protocol.LEFTOVERS, commands)
 
     def on_time(self, now: float) -> None:
-        """Do what is due: kill, and check whether the program has read its input."""
+        """Kill if that is due, and check whether the program has read its input."""
         self._stop_after_exception.on_time(now)
         self._stop.on_time(now)
         if self.input is not None:
@@ -267,7 +266,7 @@ class ProgramProcess:
 
 
 def _take_launchers_stdin() -> None:
-    """Make the launcher's standard input that of one instance, and give the others an empty one."""
+    """Give the launcher's standard input to one instance, and an empty input to the others."""
     path = os.environ.pop("POPRUN_STDIN", "")
     reader = int(os.environ.pop("POPRUN_STDIN_READER", "0"))
     if not path:
@@ -301,7 +300,7 @@ class ProgramOutput:
     """The output of one program, from its pipes and from its terminal if it has one.
 
     Args:
-        send: called with the kind of message for each part of the output, and that part.
+        send: Is called with the kind of message and the bytes, for each part of the output.
     """
 
     def __init__(self, send: "Callable[[bytes, bytes], None]") -> None:
@@ -312,7 +311,7 @@ class ProgramOutput:
 
     @property
     def descriptors(self) -> "Collection[int]":
-        """The descriptors from which more output may come."""
+        """The descriptors that may have more output."""
         return self._kinds
 
     def add_pipe(self, descriptor: int, kind: bytes) -> None:
@@ -341,7 +340,7 @@ class ProgramOutput:
         self._pass_on(master, (prompt or None) if written else written)
 
     def _read(self, descriptor: int) -> bytes | None:
-        """Return the output until now; None if there is none, empty at the end."""
+        """Return the new output, None without any, and empty bytes at the end."""
         if self._terminal is not None and descriptor in self._terminal.ptys:
             return self._terminal.ptys[descriptor].read()
         try:

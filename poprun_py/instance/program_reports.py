@@ -1,4 +1,4 @@
-"""Reports of a wrapper about its program: progress, activity, usage, stacks, and the end.
+"""Reports to the launcher on the progress, activity, usage, stacks and end of a program.
 
 Every wrapper imports this module at its start, so it imports little.
 """
@@ -12,8 +12,7 @@ from poprun_py.instance.progress_memory import ProgressMemory
 from poprun_py.instance.python_stacks import PythonStacks
 from poprun_py.instance.quick_imports import loads
 
-# As typing's, which takes longer to import than everything here.
-TYPE_CHECKING = False
+TYPE_CHECKING = False  # not imported from typing, which takes long to import
 if TYPE_CHECKING:
     from resource import struct_rusage
     from typing import Any
@@ -27,8 +26,8 @@ class ProgramReports:
     """Reports to the launcher about one program.
 
     Args:
-        program: the program, before its start.
-        channel: the connection to the launcher.
+        program: The program, which has not started yet.
+        channel: The connection to the launcher, which takes messages.
     """
 
     def __init__(self, program: "ProgramProcess", channel: "LauncherChannel") -> None:
@@ -79,7 +78,7 @@ class ProgramReports:
 
     def _send_activity(self) -> None:
         if self._sampler is None:
-            # Imported here, because the program runs meanwhile.
+            # Imported only now, so that the program starts sooner.
             from poprun_py.instance.program_activity import ActivitySampler
 
             self._sampler = ActivitySampler(self.memory, self.stacks, self._program.pid)
@@ -104,7 +103,7 @@ class ProgramReports:
         return True
 
     def _send_usage(self) -> None:
-        """Report where the time of a running program goes, and what it uses."""
+        """Report the time per activity and the resource usage of a running program."""
         from poprun_py.instance.program_activity import resource_usage
 
         if not self._program.is_running:
@@ -120,7 +119,7 @@ class ProgramReports:
         self._channel.send(control_protocol.OBSERVED, report)
 
     def send_end(self, usage: "struct_rusage") -> None:
-        """Report how the program ended, at once: its failure ends the whole job."""
+        """Report how the program ended. This is urgent, because its failure ends the whole job."""
         memory, now = self.memory, memory_state()
         self.end = {
             "code": self._program.exit_code,

@@ -1,8 +1,8 @@
-"""Memory that a program shares with its wrapper: steps, collectives, time, and requests to stop.
+"""Memory for steps, collectives, time and stop requests that a program shares with its wrapper.
 
 The program writes its steps, its collectives and its time there (popdist_py/heartbeat.py and
-popdist_py/activities/ledger.py). The wrapper reads them, and writes when to stop. The memory has no
-name in any file system, so it cannot be left behind. Every wrapper imports this module at its
+popdist_py/activities/ledger.py). The wrapper reads them, and writes when to stop. The memory is a
+file without a name, so it cannot be left behind. Every wrapper imports this module at its
 start, so it imports little.
 """
 
@@ -10,8 +10,7 @@ import mmap
 import os
 import time
 
-# As typing's, which takes longer to import than everything here.
-TYPE_CHECKING = False
+TYPE_CHECKING = False  # not imported from typing, which takes long to import
 if TYPE_CHECKING:
     from typing import Any
 
@@ -19,13 +18,14 @@ if TYPE_CHECKING:
 _STEP, _POLLS, _PROPOSED, _AGREED, _BEGUN, _CALLS, _RESUMED, _DOING = range(8)
 _DEBUGGED, _TERMINAL = 8, 9
 _NUM_WORDS = 10
-# A value of _BEGUN: the program will count steps.
+# This value of _BEGUN means that the program will count steps.
 _WILL_STEP = 2
-# Values of _ACTIVITY: the program waits for other instances; it saves or loads a checkpoint.
+# With these values of _ACTIVITY the program waits for other instances, or saves or loads a
+# checkpoint.
 _WAITING, _SAVING = 6, 8
-# Indices of the words that popdist_py/activities/ledger.py shares: when counting began; the time up
-# to which the nanoseconds of the activities are complete; the current activity; the number of
-# samples, of timed steps and of all steps; the nanoseconds of each activity.
+# Indices of the words that popdist_py/activities/ledger.py shares. They are the time when counting
+# began, the time when the nanoseconds of the activities were last updated, the current activity,
+# the numbers of samples, of timed steps and of all steps, and the nanoseconds of each activity.
 _LEDGER_BEGAN, _SINCE, _ACTIVITY, _SAMPLES, _TIMED_STEPS, _STEPS = range(10, 16)
 _NANOSECONDS, _NUM_ACTIVITIES = 16, 10
 # The last collective: a bit that tells whether it is running, 7 bits for its kind, its number; and
@@ -52,7 +52,7 @@ def unnamed_file(title: str) -> int:
     """Return the descriptor of a new file that vanishes with the last process that has it open.
 
     Raises:
-        OSError: no such file can be created.
+        OSError: The file cannot be created.
     """
     try:
         return os.memfd_create(title)
@@ -81,8 +81,8 @@ class ProgressMemory:
         """Return the progress of the program, or None before it starts to count.
 
         Returns:
-            The training steps, the other calls since the last step, the step from which the
-            program resumed, and what it does now.
+            The training steps, the other calls since the last step, the step where the program
+            resumed, and the code of its current operation.
         """
         words = self._words
         progress = [words[_STEP], words[_CALLS], words[_RESUMED], words[_DOING]]
@@ -203,7 +203,7 @@ class ProgressMemory:
     def lend_terminal(self, number: int) -> None:
         """Tell the program that its debugger may use /dev/pts/N, where ``number`` is N + 1.
 
-        A ``number`` of 0 makes it wait. A negative one is an ``errno``: there is no terminal.
+        A ``number`` of 0 makes it wait. A negative one is the ``errno`` of a missing terminal.
         """
         self._words[_TERMINAL] = number
 

@@ -1,7 +1,7 @@
 """Python stacks of a running program, and whether its main thread runs Python.
 
 The wrapper sends signals, which diagnostics_hook/sitecustomize.py handles in the program: it writes
-to a file that both have open. The file has no name in any file system, so it cannot be left behind.
+to a file that both have open. Without a name, the file cannot be left behind.
 Every wrapper imports this module at its start, so it imports little.
 """
 
@@ -14,8 +14,7 @@ from poprun_py.instance import process_control
 from poprun_py.instance.progress_memory import unnamed_file
 from poprun_py.instance.quick_imports import signal
 
-# As typing's, which takes longer to import than everything here.
-TYPE_CHECKING = False
+TYPE_CHECKING = False  # not imported from typing, which takes long to import
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from typing import Any
@@ -66,9 +65,9 @@ class PythonStacks:
         """Return for how long at least the main thread of a process has run no Python.
 
         Args:
-            pids: the program and its descendants. The first one that is running and has the
-                handler is asked: the signal would interrupt the sleep of a program in C.
-            ask: whether to ask if no answer is outstanding.
+            pids: The program and its descendants. Only a running process with the handler is asked,
+                because the signal would interrupt the sleep of a program in C.
+            ask: Whether to ask now, unless an answer is outstanding.
         """
         now, size = time.monotonic(), os.fstat(self._file).st_size
         written = os.pread(self._file, size - self._answer_offset, self._answer_offset)

@@ -1,4 +1,4 @@
-"""json, signal and socket without their slow imports, from the C modules on which they are built.
+"""json, signal and socket without their slow imports, from the C modules below them.
 
 The public modules import re and enum, which takes 13 of the 21 ms that the wrapper needs before the
 program starts. This module offers only names that behave the same in both forms. If a C module is
@@ -7,8 +7,7 @@ missing or gives other results, the public module is used.
 
 __all__ = ["dumps", "loads", "signal", "socket"]
 
-# As typing's, which takes longer to import than everything here.
-TYPE_CHECKING = False
+TYPE_CHECKING = False  # not imported from typing, which takes long to import
 if TYPE_CHECKING:
     import _socket as socket
     import signal
@@ -27,7 +26,7 @@ def _c_functions() -> "tuple[Callable[[Any], str], Callable[[bytes], Any]]":
     """Return ``dumps`` and ``loads`` made of the C encoder and decoder of json.
 
     Raises:
-        ImportError, AttributeError, TypeError, ValueError: this Python has other C functions.
+        ImportError, AttributeError, TypeError, ValueError: This Python has other C functions.
     """
     import _json
 

@@ -1,7 +1,6 @@
 """Entry of the process that mpirun starts for each instance: ``start_wrapper.py -- PROGRAM ...``.
 
-It contains nothing else, because Python compiles a script at every start but caches what it
-imports.
+This file is short, because Python compiles a script at every start but caches imported modules.
 """
 
 import os

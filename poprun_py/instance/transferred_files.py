@@ -10,8 +10,7 @@ from contextlib import suppress
 
 from poprun_py.instance.job_folders import JobFolder, folder_name
 
-# As typing's, which takes longer to import than everything here.
-TYPE_CHECKING = False
+TYPE_CHECKING = False  # not imported from typing, which takes long to import
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -38,7 +37,7 @@ def _private_path() -> str:
 
 
 class ReceivedFile:
-    """A file that the launcher sends for the program; it has no name, so it is not left behind."""
+    """A file that the launcher sends for the program. Without a name, it is never left behind."""
 
     def __init__(self) -> None:
         self._problem = ""
@@ -59,7 +58,7 @@ class ReceivedFile:
             self._problem = error.strerror or str(error)
 
     def answer(self) -> "dict[str, str]":
-        """Return the ``path`` at which the program finds the file, or the ``problem``."""
+        """Return the ``path`` of the file for the program, or the ``problem``."""
         if self._problem:
             return {"problem": self._problem}
         os.set_inheritable(self._descriptor, True)
@@ -73,17 +72,17 @@ class ReceivedFile:
 
 
 class SentFiles:
-    """The folder in which the program writes files that are sent to the launcher.
+    """The folder for files of the program that are sent to the launcher.
 
     Args:
-        beginnings: by the name of a variable, what its value begins with; the prefix of the paths
-            follows.
+        beginnings: The beginnings of variables' values by their names. The rest of each value is
+            the prefix of the files' paths.
     """
 
     def __init__(self, beginnings: "dict[str, str]") -> None:
         self._beginnings = beginnings
         self._folder: JobFolder | None = None
-        # Without a folder nothing is sent, and the folder of the run lacks the files.
+        # Without a folder, no files are sent, and the folder of the run lacks them.
         with suppress(OSError):
             self._folder = JobFolder.make(*os.path.split(_private_path()))
 

@@ -1,4 +1,4 @@
-"""The wrapper: the parent of one program, which tells the launcher of its output and its end.
+"""The wrapper, which is the parent of one program and reports its output and end to the launcher.
 
 It runs in every instance, between mpirun and the program, and stays the program's parent: only a
 parent learns how a process ended, and only a living ancestor can collect what a program leaves
@@ -26,8 +26,7 @@ from poprun_py.instance.program_process import ProgramProcess, exec_program
 from poprun_py.instance.program_reports import ProgramReports
 from poprun_py.instance.quick_imports import loads, signal, socket
 
-# As typing's, which takes longer to import than everything here.
-TYPE_CHECKING = False
+TYPE_CHECKING = False  # not imported from typing, which takes long to import
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from resource import struct_rusage
@@ -40,12 +39,12 @@ if TYPE_CHECKING:
 # mpirun ends the instances by these: Open MPI by SIGTERM, MPICH by the signal that ended mpirun.
 _ENDING = (signal.SIGTERM, signal.SIGQUIT)
 _SIGNALS = (*_ENDING, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCHLD)
-# The grace time of a program whose launcher is gone: its output is lost anyway.
+# The grace time of a program whose launcher is gone. Its output is lost anyway.
 _ORPHAN_GRACE_SECONDS = 1.0
 # mpirun kills a wrapper a quarter of a second after SIGTERM, so the wrapper needs no limit then.
 _UNLIMITED_GRACE_SECONDS = 3600.0
-# After a program has ended with 0 and nothing is left of it, its wrapper waits this long for the
-# other instances. Then it ends, so that Open MPI sees that the instance has ended.
+# After the exit code 0, when all processes of the program have ended, the wrapper waits this long
+# for the other instances. Then it ends, so that Open MPI sees that the instance has ended.
 LEAVE_SECONDS = 2.0
 # A launcher that was killed may use the job's folders for this long.
 _DYING_SECONDS = 0.3
@@ -71,7 +70,7 @@ def main(argv: list[str]) -> int:
     if address.startswith("tcp:"):
         os.environ["POPDIST_SECRET"] = launcher_channel.programs_secret(token)
         memory_folder = job_folders.memory_folder_name(token)
-        # The token was proved when connecting, and must not be sent.
+        # Both sides have proved that they know the token. It must not be sent.
         token = ""
     return Wrapper(channel, command, token, memory_folder).run()
 
@@ -85,10 +84,10 @@ class Wrapper:
     """The parent of one program.
 
     Args:
-        channel: the connection to the launcher.
-        command: the program and its arguments.
-        token: sent to the launcher in the first message.
-        memory_folder: the name of the job's folder in memory, if the launcher may be on another
+        channel: The connection to the launcher, which takes messages.
+        command: The words of the program's command.
+        token: The secret for the first message to the launcher.
+        memory_folder: A name for the job's folder in memory, if the launcher may be on another
             host.
     """
 
@@ -179,7 +178,7 @@ class Wrapper:
             The content of the GO message, and the messages that came together with it.
 
         Raises:
-            SystemExit: the job ends before the program starts.
+            SystemExit: The job ended before the program could start.
         """
         while True:
             messages = self._channel.wait_for_messages()
@@ -241,7 +240,7 @@ class Wrapper:
 
         self._program.input = ProgramInput(setup, self._reports.memory, self._channel.send)
         if self._program.input.terminal is not None:
-            # The size of the terminal replaces these.
+            # Programs would read these variables in place of the terminal's size.
             for name in ("COLUMNS", "LINES"):
                 os.environ.pop(name, None)
 
@@ -279,7 +278,7 @@ class Wrapper:
             process_control.end_mpi_daemon()
 
     def _may_end(self) -> bool:
-        """Do what is due; return whether the wrapper may end."""
+        """Collect ended processes, and kill and report if that is due; return whether to end."""
         self._collect_ended()
         program, memory = self._program, self._reports.memory
         if program.pid > 0 and memory.failed_process() == program.pid:
@@ -307,7 +306,7 @@ class Wrapper:
         self._reports.send_end(usage)
 
     def _wait_for_events(self, wake: int) -> list[tuple[int, int]]:
-        """Return the descriptors that can be read or written, with what is possible."""
+        """Return the descriptors that can be read or written, with their poll events."""
         poll = select.poll()
         poll.register(wake, select.POLLIN)
         self._channel.register(poll)
@@ -397,7 +396,7 @@ class Wrapper:
         return False
 
     def _limit_stay(self) -> None:
-        """Set when to end, so that Open MPI notices a program that ended without MPI_Finalize.
+        """Set a time to end, so that Open MPI notices a program that ended without MPI_Finalize.
 
         Open MPI notices it when this process ends, and then ends the instances that wait for the
         program. A wrapper with a lease of its host's CPUs stays.
@@ -415,6 +414,6 @@ class Wrapper:
         self._channel.close()
 
     def _remove_abandoned_folders(self) -> None:
-        """Remove the folders of dead jobs on a host; on its own host, the launcher does so."""
+        """Remove the folders of dead jobs. The launcher does the same on its own host."""
         if self._memory_folder and os.environ.get("LOCAL_RANK", "0") == "0":
             job_folders.remove_abandoned(job_folders.folder_locations())

@@ -1,4 +1,4 @@
-"""Runs when Python starts in an instance: installs what the wrapper needs to diagnose the program.
+"""Runs when Python starts in an instance, and lets the wrapper diagnose the program.
 
 - A signal makes the process write the stacks of all its threads. Another one makes it write a NUL
   as soon as its main thread runs Python, not C code. Fatal signals show a Python stack.
@@ -15,8 +15,7 @@ import atexit
 import os
 import sys
 
-# As typing's, which takes longer to import than everything here.
-TYPE_CHECKING = False
+TYPE_CHECKING = False  # not imported from typing, which takes long to import
 if TYPE_CHECKING:
     from typing import Any
 
@@ -26,7 +25,7 @@ _IDLE_CHECKS, _CHECK_SECONDS, _MOST_CHECKS = 2, 0.001, 1000
 # In the memory shared with the wrapper: the byte offset of _FAILED (progress_memory.py), and the
 # size of a word.
 _FAILED_AT, _WORD_BYTES = 28 * 8, 8
-# The main thread's outermost function is one of these until the program ends.
+# Until the program ends, the outermost function of its main thread has one of these names.
 _PROGRAM_FUNCTIONS = ("<module>", "_run_module_as_main")
 
 
