@@ -168,8 +168,8 @@ def descendants(pid: int) -> list[int]:
 def process_tree(pid: int) -> list[int]:
     """Return a process and its descendants, parents first.
 
-    If the kernel lists the children of a thread, the cost does not grow with the number of processes
-    on the host. The result then includes zombies: children that have ended but were not collected.
+    If the kernel lists the children of a thread, the cost does not grow with the number of all
+    processes. The result then includes children that have ended but were not collected.
     """
     if not _lists_children(pid):
         return [pid, *descendants(pid)]
