@@ -1,91 +1,96 @@
-"""The verbs of partitions: create, list, get, reset, fail, remove."""
+"""The verbs of ``poprun-py-pod`` that change partitions: create, reset, fail and remove."""
 
 from __future__ import annotations
 
+import contextlib
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
 import click
 
-from popdist_py.pods.values import PartitionRequest, SyncType
-from poprun_py.errors import UsageError
-from poprun_py.pod_tools.command_grammar import NAME, Names, Sync, action
-from poprun_py.pod_tools.documents import ipuof_config, partition_document
+from popdist_py.pods.values import Partition, PartitionRequest, PartitionState, SyncType
+from poprun_py.pod_tools.command_grammar import NAME, ObjectName, SyncTypeName, object_command
 from poprun_py.pod_tools.pod_access import (
-    doing,
+    RefusedError,
     known_names,
     opened_pod,
-    print_json,
-    success,
-    wait_until_active,
-    wants_json,
+    print_success,
+    refusals,
 )
-from poprun_py.pod_tools.pod_objects import partition_facts, partition_table
-from poprun_py.pod_tools.routing import ROUTINGS, misrouted
-from poprun_py.terminal import print_out, print_warning
+from poprun_py.pod_tools.pod_objects import ALLOCATION, CLUSTER, PARTITION
+from poprun_py.pod_tools.pod_snapshot import ild_routing
+from poprun_py.terminal import can_rewrite_lines, print_warning, rewrite_line
 
-_KIND = "partition"
-_KNOWN = click.argument(
-    "name", type=Names(known_names(lambda store: [each.name for each in store.partitions()]))
-)
-_ALLOCATIONS = Names(known_names(lambda store: [each.name for each in store.pod().allocations]))
-_CLUSTERS = Names(known_names(lambda store: [each.name for each in store.pod().clusters]))
+if TYPE_CHECKING:
+    from popdist_py.pods.store import PodStore
+
+# The routings of --routing, by the names that V-IPU has given them, with their names in tables.
+_ROUTINGS = {
+    "default": "",
+    "dnc": "DNC",
+    "swnc": "SWNC",
+    "btnc": "BTNC",
+    "ringswnc": "RINGSWNC",
+    "ring-swnc": "RINGSWNC",
+}
+# The pauses between two queries of a partition's state.
+_FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.01, 0.5
+_KNOWN_NAME = click.argument("name", type=ObjectName(known_names(PARTITION)))
 _WAIT = click.option(
     "--wait",
     type=click.FloatRange(min=0),
     metavar="SECONDS",
-    help="Wait until it is ACTIVE, at most so long. Unset: not at all.",
+    help="Wait until the partition is ACTIVE, at most this long. Unset: do not wait.",
 )
 
 
-@action(
+@object_command(
     "partition",
     "create partition p16 --size 16 --reconfigurable",
     "create partition p64 --size 64 --num-gcds 4 --total-num-replicas 16",
     "create partition p128 --size 128 --num-ilds 2 --sync-type pod-native-default",
 )
 @NAME
-@click.option("--size", type=int, required=True, metavar="IPUS", help="Its IPUs, a power of two.")
 @click.option(
-    "--num-gcds",
-    "--gcds",
-    type=int,
-    default=1,
-    metavar="N",
-    show_default=True,
-    help="Graph compilation domains: parts that one process each targets.",
+    "--size", type=int, required=True, metavar="IPUS", help="The number of IPUs, a power of two."
 )
 @click.option(
-    "--num-ilds",
-    "--num-ipulink-segments",
-    type=int,
-    metavar="N",
-    help="IPU-Link domains that it lies in. Unset: as few as hold it.",
-)
+    "--num-gcds", "--gcds", type=int, default=1, metavar="N", show_default=True,
+    help="The number of graph compilation domains, which are parts for one process each.",
+)  # fmt: skip
 @click.option(
-    "--total-num-replicas",
-    "--gcd-sync-replicas",
-    type=int,
-    metavar="N",
-    help="Replicas of all GCDs together.  [default: the number of GCDs]",
-)
+    "--num-ilds", "--num-ipulink-segments", type=int, metavar="N",
+    help="The number of IPU-Link domains to use. Unset: as few as possible.",
+)  # fmt: skip
 @click.option(
-    "--reconfigurable",
-    is_flag=True,
+    "--total-num-replicas", "--gcd-sync-replicas", type=int, metavar="N",
+    help="The number of replicas of all GCDs together.  [default: the number of GCDs]",
+)  # fmt: skip
+@click.option(
+    "--reconfigurable", is_flag=True,
     help="Offer every single IPU and every aligned group of 2, 4, 8, ... as a device.",
-)
+)  # fmt: skip
 @click.option(
-    "--sync-type",
-    type=Sync(),
-    metavar="TYPE",
-    help="c2-compatible (the default), pod-native-default, ..., or the protocol's name.",
-)
+    "--sync-type", type=SyncTypeName(), metavar="TYPE",
+    help="The sync type: c2-compatible (the default), pod-native-default, ..., or its name in "
+    "V-IPU's protocol.",
+)  # fmt: skip
 @click.option(
-    "--routing",
-    type=click.Choice(list(ROUTINGS), case_sensitive=False),
-    help="Of the IPU-Links. Size and topology choose it; a warning says where it is another one.",
-)
-@click.option("--allocation", type=_ALLOCATIONS, metavar="NAME", help="Where its IPUs are from.")
-@click.option("--cluster", type=_CLUSTERS, metavar="NAME", help="The same; use --allocation.")
+    "--routing", type=click.Choice(list(_ROUTINGS), case_sensitive=False),
+    help="The expected routing of the IPU-Links. Size and topology determine it; a warning says if "
+    "it differs.",
+)  # fmt: skip
+@click.option(
+    "--allocation", type=ObjectName(known_names(ALLOCATION)), metavar="NAME",
+    help="The allocation to take IPUs from.",
+)  # fmt: skip
+@click.option(
+    "--cluster", type=ObjectName(known_names(CLUSTER)), metavar="NAME",
+    help="The cluster to take IPUs from; prefer --allocation.",
+)  # fmt: skip
 @_WAIT
-def CREATE(
+def create_partition(
     *, name: str, size: int, num_gcds: int, num_ilds: int | None,
     total_num_replicas: int | None, reconfigurable: bool, sync_type: SyncType | None,
     routing: str | None, allocation: str | None, cluster: str | None, wait: float | None,
@@ -102,93 +107,91 @@ def CREATE(
         reconfigurable=reconfigurable,
         sync_type=sync_type,
     )
-    with opened_pod() as store, doing("create", _KIND, name):
+    with opened_pod() as store, refusals("create", "partition", name):
         partition = store.create_partition(request)
         if routing is not None:
-            clusters = {each.name: each for each in store.pod().clusters}
-            if fault := misrouted(partition, clusters, routing):
-                print_warning(fault)
+            wanted, actual = _ROUTINGS[routing], ild_routing(partition, store.pod())
+            if wanted not in ("", actual):
+                print_warning(
+                    f"partition {partition.name} has the routing {actual}, not {wanted}: its size "
+                    "and the topology of its cluster choose it, and emulated IPUs give the same "
+                    "numbers with each"
+                )
         if wait is not None:
-            wait_until_active(store, "create", partition, wait)
-    success("create", _KIND, name)
+            _wait_until_active(store, "create", partition, wait)
+    print_success("create", "partition", name)
 
 
-@action("partitions")
-def LIST() -> None:
-    """List the partitions of the pod, by name."""
-    with opened_pod() as store, doing("list", "partitions"):
-        pod, partitions, attachments = store.pod(), store.partitions(), store.attachments()
-    if wants_json():
-        print_json([partition_document(pod, each, attachments) for each in partitions])
-    else:
-        print_out(partition_table(pod, partitions))
-
-
-@action(
-    "partition",
-    "get partition p64",
-    "get partition p64 --gcd 1 --ipuof-configs",
-)
-@_KNOWN
-@click.option("--gcd", type=click.IntRange(min=0), metavar="K", help="The GCD that is meant.")
-@click.option(
-    "--ipuof-configs", is_flag=True, help="Print the IPUoF configuration of the GCD (0) as JSON."
-)
-def GET(*, name: str, gcd: int | None, ipuof_configs: bool) -> None:
-    """Show a partition: its facts, its IPUs, and who holds them."""
-    if gcd is not None and not ipuof_configs:
-        raise UsageError("--gcd needs --ipuof-configs")
-    with opened_pod() as store, doing("get", _KIND, name):
-        partition = store.partition(name)
-        pod, attachments = store.pod(), store.attachments()
-    if ipuof_configs:
-        if (gcd or 0) >= partition.num_gcds:
-            last = partition.num_gcds - 1
-            raise UsageError(f"--gcd {gcd}: the partition {name} has the GCDs 0 to {last}")
-        print_json(ipuof_config(partition, gcd or 0))
-    elif wants_json():
-        print_json(partition_document(pod, partition, attachments))
-    else:
-        print_out(partition_facts(pod, partition, attachments))
-
-
-@action("partition")
-@_KNOWN
+@object_command("partition")
+@_KNOWN_NAME
 @_WAIT
-def RESET(*, name: str, wait: float | None) -> None:
-    """Bring a partition into its initial state; nobody may hold IPUs of it."""
-    with opened_pod() as store, doing("reset", _KIND, name):
+def reset_partition(*, name: str, wait: float | None) -> None:
+    """Bring a partition into its initial state; its IPUs must be free."""
+    with opened_pod() as store, refusals("reset", "partition", name):
         partition = store.reset_partition(name)
         if wait is not None:
-            wait_until_active(store, "reset", partition, wait)
-    success("reset", _KIND, name)
+            _wait_until_active(store, "reset", partition, wait)
+    print_success("reset", "partition", name)
 
 
-@action("partition")
-@_KNOWN
+@object_command("partition")
+@_KNOWN_NAME
 @click.option(
     "--reason", default="failed on request", show_default=True, metavar="TEXT",
-    help="What get partition and those who want to use it are told.",
+    help="The reason that get partition and failing programs show.",
 )  # fmt: skip
-def FAIL(*, name: str, reason: str) -> None:
-    """Put a partition into the state ERROR, as broken hardware would, to see what programs do.
+def fail_partition(*, name: str, reason: str) -> None:
+    """Put a partition into the state ERROR, as broken hardware would, to test programs.
 
-    reset partition brings it back.
+    reset partition makes it usable again.
     """
-    with opened_pod() as store, doing("fail", _KIND, name):
+    with opened_pod() as store, refusals("fail", "partition", name):
         store.fail_partition(name, reason)
-    success("fail", _KIND, name)
+    print_success("fail", "partition", name)
 
 
-@action(
-    "partition",
-    "remove partition p64",
-    "remove partition p64 --force",
+@object_command("partition", "remove partition p64", "remove partition p64 --force")
+@_KNOWN_NAME
+@click.option(
+    "--force", is_flag=True, help="Remove it even if it is in use or belongs to another user."
 )
-@_KNOWN
-@click.option("--force", is_flag=True, help="Also if it is in use, or another user's.")
-def REMOVE(*, name: str, force: bool) -> None:
-    """Free the IPUs of a partition."""
-    with opened_pod() as store, doing("remove", _KIND, name):
+def remove_partition(*, name: str, force: bool) -> None:
+    """Remove a partition and free its IPUs."""
+    with opened_pod() as store, refusals("remove", "partition", name):
         store.remove_partition(name, force=force)
-    success("remove", _KIND, name)
+    print_success("remove", "partition", name)
+
+
+def _wait_until_active(store: PodStore, verb: str, partition: Partition, seconds: float) -> None:
+    """Wait until a partition is ACTIVE, with a line on a terminal that says so.
+
+    Raises:
+        RefusedError: it is in the state ERROR, or not ACTIVE after ``seconds``.
+    """
+    name = partition.name
+    deadline, pause = time.monotonic() + seconds, _FIRST_PAUSE_SECONDS
+    with _progress_line(f"{verb} partition ({name}): waiting until it is ACTIVE"):
+        while partition.state is PartitionState.PENDING and time.monotonic() < deadline:
+            time.sleep(min(pause, max(0.0, deadline - time.monotonic())))
+            pause = min(pause * 1.5, _LONGEST_PAUSE_SECONDS)
+            partition = store.partition(name)
+    failed = f"{verb} partition ({name}): failed: "
+    if partition.state is PartitionState.ERROR:
+        raise RefusedError(f"{failed}it is in the state ERROR: {partition.error}")
+    if partition.state is PartitionState.PENDING:
+        raise RefusedError(
+            f"{failed}it is still PENDING after {seconds:g} s; wait longer with --wait, or look "
+            f"with poprun-py-pod get partition {name}"
+        )
+
+
+@contextlib.contextmanager
+def _progress_line(text: str) -> Iterator[None]:
+    if not can_rewrite_lines():
+        yield
+        return
+    rewrite_line(text)
+    try:
+        yield
+    finally:
+        rewrite_line("")

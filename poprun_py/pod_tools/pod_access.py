@@ -1,7 +1,7 @@
-"""Which pod is asked, and what becomes of the answer: a line of success, a refusal, or neither.
+"""Access to the pod that the command line names, and the lines about refused and done requests.
 
-RefusedError       1    the pod said no: the line is V-IPU's ``VERB OBJECT (NAME): failed: ...``
-StartError         3    the pod cannot be reached or read
+RefusedError (exit code 1) is the pod's refusal; its message is V-IPU's line ``VERB OBJECT (NAME):
+failed: ...``. StartError (exit code 3) means that the pod cannot be reached or read.
 """
 
 from __future__ import annotations
@@ -10,42 +10,47 @@ import contextlib
 import json
 import os
 import re
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from popdist_py.pods.errors import DamagedError, PodError, UnreachableError
 from popdist_py.pods.finding import DEFAULT_PORT, find_pod
-from popdist_py.pods.values import Partition, PartitionState
 from poprun_py.errors import LaunchError, StartError, UsageError
-from poprun_py.pod_tools.command_grammar import KEPT
-from poprun_py.terminal import can_rewrite_lines, print_out, rewrite_line
+from poprun_py.pod_tools.command_grammar import GLOBAL_OPTIONS
+from poprun_py.pod_tools.pod_snapshot import PodSnapshot
+from poprun_py.terminal import print_out
 from poprun_py.texts import printable
 
 if TYPE_CHECKING:
     from popdist_py.pods.store import PodStore
+    from poprun_py.pod_tools.pod_objects import ObjectKind
 
 _REQUEST_SECONDS = 30.0
-# A shell that completes a word does not wait longer.
+# For the completion of a word, for which a user would not wait longer.
 _COMPLETION_SECONDS = 2.0
 _HOST = re.compile(r"[^\s/@?#\[\]]+|\[[0-9A-Fa-f:.]+\]")
 
 
 class RefusedError(LaunchError):
-    """The pod refused what was asked for; the message is the whole line."""
+    """The pod refused a request; the message is the whole line to print."""
 
 
-def asked_pod(kept: Mapping[str, Any], environ: Mapping[str, str]) -> str | None:
-    """Return where the pod is, as ``find_pod`` takes it; None where nothing names one.
+def pod_address(given: Mapping[str, Any], environ: Mapping[str, str]) -> str | None:
+    """Return the name, folder or URL of the pod for ``find_pod``; None if nothing names one.
 
-    The command line wins over POPRUN_POD, and that over V-IPU's VIPU_CLI_API_HOST and _PORT.
+    The command line takes precedence over POPRUN_POD, and POPRUN_POD over V-IPU's variables
+    VIPU_CLI_API_HOST and VIPU_CLI_API_PORT.
+
+    Args:
+        given: the global options of the command line.
+        environ: the environment variables.
 
     Raises:
-        UsageError: the options contradict one another, or a host is none.
+        UsageError: the options contradict one another, or the host or port is invalid.
     """
-    pod, host, port = (kept.get(name) for name in ("pod", "api_host", "api_port"))
+    pod, host, port = (given.get(name) for name in ("pod", "api_host", "api_port"))
     if host is None and port is None:
         host = environ.get("VIPU_CLI_API_HOST")
         if pod is not None or environ.get("POPRUN_POD") or not host:
@@ -63,21 +68,21 @@ def asked_pod(kept: Mapping[str, Any], environ: Mapping[str, str]) -> str | None
     return f"http://{host}:{port}"
 
 
-def _kept() -> Mapping[str, Any]:
-    kept: Mapping[str, Any] = click.get_current_context().meta.get(KEPT, {})
-    return kept
+def _global_options() -> Mapping[str, Any]:
+    given: Mapping[str, Any] = click.get_current_context().meta.get(GLOBAL_OPTIONS, {})
+    return given
 
 
 @contextlib.contextmanager
-def opened_pod(named: str | None = None) -> Iterator[PodStore]:
-    """Open the pod that is ``named``, or else the one that the global options mean.
+def opened_pod(name: str | None = None) -> Iterator[PodStore]:
+    """Open the pod ``name``, or else the pod that the global options select.
 
     Raises:
-        UsageError: the words contradict one another.
-        StartError: there is none, or it cannot be reached or read.
+        UsageError: the global options contradict one another.
+        StartError: there is no such pod, or it cannot be reached or read.
     """
-    kept = _kept() if named is None else {"pod": named}
-    store = _open(kept, _REQUEST_SECONDS)
+    given = _global_options() if name is None else {"pod": name}
+    store = _find(given, _REQUEST_SECONDS)
     if store is None:
         raise StartError(
             "no pod is configured: name one with --pod WHERE or POPRUN_POD, or make one, such as "
@@ -87,104 +92,65 @@ def opened_pod(named: str | None = None) -> Iterator[PodStore]:
         yield store
 
 
-def _open(kept: Mapping[str, Any], seconds: float) -> PodStore | None:
-    where = asked_pod(kept, os.environ)
+def _find(given: Mapping[str, Any], seconds: float) -> PodStore | None:
+    address = pod_address(given, os.environ)
     try:
-        return find_pod(where, os.environ, timeout=seconds)
+        return find_pod(address, os.environ, timeout=seconds)
     except PodError as error:
         raise StartError(str(error)) from None
 
 
 @contextlib.contextmanager
-def doing(verb: str, kind: str, name: str = "") -> Iterator[None]:
-    """Turn what the pod refuses in the block into the line of V-IPU.
+def refusals(verb: str, kind: str, name: str = "") -> Iterator[None]:
+    """Turn a refusal of the pod in this block into V-IPU's line.
 
     Raises:
-        RefusedError: it refused.
-        StartError: it cannot be reached or read, or the file system fails.
+        RefusedError: the pod refused.
+        StartError: the pod cannot be reached or read, or its storage failed.
     """
     try:
         yield
     except (UnreachableError, DamagedError) as error:
         raise StartError(str(error)) from None
     except PodError as error:
-        # Of no kind: what keeps the pod failed, not a rule.
+        # Refusals are subclasses: PodError itself means that the pod's storage failed.
         if type(error) is PodError:
             raise StartError(str(error)) from None
-        raise RefusedError(f"{_words(verb, kind, name)}: failed: {error}") from None
+        raise RefusedError(f"{_request(verb, kind, name)}: failed: {error}") from None
 
 
-def success(verb: str, kind: str, name: str) -> None:
-    """Say that it is done, as V-IPU does."""
-    print_out(f"{_words(verb, kind, name)}: success.")
+def print_success(verb: str, kind: str, name: str) -> None:
+    """Print V-IPU's line for a request that was done."""
+    print_out(f"{_request(verb, kind, name)}: success.")
 
 
-def _words(verb: str, kind: str, name: str) -> str:
+def _request(verb: str, kind: str, name: str) -> str:
     return f"{verb} {kind} ({printable(name)})" if name else f"{verb} {kind}"
 
 
 def wants_json() -> bool:
-    """Tell whether JSON is asked for."""
-    return bool(_kept().get("showjson"))
+    """Return whether --showjson is given."""
+    return bool(_global_options().get("showjson"))
 
 
-def print_json(document: Any) -> None:
-    """Print a document for programs."""
-    print_out(json.dumps(document, indent=2))
+def json_text(document: Any) -> str:
+    """Return a JSON document as it is printed."""
+    return json.dumps(document, indent=2)
 
 
-def wait_until_active(
-    store: PodStore, verb: str, partition: Partition, seconds: float
-) -> Partition:
-    """Return a partition once it is ACTIVE; on a terminal a line says what is waited for.
+def known_names(kind: ObjectKind[Any]) -> Callable[[click.Context], list[str]]:
+    """Return a function that completes the names of a kind of object for a shell.
 
-    Raises:
-        RefusedError: it is in the state ERROR, or not ACTIVE after ``seconds``.
-        StartError, PodError: the pod cannot be asked.
-    """
-    name, deadline, pause = partition.name, time.monotonic() + seconds, 0.01
-    with _progress(f"{verb} partition ({name}): waiting until it is ACTIVE"):
-        while partition.state is PartitionState.PENDING and time.monotonic() < deadline:
-            time.sleep(min(pause, max(0.0, deadline - time.monotonic())))
-            # A server need not be asked a hundred times a second for minutes.
-            pause = min(pause * 1.5, 0.5)
-            partition = store.partition(name)
-    failed = f"{verb} partition ({name}): failed: "
-    if partition.state is PartitionState.ERROR:
-        raise RefusedError(f"{failed}it is in the state ERROR: {partition.error}")
-    if partition.state is PartitionState.PENDING:
-        raise RefusedError(
-            f"{failed}it is still PENDING after {seconds:g} s; wait longer with --wait, or look "
-            f"with poprun-py-pod get partition {name}"
-        )
-    return partition
-
-
-@contextlib.contextmanager
-def _progress(words: str) -> Iterator[None]:
-    if not can_rewrite_lines():
-        yield
-        return
-    rewrite_line(words)
-    try:
-        yield
-    finally:
-        rewrite_line("")
-
-
-def known_names(names: Callable[[PodStore], Sequence[str]]) -> Callable[[click.Context], list[str]]:
-    """Return what completes names for a shell: those that ``names`` finds in the pod.
-
-    A shell is told no errors: a pod that cannot be asked has no names.
+    A pod that cannot be reached has no names: completion prints no errors.
     """
 
     def complete(context: click.Context) -> list[str]:
         try:
-            store = _open(context.meta.get(KEPT, {}), _COMPLETION_SECONDS)
+            store = _find(context.meta.get(GLOBAL_OPTIONS, {}), _COMPLETION_SECONDS)
             if store is None:
                 return []
             with contextlib.closing(store):
-                return list(names(store))
+                return [each.name for each in kind.find_all(PodSnapshot(store))]
         except (LaunchError, PodError, OSError):
             return []
 

@@ -1,6 +1,6 @@
-"""The command ``poprun-py-pod``: its verbs, and words -> exit code.
+"""The command ``poprun-py-pod``, which shows and changes pods of emulated IPUs and their parts.
 
-0 done; 1 the pod refused; 2 usage; 3 the pod cannot be reached or read.
+Exit codes: 0 done; 1 the pod refused; 2 wrong usage; 3 the pod cannot be reached or read.
 """
 
 from __future__ import annotations
@@ -15,9 +15,22 @@ import click
 
 from poprun_py.console import command_name
 from poprun_py.errors import UsageError, nearest
-from poprun_py.pod_tools import cluster_verbs, partition_verbs, pod_verbs
-from poprun_py.pod_tools.command_grammar import CONTEXT, Objects, Verbs
+from poprun_py.pod_tools.cluster_verbs import (
+    create_allocation,
+    create_cluster,
+    remove_allocation,
+    remove_cluster,
+)
+from poprun_py.pod_tools.command_grammar import CONTEXT, ObjectGroup, VerbGroup
+from poprun_py.pod_tools.partition_verbs import (
+    create_partition,
+    fail_partition,
+    remove_partition,
+    reset_partition,
+)
 from poprun_py.pod_tools.pod_access import RefusedError
+from poprun_py.pod_tools.pod_verbs import create_pod, get_pod, list_pods, remove_pod, serve_pod
+from poprun_py.pod_tools.show_verbs import GET_VERBS, LIST_VERBS
 from poprun_py.terminal import (
     UnwritableError,
     exit_code_of,
@@ -31,9 +44,10 @@ from poprun_py.versions import version_text
 
 _HELP = """Make, show, reset and remove partitions of a pod of emulated IPUs.
 
-The grammar is that of V-IPU: VERB OBJECT [NAME] [OPTIONS]; objects may be singular or plural. A pod
-has agents (IPU-Machines, on hosts) that clusters join; allocations let users have partitions of
-them, which jobs run on. Every VERB OBJECT has a --help of its own.
+Commands have the form of V-IPU's: VERB OBJECT [NAME] [OPTIONS]. Objects may be singular or plural.
+A pod consists of agents (IPU-Machines attached to hosts), which are joined into clusters. Users
+make partitions of the agents in an allocation, and jobs run on partitions. VERB OBJECT --help
+describes each command.
 
 \b
 Examples:
@@ -49,9 +63,9 @@ Exit codes: 0 done, 1 refused, 2 usage, 3 the pod cannot be reached or read.
 """
 
 
-def _verb(name: str, text: str, *objects: click.Command) -> Objects:
+def _verb(name: str, text: str, *objects: click.Command) -> ObjectGroup:
     commands = {str(each.name): each for each in objects}
-    return Objects(
+    return ObjectGroup(
         name,
         help=text,
         commands=commands,
@@ -67,7 +81,7 @@ def _show_version(context: click.Context, _: click.Parameter, value: bool) -> No
         context.exit()
 
 
-COMMAND = Verbs(
+COMMAND = VerbGroup(
     "poprun-py-pod",
     help=_HELP,
     context_settings=CONTEXT,
@@ -85,32 +99,17 @@ COMMAND = Verbs(
     commands={
         "create": _verb(
             "create", "Make a partition, an allocation, a cluster, or a pod.",
-            *(partition_verbs.CREATE, cluster_verbs.CREATE_ALLOCATION),
-            cluster_verbs.CREATE_CLUSTER,
-            pod_verbs.CREATE,
+            *(create_partition, create_allocation, create_cluster, create_pod),
         ),
-        "list": _verb(
-            "list", "List what there is, one line each.",
-            *(partition_verbs.LIST, cluster_verbs.LIST_DEVICES, cluster_verbs.LIST_ALLOCATIONS),
-            *(cluster_verbs.LIST_CLUSTERS, cluster_verbs.LIST_AGENTS),
-            *(cluster_verbs.LIST_ATTRIBUTES, pod_verbs.LIST),
-        ),
-        "get": _verb(
-            "get", "Show one object in detail.",
-            *(partition_verbs.GET, cluster_verbs.GET_ALLOCATION, cluster_verbs.GET_CLUSTER),
-            *(cluster_verbs.GET_AGENT, cluster_verbs.GET_ATTRIBUTES, pod_verbs.GET),
-        ),
-        "reset": _verb("reset", "Bring a partition into its initial state.", partition_verbs.RESET),
-        "fail": _verb(
-            "fail", "Let a partition fail, as broken hardware would.", partition_verbs.FAIL
-        ),
+        "list": _verb("list", "List all objects of a kind, one line each.", *LIST_VERBS, list_pods),
+        "get": _verb("get", "Show one object in detail.", *GET_VERBS, get_pod),
+        "reset": _verb("reset", "Bring a partition into its initial state.", reset_partition),
+        "fail": _verb("fail", "Let a partition fail, as broken hardware would.", fail_partition),
         "remove": _verb(
             "remove", "Remove a partition, an allocation, a cluster, or a pod.",
-            *(partition_verbs.REMOVE, cluster_verbs.REMOVE_ALLOCATION),
-            cluster_verbs.REMOVE_CLUSTER,
-            pod_verbs.REMOVE,
+            *(remove_partition, remove_allocation, remove_cluster, remove_pod),
         ),
-        "serve": pod_verbs.SERVE,
+        "serve": serve_pod,
     },
 )  # fmt: skip
 
@@ -125,26 +124,26 @@ def main() -> NoReturn:
 
 
 def run(words: Sequence[str]) -> int:
-    """Do what ``words`` ask for and return the exit code."""
-    return exit_code_of(lambda: _answer_or_refusal(words))
+    """Run a command line and return its exit code."""
+    return exit_code_of(lambda: _with_plain_refusal(words))
 
 
-def _answer_or_refusal(words: Sequence[str]) -> int:
+def _with_plain_refusal(words: Sequence[str]) -> int:
+    """Print a refusal as V-IPU does, without our prefix, because scripts look for its line."""
     try:
-        return _answer(words)
+        return _run(words)
     except RefusedError as error:
-        # V-IPU's line, which scripts look for, without a prefix of ours.
         with contextlib.suppress(UnwritableError):
             flush_stdout()
         print_error(" ".join(str(error).split()))
         return error.exit_code
 
 
-def _answer(words: Sequence[str]) -> int:
-    """Do what ``words`` ask for; what click does not accept is a usage error of ours.
+def _run(words: Sequence[str]) -> int:
+    """Run a command line, with click's errors turned into ours.
 
     Raises:
-        LaunchError: it was refused, or not understood.
+        LaunchError: the command line is wrong, or the request failed.
     """
     try:
         code = COMMAND.main(list(words), prog_name=command_name(), standalone_mode=False)
@@ -156,8 +155,8 @@ def _answer(words: Sequence[str]) -> int:
             f"unknown option {error.option_name}{hint or f'; {_help_of(error.ctx)} lists all'}"
         ) from None
     except click.UsageError as error:
-        said = error.format_message().rstrip(".")
-        raise UsageError(f"{said}; {_help_of(error.ctx)} tells what is accepted") from None
+        message = error.format_message().rstrip(".")
+        raise UsageError(f"{message}; {_help_of(error.ctx)} tells what is accepted") from None
     except click.ClickException as error:
         raise UsageError(error.format_message()) from None
     except click.Abort:

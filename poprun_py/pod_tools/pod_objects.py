@@ -1,240 +1,428 @@
-"""A pod and its parts as tables and facts. Pure: values in, text out."""
+"""The objects of a pod, each with its columns, facts and JSON document for ``poprun-py-pod``.
+
+An ``ObjectKind`` declares how one kind of object is read and shown. The verbs ``list`` and ``get``
+are made from these declarations (show_verbs.py).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from operator import attrgetter
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from popdist_py.errors import counted
-from popdist_py.pods.values import Agent, Attachment, Cluster, Ipu, Partition, Pod
+from popdist_py.pods.errors import UnknownNameError
+from popdist_py.pods.values import Agent, Allocation, Attachment, Cluster, Partition, Pod
+from poprun_py.errors import nearest
 from poprun_py.pod_tools.command_grammar import sync_name
-from poprun_py.pod_tools.routing import gw_routing, ild_routing
-from poprun_py.pod_tools.tables import facts, table
-from poprun_py.texts import date_text
+from poprun_py.pod_tools.pod_snapshot import PlacedIpu, PodSnapshot, gw_routing, ild_routing
+from poprun_py.text_tables import aligned_rows
+from poprun_py.texts import date_text, printable
 
-_NOTHING = "-"
-_FREE = "free"
-
-
-def partition_table(pod: Pod, partitions: Iterable[Partition]) -> str:
-    """Return the table of ``list partitions``, as V-IPU's users know it."""
-    clusters = {cluster.name: cluster for cluster in pod.clusters}
-    return table(
-        ("Partition", "Cluster", "ILDs", "GW Routing", "ILD Routing", "Size", "GCDs", "State"),
-        (
-            (
-                *(each.name, each.cluster, each.num_ilds),
-                *(gw_routing(each, clusters), ild_routing(each, clusters)),
-                *(each.size, each.num_gcds, each.state.value),
-            )
-            for each in partitions
-        ),
-    )
+T = TypeVar("T")
+# The name of a value for each heading, label or JSON key; a JSON document may be nested.
+Layout = Mapping[str, Any]
+_MISSING = "-"
 
 
-def partition_facts(pod: Pod, partition: Partition, attachments: Sequence[Attachment]) -> str:
-    """Return what ``get partition`` shows: facts, and a table of its IPUs with their holders."""
-    clusters = {cluster.name: cluster for cluster in pod.clusters}
-    known = {
-        "size": partition.size,
-        "state": partition.state.value,
-        "operation": partition.operation.value,
-        **({"error": partition.error} if partition.error else {}),
-        "cluster": partition.cluster,
-        "allocation": partition.allocation,
-        "IPU-Link domains": partition.num_ilds,
-        "GCDs": partition.num_gcds,
-        "replicas": partition.num_replicas,
-        "reconfigurable": "yes" if partition.reconfigurable else "no",
-        "sync type": f"{sync_name(partition.sync_type)} ({partition.sync_type.value})",
-        "GW routing": gw_routing(partition, clusters),
-        "ILD routing": ild_routing(partition, clusters),
-        "owner": partition.owner,
-        "created": date_text(partition.created),
-        "resets": partition.generation,
-        "hosts": ", ".join(partition.hosts),
-    }
-    held = _by_ipu(partition.name, attachments)
-    rows = (
-        (
-            *(number, number * partition.num_gcds // partition.size, partition.domain_of(number)),
-            *(ipu.agent, ipu.host, ipu.number, *_holder(held.get(number))),
-        )
-        for number, ipu in enumerate(partition.ipus)
-    )
-    columns = ("ID", "GCD", "ILD", "Agent", "Host", "IPU#", *_HOLDER)
-    return f"{facts(f'Partition {partition.name}', known)}\n\n{table(columns, rows)}"
+class IpuAttribute(NamedTuple):
+    """One attribute of one IPU, as ``list ipu-attrs`` shows it."""
+
+    agent: str
+    ipu: int
+    attribute: str
+    value: str
 
 
-_HOLDER = ("User", "Program", "PID", "Since")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ObjectKind(Generic[T]):
+    """A kind of object, with the values that are shown of it.
+
+    Attributes:
+        name: the word of the command line, in the singular.
+        find_all: returns all objects of this kind in a pod.
+        values: functions for the values that are not attributes of the object, by name.
+        columns: the table of ``list``.
+        facts: the text of ``get``.
+        document: the JSON document of ``--showjson``.
+    """
+
+    name: str
+    find_all: Callable[[PodSnapshot], Sequence[T]]
+    values: Mapping[str, Callable[[PodSnapshot, T], Any]] = field(default_factory=dict)
+    columns: Layout = field(default_factory=dict)
+    facts: Layout = field(default_factory=dict)
+    document: Layout
+
+    def value(self, snapshot: PodSnapshot, item: T, name: str) -> Any:
+        """Return a value of an object; ``name`` may be an attribute of an attribute (``a.b``)."""
+        read = self.values.get(name)
+        return attrgetter(name)(item) if read is None else read(snapshot, item)
+
+    def find(self, snapshot: PodSnapshot, name: str) -> T:
+        """Return the object with this name.
+
+        Raises:
+            UnknownNameError: there is no such object; the message suggests a similar name.
+        """
+        named = {attrgetter("name")(each): each for each in self.find_all(snapshot)}
+        if name not in named:
+            hint = nearest(name, named) or f"; list {self.name}s shows all"
+            raise UnknownNameError(f"there is no {self.name} {name!r}{hint}")
+        return named[name]
+
+    def cells(self, snapshot: PodSnapshot, item: T | None, columns: Layout) -> list[str]:
+        """Return the texts of a row of a table; None is a row without values."""
+        if item is None:
+            return [_MISSING] * len(columns)
+        return [_text(self.value(snapshot, item, name), ",") for name in columns.values()]
+
+    def table(self, snapshot: PodSnapshot, items: Iterable[T]) -> str:
+        """Return the table of ``list``."""
+        rows = [self.cells(snapshot, each, self.columns) for each in items]
+        return ruled_table(tuple(self.columns), rows)
+
+    def fact_lines(self, snapshot: PodSnapshot, item: T) -> str:
+        """Return the text of ``get``: a line for each value that is not an empty text."""
+        lines = [f"{self.name.capitalize()} {attrgetter('name')(item)}:"]
+        for label, name in self.facts.items():
+            text = _text(self.value(snapshot, item, name), ", ")
+            lines += [f"  {label}: {text}".rstrip()] if text else []
+        return "\n".join(lines)
+
+    def to_json(
+        self, snapshot: PodSnapshot, item: T, document: Layout | None = None
+    ) -> dict[str, Any]:
+        """Return the JSON document of an object, or another ``document`` with its values."""
+        return {
+            key: self.to_json(snapshot, item, name)
+            if isinstance(name, Mapping)
+            else self.value(snapshot, item, name)
+            for key, name in (self.document if document is None else document).items()
+        }
 
 
-def _by_ipu(partition: str, attachments: Iterable[Attachment]) -> dict[int, Attachment]:
-    """Return who has which IPU of a partition."""
-    own = (each for each in attachments if each.partition == partition)
-    return {ipu: each for each in own for ipu in each.ipus}
+def _text(value: Any, separator: str) -> str:
+    if value is None or value == ():
+        return _MISSING
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, tuple):
+        value = separator.join(value)
+    return f"{value:g}" if isinstance(value, float) else printable(str(value))
 
 
-def _holder(held: Attachment | None) -> tuple[object, ...]:
-    if held is None:
-        return (_NOTHING,) * len(_HOLDER)
-    holder = held.holder
-    pid = f"{holder.pid} on {holder.host}"
-    return holder.user, holder.program, pid, date_text(held.since)
+def ruled_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return a table in the style of V-IPU: bars between columns, and no outer bars."""
+    lines = aligned_rows([columns, *rows], " | ")
+    rule = "-" * (len(lines[0]) + 1)
+    heading, *shown = (f" {line}".rstrip() for line in lines)
+    return "\n".join([heading, rule, *shown, *([rule] if shown else [])])
 
 
-def device_table(
-    pod: Pod, partitions: Sequence[Partition], attachments: Sequence[Attachment]
-) -> str:
-    """Return the table of ``list devices``: every IPU of the pod, free or taken, and by whom."""
-    taken = {
-        ipu.index: (partition, number)
-        for partition in partitions
-        for number, ipu in enumerate(partition.ipus)
-    }
-    held = {each.name: _by_ipu(each.name, attachments) for each in partitions}
-    rows = []
-    for ipu in pod.ipus():
-        place = (ipu.index, ipu.agent, ipu.host, ipu.number, ipu.cluster, ipu.domain)
-        if ipu.index in taken:
-            partition, number = taken[ipu.index]
-            holder = _holder(held[partition.name].get(number))
-            rows.append((*place, partition.name, number, *holder))
-        else:
-            rows.append((*place, _FREE, _NOTHING, *_holder(None)))
-    columns = ("IPU", "Agent", "Host", "IPU#", "Cluster", "ILD", "Partition", "ID", *_HOLDER)
-    return f"{table(columns, rows)}\n{_summary(len(rows), len(taken), attachments)}"
+# --- the kinds of objects -----------------------------------------------------------------------
 
 
-def _summary(total: int, taken: int, attachments: Sequence[Attachment]) -> str:
-    in_use = sum(len(each.ipus) for each in attachments)
-    ipus = counted(total, "IPU")
-    return f"{ipus}: {total - taken} free, {taken} in partitions, {in_use} of these in use"
+def _names(items: Iterable[Any]) -> tuple[str, ...]:
+    return tuple(each.name for each in items)
 
 
-def allocation_table(pod: Pod) -> str:
-    """Return the table of ``list allocations``."""
-    rows = ((each.name, ",".join(each.agents)) for each in pod.allocations)
-    return table(("Allocation ID", "Agents"), rows)
+def _num_free(num_ipus: int, partitions: Iterable[Partition]) -> int:
+    return num_ipus - sum(each.size for each in partitions)
 
 
-def allocation_facts(pod: Pod, name: str, partitions: Iterable[Partition]) -> str:
-    """Return what ``get allocation`` shows."""
-    allocation = next(each for each in pod.allocations if each.name == name)
-    own = [each for each in partitions if each.allocation == name]
-    total = _num_ipus(pod, allocation.agents)
-    known = {
-        "cluster": allocation.cluster,
-        "agents": ", ".join(allocation.agents),
-        "IPUs": total,
-        "free IPUs": total - sum(each.size for each in own),
-        "partitions": _names(own),
-    }
-    return facts(f"Allocation {name}", known)
+ATTACHMENT: ObjectKind[Attachment] = ObjectKind(
+    name="attachment",
+    find_all=lambda snapshot: snapshot.attachments,
+    values={
+        "process": lambda _, each: f"{each.holder.pid} on {each.holder.host}",
+        "since_text": lambda _, each: date_text(each.since),
+    },
+    columns={
+        "User": "holder.user", "Program": "holder.program", "PID": "process",
+        "Since": "since_text",
+    },
+    # Without the id: a process that knows it could release the IPUs.
+    document={
+        "user": "holder.user", "program": "holder.program", "pid": "holder.pid",
+        "host": "holder.host", "run_id": "holder.run_id", "ipus": "ipus", "since": "since",
+    },
+)  # fmt: skip
+
+_IPU_DOCUMENT = {
+    "index": "ipu.index", "agent": "ipu.agent", "host": "ipu.host", "ipu_number": "ipu.number",
+    "cluster_id": "ipu.cluster", "ipulink_domain": "ipu.domain",
+}  # fmt: skip
 
 
-def _num_ipus(pod: Pod, agents: Sequence[str]) -> int:
-    return sum(agent.num_ipus for agent in pod.agents if agent.name in agents)
+def _holder_json(snapshot: PodSnapshot, device: PlacedIpu) -> dict[str, Any] | None:
+    if device.attachment is None:
+        return None
+    return ATTACHMENT.to_json(snapshot, device.attachment)
 
 
-def _names(values: Iterable[Partition] | Iterable[Cluster]) -> str:
-    return ", ".join(each.name for each in values) or _NOTHING
+DEVICE: ObjectKind[PlacedIpu] = ObjectKind(
+    name="device",
+    find_all=PodSnapshot.devices,
+    values={
+        "partition_or_free": lambda _, each: each.partition_name or "free",
+        "holder": _holder_json,
+    },
+    columns={
+        "IPU": "ipu.index", "Agent": "ipu.agent", "Host": "ipu.host", "IPU#": "ipu.number",
+        "Cluster": "ipu.cluster", "ILD": "ipu.domain", "Partition": "partition_or_free",
+        "ID": "number",
+    },
+    document={**_IPU_DOCUMENT, "partition": "partition_name", "id": "number", "holder": "holder"},
+)  # fmt: skip
+# The table of the IPUs of one partition, and their JSON documents.
+_PARTITION_COLUMNS = {
+    "ID": "number", "GCD": "gcd", "ILD": "segment", "Agent": "ipu.agent", "Host": "ipu.host",
+    "IPU#": "ipu.number",
+}  # fmt: skip
+_PARTITION_DOCUMENT = {
+    "id": "number", "gcd": "gcd", "ipulink_segment_id": "segment", **_IPU_DOCUMENT,
+}  # fmt: skip
+
+PARTITION: ObjectKind[Partition] = ObjectKind(
+    name="partition",
+    find_all=lambda snapshot: snapshot.partitions,
+    values={
+        "gw_routing": lambda snapshot, each: gw_routing(each, snapshot.pod),
+        "ild_routing": lambda snapshot, each: ild_routing(each, snapshot.pod),
+        "sync_text": lambda _, each: f"{sync_name(each.sync_type)} ({each.sync_type.value})",
+        "created_text": lambda _, each: date_text(each.created),
+        "ready_state": lambda _, each: f"PS_{each.state.value}",
+        "operation_state": lambda _, each: f"POS_{each.operation.value}",
+        "ipus": lambda snapshot, each: [
+            DEVICE.to_json(snapshot, ipu, _PARTITION_DOCUMENT) for ipu in snapshot.devices_of(each)
+        ],
+        "holders": lambda snapshot, each: [
+            ATTACHMENT.to_json(snapshot, attachment)
+            for attachment in snapshot.attachments
+            if attachment.partition == each.name
+        ],
+    },
+    columns={
+        "Partition": "name", "Cluster": "cluster", "ILDs": "num_ilds", "GW Routing": "gw_routing",
+        "ILD Routing": "ild_routing", "Size": "size", "GCDs": "num_gcds", "State": "state",
+    },
+    facts={
+        "size": "size", "state": "state", "operation": "operation", "error": "error",
+        "cluster": "cluster", "allocation": "allocation", "IPU-Link domains": "num_ilds",
+        "GCDs": "num_gcds", "replicas": "num_replicas", "reconfigurable": "reconfigurable",
+        "sync type": "sync_text", "GW routing": "gw_routing", "ILD routing": "ild_routing",
+        "owner": "owner", "created": "created_text", "resets": "generation", "hosts": "hosts",
+    },
+    document={
+        "partition": {
+            "id": "name",
+            "spec": {
+                "size": "size", "allocation_id": "allocation", "cluster_id": "cluster",
+                "num_ipulink_segments": "num_ilds", "ipulink_routing_type": "ild_routing",
+                "gw_routing_type": "gw_routing", "sync_type": "sync_type", "num_gcds": "num_gcds",
+                "num_replicas": "num_replicas", "reconfigurable": "reconfigurable",
+                "ipus": "ipus",
+            },
+            "status": {
+                "ready_state": "ready_state", "operation_state": "operation_state",
+                "error": "error", "num_resets": "generation",
+            },
+            "owner": "owner",
+            "created": "created",
+            "holders": "holders",
+        }
+    },
+)  # fmt: skip
 
 
-def cluster_table(pod: Pod) -> str:
-    """Return the table of ``list clusters``."""
-    rows = (
-        (
-            *(each.name, each.num_ilds, each.topology, "looped" if each.is_looped else "line"),
-            *(_num_ipus(pod, each.agents), ",".join(each.agents)),
-        )
-        for each in pod.clusters
-    )
-    return table(("Cluster", "ILDs", "ILD Topology", "Cluster Topology", "IPUs", "Agents"), rows)
+def _in_cluster(snapshot: PodSnapshot, cluster: Cluster) -> list[Partition]:
+    return [each for each in snapshot.partitions if each.cluster == cluster.name]
 
 
-def cluster_facts(pod: Pod, name: str, partitions: Iterable[Partition]) -> str:
-    """Return what ``get cluster`` shows."""
-    cluster = next(each for each in pod.clusters if each.name == name)
-    own = [each for each in partitions if each.cluster == name]
-    total = _num_ipus(pod, cluster.agents)
-    allocations = [each.name for each in pod.allocations if each.cluster == name]
-    known = {
-        "IPU-Link domains": cluster.num_ilds,
-        "topology": cluster.topology,
-        "cluster topology": "looped" if cluster.is_looped else "line",
-        "agents": ", ".join(cluster.agents),
-        "IPUs": total,
-        "free IPUs": total - sum(each.size for each in own),
-        "allocations": ", ".join(allocations) or _NOTHING,
-        "partitions": _names(own),
-    }
-    return facts(f"Cluster {name}", known)
-
-
-def agent_table(pod: Pod) -> str:
-    """Return the table of ``list agents``."""
-    clusters = _cluster_of_agents(pod)
-    rows = (
-        (each.name, each.host, each.num_ipus, clusters.get(each.name, _NOTHING))
-        for each in pod.agents
-    )
-    return table(("Agent", "Host", "IPUs", "Cluster"), rows)
-
-
-def _cluster_of_agents(pod: Pod) -> Mapping[str, str]:
-    return {agent: cluster.name for cluster in pod.clusters for agent in cluster.agents}
-
-
-def agent_facts(pod: Pod, agent: Agent, partitions: Iterable[Partition]) -> str:
-    """Return what ``get agent`` shows."""
-    own = [each for each in partitions if any(ipu.agent == agent.name for ipu in each.ipus)]
-    taken = sum(ipu.agent == agent.name for each in own for ipu in each.ipus)
-    allocations = [each.name for each in pod.allocations if agent.name in each.agents]
-    known = {
-        "host": agent.host,
-        "IPUs": agent.num_ipus,
-        "free IPUs": agent.num_ipus - taken,
-        "cluster": _cluster_of_agents(pod).get(agent.name, _NOTHING),
-        "allocations": ", ".join(allocations) or _NOTHING,
-        "partitions": _names(own),
-    }
-    return facts(f"Agent {agent.name}", known)
-
-
-def attribute_rows(
-    ipus: Iterable[Ipu], partitions: Iterable[Partition]
-) -> list[tuple[str, int, str, str]]:
-    """Return the rows of ``list ipu-attrs``: agent, IPU, attribute, value."""
-    taken = {ipu.index: each.name for each in partitions for ipu in each.ipus}
+def _domains_json(snapshot: PodSnapshot, cluster: Cluster) -> list[dict[str, Any]]:
+    ipus = [ipu for ipu in snapshot.pod.ipus() if ipu.cluster == cluster.name]
     return [
-        (ipu.agent, ipu.number, attribute, value)
-        for ipu in ipus
+        {
+            "ipus": [
+                DEVICE.to_json(snapshot, PlacedIpu(ipu), _IPU_DOCUMENT)
+                for ipu in ipus
+                if ipu.domain == domain
+            ]
+        }
+        for domain in range(cluster.num_ilds)
+    ]
+
+
+CLUSTER: ObjectKind[Cluster] = ObjectKind(
+    name="cluster",
+    find_all=lambda snapshot: snapshot.pod.clusters,
+    values={
+        "gw_topology": lambda _, each: "looped" if each.is_looped else "line",
+        "num_ipus": lambda snapshot, each: snapshot.num_ipus(each.agents),
+        "num_free_ipus": lambda snapshot, each: _num_free(
+            snapshot.num_ipus(each.agents), _in_cluster(snapshot, each)
+        ),
+        "allocations": lambda snapshot, each: _names(
+            other for other in snapshot.pod.allocations if other.cluster == each.name
+        ),
+        "partitions": lambda snapshot, each: _names(_in_cluster(snapshot, each)),
+        "ipu_link_domains": _domains_json,
+    },
+    columns={
+        "Cluster": "name", "ILDs": "num_ilds", "ILD Topology": "topology",
+        "Cluster Topology": "gw_topology", "IPUs": "num_ipus", "Agents": "agents",
+    },
+    facts={
+        "IPU-Link domains": "num_ilds", "topology": "topology", "cluster topology": "gw_topology",
+        "agents": "agents", "IPUs": "num_ipus", "free IPUs": "num_free_ipus",
+        "allocations": "allocations", "partitions": "partitions",
+    },
+    document={
+        "id": "name",
+        "spec": {
+            "agents": "agents", "topology": "topology", "cluster_topology": "gw_topology",
+            "ipu_link_domains": "ipu_link_domains",
+        },
+    },
+)  # fmt: skip
+
+
+def _in_allocation(snapshot: PodSnapshot, allocation: Allocation) -> list[Partition]:
+    return [each for each in snapshot.partitions if each.allocation == allocation.name]
+
+
+ALLOCATION: ObjectKind[Allocation] = ObjectKind(
+    name="allocation",
+    find_all=lambda snapshot: snapshot.pod.allocations,
+    values={
+        "num_ipus": lambda snapshot, each: snapshot.num_ipus(each.agents),
+        "num_free_ipus": lambda snapshot, each: _num_free(
+            snapshot.num_ipus(each.agents), _in_allocation(snapshot, each)
+        ),
+        "partitions": lambda snapshot, each: _names(_in_allocation(snapshot, each)),
+    },
+    columns={"Allocation ID": "name", "Agents": "agents"},
+    facts={
+        "cluster": "cluster", "agents": "agents", "IPUs": "num_ipus",
+        "free IPUs": "num_free_ipus", "partitions": "partitions",
+    },
+    document={"id": "name", "spec": {"cluster_id": "cluster", "agents": "agents"}},
+)  # fmt: skip
+
+
+def _cluster_of(snapshot: PodSnapshot, agent: Agent) -> str | None:
+    clusters = snapshot.pod.clusters
+    return next((each.name for each in clusters if agent.name in each.agents), None)
+
+
+AGENT: ObjectKind[Agent] = ObjectKind(
+    name="agent",
+    find_all=lambda snapshot: snapshot.pod.agents,
+    values={
+        "cluster": _cluster_of,
+        "num_free_ipus": lambda snapshot, each: (
+            each.num_ipus
+            - sum(ipu.agent == each.name for other in snapshot.partitions for ipu in other.ipus)
+        ),
+        "allocations": lambda snapshot, each: _names(
+            other for other in snapshot.pod.allocations if each.name in other.agents
+        ),
+        "partitions": lambda snapshot, each: _names(
+            other
+            for other in snapshot.partitions
+            if any(ipu.agent == each.name for ipu in other.ipus)
+        ),
+    },
+    columns={"Agent": "name", "Host": "host", "IPUs": "num_ipus", "Cluster": "cluster"},
+    facts={
+        "host": "host", "IPUs": "num_ipus", "free IPUs": "num_free_ipus", "cluster": "cluster",
+        "allocations": "allocations", "partitions": "partitions",
+    },
+    document={
+        "id": "name",
+        "spec": {"host": "host", "num_ipus": "num_ipus", "cluster_id": "cluster"},
+    },
+)  # fmt: skip
+
+
+def _attributes(snapshot: PodSnapshot) -> list[IpuAttribute]:
+    partitions = {ipu.index: each.name for each in snapshot.partitions for ipu in each.ipus}
+    return [
+        IpuAttribute(ipu.agent, ipu.number, attribute, value)
+        for ipu in snapshot.pod.ipus()
         for attribute, value in (
             ("cluster", ipu.cluster),
             ("ipu-link-domain", str(ipu.domain)),
-            ("partition", taken.get(ipu.index, _FREE)),
+            ("partition", partitions.get(ipu.index, "free")),
         )
     ]
 
 
-def attribute_table(rows: Sequence[tuple[str, int, str, str]]) -> str:
-    """Return the table of ``list ipu-attrs``."""
-    return table(("Agent", "IPU", "Attribute", "Value"), rows)
+IPU_ATTRIBUTE: ObjectKind[IpuAttribute] = ObjectKind(
+    name="ipu-attr",
+    find_all=_attributes,
+    columns={"Agent": "agent", "IPU": "ipu", "Attribute": "attribute", "Value": "value"},
+    document={"agent": "agent", "ipu": "ipu", "attribute": "attribute", "value": "value"},
+)  # fmt: skip
+
+POD: ObjectKind[Pod] = ObjectKind(
+    name="pod",
+    find_all=lambda snapshot: (snapshot.pod,),
+    values={
+        "where": lambda snapshot, _: snapshot.where,
+        "hosts": lambda _, pod: tuple(dict.fromkeys(agent.host for agent in pod.agents)),
+        "num_agents": lambda _, pod: len(pod.agents),
+        "num_ipus": lambda _, pod: len(pod.ipus()),
+        "num_free_ipus": lambda snapshot, pod: _num_free(len(pod.ipus()), snapshot.partitions),
+        "clusters": lambda _, pod: _names(pod.clusters),
+        "allocations": lambda _, pod: _names(pod.allocations),
+        "partitions": lambda snapshot, _: _names(snapshot.partitions),
+        "agents_json": lambda snapshot, pod: [AGENT.to_json(snapshot, each) for each in pod.agents],
+        "allocations_json": lambda snapshot, pod: [
+            ALLOCATION.to_json(snapshot, each) for each in pod.allocations
+        ],
+    },
+    facts={
+        "where": "where", "hosts": "hosts", "agents": "num_agents", "clusters": "clusters",
+        "allocations": "allocations", "IPUs": "num_ipus", "free IPUs": "num_free_ipus",
+        "partitions": "partitions", "seconds to create": "create_seconds",
+        "seconds to reset": "reset_seconds",
+    },
+    document={
+        "id": "name", "where": "where", "num_ipus": "num_ipus", "num_free_ipus": "num_free_ipus",
+        "create_seconds": "create_seconds", "reset_seconds": "reset_seconds",
+        "agents": "agents_json", "clusters": "clusters", "allocations": "allocations_json",
+        "partitions": "partitions",
+    },
+)  # fmt: skip
 
 
-def pod_facts(pod: Pod, where: str, partitions: Sequence[Partition]) -> str:
-    """Return what ``get pod`` shows."""
-    total = len(pod.ipus())
-    known = {
-        "where": where,
-        "hosts": ", ".join(dict.fromkeys(agent.host for agent in pod.agents)),
-        "agents": len(pod.agents),
-        "clusters": _names(pod.clusters),
-        "allocations": ", ".join(each.name for each in pod.allocations) or _NOTHING,
-        "IPUs": total,
-        "free IPUs": total - sum(each.size for each in partitions),
-        "partitions": _names(partitions),
-        "seconds to create": f"{pod.create_seconds:g}",
-        "seconds to reset": f"{pod.reset_seconds:g}",
-    }
-    return facts(f"Pod {pod.name}", known)
+def partition_text(snapshot: PodSnapshot, partition: Partition) -> str:
+    """Return the text of ``get partition``: its facts, and a table of its IPUs with holders."""
+    devices = _device_table(snapshot, snapshot.devices_of(partition), _PARTITION_COLUMNS)
+    return f"{PARTITION.fact_lines(snapshot, partition)}\n\n{devices}"
+
+
+def devices_text(snapshot: PodSnapshot) -> str:
+    """Return the text of ``list devices``: all IPUs with partitions and holders, and a summary."""
+    devices = snapshot.devices()
+    num_taken = sum(each.partition is not None for each in devices)
+    num_held = sum(each.attachment is not None for each in devices)
+    return (
+        f"{_device_table(snapshot, devices, DEVICE.columns)}\n"
+        f"{counted(len(devices), 'IPU')}: {len(devices) - num_taken} free, "
+        f"{num_taken} in partitions, {num_held} of these in use"
+    )
+
+
+def _device_table(snapshot: PodSnapshot, devices: Iterable[PlacedIpu], columns: Layout) -> str:
+    rows = [
+        [
+            *DEVICE.cells(snapshot, each, columns),
+            *ATTACHMENT.cells(snapshot, each.attachment, ATTACHMENT.columns),
+        ]
+        for each in devices
+    ]
+    return ruled_table((*columns, *ATTACHMENT.columns), rows)

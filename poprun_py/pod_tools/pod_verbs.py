@@ -1,10 +1,10 @@
-"""The verbs of pods of this machine: create, list, get, remove, and serve for other hosts."""
+"""The verbs of ``poprun-py-pod`` for the pods of this machine: create, list, get, remove, serve."""
 
 from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,26 +15,30 @@ from popdist_py.pods.errors import PodError
 from popdist_py.pods.finding import DEFAULT_PORT
 from popdist_py.pods.pod_file import SYSTEMS, machine_pod, read_pod, system_pod
 from poprun_py.errors import UsageError
-from poprun_py.pod_tools.command_grammar import NAME, Names, action
-from poprun_py.pod_tools.documents import pod_document
+from poprun_py.pod_tools.command_grammar import NAME, ObjectName, object_command
 from poprun_py.pod_tools.pod_access import (
-    doing,
+    json_text,
     opened_pod,
-    print_json,
-    success,
+    print_success,
+    refusals,
     wants_json,
 )
-from poprun_py.pod_tools.pod_objects import pod_facts
-from poprun_py.pod_tools.tables import table
+from poprun_py.pod_tools.pod_objects import POD, ruled_table
+from poprun_py.pod_tools.pod_snapshot import PodSnapshot
 from poprun_py.terminal import print_out
+from poprun_py.texts import printable
 
 if TYPE_CHECKING:
     from popdist_py.pods.values import Pod
 
-_KIND = "pod"
-# Beside the systems of popdist_py/pods/pod_file.py: the IPUs of this host.
+# The type of a pod with the IPUs of this host, in addition to Graphcore's systems.
 _MACHINE = "machine"
 _TYPES = (*SYSTEMS, _MACHINE)
+# The table of ``list pods``: for each heading the key of the JSON document.
+_COLUMNS = {
+    "Pod": "id", "IPUs": "num_ipus", "Free": "num_free_ipus", "Partitions": "num_partitions",
+    "Folder": "where",
+}  # fmt: skip
 
 
 def _root() -> Path:
@@ -44,20 +48,18 @@ def _root() -> Path:
 
 
 def _pod_names(_: click.Context) -> Sequence[str]:
-    from popdist_py.pods.folder import list_pods
+    from popdist_py.pods import folder
 
     try:
-        return list_pods(_root())
+        return folder.list_pods(_root())
     except (PodError, OSError):
         return ()
 
 
-# Name, IPUs, free IPUs, partitions and folder of a pod.
-_Looked = tuple[str, int | None, int | None, int | None, str]
-_KNOWN = Names(_pod_names)
+_KNOWN_NAME = ObjectName(_pod_names)
 
 
-@action(
+@object_command(
     "pod",
     "create pod lab --type POD64",
     "create pod lab --type POD128 --hosts node0,node1,node2,node3",
@@ -68,33 +70,32 @@ _KNOWN = Names(_pod_names)
     "--type",
     "system",
     type=click.Choice(_TYPES),
-    help="The system that it is like; machine: the IPUs of this host.",
+    help="The Graphcore system to emulate; machine: the IPUs of this host.",
 )
-@click.option("--hosts", metavar="H1,H2,...", help="The hosts that share its IPU-Machines.")
+@click.option("--hosts", metavar="H1,H2,...", help="The hosts of its IPU-Machines.")
 @click.option(
     "--file", type=click.Path(exists=True, dir_okay=False, path_type=Path), metavar="POD.TOML",
-    help="A description of another pod.",
+    help="The description of a pod, such as the pod.toml of another pod.",
 )  # fmt: skip
-def CREATE(*, name: str, system: str | None, hosts: str | None, file: Path | None) -> None:
-    """Make a pod of emulated IPUs, kept on this machine.
+def create_pod(*, name: str, system: str | None, hosts: str | None, file: Path | None) -> None:
+    """Make a pod of emulated IPUs on this machine.
 
-    It lies in a folder of its own below POPRUN_PODS (~/.local/state/poprun-py/pods), where pod.toml
-    describes it. Hosts that share a pod ask its server: poprun-py-pod serve.
+    The pod has its own folder below POPRUN_PODS (~/.local/state/poprun-py/pods), with its
+    description in pod.toml. Other hosts use the pod through its server: poprun-py-pod serve.
     """
     if (system is None) == (file is None):
         raise UsageError("expected one of --type TYPE and --file POD.TOML")
     names = tuple(host.strip() for host in (hosts or "").split(",") if host.strip())
     if hosts is not None and (file is not None or system == _MACHINE or not names):
         raise UsageError("--hosts H1,H2,... names the hosts of --type POD4 to POD256")
-    with doing("create", _KIND, name):
+    with refusals("create", "pod", name):
         from popdist_py.pods.folder import make_pod
 
-        make_pod(_root(), _described(name, system, names, file))
-    success("create", _KIND, name)
+        make_pod(_root(), _requested_pod(name, system, names, file))
+    print_success("create", "pod", name)
 
 
-def _described(name: str, system: str | None, hosts: tuple[str, ...], file: Path | None) -> Pod:
-    """Return the pod that the options describe."""
+def _requested_pod(name: str, system: str | None, hosts: tuple[str, ...], file: Path | None) -> Pod:
     if file is not None:
         return replace(read_pod(file), name=name)
     if system == _MACHINE:
@@ -103,61 +104,65 @@ def _described(name: str, system: str | None, hosts: tuple[str, ...], file: Path
     return system_pod(system, name, hosts or None)
 
 
-@action("pods")
-def LIST() -> None:
+@object_command("pods")
+def list_pods() -> None:
     """List the pods of this machine, by name."""
-    from popdist_py.pods.folder import list_pods
+    from popdist_py.pods import folder
 
-    with doing("list", "pods"):
+    with refusals("list", "pods"):
         root = _root()
-        found = list(_looked_at(root, list_pods(root)))
+        documents = [_summary(root, name) for name in folder.list_pods(root)]
     if wants_json():
-        keys = ("id", "num_ipus", "num_free_ipus", "num_partitions", "where")
-        print_json([dict(zip(keys, row, strict=True)) for row in found])
+        print_out(json_text(documents))
     else:
-        rows = (["?" if cell is None else cell for cell in row] for row in found)
-        print_out(table(("Pod", "IPUs", "Free", "Partitions", "Folder"), rows))
+        cells = ([each[key] for key in _COLUMNS.values()] for each in documents)
+        rows = [["?" if cell is None else printable(str(cell)) for cell in row] for row in cells]
+        print_out(ruled_table(tuple(_COLUMNS), rows))
 
 
-def _looked_at(
-    root: Path, names: Sequence[str]
-) -> Iterator[tuple[str, int | None, int | None, int | None, str]]:
-    """Return what each pod is; None for what cannot be read."""
+def _summary(root: Path, name: str) -> dict[str, str | int | None]:
+    """Return a pod as JSON values; the counts are None if it cannot be read."""
     from popdist_py.pods.folder import open_pod
 
-    for name in names:
-        counts: tuple[int | None, int | None, int | None] = (None, None, None)
-        with contextlib.suppress(PodError), contextlib.closing(open_pod(root, name)) as store:
-            total, partitions = len(store.pod().ipus()), store.partitions()
-            counts = total, total - sum(each.size for each in partitions), len(partitions)
-        yield (name, *counts, str(root / name))
+    counts: dict[str, str | int | None] = dict.fromkeys(
+        ("num_ipus", "num_free_ipus", "num_partitions")
+    )
+    with contextlib.suppress(PodError), contextlib.closing(open_pod(root, name)) as store:
+        total, partitions = len(store.pod().ipus()), store.partitions()
+        num_free = total - sum(each.size for each in partitions)
+        counts = {
+            "num_ipus": total, "num_free_ipus": num_free, "num_partitions": len(partitions)
+        }  # fmt: skip
+    return {"id": name, **counts, "where": str(root / name)}
 
 
-@action("pod")
-@click.argument("name", type=_KNOWN, required=False)
-def GET(*, name: str | None) -> None:
-    """Show a pod of this machine; without a name the one that is asked."""
-    with opened_pod(name) as store, doing("get", _KIND, name or ""):
-        pod, partitions = store.pod(), store.partitions()
-    if wants_json():
-        print_json(pod_document(pod, store.where, partitions))
-    else:
-        print_out(pod_facts(pod, store.where, partitions))
+@object_command("pod")
+@click.argument("name", type=_KNOWN_NAME, required=False)
+def get_pod(*, name: str | None) -> None:
+    """Show a pod of this machine; without NAME, the pod that the global options select."""
+    with opened_pod(name) as store, refusals("get", "pod", name or ""):
+        snapshot = PodSnapshot(store)
+        shown = (
+            json_text(POD.to_json(snapshot, snapshot.pod))
+            if wants_json()
+            else POD.fact_lines(snapshot, snapshot.pod)
+        )
+    print_out(shown)
 
 
-@action("pod")
-@click.argument("name", type=_KNOWN)
-@click.option("--force", is_flag=True, help="Also while somebody holds IPUs of it.")
-def REMOVE(*, name: str, force: bool) -> None:
+@object_command("pod")
+@click.argument("name", type=_KNOWN_NAME)
+@click.option("--force", is_flag=True, help="Remove it even while its IPUs are in use.")
+def remove_pod(*, name: str, force: bool) -> None:
     """Remove a pod of this machine, with its partitions and its folder."""
-    from popdist_py.pods.folder import remove_pod
+    from popdist_py.pods import folder
 
-    with doing("remove", _KIND, name):
-        remove_pod(_root(), name, force=force)
-    success("remove", _KIND, name)
+    with refusals("remove", "pod", name):
+        folder.remove_pod(_root(), name, force=force)
+    print_success("remove", "pod", name)
 
 
-@action(
+@object_command(
     "serve",
     "serve --pod lab",
     "serve --pod lab --host 10.1.3.101 --port 8090",
@@ -178,11 +183,11 @@ def REMOVE(*, name: str, force: bool) -> None:
     help="The port to listen on.",
 )
 @click.option("-v", "--verbose", is_flag=True, help="Log every request.")
-def SERVE(*, host: str, port: int, verbose: bool) -> int:
+def serve_pod(*, host: str, port: int, verbose: bool) -> int:
     """Serve a pod of this machine to several hosts, until Ctrl-C.
 
-    Clients need the token of the file "token" in the pod's folder. It is sent as plain HTTP: other
-    hosts need a network that is trusted, or a tunnel of ssh.
+    Clients need the token in the file "token" of the pod's folder. They send it over plain HTTP, so
+    other hosts need a trusted network or an SSH tunnel.
     """
     from popdist_py.pods.database import FolderStore
 

@@ -20,7 +20,7 @@ from popdist_py.pods.database import FolderStore
 from popdist_py.pods.folder import make_pod
 from popdist_py.pods.pod_file import format_pod, system_pod
 from popdist_py.pods.values import Holder, PartitionRequest
-from poprun_py.pod_tools.pod_access import asked_pod
+from poprun_py.pod_tools.pod_access import pod_address
 from poprun_py.pod_tools.pod_command import COMMAND
 
 POD = system_pod("POD16", "lab", ("h0", "h1"))
@@ -360,7 +360,7 @@ def test_a_server_that_is_not_there_is_named(root, ask, tmp_path, monkeypatch):
     ],
 )
 def test_which_pod_is_asked(kept, environ, where):
-    assert asked_pod(kept, environ) == where
+    assert pod_address(kept, environ) == where
 
 
 def test_a_server_is_asked_as_its_folder_is(held, ask, tmp_path):

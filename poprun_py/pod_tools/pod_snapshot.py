@@ -1,0 +1,117 @@
+"""The state of a pod as it is read for display, and the routing of its partitions' links."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from typing import NamedTuple
+
+from popdist_py.pods.store import PodStore
+from popdist_py.pods.values import (
+    IPUS_PER_MACHINE,
+    LINK_DOMAIN_IPUS,
+    Attachment,
+    Ipu,
+    Partition,
+    Pod,
+)
+
+
+class PlacedIpu(NamedTuple):
+    """An IPU with its partition, its number in the partition, and its holder; None if free."""
+
+    ipu: Ipu
+    partition: Partition | None = None
+    number: int | None = None
+    attachment: Attachment | None = None
+
+    @property
+    def partition_name(self) -> str | None:
+        """The name of its partition."""
+        return self.partition.name if self.partition is not None else None
+
+    @property
+    def gcd(self) -> int | None:
+        """The number of its graph compilation domain in the partition."""
+        if self.partition is None or self.number is None:
+            return None
+        return self.number * self.partition.num_gcds // self.partition.size
+
+    @property
+    def segment(self) -> int | None:
+        """The number of its IPU-Link domain in the partition."""
+        if self.partition is None or self.number is None:
+            return None
+        return self.partition.domain_of(self.number)
+
+
+class PodSnapshot:
+    """The state of a pod; each part is read from the store when it is first used."""
+
+    def __init__(self, store: PodStore) -> None:
+        self._store = store
+        self.where = store.where
+
+    @cached_property
+    def pod(self) -> Pod:
+        """The pod with its agents, clusters and allocations."""
+        return self._store.pod()
+
+    @cached_property
+    def partitions(self) -> tuple[Partition, ...]:
+        """All partitions, by name."""
+        return self._store.partitions()
+
+    @cached_property
+    def attachments(self) -> tuple[Attachment, ...]:
+        """The processes that hold IPUs now."""
+        return self._store.attachments()
+
+    def num_ipus(self, agents: Sequence[str]) -> int:
+        """Return the number of IPUs of these agents."""
+        return sum(each.num_ipus for each in self.pod.agents if each.name in agents)
+
+    def devices_of(self, partition: Partition) -> list[PlacedIpu]:
+        """Return the IPUs of a partition, in the order of their numbers in it."""
+        holders = {
+            number: attachment
+            for attachment in self.attachments
+            if attachment.partition == partition.name
+            for number in attachment.ipus
+        }
+        return [
+            PlacedIpu(ipu, partition, number, holders.get(number))
+            for number, ipu in enumerate(partition.ipus)
+        ]
+
+    def devices(self) -> list[PlacedIpu]:
+        """Return all IPUs of the pod, with or without a partition."""
+        taken = {
+            each.ipu.index: each
+            for partition in self.partitions
+            for each in self.devices_of(partition)
+        }
+        return [taken.get(ipu.index) or PlacedIpu(ipu) for ipu in self.pod.ipus()]
+
+
+def ild_routing(partition: Partition, pod: Pod) -> str:
+    """Return the routing within an IPU-Link domain that V-IPU would choose.
+
+    Within one IPU-Machine every IPU is connected to every other (DNC). A larger partition uses a
+    sliding window (SWNC). A whole IPU-Link domain of a torus uses the ring.
+    """
+    num_ipus = partition.size // partition.num_ilds
+    if num_ipus <= IPUS_PER_MACHINE:
+        return "DNC"
+    is_ring = num_ipus == LINK_DOMAIN_IPUS and any(
+        each.name == partition.cluster and each.topology == "torus" for each in pod.clusters
+    )
+    return "RINGSWNC" if is_ring else "SWNC"
+
+
+def gw_routing(partition: Partition, pod: Pod) -> str:
+    """Return the routing between IPU-Link domains: a ring if the cluster's GW-Links form one."""
+    if partition.num_ilds == 1:
+        return "DEFAULT"
+    is_ring = any(each.name == partition.cluster and each.is_looped for each in pod.clusters)
+    return "RING" if is_ring else "SWRING"
