@@ -101,7 +101,7 @@ def print_check(config: LaunchConfig) -> int:
         config, inputs.hosts, mpirun=inputs.installed_mpi.path, environ=inputs.environ
     )
     print_out(check_table(checked, colour=wants_colour()))
-    return 0 if checked.is_well else StartError.exit_code
+    return 0 if checked.has_passed else StartError.exit_code
 
 
 def print_hardware(config: LaunchConfig) -> None:

@@ -19,7 +19,7 @@ from poprun_py.machines.host_list import Host
 from poprun_py.machines.remote_shell import (
     Shell,
     end_process,
-    explain,
+    explain_ssh_error,
     read_back,
     scratch_file,
 )
@@ -106,7 +106,7 @@ def _failure(host: str, folder: Path, stderr: str) -> str:
     if "rsync: command not found" in stderr or "rsync: not found" in stderr:
         return f"host {host}: rsync is missing there; install it on every host"
     own = [line for line in stderr.splitlines() if not line.startswith("rsync error: unexplained")]
-    return f"host {host}: {explain(host, chr(10).join(own), f'copying {folder}')}"
+    return f"host {host}: {explain_ssh_error(host, chr(10).join(own), f'copying {folder}')}"
 
 
 def environment_folder(option: str = "--synchronise-python-venv yes") -> Path:

@@ -143,7 +143,7 @@ class HostChecks:
     has_network: bool = True
 
     @property
-    def is_well(self) -> bool:
+    def has_passed(self) -> bool:
         """Whether no check found a problem."""
         problems = (check.problem for checks in self.groups for check in checks)
         return self.has_network and not any(problems)
@@ -231,7 +231,7 @@ def _size(count: int | None) -> str:
     return "unknown" if count is None else bytes_text(count, decimals=0)
 
 
-def require(
+def raise_first_problem(
     reports: Mapping[str, HostReport],
     ours: Mapping[str, Any],
     request: ProbeRequest,

@@ -33,7 +33,7 @@ from poprun_py.machines.host_checks import (
     all_problems,
     grouped_checks,
     make_request,
-    require,
+    raise_first_problem,
 )
 from poprun_py.machines.host_list import LOCALHOST, Host
 from poprun_py.machines.host_networks import (
@@ -48,7 +48,7 @@ from poprun_py.machines.remote_shell import (
     Problem,
     Shell,
     end_process,
-    explain,
+    explain_ssh_error,
     read_back,
     scratch_file,
     shell_of,
@@ -159,7 +159,7 @@ def _require_reports(
     request = make_request(config.program, mpirun, leases=True)
     reports = request_reports(hosts, shell, request)
     if not config.no_check:
-        require(reports, own_report(request).facts or {}, request)
+        raise_first_problem(reports, own_report(request).facts or {}, request)
     _require_different_machines(reports)
     return reports
 
@@ -264,7 +264,7 @@ def diagnose(
         request = make_request(config.program, mpirun, call_back)
         reports = request_reports(hosts, shell_of(config, hosts, environ), request)
     ours = own_report(request).facts or {}
-    require(reports, ours, request, also=(CALLS_BACK,))
+    raise_first_problem(reports, ours, request, also=(CALLS_BACK,))
     _require_different_machines(reports)
     return all_problems(reports, ours, request)
 
@@ -368,7 +368,7 @@ def _collect(pending: _Pending, deadline: float) -> HostReport:
         process.wait(timeout=max(0.01, deadline - time.monotonic()))
     except subprocess.TimeoutExpired:
         end_process(process)
-        return HostReport(host=host, problem=explain(host.name, "timed out", "ssh"))
+        return HostReport(host=host, problem=explain_ssh_error(host.name, "timed out", "ssh"))
     ended = time.time()
     lines = read_back(pending.out).decode(errors="replace").splitlines()
     line = next((each for each in lines if each.startswith(probe_script.MARK)), "")
@@ -379,7 +379,7 @@ def _collect(pending: _Pending, deadline: float) -> HostReport:
         facts = json.loads(line.removeprefix(probe_script.MARK))
         sent = float(facts["time"])
     except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
-        problem = explain(host.name, "a damaged answer", sys.executable)
+        problem = explain_ssh_error(host.name, "a damaged answer", sys.executable)
         return HostReport(host=host, problem=problem)
     off = max(0.0, sent - ended, pending.began - sent)
     return HostReport(host=host, facts=facts, clock_seconds=off)
@@ -397,8 +397,8 @@ def _explain_no_report(host: str, code: int, stderr: bytes) -> Problem:
             "yes",
         )
     if code == 255 or "srun:" in text:
-        return explain(host, text, "ssh")
-    return explain(host, text, sys.executable)
+        return explain_ssh_error(host, text, "ssh")
+    return explain_ssh_error(host, text, sys.executable)
 
 
 # --- cached reports -----------------------------------------------------------------------------

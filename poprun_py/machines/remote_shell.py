@@ -167,7 +167,7 @@ _MEANINGS = (
 )  # fmt: skip
 
 
-def explain(host: str, stderr: str, command: str) -> Problem:
+def explain_ssh_error(host: str, stderr: str, command: str) -> Problem:
     """Return the problem that made ssh or srun fail.
 
     Args:

@@ -23,7 +23,7 @@ from poprun_py.machines.host_checks import (
     checks_of,
     grouped_checks,
     make_request,
-    require,
+    raise_first_problem,
 )
 from poprun_py.machines.host_list import Host
 from poprun_py.machines.probe import cached_reports, own_report, request_reports
@@ -85,9 +85,9 @@ def test_each_difference_is_one_problem_with_a_fix(changes, cell, said, is_vital
     assert found[cell].fix
     if is_vital:
         with pytest.raises(StartError, match="host n0: "):
-            require({"n0": given}, GOOD, REQUEST)
+            raise_first_problem({"n0": given}, GOOD, REQUEST)
     else:
-        require({"n0": given}, GOOD, REQUEST)
+        raise_first_problem({"n0": given}, GOOD, REQUEST)
 
 
 def test_hosts_with_the_same_problem_are_named_together():
@@ -96,7 +96,7 @@ def test_hosts_with_the_same_problem_are_named_together():
         host=Host(name="n7"), problem=Problem("it does not answer", "ping n7")
     )
     with pytest.raises(StartError) as caught:
-        require(reports, GOOD, REQUEST)
+        raise_first_problem(reports, GOOD, REQUEST)
     assert str(caught.value).startswith("host n[0-2]: MPI is missing there")
     assert "1 other problem" in str(caught.value)
 
@@ -105,9 +105,9 @@ def test_after_a_failed_start_a_missing_connection_is_an_error_and_the_rest_is_r
     reports = {
         "n0": answer(called_back=False, clock=7.5), "n1": answer("n1", files=64, clock=7.5),
     }  # fmt: skip
-    require(reports, GOOD, REQUEST)
+    raise_first_problem(reports, GOOD, REQUEST)
     with pytest.raises(StartError, match=r"^host n0: it cannot open a connection to this"):
-        require(reports, GOOD, REQUEST, also=(CALLS_BACK,))
+        raise_first_problem(reports, GOOD, REQUEST, also=(CALLS_BACK,))
     del reports["n0"]
     assert all_problems(reports, GOOD, REQUEST) == (
         "Host n1: its clock is 7.5 s off; run an NTP client. Host n1: at most 64 open files; raise "
@@ -131,7 +131,7 @@ def test_the_table_groups_equal_hosts_and_lists_fixes():
     reports["n4"] = answer("n4", program="missing")
     reports["n5"] = HostReport(host=Host(name="n5"), problem=Problem("it is off", "switch it on"))
     checked = HostChecks(groups=grouped_checks(reports, GOOD, REQUEST), network="Over eth0.")
-    assert not checked.is_well
+    assert not checked.has_passed
     table = check_table(checked)
     lines = table.splitlines()
     assert lines[0].split() == ["n[0-3]", "n4", "n5"]
@@ -142,8 +142,8 @@ def test_the_table_groups_equal_hosts_and_lists_fixes():
     coloured = check_table(checked, colour=True)
     assert "\x1b[31m! missing" in coloured
     assert re.sub(r"\x1b\[\d+m", "", coloured).split() == table.split()
-    assert HostChecks(groups=grouped_checks({"n0": answer()}, GOOD, REQUEST)).is_well
-    assert not replace(checked, groups={}, has_network=False).is_well
+    assert HostChecks(groups=grouped_checks({"n0": answer()}, GOOD, REQUEST)).has_passed
+    assert not replace(checked, groups={}, has_network=False).has_passed
 
 
 # --- real requests: a fake ssh runs the command on this machine ----------------------------------

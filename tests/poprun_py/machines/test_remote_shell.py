@@ -13,7 +13,7 @@ from poprun_py.errors import StartError, UsageError
 from poprun_py.machines import mpirun_ssh
 from poprun_py.machines.folder_sync import folder_to_sync, sync_command, sync_folder
 from poprun_py.machines.host_list import Host, parse_host_list
-from poprun_py.machines.remote_shell import Problem, Shell, explain, shell_of
+from poprun_py.machines.remote_shell import Problem, Shell, explain_ssh_error, shell_of
 from poprun_py.options.launch_config import LaunchConfig
 
 HOSTS = parse_host_list("n[0-1]", source="test")
@@ -120,7 +120,7 @@ def test_mpirun_runs_ssh_itself_if_it_would_split_the_path_of_the_wrapper(monkey
     ],
 )  # fmt: skip
 def test_errors_of_ssh_are_explained(said, meaning, fix):
-    problem = explain("n1", said, "ssh")
+    problem = explain_ssh_error("n1", said, "ssh")
     assert meaning in problem.text
     assert fix in problem.fix
     assert "\n" not in str(problem)

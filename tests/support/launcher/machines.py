@@ -1,4 +1,4 @@
-"""A hypothesis strategy for machines: sparse, asymmetric, hybrid, limited."""
+"""A hypothesis strategy for machines, which may be sparse, asymmetric, hybrid or limited."""
 
 from __future__ import annotations
 

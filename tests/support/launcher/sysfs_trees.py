@@ -1,8 +1,8 @@
-"""Writes the files that Linux shows of a machine, for machines that are not at hand.
+"""Trees of the files by which Linux describes a machine, for several kinds of machines.
 
-The layouts follow kernel documentation (ABI/stable/sysfs-devices-node, ABI/stable/sysfs-devices-
-system-cpu) and what such machines show; the emulated machines of tests/numa check the same reader
-against a real kernel.
+The layouts follow the kernel's documentation (ABI/stable/sysfs-devices-node,
+ABI/stable/sysfs-devices-system-cpu) and files of real machines. The emulated machines of tests/numa
+check the same reader with a real kernel.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from poprun_py.machines.machine import Machine
 from poprun_py.texts import ranges_text
 
 GIB = 1 << 30
-# What is read from each tree, as JSON.
+# The machine that is read from each tree, as JSON.
 SNAPSHOTS = Path(__file__).with_name("snapshots")
 
 
 @dataclass(frozen=True)
 class Thread:
-    """One hardware thread (CPU) of the machine; the fields are what sysfs tells of it."""
+    """One hardware thread (CPU) of the machine, with the values of its files in sysfs."""
 
     cpu: int
     core: tuple[int, int]  # package and core
@@ -81,7 +81,7 @@ class Tree:
 
     def _thread_files(self, thread: Thread, online: list[Thread]) -> dict[str, str]:
         folder = f"sys/devices/system/cpu/cpu{thread.cpu}"
-        # CPU 0 has no switch on most machines.
+        # On most machines CPU 0 cannot be switched off, so it lacks this file.
         files = {} if thread.cpu == 0 else {f"{folder}/online": str(int(thread.online))}
         if not thread.online:
             return files
@@ -110,7 +110,7 @@ class Tree:
 def regular(
     *, packages: int, nodes: int, cores: int, smt: int, l3: int | None = None
 ) -> tuple[Thread, ...]:
-    """Equal packages; ``nodes`` and ``cores`` of each package, ``l3`` cores share an L3 cache.
+    """Return the threads of equal packages, where ``l3`` cores share an L3 cache.
 
     Hardware thread 1 of all cores is numbered after thread 0 of all cores, as on x86.
     """
@@ -143,7 +143,7 @@ def _big_little() -> tuple[Thread, ...]:
 
 
 def _sparse() -> tuple[Thread, ...]:
-    # POWER: nodes 0 and 8, four hardware threads of each core, some of them switched off.
+    # A POWER machine with nodes 0 and 8, and four hardware threads per core, of which some are off.
     return tuple(
         Thread(base + 8 * core + thread, (node, base + 8 * core), node, None)
         for node, base in ((0, 0), (8, 80))
