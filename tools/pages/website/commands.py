@@ -44,9 +44,12 @@ class Described:
     options: tuple[tuple[str, str], ...]
 
 
-def described(name: str, command: click.Command) -> Iterator[Described]:
+def described(
+    name: str, command: click.Command, parent: click.Context | None = None
+) -> Iterator[Described]:
     """Yield a command and, of one with verbs and objects, all that can be typed."""
-    context = click.Context(command, info_name=name)
+    # With the settings of the command, such as the short name -h of --help.
+    context = click.Context(command, parent, name, **command.context_settings)
     records = (
         param.get_help_record(context)
         for param in command.get_params(context)
@@ -59,7 +62,7 @@ def described(name: str, command: click.Command) -> Iterator[Described]:
         for word in command.list_commands(context):
             below = command.get_command(context, word)
             if below is not None:
-                yield from described(f"{name} {word}", below)
+                yield from described(f"{name} {word}", below, context)
 
 
 def shared_options(commands: Sequence[Described]) -> tuple[tuple[str, str], ...]:
