@@ -1,4 +1,4 @@
 """One attempt at a job, with its processes, output, keyboard, steps and metrics.
 
-The launcher hands it a Job. No module here plans, or knows options or hosts.
+The caller passes a Job. Modules here make no plans, and do not know options or machines.
 """

@@ -87,7 +87,6 @@ class JobView(Displayed):
 
     def _head(self) -> dict[str, Any]:
         """Return the values of ``to_json`` without the instances."""
-        worst = self.worst
         return {
             "version": _STATUS_VERSION,
             "run_id": self.run_id,
@@ -95,17 +94,7 @@ class JobView(Displayed):
             "program": self.program,
             "seconds": round(self.seconds, 3),
             "samples_per_second": round(self.samples_per_second, 3),
-            "slowest": None
-            if worst is None
-            else {
-                "instance": worst.instance,
-                "host": worst.host,
-                "step_seconds_without_waiting": round(worst.own_seconds, 9),
-                "median_of_all": round(worst.median_seconds, 9),
-                "is_straggler": worst.is_slow,
-                "cause": worst.cause,
-                "detail": worst.detail,
-            },
+            "slowest": None if self.worst is None else self.worst.to_json(),
         }
 
     @classmethod
@@ -118,17 +107,7 @@ class JobView(Displayed):
             program=data["program"],
             seconds=data["seconds"],
             instances=tuple(InstanceState.from_json(each) for each in data["instances"]),
-            worst=None
-            if worst is None
-            else Straggler(
-                instance=worst["instance"],
-                host=worst["host"],
-                own_seconds=worst["step_seconds_without_waiting"],
-                median_seconds=worst["median_of_all"],
-                is_slow=worst["is_straggler"],
-                cause=worst["cause"],
-                detail=worst["detail"],
-            ),
+            worst=None if worst is None else Straggler.from_json(worst),
         )
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from heapq import nlargest
-from typing import Final
+from typing import Any, Final
 
 from poprun_py.running.watch.instance_state import ACTIVITIES, InstanceState, median
 from poprun_py.texts import bytes_text
@@ -79,6 +79,31 @@ class Straggler:
         return (
             f"instance {self.instance}{where} is slow: {self.own_seconds * 1e3:.3g} ms a step "
             f"without waiting for others, the median is {self.median_seconds * 1e3:.3g} ms{reason}"
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the straggler as JSON values."""
+        return {
+            "instance": self.instance,
+            "host": self.host,
+            "step_seconds_without_waiting": round(self.own_seconds, 9),
+            "median_of_all": round(self.median_seconds, 9),
+            "is_straggler": self.is_slow,
+            "cause": self.cause,
+            "detail": self.detail,
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Straggler:
+        """Read a straggler from the values of ``to_json``."""
+        return cls(
+            instance=data["instance"],
+            host=data["host"],
+            own_seconds=data["step_seconds_without_waiting"],
+            median_seconds=data["median_of_all"],
+            is_slow=data["is_straggler"],
+            cause=data["cause"],
+            detail=data["detail"],
         )
 
 
