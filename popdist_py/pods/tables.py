@@ -125,7 +125,7 @@ def make_database(folder: Path, described: str) -> None:
     partial = folder / f".{DATABASE}.{os.getpid()}-{secrets.token_hex(4)}.partial"
     try:
         (folder / HOLDERS).mkdir(mode=0o700, exist_ok=True)
-        os.close(os.open(partial, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+        partial.touch(0o600, exist_ok=False)
     except OSError as error:
         raise PodError(f"{folder} cannot be written: {error.strerror}") from None
     try:

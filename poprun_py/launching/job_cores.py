@@ -24,6 +24,7 @@ from poprun_py.machines.lease_messages import (
     ADVICE,
     job_text,
     leases_text,
+    queue_text,
     refusal_text,
     sharing_text,
 )
@@ -311,9 +312,7 @@ class _ShareLease:
         if table.leases:
             reasons.append(leases_text(table.leases))
         if ahead := table.ahead_of(self._place):
-            first = f"{job_text(ahead[0])} waits for CPUs"
-            more = f" with {len(ahead) - 1} more" if len(ahead) > 1 else ""
-            reasons.append(f"{first}{more} in front of this job")
+            reasons.append(queue_text(ahead))
         elif not reasons:
             reasons.append("they were given to no job")
         return (

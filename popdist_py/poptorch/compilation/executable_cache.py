@@ -12,12 +12,11 @@ import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import IO
 
 import torch
 from torch import nn
 
-from popdist_py.atomic_file import replaced_at_end
+from popdist_py.atomic_file import open_private, replaced_at_end
 from popdist_py.own_files.owner import NotOwnFileError, check_own_folder, open_own
 from popdist_py.own_files.seal import is_sealed, sealed
 from popdist_py.poptorch.calls.nested_values import Call
@@ -68,7 +67,7 @@ class ExecutableCache:
                 if self._path is not None:
                     self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
                     check_own_folder(self._path.parent)
-                    lock = stack.enter_context(_open_lock(self._path))
+                    lock = stack.enter_context(open_private(self._path, "ab"))
                     fcntl.flock(lock, fcntl.LOCK_EX)
             except OSError as error:
                 self._do_without(error)
@@ -128,11 +127,6 @@ class ExecutableCache:
             return self._path is not None and self._path.stat().st_size > 0
         except OSError:
             return False
-
-
-def _open_lock(path: Path) -> IO[bytes]:
-    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
-    return os.fdopen(os.open(path, flags, 0o600), "ab")
 
 
 def _read(path: Path) -> Executable:
