@@ -7,7 +7,7 @@ plan_file.py writes a plan as JSON and reads it.
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -36,7 +36,6 @@ from poprun_py.planning.instance_variables import (
 from poprun_py.planning.job_placement import place_instances
 from poprun_py.planning.mpi_arguments import (
     MpiArguments,
-    names_set_by,
     split_mpi_arguments,
     variables_set_by,
 )
@@ -147,10 +146,7 @@ class LaunchPlan(Displayed):
         """
         if not self.spans_hosts:
             return {}
-        arguments = split_mpi_arguments(self.config)[1]
-        by_user = names_set_by(arguments.of_every_instance, self.environ).union(
-            *(names_set_by(words, self.environ) for words in arguments.of_instance.values())
-        )
+        by_user = split_mpi_arguments(self.config)[1].names_for_any(self.environ)
         return settings_for_other_hosts(self.config, self.environ, by_user)
 
     def channel_variables(self, index: int) -> dict[str, str | None]:
@@ -204,7 +200,7 @@ def make_plan(
     Raises:
         UsageError: The options do not fit the hosts or their machines.
     """
-    environ, probed, mpi = inputs.environ, inputs.probed, inputs.installed_mpi
+    environ, probed = inputs.environ, inputs.probed
     placements, refusal = place_instances(config, topology, inputs.machines)
     if refusal and enforce:
         raise UsageError(refusal)
@@ -215,17 +211,16 @@ def make_plan(
         env_option=config.named("env"),
         file_option=config.named("env_file"),
     )
-    instances, contexts = _instances(
-        config,
-        topology,
-        placements,
-        mpi_arguments,
-        user_env,
-        environ,
-        common_variables(config, topology, environ, probed, mpi.library),
-        partition,
+    planned = _planned_variables(config, topology, placements, inputs, user_env, partition)
+    by_user = [mpi_arguments.variables(each.index, environ) for each in topology.instances]
+    for_any = mpi_arguments.names_for_any(environ)
+    instances = tuple(
+        _instance_plan(*each, user_env, environ, for_any)
+        for each in zip(topology.instances, placements, planned, by_user, strict=True)
     )
+    contexts = _contexts(config, topology, instances, mpi_arguments, by_user, environ)
     request = _mpi_request(config, topology, mpi_arguments, inputs, contexts)
+    mpi = inputs.installed_mpi
     command = make_command(mpi, request)
     compact = is_too_long(command)
     return LaunchPlan(
@@ -294,81 +289,82 @@ def _mpi_request(
     )
 
 
-def _instances(
+def _planned_variables(
     config: LaunchConfig,
     topology: Topology,
     placements: Sequence[Placement],
-    mpi_arguments: MpiArguments,
+    inputs: PlanInputs,
+    user_env: Pairs,
+    partition: PartitionDecision | None,
+) -> Iterator[Pairs]:
+    """Yield the variables of each instance; POPLAR_TARGET_OPTIONS is the last one."""
+    environ, mpi = inputs.environ, inputs.installed_mpi
+    common = common_variables(config, topology, environ, inputs.probed, mpi.library)
+    inherited = {name for name in THREAD_VARIABLES if name in environ}
+    bindings = placement_variables(placements, {name for name, _ in user_env} | inherited)
+    target = (TARGET_OPTIONS, target_options(topology, environ))
+    for instance, binding in zip(topology.instances, bindings, strict=True):
+        popdist = (*popdist_variables(config, topology, instance), *common)
+        if partition is not None:
+            popdist = _with_partition(popdist, partition, instance.index)
+        yield (*popdist, *torchrun_variables(topology, instance), *binding, target)
+
+
+def _instance_plan(
+    instance: Instance,
+    placement: Placement,
+    variables: Pairs,
+    by_user: Mapping[str, str],
     user_env: Pairs,
     environ: Mapping[str, str],
-    common: Pairs,
-    partition: PartitionDecision | None,
-) -> tuple[tuple[InstancePlan, ...], tuple[Context, ...]]:
-    """Return the plan of each instance, and its part of the command.
+    for_any: frozenset[str],
+) -> InstancePlan:
+    """Return the plan of an instance.
 
-    A variable that the user's own -x arguments set is left out, because Open MPI would use the
-    first value and ignore the user's.
+    Variables that the user's -x arguments set for this instance (``by_user``) are left out, because
+    Open MPI would use the first value of a name and ignore the user's. ``for_any`` has the names
+    that such arguments set for at least one instance.
     """
-    by_everyone = names_set_by(mpi_arguments.of_every_instance, environ)
-    by_user = {
-        index: by_everyone | names_set_by(words, environ)
-        for index, words in mpi_arguments.of_instance.items()
-    }
-    by_any_user = by_everyone.union(*by_user.values())
-    inherited = {name for name in THREAD_VARIABLES if name in environ}
-    bound = placement_variables(placements, {name for name, _ in user_env} | inherited)
-    target = (TARGET_OPTIONS, target_options(topology, environ))
-    spans_hosts = topology.spans_hosts
-    by_name = [
-        name
-        for name in (
-            *FORWARDED_VARIABLES,
-            *sorted(inherited),
-            *(_TO_REMOTE if spans_hosts else ()),
-        )
-        if name in environ or name in _TO_REMOTE
-    ]
+    env = tuple(pair for pair in variables if pair[0] not in by_user)
+    threads = user_threads({**environ, **by_user, **dict(user_env)})
+    return InstancePlan(
+        instance=instance,
+        placement=replace(placement, threads=threads.get(PLANNED_THREADS, placement.threads)),
+        env=env,
+        user_env=user_env,
+        unset=tuple(sorted(for_any.difference(by_user, dict(env)))),
+    )
+
+
+def _contexts(
+    config: LaunchConfig,
+    topology: Topology,
+    instances: Sequence[InstancePlan],
+    mpi_arguments: MpiArguments,
+    by_user: Sequence[Mapping[str, str]],
+    environ: Mapping[str, str],
+) -> tuple[Context, ...]:
+    """Return the part of the command for each instance."""
+    names = [*FORWARDED_VARIABLES, *sorted(name for name in THREAD_VARIABLES if name in environ)]
+    forwarded = [name for name in names if name in environ]
+    if topology.spans_hosts:
+        forwarded += _TO_REMOTE
     program = (sys.executable, "-I", "-S", _WRAPPER, "--", *map(shield, config.program))
-    instances, contexts = [], []
-    for instance, placement, binding in zip(topology.instances, placements, bound, strict=True):
-        theirs = by_user.get(instance.index, by_everyone)
-        own = (*popdist_variables(config, topology, instance), *common)
-        env = tuple(
-            pair
-            for pair in (
-                *(own if partition is None else _of_partition(own, partition, instance.index)),
-                *torchrun_variables(topology, instance),
-                *binding,
-            )
-            if pair[0] not in theirs
-        )
-        threads = threads_by_user(mpi_arguments.local(instance.index), user_env, environ)
-        last = () if target[0] in theirs else (target,)
-        ours = {name for name, _ in env}
-        instances.append(
-            InstancePlan(
-                instance=instance,
-                placement=replace(
-                    placement, threads=threads.get(PLANNED_THREADS, placement.threads)
-                ),
-                env=(*env, *last),
-                user_env=user_env,
-                unset=tuple(sorted(by_any_user - theirs - ours - {target[0]})),
-            )
-        )
+    contexts = []
+    for index, plan in enumerate(instances):
         contexts.append(
             Context(
-                variables=env,
-                forwarded=tuple(name for name in by_name if name not in theirs),
-                local_args=mpi_arguments.local(instance.index),
-                last_variables=last,
+                variables=tuple(pair for pair in plan.env if pair[0] != TARGET_OPTIONS),
+                forwarded=tuple(name for name in forwarded if name not in by_user[index]),
+                local_args=mpi_arguments.local(index),
+                last_variables=tuple(pair for pair in plan.env if pair[0] == TARGET_OPTIONS),
                 command=program,
             )
         )
-    return tuple(instances), tuple(contexts)
+    return tuple(contexts)
 
 
-def _of_partition(pairs: Pairs, use: PartitionDecision, instance: int) -> Pairs:
+def _with_partition(pairs: Pairs, use: PartitionDecision, instance: int) -> Pairs:
     """Return the variables of an instance, with the known variables of its partition added."""
     if not use.name:
         return pairs

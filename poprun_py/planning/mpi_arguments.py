@@ -32,6 +32,15 @@ class MpiArguments:
         """Return the words for one instance's part of the command."""
         return (*self.of_every_instance, *self.of_instance.get(index, ()))
 
+    def variables(self, index: int, environ: Mapping[str, str]) -> dict[str, str]:
+        """Return the variables that the words for one instance set."""
+        return variables_set_by(self.local(index), environ)
+
+    def names_for_any(self, environ: Mapping[str, str]) -> frozenset[str]:
+        """Return the names of all variables that the words set for at least one instance."""
+        words = (self.of_every_instance, *self.of_instance.values())
+        return frozenset(name for each in words for name in variables_set_by(each, environ))
+
 
 def split_mpi_arguments(config: LaunchConfig) -> tuple[LaunchConfig, MpiArguments]:
     """Split the MPI arguments of ``config`` into words.
@@ -113,11 +122,6 @@ def _by_instance(config: LaunchConfig) -> dict[int, tuple[str, ...]]:
         words = split_args(text, option)
         by_instance[int(index)] = (*by_instance.get(int(index), ()), *words)
     return by_instance
-
-
-def names_set_by(local_args: Sequence[str], environ: Mapping[str, str]) -> frozenset[str]:
-    """Return the names of the variables that ``-x NAME=VALUE`` and ``-x NAME`` arguments set."""
-    return frozenset(variables_set_by(local_args, environ))
 
 
 def variables_set_by(local_args: Sequence[str], environ: Mapping[str, str]) -> dict[str, str]:
