@@ -1,4 +1,4 @@
-"""Plans: golden for every stored machine and mode, and the rules on random machines."""
+"""Placements for every stored machine and mode (golden files), and rules for random machines."""
 
 import contextlib
 from dataclasses import asdict, replace
@@ -105,7 +105,7 @@ def plans(machine: Machine) -> str:
 
 
 def of_policy(policy: PlacementPolicy) -> str:
-    """Return the mode and whatever else a policy asks for."""
+    """Return the mode of a policy and its values that differ from the defaults."""
     usual = PlacementPolicy(policy.mode)
     changed = [
         f"{name}={value}" for name, value in asdict(policy).items() if value != getattr(usual, name)
@@ -114,11 +114,11 @@ def of_policy(policy: PlacementPolicy) -> str:
 
 
 @pytest.mark.parametrize("name", TREES)
-def test_plans_are_the_golden_ones(name, golden):
+def test_placements(name, golden):
     golden(f"placement/{name}.txt", plans(snapshot(name)))
 
 
-def test_every_golden_has_its_machine():
+def test_every_golden_file_has_a_machine():
     assert {path.stem for path in GOLDEN.glob("*.txt")} == set(TREES)
 
 
@@ -139,7 +139,7 @@ def questions(draw) -> tuple[Machine, int, PlacementPolicy]:
 
 
 @given(questions())
-def test_what_does_not_fit_is_placed_as_if_it_were_allowed_and_says_why(question):
+def test_place_anyway_places_instances_that_do_not_fit_and_says_why(question):
     machine, count, policy = question
     placements, refusal = place_anyway(machine, count, policy)
     assert placements == place(machine, count, replace(policy, oversubscribe=True))
@@ -149,7 +149,7 @@ def test_what_does_not_fit_is_placed_as_if_it_were_allowed_and_says_why(question
 
 
 @given(questions())
-def test_whatever_is_asked_is_placed_on_allowed_cpus_or_refused(question):
+def test_instances_are_placed_on_allowed_cpus_or_refused(question):
     machine, count, policy = question
     cpus = sum(len(core.cpus) for core in machine.usable_cores)
     try:
@@ -168,7 +168,7 @@ def test_whatever_is_asked_is_placed_on_allowed_cpus_or_refused(question):
         owners = {n.index for n in machine.numa_nodes if set(n.cpus) & set(placement.cpus)}
         assert not placement.cpus or owners == set(placement.numa_nodes)
     threads = sum(placement.threads for placement in placements)
-    # The old round robin takes no notice of how large a node is.
+    # Round robin ignores the sizes of the nodes.
     if count <= cpus and policy.mode != "roundrobin":
         assert threads <= cpus
     if machine.quota_cpus is not None:
@@ -322,7 +322,7 @@ def test_a_node_without_memory_uses_the_nearest_memory():
     assert [p.memory_nodes for p in placements] == [(0,), (0,), (2,), (2,)]
 
 
-def test_no_memory_policy_where_there_is_nothing_to_choose():
+def test_no_memory_nodes_if_there_is_no_choice():
     assert [p.memory_nodes for p in place(flat(1, 4), 2, PlacementPolicy())] == [(), ()]
     assert {p.memory_nodes for p in place(snapshot("cpuset-container"), 2, PlacementPolicy())} == {
         ()
@@ -351,7 +351,7 @@ def test_refusals_name_the_numbers(count, policy, message):
     assert "\n" not in str(caught.value)
 
 
-def test_cores_that_one_node_lacks_are_refused_with_a_way_out():
+def test_a_refusal_for_too_small_nodes_has_a_hint():
     machine = snapshot("asymmetric")
     with pytest.raises(UsageError, match=r"instance 1 only 4 cores.*at most 4.*packnuma"):
         place(machine, 2, PlacementPolicy(cores_per_instance=6))

@@ -43,7 +43,7 @@ def test_a_file_of_variables_reads_as_in_a_shell():
         ("POPRUN_CPUS=x", "poprun-py sets it for itself"),
     ],
 )
-def test_variables_that_no_program_can_get_are_refused(text, said):
+def test_impossible_variables_are_refused(text, said):
     with pytest.raises(UsageError, match=said):
         user_variables((), text, {})
 
@@ -51,7 +51,7 @@ def test_variables_that_no_program_can_get_are_refused(text, said):
 # --- thread counts ------------------------------------------------------------------------------
 
 
-def test_one_thread_variable_is_planned_so_that_none_overrules_the_users():
+def test_only_omp_num_threads_is_planned_and_the_users_value_wins():
     two = Placement(numa_nodes=(0,), memory_nodes=(), cpus=(), threads=2)
     assert placement_variables([two], set()) == [(("OMP_NUM_THREADS", "2"),)]
     assert placement_variables([two], {"OMP_NUM_THREADS"}) == [()]
@@ -117,7 +117,7 @@ _PROBED = ProbedHosts(shell=Shell(words=("ssh",)), addresses={}, machines={}, ho
 
 
 def told(hosts="127.0.0.2,127.0.0.3", environ=None, index=1, **options):
-    """Return what the launcher sends an instance of a job on ``hosts``, and the command."""
+    """Return the variables that the launcher sends to an instance on ``hosts``, and the command."""
     job = plan_blindly(
         LaunchConfig(num_instances=2, program=("x",), **options),
         hosts=parse_host_list(hosts, source="test") if hosts else (LOCALHOST,),
@@ -130,7 +130,7 @@ def told(hosts="127.0.0.2,127.0.0.3", environ=None, index=1, **options):
     return {n: v for n, v in sent.items() if not n.startswith("TORCHELASTIC")}, job.command
 
 
-def test_settings_of_our_libraries_reach_other_hosts_and_stand_on_no_command():
+def test_settings_of_our_libraries_reach_other_hosts_outside_of_the_command():
     sent, command = told()
     assert sent == _SETTINGS
     assert not any("DETERMINISTIC" in word or "hush" in word for word in command)
@@ -141,7 +141,7 @@ def test_variables_that_instances_set_if_unset_reach_other_hosts_too(name):
     assert told(environ={name: "7"})[0] == {**_SETTINGS, name: "7"}
 
 
-def test_on_this_machine_instances_inherit_them():
+def test_local_instances_inherit_settings():
     assert told(hosts="")[0] == {}
 
 
@@ -154,7 +154,7 @@ def test_variables_of_the_user_win_over_settings():
     assert told(index=1, instance_mpi_local_args=first)[0]["POPDIST_DETERMINISTIC"] == "1"
 
 
-def test_what_the_plan_decides_is_no_setting():
+def test_variables_of_the_plan_are_not_settings():
     sent, command = told(executable_cache_path="mine")
     assert "POPDIST_EXECUTABLE_CACHE_PATH" not in sent
     assert "POPDIST_EXECUTABLE_CACHE_PATH=mine" in command
@@ -172,7 +172,7 @@ def test_the_ipu_of_the_model_reaches_every_instance():
 
 
 @pytest.mark.parametrize("index", [0, 1])
-def test_poprun_says_by_its_name_that_programs_run_as_on_hardware(monkeypatch, index):
+def test_the_name_poprun_sets_a_variable_for_programs(monkeypatch, index):
     assert not any("POPDIST_SDK_COMMAND" in word for word in told(index=index)[1])
     monkeypatch.setattr(sys, "argv", ["/opt/bin/poprun"])
     assert "POPDIST_SDK_COMMAND=1" in told(index=index)[1]
@@ -180,12 +180,12 @@ def test_poprun_says_by_its_name_that_programs_run_as_on_hardware(monkeypatch, i
     assert "POPDIST_SDK_COMMAND" not in mpi_environment({"POPDIST_SDK_COMMAND": "1"})
 
 
-def test_an_instance_of_another_job_passes_nothing_of_itself_on():
+def test_variables_of_an_outer_instance_are_left_out():
     assert told(environ=dict.fromkeys(INSTANCE_VARIABLES, "7"))[0] == _SETTINGS
     whole = InstanceEnvironment(node_device_id=1, executable_cache_path="x").to_environ()
     assert set(whole) - INSTANCE_VARIABLES == {"POPDIST_EXECUTABLE_CACHE_PATH"}
 
 
-def test_an_mpirun_inside_an_instance_does_not_take_itself_for_the_instance():
+def test_mpi_variables_of_an_outer_instance_are_left_out():
     outer = {"OMPI_UNIVERSE_SIZE": "1", "OMPI_MCA_ess": "^singleton", "OMPI_MCA_pml": "ob1"}
     assert mpi_environment({**outer, "HOME": "/home"}) == {"OMPI_MCA_pml": "ob1", "HOME": "/home"}

@@ -1,4 +1,4 @@
-"""What a job takes of a machine on which other jobs run."""
+"""The share of a machine that a job uses beside other jobs."""
 
 from __future__ import annotations
 
@@ -48,44 +48,44 @@ def test_jobs_side_by_side_have_disjoint_cores(name, mode, instances, cores, dat
     assert not {of_core[cpu] for cpu in mine.cpus} & {of_core[cpu] for cpu in held}
     for placement in mine.placements:
         assert not held or (placement.cpus and mine.cpus.issuperset(placement.cpus))
-    # The next job takes nothing of this one's.
+    # The next job does not use CPUs of this one.
     after = share(machine, held | mine.cpus, **options)
     assert after is None or after.cpus.isdisjoint(mine.cpus)
 
 
-def test_alone_the_plan_is_as_without_leases():
+def test_a_job_alone_has_the_whole_machine():
     machine = snapshot("example")
     for options in ({}, {"num_instances": 2}, {"cores_per_instance": 1}):
         assert share(machine, **options).machines == (machine,)
-    # The CPUs of another machine count for nothing.
+    # CPUs of another machine do not matter.
     assert share(machine, {9999}).machines == (machine,)
 
 
-def test_of_a_cpuset_only_the_usable_cpus_count():
+def test_only_usable_cpus_of_a_cpuset_count():
     machine = snapshot("two-socket-smt")
     halves = [core.cpus[:1] for core in machine.cores[:2]]
     ours = replace(machine, allowed_cpus=frozenset(cpu for half in halves for cpu in half))
-    # The siblings belong to another cpuset, and may well be held there.
+    # The siblings belong to another cpuset, where another job may hold them.
     siblings = {cpu for core in machine.cores for cpu in core.cpus[1:]}
     assert share(ours, siblings).machines == (ours,)
     assert share(ours, siblings | set(halves[0])).cpus == set(halves[1])
 
 
-def test_a_job_that_states_its_cores_goes_to_free_nodes_first():
+def test_a_job_with_cores_per_instance_prefers_free_nodes():
     machine = snapshot("epyc-nps4")
     first = share(machine, cores_per_instance=2)
     second = share(machine, first.cpus, cores_per_instance=2)
     assert first.numa_nodes == {0}
     assert second.numa_nodes == {1}
     assert second.placements[0].memory_nodes == (1,)
-    # On all nodes somebody has something: beside the others, then.
+    # Other jobs have CPUs on all nodes, so this job shares a node with them.
     one_of_each = {node.cpus[0] for node in machine.numa_nodes}
     third = share(machine, one_of_each, cores_per_instance=2)
     assert third.numa_nodes == {0}
     assert third.cpus.isdisjoint(one_of_each)
 
 
-def test_a_job_that_states_none_takes_all_that_is_left():
+def test_any_other_job_takes_all_free_cpus():
     machine = snapshot("epyc-nps4")
     held = node(machine, 0) | {machine.numa_nodes[1].cpus[0]}
     left = {cpu for core in machine.cores if held.isdisjoint(core.cpus) for cpu in core.cpus}
@@ -93,7 +93,7 @@ def test_a_job_that_states_none_takes_all_that_is_left():
         assert share(machine, held, **options).cpus == left
 
 
-def test_an_unbound_job_is_bound_to_what_is_left():
+def test_an_unbound_job_is_bound_to_the_free_cpus():
     machine = snapshot("epyc-nps4")
     alone, beside_one = share(machine), share(machine, node(machine, 0))
     assert alone.placements[0].cpus == ()
@@ -110,7 +110,7 @@ def test_an_unbound_job_is_bound_to_what_is_left():
     [{"num_instances": 3}, {"cores_per_instance": 2}, {"num_instances": 2, "cores_per_instance": 1},
      {"reserve_cores": 1}],
 )  # fmt: skip
-def test_what_does_not_fit_beside_the_others_is_none(options):
+def test_a_job_that_does_not_fit_beside_others_has_no_share(options):
     machine = snapshot("one-node")
     cores = machine.usable_cores
     held = {core.cpus[0] for core in cores[1:]}
@@ -118,7 +118,7 @@ def test_what_does_not_fit_beside_the_others_is_none(options):
     assert share(machine, machine.allowed_cpus, oversubscribe=True) is None
 
 
-def test_only_the_share_of_this_machine_is_looked_at():
+def test_only_the_share_of_this_machine_changes():
     machine = snapshot("example")
     hosts = (Host(name="far"), LOCALHOST)
     config = LaunchConfig(program=("x",), num_instances=2, cores_per_instance=1)

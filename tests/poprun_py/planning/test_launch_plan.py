@@ -1,4 +1,4 @@
-"""Plans as values: configuration files, JSON, and what a plan must satisfy."""
+"""Plans as values, in configuration files and as JSON, and properties of every plan."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def test_every_replica_and_ipu_belongs_to_one_instance(config, num_hosts):
         ((sys.executable, "-c", "1"), "localhost", (sys.executable, "-c", "1")),
     ],
 )
-def test_a_saved_plan_names_its_program_absolutely_and_leaves_its_arguments(program, hosts, wanted):
+def test_a_saved_plan_has_an_absolute_program_and_the_same_arguments(program, hosts, wanted):
     config = LaunchConfig(num_instances=2, num_replicas=2, program=program)
     found = (LOCALHOST,) if hosts == "localhost" else parse_host_list(hosts, source="test")
     made = replace(planned(config, found), folder="/made")
@@ -140,7 +140,7 @@ def test_a_plans_folder_is_absolute():
         plan_from_json({**_PLAN, "folder": "here"}, ENVIRON)
 
 
-def test_values_of_variables_are_not_in_the_plan_but_come_from_the_environment():
+def test_values_of_variables_come_from_the_environment_not_from_the_plan():
     given = {"HF_TOKEN": "hush", "PLAIN": "p", "TYPED": "hush too"}
     plan = planned(LaunchConfig(program=("x",), env=("HF_TOKEN", "PLAIN", "TYPED=hush too")))
     data = plan_to_json(plan)
@@ -152,7 +152,7 @@ def test_values_of_variables_are_not_in_the_plan_but_come_from_the_environment()
     again.require_fit()
 
 
-def test_a_plan_whose_values_are_missing_can_be_looked_at_but_not_run():
+def test_a_plan_with_missing_values_can_be_shown_but_not_launched():
     data = plan_to_json(planned(LaunchConfig(program=("x",), env=("A=1", "B=2"))))
     looked_at = plan_from_json(data, {"A": "1"})
     (warning,) = plan_warnings(looked_at)
@@ -164,7 +164,7 @@ def test_a_plan_whose_values_are_missing_can_be_looked_at_but_not_run():
     assert "set V0, V1, V2, V3, V4, V5, V6, V7 and 2 more in" in plan_from_json(data, {}).refusal
 
 
-def test_a_plan_of_before_with_values_is_read():
+def test_an_earlier_plan_with_values_is_read():
     data = plan_to_json(planned(LaunchConfig(program=("x",), env=("A=1", "B=2"))))
     data["instances"][0]["user_env"] = {"A": "1", "B": "2"}
     assert dict(plan_from_json(data, {}).instances[0].user_env) == {"A": "1", "B": "2"}
@@ -181,7 +181,7 @@ _PLAN = plan_to_json(planned(LaunchConfig(num_instances=2, num_replicas=4, progr
 
 
 @given(st.data())
-def test_any_damage_to_a_plan_is_refused_in_one_line(data):
+def test_a_damaged_plan_is_refused_in_one_line(data):
     damaged = json.loads(json.dumps(_PLAN))
     where = damaged
     for _ in range(data.draw(st.integers(0, 2))):
@@ -197,7 +197,7 @@ def test_any_damage_to_a_plan_is_refused_in_one_line(data):
         where[key] = data.draw(_JSON)
     else:
         del where[key]
-    # Some damage changes only what is shown; whatever else happens is a refusal.
+    # Some damage changes only texts. Any other damage raises UsageError.
     with contextlib.suppress(UsageError):
         plan_from_json(damaged, ENVIRON)
 
@@ -230,7 +230,7 @@ def test_a_plan_that_was_edited_in_one_place_only_is_refused(keys, value, part):
     assert part in str(caught.value)
 
 
-def test_addresses_of_a_plan_are_read_back_as_they_are():
+def test_addresses_in_a_plan_are_read_back():
     config = LaunchConfig(num_instances=4, num_replicas=4, program=("x",))
     text = "fd00::1 slots=2\nfd00::2 slots=2\n"
     made = plan_blindly(
@@ -244,7 +244,7 @@ def test_addresses_of_a_plan_are_read_back_as_they_are():
     assert [host.name for host in again.topology.hosts] == ["fd00::1", "fd00::2"]
 
 
-def test_a_job_goes_on_with_the_names_and_slots_of_the_hosts_that_are_left(monkeypatch, tmp_path):
+def test_a_job_continues_with_the_names_and_slots_of_the_remaining_hosts(monkeypatch, tmp_path):
     monkeypatch.setattr(probe, "probe_hosts", lambda *_, **__: PROBED)
     monkeypatch.setattr(socket, "getnameinfo", lambda to, _: (f"node{to[0][-1]}", "0"))
     file = tmp_path / "hosts"
@@ -266,7 +266,7 @@ def test_a_job_goes_on_with_the_names_and_slots_of_the_hosts_that_are_left(monke
 
 
 @pytest.mark.parametrize("kind", [OPEN_MPI_5, OPEN_MPI_4, MPICH])
-def test_plans_of_every_mpi_are_read_back_whole(kind):
+def test_plans_for_every_mpi_are_read_back(kind):
     hosts = parse_host_list("a,b", source="test")
     config = LaunchConfig(num_instances=4, num_replicas=4, program=("x", ":", "%:"))
     made = plan_blindly(
@@ -282,7 +282,7 @@ def test_plans_of_every_mpi_are_read_back_whole(kind):
 
 
 @given(_JSON)
-def test_any_json_is_no_plan(value):
+def test_arbitrary_json_is_refused(value):
     with pytest.raises(UsageError):
         plan_from_json(value, ENVIRON)
 

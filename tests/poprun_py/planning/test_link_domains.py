@@ -1,4 +1,4 @@
-"""IPU-Link domains: how many a job is in, who lies in which, and what instances are told."""
+"""The IPU-Link domains of a job, their instances, and the variables that describe them."""
 
 from __future__ import annotations
 
@@ -71,11 +71,11 @@ def test_published_jobs_have_the_domains_of_their_pods(asked, shape, is_asked_fo
     [
         ((1, 1), 1), ((64, 1), 1), ((65, 65), 5), ((65, 5), 5), ((66, 2), 2), ((96, 3), 3),
         ((128, 6 * 128 // 6), 2), ((130, 10), 5), ((32, 2, 4), 2), ((16, 16, 16), 4),
-        # Instances that are larger than a domain: as many domains as instances.
+        # If an instance is larger than a domain, there is a domain for each instance.
         ((128, 1), 1), ((256, 2), 2), ((4096, 32), 32), ((64, 1, 4), 1),
     ],
 )  # fmt: skip
-def test_as_few_domains_as_hold_the_ipus_and_divide_the_instances(job, number):
+def test_the_fewest_domains_that_hold_the_ipus_and_divide_the_instances(job, number):
     assert domains(*job) == number
 
 

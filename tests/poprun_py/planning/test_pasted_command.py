@@ -1,4 +1,4 @@
-"""Faults of command lines that were copied from a document: one error names all of them."""
+"""Faults of command lines that were copied from a document. One error names all faults."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def folder(tmp_path, monkeypatch):
 
 
 def fault(words) -> str:
-    """Return the error of a command line; empty if it has no such fault."""
+    """Return the error of a command line; empty if there is none."""
     words = shlex.split(words) if isinstance(words, str) else words
     try:
         check_pasted_command(LaunchConfig(**parse(words)))
@@ -43,7 +43,7 @@ def fault(words) -> str:
         (["\u2014num-replicas=4", "x"], "begins with a dash, .* two hyphens, --num-replicas=4$"),
     ],
 )
-def test_a_word_that_is_no_program(words, said, folder):
+def test_a_word_that_is_not_a_program(words, said, folder):
     assert re.search(said, fault(words))
     # A file of this name is the user's program.
     program = next(word for word in words if word[0] in " \u2013\u2014")
@@ -119,7 +119,7 @@ def test_python_without_a_script(program, said):
     assert re.search(said, found)
 
 
-#: What is wrong in the commands as printed, in order.
+# The faults of the printed commands, in order.
 FAULTS = {
     "pod64": [
         "' --vipu-partition=pod64_partition_name' is an option after a blank",
@@ -150,10 +150,10 @@ def test_one_line_names_all_faults_of_a_printed_command(name, dry, capsys):
     assert f"the command has {len(places)} faults: (1) " in line
 
 
-def test_a_later_fault_of_another_kind_is_named_too():
+def test_a_later_fault_of_another_kind_is_also_named():
     assert "(2) unknown option --bogus" in fault("--host a, b --bogus x")
 
 
-def test_words_that_are_programs_here_are_no_hosts():
+def test_words_that_are_programs_are_not_hosts():
     assert shutil.which("sh")
     assert fault("--host a, sh") == ""

@@ -1,4 +1,4 @@
-"""What is gathered for a plan, and the MPI arguments as words."""
+"""The inputs of a plan, and the MPI arguments as words."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_everything_else_needs_mpi(purpose):
         (Purpose.CHECK, []),
     ],
 )
-def test_only_a_launch_and_their_hardware_contact_other_hosts(purpose, contacts, monkeypatch):
+def test_only_launch_and_hardware_contact_other_hosts(purpose, contacts, monkeypatch):
     asked = []
 
     def survey_hosts(config, hosts, *, mpirun, environ, contact):
@@ -91,14 +91,14 @@ def test_mpi_arguments_are_split_into_words_once():
         (("--output-filename first", "-output-filename out"), ("", ""), ()),
     ],
 )  # fmt: skip
-def test_open_mpis_output_file_becomes_the_output_folder(texts, left, words):
+def test_output_filename_becomes_output_dir(texts, left, words):
     config, arguments = split_mpi_arguments(LaunchConfig(mpi_global_args=texts))
     assert (config.output_dir, config.mpi_global_args, arguments.for_mpirun) == ("out", left, words)
     given, _ = split_mpi_arguments(LaunchConfig(mpi_global_args=texts, output_dir="mine"))
     assert given.output_dir == "mine"
 
 
-def test_an_output_file_without_a_name_is_left_to_mpirun():
+def test_output_filename_without_a_value_is_left_to_mpirun():
     config = LaunchConfig(mpi_global_args=("--output-filename",))
     same, arguments = split_mpi_arguments(config)
     assert (same.output_dir, arguments.for_mpirun) == (None, ("--output-filename",))

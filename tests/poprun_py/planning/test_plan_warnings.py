@@ -1,4 +1,4 @@
-"""No option is accepted and silently does nothing: code reads it, or a warning says why not."""
+"""Warnings about options without effect. Every other option is read by some code."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _WARNINGS = ROOT / "poprun_py" / "planning" / "plan_warnings.py"
 
 
 def said(*sources, hosts="", kind=OPEN_MPI_5):
-    """Return what is said of options that do nothing in a job on ``hosts``, or on this machine."""
+    """Return the warnings about options in a job on ``hosts``, or on this machine."""
     planned = plan_blindly(
         merged_config(*sources),
         hosts=parse_host_list(hosts, source="test") if hosts else (LOCALHOST,),
@@ -63,9 +63,9 @@ def read_fields():
     return names
 
 
-# What each of these is given, and still nothing happens.
+# Options that never have an effect, with a value that asks for one.
 _NEVER = {"synchronise_poplar_sdk": True, "distribute_ssh_key": True}
-# What does nothing without a pod, but for variables that are passed on.
+# Options that have no effect without a pod, apart from variables that are passed on.
 _OF_PARTITIONS = {
     "vipu_partition_attempts": 2,
     "vipu_cluster": "c",
@@ -81,14 +81,14 @@ _OF_PARTITIONS = {
 }
 
 
-def test_every_option_is_read_by_code_or_says_that_it_does_nothing():
+def test_every_option_is_read_by_code_or_has_a_warning():
     # The name of a file is read before there is a configuration.
     unread = set(OPTIONS) - set(read_fields()) - {"import_config"}
     assert unread == set(_NEVER)
 
 
 @pytest.mark.parametrize("name", [*_NEVER, *_OF_PARTITIONS])
-def test_an_option_for_real_ipus_says_that_it_does_nothing_without_a_pod(name):
+def test_an_option_for_real_ipus_has_a_warning_without_a_pod(name):
     value = {**_NEVER, **_OF_PARTITIONS}[name]
     (sentence,) = said(typed(**{name: value}))
     assert sentence.startswith(f"--{name.replace('_', '-')} has no effect: ")
@@ -111,7 +111,7 @@ def test_options_with_one_reason_share_a_sentence():
     )
 
 
-def test_with_a_pod_the_options_of_partitions_do_what_they_say():
+def test_with_a_pod_options_of_partitions_have_no_warning():
     planned = plan_blindly(
         merged_config(typed(**_OF_PARTITIONS)),
         hosts=(LOCALHOST,),
@@ -127,7 +127,7 @@ def test_with_a_pod_the_options_of_partitions_do_what_they_say():
     assert unused_option_warnings(server) == ()
 
 
-def test_defaults_and_wishes_for_nothing_say_nothing():
+def test_defaults_and_neutral_values_have_no_warning():
     assert said(typed()) == ()
     nothing = dict.fromkeys(
         (
@@ -155,7 +155,7 @@ _FOR_HOSTS = {
 
 
 @pytest.mark.parametrize("name", _FOR_HOSTS)
-def test_options_for_hosts_do_nothing_on_this_machine(name):
+def test_options_for_hosts_have_a_warning_for_a_local_job(name):
     layer = typed(**{name: _FOR_HOSTS[name]}, max_restarts=1)
     (sentence,) = said(layer)
     assert sentence == (
@@ -165,7 +165,7 @@ def test_options_for_hosts_do_nothing_on_this_machine(name):
 
 
 @pytest.mark.parametrize("place", ["file", "variable"])
-def test_what_a_place_says_for_all_jobs_is_no_mistake_of_one(place):
+def test_options_that_apply_to_all_jobs_have_no_warning_for_one(place):
     layer = (
         parse_config('{"host-subnet": "eth0"}', "job.json")
         if place == "file"
@@ -194,12 +194,12 @@ def test_what_a_place_says_for_all_jobs_is_no_mistake_of_one(place):
         ({"print_topology": "tree", "export_plan": "p"}, None),
     ],
 )  # fmt: skip
-def test_an_option_that_another_one_overrules(values, sentence):
+def test_an_option_that_another_one_overrides_has_a_warning(values, sentence):
     found = said(typed(num_instances=4, **values), hosts="a,b")
     assert found == ((sentence,) if sentence else ())
 
 
-def test_options_for_open_mpi_do_nothing_with_another():
+def test_options_for_open_mpi_have_a_warning_with_another_mpi():
     assert said(typed(mpi_fast_start=True)) == ()
     assert said(typed(mpi_fast_start=False), kind=MPICH) == ()
     (sentence,) = said(typed(mpi_fast_start=True), kind=MPICH)
@@ -225,7 +225,7 @@ def test_options_for_open_mpi_do_nothing_with_another():
         (["--smt", "yes"], "bare", "--smt has no effect: no core has more than one hardware"),
     ],
 )
-def test_placement_that_changes_nothing(words, machine, part, capsys):
+def test_placement_options_without_effect_have_a_warning(words, machine, part, capsys):
     file = SNAPSHOTS / f"{machine}.json"
     assert run([*words, "--hardware", str(file), "--dry-run", "x"]) == 0
     lines = [line for line in capsys.readouterr().err.splitlines() if "no effect" in line]
@@ -253,7 +253,7 @@ def test_a_launch_warns_before_it_runs(monkeypatch, capsys):
     ]
 
 
-def test_options_beside_stacks_do_nothing(capsys):
+def test_options_beside_stacks_have_a_warning(capsys):
     assert run(["--stacks", "1", "-n", "2", "--timeout", "5m", "-v"]) == 3
     assert capsys.readouterr().err.splitlines()[0] == (
         "poprun-py: warning: --num-instances, --timeout have no effect: --stacks only queries a "

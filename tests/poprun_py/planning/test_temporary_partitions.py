@@ -1,4 +1,4 @@
-"""Partitions that launches make for themselves: whose launch is dead, and when that is certain."""
+"""Temporary partitions, and the detection of those whose launch is dead."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ HOST = "a.host_of ours"
 
 @pytest.fixture
 def partition(tmp_path):
-    """A partition that this process made for itself."""
+    """A temporary partition of this process."""
     store = pod_in_state(tmp_path / "pods", "absent")
     yield store.create_partition(replace(FITTING, name=temporary_name(HOST)))
     store.close()
 
 
-def test_a_living_process_has_left_nothing_behind(partition):
+def test_a_partition_of_a_living_process_is_not_abandoned(partition):
     assert is_temporary(partition.name)
     pid = os.getppid()
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
@@ -38,13 +38,13 @@ def test_a_living_process_has_left_nothing_behind(partition):
     assert not is_abandoned(of_living, (), HOST)
 
 
-def test_this_process_has_if_it_could_not_remove_it_after_the_launch_before(partition):
+def test_a_partition_of_an_earlier_launch_of_this_process_is_abandoned(partition):
     assert is_abandoned(partition, (), HOST)
     held = Attachment(id="", partition=partition.name, ipus=(0,), holder=HOLDER, since=0.0)
     assert not is_abandoned(partition, (held,), HOST)
 
 
-def test_a_process_that_is_gone_has(partition):
+def test_a_partition_of_a_dead_process_is_abandoned(partition):
     gone = subprocess.Popen(["true"])
     gone.wait()
     of_gone = partition.name.replace(f"_{os.getpid()}_", f"_{gone.pid}_")
@@ -54,14 +54,14 @@ def test_a_process_that_is_gone_has(partition):
     assert is_abandoned(replace(partition, name=other), (), HOST)
 
 
-def test_what_somebody_holds_is_not_left_behind(partition):
+def test_an_attached_partition_is_not_abandoned(partition):
     other = partition.name.rpartition("_")[0] + "_1"
     held = Attachment(id="", partition=other, ipus=(0,), holder=HOLDER, since=0.0)
     assert not is_abandoned(replace(partition, name=other), (held,), HOST)
 
 
 @pytest.mark.parametrize(("age", "is_dead"), [(590, False), (660, False), (671, True)])
-def test_of_another_host_only_the_age_tells(partition, age, is_dead):
+def test_only_the_age_matters_for_a_partition_of_another_host(partition, age, is_dead):
     now = partition.created + age
     assert is_abandoned(partition, (), "other", now=now, create_seconds=70.0) is is_dead
 
@@ -75,7 +75,7 @@ def test_of_another_host_only_the_age_tells(partition, age, is_dead):
         ("", "host"),
     ],
 )
-def test_of_a_host_with_a_similar_name_only_the_age_tells(partition, host, other):
+def test_only_the_age_matters_for_a_host_with_a_similar_name(partition, host, other):
     check_name("partition", temporary_name(host))
     assert is_temporary(temporary_name(host))
     of_other = replace(partition, name=temporary_name(other).rpartition("_")[0] + "_1")
@@ -84,7 +84,7 @@ def test_of_a_host_with_a_similar_name_only_the_age_tells(partition, host, other
 
 
 @pytest.mark.parametrize("name", ["p", "poprun_", "poprun_h_1", "poprun_h_1_2_3", "xpoprun_h_1_2"])
-def test_names_that_users_give_are_never_those_of_launches(partition, name):
+def test_names_that_users_give_are_not_temporary(partition, name):
     assert not is_temporary(name)
     assert not is_abandoned(replace(partition, name=name), (), "other", now=1e12)
     assert not is_temporary(permanent_name(HOST))

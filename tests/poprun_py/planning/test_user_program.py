@@ -65,7 +65,7 @@ def test_modules_that_python_would_not_run(module, said, folder):
     assert said in problem(module)
 
 
-def test_the_variables_of_python_count(folder):
+def test_variables_of_python_are_respected(folder):
     assert "was not found" in problem("elsewhere")
     assert problem("elsewhere", {"PYTHONPATH": "/nowhere:lib"}) == ""
     assert problem("elsewhere", {"PYTHONPATH": str(folder / "lib")}) == ""

@@ -1,4 +1,4 @@
-"""Plans for hosts that nobody looks at: every machine is unknown."""
+"""Plans for hosts whose machines are all unknown."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A folded command: the same words to every shell, an option a line to people."""
+"""Folded commands, which have a line for each option and the same words for every shell."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_each_option_has_a_line_and_each_part_a_block():
     ]
 
 
-def test_mpich_is_folded_alike():
+def test_mpich_commands_are_folded():
     words = "mpiexec -bind-to none -n 2 -env NAME -1 -envlist A,B python -I -S main.py -- x"
     assert folded(words.split()).split(" \\\n")[2:] == [
         "  -n 2", "    -env NAME -1", "    -envlist A,B", "    python -I -S main.py --", "    x",
@@ -54,8 +54,8 @@ WORDS = st.one_of(
 
 
 @given(st.lists(WORDS, min_size=1, max_size=20), st.booleans())
-def test_words_come_back_from_the_text(words, in_a_command):
-    # A line's end after a backslash is no word to a shell, and one to shlex.
+def test_shlex_reads_the_same_words(words, in_a_command):
+    # shlex returns a line end after a backslash as a word; a shell does not.
     words = [word for word in words if word not in ("\n", ":")] or ["x"]
     words = [*COMMAND, *words] if in_a_command else words
     back = shlex.split(folded(words))
@@ -95,7 +95,7 @@ def test_bash_reads_the_same_words():
         {"program": ("-m", "package.module")},
     ],
 )
-def test_a_launch_is_what_its_command_asks_for(fields):
+def test_the_launch_command_gives_the_same_options(fields):
     config = LaunchConfig(**fields)
     words = shlex.split(launch_command(config).replace("\\\n", ""))[1:]
     values = parse(words)
@@ -118,7 +118,7 @@ def test_a_long_launch_has_a_line_for_each_option_and_no_values_of_env():
     ]
 
 
-def test_all_instances_are_named_as_they_are_typed():
+def test_all_instances_are_written_as_all():
     name = "only_output_from_instance"
     config = LaunchConfig(origins={name: from_python(name)})
     assert launch_command(config) == "poprun-py --only-output-from-instance all PROGRAM"

@@ -33,7 +33,7 @@ def test_a_narrow_terminal_gets_a_tree_of_the_same_facts(name):
         assert f"CPUs{ranges_text(node.cpus)}" in text.replace(" ", "") or not node.cpus
 
 
-def test_colours_are_those_of_the_topology():
+def test_colours_are_those_of_the_tree():
     machine = snapshot("epyc-nps4")
     assert "\x1b" not in hardware_table(machine)
     for width in (200, 40):

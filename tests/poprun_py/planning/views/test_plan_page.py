@@ -1,4 +1,4 @@
-"""The page of a plan: whole, safe to open, complete."""
+"""The HTML page of a plan, which must be complete and safe to open."""
 
 from __future__ import annotations
 
@@ -58,15 +58,15 @@ def test_equal_hosts_are_a_row():
     assert len(plan_page(many)) < 30_000
 
 
-def test_page_needs_nothing_from_elsewhere():
+def test_page_refers_to_no_other_resource():
     page = plan_page(planned(num_instances=2, num_replicas=2))
     addresses = set(re.findall(r"\w+://[^\"' ]+", page))
-    assert addresses == {"http://www.w3.org/2000/svg"}  # a name, which nobody opens
+    assert addresses == {"http://www.w3.org/2000/svg"}  # an XML name, not a link
     assert not re.search(r"<script|<link|@import|url\(|src=|href=", page)
 
 
 @pytest.mark.parametrize("word", ["<script>alert(1)</script>", "\x1b[31m", "\udcff", "a\x00b"[:1]])
-def test_words_of_the_user_are_only_text(word):
+def test_words_of_the_user_are_escaped(word):
     job = planned(num_instances=2, num_replicas=2, program=("echo", word))
     page = plan_page(replace(job, refusal=word))
     assert page.isascii()

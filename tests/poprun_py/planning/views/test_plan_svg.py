@@ -1,4 +1,4 @@
-"""The picture of a plan: whole files for typical plans, and rules that hold for every plan."""
+"""The picture of a plan, for typical plans (golden files) and for random plans."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def assert_is_drawn_well(picture: str) -> None:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_no_text_lies_on_another_or_across_an_edge(name):
+def test_no_text_overlaps_another_or_crosses_an_edge(name):
     assert_is_drawn_well(plan_svg(CASES[name]()))
 
 
@@ -128,7 +128,7 @@ def test_every_plan_can_be_drawn(machine, mode, instances, replicas, width, host
     assert_is_drawn_well(plan_svg(drawn))
 
 
-def test_picture_is_told_in_words():
+def test_description_contains_the_plan():
     root = ElementTree.fromstring(plan_svg(CASES["two_nodes"]()))
     assert root.get("role") == "img"
     assert root.findtext(f"{SVG}title") == "4 instances, 8 replicas, 8 IPUs on localhost"
@@ -136,16 +136,18 @@ def test_picture_is_told_in_words():
     assert "instance 1: CPUs 8-15,40-47, 8 threads, ILD 0; replicas 2-3: IPUs 2-3;" in told
 
 
-def test_colours_are_not_needed():
-    # Whose a core is stands in its cell, and what is odd about it too.
-    assert texts(plan_svg(CASES["crossing"]())).count("0") == 9 + 2  # its sign, and IPU 0
-    # The other half of the machine, and threads of two cores.
+def test_cells_have_labels_besides_colours():
+    # The label of a cell names the instances and marks special cores.
+    assert (
+        texts(plan_svg(CASES["crossing"]())).count("0") == 9 + 2
+    )  # the sign of instance 0, and IPU 0
+    # One half of the machine is not allowed, and threads of two cores.
     assert texts(plan_svg(CASES["not_allowed"]())).count("x") == 8 + 2 + 14
     assert texts(plan_svg(CASES["unbound"]())).count("*") == 32
     assert texts(plan_svg(CASES["crossing"]())).count("! crosses NUMA nodes 0-1") == 1
 
 
-def test_hardware_threads_of_two_instances_are_cells_of_their_own():
+def test_hardware_threads_of_different_instances_have_separate_cells():
     picture = plan_svg(CASES["smt"]())
     cells = [box for box in boxes(picture)[1] if box.kind.startswith("own")]
     heights = [box.bottom - box.top for box in cells]
@@ -176,7 +178,7 @@ def test_the_hosts_of_each_domain_are_one_card(hosts):
     assert_is_drawn_well(plan_svg(job))
 
 
-def test_of_many_instances_and_replicas_the_first_and_last_are_drawn():
+def test_only_the_first_and_last_of_many_instances_and_replicas_are_drawn():
     job = planned("epyc-nps4", num_instances=64, num_replicas=640)
     said = texts(plan_svg(job))
     assert "instance 63 (replicas 630-639)" in said
@@ -197,13 +199,13 @@ def test_of_many_instances_and_replicas_the_first_and_last_are_drawn():
         (64, ["0", "1", "63"], ["2-62 likewise in IPU-Link domains 2-62"]),
     ],
 )  # fmt: skip
-def test_the_instances_that_are_not_drawn_split_no_domain(num_ilds, frames, hidden):
+def test_hidden_instances_are_named_within_their_domain(num_ilds, frames, hidden):
     job = planned("epyc-nps4", num_instances=64, num_replicas=64, num_ilds=num_ilds)
     said = texts(plan_svg(job))
     titles = [text for text in said if text.startswith("IPU-Link domain")]
     assert titles == [f"IPU-Link domain {domain}" for domain in frames]
     assert [text for text in said if "likewise" in text] == [f"instances {h}" for h in hidden]
-    # In the order of their numbers, with those that are not drawn in their place.
+    # Drawn and hidden instances are in the order of their numbers.
     numbers = [int(re.split("[ -]", t)[1]) for t in said if re.match(r"instances? \d", t)]
     assert numbers == sorted(numbers)
 
@@ -215,12 +217,12 @@ def test_warnings_of_the_plan_are_in_its_picture():
     assert all(f"! {sentence}" in said for sentence in plan_warnings(job))
 
 
-def test_a_host_that_nobody_knows_is_said_to_be():
+def test_an_unknown_host_is_named():
     job = replace(CASES["laptop"](), machines=(None,))
     assert "unknown machine" in texts(plan_svg(job))
 
 
-def test_what_xml_cannot_hold_is_replaced_and_the_rest_escaped():
+def test_characters_that_xml_does_not_allow_are_replaced():
     job = replace(CASES["laptop"](), refusal="<b>&\"' \x1b[1m \udcff ü 😀 \uffff")
     picture = plan_svg(job)
     assert picture.isascii()

@@ -1,4 +1,4 @@
-"""A plan as text: the tree and the map of cores, for wide and narrow terminals."""
+"""A plan as a tree and as a map of cores, for wide and narrow terminals."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_hosts_of_each_domain_are_drawn_once(draw):
 
 
 @pytest.mark.parametrize("draw", [tree_text, cores_text])
-def test_a_host_unlike_its_neighbours_is_drawn(draw):
+def test_a_host_that_differs_from_its_neighbours_is_drawn(draw):
     colon = ":" if draw is cores_text else ""
     job = planned(num_instances=12, num_replicas=12, host="a[0-5]")
     machines = (*job.machines[:3], None, *job.machines[4:])
@@ -121,7 +121,7 @@ def facts(lines):
     return "".join(line.strip("│├└─| ") for line in lines).replace(" ", "").replace("|", "")
 
 
-def test_colours_and_their_absence():
+def test_colours_are_optional():
     job = planned(num_instances=2, num_replicas=8)
     assert colours_of(tree_text(job, TextStyle(colour=True))) == {
         "bold",

@@ -1,4 +1,4 @@
-"""Blocks of SVG know their size: texts fit into their width, and arrangements add up."""
+"""Blocks of SVG, whose texts must fit and whose arrangements must have the right size."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def lines(block: Block) -> list[str]:
 
 
 @given(st.text(st.characters(codec="ascii", categories=["L", "N", "P", "Zs"])))
-def test_a_paragraph_is_all_of_its_text_in_lines_that_fit(text):
+def test_a_paragraph_has_all_its_text_in_lines_that_fit(text):
     block = paragraph(text, "note", 200)
     assert "".join("".join(lines(block)).split()) == "".join(text.split())
     assert block.width <= 200
@@ -53,7 +53,7 @@ def test_a_paragraph_is_broken_after_commas():
 
 
 @given(BLOCKS, st.integers(0, 9))
-def test_arrangements_are_as_large_as_what_they_hold(blocks, gap):
+def test_arrangements_are_as_large_as_their_blocks(blocks, gap):
     gaps = gap * (len(blocks) - 1)
     high, wide = [b.height for b in blocks], [b.width for b in blocks]
     below, line = stacked(blocks, gap=gap), beside(blocks, gap=gap)
@@ -62,11 +62,11 @@ def test_arrangements_are_as_large_as_what_they_hold(blocks, gap):
 
 
 @given(BLOCKS, st.integers(0, 9), st.integers(50, 200))
-def test_what_flows_stays_within_its_width(blocks, gap, width):
+def test_flowing_blocks_stay_within_the_width(blocks, gap, width):
     assert flowing(blocks, width, gap=gap).width <= width
 
 
-def test_a_frame_is_at_least_as_wide_as_is_asked():
+def test_a_frame_has_the_smallest_width():
     inner = Block(10, 10, "")
     assert (framed(inner, "card", pad=5).width, framed(inner, "card", pad=5).height) == (20, 20)
     assert framed(inner, "card", pad=5, width=90).width == 90
