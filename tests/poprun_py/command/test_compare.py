@@ -1,4 +1,4 @@
-"""poprun-py compare: its words, and runs compared on the command line."""
+"""The command ``poprun-py compare``."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from poprun_py.command.cli import run
 
 @pytest.fixture
 def runs(tmp_path, monkeypatch):
-    """Make two runs in the folder runs of the working folder."""
+    """Make two runs in the folder ``runs``."""
     monkeypatch.chdir(tmp_path)
     made_run(tmp_path / "runs", "one")
     attempt = MadeAttempt(values={10: {"accuracy": 0.9}})
@@ -36,7 +36,7 @@ def test_runs_of_another_folder(runs, capsys, tmp_path, monkeypatch):
     assert "there is no such run" in capsys.readouterr().err
 
 
-def test_the_slow_instance_and_a_copy_are_named(tmp_path, capsys, monkeypatch):
+def test_a_slow_instance_and_a_copied_run_are_mentioned(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     made_run(tmp_path / "runs", "one", instances=2)
     slow = MadeAttempt(own_seconds={0: 0.05})
@@ -59,7 +59,7 @@ def test_json(runs, capsys):
     assert one["missing"]["reached"] == "no value with that name was logged"
 
 
-def test_repetitions_are_grouped_where_asked(runs, capsys):
+def test_repetitions_are_grouped_with_group(runs, capsys):
     made_run(runs, "one-again")
     assert run(["compare", "--group", "one", "one-again", "two"]) == 0
     shown = capsys.readouterr().out.splitlines()
@@ -67,7 +67,7 @@ def test_repetitions_are_grouped_where_asked(runs, capsys):
     assert shown[3].startswith("two ")
 
 
-def test_a_page_is_private_and_whole(runs, capsys, tmp_path):
+def test_a_page_is_private_and_complete(runs, capsys, tmp_path):
     assert run(["compare", "one", "two", "--output", "both.html"]) == 0
     page = tmp_path / "both.html"
     assert stat.S_IMODE(page.stat().st_mode) == 0o600
@@ -76,7 +76,7 @@ def test_a_page_is_private_and_whole(runs, capsys, tmp_path):
     assert not list(tmp_path.glob(".*partial"))
 
 
-def test_a_run_with_unreadable_lines_is_compared_and_named(runs, capsys):
+def test_unreadable_lines_of_a_run_are_mentioned(runs, capsys):
     with (runs / "one" / "attempt-1" / "steps.jsonl").open("a") as file:
         file.write("no step\n")
     assert run(["compare", "one", "two"]) == 0
@@ -99,7 +99,7 @@ def test_a_run_with_unreadable_lines_is_compared_and_named(runs, capsys):
         (["one", "two", "--output", "no/x.html"], "the folder no does not exist"),
     ],
 )
-def test_what_is_not_accepted_is_said_in_one_line(runs, capsys, words, said):
+def test_errors_are_one_line(runs, capsys, words, said):
     assert run(["compare", *words]) == 2
     shown = capsys.readouterr()
     assert shown.out == ""
@@ -108,7 +108,7 @@ def test_what_is_not_accepted_is_said_in_one_line(runs, capsys, words, said):
     assert shown.err.count("\n") == 1
 
 
-def test_a_broken_report_is_named(runs, capsys):
+def test_a_damaged_report_is_mentioned(runs, capsys):
     (runs / "one" / "report.json").write_text("[]")
     assert run(["compare", "one", "two"]) == 2
     assert "is not a report of a run" in capsys.readouterr().err
@@ -137,7 +137,7 @@ BROKEN = [
         *((changes, 2, "is not a report of a run") for changes in BROKEN),
     ],
 )
-def test_whatever_a_report_holds_there_is_no_traceback(runs, capsys, changes, code, said):
+def test_a_damaged_report_never_causes_a_traceback(runs, capsys, changes, code, said):
     file = runs / "one" / "report.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), **changes}))
     assert run(["compare", "one", "two", "--output", "both.html"]) == code

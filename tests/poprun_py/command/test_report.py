@@ -1,4 +1,4 @@
-"""The command ``poprun-py report``, and the page that every job leaves."""
+"""The command ``poprun-py report``, and the page that every job writes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from poprun_py.command.cli import run
 
 @pytest.fixture
 def made(tmp_path, monkeypatch):
-    """Give the folder of a run in ``runs``."""
+    """Make a run in the folder ``runs`` and return its folder."""
     monkeypatch.chdir(tmp_path)
     folder = tmp_path / "runs" / RUN_ID
     make_run(folder, attempts=1, instances=2, steps=10)
@@ -65,7 +65,7 @@ def test_open_shows_the_page(made, monkeypatch, capsys):
     assert "a browser could not be started" in capsys.readouterr().err
 
 
-def test_what_is_refused(made, capsys):
+def test_refused_command_lines(made, capsys):
     assert "there is no such run" in refused(capsys, "nothing")
     missing = "Missing argument 'RUN'; poprun-py report --help explains all options"
     assert refused(capsys) == missing
@@ -77,13 +77,13 @@ def test_what_is_refused(made, capsys):
     assert "is not a report of a run" in refused(capsys, "latest")
 
 
-def test_report_that_says_nonsense_is_refused(made, capsys):
+def test_a_report_with_impossible_values_is_refused(made, capsys):
     report = json.loads((made / "report.json").read_text())
     (made / "report.json").write_text(json.dumps(report | {"exit_code": [], "program": 7}))
     assert "is not a report of a run" in refused(capsys, "latest")
 
 
-def test_help_teaches(capsys):
+def test_help_explains_with_examples(capsys):
     assert run(["report", "--help"]) == 0
     out = capsys.readouterr().out
     assert "Usage: poprun-py report [OPTIONS] RUN" in out
@@ -91,7 +91,7 @@ def test_help_teaches(capsys):
 
 
 @pytest.mark.mpi
-def test_every_job_with_a_folder_leaves_its_page(poprun, tmp_path):
+def test_every_job_with_an_output_folder_writes_its_page(poprun, tmp_path):
     done = poprun(
         "-v", "--output-dir", "runs", "-n", 2, "--env", "KEY=hush-1", "sh", "-c", "exit 3"
     )
@@ -106,7 +106,7 @@ def test_every_job_with_a_folder_leaves_its_page(poprun, tmp_path):
 
 @pytest.mark.mpi
 @pytest.mark.sweep
-def test_a_job_that_says_nothing_leaves_its_page(poprun, tmp_path):
+def test_a_job_without_output_writes_its_page(poprun, tmp_path):
     quiet = poprun("--output-dir", "runs", "true")
     assert (quiet.returncode, quiet.stdout, quiet.stderr) == (0, "", "")
     assert ">Completed</span> after" in (tmp_path / "runs" / "latest" / "report.html").read_text()

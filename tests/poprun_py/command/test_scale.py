@@ -1,4 +1,4 @@
-"""poprun-py scale: its words, what is refused before anything starts, and real runs."""
+"""The command ``poprun-py scale``, from its options to real runs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ while "forever" in sys.argv or heartbeat.steps() < 12:
 
 @pytest.fixture
 def here(tmp_path, monkeypatch):
-    """Be in a folder with a program."""
+    """Change to a folder with a program."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.py").write_text(STEPS)
     return tmp_path
@@ -40,7 +40,7 @@ def here(tmp_path, monkeypatch):
         ("train.py --instances", "--instances", "train.py"),
     ],
 )
-def test_own_options_stand_anywhere(words, own, others):
+def test_options_of_scale_may_stand_anywhere(words, own, others):
     assert _split_words(words.split()) == (own.split(), others.split())
 
 
@@ -52,7 +52,7 @@ def test_help_teaches_with_examples(golden, capsys, monkeypatch):
 
 @pytest.mark.sweep
 @pytest.mark.mpi
-def test_a_failing_run_ends_the_series_with_its_report(poprun, script, tmp_path):
+def test_a_failed_run_ends_the_series_with_its_report(poprun, script, tmp_path):
     script(
         "import os, sys\n"
         "if os.environ['WORLD_SIZE'] == '2': sys.exit('two are too many')\n"
@@ -68,8 +68,8 @@ def test_a_failing_run_ends_the_series_with_its_report(poprun, script, tmp_path)
 
 
 @pytest.mark.mpi
-def test_ctrl_c_while_a_run_is_drawn_ends_the_series(here, monkeypatch, capsys):
-    """The run counts: it had ended."""
+def test_ctrl_c_while_a_page_is_written_ends_the_series(here, monkeypatch, capsys):
+    """The run is measured, because it had ended before."""
 
     def interrupted(*_):
         raise KeyboardInterrupt
@@ -112,7 +112,7 @@ def test_a_program_is_scaled(poprun, here):
 
 @pytest.mark.mpi
 @pytest.mark.sweep
-def test_a_time_limit_is_one_of_each_run(poprun, here):
+def test_the_time_limit_applies_to_each_run(poprun, here):
     done = poprun("scale", "--timeout", "8", "train.py", "forever", "--instances=1", "--repeats=1")
     assert done.returncode == 0, done.stderr
     assert "note: runs were ended by --timeout" in done.stdout
@@ -121,7 +121,7 @@ def test_a_time_limit_is_one_of_each_run(poprun, here):
 @pytest.mark.mpi
 @pytest.mark.sweep
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_ends_the_series_and_shows_what_is_there(poprun, script, tmp_path, number):
+def test_a_signal_ends_the_series_and_shows_the_finished_runs(poprun, script, tmp_path, number):
     script(
         "import os, pathlib, time\n"
         "if os.environ['WORLD_SIZE'] == '2':\n"

@@ -1,4 +1,4 @@
-"""Which runs a scaling makes, and in which order."""
+"""The numbers of instances of a scaling, and the order of its runs."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from poprun_py.errors import UsageError
     ("text", "counts"),
     [("1", (1,)), ("1,2,4", (1, 2, 4)), ("1-4", (1, 2, 3, 4)), ("8, 1-2", (8, 1, 2))],
 )
-def test_counts_as_they_are_spelled(text, counts):
+def test_forms_of_counts(text, counts):
     assert parse_counts(text) == counts
 
 
 @pytest.mark.parametrize(
     "text", ["", "0", "1,", "4-1", "1-", "-1", "two", "1-65", "1-1000000", "²"]
 )
-def test_what_are_no_counts_is_refused(text):
+def test_texts_that_are_not_counts_are_refused(text):
     with pytest.raises(UsageError, match="expected counts of instances"):
         parse_counts(text)
 
@@ -37,7 +37,7 @@ def test_too_many_counts_are_refused():
 
 
 @given(st.lists(st.integers(1, 99), min_size=1, max_size=6, unique=True), st.integers(1, 5))
-def test_counts_take_turns(counts, repeats):
+def test_the_runs_of_all_counts_alternate(counts, repeats):
     runs = interleaved("scale-x", counts, repeats)
     assert [each.instances for each in runs] == counts * repeats
     assert len({each.name for each in runs}) == len(runs)

@@ -1,4 +1,4 @@
-"""The palette: seen on its ground, and told apart by everybody."""
+"""Contrast of the chart colours, and their differences for people with colour blindness."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 from poprun_py.html.chart_colours import DARK, NUM_COLOURS, dash, series_colour
 
-# Machado, Oliveira, Fernandes (2009), severity 1: what people see who lack one kind of cones.
+# Models of colour blindness by Machado, Oliveira and Fernandes (2009), with severity 1.
 SIGHTS = {
     "all": ((1, 0, 0), (0, 1, 0), (0, 0, 1)),
     "no red": ((0.152286, 1.052583, -0.204868), (0.114503, 0.786281, 0.099216),
@@ -50,7 +50,7 @@ def seen(colour: str, sight: str) -> tuple[float, float, float]:
 
 
 @pytest.mark.parametrize("ground", GROUNDS)
-def test_colours_stand_off_from_the_page(ground):
+def test_colours_have_enough_contrast_with_the_page(ground):
     colours, page = GROUNDS[ground]
     for colour in colours:
         low, high = sorted((luminance(colour), luminance(page)))
@@ -59,12 +59,12 @@ def test_colours_stand_off_from_the_page(ground):
 
 @pytest.mark.parametrize("sight", SIGHTS)
 @pytest.mark.parametrize("ground", GROUNDS)
-def test_colours_are_told_apart(ground, sight):
+def test_colours_can_be_distinguished(ground, sight):
     colours, _ = GROUNDS[ground]
     for one, other in itertools.combinations([seen(colour, sight) for colour in colours], 2):
         assert sum((a - b) ** 2 for a, b in zip(one, other, strict=True)) ** 0.5 > 15
 
 
-def test_series_of_one_colour_differ_in_their_dashes():
+def test_series_with_one_colour_have_different_dashes():
     looks = {(series_colour(index), dash(index)) for index in range(4 * NUM_COLOURS)}
     assert len(looks) == 4 * NUM_COLOURS

@@ -1,4 +1,4 @@
-"""Charts: figures that plotly accepts, JSON that a browser reads, words that stay words."""
+"""Figures of charts, which plotly must accept, and the thinning of long lines."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ CHARTS = {
 
 
 @pytest.mark.parametrize("name", CHARTS)
-def test_a_browser_reads_it(name):
+def test_figures_are_json(name):
     json.dumps(CHARTS[name].figure, allow_nan=False)
 
 
@@ -60,7 +60,7 @@ def test_plotly_accepts_every_figure():
     for name, chart in CHARTS.items():
         figure = go.Figure(chart.figure)
         assert len(figure.data) == len(chart.figure["data"]), name
-    with pytest.raises(ValueError, match="hovermodes"):  # what plotly would refuse, it refuses
+    with pytest.raises(ValueError, match="hovermodes"):  # an unknown property is refused
         go.Figure({"data": [], "layout": {"hovermodes": "x"}})
 
 
@@ -79,7 +79,7 @@ def test_charts_do_not_import_plotly(script):
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_words_are_no_markup():
+def test_names_are_escaped_for_plotly():
     chart = lines("t", "s", [Line(name="<b>&", xs=[0, 1], ys=[0, 1])], x="<i>", y="<u>",
                   marks=[Mark(1, "<br>")])  # fmt: skip
     assert chart.figure["data"][0]["name"] == "&lt;b&gt;&amp;"
@@ -134,7 +134,7 @@ def finite(values):
 
 
 @given(VALUES, MOST)
-def test_bounded_and_in_order(ys, most):
+def test_thinning_keeps_the_order_and_the_limit(ys, most):
     kept = thinned(ys, most)
     assert len(kept) <= most
     assert kept == sorted(set(kept))
@@ -143,7 +143,7 @@ def test_bounded_and_in_order(ys, most):
 
 
 @given(VALUES, MOST)
-def test_extremes_and_ends_stay(ys, most):
+def test_thinning_keeps_extremes_and_ends(ys, most):
     kept = thinned(ys, most)
     if ys:
         assert {kept[0], kept[-1]} == {0, len(ys) - 1}
@@ -154,7 +154,7 @@ def test_extremes_and_ends_stay(ys, most):
 
 
 @given(st.lists(st.floats(0, 1), min_size=50, max_size=400), st.data())
-def test_a_gap_stays(ys, data):
+def test_thinning_keeps_gaps(ys, data):
     at = data.draw(st.integers(1, len(ys) - 2))
     gapped = [*ys[:at], None, *ys[at + 1 :]]
     assert at in thinned(gapped, 20)

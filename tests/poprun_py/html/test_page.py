@@ -1,14 +1,16 @@
-"""The frame of a page: nothing from elsewhere, text stays text, and it says all without scripts."""
+"""Pages made of every kind of part, their escaping, and their content security policy."""
 
 from __future__ import annotations
 
 import base64
+import configparser
 import gzip
 import json
 import re
 from html.parser import HTMLParser
 
 import pytest
+from support.repository import ROOT
 
 from poprun_py.html.charts import Line, lines
 from poprun_py.html.page import (
@@ -39,7 +41,7 @@ def chart(title: str = "Loss", told: str = "It falls."):
 
 
 class Elements(HTMLParser):
-    """Collects what a browser would make of a page."""
+    """Collects the elements and the text of a page like a browser."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -80,7 +82,7 @@ def test_page_of_every_part(golden, monkeypatch):
     golden("page.html", text + "\n")
 
 
-def test_words_are_only_text():
+def test_all_text_is_escaped():
     harmless, evil = (
         Elements(
             page(
@@ -98,7 +100,7 @@ def test_words_are_only_text():
     assert evil.text.count("alert(1)") > 20
 
 
-def test_page_is_ascii_and_asks_for_nothing():
+def test_a_page_is_ascii_and_makes_no_requests():
     text = page(EVIL, [Section("One", every_part("\u00e4\u4e16" + EVIL))])
     assert text.isascii()
     head, _, _ = text.partition('<script type="text/plain"')
@@ -106,7 +108,7 @@ def test_page_is_ascii_and_asks_for_nothing():
     assert not re.search(r"<link|@import|url\(", head)
 
 
-def test_policy_forbids_all_but_the_own_script():
+def test_the_policy_allows_only_the_script_of_charts():
     text = page("t", [Section("One", [chart()])])
     policy = re.search(r'Content-Security-Policy" content="([^"]*)"', text)[1]
     assert "default-src 'none'" in policy
@@ -114,7 +116,7 @@ def test_policy_forbids_all_but_the_own_script():
     assert "script-src" not in page("t", [Section("One", [Sentence("s")])])
 
 
-def test_plotly_travels_once_and_only_with_charts():
+def test_plotly_is_embedded_once_and_only_with_charts():
     without = page("t", [Section("One", [Sentence("s")])])
     assert "<script" not in without
     assert len(without) < 12_000
@@ -124,21 +126,21 @@ def test_plotly_travels_once_and_only_with_charts():
     assert len(packed) < 2_300_000
 
 
-def test_figures_are_the_charts_in_order():
+def test_figures_have_the_order_of_the_charts():
     text = page("t", [Section("One", [chart("A"), Beside([chart("B"), chart("C")])])])
     figures = json.loads(re.search(r'id="figures">(.*?)</script>', text)[1])
     assert [figure["data"][0]["name"] for figure in figures] == ["A", "B", "C"]
     assert text.count('class="pp-plot"') == 3
 
 
-def test_numbers_are_there_without_javascript():
+def test_summaries_are_shown_without_javascript():
     text = page("t", [Section("One", [chart("Loss", "It falls from 2 to 1.")])])
     assert "It falls from 2 to 1." in re.sub("<[^>]*>", "", text.partition("<script")[0])
     assert "<noscript><style>.pp-plot{display:none}</style></noscript>\n</head>" in text
     assert "<noscript>" not in page("t", [Section("One", [Sentence("s")])])
 
 
-def test_contents_lead_to_the_sections():
+def test_the_table_of_contents_links_to_the_sections():
     text = page("t", [Section(name, [Sentence("s")]) for name in "ABC"])
     assert re.findall(r'href="#(s\d)"', text) == re.findall(r'<section id="(s\d)"', text)
 
@@ -147,13 +149,24 @@ def test_contents_lead_to_the_sections():
     ("12", True), ("1,234.5 ms", True), ("-", True), ("3 GiB", True), ("instance 3", False),
     ("2026-01-31 12:00", False), ("exit code 0", False),
 ])  # fmt: skip
-def test_columns_of_numbers_stand_at_the_right(cell, is_number):
+def test_columns_of_numbers_are_aligned_at_the_right(cell, is_number):
     assert (
         '<td class="pp-number">' in page("t", [Section("s", [Table("t", ["c"], [[cell]])])])
     ) == is_number
 
 
-def test_nothing_in_a_figure_ends_its_element():
+def test_a_figure_cannot_end_its_script_element():
     text = page("t", [Section("One", [Chart("t", "s", {"data": [], "layout": {"a": EVIL}})])])
     (figures,) = re.findall(r'id="figures">(.*?)</script>', text)
     assert json.loads(figures) == [{"data": [], "layout": {"a": EVIL}}]
+
+
+def test_an_installed_package_has_the_templates_and_styles():
+    setup = configparser.ConfigParser()
+    setup.read(ROOT / "setup.cfg")
+    patterns = setup["options.package_data"]["poprun_py"].split()
+    folder = ROOT / "poprun_py" / "html"
+    installed = {path for each in patterns for path in (ROOT / "poprun_py").glob(each)}
+    others = {path for path in folder.iterdir() if path.is_file() and path.suffix != ".py"}
+    assert others
+    assert others <= installed

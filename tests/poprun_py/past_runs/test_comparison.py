@@ -1,4 +1,4 @@
-"""Comparisons: speedups, efficiencies, groups, and remarks."""
+"""Speedups, efficiencies, groups and remarks of comparisons."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_the_first_run_is_the_base():
     ("batches", "scaling"),
     [((8, 16, 32), "weak"), ((8, 8, 8), "strong"), ((8, 16, 16), ""), ((8, 12, 99), "")],
 )
-def test_the_global_batch_tells_the_scaling(batches, scaling):
+def test_the_kind_of_scaling_follows_from_the_global_batch(batches, scaling):
     runs = [
         run(f"r{n}", instances=n, replicas=n, batch=batch)
         for n, batch in zip((1, 2, 4), batches, strict=True)
@@ -67,11 +67,11 @@ def test_the_global_batch_tells_the_scaling(batches, scaling):
     assert compare(runs).scaling == scaling
 
 
-def test_runs_of_the_same_counts_do_not_scale():
+def test_runs_with_equal_numbers_of_instances_have_no_scaling():
     assert compare([run("a"), run("b", batch=16.0)]).scaling == ""
 
 
-def test_runs_are_compared_by_what_all_have():
+def test_the_measure_is_known_in_all_runs():
     silent = {"samples_per_second": None, "batch": None}
     runs = [run("a"), run("b")]
     assert compare(runs).measure == SAMPLES
@@ -84,7 +84,7 @@ def test_runs_are_compared_by_what_all_have():
     assert compare([none[0], replace(none[1], seconds=5.0)]).entries[1].speedup == 2
 
 
-def test_a_run_without_the_number_has_no_speedup():
+def test_a_run_without_a_speed_has_no_speedup():
     known, unknown = run("a"), run("b", samples_per_second=None, step_seconds=None)
     entries = compare([known, unknown]).entries
     assert [each.speedup for each in entries] == [1.0, None]
@@ -117,7 +117,7 @@ def test_repetitions_that_did_not_reach_the_target_are_counted():
     assert comparison.base.numbers["reached"].median == 3.5
 
 
-def test_a_loss_that_is_no_number_is_shown_and_null_in_json():
+def test_a_nan_loss_is_null_in_json():
     comparison = compare([run("a", loss=float("nan")), run("b", loss=1.0)])
     found = comparison.to_json()["runs"]
     assert [each["loss"]["median"] for each in found] == [None, 1.0]
@@ -129,7 +129,7 @@ def test_equal_runs_need_no_remark():
     assert remarks_on(runs) == ()
 
 
-def test_slow_instances_is_said_once_for_all_runs():
+def test_a_slow_instance_is_mentioned_once_for_all_runs():
     runs = [run(name, instances=2, slowest=Slowest(1, 0.02, 0.01)) for name in "ab"]
     other = run("d", program=("other.py",), instances=2, slowest=Slowest(1, 0.03, 0.01))
     assert slow_instances([*runs, run("c", instances=2), other]) == (
@@ -139,7 +139,7 @@ def test_slow_instances_is_said_once_for_all_runs():
     )
 
 
-def test_what_is_unfair_is_said():
+def test_remarks_on_unfair_differences():
     first = run(
         "a", program=("/x/train.py",), hosts=("one",), versions={"torch": "2.9", "x": "1"}, steps=20
     )
@@ -171,5 +171,5 @@ def test_what_is_unfair_is_said():
         ({"resumed_step": 40}, "b went on from a checkpoint of step 40"),
     ],
 )
-def test_a_run_that_is_no_whole_one_is_named(changed, remark):
+def test_remarks_on_incomplete_runs(changed, remark):
     assert remarks_on([run("a"), run("b", **changed)]) == (remark,)

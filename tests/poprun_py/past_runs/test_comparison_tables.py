@@ -1,4 +1,4 @@
-"""Comparisons and scalings as they are printed; golden/ holds the whole texts."""
+"""Printed comparisons and scalings. The folder golden/ contains the whole texts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LOSSES = [2 / step for step in range(1, 21)]
 
 
 def comparison_of(folder):
-    """Compare a run, one twice as large that is slower for each, and one of another kind."""
+    """Compare a run with a run of twice the size and a run of another program."""
     target = parse_target("accuracy=0.9")
     runs = [
         made_run(
@@ -72,7 +72,7 @@ def test_repetitions_show_their_range(golden, tmp_path):
 
 
 @pytest.mark.parametrize("width", [20, 40, 60, 80, 100])
-def test_a_table_is_no_wider_than_its_screen(tmp_path, width):
+def test_a_table_fits_the_terminal(tmp_path, width):
     comparison = comparison_of(tmp_path)
     table = comparison_lines(comparison, width=width)
     table = table[: table.index("")]
@@ -96,7 +96,7 @@ def test_a_scaling_by_seconds(golden, tmp_path):
     golden("scaling_by_seconds.txt", text_of(lines))
 
 
-def test_bars_are_as_long_as_their_values():
+def test_bars_are_proportional_to_their_values():
     values = [10.0, 5.0, 0.001, None]
     assert [len(bar(each, values, 20, blocks=False)) for each in values] == [20, 10, 1, 0]
     assert [len(bar(each, values, 20)) for each in values] == [20, 10, 1, 0]

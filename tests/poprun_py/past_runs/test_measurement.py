@@ -1,4 +1,4 @@
-"""The numbers of one run, and why one is missing."""
+"""The numbers of one run, and the reasons for missing numbers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from poprun_py.running.watch.job_view import JobView
 
 
 def test_the_steady_state_leaves_out_the_first_steps(tmp_path):
-    """The first step of a made run takes 50 times as long as the others."""
+    """The first step of these runs is 50 times as long as the others."""
     found = measure(made_run(tmp_path, "run", instances=2, replicas=4))
     assert found.samples_per_second == pytest.approx(2 * 8 / 0.1)
     assert found.batch == 16
@@ -27,7 +27,7 @@ def test_the_steady_state_leaves_out_the_first_steps(tmp_path):
     assert set(found.missing) == {"loss"}
 
 
-def test_the_folder_of_a_call_is_no_argument(tmp_path):
+def test_a_function_call_is_named_without_its_folder(tmp_path):
     calls = [
         measure(made_run(tmp_path, name, program=function_program(tmp_path / name, "train")))
         for name in ("one", "two")
@@ -36,7 +36,7 @@ def test_the_folder_of_a_call_is_no_argument(tmp_path):
     assert remarks_on(calls) == ()
 
 
-def test_the_attempt_with_the_most_steps_tells_the_speed(tmp_path):
+def test_the_speed_is_measured_in_the_attempt_with_most_steps(tmp_path):
     short, long = MadeAttempt(steps=3, step_seconds=1.0), MadeAttempt(steps=30, samples=4)
     found = measure(made_run(tmp_path, "run", attempts=(long, short)))
     assert found.samples_per_second == pytest.approx(40)
@@ -63,7 +63,7 @@ def test_steps_without_samples_have_a_time(tmp_path):
     )
 
 
-def test_the_instance_that_the_others_wait_for_is_named(tmp_path):
+def test_the_slowest_instance_is_found(tmp_path):
     slow = MadeAttempt(own_seconds={0: 0.04, 2: 0.05})
     found = measure(made_run(tmp_path, "slow", instances=3, attempts=(slow,)))
     assert found.slowest == Slowest(1, 0.1, 0.05)
@@ -72,13 +72,13 @@ def test_the_instance_that_the_others_wait_for_is_named(tmp_path):
     assert measure(made_run(tmp_path, "even", instances=2)).slowest is None
 
 
-def test_a_run_that_goes_on_has_no_seconds(tmp_path):
+def test_a_running_run_has_no_duration(tmp_path):
     found = measure(made_run(tmp_path, "run", seconds=None))
     assert (found.seconds, found.exit_code) == (None, None)
     assert found.missing["seconds"] == "it has not ended"
 
 
-def test_without_recorded_steps_the_last_look_tells_the_speed(tmp_path):
+def test_without_recorded_steps_the_speed_is_that_of_the_last_observation(tmp_path):
     run = made_run(tmp_path, "run", attempts=(MadeAttempt(steps=0),))
     states = [
         InstanceState(
@@ -96,7 +96,7 @@ def test_without_recorded_steps_the_last_look_tells_the_speed(tmp_path):
     assert (found.step_seconds, found.p95_seconds) == (0.02, 0.03)
 
 
-def test_the_time_to_a_target_begins_with_the_run(tmp_path):
+def test_the_time_to_a_target_is_measured_from_the_start_of_the_run(tmp_path):
     attempt = MadeAttempt(delay=3.0, values={10: {"accuracy": 0.95}})
     run = made_run(tmp_path, "run", attempts=(attempt,))
     assert measure(run, Target("accuracy", 0.9)).reached == pytest.approx(4.0)
@@ -108,5 +108,5 @@ def test_the_time_to_a_target_begins_with_the_run(tmp_path):
 
 
 @pytest.mark.parametrize("text", [None, "", "yesterday", 17])
-def test_what_is_no_time_is_none(text):
+def test_texts_that_are_not_a_time_give_none(text):
     assert moment_of(text) is None

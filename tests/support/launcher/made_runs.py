@@ -1,4 +1,4 @@
-"""Folders of runs as the launcher leaves them, of made numbers."""
+"""Folders of runs with given numbers, in the format of the launcher."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ BEGAN = 1_800_000_000.0
 
 @dataclass(frozen=True, kw_only=True)
 class MadeAttempt:
-    """One attempt: each step takes ``step_seconds``, after ``delay`` since the run began.
+    """An attempt that begins ``delay`` seconds after the run, with steps of ``step_seconds``.
 
-    ``own_seconds`` are those without waiting, of the instances that wait.
+    ``own_seconds`` is the time without waiting, by instance.
     """
 
     steps: int = 20
@@ -47,7 +47,7 @@ def made_run(
     seconds: float | None = 10.0,
     exit_code: int = 0,
 ) -> RecordedRun:
-    """Write a run into ``folder`` and return it as it is read; without ``seconds`` it goes on."""
+    """Write a run into ``folder`` and read it. Without ``seconds`` it has not ended."""
     run = folder / name
     run.mkdir(parents=True)
     told = []

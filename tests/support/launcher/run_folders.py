@@ -1,4 +1,4 @@
-"""Folders of runs as jobs leave them, made of values: what is reported of long jobs, in no time."""
+"""Folders of long runs, which are written without running a job."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def steps_of(instance: int, *, began: float, first: int = 1, count: int = 400) -
 
 
 def view_of(instances: int, seconds: float, num_steps: int = 100) -> JobView:
-    """Return a look at a job."""
+    """Return an observation of a job."""
     states = tuple(_state(index, seconds, num_steps) for index in range(instances))
     return JobView(
         run_id=RUN_ID, pid=4711, program="train.py", seconds=seconds, instances=states,
@@ -87,7 +87,7 @@ def _state(index: int, seconds: float, num_steps: int) -> InstanceState:
 
 
 def device_document(ipus: int = 2) -> dict:
-    """Return what instance 0 leaves of a model of ``ipus`` stages."""
+    """Return the device file of instance 0 for a model with ``ipus`` stages."""
     return {
         "version": 1,
         "models": [
@@ -120,7 +120,7 @@ def make_run(
     planned: LaunchPlan | None = None,
     is_running: bool = False,
 ) -> RunFiles:
-    """Make the folder of a run; with a ``failure`` its last attempt ended so."""
+    """Write the folder of a run, whose last attempt ends with ``failure`` if it is given."""
     planned = planned or a_plan(instances)
     reports, began = [], BEGAN
     for number in range(1, attempts + 1):

@@ -1,4 +1,4 @@
-"""The pages of comparisons and scalings: what charts they hold, and that text is only text."""
+"""Charts on the pages of comparisons and scalings, and escaping of texts."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_without_samples_the_loss_is_over_steps(tmp_path):
     assert "Loss over samples" not in titles_of(page)
 
 
-def test_runs_without_any_number_still_have_a_page(tmp_path):
+def test_runs_without_any_numbers_have_a_page(tmp_path):
     attempts = (MadeAttempt(steps=0),)
     runs = [made_run(tmp_path, n, attempts=attempts, seconds=None) for n in ("a", "b")]
     page = comparison_page(compare([measure(run) for run in runs]), runs)
@@ -104,7 +104,7 @@ def test_a_scaling_of_whole_runs_is_drawn_in_seconds(tmp_path):
     assert ideal["y"] == [9.0, 4.5]
 
 
-def test_names_are_text(tmp_path):
+def test_names_are_escaped(tmp_path):
     evil = "<script>alert(1)</script>"
     runs = [
         made_run(

@@ -1,4 +1,4 @@
-"""The page of a run: what it says, what it leaves out, and what a browser makes of it."""
+"""The page of a run, its content for complete and damaged runs, and its display in a browser."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def drawn(files) -> str:
 
 
 def words(page: str) -> str:
-    """Return what is read of a page before its scripts."""
+    """Return the text of a page without its scripts and styles."""
     text = re.sub(r"<(style|script).*?</\1>", "", page, flags=re.DOTALL)
     return " ".join(re.sub("<[^>]*>", " ", text).split())
 
@@ -76,14 +76,14 @@ def test_charts(whole):
     assert [trace["name"] for trace in throughput["data"]] == [f"instance {i}" for i in range(4)]
     assert [each["text"] for each in throughput["layout"]["annotations"]] == ["attempt 2"]
     assert throughput["layout"]["shapes"][0]["x0"] == pytest.approx(26.2, abs=0.5)
-    # An attempt ends, and the next one goes on from the checkpoint: a gap, no line between both.
+    # The line has a gap between two attempts.
     assert throughput["data"][0]["y"].count(None) == 1
     steps = loss["data"][0]["x"]
     assert (steps[0], steps[-1]) == (1, 700)
     assert sorted(steps) != steps
 
 
-def test_equal_throughput_is_said_of_each_instance(tmp_path):
+def test_equal_throughput_is_stated_once_for_all_instances(tmp_path):
     even = words(drawn(made_run(tmp_path, "even", instances=2).files))
     assert re.search(r"Each instance has [\d.]+ samples/s on average\. Compiling", even)
 
@@ -100,7 +100,7 @@ def test_slowest_instance_stands_out(whole):
     assert words(row).startswith("2 800")
 
 
-def test_schedule_is_an_image_in_which_nothing_runs(whole):
+def test_scripts_in_the_picture_of_a_schedule_do_not_run(whole):
     assert "taken over" not in whole
     assert whole.count('<img src="data:image/svg+xml;base64,') == 1
 
@@ -115,7 +115,7 @@ def test_failure_comes_first(tmp_path):
     assert "Traceback" not in rest
 
 
-def test_output_of_instances_is_linked_from_where_the_page_lies(tmp_path):
+def test_links_to_outputs_are_relative_to_the_page(tmp_path):
     files = make_run(tmp_path / "a run", attempts=1, failure=FAILURE)
     own = tmp_path / "a run" / "attempt-1"
     (own / "instance-1.stderr").write_text("Traceback")
@@ -145,7 +145,7 @@ def test_badge_tells_how_the_run_ended(tmp_path, ending, badge):
     assert badge in page_text(files)
 
 
-def test_first_steps_whose_time_nobody_knows_do_not_count_as_speed(tmp_path):
+def test_first_steps_without_a_time_do_not_change_the_speed(tmp_path):
     files = make_run(tmp_path, attempts=1, instances=2, steps=2)
     lines = [
         StepRecord(at=BEGAN + step, instance=instance, step=step, seconds=0.5 * (step > 1),
@@ -174,7 +174,7 @@ def test_job_without_steps_has_no_charts(tmp_path):
     assert "popdist_py.heartbeat.step()" in words(page)
 
 
-def test_report_alone_is_enough(tmp_path):
+def test_a_page_is_made_of_the_report_alone(tmp_path):
     files = make_run(tmp_path, attempts=1)
     for path in (tmp_path / "attempt-1").iterdir():
         path.unlink()
@@ -204,13 +204,13 @@ def test_values_of_env_are_not_shown(tmp_path):
                     ' "samples": 0}\n'),
     ("instance-0.values.jsonl", '{"at": 1, "step": 1, "values": {"a": Infinity, "<b>": NaN}}\n'),
 ])  # fmt: skip
-def test_damaged_files_leave_out_what_they_held(tmp_path, name, text):
+def test_values_of_damaged_files_are_left_out(tmp_path, name, text):
     files = make_run(tmp_path, attempts=1, instances=2, steps=20)
     (tmp_path / "attempt-1" / name).write_text(text)
     assert "Environment" in titles(drawn(files))
 
 
-def test_a_module_that_nobody_looked_at_has_its_name(tmp_path):
+def test_a_module_without_observations_has_its_name(tmp_path):
     files = make_run(tmp_path, attempts=1, instances=2, steps=20)
     (tmp_path / "attempt-1" / "looks.jsonl").unlink()
     program = {"program": ["python3", "-m", "package.train"], "attempts": [{"number": 1}]}
@@ -226,7 +226,7 @@ def test_a_module_that_nobody_looked_at_has_its_name(tmp_path):
     {"attempts": [{"number": 1, "observation": {"x": 1}, "first_failure": {}, "stacks": [1],
                    "instances": [{}, 4]}], "exit_code": 1},
 ])  # fmt: skip
-def test_reports_may_lack_much(tmp_path, report):
+def test_values_of_a_report_may_be_missing(tmp_path, report):
     files = make_run(tmp_path, attempts=1, instances=2, steps=20)
     files.report.write_text(json.dumps(json.loads(files.report.read_text()) | report))
     assert "</html>" in page_text(files)
@@ -243,8 +243,8 @@ def test_many_instances_are_thinned(tmp_path):
     assert [len(each["data"]) for each in steps] == [8, 8]
 
 
-def test_slow_instance_of_many_is_drawn(tmp_path):
-    # Of 130 instances 64 are drawn, evenly: 0, 2, 4, 6, ..., and not 1.
+def test_the_slow_instance_of_many_is_drawn(tmp_path):
+    # The 64 evenly spaced instances of 130 are 0, 2, 4, 6, ..., without 1.
     files = make_run(tmp_path, attempts=1, instances=2, steps=2, planned=a_plan(2))
     (tmp_path / "attempt-1" / "steps.jsonl").write_text("".join(
         json.dumps(StepRecord(at=BEGAN + 1, instance=i, step=1, seconds=0.05, samples=1,
@@ -280,7 +280,7 @@ def test_in_a_browser(tmp_path, whole):
             lines = page.value("getComputedStyle(document.querySelector('.js-line')).stroke")
             assert lines == ("rgb(104, 173, 255)" if is_dark else "rgb(0, 86, 180)")
             assert page.value("document.title") == "train.py: 20260921-133320-1a2b3c"
-        # The scheme changes while the page is open.
+        # The colour scheme changes while the page is open.
         page.look(dark=True, width=400)
         page.wait_for(
             "getComputedStyle(document.querySelector('.js-line')).stroke === 'rgb(104, 173, 255)'"
@@ -313,7 +313,7 @@ def test_timeline(tmp_path):
     assert set(outer["y"]) == set(figure["layout"]["yaxis"]["categoryarray"])
 
 
-def test_very_long_runs_are_read_in_part(tmp_path, monkeypatch):
+def test_evenly_spaced_steps_of_very_long_runs_are_read(tmp_path, monkeypatch):
     monkeypatch.setattr(recorded_run, "_MOST_STEPS", 100)
     monkeypatch.setattr(recorded_run, "_MOST_STATES", 20)
     monkeypatch.setattr(recorded_run, "_LEAST_OBSERVATIONS", 5)
@@ -323,7 +323,7 @@ def test_very_long_runs_are_read_in_part(tmp_path, monkeypatch):
     assert [each.step for each in attempt.steps if each.instance == 1] == list(range(8, 401, 8))
     ats = [round(at - BEGAN) for at, _ in attempt.observations]
     assert ats == list(range(1, 22, 4))
-    # What it tells counts all of them.
+    # The numbers on the page count all steps.
     text = words(run_page(run, iso_time(BEGAN)))
     assert "1 400 5" in text
     assert "one of 8 at the end" in text

@@ -1,4 +1,4 @@
-"""Some steps of a trace: from its middle, nested, and of whatever a file may hold."""
+"""Excerpts of traces, complete and damaged."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ def span(name: str, process: int, thread: int, ts: float, dur: float) -> dict:
 
 
 def write(path, events) -> None:
-    """Write a trace as merging does: an event a line."""
+    """Write a trace with one event in each line, like popdist_py.timeline.merging."""
     lines = ",\n".join(json.dumps(event, separators=(",", ":")) for event in events)
     text = '{"displayTimeUnit":"ms","traceEvents":[\n' + lines + "\n]}\n"
     path.write_bytes(gzip.compress(text.encode()))
 
 
 def trace(num_steps: int = 9) -> list[dict]:
-    """Return two instances with steps of 1 ms, in each a reduction of half of it."""
+    """Return the events of two instances with steps of 1 ms, which overlap with reductions."""
     events = []
     for process in (1, 2):
         events += [named("process_name", process, 0, name=f"instance {process - 1}")]
@@ -54,7 +54,7 @@ def trace(num_steps: int = 9) -> list[dict]:
     return events
 
 
-def test_spans_that_follow_one_another_do_not_lie_within_one_another(tmp_path):
+def test_consecutive_spans_are_not_nested(tmp_path):
     # 0.1 + 0.2 > 0.3
     events = [span("step", 1, 1, 0.0, 10.0), span("update", 1, 2, 0.1, 0.2),
               span("stage 0", 1, 2, 0.3, 5.0)]  # fmt: skip
@@ -63,7 +63,7 @@ def test_spans_that_follow_one_another_do_not_lie_within_one_another(tmp_path):
     assert [each.depth for each in excerpt.spans] == [0, 0, 0]
 
 
-def test_steps_of_the_middle(tmp_path):
+def test_steps_are_taken_from_the_middle(tmp_path):
     write(tmp_path / "t.gz", trace())
     excerpt = read_excerpt(tmp_path / "t.gz")
     assert excerpt is not None
@@ -78,7 +78,7 @@ def test_steps_of_the_middle(tmp_path):
     )
 
 
-def test_spans_are_cut_to_the_excerpt(tmp_path):
+def test_spans_are_clipped_to_the_excerpt(tmp_path):
     write(tmp_path / "t.gz", trace())
     excerpt = read_excerpt(tmp_path / "t.gz")
     assert excerpt is not None
@@ -87,14 +87,14 @@ def test_spans_are_cut_to_the_excerpt(tmp_path):
     assert last.begin + last.seconds == pytest.approx(excerpt.seconds)
 
 
-def test_one_step(tmp_path):
+def test_a_trace_with_one_step(tmp_path):
     write(tmp_path / "t.gz", [named("process_name", 1, 0, name="instance 0"),
                               span("step", 1, 7, 2e6, 5e5)])  # fmt: skip
     only = TraceSpan("instance 0: 7", "step", 0.0, 0.5, 0)
     assert read_excerpt(tmp_path / "t.gz") == Excerpt(2.0, 0.5, 1, (only,))
 
 
-def test_steps_of_very_many_spans_are_bounded(tmp_path):
+def test_the_number_of_spans_is_limited(tmp_path):
     events = [span("step", 1, 7, 1000.0 * i, 1000.0) for i in range(3)]
     events += [span("cell", 1, 7, i * 0.5, 0.25) for i in range(6000)]
     write(tmp_path / "t.gz", events)
@@ -103,7 +103,7 @@ def test_steps_of_very_many_spans_are_bounded(tmp_path):
     assert (excerpt.num_steps, len(excerpt.spans)) == (1, 1500)
 
 
-def test_only_the_beginning_of_a_large_trace_is_read(tmp_path, monkeypatch):
+def test_only_the_first_part_of_a_large_trace_is_read(tmp_path, monkeypatch):
     monkeypatch.setattr("poprun_py.past_runs.pages.timeline_excerpt._MOST_BYTES", 3000)
     write(tmp_path / "t.gz", trace(1000))
     excerpt = read_excerpt(tmp_path / "t.gz")
@@ -111,26 +111,26 @@ def test_only_the_beginning_of_a_large_trace_is_read(tmp_path, monkeypatch):
     assert excerpt.at < 0.01
 
 
-# Packed without the time of day: the workers of a test run are to find tests of the same names.
+# Without a fixed mtime, the data and so the names of the tests would differ between workers.
 @pytest.mark.parametrize("data", [
     b"", b"no gzip", gzip.compress(b"not json\n", mtime=0), gzip.compress(b"{}" * 50, mtime=0)[:20],
     gzip.compress(b'{"ph":"X","name":"step","pid":1}\n', mtime=0),
     gzip.compress(b'{"ph":"X","name":"step","pid":1,"ts":"a","dur":{}}\n', mtime=0),
     gzip.compress(b'{"ph":"X","name":"step","pid":1,"ts":1,"dur":\n', mtime=0),
 ])  # fmt: skip
-def test_what_is_no_trace_gives_nothing(tmp_path, data):
+def test_files_that_are_not_a_trace_give_none(tmp_path, data):
     (tmp_path / "t.gz").write_bytes(data)
     assert read_excerpt(tmp_path / "t.gz") is None
     assert read_excerpt(tmp_path / "missing.gz") is None
 
 
-def test_a_trace_that_is_damaged_anywhere_is_none_or_as_it_was(tmp_path):
+def test_a_damaged_trace_gives_none_or_the_same_excerpt(tmp_path):
     path = tmp_path / "t.gz"
     write(path, trace(3))
     whole, before = read_excerpt(path), path.read_bytes()
     for how, data in damaged(before):
         path.write_bytes(data)
-        # Of the header some bytes, such as the time, tell nothing. Another trace may follow.
+        # Some bytes of the header, such as the time, do not matter, and another trace may follow.
         assert read_excerpt(path) in (None, whole) or how.endswith("follows"), how
 
 
@@ -140,7 +140,7 @@ def test_a_trace_that_is_damaged_anywhere_is_none_or_as_it_was(tmp_path):
     '{"ph":"X","name":"step","pid":1,"tid":1,"ts":1e999,"dur":1}',
     '{"ph":"X","name":"step","pid":[],"tid":{},"ts":1,"dur":1}',
 ])  # fmt: skip
-def test_nonsense_in_a_trace_is_no_excerpt(tmp_path, line):
+def test_an_impossible_event_gives_none(tmp_path, line):
     path = tmp_path / "t.gz"
     path.write_bytes(gzip.compress(f"[\n{line},\n{line}\n]".encode()))
     read_excerpt(path)

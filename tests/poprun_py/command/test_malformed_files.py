@@ -1,4 +1,4 @@
-"""Files of others: whatever stands in them, an answer or one line, never a traceback."""
+"""Malformed input files give a result or an error of one line, never a traceback."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from poprun_py.command import cli
 from poprun_py.planning.plan_file import plan_to_json
 from poprun_py.texts import read_json
 
-# A prime, so that values, and what stands in their place, come in all pairs in turn.
+# Only every 601st or 47th change of a document is tested. Prime numbers reach all combinations.
 FEW, MANY = 601, 47
 
 
 @pytest.fixture
 def run(capsys):
-    """Return what runs a command line, and tells how the lie is told if it ends in another way."""
+    """Return a function that runs a command line and checks its exit code and its error."""
 
     def runs(words, lie):
         try:
@@ -45,11 +45,11 @@ def lies(document, every, texts=slice(None)):
 
 
 def forms_of(path):
-    """Return command lines that read a file, by what is in it; the name of a form of each."""
+    """Return the command lines that read each kind of file."""
     plan = ["--print-topology=tree", "--print-topology=json", "--export-plan=-"]
     machine = ["--print-topology=tree", "--print-topology=svg"]
     return {
-        # Without --dry-run they would run what stands in the file.
+        # Without --dry-run, the program in the file would be run.
         "plan": [["--from-plan", path, "--dry-run", form] for form in plan],
         "hardware": [["--hardware", path, "-n", "2", form] for form in machine],
         "options": [["--import-config", path, "--dry-run"]],
@@ -68,7 +68,9 @@ DOCUMENTS = {
 
 @pytest.mark.parametrize("every", [FEW, pytest.param(MANY, marks=pytest.mark.sweep)])
 @pytest.mark.parametrize("what", DOCUMENTS)
-def test_any_plan_machine_or_options_are_read_or_refused(run, tmp_path, monkeypatch, what, every):
+def test_a_malformed_plan_machine_or_option_file_is_read_or_refused(
+    run, tmp_path, monkeypatch, what, every
+):
     monkeypatch.setenv("A", "1")
     path, document = tmp_path / "told.json", DOCUMENTS[what]()
     path.write_text(json.dumps(document))
@@ -80,7 +82,7 @@ def test_any_plan_machine_or_options_are_read_or_refused(run, tmp_path, monkeypa
 
 
 @pytest.mark.parametrize("every", [FEW, pytest.param(MANY, marks=pytest.mark.sweep)])
-def test_any_run_is_shown_and_compared_or_refused(run, tmp_path, monkeypatch, every):
+def test_a_malformed_run_is_shown_and_compared_or_refused(run, tmp_path, monkeypatch, every):
     monkeypatch.chdir(tmp_path)
     files = make_run(tmp_path / "one", instances=2, steps=6, attempts=2)
     make_run(tmp_path / "two", instances=2, steps=6)
@@ -97,12 +99,12 @@ def test_any_run_is_shown_and_compared_or_refused(run, tmp_path, monkeypatch, ev
         before = path.read_bytes()
         is_lines = path.suffix == ".jsonl"
         document = json.loads(before.splitlines()[0] if is_lines else before)
-        # Every reader is the same, so that each file has another third of them, or all.
+        # All files have the same reader, so each is tested with a third of the texts.
         texts = slice(None) if every == MANY else slice(place % 3, None, 3)
         for lie, data in lies(document, every, texts):
             path.write_bytes(data + b"\n")
             code, _ = run(forms[(number := number + 1) % len(forms)], (path.name, lie))
-            # Of one that is damaged beside its report the rest is shown.
+            # If another file than the report is damaged, the rest of the run is shown.
             assert path == files.report or code == 0 or isinstance(lie, dict), (path.name, lie)
         path.write_bytes(before)
 
@@ -115,14 +117,14 @@ def test_any_run_is_shown_and_compared_or_refused(run, tmp_path, monkeypatch, ev
     (b"9" * 5000, "Exceeds the limit"),
     (b"", "Expecting value"),
 ])  # fmt: skip
-def test_what_is_no_json_is_said_in_few_words(text, problem):
+def test_json_errors_are_short(text, problem):
     with pytest.raises(ValueError) as caught:
         read_json(text)
     assert problem in str(caught.value)
     assert len(str(caught.value)) < 200
 
 
-def test_a_file_that_is_no_file_is_refused(run, tmp_path):
+def test_a_path_that_is_not_a_file_is_refused(run, tmp_path):
     os.mkfifo(tmp_path / "pipe")
     for path in (tmp_path, tmp_path / "none"):
         for forms in forms_of(path).values():
