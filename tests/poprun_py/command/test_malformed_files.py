@@ -68,9 +68,7 @@ DOCUMENTS = {
 
 @pytest.mark.parametrize("every", [FEW, pytest.param(MANY, marks=pytest.mark.sweep)])
 @pytest.mark.parametrize("what", DOCUMENTS)
-def test_a_malformed_plan_machine_or_option_file_is_read_or_refused(
-    run, tmp_path, monkeypatch, what, every
-):
+def test_a_malformed_file_is_read_or_refused(run, tmp_path, monkeypatch, what, every):
     monkeypatch.setenv("A", "1")
     path, document = tmp_path / "told.json", DOCUMENTS[what]()
     path.write_text(json.dumps(document))
