@@ -1,7 +1,7 @@
-"""The command ``poprun-py``: words -> configuration -> what was asked for -> exit code.
+"""The entry point of the command ``poprun-py``, from its words to its exit code.
 
-The only module that exits; terminal.py prints. Heavy imports happen where they are needed:
-``--help`` must answer at once.
+Only this module ends the process. Functions import the modules that they need, so that ``--help``
+answers at once.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from poprun_py.planning.launch_plan import LaunchPlan
     from poprun_py.running.supervise.job import LaunchResult
 
-# Modules of poprun_py/command, each with main(words) -> exit code, and its click command.
+# The subcommands, each of which has a module with ``main(words)`` and a click command.
 COMMANDS = ("report", "compare", "scale")
 # The forms of the topology that show CPUs. The CPUs that the kernel reports are printed below.
 _READ_BACK = ("tree", "cores")
@@ -48,7 +48,7 @@ _TOLD_STEPS, _TOLD_SECONDS = 10, 60.0
 def main() -> NoReturn:
     """Run the command line of this process and exit with its code."""
     name = command_name()
-    # As click spells the variable of a command's completion.
+    # The variable with which click asks for completion.
     if f"_{name.replace('-', '_').upper()}_COMPLETE" in os.environ:
         _complete(name)
     prepare_streams()
@@ -58,10 +58,10 @@ def main() -> NoReturn:
 
 
 def _complete(name: str) -> NoReturn:
-    """Answer the shell that completes a command line of ours."""
+    """Print the completions of a command line for the shell."""
     from poprun_py.options.help_pages import COMMAND
 
-    # The words as far as they are typed, as the shells' own scripts hand them over.
+    # The words typed so far, as click's shell scripts pass them.
     typed = os.environ.get("COMP_WORDS", "").split()[1:2]
     if typed and typed[0] in COMMANDS:
         import click
@@ -74,7 +74,7 @@ def _complete(name: str) -> NoReturn:
 
 
 def run(words: Sequence[str]) -> int:
-    """Do what ``words`` ask for and return the exit code."""
+    """Run the command line ``words`` and return the exit code."""
     is_beside = bool(words) and words[0] in COMMANDS
     return exit_code_of(lambda: _command(words) if is_beside else _run(parse(words)))
 
@@ -109,10 +109,10 @@ def _run(values: dict[str, Any]) -> int:
 
 
 def _check_plan_alone(values: dict[str, Any]) -> None:
-    """Refuse what a saved plan has decided already.
+    """Refuse options that contradict a saved plan.
 
     Raises:
-        UsageError: --from-plan stands beside an option that makes a plan.
+        UsageError: --from-plan and an option that changes the plan are given.
     """
     decided = [name for name in OPTIONS if name in values and is_decided_by_plan(name)]
     if values.get("from_plan") is not None and decided:
@@ -123,7 +123,7 @@ def _check_plan_alone(values: dict[str, Any]) -> None:
 
 
 def _configuration(values: dict[str, Any]) -> LaunchConfig:
-    """Merge the places of options, and say which there are."""
+    """Merge the options of files, variables and words, and log their sources."""
     from poprun_py.options.gathered_options import gather_options
 
     gathered = gather_options(values, os.environ)
@@ -192,7 +192,7 @@ def _show_plan(config: LaunchConfig, saved: LaunchPlan | None) -> int:
 
 
 def _run_job(config: LaunchConfig, job: LaunchConfig | LaunchPlan) -> int:
-    """Launch a job, show its plan before it starts where asked for, and say how it ended."""
+    """Launch a job, show its plan before the start if asked for, and print its result."""
     from poprun_py.command import inspections
     from poprun_py.launching.launch import Request, launch
 

@@ -41,12 +41,12 @@ def print_status(config: LaunchConfig) -> int:
     job = config.status
     assert job is not None
     if job == NEWEST and len(config.program) == 1:
-        job = config.program[0]  # without the equals sign
+        job = config.program[0]  # the user left out the equals sign
     status, others = ask_status(job)
     if config.status_format == "json":
         print_out(json.dumps(status, indent=2))
         return 0
-    # A pipe gets whole lines, a terminal what fits.
+    # Lines for a terminal are cut at its width.
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 200
     lines = table_lines(JobView.from_json(status), width=width, colour=wants_colour())
     text = "\n".join(lines)
@@ -128,7 +128,7 @@ def print_hardware(config: LaunchConfig) -> None:
 
 
 def is_inspected(config: LaunchConfig) -> bool:
-    """Tell whether a plan is shown or exported."""
+    """Return whether the options show or export the plan."""
     return config.export_plan is not None or _topology_form(config) != "no"
 
 
@@ -189,7 +189,7 @@ def _topology(form: str, planned: LaunchPlan) -> str:
 
 
 def _look() -> TextStyle:
-    """Return how pictures are drawn on standard output."""
+    """Return the style of text pictures on standard output."""
     from poprun_py.planning.views.text_drawing import BOX_CHARACTERS, TextStyle
 
     return TextStyle(
@@ -213,7 +213,7 @@ def export_config(config: LaunchConfig) -> None:
     """Write the options into a file.
 
     Raises:
-        UsageError: It is there already, or cannot be written.
+        UsageError: The file exists, or cannot be written.
     """
     from poprun_py.options.launch_config import dump_config
 

@@ -1,6 +1,6 @@
 """The attempts of a launch. Each attempt is one job for the supervisor.
 
-A restart may run another plan, for the hosts that are left.
+A restart may use another plan, without the hosts that were lost.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class Attempts:
         self._output_folder = output_folder
         self._on_attempt = on_attempt
         self._stdin_position = standard_input.position()
-        # Moved forward by pauses, which do not count towards the time limit.
+        # The start of the time limit. Each pause of the job moves it forward.
         self._began = time.monotonic()
 
     def run(self, count: int) -> LaunchResult:
@@ -172,7 +172,7 @@ def job_of(
     Args:
         planned: The plan.
         run_id: The name of the run.
-        recorded: Where the attempt is recorded.
+        recorded: The record of the attempt.
         restart_count: How often the job was started again before.
         spent_seconds: The part of the time limit that earlier attempts have used.
         partition: The IPUs of the job; None without a pod.
@@ -322,7 +322,7 @@ def _refusal_of(planned: LaunchPlan, warn: Log, index: int, answer: dict[str, An
 
 
 def _listen_address(others: list[Host], network: str) -> str:
-    """Return this machine's address that the other hosts reach."""
+    """Return the address of this machine for the other hosts."""
     from poprun_py.machines.host_networks import listen_address
 
     return listen_address(others, network)

@@ -1,6 +1,6 @@
 """The destinations of a run's metrics, which all attempts of the run share.
 
-Destinations that cannot work are refused before anything starts. Nothing here runs a job.
+Destinations that cannot work are refused before anything starts.
 """
 
 from __future__ import annotations
@@ -30,15 +30,16 @@ if TYPE_CHECKING:
 
 _WANDB_GROUP: Final = "WANDB_RUN_GROUP"
 _TENSORBOARD_FOLDER: Final = "tensorboard"
-# They are those of the program's own run: two runs of one name would be one.
+# Variables that name a run of the user's program. The launcher writes a run of its own, which must
+# not get the same name.
 _OF_ONE_RUN: Final = ("WANDB_RUN_ID", "WANDB_RESUME")
 
 
 class JobMetrics:
-    """Where the numbers of one run go.
+    """The destinations of one run's metrics.
 
     Args:
-        planned: What runs.
+        planned: The plan of the run.
 
     Raises:
         UsageError: The port is taken, wandb is not installed, or a folder cannot be written to.
@@ -65,20 +66,20 @@ class JobMetrics:
     def start(
         self, run_id: str, program: str, folder: Path | None, tell: Callable[[str], None]
     ) -> None:
-        """Start what takes the numbers.
+        """Start the processes that write or serve the metrics.
 
         Args:
             run_id: The name of the run.
-            program: As people call it.
-            folder: That of the run; None without --output-dir.
-            tell: Takes where the numbers are served.
+            program: A short name of the program.
+            folder: The folder of the run; None without --output-dir.
+            tell: Takes a sentence with the address of the metrics.
 
         Raises:
             StartError: A process cannot be started.
         """
         first: dict[str, Any] = {
             "run_id": run_id,
-            # The name of a file need not be a text that can be sent.
+            # The name of a program file need not be valid Unicode, but JSON must be.
             "program": program.encode(errors="replace").decode(),
             "began": time.time(),
             "num_instances": self._num_instances,
@@ -88,7 +89,7 @@ class JobMetrics:
         if self._listener is not None:
             self._endpoint = self._start_endpoint(first, self._listener)
             host, port = self._listener.getsockname()
-            self._listener.close()  # the process has it
+            self._listener.close()  # the process has its own copy
             tell(f"metrics are served at http://{host}:{port}/metrics")
 
     def begin(self, restart_count: int) -> tuple[Recorder, ...]:
@@ -109,9 +110,9 @@ class JobMetrics:
         return tuple(recorders)
 
     def variables(self, run_id: str) -> dict[str, str]:
-        """Return the variables that tell programs of it.
+        """Return the variables about the metrics for the programs.
 
-        Their own runs of Weights & Biases join that of the launcher.
+        The programs' own runs of Weights & Biases thus join the group of the launcher's run.
         """
         if not any(each.tool == WANDB for each in self._destinations):
             return {}
@@ -121,7 +122,7 @@ class JobMetrics:
         """Wait until all metrics are written; return sentences about problems.
 
         Args:
-            tell: Takes a sentence when this lasts.
+            tell: Takes a sentence if the wait is long.
         """
         feeds = [feed for feed in (self._endpoint, self._sinks) if feed is not None]
         troubles = [trouble for feed in feeds for trouble in feed.finish(tell)]
@@ -129,7 +130,7 @@ class JobMetrics:
         return troubles
 
     def close(self) -> None:
-        """End what has not ended."""
+        """End the processes that are still running."""
         if self._listener is not None:
             self._listener.close()
         for feed in (self._endpoint, self._sinks):
@@ -178,7 +179,7 @@ class JobMetrics:
         return {**sink, WANDB: arguments}
 
     def _wandb_group(self, run_id: str) -> str:
-        """Return the group of all runs of Weights & Biases that belong to a run of ours."""
+        """Return the group in Weights & Biases for all runs of this job."""
         return self._environ.get(_WANDB_GROUP) or run_id
 
 
@@ -186,10 +187,10 @@ def _require_wandb(option: str) -> None:
     """Raise UsageError if the package wandb is not installed.
 
     Raises:
-        UsageError: It is not.
+        UsageError: It is not installed.
     """
     spec = find_spec("wandb")
-    # Without an origin, it is the folder that wandb itself makes for runs, and no package.
+    # A spec without an origin is the folder in which wandb keeps runs, not the package.
     if spec is None or spec.origin is None:
         raise UsageError(f"{option}: the package wandb is not installed: pip install wandb")
 
@@ -198,7 +199,7 @@ def _make_folder(folder: str, option: str) -> None:
     """Make a folder if it does not exist.
 
     Raises:
-        UsageError: It cannot be made or written to.
+        UsageError: The folder cannot be made or written to.
     """
     path = Path(folder)
     expected = f"{option}: expected a folder that can be made and written to"

@@ -1,7 +1,7 @@
 """The timeline of a run, which merges the spans of all attempts into one trace.
 
-The folders are the run's own with --output-dir, so that the spans are there also if the launcher is
-killed; else temporary ones. Nothing here runs a job.
+With --output-dir, the spans are kept in the run's folder, where they survive a killed launcher.
+Otherwise they are in temporary folders.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 
 TIMELINE_FILE: Final = "timeline.json.gz"
 _FOLDER: Final = "spans"
-# The files of each take --timeline-size of the disk.
+# Each attempt takes up to --timeline-size of the disk.
 _MOST_ATTEMPTS: Final = 8
-# Below, a file would hold no more than a few hundred spans.
+# A smaller file would hold only a few hundred spans.
 _LEAST_BYTES: Final = 1 << 18
 
 
@@ -35,11 +35,11 @@ class JobTimeline:
     """The timeline of one run.
 
     Args:
-        planned: What runs.
-        run_folder: The run's own folder; None without --output-dir.
+        planned: The plan of the run.
+        run_folder: The folder of the run; None without --output-dir.
 
     Raises:
-        UsageError: The trace cannot be written where the user wants it.
+        UsageError: The trace cannot be written at the path of --timeline.
     """
 
     def __init__(self, planned: LaunchPlan, run_folder: Path | None) -> None:
@@ -65,10 +65,10 @@ class JobTimeline:
                 )
 
     def begin(self, planned: LaunchPlan, attempt_folder: str | None) -> FilePlace | None:
-        """Return where the next attempt records; None if no timeline is wanted.
+        """Return the place for the spans of the next attempt; None without --timeline.
 
         Raises:
-            StartError: No folder can be made.
+            StartError: The folder cannot be made.
         """
         if self._path is None:
             return None
@@ -84,14 +84,14 @@ class JobTimeline:
         return place_of_spans(folder, max(_LEAST_BYTES, share))
 
     def finish(self) -> Merged | None:
-        """Make the trace; None where none was wanted, or no program started.
+        """Write the trace; return None without --timeline, or if no program started.
 
         Raises:
-            OSError: It cannot be written; ``keep`` says where the spans are.
+            OSError: The trace cannot be written. ``keep`` returns the folders of the spans.
         """
         if self._path is None or not self._folders:
             return None
-        # Reading and writing traces is for the end of jobs that want one.
+        # Loaded only at the end of a job with a timeline.
         from popdist_py.timeline.merging import merge_files, recorded_instances
 
         instances = recorded_instances(self._folders, self._first)
@@ -122,16 +122,16 @@ class JobTimeline:
         )
 
     def keep(self) -> list[Path]:
-        """Return the folders of the spans, which stay there from now on."""
+        """Keep the folders of the spans, and return them."""
         kept, self._folders = self._folders, []
         private = {Path(held.path) for held in self._held}
         return [_kept(folder) if folder in private else folder for folder in kept]
 
     def _make_folder(self, attempt_folder: str | None) -> Path:
-        """Make the folder for the files of an attempt, which its owner alone can enter.
+        """Make a private folder for the spans of an attempt.
 
         Raises:
-            StartError: It cannot be made.
+            StartError: The folder cannot be made.
         """
         if attempt_folder is None:
             self._held.append(make_private_folder())
@@ -144,7 +144,7 @@ class JobTimeline:
         return folder
 
     def close(self) -> None:
-        """Remove what no run folder keeps."""
+        """Remove the temporary folders."""
         for folder in self._folders:
             if folder.name != _FOLDER:
                 shutil.rmtree(folder, ignore_errors=True)
@@ -163,7 +163,7 @@ def _kept(folder: Path) -> Path:
 
 
 def _keep_earlier(path: Path) -> None:
-    """Move the trace of an earlier launch of the same run aside: ``timeline-1.json.gz`` and on."""
+    """Rename the trace of an earlier launch of the same run to ``timeline-1.json.gz`` and so on."""
     if path.exists():
         names = (path.with_name(f"timeline-{n}.json.gz") for n in itertools.count(1))
         path.rename(next(name for name in names if not name.exists()))

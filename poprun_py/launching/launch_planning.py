@@ -1,6 +1,6 @@
 """Planning of a launch, with the hosts, machines, MPI and pod that are there now.
 
-The decisions are pure functions of poprun_py/planning; this module reads the surroundings for them.
+The decisions are pure functions in poprun_py/planning. This module collects their input.
 """
 
 from __future__ import annotations
@@ -195,7 +195,7 @@ def _ilds_of(config: LaunchConfig, use: PartitionDecision | None) -> int | None:
 def working_folder() -> str:
     """Return the working folder of this process; empty if it was deleted."""
     try:
-        return os.getcwd()  # noqa: PTH109 (its bytes need not be UTF-8, and it makes no object)
+        return os.getcwd()  # noqa: PTH109 (a path need not be valid Unicode)
     except OSError:
         return ""
 
@@ -234,7 +234,7 @@ def _machines_within(gathered: _Gathered, lease: Lease | None) -> Machines:
     """Return the machines with the leased cores of this one, and the free cores of the others.
 
     Raises:
-        StartError: These are too few.
+        StartError: The free cores of another host are too few.
     """
     machines, probed = gathered.inputs.machines, gathered.inputs.probed
     if probed is not None and probed.other_jobs and leases_place() is not None:

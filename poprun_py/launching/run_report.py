@@ -1,6 +1,7 @@
 """The report of a run as JSON, with the plan, all attempts and the reasons of their ends.
 
-This module only computes: it neither reads nor writes files. The same for people: report.py.
+This module only computes: it neither reads nor writes files. result_text.py describes a result to
+people.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from poprun_py.texts import iso_time
 
 REPORT_VERSION = 2
 _MOST_OF_REASON: Final = 200
-# The values of an attempt whose size does not grow with the number of its instances.
+# The values whose size does not grow with the number of instances.
 _BRIEF: Final = {
     *("number", "folder", "restart_count", "hosts", "began_at", "ended_at"),
     *("exit_code", "cause", "seconds"),
@@ -48,10 +49,10 @@ def run_report(
     attempts: Sequence[Mapping[str, Any]],
     ending: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Return the report of a run; without an ``ending`` it is running.
+    """Return the report of a run, which is running if there is no ``ending``.
 
     Args:
-        plan: What runs.
+        plan: The plan of the run.
         run_id: The name of the run.
         launcher: Host and process id of the launcher.
         began_at: When the run began, as ``iso_time`` writes it.
@@ -103,10 +104,10 @@ def brief_report(report: Mapping[str, Any]) -> dict[str, Any]:
 def begun_attempt(
     plan: LaunchPlan, number: int, restart_count: int, began: float
 ) -> dict[str, Any]:
-    """Return an attempt that runs.
+    """Return an attempt that has just begun.
 
     Args:
-        plan: What runs.
+        plan: The plan of the attempt.
         number: The number of the attempt, from 1.
         restart_count: How often this launch has started the job again.
         began: The time, in seconds since the epoch.
@@ -126,7 +127,7 @@ def begun_attempt(
 def ended_attempt(
     attempt: Mapping[str, Any], result: LaunchResult, label: Label, ended: float
 ) -> dict[str, Any]:
-    """Return an attempt that has ended, with all instances, also of one that ended well."""
+    """Return an attempt that has ended, with the results of all instances."""
     first = result.first_failure
     progress = [r.progress for r in result.instances if r.progress is not None]
     return {
@@ -169,7 +170,7 @@ def refused_attempt(
 
 
 def _cause(result: LaunchResult) -> str:
-    """Return in one word why an attempt ended."""
+    """Return one word for the cause of the end."""
     if result.exit_code == 0:
         return "completed"
     if result.exit_code == RESUME_EXIT_CODE:
