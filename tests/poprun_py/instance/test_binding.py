@@ -1,4 +1,4 @@
-"""Binding real processes to CPUs and memory, and what the kernel says of them afterwards."""
+"""Binding of real processes to CPUs and memory, as the kernel reports it afterwards."""
 
 import json
 import os
@@ -17,7 +17,7 @@ CPUS = sorted(os.sched_getaffinity(0))
 
 
 def in_child(code: str, *, before: tuple[str, ...] = (), **environ: str):
-    """Run ``code`` in a fresh interpreter that knows ``binding``; return the JSON it prints."""
+    """Run ``code`` in a new interpreter that has imported ``binding``; return its JSON output."""
     done = subprocess.run(
         [*before, sys.executable, "-I", "-S", "-c", "import sys, json, os\n"
          f"sys.path.insert(0, {str(ROOT)!r})\nfrom poprun_py.instance import binding\n{code}"],
@@ -27,7 +27,7 @@ def in_child(code: str, *, before: tuple[str, ...] = (), **environ: str):
     return json.loads(done.stdout)
 
 
-def test_a_process_and_its_children_run_where_they_are_bound():
+def test_a_binding_holds_for_a_process_and_its_children():
     applied, own, child = in_child(
         f"applied = binding.apply([{CPUS[-1]}], [0])\n"
         "import subprocess\n"
@@ -51,7 +51,7 @@ def test_a_process_and_its_children_run_where_they_are_bound():
     assert binding_differences({"cpus": CPUS[-1:], "memory_nodes": [0], "threads": 3}, child) == []
 
 
-def test_nothing_is_touched_when_nothing_is_asked():
+def test_an_empty_request_changes_nothing():
     applied, found = in_child(
         "applied = binding.apply([], [])\n"
         "print(json.dumps([applied, binding.read_back(os.getpid())]))"
@@ -61,7 +61,7 @@ def test_nothing_is_touched_when_nothing_is_asked():
     assert found["memory_policy"] == "default"
 
 
-def test_refusals_are_reported_and_do_not_stop():
+def test_refusals_are_reported_and_the_program_runs():
     applied, found = in_child(
         "applied = binding.apply([4000], [1000])\n"
         "print(json.dumps([applied, binding.read_back(os.getpid())]))"
@@ -82,7 +82,9 @@ def test_refusals_are_reported_and_do_not_stop():
     ("forbidden", "policy", "found_policy"),
     [("set_mempolicy=2", "preferred", "preferred"), ("set_mempolicy", "none", "default")],
 )
-def test_memory_policy_falls_back_where_a_container_forbids_it(forbidden, policy, found_policy):
+def test_a_weaker_memory_policy_is_used_if_a_container_forbids_the_first(
+    forbidden, policy, found_policy
+):
     applied, found = in_child(
         "applied = binding.apply([], [0])\n"
         "print(json.dumps([applied, binding.read_back(os.getpid())]))",
@@ -95,7 +97,7 @@ def test_memory_policy_falls_back_where_a_container_forbids_it(forbidden, policy
     assert difference.endswith("instead of bind on node 0")
 
 
-def test_an_ended_process_is_not_compared():
+def test_an_ended_process_has_no_differences():
     child = os.fork()
     if child == 0:
         os._exit(0)
@@ -107,8 +109,8 @@ def test_an_ended_process_is_not_compared():
     assert binding.read_back(child)["ended"]
 
 
-def test_a_program_is_read_right_after_its_start():
-    # The moment between exec and a visible environment is short: many tries meet it.
+def test_a_program_can_be_read_right_after_its_start():
+    # The environment becomes visible a moment after exec. Many attempts meet that moment.
     unset = 0
     for _ in range(60):
         with subprocess.Popen(
@@ -118,7 +120,7 @@ def test_a_program_is_read_right_after_its_start():
     assert unset == 0
 
 
-def test_differences_name_what_is_found_and_what_was_planned():
+def test_differences_name_the_actual_and_the_planned_binding():
     plan = {"cpus": [1, 2, 3], "memory_nodes": [0, 1], "threads": 3}
     found = {
         "cpus": [1], "memory_policy": "preferred", "memory_nodes": [0], "omp_num_threads": 0,
@@ -149,13 +151,13 @@ def test_differences_name_what_is_found_and_what_was_planned():
         ("local anon=1", "local", []),
     ],
 )
-def test_policies_as_kernels_write_them(monkeypatch, line, policy, nodes):
+def test_memory_policies_are_parsed_as_kernels_write_them(monkeypatch, line, policy, nodes):
     text = f"55a2d6bb0000 {line} mapped=2\n55a2d6bb2000 default\n".encode()
     monkeypatch.setattr(binding, "read_file", lambda *_, **__: text)
     assert binding._memory_policy(1) == (policy, nodes)
 
 
-def test_the_import_loads_little_of_the_standard_library():
+def test_importing_binding_loads_few_modules():
     code = (
         "import sys, os\n"
         f"sys.path.insert(0, {str(ROOT)!r})\n"

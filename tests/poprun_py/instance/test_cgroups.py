@@ -1,4 +1,4 @@
-"""Out of memory: what the kernel says about a control group, and a real one."""
+"""Limits of control groups, read from made-up files and enforced by the kernel."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def tree(root: Path, files: dict[str, str]) -> str:
     return str(root)
 
 
-def test_group_of_version_2(tmp_path):
+def test_memory_of_a_group_of_version_2(tmp_path):
     root = tree(
         tmp_path,
         {
@@ -37,7 +37,7 @@ def test_group_of_version_2(tmp_path):
     assert memory_state(root) == {"oom_kills": 2, "limit_bytes": 1000}
 
 
-def test_group_of_version_1(tmp_path):
+def test_memory_of_a_group_of_version_1(tmp_path):
     root = tree(
         tmp_path,
         {
@@ -54,7 +54,7 @@ def test_group_of_version_1(tmp_path):
     ("line", "folder"),
     [("0::/a/b\n", "sys/fs/cgroup"), ("8:pids:/a/b\n0::/\n", "sys/fs/cgroup/pids")],
 )
-def test_number_of_processes(tmp_path, line, folder):
+def test_limit_of_processes(tmp_path, line, folder):
     root = tree(
         tmp_path,
         {
@@ -72,7 +72,7 @@ def test_number_of_processes(tmp_path, line, folder):
     "files",
     [{}, {"proc/self/cgroup": "nonsense\n"}, {"proc/self/cgroup": "0::/../../away\n"}],
 )
-def test_unknown_group_says_nothing(tmp_path, files):
+def test_an_unreadable_group_gives_no_values(tmp_path, files):
     try:
         assert memory_state(tree(tmp_path, files)) == {}
     except ValueError:
@@ -83,13 +83,13 @@ def test_unknown_group_says_nothing(tmp_path, files):
     ("entry", "folder", "text", "seconds"),
     [
         ("0::/job", "job", "nr_throttled 3\nthrottled_usec 2500000\n", 2.5),
-        ("0::/job", "", "nr_throttled 3\nthrottled_usec 2500000\n", 2.5),  # of a group above
+        ("0::/job", "", "nr_throttled 3\nthrottled_usec 2500000\n", 2.5),  # of the parent group
         ("4:cpu,cpuacct:/job", "cpu/job", "nr_throttled 3\nthrottled_time 1500000000\n", 1.5),
         ("4:memory:/job", "cpu/job", "throttled_time 1500000000\n", 0.0),
         ("0::/job", "job", "", 0.0),
     ],
 )
-def test_throttling_is_read_from_the_control_group(tmp_path, entry, folder, text, seconds):
+def test_throttled_time_is_read_from_the_control_group(tmp_path, entry, folder, text, seconds):
     (tmp_path / "proc/self").mkdir(parents=True)
     (tmp_path / "proc/self/cgroup").write_text(entry + "\n")
     group = tmp_path / "sys/fs/cgroup" / folder
@@ -108,7 +108,7 @@ time.sleep(1000)
 
 
 @pytest.mark.mpi
-def test_kernel_kills_for_want_of_memory(tmp_path):
+def test_a_program_that_exceeds_the_memory_limit_is_killed(tmp_path):
     group = MEMORY_V1 / f"poprun-test-{os.getpid()}"
     try:
         group.mkdir()
@@ -147,7 +147,7 @@ def processes_group():
     ("limit", "said"),
     [
         (1, "cannot run .*mpirun: Resource temporarily unavailable: raise the limit of processes"),
-        # To mpirun, or to a wrapper.
+        # The limit is reached by mpirun or by a wrapper.
         pytest.param(
             4,
             "the limit of 4 processes and threads was reached: raise the limit of processes",
@@ -156,12 +156,10 @@ def processes_group():
         (7, "the limit of 7 processes and threads was reached: raise the limit of processes"),
     ],
 )
-def test_too_few_processes_are_the_reason_why_a_job_does_not_start(
-    tmp_path, processes_group, limit, said
-):
+def test_a_job_that_may_not_start_more_processes_says_so(tmp_path, processes_group, limit, said):
     (processes_group / "pids.max").write_text(str(limit))
     before = ("sh", "-c", f'echo $$ > {processes_group}/cgroup.procs && exec "$@"', "sh")
-    # Programs that ended at once might never run at the same time, and never reach the limit.
+    # Programs that end at once might not run at the same time, and so not reach the limit.
     program = (sys.executable, "-c", "import signal; signal.pause()")
     seen = measure(Fault(title="", code=3, before=before, program=program), tmp_path)
     assert seen.code == 3

@@ -1,4 +1,4 @@
-"""Frames on a stream socket: however the stream is cut, the same frames come out."""
+"""Frames are read from a stream correctly, wherever the stream is cut."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FRAMES = st.lists(
 
 
 @given(FRAMES, st.integers(1, 9))
-def test_frames_survive_any_cut(frames, size):
+def test_frames_are_read_wherever_the_stream_is_cut(frames, size):
     stream = b"".join(control_protocol.pack(kind, payload) for kind, payload in frames)
     reader, seen = control_protocol.Reader(), []
     for start in range(0, len(stream), size):
@@ -24,11 +24,11 @@ def test_frames_survive_any_cut(frames, size):
     assert seen == frames
 
 
-def test_a_frame_is_its_kind_its_length_and_its_payload():
+def test_a_frame_consists_of_kind_length_and_payload():
     assert control_protocol.pack(control_protocol.STDOUT, b"ab") == b"O\x00\x00\x00\x02ab"
     assert control_protocol.pack(control_protocol.BYE) == b"B\x00\x00\x00\x00"
 
 
-def test_a_peer_that_speaks_something_else_is_refused():
+def test_another_protocol_is_refused():
     with pytest.raises(ValueError, match="frame too long"):
         control_protocol.Reader().feed(b"GET / HTTP/1.1\r\n")

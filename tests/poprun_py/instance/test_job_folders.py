@@ -1,4 +1,4 @@
-"""A job's folders: the last who has one removes it, the dead's are swept, no one else's."""
+"""A job's folders are removed by the last process that uses them, or by a later job."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ def dead():
 
 
 @pytest.mark.parametrize("kind", ["12", "files-12", "host", "job"])
-def test_the_name_of_a_folder_is_ours(kind):
+def test_names_of_job_folders_are_recognised(kind):
     assert job_folders.is_job_folder(f"/any/{folder_name(kind)}")
     assert folder_name(kind, SECRET) == f"poprun-{kind}-000000000000"
 
 
-def test_a_killed_process_that_still_has_the_folder_is_waited_for(tmp_path):
+def test_leaving_waits_for_a_killed_process_that_still_uses_the_folder(tmp_path):
     mine, others = (JobFolder.make(str(tmp_path), folder_name("12", SECRET)) for _ in range(2))
     ends = threading.Timer(0.05, others.close)
     ends.start()
@@ -55,7 +55,7 @@ def test_a_killed_process_that_still_has_the_folder_is_waited_for(tmp_path):
         "poprun-12-000000000000-kept", "poprun-files-000000000000", "my-12-000000000000",
     ],
 )  # fmt: skip
-def test_other_names_are_not_ours(name, tmp_path):
+def test_folders_with_other_names_are_left_alone(name, tmp_path):
     assert not job_folders.is_job_folder(f"/any/{name}")
     if name:
         (tmp_path / name).mkdir()
@@ -64,7 +64,7 @@ def test_other_names_are_not_ours(name, tmp_path):
         assert JobFolder.join(str(tmp_path / name)) is None
 
 
-def test_the_last_who_has_a_folder_removes_it(tmp_path):
+def test_the_last_process_that_uses_a_folder_removes_it(tmp_path):
     first = JobFolder.make(str(tmp_path), folder_name("host", SECRET))
     second = JobFolder.make(str(tmp_path), folder_name("host", SECRET))
     third = JobFolder.join(first.path)
@@ -77,15 +77,15 @@ def test_the_last_who_has_a_folder_removes_it(tmp_path):
         assert Path(folder.path).is_dir()
     second.leave()
     assert list(tmp_path.iterdir()) == []
-    second.leave()  # nothing happens
+    second.leave()  # has no effect
     second.remove()
     assert JobFolder.join(second.path) is None
 
 
-def test_what_the_dead_left_is_swept_and_what_the_living_have_is_not(tmp_path, dead):
+def test_abandoned_folders_are_removed_and_used_ones_are_not(tmp_path, dead):
     held = JobFolder.make(str(tmp_path), folder_name(str(dead)))
     left = [tmp_path / folder_name(kind) for kind in (str(dead), f"files-{dead}", "host", "job")]
-    # A launcher of an earlier version has no lock.
+    # Launchers of earlier versions do not lock their folders.
     earlier = tmp_path / folder_name(str(os.getpid()))
     for folder in (*left, earlier):
         folder.mkdir(mode=0o700)
@@ -106,7 +106,7 @@ def test_what_the_dead_left_is_swept_and_what_the_living_have_is_not(tmp_path, d
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root has folders of other users")
-def test_another_users_folder_is_neither_swept_nor_used(tmp_path):
+def test_a_folder_of_another_user_is_neither_removed_nor_used(tmp_path):
     folder = tmp_path / folder_name("host", SECRET)
     folder.mkdir(mode=0o700)
     os.chown(folder, 12345, 12345)
@@ -125,7 +125,7 @@ def test_a_folder_that_others_may_enter_is_not_used(tmp_path):
     assert JobFolder.join(str(folder)) is None
 
 
-def test_where_no_locks_are_nothing_is_swept(tmp_path, monkeypatch):
+def test_a_file_system_without_locks_keeps_its_folders(tmp_path, monkeypatch):
     def no_locks(*_):
         raise OSError(37, "No locks available")
 
@@ -142,78 +142,82 @@ def test_where_no_locks_are_nothing_is_swept(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(("module", "call"), [(os, "mkdir"), (fcntl, "flock")])
-def test_a_folder_that_is_swept_while_it_is_made_is_made_again(tmp_path, monkeypatch, module, call):
-    """A sweep may come before the maker opens the folder, and before the maker locks it."""
-    path, swept = tmp_path / folder_name("host", SECRET), []
+def test_a_folder_that_is_removed_while_it_is_made_is_made_again(
+    tmp_path, monkeypatch, module, call
+):
+    """Another process may remove it before this one opens it, or before this one locks it."""
+    path, removed = tmp_path / folder_name("host", SECRET), []
     real = getattr(module, call)
 
-    def sweep_around(*arguments):
-        if swept:
+    def remove_around(*arguments):
+        if removed:
             real(*arguments)
             return
         if module is os:
             real(*arguments)
         path.rmdir()
-        swept.append(path)
+        removed.append(path)
         if module is not os:
             real(*arguments)
 
-    monkeypatch.setattr(module, call, sweep_around)
+    monkeypatch.setattr(module, call, remove_around)
     held = JobFolder.make(str(tmp_path), path.name)
-    assert swept
+    assert removed
     assert JobFolder.join(held.path) is not None
     held.remove()
 
 
 @pytest.fixture
-def swept_slowly(tmp_path, monkeypatch):
-    """Give a folder that another process has locked and removes after 100 pauses."""
+def removed_slowly(tmp_path, monkeypatch):
+    """Give a folder that another process has locked, and removes after 100 pauses."""
     path, pauses = tmp_path / folder_name("host", SECRET), []
     path.mkdir(mode=0o700)
-    sweeper = JobFolder(str(path), os.open(path, os.O_RDONLY))
-    assert job_folders._lock_alone(sweeper._descriptor)
+    remover = JobFolder(str(path), os.open(path, os.O_RDONLY))
+    assert job_folders._lock_alone(remover._descriptor)
 
     def pause(seconds):
         pauses.append(seconds)
         if len(pauses) == 100:
-            sweeper.remove()
+            remover.remove()
 
     clock = SimpleNamespace(monotonic=lambda: sum(pauses), sleep=pause)
     monkeypatch.setattr(job_folders, "time", clock)
     yield path
-    sweeper.close()
+    remover.close()
 
 
-def test_a_process_that_is_suspended_while_it_sweeps_is_waited_for(tmp_path, swept_slowly):
-    held = JobFolder.make(str(tmp_path), swept_slowly.name)
+def test_making_a_folder_waits_until_another_process_has_removed_it(tmp_path, removed_slowly):
+    held = JobFolder.make(str(tmp_path), removed_slowly.name)
     assert JobFolder.join(held.path) is not None
     held.remove()
 
 
-def test_a_process_that_sweeps_without_end_is_not_waited_for(tmp_path, swept_slowly, monkeypatch):
+def test_making_a_folder_fails_if_another_process_keeps_removing_it(
+    tmp_path, removed_slowly, monkeypatch
+):
     monkeypatch.setattr(job_folders, "_MAKE_SECONDS", 0.1)
     with pytest.raises(BlockingIOError, match="another process keeps removing"):
-        JobFolder.make(str(tmp_path), swept_slowly.name)
+        JobFolder.make(str(tmp_path), removed_slowly.name)
 
 
-def test_the_files_of_a_dead_daemon_go_with_the_folder(tmp_path):
+def test_files_of_a_dead_daemon_are_removed_with_the_folder(tmp_path):
     program = "import sys; input()"
     with subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE) as daemon:
         files = tmp_path / f"prted.{daemon.pid}"
         others = tmp_path / "others"
         for folder in (files / "within", others):
             folder.mkdir(parents=True)
-        for _ in range(2):  # every instance writes it down
+        for _ in range(2):  # every instance records it
             held = JobFolder.make(str(tmp_path), folder_name("host", SECRET))
             held.record_daemon(str(files), daemon.pid)
-            held.record_daemon(str(others), daemon.pid)  # not by its name
+            held.record_daemon(str(others), daemon.pid)  # the name lacks the daemon's process id
             held.record_daemon(f"relative.{daemon.pid}", daemon.pid)
             assert len(list(Path(held.path).iterdir())) == 1
         remove_abandoned([str(tmp_path)])
         assert files.exists()
         left = JobFolder.make(str(tmp_path), folder_name("host"))
         left.record_daemon(str(files), daemon.pid)
-        left.leave()  # the daemon lives, and removes its files by itself
+        left.leave()  # a living daemon removes its own files
         assert files.exists()
         daemon.communicate(b"\n")
     assert start_ticks(daemon.pid) is None
@@ -221,7 +225,7 @@ def test_the_files_of_a_dead_daemon_go_with_the_folder(tmp_path):
     assert sorted(tmp_path.iterdir()) == [others]
 
 
-def test_a_wrapper_imports_nothing_for_it_alone():
+def test_importing_job_folders_loads_few_modules():
     script = "import sys; from poprun_py.instance import job_folders; print(*sys.modules)"
     told = subprocess.run(
         [sys.executable, "-I", "-S", "-c", f"import sys; sys.path.append({str(ROOT)!r}); {script}"],

@@ -1,4 +1,4 @@
-"""Facts about processes that only real ones show."""
+"""Signals from an ending parent, and stopping with a grace time."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from support.repository import ROOT
 
 from poprun_py.instance.process_control import GracefulStop
 
-# A shell at a terminal gives each job a process group of its own; a script gives none.
+# A shell at a terminal gives each job its own process group. A script does not.
 SHELL = """
     import signal, subprocess, sys
     asks = "import signal; from poprun_py.instance import process_control as p; "
@@ -22,11 +22,11 @@ SHELL = """
 """
 
 
-def test_jobs_of_an_interactive_shell_are_ended_by_sighup_alone():
-    """Whether they outlive the shell is the shell's to decide: disown, huponexit."""
+def test_a_job_of_an_interactive_shell_asks_for_no_signal():
+    """The user decides whether it outlives the shell, by disown or huponexit."""
     main, terminal = pty.openpty()
     try:
-        # Opening a terminal makes it the one that controls a new session.
+        # The leader of a new session gets the terminal that it opens as its controlling terminal.
         become = f"import os; os.open({os.ttyname(terminal)!r}, os.O_RDWR)\n"
         done = subprocess.run(
             [sys.executable, "-c", become + dedent(SHELL)],
@@ -51,7 +51,7 @@ def steps(**settings):
     return ending, done
 
 
-def test_asked_once_and_forced_at_the_end_of_the_grace_time():
+def test_a_stop_asks_once_and_forces_after_the_grace_time():
     ending, done = steps()
     assert (ending.asked_at, ending.next_deadline()) == (None, NEVER)
     ending.begin(10.0, 5)
@@ -63,7 +63,7 @@ def test_asked_once_and_forced_at_the_end_of_the_grace_time():
     assert (done, ending.next_deadline()) == (["ask", "force"], NEVER)
 
 
-def test_less_time_counts_and_more_does_not():
+def test_a_later_call_can_only_shorten_the_grace_time():
     ending, _ = steps()
     ending.begin(10.0, 5)
     ending.force_after(1, 11.0)
@@ -72,7 +72,7 @@ def test_less_time_counts_and_more_does_not():
     assert ending.next_deadline() == 12.0
 
 
-def test_force_is_repeated_where_more_may_appear():
+def test_force_is_repeated():
     ending, done = steps(repeat_seconds=0.5)
     ending.force_after(1, 10.0)
     for now in (11.0, 11.4, 11.5):

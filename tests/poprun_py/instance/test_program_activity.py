@@ -1,4 +1,4 @@
-"""What the kernel tells of a program: CPU time, memory, disk, connections, and waiting."""
+"""CPU time, memory, disk, connections and waiting of programs, as the kernel reports them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The variables that an instance is given by what its host has, and that the user's own count."""
+"""Variables that depend on the host of an instance, and the user's own variables before them."""
 
 import os
 
@@ -23,7 +23,9 @@ from poprun_py.instance.program_environment import shared_memory_variables
         (["davinci0"], "", True),
     ],
 )
-def test_which_devices_below_dev_compute(tmp_path, monkeypatch, devices, visible, found):
+def test_accelerators_are_recognised_by_their_devices(
+    tmp_path, monkeypatch, devices, visible, found
+):
     for name in devices:
         path = tmp_path / name
         path.parent.mkdir(exist_ok=True)
@@ -43,7 +45,9 @@ def test_which_devices_below_dev_compute(tmp_path, monkeypatch, devices, visible
         ("1", None, False, None),
     ],
 )
-def test_trainers_are_told_to_use_cpus(monkeypatch, size, own, has_accelerator, told):
+def test_trainers_use_cpus_on_hosts_without_accelerators(
+    monkeypatch, size, own, has_accelerator, told
+):
     environ = {"RANK": "0", "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size}
     environ |= {"ACCELERATE_USE_CPU": own} if own else {}
     monkeypatch.setattr(os, "environ", environ)
@@ -55,7 +59,7 @@ def test_trainers_are_told_to_use_cpus(monkeypatch, size, own, has_accelerator, 
 def test_open_mpi_shares_memory_in_the_folder_of_the_job_unless_the_user_chose_another():
     chosen = {
         "OMPI_MCA_btl_sm_backing_directory": "/tmp",
-        "OMPI_MCA_osc_sm_backing_directory": f"/dev/shm/{folder_name('7')}",  # by an outer job
+        "OMPI_MCA_osc_sm_backing_directory": f"/dev/shm/{folder_name('7')}",  # from an outer job
     }
     told = shared_memory_variables("/dev/shm/ours", chosen)
     assert "OMPI_MCA_btl_sm_backing_directory" not in told

@@ -1,4 +1,4 @@
-"""What a program reads and asks for, where the program is gone or says nonsense."""
+"""Input of a program that has ended, and invalid requests of its debugger."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def sent():
 
 @pytest.mark.parametrize("keys", [b"", b"late\n"])
 @pytest.mark.parametrize("kind", [ProgramTerminal, ProgramPipe])
-def test_keys_after_the_end_of_the_program_go_nowhere(kind, keys, sent):
+def test_keys_after_the_end_of_the_program_are_dropped(kind, keys, sent):
     words = (_SETUP,) if kind is ProgramTerminal else ()
     typed = kind(*words, lambda *frame: sent.append(frame))
     typed.ended()
@@ -34,7 +34,7 @@ def test_keys_after_the_end_of_the_program_go_nowhere(kind, keys, sent):
         read, write = os.pipe()
         os.set_blocking(read, False)
         typed.ptys[typed.master].close()
-        os.dup2(write, typed.master)  # the number of the descriptor is another file's now
+        os.dup2(write, typed.master)  # the descriptor now belongs to another file
         typed.type(keys)
         with pytest.raises(BlockingIOError):
             os.read(read, 1)
@@ -47,7 +47,7 @@ def test_keys_after_the_end_of_the_program_go_nowhere(kind, keys, sent):
 
 
 @pytest.mark.parametrize("is_at_end", [False, True])
-def test_what_a_program_has_not_read_of_a_pipe_is_told_when_it_ends(sent, is_at_end):
+def test_unread_bytes_of_a_pipe_are_reported_when_the_program_ends(sent, is_at_end):
     pipe = ProgramPipe(lambda *frame: sent.append(frame))
     if child := os.fork():
         pipe.type(b"one\ntwo\n")
@@ -67,7 +67,7 @@ class ProgressMemory:
         self.lent = number
 
 
-def test_a_program_that_writes_nonsense_to_its_wrapper_is_not_heard(sent):
+def test_invalid_requests_are_ignored(sent):
     program_input = ProgramInput(
         {"debugger": True}, ProgressMemory(), lambda *frame: sent.append(frame)
     )

@@ -1,4 +1,4 @@
-"""The memory that a program shares with its wrapper: both sides read the same."""
+"""The wrapper reads from the shared memory what the program has written."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_both_sides_agree_on_the_words():
     for name in ("_ROWS", "_RING", "_ROW_WORDS", "_UNTIMED", "_UNKNOWN_BITS"):
         assert getattr(progress_memory, name) == getattr(ledger, name), name
     assert progress_memory._ALL_WORDS == ledger._NUM_WORDS
-    assert progress_memory._NUM_WORDS <= ledger._BEGAN  # after those of the heartbeat
+    assert progress_memory._NUM_WORDS <= ledger._BEGAN  # they follow the words of the heartbeat
     assert progress_memory._LEDGER_BEGAN == ledger._BEGAN
     assert len(ledger.NAMES) == progress_memory._NUM_ACTIVITIES
 

@@ -1,4 +1,4 @@
-"""Signals that ask a program for its stacks, and whether it runs Python."""
+"""Signals that ask a program whether its main thread runs Python."""
 
 from __future__ import annotations
 

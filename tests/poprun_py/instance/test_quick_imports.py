@@ -1,4 +1,4 @@
-"""What the wrapper takes from below json, signal and socket: the same answers, fewer imports."""
+"""The C modules below json, signal and socket give the same results with fewer imports."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ VALUES = st.recursive(
 
 
 @given(VALUES)
-def test_frames_read_and_written_as_json_does(value):
+def test_values_are_read_and_written_as_by_json(value):
     text = json.dumps(value)
     assert quick_imports.dumps(value) == text
     assert quick_imports.loads(text.encode()) == json.loads(text)
@@ -31,19 +31,19 @@ def test_frames_read_and_written_as_json_does(value):
 @pytest.mark.parametrize(
     "value", [float("inf"), {"\u20ac": ["\\", '"', "\x00", "\udc80"]}, 1 << 99]
 )
-def test_frames_of_unusual_values(value):
+def test_unusual_values_are_read_and_written_as_by_json(value):
     text = json.dumps(value)
     assert quick_imports.dumps(value) == text
     assert quick_imports.loads(text.encode()) == json.loads(text) == value
 
 
-def test_the_parts_below_are_there_in_this_python():
+def test_this_python_has_the_c_modules():
     assert quick_imports.dumps is not json.dumps
     assert quick_imports.loads is not json.loads
     assert {quick_imports.signal.__name__, quick_imports.socket.__name__} == {"_signal", "_socket"}
 
 
-def test_what_is_used_of_signal_and_socket_is_the_same_below():
+def test_the_c_modules_have_the_same_signals_and_sockets():
     numbers = ("SIGTERM", "SIGKILL", "SIGINT", "SIGUSR1", "SIGCHLD", "SIGPIPE", "SIGRTMAX")
     for name in (*numbers, "SIG_DFL", "SIG_IGN"):
         assert getattr(quick_imports.signal, name) == getattr(signal, name)
@@ -54,7 +54,7 @@ def test_what_is_used_of_signal_and_socket_is_the_same_below():
     assert quick_imports.socket.AF_UNIX == socket.AF_UNIX
 
 
-def test_the_public_modules_stand_in_where_the_parts_are_missing():
+def test_the_public_modules_replace_missing_c_modules():
     code = (
         f"import json, signal, socket, sys; sys.path.append({str(ROOT)!r})\n"
         "sys.modules.update(_json=None, _signal=None)\n"
@@ -66,7 +66,7 @@ def test_the_public_modules_stand_in_where_the_parts_are_missing():
     assert done.returncode == 0, done.stderr
 
 
-def test_the_wrapper_imports_little_of_the_standard_library():
+def test_the_wrapper_imports_few_modules_of_the_standard_library():
     code = (
         f"import os, sys; before = set(sys.modules); sys.path.append({str(ROOT)!r})\n"
         "from poprun_py.instance import wrapper\n"
@@ -75,7 +75,7 @@ def test_the_wrapper_imports_little_of_the_standard_library():
     done = subprocess.run(
         [sys.executable, "-I", "-S", "-c", code], capture_output=True, text=True, check=True
     )
-    # Parts of the interpreter and small files; typing, re, enum and json take milliseconds.
+    # These are parts of the interpreter or small. typing, re, enum and json take milliseconds.
     assert set(done.stdout.split()) <= {
         "_json", "_signal", "_socket", "errno", "mmap", "select", "time",
     }  # fmt: skip

@@ -1,50 +1,19 @@
-"""The file that a program is given on another host, and large files on their way back."""
+"""Files that the launcher sends to a program, and large files that a program sends back."""
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-import socket
-import subprocess
 import sys
 import zlib
 from pathlib import Path
 
 import pytest
-from support.repository import ROOT
+from support.wrapper import frames, wrapped
 
 from popdist_py.environment import CALL, CALL_FILES
 from poprun_py.instance import control_protocol
 from poprun_py.instance.transferred_files import ReceivedFile
-
-MAIN = ROOT / "poprun_py" / "instance" / "start_wrapper.py"
-
-
-@contextlib.contextmanager
-def wrapped(tmp_path, *program, **environ):
-    """Give the launcher's end of the channel of a wrapper, and the wrapper."""
-    listener = socket.socket(socket.AF_UNIX)
-    listener.bind(str(tmp_path / "control"))
-    listener.listen()
-    wrapper = subprocess.Popen(
-        [sys.executable, "-I", "-S", MAIN, "--", *program],
-        env={**os.environ, "POPRUN_CONTROL": f"unix:{tmp_path}/control", "RANK": "1", **environ},
-    )
-    try:
-        with listener.accept()[0] as channel:
-            channel.settimeout(60)
-            yield channel, wrapper
-    finally:
-        wrapper.kill()
-        wrapper.wait()
-        listener.close()
-
-
-def frames(channel):
-    reader = control_protocol.Reader()
-    while data := channel.recv(1 << 16):
-        yield from reader.feed(data)
 
 
 def first(kind, received):
@@ -55,8 +24,8 @@ def go(**start):
     return control_protocol.pack(control_protocol.GO, json.dumps(start).encode())
 
 
-def test_a_program_reads_the_file_that_was_sent_before_it(tmp_path):
-    """It has no name, so that it cannot be left over; the program after it inherits nothing."""
+def test_a_program_reads_the_file_that_the_launcher_sent(tmp_path):
+    """The file has no name, so it cannot be left behind."""
     place = tmp_path / "there"
     place.mkdir()
     code = f"import os; print(open(os.environ['{CALL}']).read(), end='')"
@@ -73,7 +42,7 @@ def test_a_program_reads_the_file_that_was_sent_before_it(tmp_path):
         assert wrapper.wait(60) == 0
 
 
-def test_a_host_that_cannot_keep_the_file_says_so(tmp_path):
+def test_a_host_without_a_place_for_the_file_reports_it(tmp_path):
     nowhere = str(tmp_path / "nowhere")
     with wrapped(tmp_path, "true", TMPDIR=nowhere) as (channel, wrapper):
         for part in (b"one", b""):
@@ -84,7 +53,7 @@ def test_a_host_that_cannot_keep_the_file_says_so(tmp_path):
         assert wrapper.wait(60) == 1
 
 
-def test_a_full_disk_is_the_problem_of_the_file(monkeypatch, tmp_path):
+def test_a_full_disk_is_reported(monkeypatch, tmp_path):
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     file = ReceivedFile()
     descriptor = os.open("/dev/full", os.O_WRONLY)
@@ -98,7 +67,7 @@ def test_a_full_disk_is_the_problem_of_the_file(monkeypatch, tmp_path):
 
 @pytest.mark.sweep
 def test_results_larger_than_memory_wait_on_the_disk(tmp_path):
-    """A launcher that does not read: the wrapper holds no more than a few parts of 128 MB."""
+    """While the launcher does not read, the wrapper holds only a few parts of 128 MB in memory."""
     place = tmp_path / "there"
     place.mkdir()
     code = (

@@ -1,193 +1,119 @@
-"""The wrapper in front of a program when words of the launcher come early, or it is stopped."""
+"""The wrapper of a program: start, processes that a program leaves, leases, exceptions."""
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import signal
-import socket
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 from support.processes import wait_until
-from support.repository import ROOT
+from support.wrapper import frames, wrapped
 
 from poprun_py.instance import control_protocol
 from poprun_py.instance.wrapper import LEAVE_SECONDS
 from poprun_py.machines.leases import list_for_launcher, parse_other_jobs
 
+GO = {"variables": {}}
+
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_stop_that_comes_together_with_the_start_is_obeyed(tmp_path, number):
-    listener = socket.socket(socket.AF_UNIX)
-    listener.bind(str(tmp_path / "control"))
-    listener.listen()
-    wrapper = subprocess.Popen(
-        [
-            sys.executable,
-            "-I",
-            "-S",
-            ROOT / "poprun_py" / "instance" / "start_wrapper.py",
-            "--",
-            "sleep",
-            "1000",
-        ],
-        env={**os.environ, "POPRUN_CONTROL": f"unix:{tmp_path}/control", "RANK": "1"},
-    )
-    try:
-        channel = listener.accept()[0]
-        channel.settimeout(60)
-        go = json.dumps({"variables": {}}).encode()
+def test_a_stop_that_arrives_together_with_the_start_is_obeyed(tmp_path, number):
+    with wrapped(tmp_path, "sleep", "1000") as (channel, wrapper):
         channel.sendall(
-            control_protocol.pack(control_protocol.GO, go)
-            + control_protocol.pack(control_protocol.STOP, b"[100, %d]" % number)
+            message(control_protocol.GO, GO) + message(control_protocol.STOP, [100, number])
         )
-        died = next(
-            value for kind, value in messages(channel) if kind == control_protocol.PROGRAM_ENDED
-        )
-        assert (died["code"], died["stopped"]) == (-number, True)
+        received = values(channel)
+        end = next(value for kind, value in received if kind == control_protocol.PROGRAM_ENDED)
+        assert (end["code"], end["stopped"]) == (-number, True)
         channel.close()
         wrapper.wait(60)
-    finally:
-        wrapper.kill()
-        wrapper.wait()
-        listener.close()
 
 
 @pytest.mark.parametrize("code", [0, 75])
-def test_what_a_program_leaves_when_it_ends_well_has_the_grace_time(tmp_path, code):
+def test_processes_left_by_a_program_that_ended_well_have_the_grace_time(tmp_path, code):
     end = tmp_path / "end"
     os.mkfifo(end)
-    with wrapper_of(tmp_path, f"(read line < {end}; echo done) & exit {code}") as channel:
-        go = json.dumps({"variables": {}, "grace_seconds": 1000}).encode()
-        channel.sendall(control_protocol.pack(control_protocol.GO, go))
-        frames = []
-        for kind, payload in raw_messages(channel):
-            frames.append((kind, payload))
+    script = f"(read line < {end}; echo done) & exit {code}"
+    received = []
+    with wrapped(tmp_path, "sh", "-c", script) as (channel, _):
+        channel.sendall(message(control_protocol.GO, {**GO, "grace_seconds": 1000}))
+        for kind, payload in until_end(channel):
+            received.append((kind, payload))
             if kind == control_protocol.PROGRAM_ENDED:
                 end.write_text("\n")
-            if kind == control_protocol.INSTANCE_ENDED:
-                break
-    assert (control_protocol.STDOUT, b"done\n") in frames
-    assert control_protocol.LEFTOVERS not in [kind for kind, _ in frames]
+    assert (control_protocol.STDOUT, b"done\n") in received
+    assert control_protocol.LEFTOVERS not in dict(received)
 
 
-def test_what_a_program_leaves_for_longer_than_the_grace_time_is_killed_and_told(tmp_path):
-    with wrapper_of(tmp_path, "sleep 1000 & exit 0") as channel:
-        go = json.dumps({"variables": {}, "grace_seconds": 0.1}).encode()
-        channel.sendall(control_protocol.pack(control_protocol.GO, go))
-        frames = []
-        for kind, payload in raw_messages(channel):
-            frames.append((kind, payload))
-            if kind == control_protocol.INSTANCE_ENDED:
-                break
-    [told] = [json.loads(payload) for kind, payload in frames if kind == control_protocol.LEFTOVERS]
-    [(pid, command)] = told
+def test_processes_left_for_longer_than_the_grace_time_are_killed_and_reported(tmp_path):
+    with wrapped(tmp_path, "sh", "-c", "sleep 1000 & exit 0") as (channel, _):
+        channel.sendall(message(control_protocol.GO, {**GO, "grace_seconds": 0.1}))
+        received = dict(until_end(channel))
+    [(pid, command)] = json.loads(received[control_protocol.LEFTOVERS])
     assert command == "sleep 1000"
     assert not Path(f"/proc/{pid}").exists()
 
 
-def test_a_program_that_failed_leaves_nothing_for_the_grace_time(tmp_path):
-    with wrapper_of(tmp_path, "sleep 1000 & exit 3") as channel:
-        go = json.dumps({"variables": {}, "grace_seconds": 1000}).encode()
-        channel.sendall(control_protocol.pack(control_protocol.GO, go))
-        kinds = []
-        for kind, _ in raw_messages(channel):
-            kinds.append(kind)
-            if kind == control_protocol.INSTANCE_ENDED:
-                break
-    assert control_protocol.LEFTOVERS not in kinds
+def test_processes_left_by_a_failed_program_are_killed_at_once(tmp_path):
+    with wrapped(tmp_path, "sh", "-c", "sleep 1000 & exit 3") as (channel, _):
+        channel.sendall(message(control_protocol.GO, {**GO, "grace_seconds": 1000}))
+        assert control_protocol.LEFTOVERS not in dict(until_end(channel))
 
 
-def test_open_mpi_sees_that_an_instance_has_ended_while_others_run(tmp_path):
-    """It then ends those, if the program called MPI_Init and not MPI_Finalize."""
-    with wrapper_of(tmp_path, "exit 0", PMIX_RANK="1") as channel:
-        channel.sendall(control_protocol.pack(control_protocol.GO, b'{"variables": {}}'))
+def test_the_wrapper_of_an_ended_program_ends_although_other_instances_run(tmp_path):
+    """Open MPI then ends the others, if the program called MPI_Init but not MPI_Finalize."""
+    with wrapped(tmp_path, "true", PMIX_RANK="1") as (channel, _):
+        channel.sendall(message(control_protocol.GO, GO))
         began = time.monotonic()
-        # The wrapper closes the channel although the launcher has not let go of it.
-        assert [kind for kind, _ in raw_messages(channel)][-1] == control_protocol.INSTANCE_ENDED
+        # The wrapper closes the channel before the launcher sends BYE.
+        assert [kind for kind, _ in frames(channel)][-1] == control_protocol.INSTANCE_ENDED
     assert time.monotonic() - began >= LEAVE_SECONDS
 
 
-@contextlib.contextmanager
-def wrapper_of(folder, script, **environ):
-    """Run the wrapper of a shell script; gives the launcher's end of its channel."""
-    main = ROOT / "poprun_py" / "instance" / "start_wrapper.py"
-    with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(str(folder / "control"))
-        listener.listen()
-        wrapper = subprocess.Popen(
-            [sys.executable, "-I", "-S", main, "--", "sh", "-c", script],
-            env={**os.environ, **environ, "POPRUN_CONTROL": f"unix:{folder}/control", "RANK": "1"},
-        )
-        try:
-            with listener.accept()[0] as channel:
-                channel.settimeout(60)
-                yield channel
-            wrapper.wait(60)
-        finally:
-            wrapper.kill()
-            wrapper.wait()
+def message(kind, value):
+    return control_protocol.pack(kind, json.dumps(value).encode())
 
 
-def raw_messages(channel):
-    reader = control_protocol.Reader()
-    while data := channel.recv(1 << 16):
-        yield from reader.feed(data)
+def values(channel):
+    """Yield the kind and the JSON value of each message."""
+    for kind, payload in frames(channel):
+        yield kind, json.loads(payload)
 
 
-def messages(channel):
-    reader = control_protocol.Reader()
-    while data := channel.recv(1 << 16):
-        for kind, payload in reader.feed(data):
-            yield kind, json.loads(payload)
+def until_end(channel):
+    """Yield the messages until all of the instance has ended."""
+    for kind, payload in frames(channel):
+        yield kind, payload
+        if kind == control_protocol.INSTANCE_ENDED:
+            return
 
 
-def test_cpus_are_leased_before_the_program_starts_and_until_the_wrapper_is_gone(tmp_path):
-    listener = socket.socket(socket.AF_UNIX)
-    listener.bind(str(tmp_path / "control"))
-    listener.listen()
+def test_cpus_are_leased_before_the_program_starts_and_until_the_wrapper_ends(tmp_path):
     cpu = min(os.sched_getaffinity(0))
     request = {"cpus": [cpu, 4000], "numa_nodes": [0], "program": "p", "run_id": "r",
                "may_share": False, "within": ""}  # fmt: skip
     environ = {"POPRUN_LEASES": str(tmp_path / "leases")}
-    wrapper = subprocess.Popen(
-        [sys.executable, "-I", "-S", ROOT / "poprun_py" / "instance" / "start_wrapper.py", "--",
-         "sleep", "1000"],
-        env={**os.environ, **environ, "POPRUN_CONTROL": f"unix:{tmp_path}/control", "RANK": "1"},
-    )  # fmt: skip
-    try:
-        channel = listener.accept()[0]
-        channel.settimeout(60)
-        frames = messages(channel)
-        channel.sendall(control_protocol.pack(control_protocol.LEASE, json.dumps(request).encode()))
-        assert next(value for kind, value in frames if kind == control_protocol.LEASED) == {}
-        assert [each.cpus for each in parse_other_jobs(list_for_launcher(environ), "").leases] == [
-            (cpu,)
-        ]
-        channel.sendall(
-            control_protocol.pack(control_protocol.GO, json.dumps({"variables": {}}).encode())
-        )
-        program = next(value["pid"] for kind, value in frames if kind == control_protocol.STARTED)
-        files = [str(file.readlink()) for file in Path(f"/proc/{program}/fd").iterdir()]
+    with wrapped(tmp_path, "sleep", "1000", **environ) as (channel, wrapper):
+        received = values(channel)
+        channel.sendall(message(control_protocol.LEASE, request))
+        assert next(value for kind, value in received if kind == control_protocol.LEASED) == {}
+        leases = parse_other_jobs(list_for_launcher(environ), "").leases
+        assert [each.cpus for each in leases] == [(cpu,)]
+        channel.sendall(message(control_protocol.GO, GO))
+        start = next(value for kind, value in received if kind == control_protocol.STARTED)
+        files = [str(file.readlink()) for file in Path(f"/proc/{start['pid']}/fd").iterdir()]
         assert files
         assert not [name for name in files if "lease" in name]
         wrapper.kill()
         wrapper.wait()
         assert list_for_launcher(environ) == []
-        channel.close()
-    finally:
-        wrapper.kill()
-        wrapper.wait()
-        listener.close()
 
 
 @pytest.mark.mpi
-def test_job_ends_although_a_wrapper_is_stopped(poprun, script):
+def test_a_job_ends_although_a_wrapper_is_suspended(poprun, script):
     program = script(
         "import os, time\n"
         "print('wrapper', os.getppid(), flush=True)\n"
@@ -202,8 +128,8 @@ def test_job_ends_although_a_wrapper_is_stopped(poprun, script):
 
 
 @pytest.mark.mpi
-@pytest.mark.soak  # mpirun kills the wrappers a quarter of a second after it has warned them
-def test_nothing_outlives_a_killed_launcher(poprun, script):
+@pytest.mark.soak  # mpirun sends SIGTERM to the wrappers, and a quarter of a second later SIGKILL
+def test_no_process_outlives_a_killed_launcher(poprun, script):
     program = script(
         "import signal, subprocess, time\n"
         "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
@@ -220,7 +146,7 @@ def test_nothing_outlives_a_killed_launcher(poprun, script):
 
 @pytest.mark.mpi
 @pytest.mark.soak
-def test_launcher_that_was_stopped_itself_blames_nobody(poprun, script, tmp_path):
+def test_a_launcher_that_was_suspended_reports_no_hang(poprun, script, tmp_path):
     program = script(
         "import time\n"
         "from pathlib import Path\n"
@@ -247,7 +173,7 @@ def test_launcher_that_was_stopped_itself_blames_nobody(poprun, script, tmp_path
 
 
 @pytest.mark.mpi
-def test_an_exception_that_a_thread_outlives_ends_the_job(poprun, script):
+def test_an_exception_ends_the_job_although_a_thread_goes_on(poprun, script):
     program = script(
         "import os, threading, time\n"
         "if os.environ['RANK'] == '1':\n"
