@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from poprun_py.errors import StartError
-from poprun_py.instance.binding import format_list
 from poprun_py.planning.launch_plan import InstancePlan, LaunchPlan
+from poprun_py.texts import numbered, ranges_text
 
 Log = Callable[[str], None]
 
@@ -68,7 +68,7 @@ def binding_differences(plan: Mapping[str, Any], actual: Mapping[str, Any]) -> l
     cpus = sorted(plan.get("cpus") or ())
     if cpus and actual.get("cpus") != cpus:
         sentences.append(
-            f"runs on {_named('CPU', actual.get('cpus'))} instead of {format_list(cpus)}"
+            f"runs on {_named('CPU', actual.get('cpus'))} instead of {ranges_text(cpus)}"
         )
     nodes = sorted(plan.get("memory_nodes") or ())
     policy = actual.get("memory_policy")
@@ -102,6 +102,4 @@ def binding_sentence(in_effect: Mapping[str, Any]) -> str:
 
 
 def _named(noun: str, numbers: Sequence[int] | None) -> str:
-    """Return ``CPU 3`` or ``CPUs 0-3``; ``CPUs unknown`` without numbers."""
-    text = format_list(numbers) if numbers else "unknown"
-    return f"{noun} {text}" if numbers and len(numbers) == 1 else f"{noun}s {text}"
+    return numbered(noun, numbers) if numbers else f"{noun}s unknown"
