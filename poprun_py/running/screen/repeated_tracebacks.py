@@ -19,7 +19,7 @@ Show = Callable[[int, bytes], None]
 Tell = Callable[[tuple[int, ...], int], None]
 
 
-class _Output:
+class _TracebackOutput:
     """The output of an instance from the beginning of a traceback on."""
 
     __slots__ = ("_lines", "_size_of_lines", "_writer", "began", "data", "index")
@@ -69,8 +69,8 @@ class RepeatedTracebacks:
         # The current failure: when it began, the tracebacks that were shown and that are held, and
         # for each repeated one the instance whose equal traceback was shown.
         self._began = 0.0
-        self._shown: dict[int, _Output] = {}
-        self._held: dict[int, _Output] = {}
+        self._shown: dict[int, _TracebackOutput] = {}
+        self._held: dict[int, _TracebackOutput] = {}
         self._size_held = 0
         self._repeated: dict[int, int] = {}
 
@@ -98,9 +98,9 @@ class RepeatedTracebacks:
         self._begin(index)
         if not self._shown:
             self._began = now
-            self._shown[index] = _Output(index, host, pid, now)
+            self._shown[index] = _TracebackOutput(index, host, pid, now)
         elif now < self._began + _TOGETHER_SECONDS:
-            self._held[index] = _Output(index, host, pid, now)
+            self._held[index] = _TracebackOutput(index, host, pid, now)
             self._hold(self._held[index], data[start:])
             return
         self._pass(index, data[start:])
@@ -120,7 +120,7 @@ class RepeatedTracebacks:
         held = (output.began + _HELD_SECONDS for output in self._held.values())
         return min(held, default=self._began + _TOGETHER_SECONDS)
 
-    def _hold(self, held: _Output, data: bytes) -> None:
+    def _hold(self, held: _TracebackOutput, data: bytes) -> None:
         held.data += data
         self._size_held += len(data)
         if len(held.data) > _MOST_OF_ONE or self._size_held > _MOST_HELD:
@@ -136,7 +136,7 @@ class RepeatedTracebacks:
             shown.data += data[: max(0, _MOST_OF_ONE - len(shown.data))]
         self._show(index, data)
 
-    def _decide(self, held: _Output) -> None:
+    def _decide(self, held: _TracebackOutput) -> None:
         """Show a held traceback, unless an equal one was shown."""
         from poprun_py.running.screen.tracebacks import equal_lines
 
