@@ -107,16 +107,10 @@ def lines(
     marks: Sequence[Mark] = (),
     from_zero: bool = False,
 ) -> Chart:
-    """Return a line chart; lines of many points are thinned.
+    """Return a line chart with thinned lines; ``marks`` are lines across the chart.
 
-    Args:
-        title: The title.
-        summary: The important numbers in a sentence.
-        series: The lines.
-        x: The title of the horizontal axis, with its unit.
-        y: The title of the vertical axis, with its unit.
-        marks: Lines across the chart.
-        from_zero: Whether the vertical axis begins at 0.
+    ``summary`` states the important numbers in a sentence. ``x`` and ``y`` are the titles of the
+    axes.
     """
     data = []
     for line in series:
@@ -163,13 +157,7 @@ def points(
 ) -> Chart:
     """Return a chart of a few points with error bars, joined by lines.
 
-    Args:
-        title: The title.
-        summary: The important numbers in a sentence.
-        series: The lines.
-        x: The title of the horizontal axis, with its unit.
-        y: The title of the vertical axis, with its unit.
-        x_ticks: The numbers shown on the horizontal axis, if not those that plotly chooses.
+    ``x_ticks`` are the numbers on the horizontal axis, if not those that plotly chooses.
     """
     data = []
     for line in series:
@@ -209,16 +197,7 @@ def bars(
     unit: str,
     marks: Sequence[Mark] = (),
 ) -> Chart:
-    """Return horizontal bars, one for each name, from top to bottom; series are stacked.
-
-    Args:
-        title: The title.
-        summary: The important numbers in a sentence.
-        names: The names of the bars.
-        series: With a value for each name.
-        unit: The unit of the values.
-        marks: Lines across the chart.
-    """
+    """Return horizontal bars from top to bottom; the series of each name are stacked."""
     data = [
         {
             "type": "bar",
@@ -310,14 +289,10 @@ def _usual_range(known: Sequence[float]) -> tuple[float, float]:
 
 
 def thinned(ys: Sequence[float | None], most: int = MOST_POINTS) -> list[int]:
-    """Return the indices of the points to draw, in order; all if they are at most ``most``.
+    """Return the indices of at most ``most`` points to draw, in order; ``most`` is at least 5.
 
     The points between the first and the last are put into buckets of neighbours. The least and
     the greatest value of each bucket are kept, so that no peak is lost, and its first gap.
-
-    Args:
-        ys: The values; None, NaN and infinity are gaps.
-        most: The number of points that may be kept, at least 5.
     """
     count = len(ys)
     if count <= most:

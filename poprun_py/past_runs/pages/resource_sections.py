@@ -9,7 +9,7 @@ from popdist_py.errors import plural
 from poprun_py.html.chart_colours import LIGHT, NEUTRAL, series_colour
 from poprun_py.html.charts import Bars, Line, Mark, bars, over_time
 from poprun_py.html.page import Beside, Chart, Part, Picture, Section, Sentence
-from poprun_py.past_runs.pages.training_sections import chosen, restarts
+from poprun_py.past_runs.pages.training_sections import drawn_instances, joined, restart_marks
 from poprun_py.past_runs.recorded_run import RecordedRun
 from poprun_py.running.watch.instance_state import ACTIVITIES, InstanceState
 from poprun_py.running.watch.job_view import JobView
@@ -35,12 +35,12 @@ _GIB: Final = 1 << 30
 _NEAR_CAPACITY: Final = 0.2
 
 
-def where_time_went(view: JobView | None) -> Section:
+def activity_section(view: JobView | None) -> Section:
     """Return the share of each activity in the time of each instance."""
     states = [state for state in view.instances if any(_times(state))] if view else []
     if not states:
         return Section("Where time went", ())
-    shown = chosen(state.index for state in states)
+    shown = drawn_instances(state.index for state in states)
     states = [state for state in states if state.index in shown]
     shares = {
         name: [_times(state)[i] / sum(_times(state)) for state in states]
@@ -70,53 +70,40 @@ def _times(state: InstanceState) -> Sequence[float]:
 
 def resource_section(run: RecordedRun, began: float) -> Section:
     """Return charts of CPUs and memory over time, from the periodic observations."""
-    shown = chosen(
-        s.index for a in run.attempts for _, view in a.observations for s in view.instances
-    )
     if sum(len(attempt.observations) for attempt in run.attempts) < 2:
         return Section("CPU and memory", ())
     states = [s for attempt in run.attempts for _, v in attempt.observations for s in v.instances]
+    shown = drawn_instances(state.index for state in states)
+    marks = restart_marks(run, began)
+
+    def chart(
+        title: str, summary: str, unit: str, value: Callable[[InstanceState], float]
+    ) -> Chart:
+        series = []
+        for index in shown:
+            xs, ys = joined(
+                [
+                    (round(at - began, 3), round(value(state), 4))
+                    for at, view in attempt.observations
+                    for state in view.instances
+                    if state.index == index
+                ]
+                for attempt in run.attempts
+            )
+            series.append(Line(name=f"instance {index}", xs=xs, ys=ys, index=index))
+        return over_time(title, summary, series, y=unit, marks=marks, from_zero=True)
+
     busiest = max(states, key=lambda state: state.cpu)
+    num_cpus = f" of its {busiest.num_cpus}" if busiest.num_cpus else ""
+    cpus = f"At most {number_text(busiest.cpu)}{num_cpus} by instance {busiest.index}."
     largest = max(states, key=lambda state: state.memory_bytes)
     size, unit = (_GIB, "GiB") if largest.memory_bytes >= _GIB else (_MIB, "MiB")
-    of_cpus = f" of its {busiest.num_cpus}" if busiest.num_cpus else ""
+    memory = f"At most {bytes_text(largest.memory_bytes)} by instance {largest.index}."
     charts = (
-        _over_time(
-            run, began, shown, lambda state: state.cpu, "CPUs in use", "CPUs",
-            f"At most {number_text(busiest.cpu)}{of_cpus} by instance {busiest.index}.",
-        ),
-        _over_time(
-            run, began, shown, lambda state: state.memory_bytes / size, "Memory", unit,
-            f"At most {bytes_text(largest.memory_bytes)} by instance {largest.index}.",
-        ),
-    )  # fmt: skip
+        chart("CPUs in use", cpus, "CPUs", lambda state: state.cpu),
+        chart("Memory", memory, unit, lambda state: state.memory_bytes / size),
+    )
     return Section("CPU and memory", (Beside(charts),))
-
-
-def _over_time(
-    run: RecordedRun,
-    began: float,
-    shown: Sequence[int],
-    value: Callable[[InstanceState], float],
-    title: str,
-    unit: str,
-    summary: str,
-) -> Chart:
-    series = []
-    for index in shown:
-        xs: list[float] = []
-        ys: list[float | None] = []
-        for attempt in run.attempts:
-            if xs and attempt.observations:
-                xs.append(attempt.observations[0][0] - began)
-                ys.append(None)
-            for at, view in attempt.observations:
-                state = next((s for s in view.instances if s.index == index), None)
-                if state is not None:
-                    xs.append(round(at - began, 3))
-                    ys.append(round(value(state), 4))
-        series.append(Line(name=f"instance {index}", xs=xs, ys=ys, index=index))
-    return over_time(title, summary, series, y=unit, marks=restarts(run, began), from_zero=True)
 
 
 # --- emulated IPUs ------------------------------------------------------------------------------

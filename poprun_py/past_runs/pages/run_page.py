@@ -166,10 +166,10 @@ def _measured(
     ):
         # Modules of charts are not imported for a job without measurements.
         return [], [Section("Training", (Sentence(_WITHOUT_STEPS),))]
-    from poprun_py.past_runs.pages.resource_sections import resource_section, where_time_went
+    from poprun_py.past_runs.pages.resource_sections import activity_section, resource_section
     from poprun_py.past_runs.pages.training_sections import (
+        step_time_section,
         step_times,
-        time_sections,
         training_section,
     )
 
@@ -179,8 +179,8 @@ def _measured(
         training = Section(training.title, (*training.parts, Sentence(_WITHOUT_STEPS)))
     return times, [
         training,
-        time_sections(times),
-        where_time_went(view),
+        step_time_section(times),
+        activity_section(view),
         resource_section(run, began),
     ]
 

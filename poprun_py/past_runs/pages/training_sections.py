@@ -8,16 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from poprun_py.html.chart_colours import NEUTRAL, series_colour
-from poprun_py.html.charts import (
-    Bars,
-    Line,
-    Mark,
-    Sample,
-    bars,
-    histogram,
-    lines,
-    over_time,
-)
+from poprun_py.html.charts import Bars, Line, Mark, Sample, bars, histogram, lines, over_time
 from poprun_py.html.page import Beside, Chart, Part, Section, Sentence, Table
 from poprun_py.past_runs.recorded_run import RecordedAttempt, RecordedRun, moment_of
 from poprun_py.running.watch.instance_state import median, percentile
@@ -90,7 +81,6 @@ def step_times(run: RecordedRun) -> list[StepTimes]:
 
 
 def _by_instance(attempt: RecordedAttempt) -> dict[int, list[StepRecord]]:
-    """Return the steps of each instance, by time."""
     found: dict[int, list[StepRecord]] = defaultdict(list)
     for record in attempt.steps:
         found[record.instance].append(record)
@@ -102,7 +92,7 @@ def _is_timed(record: StepRecord) -> bool:
     return math.isfinite(record.at) and 0 < record.seconds < math.inf
 
 
-def restarts(run: RecordedRun, began: float) -> list[Mark]:
+def restart_marks(run: RecordedRun, began: float) -> list[Mark]:
     """Return marks at the start of each attempt after the first, in seconds since ``began``."""
     return [
         Mark(at - began, f"attempt {attempt.number}")
@@ -111,12 +101,28 @@ def restarts(run: RecordedRun, began: float) -> list[Mark]:
     ]
 
 
-def chosen(instances: Iterable[int], most: int = _MOST_LINES) -> list[int]:
-    """Return all instances, or ``most`` evenly spaced ones."""
+def drawn_instances(instances: Iterable[int]) -> list[int]:
+    """Return the instances that a chart shows: all, or evenly spaced ones of very many."""
     ordered = sorted(set(instances))
-    if len(ordered) <= most:
+    if len(ordered) <= _MOST_LINES:
         return ordered
-    return [ordered[number * (len(ordered) - 1) // (most - 1)] for number in range(most)]
+    last = len(ordered) - 1
+    return [ordered[number * last // (_MOST_LINES - 1)] for number in range(_MOST_LINES)]
+
+
+def joined(
+    attempts: Iterable[Sequence[tuple[float, float | None]]],
+) -> tuple[list[float], list[float | None]]:
+    """Return the points of all attempts as ``xs`` and ``ys``, with a gap between two attempts."""
+    xs: list[float] = []
+    ys: list[float | None] = []
+    for found in attempts:
+        if xs and found:
+            xs.append(found[0][0])
+            ys.append(None)
+        xs += [x for x, _ in found]
+        ys += [y for _, y in found]
+    return xs, ys
 
 
 # --- throughput, loss and values ----------------------------------------------------------------
@@ -141,20 +147,11 @@ def _throughput(run: RecordedRun, began: float) -> Chart:
     unit = "samples/s" if has_samples else "steps/s"
     attempts = [_by_instance(attempt) for attempt in run.attempts]
     series, means = [], []
-    for index in chosen(each for steps in attempts for each in steps):
-        xs: list[float] = []
-        ys: list[float | None] = []
-        records: list[StepRecord] = []
-        for steps in attempts:
-            own = list(filter(_is_timed, steps.get(index, ())))
-            if xs and own:  # a gap between two attempts
-                xs.append(own[0].at - began)
-                ys.append(None)
-            records += own
-            for at, rate in _rates(own, has_samples=has_samples):
-                xs.append(round(at - began, 3))
-                ys.append(rate)
+    for index in drawn_instances(each for steps in attempts for each in steps):
+        own = [list(filter(_is_timed, steps.get(index, ()))) for steps in attempts]
+        xs, ys = joined(_rates(each, began, has_samples=has_samples) for each in own)
         series.append(Line(name=f"instance {index}", xs=xs, ys=ys, index=index))
+        records = [record for each in own for record in each]
         means.append((_rate(records, has_samples=has_samples), index))
     low, high = min(means), max(means)
     least, most = number_text(low[0]), number_text(high[0])
@@ -168,13 +165,15 @@ def _throughput(run: RecordedRun, began: float) -> Chart:
         f"{summary}. Compiling, validating and saving do not count.",
         series,
         y=unit,
-        marks=restarts(run, began),
+        marks=restart_marks(run, began),
         from_zero=True,
     )
 
 
-def _rates(steps: Sequence[StepRecord], *, has_samples: bool) -> list[tuple[float, float]]:
-    """Return the mean time and throughput in windows of equal length."""
+def _rates(
+    steps: Sequence[StepRecord], began: float, *, has_samples: bool
+) -> list[tuple[float, float]]:
+    """Return the mean time since ``began`` and the throughput in windows of equal length."""
     if not steps:
         return []
     first, last = steps[0].at, steps[-1].at
@@ -182,13 +181,11 @@ def _rates(steps: Sequence[StepRecord], *, has_samples: bool) -> list[tuple[floa
     windows: dict[int, list[StepRecord]] = defaultdict(list)
     for record in steps:
         windows[int((record.at - first) / width)].append(record)
-    return [
-        (
-            _mean([record.at for record in window]),
-            _rate(window, has_samples=has_samples),
-        )
-        for _, window in sorted(windows.items())
-    ]
+    rates = []
+    for _, window in sorted(windows.items()):
+        at = sum(record.at for record in window) / len(window)
+        rates.append((round(at - began, 3), _rate(window, has_samples=has_samples)))
+    return rates
 
 
 def _rate(steps: Sequence[StepRecord], *, has_samples: bool) -> float:
@@ -201,10 +198,10 @@ def _rate(steps: Sequence[StepRecord], *, has_samples: bool) -> float:
 def _loss(run: RecordedRun) -> Chart | None:
     attempts = [_by_instance(attempt) for attempt in run.attempts]
     series, last = [], []
-    for index in chosen(r.instance for a in run.attempts for r in a.steps if r.loss is not None):
-        xs, ys = _by_step(
-            [(record.step, record.loss) for record in steps.get(index, ())] for steps in attempts
-        )
+    for index in drawn_instances(
+        r.instance for a in run.attempts for r in a.steps if r.loss is not None
+    ):
+        xs, ys = joined([(r.step, r.loss) for r in steps.get(index, ())] for steps in attempts)
         series.append(Line(name=f"instance {index}", xs=xs, ys=ys, index=index))
         known = [(x, y) for x, y in zip(xs, ys, strict=True) if y is not None]
         last.append((*known[-1], index))
@@ -218,32 +215,13 @@ def _loss(run: RecordedRun) -> Chart | None:
     return lines("Loss", summary, series, x="training step", y="loss")
 
 
-def _by_step(
-    attempts: Iterable[Sequence[tuple[int, float | None]]],
-) -> tuple[list[float], list[float | None]]:
-    """Return points over steps with a gap between attempts, which may repeat steps."""
-    xs: list[float] = []
-    ys: list[float | None] = []
-    for found in attempts:
-        if xs and found:
-            xs.append(found[0][0])
-            ys.append(None)
-        xs += [step for step, _ in found]
-        ys += [value for _, value in found]
-    return xs, ys
-
-
 def _values(run: RecordedRun) -> tuple[list[Chart], list[str]]:
     """Return charts of the first logged values, and the names of the other values."""
     names = list(dict.fromkeys(n for a in run.attempts for v in a.values for n in v.values))
     charts = []
-    for number_of, name in enumerate(names[:_MOST_VALUES]):
-        xs, ys = _by_step(
-            [
-                (logged.step, logged.values[name])
-                for logged in attempt.values
-                if name in logged.values
-            ]
+    for number, name in enumerate(names[:_MOST_VALUES]):
+        xs, ys = joined(
+            [(each.step, each.values[name]) for each in attempt.values if name in each.values]
             for attempt in run.attempts
         )
         known = [(x, y) for x, y in zip(xs, ys, strict=True) if y is not None]
@@ -251,7 +229,7 @@ def _values(run: RecordedRun) -> tuple[list[Chart], list[str]]:
         finite = [y for _, y in known if math.isfinite(y)]
         if finite:
             summary += f"; between {number_text(min(finite))} and {number_text(max(finite))}"
-        line = Line(name=name, xs=xs, ys=ys, index=number_of)
+        line = Line(name=name, xs=xs, ys=ys, index=number)
         charts.append(lines(name, f"{summary}.", [line], x="training step", y=name))
     return charts, names[_MOST_VALUES:]
 
@@ -259,7 +237,7 @@ def _values(run: RecordedRun) -> tuple[list[Chart], list[str]]:
 # --- step times ---------------------------------------------------------------------------------
 
 
-def time_sections(times: Sequence[StepTimes]) -> Section:
+def step_time_section(times: Sequence[StepTimes]) -> Section:
     """Return charts and a table of the step times, and which instances wait for others."""
     if not times:
         return Section("Step time", ())
@@ -268,7 +246,7 @@ def time_sections(times: Sequence[StepTimes]) -> Section:
     )
     parts: list[Part] = []
     if len(times) > 1 and waiting:
-        parts.append(_own_bars(times))
+        parts.append(_waiting_chart(times))
     charts = [_histogram("Step time", times, {each.instance: each.seconds for each in times})]
     if waiting:
         own = {each.instance: each.own for each in times}
@@ -285,7 +263,7 @@ def time_sections(times: Sequence[StepTimes]) -> Section:
     return Section("Step time", parts)
 
 
-def _own_bars(times: Sequence[StepTimes]) -> Chart:
+def _waiting_chart(times: Sequence[StepTimes]) -> Chart:
     worst = max(times, key=lambda each: each.own_median)
     usual, slow_ones = median([each.own_median for each in times]), slow_instances(times)
     summary = (
@@ -293,7 +271,7 @@ def _own_bars(times: Sequence[StepTimes]) -> Chart:
         f"step, the median instance {milliseconds_text(usual)}"
     )
     summary += "; the others wait for it." if worst.instance in slow_ones else "."
-    drawn = {*chosen(each.instance for each in times), worst.instance}
+    drawn = {*drawn_instances(each.instance for each in times), worst.instance}
     shown = [each for each in times if each.instance in drawn]
     names = [f"instance {each.instance}" for each in shown]
     slow, own = (
@@ -363,10 +341,6 @@ def _table(times: Sequence[StepTimes]) -> Table:
         ],
         frozenset(i for i, each in enumerate(times) if each.instance in slow),
     )
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values) if values else 0.0
 
 
 def _instances(indices: Sequence[int]) -> str:
