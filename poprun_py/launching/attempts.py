@@ -51,7 +51,7 @@ class Attempts:
 
     Args:
         planned: The plan of the first attempt.
-        recording: The record of the run.
+        record: The record of the run.
         console: Takes the launcher's messages.
         lease: The cores of the job on this machine, the same for all attempts.
         partition: The IPUs of the job, the same for all attempts; None without a pod.
@@ -63,7 +63,7 @@ class Attempts:
     def __init__(
         self,
         planned: LaunchPlan,
-        recording: RunRecord,
+        record: RunRecord,
         console: Console,
         *,
         lease: Lease | None = None,
@@ -73,7 +73,7 @@ class Attempts:
         on_attempt: OnAttempt | None = None,
     ) -> None:
         self.plan = planned
-        self._recording = recording
+        self._record = record
         self._console = console
         self._lease, self._partition = lease, partition
         self._descriptors = descriptors
@@ -85,13 +85,13 @@ class Attempts:
 
     def run(self, count: int) -> LaunchResult:
         """Run the job after ``count`` restarts."""
-        planned, recording = self.plan, self._recording
-        recorded = recording.begin(planned, count)
+        planned, record = self.plan, self._record
+        attempt = record.begin(planned, count)
         spent = time.monotonic() - self._began if count else 0.0
         job = job_of(
             planned,
-            recording.run_id,
-            recorded,
+            record.run_id,
+            attempt,
             count,
             spent,
             self._partition,
@@ -112,9 +112,9 @@ class Attempts:
                 descriptors=self._descriptors,
             )
         except LaunchError as error:
-            recording.refuse(error)
+            record.refuse(error)
             raise
-        recording.end(result)
+        record.end(result)
         self._began += result.paused_seconds
         return result
 
@@ -160,7 +160,7 @@ def _make_folder_of_results(planned: LaunchPlan, restart_count: int) -> None:
 def job_of(
     planned: LaunchPlan,
     run_id: str,
-    recorded: AttemptRecord,
+    attempt: AttemptRecord,
     restart_count: int = 0,
     spent_seconds: float = 0.0,
     partition: HeldPartition | None = None,
@@ -172,14 +172,14 @@ def job_of(
     Args:
         planned: The plan.
         run_id: The name of the run.
-        recorded: The record of the attempt.
+        attempt: The record of the attempt.
         restart_count: How often the job was started again before.
         spent_seconds: The part of the time limit that earlier attempts have used.
         partition: The IPUs of the job; None without a pod.
         warn: Takes warnings about the leases on other hosts.
     """
     return Job(
-        command=_command(planned, run_id, recorded, restart_count, partition),
+        command=_command(planned, run_id, attempt, restart_count, partition),
         hosts=_hosts(planned, run_id, warn, is_restart=restart_count > 0),
         limits=JobLimits(
             timeout=planned.config.timeout,
@@ -187,22 +187,22 @@ def job_of(
             hang_timeout=planned.config.hang_timeout,
             grace=planned.config.grace,
         ),
-        files=_files(planned, recorded, restart_count),
-        watchers=_watchers(planned, run_id, recorded, partition),
+        files=_files(planned, attempt, restart_count),
+        watchers=_watchers(planned, run_id, attempt, partition),
     )
 
 
 def _command(
     planned: LaunchPlan,
     run_id: str,
-    recorded: AttemptRecord,
+    attempt: AttemptRecord,
     restart_count: int,
     partition: HeldPartition | None,
 ) -> Command:
     of_all = {
         **attempt_variables(run_id, restart_count, planned.config.max_restarts),
         **planned.settings_for_other_hosts,
-        **recorded.variables,
+        **attempt.variables,
     }
     return Command(
         words=planned.command,
@@ -240,8 +240,8 @@ def _hosts(planned: LaunchPlan, run_id: str, warn: Log, *, is_restart: bool) -> 
     )
 
 
-def _files(planned: LaunchPlan, recorded: AttemptRecord, restart_count: int) -> JobFiles:
-    folder, spans = recorded.folder, recorded.spans
+def _files(planned: LaunchPlan, attempt: AttemptRecord, restart_count: int) -> JobFiles:
+    folder, spans = attempt.folder, attempt.spans
     of_run = None if folder is None else place_of_run(Path(folder))
     call = call_folder(planned.config.program)
     of_call = None if call is None else place_of_call(call, restart_count)
@@ -254,7 +254,7 @@ def _files(planned: LaunchPlan, recorded: AttemptRecord, restart_count: int) -> 
 
 
 def _watchers(
-    planned: LaunchPlan, run_id: str, recorded: AttemptRecord, partition: HeldPartition | None
+    planned: LaunchPlan, run_id: str, attempt: AttemptRecord, partition: HeldPartition | None
 ) -> Watchers:
     config = planned.config
     only = config.only_output_from_instance
@@ -266,7 +266,7 @@ def _watchers(
         output=config.output,
         only_output_from=None if only is None else frozenset(only),
         live=config.live,
-        recorders=recorded.recorders,
+        recorders=attempt.recorders,
         run_id=run_id,
         program=short_name(config.program),
         ipus=() if config.offline_mode else tuple(_ipus(planned, partition)),

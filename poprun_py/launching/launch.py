@@ -186,21 +186,21 @@ def _run(
     if planned.network:
         console.log(f"the hosts talk to one another over {planned.network}")
     _warn_of_little_shared_memory(planned, console)
-    with contextlib.closing(RunRecord(planned, console)) as recording:
-        lease.name_run(recording.run_id)
+    with contextlib.closing(RunRecord(planned, console)) as record:
+        lease.name_run(record.run_id)
         ipus = ipus_of_job(
             config,
             planned.environ,
             console,
             wait,
-            run_id=recording.run_id,
+            run_id=record.run_id,
             program=short_name(config.program),
             num_ilds=planned.topology.num_ilds,
         )
         with ipus as partition:
             attempts = Attempts(
                 planned,
-                recording,
+                record,
                 console,
                 lease=lease,
                 partition=partition,
@@ -217,12 +217,12 @@ def _run(
                 )
             except KeyboardInterrupt as interrupt:
                 # The signal came before an attempt started, or after the last one ended.
-                recording.interrupt(getattr(interrupt, "signal", signal.SIGINT))
+                record.interrupt(getattr(interrupt, "signal", signal.SIGINT))
                 raise
-        recording.finish(result)
+        record.finish(result)
     if warning := _separate_models(result):
         console.warn(warning)
-    return replace(result, run_id=recording.run_id, was_interrupted=recording.was_interrupted)
+    return replace(result, run_id=record.run_id, was_interrupted=record.was_interrupted)
 
 
 def _separate_models(result: LaunchResult) -> str:
