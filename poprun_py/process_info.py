@@ -95,6 +95,15 @@ def read_file(pid: int, name: str, *, first_page: bool = False) -> bytes | None:
     return data
 
 
+def variable(pid: int, name: str) -> str:
+    """Return the value of a variable with which a process was started; empty without it."""
+    for entry in (read_file(pid, "environ") or b"").split(b"\0"):
+        key, _, value = entry.partition(b"=")
+        if key == os.fsencode(name):
+            return os.fsdecode(value)
+    return ""
+
+
 def owner(pid: int) -> int | None:
     """Return the user id of a process."""
     try:
@@ -163,6 +172,16 @@ def descendants(pid: int) -> list[int]:
         pids.append(current)
         waiting += children.get(current, ())
     return pids
+
+
+def ancestors(pid: int) -> list[int]:
+    """Return the parent of a process, its parent, and so on."""
+    found: list[int] = []
+    stat = read_stat(pid)
+    while stat is not None and stat.parent > 0:
+        found.append(stat.parent)
+        stat = read_stat(stat.parent)
+    return found
 
 
 def process_tree(pid: int) -> list[int]:

@@ -49,6 +49,9 @@ def test_facts_agree_with_those_of_psutil():
         assert (stat.parent, stat.group) == (os.getpid(), os.getpgrp())
         assert process_info.owner(pid) == other.uids().real
         assert int(process_info.read_status(pid)["Threads"]) == other.num_threads() == 1
+        assert process_info.ancestors(pid) == [each.pid for each in other.parents()]
+        assert process_info.variable(pid, "PATH") == other.environ()["PATH"]
+        assert process_info.variable(pid, "NO_SUCH_VARIABLE") == ""
         assert not process_info.has_children(pid)
         os.kill(pid, signal.SIGSTOP)
         wait_until(lambda: process_info.state_letter(pid) == "T")

@@ -249,9 +249,7 @@ def _is_launchers(path: Path) -> bool:
 
 def _sockets() -> Iterator[tuple[int, Path]]:
     """Return the process id and the socket of every launcher on this host, in order."""
-    import psutil
-
-    folders = set().union(*(_temporary_folders(pid) for pid in psutil.pids()))
+    folders = set().union(*(_temporary_folders(pid) for pid, _ in process_info.all_stats()))
     found = set()
     for folder in folders:
         try:
@@ -275,12 +273,7 @@ def _own_sockets(pid: int) -> list[Path]:
 
 def _sockets_of(pid: int, option: str) -> list[Path]:
     """Return the sockets of the launcher that is process ``pid`` or an ancestor of it."""
-    import psutil
-
-    line = [pid]
-    with contextlib.suppress(psutil.Error, ValueError):
-        line += [each.pid for each in psutil.Process(pid).parents()]
-    for current in line:
+    for current in [pid, *process_info.ancestors(pid)]:
         if found := _own_sockets(current):
             return found
     raise StartError(
@@ -293,10 +286,6 @@ def _temporary_folders(pid: int) -> set[Path]:
     """Return where a launcher with this process id may have its private folder."""
     import tempfile
 
-    import psutil
-
-    theirs = ""
-    with contextlib.suppress(psutil.Error, ValueError):
-        theirs = psutil.Process(pid).environ().get("TMPDIR", "")
+    theirs = process_info.variable(pid, "TMPDIR")
     own = {Path(tempfile.gettempdir()), Path("/tmp")}
     return own | ({Path(theirs)} if theirs.startswith("/") else set())
