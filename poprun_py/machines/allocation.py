@@ -156,7 +156,7 @@ def with_names(hosts: Sequence[Host]) -> tuple[Host, ...]:
     for host in hosts:
         name = _name_of_address(host) if ":" in host.name else host.name
         if any(name.lower() == each.name.lower() for each in named):
-            raise UsageError(f"host {host.name} is {name}, which is named already; name it once")
+            raise UsageError(f"host {host.name} is {name}, which is given too; give it once")
         named.append(replace(host, name=name))
     return tuple(named)
 
@@ -169,5 +169,5 @@ def _name_of_address(host: Host) -> str:
     except OSError:
         raise UsageError(
             f"host {host.name} has no name here, and mpirun takes no IPv6 address; add a line such "
-            f"as '{host.name} node1' to /etc/hosts, or give a name that leads there"
+            f"as '{host.name} node1' to /etc/hosts, or give a name that resolves to it"
         ) from None

@@ -209,7 +209,7 @@ def _resources(report: HostReport) -> list[Check]:
         judge("clock", "ok" if off <= _MAX_CLOCK_SECONDS else f"{off:.1f} s off",
               off <= _MAX_CLOCK_SECONDS, f"its clock is {off:.1f} s off", "run an NTP client"),
         judge("free memory", _size(memory), memory is None or memory >= _MIN_MEMORY,
-              f"only {_size(memory)} of memory are free", "end what else runs there"),
+              f"only {_size(memory)} of memory are free", "end other programs there"),
         judge("/dev/shm", _size(shm), shm is not None and shm >= _MIN_SHM,
               f"/dev/shm has {_size(shm)} free", "enlarge it: mount -o remount,size=1G /dev/shm"),
         judge("open files", "unlimited" if files is None else str(files),

@@ -219,7 +219,7 @@ class LeaseTable:
         """Put this process at the end of the queue.
 
         Raises:
-            OSError: The place cannot be written.
+            OSError: The file of the place in the queue cannot be written.
         """
         # Jobs that all have the highest number are served in the order of their times.
         number = max((each.number for each in self.queue), default=0) + 1

@@ -207,7 +207,7 @@ def _core_leaders(
     packages: dict[int, int],
     siblings: dict[int, tuple[int, ...]],
 ) -> dict[int, int]:
-    """Return the lowest CPU of each CPU's core, from the sibling lists or else the core numbers."""
+    """Return, for each CPU, the lowest CPU of its core."""
     leaders: dict[int, int] = {}
     by_number: dict[tuple[int, int], int] = {}
     for cpu in online:

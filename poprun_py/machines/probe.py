@@ -352,8 +352,8 @@ def _start(
             f"cannot run {command[0]} to reach other hosts: {error.strerror}; install it"
         ) from None
     assert process.stdin is not None
-    # The text fits into the pipe, so this call never waits for a host. It is written unbuffered,
-    # because flushing a buffer would fail for a process that has already ended.
+    # The script fits into the pipe's buffer in the kernel, so this call never waits for a host.
+    # Python's own buffer is not used: flushing it would fail if the process has already ended.
     with contextlib.suppress(BrokenPipeError):
         os.write(process.stdin.fileno(), text)
     process.stdin.close()

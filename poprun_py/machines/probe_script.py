@@ -111,7 +111,7 @@ def networks() -> list[list[Any]]:
 
 
 def ipv6_networks() -> list[list[Any]]:
-    """Return the IPv6 part of ``networks``."""
+    """Return the IPv6 addresses of ``networks``."""
     try:
         lines = Path("/proc/net/if_inet6").read_text(encoding="ascii").splitlines()
     except OSError:

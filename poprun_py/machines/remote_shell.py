@@ -142,13 +142,13 @@ def end_process(process: subprocess.Popen[bytes]) -> None:
 # Patterns in the output of ssh and srun, with the problem and the fix.
 _MEANINGS = (
     (r"REMOTE HOST IDENTIFICATION HAS CHANGED|host key .*changed",
-     "its host key is not the one that was known",
+     "its host key differs from the known one",
      "if the host was reinstalled: ssh-keygen -R {host}"),
     (r"Host key verification failed|No .* host key is known",
      "its host key is not known",
      "connect once by hand and compare the fingerprint: ssh {host}"),
     (r"(?s)(Identity file .* not accessible|no such identity).*Permission denied",
-     "a file with a key for it is not here", "check --ssh-args and --ssh-config"),
+     "a key file for it is missing on this machine", "check --ssh-args and --ssh-config"),
     (r"Permission denied|Too many authentication failures|no mutual signature",
      "ssh wants a password or another key",
      "install your key there: ssh-copy-id {host}"),
@@ -159,9 +159,9 @@ _MEANINGS = (
      "start sshd there, or give its port: --ssh-args '-p PORT'"),
     (r"timed out|No route to host|Host is down|Network is unreachable|Connection closed|reset by",
      "it does not answer",
-     "check that it is up and that the network between is: ping {host}"),
+     "check that the host and the network are up: ping {host}"),
     (r"Bad configuration option|Bad port|Can't open user config|unknown option|usage: ssh",
-     "ssh does not take its arguments", "check --ssh-args and --ssh-config"),
+     "ssh rejects its arguments", "check --ssh-args and --ssh-config"),
     (r"Unable to (contact|confirm|create|allocate)|Invalid node name|srun: error",
      "Slurm cannot start a step there", "check sinfo, or start by ssh: --host {host},..."),
 )  # fmt: skip
@@ -178,5 +178,5 @@ def explain_ssh_error(host: str, stderr: str, command: str) -> Problem:
     for pattern, text, fix in _MEANINGS:
         if re.search(pattern, stderr, re.IGNORECASE):
             return Problem(text, fix.format(host=host))
-    last = " ".join(stderr.split())[-200:] or "it said nothing"
+    last = " ".join(stderr.split())[-200:] or "without any output"
     return Problem(f"{command} failed ({last})", f"try by hand: ssh {host} true")

@@ -114,7 +114,7 @@ def _id_of(value):
         (no_key, "ssh wants a password", "ssh-copy-id node1", []),
         (no_key, "ssh wants a password", "ssh-copy-id node1", ["--no-check"]),
         (unknown_host_key, "host key is not known", "ssh node1", []),
-        (changed_host_key, "not the one that was known", "ssh-keygen -R node1", []),
+        (changed_host_key, "differs from the known one", "ssh-keygen -R node1", []),
         (no_python, "python does not run there", "same path", []),
         (no_python, "python does not run there", "same path", ["--no-check"]),
         (no_mpi, "MPI is missing there", "mpirun", []),

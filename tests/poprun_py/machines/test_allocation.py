@@ -150,5 +150,5 @@ def test_an_address_without_a_name_is_rejected(resolver):
 
 
 def test_a_host_given_by_name_and_by_address_is_rejected(resolver):
-    with pytest.raises(UsageError, match="host 2001:db8::2 is node2, which is named already"):
+    with pytest.raises(UsageError, match="host 2001:db8::2 is node2, which is given too"):
         with_names([Host(name="Node2"), Host(name="2001:db8::2")])

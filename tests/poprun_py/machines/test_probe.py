@@ -220,7 +220,7 @@ def test_a_report_is_read_although_ssh_keeps_a_connection_open(here_by_another_n
     ("ends", "said"),
     [
         ("echo 'Identity file k not accessible: No such file or directory' >&2\n"
-         "echo 'Permission denied (publickey)' >&2; exit 255", "file with a key"),
+         "echo 'Permission denied (publickey)' >&2; exit 255", "key file"),
         (f"echo '{probe_script.MARK}{{\"time\": 1.'", "a damaged answer"),
         ("exit 127", "does not run there"),
     ],

@@ -105,10 +105,10 @@ def test_mpirun_runs_ssh_itself_if_it_would_split_the_path_of_the_wrapper(monkey
     [
         ("Host key verification failed.", "not known", "ssh n1"),
         ("@ WARNING: REMOTE HOST IDENTIFICATION HAS CHANGED! @\nHost key verification failed.",
-         "not the one", "ssh-keygen -R n1"),
+         "differs from the known one", "ssh-keygen -R n1"),
         ("root@n1: Permission denied (publickey,password).", "password", "ssh-copy-id n1"),
         ("Warning: Identity file /x not accessible: No such file or directory.\n"
-         "n1: Permission denied (publickey).", "file with a key", "--ssh-args"),
+         "n1: Permission denied (publickey).", "key file", "--ssh-args"),
         ("ssh: Could not resolve hostname n1: Name or service not known", "resolved", "DNS"),
         ("ssh: connect to host n1 port 22: Connection refused", "no sshd", "-p PORT"),
         ("ssh: connect to host n1 port 22: No route to host", "does not answer", "ping n1"),
@@ -116,7 +116,7 @@ def test_mpirun_runs_ssh_itself_if_it_would_split_the_path_of_the_wrapper(monkey
         ("command-line: line 0: Bad configuration option: foo", "arguments", "--ssh-args"),
         ("srun: error: Unable to create step for job 3", "Slurm", "sinfo"),
         ("something new", "something new", "ssh n1"),
-        ("", "it said nothing", "ssh n1"),
+        ("", "without any output", "ssh n1"),
     ],
 )  # fmt: skip
 def test_errors_of_ssh_are_explained(said, meaning, fix):
