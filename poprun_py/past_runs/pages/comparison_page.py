@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import PurePath
 
 from popdist_py.errors import counted
@@ -30,7 +31,7 @@ from poprun_py.past_runs.measurement import began_at
 from poprun_py.past_runs.recorded_run import RecordedRun
 from poprun_py.past_runs.targets import LOSS, losses
 from poprun_py.text_tables import Column
-from poprun_py.texts import number_text
+from poprun_py.texts import milliseconds_text, number_text
 
 _MOST_VALUES = 24
 # The unit of the speed in charts.
@@ -150,6 +151,12 @@ def _by_instances(comparison: Comparison) -> list[Entry]:
     return sorted(comparison.entries, key=lambda each: each.instances)
 
 
+def _chart_by_instances(
+    title: str, summary: str, series: Sequence[Line], counts: Sequence[int], unit: str
+) -> Chart:
+    return points(title, summary, series, x="instances", y=unit, x_ticks=counts)
+
+
 def _speed_points(comparison: Comparison) -> Chart:
     base = _values_to_draw(comparison, comparison.base)
     known = [
@@ -159,71 +166,61 @@ def _speed_points(comparison: Comparison) -> Chart:
     ]
     counts = [each.instances for each, _ in known]
     unit = _UNITS[comparison.measure]
-    summary = ", ".join(
-        f"{number_text(drawn.median)} with {each.instances}" for each, drawn in known
-    )
+    medians = ", ".join(f"{number_text(drawn.median)} with {e.instances}" for e, drawn in known)
     power = -1 if comparison.measure == SECONDS else 1
     ideal = [base.median * comparison.ideal_speedup(e) ** power for e, _ in known] if base else []
-    return points(
+    return _chart_by_instances(
         _speed_title(comparison),
-        f"In {unit}: {summary} instances; error bars are from the slowest to the fastest run.",
+        f"In {unit}: {medians} instances; error bars are from the slowest to the fastest run.",
         [
             _median_line("measured", counts, [drawn for _, drawn in known]),
             Line(name="ideal", xs=counts, ys=ideal, is_reference=True),
         ],
-        x="instances",
-        y=unit,
-        x_ticks=counts,
+        counts,
+        unit,
     )
 
 
 def _median_line(
     name: str, counts: Sequence[int], spreads: Sequence[Spread], scale: float = 1.0
 ) -> Line:
-    return Line(
-        name=name,
-        xs=counts,
-        ys=[each.median * scale for each in spreads],
-        errors=[
-            ((each.median - each.least) * scale, (each.most - each.median) * scale)
-            for each in spreads
-        ],
-    )
+    errors = [
+        ((each.median - each.least) * scale, (each.most - each.median) * scale) for each in spreads
+    ]
+    return Line(name=name, xs=counts, ys=[each.median * scale for each in spreads], errors=errors)
 
 
 def _efficiency(comparison: Comparison) -> Chart:
     known = [each for each in _by_instances(comparison) if each.efficiency is not None]
     counts = [each.instances for each in known]
-    summary = ", ".join(f"{percent(each.efficiency)} with {each.instances}" for each in known)
+    efficiencies = ", ".join(f"{percent(each.efficiency)} with {each.instances}" for each in known)
     measured = [100 * (each.efficiency or 0.0) for each in known]
-    return points(
+    return _chart_by_instances(
         "Scaling efficiency",
-        f"The speedup divided by the ideal speedup: {summary} instances.",
+        f"The speedup divided by the ideal speedup: {efficiencies} instances.",
         [
             Line(name="measured", xs=counts, ys=measured),
             Line(name="ideal", xs=counts, ys=[100.0] * len(counts), is_reference=True),
         ],
-        x="instances",
-        y="%",
-        x_ticks=counts,
+        counts,
+        "%",
     )
 
 
 def _step_points(comparison: Comparison) -> Chart:
     known = [each for each in _by_instances(comparison) if "step_seconds" in each.numbers]
     spreads = [each.numbers["step_seconds"] for each in known]
-    summary = ", ".join(
-        f"{number_text(spread.median * 1e3)} ms with {each.instances}"
-        for each, spread in zip(known, spreads, strict=True)
-    )
     counts = [each.instances for each in known]
-    return points(
+    medians = ", ".join(
+        f"{milliseconds_text(spread.median)} with {count}"
+        for count, spread in zip(counts, spreads, strict=True)
+    )
+    return _chart_by_instances(
         "Time of a step",
-        f"The median of the steady steps: {summary} instances.",
+        f"The median of the steady steps: {medians} instances.",
         [_median_line("step", counts, spreads, scale=1e3)],
-        x="instances",
-        y="ms",
-        x_ticks=counts,
+        counts,
+        "ms",
     )
 
 
@@ -232,71 +229,40 @@ def _step_points(comparison: Comparison) -> Chart:
 
 def _loss_charts(comparison: Comparison, runs: Sequence[RecordedRun]) -> list[Part]:
     """Return the loss of all runs over time, and over samples or else steps."""
-    found = [_losses(run) for run in runs]
-    if not any(found):
-        return []
     batches = {run.name: run.batch for each in comparison.entries for run in each.runs}
-    summary = ", ".join(
-        f"{number_text(those[-1][2])} of {run.run_id}"
-        for run, those in zip(runs, found, strict=True)
-        if those
-    )
     by_samples = all(batches.get(run.run_id) for run in runs)
-
-    def chart(title: str, x: str, at: Callable[[RecordedRun, float, int], float]) -> Chart:
-        series = [
-            Line(
-                name=run.run_id,
-                xs=[at(run, seconds, step) for seconds, step, _ in those],
-                ys=[loss for _, _, loss in those],
-                index=index,
-            )
-            for index, (run, those) in enumerate(zip(runs, found, strict=True))
-            if those
-        ]
-        text = f"The last loss: {summary}."
-        return (
-            lines(title, text, series, x=x, y="loss")
-            if x
-            else over_time(title, text, series, y="loss")
-        )
-
-    over = (
-        chart(
-            "Loss over samples",
-            "samples",
-            lambda run, _, step: step * (batches[run.run_id] or 0.0),
-        )
-        if by_samples
-        else chart("Loss over steps", "step", lambda _run, _, step: step)
-    )
-    return [chart("Loss over time", "", lambda _run, seconds, _: seconds), over]
-
-
-def _losses(run: RecordedRun) -> list[tuple[float, int, float]]:
-    """Return the seconds since the run began, the step and the loss in all attempts."""
-    began = began_at(run) or 0.0
-    return [(at - began, step, loss) for each in run.attempts for at, step, loss in losses(each)]
+    over_seconds, over_steps, last = [], [], []
+    for index, run in enumerate(runs):
+        found = [each for attempt in run.attempts for each in losses(attempt)]
+        if not found:
+            continue
+        began = began_at(run) or 0.0
+        values = [loss for _, _, loss in found]
+        line = Line(name=run.run_id, xs=[at - began for at, _, _ in found], ys=values, index=index)
+        size = (batches[run.run_id] or 0.0) if by_samples else 1
+        over_seconds.append(line)
+        over_steps.append(replace(line, xs=[step * size for _, step, _ in found]))
+        last.append(f"{number_text(values[-1])} of {run.run_id}")
+    if not last:
+        return []
+    summary = f"The last loss: {', '.join(last)}."
+    title, x = ("Loss over samples", "samples") if by_samples else ("Loss over steps", "step")
+    return [
+        over_time("Loss over time", summary, over_seconds, y="loss"),
+        lines(title, summary, over_steps, x=x, y="loss"),
+    ]
 
 
 def _value_charts(comparison: Comparison, runs: Sequence[RecordedRun]) -> list[Part]:
     """Return a chart over time for each logged value but the loss."""
-    names = sorted(
-        {
-            name
-            for run in runs
-            for attempt in run.attempts
-            for each in attempt.values
-            for name in each.values
-        }
-        - {LOSS}
-    )
+    values = (each.values for run in runs for attempt in run.attempts for each in attempt.values)
+    names = sorted({name for each in values for name in each} - {LOSS})
     target = comparison.target
     parts: list[Part] = []
     for name in names[:_MOST_VALUES]:
-        marks = (
-            [Mark(target.bound, str(target), of_y=True)] if target and target.name == name else []
-        )
+        marks = []
+        if target is not None and target.name == name:
+            marks.append(Mark(target.bound, str(target), of_y=True))
         series = [_values_line(run, name, index) for index, run in enumerate(runs)]
         known = [line for line in series if line.ys]
         summary = ", ".join(f"{number_text(line.ys[-1] or 0.0)} of {line.name}" for line in known)
@@ -308,12 +274,6 @@ def _value_charts(comparison: Comparison, runs: Sequence[RecordedRun]) -> list[P
 
 def _values_line(run: RecordedRun, name: str, index: int) -> Line:
     began = began_at(run) or 0.0
-    found = [
-        (each.at - began, each.values[name])
-        for attempt in run.attempts
-        for each in attempt.values
-        if name in each.values
-    ]
-    return Line(
-        name=run.run_id, xs=[at for at, _ in found], ys=[value for _, value in found], index=index
-    )
+    logged = [each for attempt in run.attempts for each in attempt.values if name in each.values]
+    xs, ys = [each.at - began for each in logged], [each.values[name] for each in logged]
+    return Line(name=run.run_id, xs=xs, ys=ys, index=index)
