@@ -20,11 +20,7 @@ def check_binding(
 ) -> None:
     """Log the binding of every instance, and warn of each difference from the plan.
 
-    Args:
-        planned: The plan of the launch.
-        started: The reports of the wrappers after they started their program, by instance.
-        log: Called with a line for each instance.
-        warn: Called with a line for each difference.
+    ``started`` has the reports that the wrappers sent after starting their program, by instance.
 
     Raises:
         StartError: There is a difference, and --strict-binding is given.
@@ -44,11 +40,11 @@ def check_binding(
 def _planned_binding(instance: InstancePlan) -> dict[str, Any]:
     """Return the planned binding, without a thread count if the user set it with --env."""
     threads = dict(instance.env).get("OMP_NUM_THREADS")
-    own = "OMP_NUM_THREADS" in dict(instance.user_env)
+    is_users = "OMP_NUM_THREADS" in dict(instance.user_env)
     return {
         "cpus": instance.placement.cpus,
         "memory_nodes": instance.placement.memory_nodes,
-        "threads": int(threads) if threads and not own else 0,
+        "threads": int(threads) if threads and not is_users else 0,
     }
 
 

@@ -83,21 +83,13 @@ def place(machine: Machine, num_instances: int, policy: PlacementPolicy) -> tupl
     allowed = shares
     if policy.mode == "roundrobin" and policy.cores_per_instance is None:
         # --numa-aware yes binds an instance to the whole node, and divides only the threads.
-        nodes = _by_node(cores)
-        allowed = [nodes[i % len(nodes)] for i in range(num_instances)]
+        by_node = _by_node(cores)
+        allowed = [by_node[i % len(by_node)] for i in range(num_instances)]
     threads = _threads(machine, shares, len(cores) < num_instances, policy)
-    nodes_of = [tuple(sorted({core.numa_node for core in own})) for own in allowed]
-    return tuple(
-        Placement(
-            numa_nodes=numa_nodes,
-            memory_nodes=memory_nodes,
-            cpus=tuple(sorted(cpu for core in own for cpu in core.cpus)),
-            threads=count,
-        )
-        for own, numa_nodes, memory_nodes, count in zip(
-            allowed, nodes_of, _memory_nodes(machine, nodes_of), threads, strict=True
-        )
-    )
+    nodes = [tuple(sorted({core.numa_node for core in share})) for share in allowed]
+    memory = _memory_nodes(machine, nodes)
+    cpus = [tuple(sorted(cpu for core in share for cpu in core.cpus)) for share in allowed]
+    return tuple(map(Placement, nodes, memory, cpus, threads))
 
 
 def place_anyway(
@@ -307,8 +299,8 @@ def _divide_cores(cores: _Cores, parts: int) -> list[_Cores]:
 
 def _cuts(total: int, parts: int) -> list[tuple[int, int]]:
     """Return ``parts`` contiguous ranges over ``total``; the first ``total % parts`` are longer."""
-    size, more = divmod(total, parts)
-    return list(pairwise(i * size + min(i, more) for i in range(parts + 1)))
+    size, remainder = divmod(total, parts)
+    return list(pairwise(i * size + min(i, remainder) for i in range(parts + 1)))
 
 
 def _grouped(cores: _Cores, key: Callable[[Core], tuple[int | None, ...]]) -> list[_Cores]:
@@ -404,10 +396,10 @@ def _memory_nodes(machine: Machine, numa_nodes: Sequence[tuple[int, ...]]) -> li
     for node in with_cpus:
         if not memory_of[node.index]:
             memory_of[node.index] = {near.index for near in _nearest(node, memory, order)}
-    owned = [{index for node in nodes for index in memory_of[node]} for nodes in numa_nodes]
-    if all(len(own) == len(memory) for own in owned):
-        return [()] * len(owned)
-    return [tuple(sorted(own)) for own in owned]
+    usable = [{index for node in nodes for index in memory_of[node]} for nodes in numa_nodes]
+    if all(len(indices) == len(memory) for indices in usable):
+        return [()] * len(usable)
+    return [tuple(sorted(indices)) for indices in usable]
 
 
 def _nearest(node: NumaNode, others: Sequence[NumaNode], order: dict[int, int]) -> list[NumaNode]:

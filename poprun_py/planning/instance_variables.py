@@ -77,9 +77,7 @@ _OF_OUTER_JOB = {
 }
 
 
-def popdist_variables(
-    config: LaunchConfig, topology: Topology, instance: Instance
-) -> tuple[tuple[str, str], ...]:
+def popdist_variables(config: LaunchConfig, topology: Topology, instance: Instance) -> Pairs:
     """Return PopDist's variables of one instance."""
     # No device spans IPU-Link domains. With several domains, PopRun attaches no device for all.
     attached = not config.offline_mode and topology.num_ilds == 1
@@ -102,7 +100,7 @@ def common_variables(
     environ: Mapping[str, str],
     probed: ProbedHosts | None,
     mpi_library: str,
-) -> tuple[tuple[str, str], ...]:
+) -> Pairs:
     """Return the variables that are equal for all instances."""
     host = config.vipu_server_host or environ.get("IPUOF_VIPU_API_HOST", "localhost")
     partition = config.vipu_partition or environ.get("IPUOF_VIPU_API_PARTITION_ID")
@@ -138,7 +136,7 @@ def _master_address(topology: Topology, probed: ProbedHosts | None) -> str:
     return probed.addresses.get(first.name, first.name) if probed is not None else first.name
 
 
-def torchrun_variables(topology: Topology, instance: Instance) -> tuple[tuple[str, str], ...]:
+def torchrun_variables(topology: Topology, instance: Instance) -> Pairs:
     """Return the variables that torchrun would set, without MASTER_PORT.
 
     The launcher chooses MASTER_PORT when the job starts. The wrapper adds variables that follow
@@ -169,10 +167,7 @@ def settings_for_other_hosts(
 ) -> dict[str, str]:
     """Return settings of our libraries in the launcher's environment, for other hosts.
 
-    Args:
-        config: The options of the launch.
-        environ: The launcher's environment. It may be that of an instance of another job.
-        by_user: The names of the variables that the user's MPI arguments set.
+    Variables that the user's MPI arguments set (``by_user``) are left out.
     """
     decided = {*INSTANCE_VARIABLES, *FORWARDED_VARIABLES, TARGET_OPTIONS, *by_user}
     if config.executable_cache_path is not None:
@@ -186,33 +181,25 @@ def settings_for_other_hosts(
     }
 
 
-def placement_variables(
-    placements: Sequence[Placement], skip: set[str]
-) -> list[tuple[tuple[str, str], ...]]:
+def placement_variables(placements: Sequence[Placement], skip: set[str]) -> list[Pairs]:
     """Return the variables for the thread count and the binding of each instance.
 
     Open MPI gives a variable of one part of the command to every part that does not set it. If one
     instance has a variable, the other instances therefore get it with an empty value, which the
     wrapper treats as unset. Variables in ``skip`` are left out.
     """
-    own = [
-        {
-            **(
-                {PLANNED_THREADS: str(p.threads)}
-                if p.threads and PLANNED_THREADS not in skip
-                else {}
-            ),
-            **({"POPRUN_CPUS": ",".join(map(str, p.cpus))} if p.cpus else {}),
-            **(
-                {"POPRUN_MEMORY_NODES": ",".join(map(str, p.memory_nodes))}
-                if p.memory_nodes
-                else {}
-            ),
-        }
-        for p in placements
-    ]
-    names = dict.fromkeys(name for variables in own for name in variables)
-    return [tuple((name, variables.get(name, "")) for name in names) for variables in own]
+    by_instance = []
+    for placement in placements:
+        variables = {}
+        if placement.threads and PLANNED_THREADS not in skip:
+            variables[PLANNED_THREADS] = str(placement.threads)
+        if placement.cpus:
+            variables["POPRUN_CPUS"] = ",".join(map(str, placement.cpus))
+        if placement.memory_nodes:
+            variables["POPRUN_MEMORY_NODES"] = ",".join(map(str, placement.memory_nodes))
+        by_instance.append(variables)
+    names = dict.fromkeys(name for variables in by_instance for name in variables)
+    return [tuple((name, each.get(name, "")) for name in names) for each in by_instance]
 
 
 def user_threads(environ: Mapping[str, str]) -> dict[str, int]:
@@ -239,26 +226,26 @@ def target_options(topology: Topology, environ: Mapping[str, str]) -> str:
     PopRun's logs of jobs with 4 and 64 IPUs. Gateway mode is on in all of them, because every
     IPU-Machine has a gateway.
     """
-    theirs: Any = {}
+    of_user: Any = {}
     text = environ.get(TARGET_OPTIONS)
     if text:
         try:
-            theirs = json.loads(text)
+            of_user = json.loads(text)
         except (ValueError, RecursionError):
-            theirs = None
-        if not isinstance(theirs, dict):
+            of_user = None
+        if not isinstance(of_user, dict):
             shown = repr(text) if len(text) <= 80 else f"{text[:77]!r}..."
             raise UsageError(f"{TARGET_OPTIONS}={shown}: expected a JSON object")
     size = min(topology.ipus_per_ild, LINK_DOMAIN_IPUS)
     is_whole = size == LINK_DOMAIN_IPUS
-    ours = {
+    of_job = {
         "ipuLinkDomainSize": str(size),
         "ipuLinkConfiguration": "slidingWindow" if is_whole else "default",
         "ipuLinkTopology": "torus" if is_whole else "mesh",
         "gatewayMode": "true",
         "instanceSize": str(topology.num_local_replicas * topology.ipus_per_replica),
     }
-    return json.dumps({**theirs, **ours}, separators=(",", ":"))
+    return json.dumps({**of_user, **of_job}, separators=(",", ":"))
 
 
 def user_variables(
@@ -321,14 +308,14 @@ def mpi_environment(environ: Mapping[str, str]) -> dict[str, str]:
     would use them. HOME is added because Open MPI does not start without it, and services and cron
     do not always set it.
     """
-    left = {
+    kept = {
         name: value
         for name, value in environ.items()
         if name not in _OF_OUTER_JOB and not is_option_variable(name)
     }
-    if not left.get("HOME"):
+    if not kept.get("HOME"):
         try:
-            left["HOME"] = str(Path("~").expanduser())
+            kept["HOME"] = str(Path("~").expanduser())
         except RuntimeError:
-            left["HOME"] = "/"
-    return left
+            kept["HOME"] = "/"
+    return kept

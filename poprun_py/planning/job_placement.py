@@ -77,17 +77,10 @@ def share_beside_jobs(
     held: frozenset[int],
     index: int | None = None,
 ) -> HostShare | None:
-    """Return the part of a host that the job uses beside other jobs.
+    """Return the part of a host that the job uses beside other jobs; None if it does not fit.
 
-    Args:
-        config: The options of the job.
-        topology: The instances of each host.
-        machines: The machine of each host.
-        held: The CPUs that other jobs hold. CPUs that this job may not use are ignored.
-        index: The index of the host; by default this machine, which must be one of the hosts.
-
-    Returns:
-        The share; None if the job does not fit on the free CPUs.
+    ``held`` are the CPUs that other jobs hold on the host. ``index`` is the index of the host; by
+    default this machine.
     """
     index = local_host_index(topology) if index is None else index
     machine = None if index is None else machines[index]

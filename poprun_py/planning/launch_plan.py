@@ -185,20 +185,14 @@ def make_plan(
     enforce: bool = True,
     partition: PartitionDecision | None = None,
 ) -> LaunchPlan:
-    """Plan the launch of ``config``.
+    """Return the plan of a launch.
 
-    Args:
-        config: The options of the launch.
-        topology: The instances of each host.
-        mpi_arguments: The MPI arguments of ``config``.
-        inputs: The machines of the hosts of ``topology``, the MPI and the environment. Instances on
-            an unknown machine are not bound to CPUs.
-        enforce: Whether to raise an error if the job does not fit the machines. Otherwise the plan
-            stores the error text as its ``refusal``.
-        partition: The decision about the partition; None if no pod is configured.
+    Instances on an unknown machine are not bound to CPUs. ``partition`` is None if no pod is
+    configured.
 
     Raises:
-        UsageError: The options do not fit the hosts or their machines.
+        UsageError: The job does not fit the machines. Without ``enforce``, the plan stores the
+            error text as its ``refusal`` instead.
     """
     environ, probed = inputs.environ, inputs.probed
     placements, refusal = place_instances(config, topology, inputs.machines)

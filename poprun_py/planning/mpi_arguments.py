@@ -96,14 +96,15 @@ def split_args(text: str, option: str) -> tuple[str, ...]:
 
 def _without_output_filename(words: Sequence[str]) -> tuple[list[str], str | None]:
     """Return the other words, and the folder of the last ``--output-filename`` if there is one."""
-    left, others, folder = list(words), [], None
-    while left:
-        name, equals, value = left.pop(0).partition("=")
+    rest, others, folder = list(words), [], None
+    while rest:
+        word = rest.pop(0)
+        name, equals, value = word.partition("=")
         is_option = name.startswith("-") and name.lstrip("-") == _OUTPUT_FILENAME
-        if is_option and (equals or left):
-            folder = (value if equals else left.pop(0)).partition(":")[0]
+        if is_option and (equals or rest):
+            folder = (value if equals else rest.pop(0)).partition(":")[0]
         else:
-            others.append(name + equals + value)
+            others.append(word)
     return others, folder
 
 

@@ -106,6 +106,17 @@ def make_command(mpi: Mpi, request: MpiRequest) -> tuple[str, ...]:
     return _COMMANDS[mpi.kind](mpi.path, request)
 
 
+def split_command(command: Sequence[str]) -> list[tuple[str, ...]]:
+    """Return the parts of a command, which are separated by ``:``."""
+    parts: list[list[str]] = [[]]
+    for word in command:
+        if word == ":":
+            parts.append([])
+        else:
+            parts[-1].append(word)
+    return [tuple(part) for part in parts]
+
+
 def network_of_mpirun(command: Sequence[str], network: str) -> str | None:
     """Return the only network that the command's daemons may use to connect to mpirun.
 
@@ -279,12 +290,9 @@ def _between_hosts(
 ) -> list[tuple[str, ...]]:
     """Return the settings that Open MPI needs to start instances on other hosts and connect them.
 
-    Args:
-        path: The mpirun. Its installation must have the same path on every host.
-        request: The launch.
-        daemon: The flag for parameters of Open MPI's daemons.
-        starter: The component that starts the daemons through a remote shell.
-        control: The parameter for the network of the daemons.
+    The installation of the mpirun must have the same path on every host. ``daemon`` is the flag for
+    parameters of Open MPI's daemons, ``starter`` the component that starts them through a remote
+    shell, and ``control`` the parameter for their network.
     """
     settings: list[tuple[str, ...]] = []
     folder = Path(path).parent

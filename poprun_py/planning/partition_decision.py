@@ -148,13 +148,9 @@ def decide_partition(
 ) -> PartitionDecision:
     """Decide which partition a launch uses, and how the launcher prepares it.
 
-    Args:
-        config: The options; the numbers of instances, replicas and IPUs are known.
-        environ: The launcher's environment. It may name a partition, and tells whether the launcher
-            itself runs in an instance of another job.
-        now: The state of the pod.
-        new_name: The name for a new partition. It is used if no partition is named and the pod is
-            empty, apart from temporary partitions.
+    The environment may name a partition, and tells whether the launcher itself runs in an instance
+    of another job. ``new_name`` is the name of a new partition if no partition is named and the pod
+    has only temporary ones.
     """
     named = config.vipu_partition or environ.get(PARTITION)
     permanent = [each for each in now.partitions if not is_temporary(each.name)]

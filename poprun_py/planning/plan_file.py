@@ -21,7 +21,7 @@ from poprun_py.planning.instance_variables import check_variable
 from poprun_py.planning.job_placement import place_instances
 from poprun_py.planning.launch_plan import InstancePlan, LaunchPlan, threads_by_user
 from poprun_py.planning.mpi_arguments import split_mpi_arguments
-from poprun_py.planning.mpi_commands import shield
+from poprun_py.planning.mpi_commands import shield, split_command
 from poprun_py.planning.topology import Instance, make_topology
 from poprun_py.planning.user_program import absolute_program
 
@@ -38,25 +38,14 @@ def portable(plan: LaunchPlan) -> LaunchPlan:
     program = absolute_program(
         plan.config.program, plan.folder, plan.environ, is_local=not plan.spans_hosts
     )
-    ours, theirs = (tuple(map(shield, words)) for words in (program, plan.config.program))
+    old, new = (tuple(map(shield, words)) for words in (plan.config.program, program))
     words: list[str] = []
-    for part in _parts(plan.command) if theirs else ():
-        assert part[-len(theirs) :] == theirs
-        words += [*([":"] if words else []), *part[: -len(theirs)], *ours]
+    for part in split_command(plan.command) if old else ():
+        assert part[-len(old) :] == old
+        words += [*([":"] if words else []), *part[: -len(old)], *new]
     return replace(
         plan, config=replace(plan.config, program=program), command=tuple(words) or plan.command
     )
-
-
-def _parts(command: tuple[str, ...]) -> list[tuple[str, ...]]:
-    """Split a command into the parts of its instances."""
-    parts: list[list[str]] = [[]]
-    for word in command:
-        if word == ":":
-            parts.append([])
-        else:
-            parts[-1].append(word)
-    return [tuple(part) for part in parts]
 
 
 def plan_to_json(plan: LaunchPlan) -> dict[str, Any]:
@@ -278,7 +267,7 @@ def _check_command(plan: LaunchPlan) -> None:
     Raises:
         UsageError: They differ, for example because the plan was edited in one place only.
     """
-    parts = _parts(plan.command)
+    parts = split_command(plan.command)
     program = tuple(shield(word) for word in plan.config.program)
     if len(parts) != (1 if plan.compact else len(plan.instances)):
         raise _contradiction("instances")

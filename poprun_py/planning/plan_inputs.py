@@ -78,12 +78,7 @@ def gather_inputs(
 ) -> PlanInputs:
     """Gather the inputs that ``purpose`` needs.
 
-    Args:
-        config: The options of the launch.
-        environ: The launcher's environment.
-        purpose: The purpose of the inputs.
-        hosts: The hosts of the job; by default ``hosts_of(config, environ)``.
-        mpi: The MPI to use; by default the installed one.
+    By default, the hosts are ``hosts_of(config, environ)``, and the MPI is the installed one.
 
     Raises:
         UsageError: A file cannot be read, or options do not fit together.

@@ -57,12 +57,8 @@ def is_abandoned(
     function has not created a partition yet. A launch of another host is taken for dead if its
     partition has been ready for longer than a launch needs to attach the IPUs.
 
-    Args:
-        partition: The partition.
-        attachments: All attachments of the pod.
-        host: The name of this host.
-        now: Seconds since the epoch.
-        create_seconds: The time that the pod needs to create a partition.
+    ``attachments`` are all attachments of the pod, ``host`` is the name of this host, and
+    ``create_seconds`` is the time that the pod needs to create a partition.
     """
     match = _NAME.fullmatch(partition.name)
     if match is None or any(each.partition == partition.name for each in attachments):

@@ -71,11 +71,8 @@ def make_topology(
 ) -> Topology:
     """Spread the instances of ``config`` over ``hosts``; hosts beyond the last instance stay idle.
 
-    Args:
-        config: The options of the launch.
-        hosts: The hosts that instances may run on.
-        num_ilds: The number of IPU-Link domains of the job's partition. Without a
-            partition it is None, and the number is that of ``config`` or the smallest possible.
+    ``num_ilds`` is the number of IPU-Link domains of the job's partition. Without a partition, the
+    number is that of ``config`` or the smallest possible one.
 
     Raises:
         UsageError: The instances do not divide evenly, or exceed a host's slots.

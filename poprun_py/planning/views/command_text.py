@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator, Sequence
-from itertools import groupby
 from typing import Any
 
 from poprun_py.console import command_name
 from poprun_py.options.declared_options import OPTIONS
 from poprun_py.options.launch_config import LaunchConfig
 from poprun_py.options.option_types import FLAG, option_name
+from poprun_py.planning.mpi_commands import split_command
 from poprun_py.texts import ranges_text
 
 # Options with two values. The second value may begin with a dash. Every other option takes the
@@ -28,7 +28,7 @@ def folded(command: Sequence[str]) -> str:
     separated by ``:``) is a block that begins with its number of processes.
     """
     lines: list[str] = []
-    for part, words in enumerate(_parts(command)):
+    for part, words in enumerate(split_command(command)):
         start = _program_start(words)
         options, program = list(_options(words[:start])), words[start:]
         counted = next((n for n, option in enumerate(options) if option[0] in ("-np", "-n")), 0)
@@ -44,22 +44,15 @@ def folded(command: Sequence[str]) -> str:
     return _NEXT_LINE.join(lines)
 
 
-def _parts(command: Sequence[str]) -> Iterator[list[str]]:
-    """Yield the parts of a command. ``shield`` keeps a lone ``:`` out of the program's words."""
-    for is_separator, words in groupby(command, key=lambda word: word == ":"):
-        if not is_separator:
-            yield list(words)
-
-
-def _program_start(words: list[str]) -> int:
+def _program_start(words: Sequence[str]) -> int:
     """Return the index of the wrapper's command, ``PYTHON -I -S FILE --``; the end if missing."""
     for number in range(1, len(words)):
-        if words[number : number + 2] == ["-I", "-S"] and words[number + 3 : number + 4] == ["--"]:
+        if words[number : number + 2] == ("-I", "-S") and words[number + 3 : number + 4] == ("--",):
             return number - 1
     return len(words)
 
 
-def _options(words: list[str]) -> Iterator[list[str]]:
+def _options(words: Sequence[str]) -> Iterator[list[str]]:
     """Yield the options of a part, each with its values; the first part begins with mpirun."""
     position = 0
     while position < len(words):
@@ -69,7 +62,7 @@ def _options(words: list[str]) -> Iterator[list[str]]:
         else:
             while end < len(words) and not words[end].startswith("-"):
                 end += 1
-        yield words[position:end]
+        yield list(words[position:end])
         position = end
 
 

@@ -32,11 +32,8 @@ _COLUMNS = (_NAME, "package", "cores", "CPUs", "L3 groups", "memory", "distances
 def hardware_table(machine: Machine, style: TextStyle | None = None) -> str:
     """Return a summary of a machine and its NUMA nodes, without a final newline.
 
-    The nodes are a table, or a tree if the terminal is too narrow for the table.
-
-    Args:
-        machine: The machine to describe.
-        style: How to draw the table; by default as for a file.
+    The nodes are a table, or a tree if the terminal is too narrow for the table. The default style
+    is that of a file.
     """
     style = style or TextStyle()
     summary = [line for text in machine_summary(machine) for line in wrapped(text, style.width)]
@@ -131,11 +128,7 @@ def check_table(checked: HostChecks, *, colour: bool = False) -> str:
     """Return the table of ``--check`` and a hint for each failed check, without a final newline.
 
     The table has a row for each check and a column for each group of equal hosts. ``!`` marks a
-    failed check.
-
-    Args:
-        checked: The results of the checks.
-        colour: Whether failed checks are red.
+    failed check, which is red with ``colour``.
     """
     hints = [
         f"{compress(names)}: {check.problem}"

@@ -162,10 +162,10 @@ def _nodes(machine: Machine, host: HostGroup, width: int) -> Block:
 def _node(machine: Machine, node: NumaNode, labels: CoreLabels, first: int, width: int) -> Block:
     """Draw a NUMA node with a cell for each core, and wider gaps between L3 caches."""
     inner = width - 2 * _INNER_PAD
-    own = [core for core in machine.cores if core.numa_node == node.index]
+    cores = [core for core in machine.cores if core.numa_node == node.index]
     caches = [
-        flowing((_core(core, labels, first) for core in cores), inner, gap=_CELL_GAP)
-        for _, cores in groupby(own, key=lambda core: (core.package, core.l3))
+        flowing((_core(core, labels, first) for core in group), inner, gap=_CELL_GAP)
+        for _, group in groupby(cores, key=lambda core: (core.package, core.l3))
     ]
     parts = [*_node_title(node, inner), flowing(caches, inner, gap=_CACHE_GAP)]
     return framed(stacked(parts, gap=4), "node", pad=_INNER_PAD, width=width)
@@ -195,8 +195,8 @@ def _core(core: Core, labels: CoreLabels, first: int) -> Block:
         threads = (_label_cell(text, first, height=_THREAD_HEIGHT, least=least) for text in texts)
         drawn = stacked(threads, gap=1)
     signs = dict.fromkeys(text.rstrip(SLOW) for text in texts)
-    said = ", ".join(LEGEND.get(sign, f"instance {sign}") for sign in signs)
-    return described(drawn, f"{numbered('CPU', core.cpus)}: {said}")
+    owners = ", ".join(LEGEND.get(sign, f"instance {sign}") for sign in signs)
+    return described(drawn, f"{numbered('CPU', core.cpus)}: {owners}")
 
 
 def _label_cell(label: str, first: int, *, height: int, notches: int = 0, least: int = 17) -> Block:
@@ -213,7 +213,7 @@ def _label_cell(label: str, first: int, *, height: int, notches: int = 0, least:
 
 def _instances(tree: PlanTree, host: HostGroup, width: int) -> Iterator[Block]:
     """Draw the instances of a host in their IPU-Link domains, or the first ones and the last."""
-    domains = [list(own) for _, own in groupby(host.instances, key=lambda group: group.ild)]
+    domains = [list(groups) for _, groups in groupby(host.instances, key=lambda group: group.ild)]
     shown = _first_and_last(range(len(domains)), _MOST_DOMAINS)
     most = max(_FEWEST_INSTANCES, _MOST_INSTANCES // len(shown))
     first, inner = host.first_index, width - 2 * _INNER_PAD

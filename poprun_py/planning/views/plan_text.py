@@ -112,15 +112,8 @@ def core_map(
 ) -> str:
     """Return a row for each NUMA node with a cell for each core, then a line for each instance.
 
-    A cell holds the index of the instance that may run on the core; ``|`` separates L3 groups.
-
-    Args:
-        machine: The host.
-        placements: The placements of its instances, by the indices of the instances.
-        style: How to draw the map; by default as for a file.
-
-    Returns:
-        The map, without a final newline.
+    A cell holds the index of the instance that may run on the core; ``|`` separates L3 groups. The
+    ``placements`` have the indices of the instances as keys. The default style is that of a file.
     """
     style = style or TextStyle()
     labels = CoreLabels(machine, placements)

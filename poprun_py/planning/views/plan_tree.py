@@ -252,9 +252,7 @@ def instance_rows(tree: PlanTree) -> list[tuple[str, ...]]:
 class CoreLabels:
     """Labels for the cores of a host, which name the instances that may run on a core.
 
-    Args:
-        machine: The host.
-        placements: The placements of its instances, by the indices of the instances.
+    ``placements`` are the placements of the host's instances, by the indices of the instances.
     """
 
     def __init__(self, machine: Machine, placements: Mapping[int, Placement]) -> None:

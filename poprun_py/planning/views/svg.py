@@ -139,12 +139,8 @@ def paragraph(text: str, kind: str, width: int) -> Block:
 def cell(label: str, *kinds: str, least: int = 17, height: int = 17, notches: int = 0) -> Block:
     """Return a box with a label in its middle, wide enough for the label.
 
-    Args:
-        label: A word or a number.
-        kinds: The class of the box; several classes divide it from left to right.
-        least: The smallest width in pixels.
-        height: The height in pixels.
-        notches: The number of pairs of marks at the edges, which divide it from top to bottom.
+    ``kinds`` are the classes of the box; several classes divide it from left to right. ``least`` is
+    the smallest width. Pairs of marks at the edges (``notches``) divide it from top to bottom.
     """
     width = max(least, _measured(label, "label") + 4)
     cuts = [width * number // max(1, len(kinds)) for number in range(len(kinds) + 1)]
@@ -201,12 +197,12 @@ def beside(blocks: Iterable[Block], *, gap: int) -> Block:
 
 def document(block: Block, *, title: str, description: str = "", style: str = "") -> str:
     """Return an SVG document; screen readers read its ``title`` and ``description``."""
-    told = f"<desc>{escaped(description)}</desc>" if description else ""
+    desc = f"<desc>{escaped(description)}</desc>" if description else ""
     styled = f"<style>{style}</style>" if style else ""
     size = f'width="{block.width}" height="{block.height}"'
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {block.width} {block.height}" '
-        f'{size} role="img"><title>{escaped(title)}</title>{told}{styled}\n{block.body}\n</svg>'
+        f'{size} role="img"><title>{escaped(title)}</title>{desc}{styled}\n{block.body}\n</svg>'
     )
 
 

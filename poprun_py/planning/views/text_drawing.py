@@ -78,10 +78,7 @@ def _draw(branch: Branch, style: TextStyle, start: str, indent: str) -> Iterator
 def wrapped(text: str, width: int | None, *, unbroken: int = 0) -> list[str]:
     """Break a line after commas, and at blanks where necessary, into lines of limited width.
 
-    Args:
-        text: The line.
-        width: The largest number of columns; None for no limit.
-        unbroken: The number of characters at the beginning that stay together.
+    The first ``unbroken`` characters stay together.
     """
     if width is None or len(text) <= width:
         return [text]

@@ -18,10 +18,7 @@ _TITLE = "poprun topology"
 def topology_table(topology: Topology, *, max_width: int | None = None) -> str:
     """Return PopRun's topology table, without a final newline.
 
-    Args:
-        topology: The instances and replicas of each host.
-        max_width: The columns of the terminal. A wider table is elided in the middle. By default
-            the table is drawn whole.
+    A table that is wider than ``max_width`` columns is elided in the middle.
     """
     table = _table(topology, range(topology.num_replicas), None)
     if max_width is None or len(table.split("\n", 2)[1]) <= max_width:
