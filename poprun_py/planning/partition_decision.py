@@ -30,7 +30,7 @@ from poprun_py.planning.temporary_partitions import is_temporary
 
 # An error message names at most this many partitions.
 _MOST_NAMED = 4
-_WAYS_OUT = "wait with --wait-for-resources, or use another partition"
+_ADVICE = "wait with --wait-for-resources, or use another partition"
 # The spellings of V-IPU's command line.
 _SYNC_TYPES = {
     "c2-compatible": SyncType.C2_COMPATIBLE,
@@ -130,9 +130,9 @@ class PartitionDecision:
         first = {
             Action.USE: "is used as it is",
             Action.RESET: "is reset and used",
-            Action.CREATE: "is made",
-            Action.UPDATE: "is removed and made anew",
-            Action.INHERIT: "is that of the job around this one",
+            Action.CREATE: "is created",
+            Action.UPDATE: "is removed and created again",
+            Action.INHERIT: "is that of the job whose instance started this launch",
         }[self.action]
         end = "is removed at the end" if self.removes else "stays"
         return f"partition {self.name} of {self.where} {first} ({self.reason}), and {end}"
@@ -155,25 +155,24 @@ def decide_partition(
     named = config.vipu_partition or environ.get(PARTITION)
     permanent = [each for each in now.partitions if not is_temporary(each.name)]
     if not named and len(permanent) > 1:
-        names = ", ".join(each.name for each in permanent[:_MOST_NAMED])
-        more = ", ..." if len(permanent) > _MOST_NAMED else ""
+        names = _first_of([each.name for each in permanent])
         return refusal(
             now.where,
-            f"{now.where} has {len(permanent)} partitions ({names}{more}): name one with "
+            f"{now.where} has {len(permanent)} partitions ({names}): name one with "
             f"--vipu-partition or {PARTITION}",
         )
     name = named or (permanent[0].name if permanent else new_name)
-    present = next((each for each in now.partitions if each.name == name), None)
+    existing = next((each for each in now.partitions if each.name == name), None)
     outer = _outer_ipus(environ, now.attachments, name)
-    if present is not None and outer is not None:
-        return _inherit(config, environ, now, present, outer)
+    if existing is not None and outer is not None:
+        return _inherit(config, environ, now, existing, outer)
     request = wanted_request(config, name)
-    if present is None:
-        return _create(config, now, request, is_temporary=not named)
-    if _fits(present, request, config):
+    if existing is None:
+        return _create_partition(config, now, request, is_temporary=not named)
+    if _fits(existing, request, config):
         why = "it fits" if named else "it is the only one, and fits"
-        return _use(config, now, present, why)
-    return _update(config, now, present, request)
+        return _use_partition(config, now, existing, why)
+    return _update_partition(config, now, existing, request)
 
 
 def wanted_request(config: LaunchConfig, name: str) -> PartitionRequest:
@@ -268,35 +267,35 @@ def _inherit(
     config: LaunchConfig,
     environ: Mapping[str, str],
     now: PodState,
-    present: Partition,
+    existing: Partition,
     outer: Attachment,
 ) -> PartitionDecision:
     num_ipus = _num_ipus(config)
     if num_ipus > len(outer.ipus):
         return refusal(
             now.where,
-            f"{counted(num_ipus, 'IPU')} {are(num_ipus)} needed, and the instance of "
-            f"{outer.holder.program} (process "
-            f"{outer.holder.pid}) in which this launch is has {len(outer.ipus)} of partition "
-            f"{present.name}: name another one with --vipu-partition, or say --pod none",
+            f"{counted(num_ipus, 'IPU')} {are(num_ipus)} needed, and this launch runs in an "
+            f"instance of {outer.holder.program} (process {outer.holder.pid}), which has "
+            f"{len(outer.ipus)} of partition {existing.name}: name another one with "
+            "--vipu-partition, or use --pod none",
         )
     return PartitionDecision(
         action=Action.INHERIT,
         where=now.where,
-        name=present.name,
+        name=existing.name,
         reason="its instance started this launch",
         num_ipus=num_ipus,
-        partition=present,
+        partition=existing,
         inherited=replace(outer, ipus=outer.ipus[:num_ipus]),
         inherited_gcd=environ.get(GCD),
     )
 
 
-def _create(
+def _create_partition(
     config: LaunchConfig, now: PodState, request: PartitionRequest, *, is_temporary: bool
 ) -> PartitionDecision:
-    why = "there is none that could be used" if is_temporary else "there is none of this name"
-    use = PartitionDecision(
+    why = "the pod has no other" if is_temporary else "there is none of this name"
+    decision = PartitionDecision(
         action=Action.CREATE,
         where=now.where,
         name=request.name,
@@ -306,93 +305,95 @@ def _create(
         removes=config.remove_partition,
         is_temporary=is_temporary,
     )
-    return _refused_without_room(use, now, now.partitions)
+    return _refused_without_room(decision, now, now.partitions)
 
 
-def _use(config: LaunchConfig, now: PodState, present: Partition, why: str) -> PartitionDecision:
+def _use_partition(
+    config: LaunchConfig, now: PodState, existing: Partition, why: str
+) -> PartitionDecision:
     """Use a partition that fits. By default, only a reconfigurable partition is not reset."""
     resets = config.reset_partition
     if resets is None:
-        resets = not present.reconfigurable
-    if present.state is PartitionState.ERROR and not resets:
+        resets = not existing.reconfigurable
+    if existing.state is PartitionState.ERROR and not resets:
         return refusal(
             now.where,
-            f"partition {present.name} is in the state ERROR"
-            f"{f' ({present.error})' if present.error else ''}: add --reset-partition yes",
+            f"partition {existing.name} is in the state ERROR"
+            f"{f' ({existing.error})' if existing.error else ''}: add --reset-partition yes",
         )
     num_ipus = _num_ipus(config)
-    held = [each for each in now.attachments if each.partition == present.name]
+    held = [each for each in now.attachments if each.partition == existing.name]
     taken = frozenset(ipu for each in held for ipu in each.ipus)
-    waits = "; it is still PENDING" if present.state is PartitionState.PENDING else ""
-    use = PartitionDecision(
+    waits = "; it is still PENDING" if existing.state is PartitionState.PENDING else ""
+    decision = PartitionDecision(
         action=Action.RESET if resets else Action.USE,
         where=now.where,
-        name=present.name,
+        name=existing.name,
         reason=why + waits,
         num_ipus=num_ipus,
-        partition=present,
+        partition=existing,
     )
     if resets and held:
-        return _busy(use, f"{_in_use_text(present, held)}, and cannot be reset", _WAYS_OUT)
-    if not free_ipus(present, num_ipus, taken):
-        free = present.size - len(taken)
+        return _busy(decision, f"{_in_use_text(existing, held)}, and cannot be reset", _ADVICE)
+    if not free_ipus(existing, num_ipus, taken):
+        free = existing.size - len(taken)
         together = " together" if free >= num_ipus else ""
         return _busy(
-            use,
-            f"{_in_use_text(present, held)}: {counted(num_ipus, 'IPU')}{together} {are(num_ipus)} "
-            f"needed, {free} of {present.size} {are(free)} free",
-            _WAYS_OUT,
+            decision,
+            f"{_in_use_text(existing, held)}: {counted(num_ipus, 'IPU')}{together} {are(num_ipus)} "
+            f"needed, {free} of {existing.size} {are(free)} free",
+            _ADVICE,
         )
-    return use
+    return decision
 
 
-def _update(
-    config: LaunchConfig, now: PodState, present: Partition, request: PartitionRequest
+def _update_partition(
+    config: LaunchConfig, now: PodState, existing: Partition, request: PartitionRequest
 ) -> PartitionDecision:
     """Replace a partition that does not fit, if --update-partition allows it and it is possible."""
-    contrast = f"partition {present.name} does not fit: it has {shape_text(present)}; "
+    contrast = f"partition {existing.name} does not fit: it has {shape_text(existing)}; "
     needs = f"{shape_text(request)} {are(request.size)} needed"
     if not config.update_partition:
         return refusal(
             now.where,
             f"{contrast}{needs}: add --update-partition yes, or name another partition",
         )
-    if present.owner != now.user:
+    if existing.owner != now.user:
         return refusal(
             now.where,
-            f"{contrast}{needs}, and it belongs to {present.owner}: name another partition",
+            f"{contrast}{needs}, and it belongs to {existing.owner}: name another partition",
         )
-    use = PartitionDecision(
+    decision = PartitionDecision(
         action=Action.UPDATE,
         where=now.where,
-        name=present.name,
-        reason=f"it had {shape_text(present)}; now {shape_text(request)}",
+        name=existing.name,
+        reason=f"it had {shape_text(existing)}; now {shape_text(request)}",
         num_ipus=request.size,
-        partition=present,
+        partition=existing,
         request=request,
         removes=config.remove_partition,
     )
-    held = [each for each in now.attachments if each.partition == present.name]
+    held = [each for each in now.attachments if each.partition == existing.name]
     if held:
-        return _busy(use, f"{_in_use_text(present, held)}, and cannot be changed", _WAYS_OUT)
-    others = [each for each in now.partitions if each is not present]
-    return _refused_without_room(use, now, others)
+        return _busy(decision, f"{_in_use_text(existing, held)}, and cannot be changed", _ADVICE)
+    others = [each for each in now.partitions if each is not existing]
+    return _refused_without_room(decision, now, others)
 
 
-def _busy(use: PartitionDecision, busy: str, ways_out: str) -> PartitionDecision:
+def _busy(decision: PartitionDecision, busy: str, advice: str) -> PartitionDecision:
     """Refuse an action that becomes possible when other jobs have ended."""
-    return replace(use, action=Action.REFUSE, reason=f"{busy}: {ways_out}", busy=busy)
+    return replace(decision, action=Action.REFUSE, reason=f"{busy}: {advice}", busy=busy)
 
 
 def _refused_without_room(
-    use: PartitionDecision, now: PodState, others: Sequence[Partition]
+    decision: PartitionDecision, now: PodState, others: Sequence[Partition]
 ) -> PartitionDecision:
-    """Return ``use``, or a refusal if the pod cannot create its partition beside ``others``."""
-    assert use.request is not None
-    request, ipus = use.request, now.pod.ipus()
+    """Return the decision, or a refusal if its partition does not fit beside ``others``."""
+    assert decision.request is not None
+    request, ipus = decision.request, now.pod.ipus()
     try:
         made = place_partition(now.pod, others, request, owner=now.user, created=0.0)
-        return replace(use, request=replace(request, num_ilds=made.num_ilds))
+        return replace(decision, request=replace(request, num_ilds=made.num_ilds))
     except NotEnoughIpusError:
         pass
     except PodError as error:
@@ -403,20 +404,23 @@ def _refused_without_room(
     except PodError as error:
         return refusal(now.where, f"{error} ({now.where} has {len(ipus)})")
     free = len(ipus) - sum(each.size for each in others)
-    apart = ", but not together where it may lie" if free >= request.size else ""
-    names = ", ".join(_owner_text(each, now.attachments) for each in others[:_MOST_NAMED])
-    more = ", ..." if len(others) > _MOST_NAMED else ""
+    apart = ", but not as one suitable block" if free >= request.size else ""
+    names = _first_of([_owner_text(each, now.attachments) for each in others])
     needed = counted(request.size, "IPU")
-    subject = "the job" if use.is_temporary else f"partition {use.name}"
+    subject = "the job" if decision.is_temporary else f"partition {decision.name}"
     return _busy(
-        replace(use, request=replace(request, num_ilds=made.num_ilds)),
+        replace(decision, request=replace(request, num_ilds=made.num_ilds)),
         f"{subject} needs {needed}; {now.where} has {len(ipus)}, {free} of them free{apart} "
-        f"({names}{more})",
+        f"({names})",
         "wait with --wait-for-resources, remove a partition, or use fewer IPUs",
     )
 
 
 # --- texts --------------------------------------------------------------------------------------
+
+
+def _first_of(texts: Sequence[str]) -> str:
+    return ", ".join([*texts[:_MOST_NAMED], *(["..."] if len(texts) > _MOST_NAMED else [])])
 
 
 def _owner_text(partition: Partition, attachments: Collection[Attachment]) -> str:
@@ -425,8 +429,8 @@ def _owner_text(partition: Partition, attachments: Collection[Attachment]) -> st
     return f"{text}, held by {_holders(held)}" if held else text
 
 
-def _in_use_text(present: Partition, held: Sequence[Attachment]) -> str:
-    return f"partition {present.name} is in use by {_holders(held)}"
+def _in_use_text(existing: Partition, held: Sequence[Attachment]) -> str:
+    return f"partition {existing.name} is in use by {_holders(held)}"
 
 
 def _holders(held: Sequence[Attachment]) -> str:

@@ -165,7 +165,7 @@ def test_scattered_free_ipus_are_not_enough(pod):
     use = decide_partition(
         LaunchConfig(**JOB, vipu_partition="q"), {}, replace(now, partitions=parts), new_name=OWN
     )
-    assert "POD has 16, 12 of them free, but not together where it may lie (p0 of " in use.busy
+    assert "POD has 16, 12 of them free, but not as one suitable block (p0 of " in use.busy
 
 
 def test_a_launch_within_an_instance_inherits_its_ipus(pod):
@@ -190,7 +190,7 @@ def test_a_launch_within_an_instance_inherits_its_ipus(pod):
     assert larger.is_refused
     assert not larger.busy
     assert (
-        "4 IPUs are needed, and the instance of other.py (process 4711) in which" in larger.reason
+        "this launch runs in an instance of other.py (process 4711), which has 2" in larger.reason
     )
     # The rule does not apply to another partition.
     named = LaunchConfig(**JOB, vipu_partition="q")
