@@ -1,7 +1,4 @@
-"""The commands ``gc-info`` and ``gc-monitor``: words -> what is shown -> exit code.
-
-A small set of the options of Graphcore's tools, which have many for hardware alone.
-"""
+"""The commands ``gc-info`` and ``gc-monitor``, with some of the options of Graphcore's tools."""
 
 from __future__ import annotations
 
@@ -15,17 +12,21 @@ import click
 
 from popdist_py.pods.values import Device
 from poprun_py.errors import UsageError
-from poprun_py.pod_tools.gc_listing import device_info as info_of_device
-from poprun_py.pod_tools.gc_listing import device_listing
 from poprun_py.pod_tools.gc_partitions import (
+    GcPartition,
+    PodPartitions,
+    find_partition,
+    machine_partitions,
+    pod_partitions,
+)
+from poprun_py.pod_tools.gc_texts import (
     ARCHITECTURE,
     CLOCK_MHZ,
-    Partition,
-    find_partition,
+    device_info,
+    device_listing,
+    monitor_json,
+    monitor_text,
 )
-from poprun_py.pod_tools.gc_pod_survey import PodSurvey, survey_pod
-from poprun_py.pod_tools.gc_survey import survey
-from poprun_py.pod_tools.gc_texts import monitor_json, monitor_text
 from poprun_py.terminal import (
     PrintedHelp,
     exit_code_of,
@@ -36,7 +37,7 @@ from poprun_py.terminal import (
 )
 from poprun_py.versions import version_text
 
-# The partition of Graphcore's tools is named by this variable.
+# The variable of Graphcore's tools for the name of a partition.
 _PARTITION = "IPUOF_VIPU_API_PARTITION_ID"
 _HELP = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 
@@ -50,52 +51,52 @@ _ALL_PARTITIONS = click.option(
 )
 
 
-def _partitions(every: bool) -> tuple[list[Partition], bool]:
-    """Return the partitions that are meant, and whether they are those of a pod.
+def _selected_partitions(*, all_users: bool) -> tuple[list[GcPartition], bool]:
+    """Return the partitions to show, and whether they are those of a pod.
 
     Args:
-        every: whether those of others, and those that the variable does not name, are too.
+        all_users: whether to return the partitions of all users of the pod.
 
     Raises:
-        UsageError: the pod has none of the variable's name.
-        StartError: the pod cannot be asked.
+        UsageError: the variable names a partition that the pod does not have.
+        StartError: the pod cannot be reached or read.
     """
-    pod = survey_pod(os.environ)
+    pod = pod_partitions(os.environ)
     if pod is None:
-        partitions, silent = survey()
+        partitions, silent = machine_partitions()
     else:
-        partitions, silent = _of_pod(pod, every), pod.silent
+        partitions, silent = _of_pod(pod, all_users=all_users), pod.silent
     for launcher in silent:
         print_warning(
-            f"the launcher {launcher} does not answer: is it stopped (Ctrl-Z)? What its job holds "
-            "is not shown"
+            f"the launcher {launcher} does not answer: is it stopped (Ctrl-Z)? The IPUs of its job "
+            "are not shown"
         )
     return partitions, pod is not None
 
 
-def _of_pod(pod: PodSurvey, every: bool) -> list[Partition]:
+def _of_pod(pod: PodPartitions, *, all_users: bool) -> list[GcPartition]:
     wanted = os.environ.get(_PARTITION)
     named = [each for each in pod.partitions if each.name == wanted]
     if wanted and not named:
         names = ", ".join(each.name for each in pod.partitions) or "no partition"
         raise UsageError(f"{_PARTITION}={wanted}: the pod {pod.where} has {names}")
-    if every:
+    if all_users:
         return [*named, *(each for each in pod.partitions if each not in named)]
     shown = named or pod.own()
     if not shown:
         print_warning(
-            f"the pod {pod.where} has no partition of yours: poprun-py-pod create partition NAME "
-            "--size N makes one, --all-partitions shows those of others"
+            f"the pod {pod.where} has no partition of yours: make one with poprun-py-pod create "
+            "partition NAME --size N, or show those of other users with --all-partitions"
         )
     return shown
 
 
 @click.command("gc-info", cls=_Command, context_settings=_HELP)
 @click.option("-l", "--list-devices", is_flag=True, help="List all devices.")
-@click.option("-d", "--device-id", type=int, metavar="ID", help="The device that is asked about.")
-@click.option("-i", "--device-info", is_flag=True, help="Show one device: needs -d.")
+@click.option("-d", "--device-id", type=int, metavar="ID", help="The device to show.")
+@click.option("-i", "--device-info", "shows_info", is_flag=True, help="Show one device: needs -d.")
 @click.option("--ipu-arch", is_flag=True, help="Show the architecture of a device.")
-@click.option("--ipu-count", is_flag=True, help="Show the number of IPUs, of a device or of all.")
+@click.option("--ipu-count", is_flag=True, help="Show the number of IPUs of a device or of all.")
 @click.option("--tile-clock-speed", is_flag=True, help="Show the clock of the tiles.")
 @_ALL_PARTITIONS
 @click.option("-v", "--version", is_flag=True, help="Show the version.")
@@ -103,40 +104,40 @@ def GC_INFO(
     *,
     list_devices: bool,
     device_id: int | None,
-    device_info: bool,
+    shows_info: bool,
     ipu_arch: bool,
     ipu_count: bool,
     tile_clock_speed: bool,
     all_partitions: bool,
     version: bool,
 ) -> None:
-    """List the emulated IPUs of this machine, and which processes hold them.
+    """List the emulated IPUs of this machine, and the processes that hold them.
 
-    IPUs of the partition "emulated" are free: any program gets them. Every running job of poprun-py
-    has a partition of its own. -d looks at the partition that IPUOF_VIPU_API_PARTITION_ID names,
-    or else at the free one.
+    The partition "emulated" has the IPUs that any program can take. Each running job of poprun-py
+    has its own partition. -d selects a device of the partition in IPUOF_VIPU_API_PARTITION_ID, or
+    else of the partition "emulated".
 
-    Where a pod is configured (poprun-py-pod --help) the IPUs are those of your partitions in it, or
-    of the one that the variable names.
+    If a pod is configured (poprun-py-pod --help), the IPUs of your partitions are listed, or only
+    those of the partition in the variable.
     """
     if version:
         print_out(version_text("text"))
         return
-    if not (list_devices or device_info or ipu_arch or ipu_count or tile_clock_speed):
+    asks_device = shows_info or ipu_arch or ipu_count or tile_clock_speed
+    if not (list_devices or asks_device):
         raise UsageError("expected one of --list-devices, --device-info and others; see --help")
-    partitions, is_pod = _partitions(all_partitions)
-    asks_one = device_info or ipu_arch or ipu_count or tile_clock_speed or device_id is not None
-    if not asks_one:
+    partitions, is_pod = _selected_partitions(all_users=all_partitions)
+    if not asks_device and device_id is None:
         print_out(device_listing(partitions))
         return
-    partition = _meant(partitions, is_pod)
+    partition = _only_partition(partitions, is_pod)
     device = _device(partition, device_id)
-    if device_info and device is None:
+    if shows_info and device is None:
         raise UsageError("--device-info: expected a device, --device-id ID; see --list-devices")
     if list_devices:
         print_out(device_listing(partitions))
-    if device_info and device is not None:
-        print_out(info_of_device(partition, device))
+    if shows_info and device is not None:
+        print_out(device_info(partition, device))
     if ipu_arch:
         print_out(ARCHITECTURE)
     if ipu_count:
@@ -145,11 +146,11 @@ def GC_INFO(
         print_out(f"{CLOCK_MHZ} MHz")
 
 
-def _meant(partitions: Sequence[Partition], is_pod: bool) -> Partition:
-    """Return the partition that one device is asked of.
+def _only_partition(partitions: Sequence[GcPartition], is_pod: bool) -> GcPartition:
+    """Return the partition of the device that the options ask about.
 
     Raises:
-        UsageError: the pod has none, or several and the variable names none of them.
+        UsageError: the pod has none, or has several and the variable names none of them.
     """
     wanted = os.environ.get(_PARTITION)
     if is_pod and not wanted and len(partitions) != 1:
@@ -158,8 +159,8 @@ def _meant(partitions: Sequence[Partition], is_pod: bool) -> Partition:
     return find_partition(partitions, wanted)
 
 
-def _device(partition: Partition, wanted: int | None) -> Device | None:
-    """Return the device of this id; None where none is asked for.
+def _device(partition: GcPartition, wanted: int | None) -> Device | None:
+    """Return the device with this id; None without an id.
 
     Raises:
         UsageError: the partition has no such device.
@@ -177,7 +178,7 @@ def _device(partition: Partition, wanted: int | None) -> Device | None:
 
 
 @click.command("gc-monitor", cls=_Command, context_settings=_HELP)
-@click.option("--no-card-info", is_flag=True, help="Show the processes only.")
+@click.option("--no-card-info", is_flag=True, help="Show only the processes.")
 @click.option("-j", "--json", "as_json", is_flag=True, help="Print JSON.")
 @_ALL_PARTITIONS
 @click.option("-v", "--version", is_flag=True, help="Show the version.")
@@ -186,16 +187,16 @@ def GC_MONITOR(
 ) -> None:  # fmt: skip
     """Show the emulated IPUs of this machine, and the processes that hold them now.
 
-    The partition "emulated" are the IPUs that any program gets; every running job of poprun-py has
-    a partition of its own. Where IPUOF_VIPU_API_PARTITION_ID names one, only that is shown. To look
-    again and again: watch gc-monitor.
+    The partition "emulated" has the IPUs that any program can take. Each running job of poprun-py
+    has its own partition. If IPUOF_VIPU_API_PARTITION_ID names a partition, only that one is shown.
+    To show the IPUs repeatedly, run: watch gc-monitor.
 
-    Where a pod is configured (poprun-py-pod --help) the partitions are yours in it.
+    If a pod is configured (poprun-py-pod --help), your partitions in it are shown.
     """
     if version:
         print_out(version_text("text"))
         return
-    partitions, _ = _partitions(all_partitions)
+    partitions, _ = _selected_partitions(all_users=all_partitions)
     named = [each for each in partitions if each.name == os.environ.get(_PARTITION)]
     partitions = partitions if all_partitions else named or partitions
     if as_json:
@@ -205,11 +206,11 @@ def GC_MONITOR(
 
 
 def run(command: click.Command, words: Sequence[str]) -> int:
-    """Do what ``words`` ask for and return the exit code."""
-    return exit_code_of(lambda: _answer(command, words))
+    """Run a command line and return its exit code."""
+    return exit_code_of(lambda: _run(command, words))
 
 
-def _answer(command: click.Command, words: Sequence[str]) -> int:
+def _run(command: click.Command, words: Sequence[str]) -> int:
     try:
         command.main(list(words), prog_name=command.name, standalone_mode=False)
     except click.ClickException as error:

@@ -1,35 +1,44 @@
-"""Partitions of emulated IPUs: the devices of one, their ids, and the processes that hold them.
+"""The partitions that ``gc-info`` and ``gc-monitor`` show, with the processes that hold their IPUs.
 
-Values and arithmetic: nothing here asks the system.
+Without a pod, the free IPUs of this machine are one partition, and each running job is another.
+With a pod, its partitions are shown, and jobs that run without the pod.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+import contextlib
+import os
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
 
+from popdist_py.pods.errors import PodError
 from popdist_py.pods.machine import MACHINE_PARTITION
 from popdist_py.pods.pod_file import MACHINE_IPUS
-from popdist_py.pods.values import IPUS_PER_MACHINE, Device, Ipu, device_id
+from popdist_py.pods.values import IPUS_PER_MACHINE, Attachment, Device, Ipu, Partition, device_id
+from poprun_py import process_info
+from poprun_py.errors import StartError
+from poprun_py.machines.leases import user_name
+from poprun_py.running.supervise.inspection import running_jobs
+from poprun_py.texts import printable
 
-# What programs have that no launcher started: emulated IPUs do not run out, and a Pod16 is a
-# usual system. PopTorch's own limit, 64 IPUs for one process, would fill several screens.
-FREE_PARTITION, NUM_FREE_IPUS = MACHINE_PARTITION, MACHINE_IPUS
-
-# Mk2: the generation that ``poptorch.ipuHardwareVersion()`` names.
-ARCHITECTURE = "ipu2"
-CLOCK_MHZ = 1330
-TILES_PER_IPU = 1472
-TILE_BYTES = 638_976
-MACHINE_TYPE = "emulated"
+_REQUEST_SECONDS = 10.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Holder:
-    """A process that holds IPUs: the program of one instance, or one that no launcher started.
+class GcProcess:
+    """A process that holds IPUs: one instance of a job, or a program started without a launcher.
 
-    ``instance`` is None for the latter. Of instances ``command``, ``user`` and ``seconds``, since
-    the start, are only known on this host.
+    Attributes:
+        pid: its process id.
+        instance: the index of the instance; None for a program without a launcher.
+        host: the host that it runs on.
+        ipus: the IPUs that it holds, numbered in the partition.
+        command: its program; for instances of other hosts empty.
+        user: its user; for instances of other hosts empty.
+        seconds: the time since its start; for instances of other hosts None.
     """
 
     pid: int
@@ -42,26 +51,26 @@ class Holder:
 
 
 @dataclass(frozen=True, slots=True)
-class Partition:
-    """IPUs that belong together, numbered from 0; their number is a power of two.
+class GcPartition:
+    """A partition as ``gc-info`` and ``gc-monitor`` show it.
 
     Attributes:
-        name: as V-IPU would know it.
-        num_ipus: how many there are.
-        host: where no instance says otherwise.
-        holders: the processes that hold some of them.
-        launcher: process id of the job's launcher; None for the free IPUs, and those of a pod.
-        ipus: where they are, in a partition of a pod.
-        num_ilds: the IPU-Link domains that they lie in, which no device spans.
-        state: whether it can be used, as tables show it.
+        name: its name for V-IPU.
+        num_ipus: the number of IPUs, a power of two.
+        host: the host of the IPUs that no instance holds.
+        processes: the processes that hold some of the IPUs.
+        launcher: the process id of the job's launcher; None if the partition is not a job's.
+        ipus: the IPUs of the pod; empty without a pod.
+        num_ilds: the number of its IPU-Link domains. No device is in two of them.
+        state: its state, in lower case.
         is_reconfigurable: whether programs choose the size of their devices.
-        owner: the user who made it; empty where none did.
+        owner: the user who made it; empty without a pod.
     """
 
     name: str
     num_ipus: int
     host: str
-    holders: tuple[Holder, ...] = ()
+    processes: tuple[GcProcess, ...] = ()
     launcher: int | None = None
     ipus: tuple[Ipu, ...] = ()
     num_ilds: int = 1
@@ -78,29 +87,225 @@ class Partition:
                 yield Device(device_id(self.num_ipus, size, position), ipus)
             size *= 2
 
-    def holders_by_ipu(self) -> Mapping[int, Holder]:
-        """Return who holds each IPU that is not free."""
-        return {ipu: holder for holder in self.holders for ipu in holder.ipus}
+    def processes_by_ipu(self) -> Mapping[int, GcProcess]:
+        """Return the process that holds each IPU; free IPUs are left out."""
+        return {ipu: process for process in self.processes for ipu in process.ipus}
 
     def host_of(self, ipu: int) -> str:
-        """Return the host of an IPU: in a job's own partition that of the instance with it."""
+        """Return the host of an IPU; without a pod, the host of the instance that holds it."""
         if self.ipus:
             return self.ipus[ipu].host
-        holder = self.holders_by_ipu().get(ipu)
-        return holder.host if holder is not None else self.host
+        process = self.processes_by_ipu().get(ipu)
+        return process.host if process is not None else self.host
 
     def number_of(self, ipu: int) -> int:
-        """Return the IPU# of an IPU: within a machine they count down."""
+        """Return the IPU# of an IPU, which counts down within an IPU-Machine."""
         if self.ipus:
             return self.ipus[ipu].number
         return IPUS_PER_MACHINE - 1 - ipu % IPUS_PER_MACHINE
 
 
-def free_partition(host: str) -> Partition:
-    """Return the IPUs that no job holds."""
-    return Partition(FREE_PARTITION, NUM_FREE_IPUS, host)
+def free_partition(host: str) -> GcPartition:
+    """Return the partition of the IPUs for programs without a launcher.
+
+    Emulated IPUs do not run out. The partition has as many as a Pod16, which is a usual system.
+    """
+    return GcPartition(MACHINE_PARTITION, MACHINE_IPUS, host)
 
 
-def find_partition(partitions: Sequence[Partition], name: str | None) -> Partition:
-    """Return the partition of this name, or where there is none, the free one."""
+def find_partition(partitions: Sequence[GcPartition], name: str | None) -> GcPartition:
+    """Return the partition with this name, or the first one if there is none."""
     return next((each for each in partitions if each.name == name), partitions[0])
+
+
+# --- this machine -------------------------------------------------------------------------------
+
+
+def machine_partitions() -> tuple[list[GcPartition], list[int]]:
+    """Return the partitions of this machine, and the launchers that do not answer.
+
+    The partition of the free IPUs is the first; each running job is another one.
+
+    Raises:
+        StartError: the pod file of this machine cannot be read.
+    """
+    host = os.uname().nodename
+    partitions = [replace(free_partition(host), processes=_programs_of_machine())]
+    silent = []
+    for launcher, holdings in running_jobs().items():
+        try:
+            if holdings is None or holdings["num_ipus"]:
+                partitions.append(_job_partition(launcher, holdings, host))
+        except (LookupError, TypeError, ValueError):
+            # No answer, or not the answer of a launcher of this version.
+            silent.append(launcher)
+    return partitions, silent
+
+
+def _programs_of_machine() -> tuple[GcProcess, ...]:
+    """Return the programs without a launcher that hold IPUs of this machine."""
+    from popdist_py.pods.machine import existing_machine
+
+    try:
+        store = existing_machine(os.environ)
+        if store is None:
+            return ()
+        with contextlib.closing(store):
+            return tuple(_attached_process(each) for each in store.attachments())
+    except PodError as error:
+        raise StartError(str(error)) from None
+
+
+def _attached_process(attachment: Attachment) -> GcProcess:
+    holder = attachment.holder
+    return GcProcess(
+        pid=holder.pid,
+        instance=None,
+        host=holder.host,
+        ipus=attachment.ipus,
+        command=holder.program,
+        user=holder.user,
+        seconds=max(0.0, time.time() - attachment.since),
+    )
+
+
+def _job_partition(launcher: int, holdings: Any, host: str) -> GcPartition:
+    """Return the partition of a job of this ``host``.
+
+    Raises:
+        LookupError, TypeError, ValueError: ``holdings`` is not the answer of a launcher.
+    """
+    return GcPartition(
+        name=printable(str(holdings["partition"] or f"job-{launcher}")),
+        # Partitions have powers of two.
+        num_ipus=1 << (int(holdings["num_ipus"]) - 1).bit_length(),
+        host=host,
+        processes=_instances(holdings, host),
+        launcher=launcher,
+    )
+
+
+def _instances(holdings: Any, host: str) -> tuple[GcProcess, ...]:
+    """Return the instances of a job with their IPUs; ``host`` is this host.
+
+    Raises:
+        LookupError, TypeError, ValueError: ``holdings`` is not the answer of a launcher.
+    """
+    processes = (
+        GcProcess(
+            pid=int(each["pid"]),
+            instance=int(each["index"]),
+            host=printable(str(each["host"])),
+            ipus=tuple(each["ipus"]),
+        )
+        for each in holdings["instances"]
+    )
+    return tuple(_with_details(each) if each.host == host else each for each in processes)
+
+
+def _with_details(process: GcProcess) -> GcProcess:
+    """Add the command, user and age of a process of this host, unless it has ended."""
+    words = process_info.read_file(process.pid, "cmdline")
+    stat, uid = process_info.read_stat(process.pid), process_info.owner(process.pid)
+    if words is None or stat is None or uid is None:
+        return process
+    start_seconds = stat.start_ticks / os.sysconf("SC_CLK_TCK")
+    return replace(
+        process,
+        command=_short_command(words.decode(errors="replace").split("\0")),
+        user=user_name(str(uid)),
+        seconds=max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - start_seconds),
+    )
+
+
+def _short_command(words: Sequence[str]) -> str:
+    """Return the first two words of a command line, without folders."""
+    first = [word for word in words if word][:2]
+    return printable(" ".join(Path(word).name if "/" in word else word for word in first))
+
+
+# --- a pod --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class PodPartitions:
+    """The partitions of a pod, and of jobs of this machine that run without the pod.
+
+    Attributes:
+        where: the pod, as messages name it.
+        user: the user who asks.
+        partitions: those of the pod, by name, and then those of jobs.
+        silent: the launchers that do not answer.
+    """
+
+    where: str
+    user: str
+    partitions: list[GcPartition]
+    silent: list[int]
+
+    def own(self) -> list[GcPartition]:
+        """Return the partitions that this user or a job has made."""
+        return [each for each in self.partitions if each.owner in ("", self.user)]
+
+
+def pod_partitions(environ: Mapping[str, str]) -> PodPartitions | None:
+    """Return the partitions of the configured pod; None if no pod is configured.
+
+    Raises:
+        StartError: the pod cannot be reached or read.
+    """
+    from popdist_py.pods.finding import find_pod
+
+    try:
+        store = find_pod(None, environ, timeout=_REQUEST_SECONDS)
+        if store is None:
+            return None
+        with contextlib.closing(store):
+            found, attachments = store.partitions(), store.attachments()
+    except PodError as error:
+        raise StartError(str(error)) from None
+    jobs = running_jobs()
+    partitions = [_pod_partition(each, attachments, jobs) for each in found]
+    others, silent = machine_partitions()
+    launchers = {each.holder.pid for each in attachments if _is_here(each)}
+    # With a pod, the first partition, that of the free IPUs, does not exist.
+    partitions += [each for each in others[1:] if each.launcher not in launchers]
+    return PodPartitions(store.where, store.user, partitions, silent)
+
+
+def _is_here(attachment: Attachment) -> bool:
+    return attachment.holder.host == os.uname().nodename
+
+
+def _pod_partition(
+    partition: Partition, attachments: Iterable[Attachment], jobs: Mapping[int, Any]
+) -> GcPartition:
+    own = [each for each in attachments if each.partition == partition.name]
+    return GcPartition(
+        name=partition.name,
+        num_ipus=partition.size,
+        host=partition.hosts[0],
+        processes=tuple(process for each in own for process in _processes(each, jobs)),
+        ipus=partition.ipus,
+        num_ilds=partition.num_ilds,
+        state=partition.state.value.lower(),
+        is_reconfigurable=partition.reconfigurable,
+        owner=partition.owner,
+    )
+
+
+def _processes(attachment: Attachment, jobs: Mapping[int, Any]) -> Iterable[GcProcess]:
+    """Return the instances of a job of this host; else the process that attached.
+
+    A pod only knows a job's launcher, and the launcher knows its instances.
+    """
+    if _is_here(attachment) and (holdings := jobs.get(attachment.holder.pid)) is not None:
+        # A launcher of another version may answer in another form.
+        with contextlib.suppress(LookupError, TypeError, ValueError):
+            instances = _instances(holdings, os.uname().nodename)
+            # A job numbers its IPUs from 0, in the order of the attachment.
+            return [
+                replace(each, ipus=tuple(attachment.ipus[ipu] for ipu in each.ipus))
+                for each in instances
+            ]
+    return [_attached_process(attachment)]

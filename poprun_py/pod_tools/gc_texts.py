@@ -1,21 +1,22 @@
-"""Partitions as ``gc-monitor`` shows them: a table of IPUs, and one of processes that hold them.
-
-Pure: partitions in, text or values for JSON out.
-"""
+"""The output of ``gc-info`` and ``gc-monitor``, in the form of Graphcore's tools."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from popdist_py.errors import counted
-from poprun_py.pod_tools.gc_partitions import (
-    CLOCK_MHZ,
-    MACHINE_TYPE,
-    Holder,
-    Partition,
-)
+from popdist_py.pods.values import Device
+from poprun_py.pod_tools.gc_partitions import GcPartition, GcProcess
 
+# The architecture of Mk2 IPUs, as ``poptorch.ipuHardwareVersion()`` names it, and its numbers.
+ARCHITECTURE = "ipu2"
+CLOCK_MHZ = 1330
+_TILES_PER_IPU = 1472
+_TILE_BYTES = 638_976
+_MACHINE_TYPE = "emulated"
+
+# The columns of the two tables of gc-monitor, with their widths.
 _CARD_COLUMNS = {"IPU-M": 30, "Serial": 10, "IPU-M SW": 8, "Type": 10, "ID": 5, "IPU#": 4,
                  "Routing": 7, "Clock": 9}  # fmt: skip
 _PROCESS_COLUMNS = {"PID": 9, "Command": 30, "Time": 9, "User": 16, "Instance": 8, "ID": 5,
@@ -23,22 +24,86 @@ _PROCESS_COLUMNS = {"PID": 9, "Command": 30, "Time": 9, "User": 16, "Instance": 
 _UNKNOWN = "N/A"
 
 
-def monitor_text(partitions: Sequence[Partition], *, card_info: bool = True) -> str:
-    """Return the tables of all partitions.
+# --- gc-info ------------------------------------------------------------------------------------
+
+
+def device_listing(partitions: Sequence[GcPartition]) -> str:
+    """Return the output of ``gc-info -l``: all devices, with the processes that hold them."""
+    lines = ["Graphcore device listing:"]
+    for partition in partitions:
+        lines.append(f"Partition: {partition.name} [{partition.state}]")
+        for device in partition.devices():
+            lines += _device_lines(partition, device)
+    return "\n".join(lines)
+
+
+def _device_lines(partition: GcPartition, device: Device) -> Iterable[str]:
+    holders = partition.processes_by_ipu()
+    pids = dict.fromkeys(str(holders[ipu].pid) for ipu in device.ipus if ipu in holders)
+    in_use = f", in use by: [{' '.join(pids)}]" if pids else ""
+    if len(device.ipus) == 1:
+        place = _place(partition, device.ipus[0])
+        yield f"-+- Id: [{device.id}], target: [Fabric], {place}{in_use}"
+        return
+    yield f"-+- Id: [{device.id}], target: [Multi IPU]{in_use}"
+    for position, ipu in enumerate(device.ipus):
+        yield f" |--- Id: [{ipu}], DNC Id: [{position}], {_place(partition, ipu)}"
+
+
+def _place(partition: GcPartition, ipu: int) -> str:
+    return f"IPU-M host: [{partition.host_of(ipu)}], IPU#: [{partition.number_of(ipu)}]"
+
+
+def device_info(partition: GcPartition, device: Device) -> str:
+    """Return the output of ``gc-info -i`` for a device."""
+    holders = partition.processes_by_ipu()
+    processes = dict.fromkeys(_holder(holders[ipu]) for ipu in device.ipus if ipu in holders)
+    facts = {
+        "partition": partition.name,
+        "device id": device.id,
+        "target": "Fabric" if len(device.ipus) == 1 else "Multi IPU",
+        "number of IPUs": len(device.ipus),
+        "IPUs": " ".join(map(str, device.ipus)),
+        "IPU-M host": partition.host_of(device.ipus[0]),
+        "type": _MACHINE_TYPE,
+        "architecture": ARCHITECTURE,
+        "tiles per IPU": _TILES_PER_IPU,
+        "bytes per tile": _TILE_BYTES,
+        "tile clock": f"{CLOCK_MHZ} MHz",
+        "in use by": ", ".join(processes) or "no process",
+    }
+    return "\n".join(["Device Info:", *(f"  {name}: {value}" for name, value in facts.items())])
+
+
+def _holder(process: GcProcess) -> str:
+    """Return a process with its instance, or its command if no launcher started it."""
+    what = process.command if process.instance is None else f"instance {process.instance}"
+    return f"{process.pid} ({what})" if what else str(process.pid)
+
+
+# --- gc-monitor ---------------------------------------------------------------------------------
+
+
+def monitor_text(partitions: Sequence[GcPartition], *, card_info: bool = True) -> str:
+    """Return the output of ``gc-monitor``: tables of IPUs and of the processes that hold them.
 
     Args:
-        partitions: in their order.
-        card_info: whether the tables of IPUs are there.
+        partitions: in the order of the output.
+        card_info: whether to show the tables of IPUs.
     """
     tables = []
     for partition in partitions:
         if card_info:
-            title = f"Partition: {partition.name} [{partition.state}] has {_counted(partition)}"
-            cards = [_card(partition, ipu) for ipu in range(partition.num_ipus)]
-            tables.append(_table(f"gc-monitor   {title}", _CARD_COLUMNS, cards))
-        rows = [_process(holder, ipu) for holder in partition.holders for ipu in holder.ipus]
-        title = f"Attached processes in partition {partition.name}"
+            kind = "reconfigurable IPU" if partition.is_reconfigurable else "IPU"
+            title = (
+                f"gc-monitor   Partition: {partition.name} [{partition.state}] has "
+                f"{counted(partition.num_ipus, kind)}"
+            )
+            cards = [_card_row(partition, ipu) for ipu in range(partition.num_ipus)]
+            tables.append(_table(title, _CARD_COLUMNS, cards))
+        rows = [_process_row(each, ipu) for each in partition.processes for ipu in each.ipus]
         if rows:
+            title = f"Attached processes in partition {partition.name}"
             tables.append(_table(title, _PROCESS_COLUMNS, rows))
         else:
             title = f"No attached processes in partition {partition.name}"
@@ -46,27 +111,24 @@ def monitor_text(partitions: Sequence[Partition], *, card_info: bool = True) -> 
     return "\n".join(tables)
 
 
-def _counted(partition: Partition) -> str:
-    kind = "reconfigurable " if partition.is_reconfigurable else ""
-    return counted(partition.num_ipus, f"{kind}IPU")
-
-
-def _card(partition: Partition, ipu: int) -> list[str]:
+def _card_row(partition: GcPartition, ipu: int) -> list[str]:
     return [
-        partition.host_of(ipu), _UNKNOWN, _UNKNOWN, MACHINE_TYPE, str(ipu),
+        partition.host_of(ipu), _UNKNOWN, _UNKNOWN, _MACHINE_TYPE, str(ipu),
         str(partition.number_of(ipu)), "DNC", f"{CLOCK_MHZ}MHz",
     ]  # fmt: skip
 
 
-def _process(holder: Holder, ipu: int) -> list[str]:
+def _process_row(process: GcProcess, ipu: int) -> list[str]:
     return [
-        str(holder.pid), holder.command or _UNKNOWN, _elapsed(holder.seconds),
-        holder.user or _UNKNOWN,
-        _UNKNOWN if holder.instance is None else str(holder.instance), str(ipu), f"{CLOCK_MHZ}MHz",
+        str(process.pid), process.command or _UNKNOWN, _elapsed(process.seconds),
+        process.user or _UNKNOWN,
+        _UNKNOWN if process.instance is None else str(process.instance), str(ipu),
+        f"{CLOCK_MHZ}MHz",
     ]  # fmt: skip
 
 
 def _elapsed(seconds: float | None) -> str:
+    """Return a duration as Graphcore's tools write it: ``1h2m``, ``1m15s`` or ``7s``."""
     if seconds is None:
         return _UNKNOWN
     minutes, rest = divmod(int(seconds), 60)
@@ -77,7 +139,7 @@ def _elapsed(seconds: float | None) -> str:
 
 
 def _table(title: str, columns: dict[str, int], rows: Sequence[Sequence[str]]) -> str:
-    """Return a table with a title over its columns; too long values keep their end."""
+    """Return a table with a title; of a text that is too long, the end is shown."""
     widths = [width + 2 for width in columns.values()]
     rule = f"+{'+'.join('-' * width for width in widths)}+"
     lines = [_box(title, len(rule) - 2), _row(list(columns), widths), rule]
@@ -102,13 +164,13 @@ def _cut(value: str, width: int) -> str:
     return value if len(value) <= width else f"...{value[len(value) - width + 3 :]}"
 
 
-def monitor_json(partitions: Sequence[Partition]) -> dict[str, Any]:
-    """Return what ``gc-monitor --json`` prints."""
+def monitor_json(partitions: Sequence[GcPartition]) -> dict[str, Any]:
+    """Return the JSON document of ``gc-monitor --json``."""
     return {"partitions": [_partition_json(partition) for partition in partitions]}
 
 
-def _partition_json(partition: Partition) -> dict[str, Any]:
-    holders = partition.holders_by_ipu()
+def _partition_json(partition: GcPartition) -> dict[str, Any]:
+    holders = partition.processes_by_ipu()
     return {
         "name": partition.name,
         "state": partition.state,
@@ -118,7 +180,7 @@ def _partition_json(partition: Partition) -> dict[str, Any]:
                 "id": ipu,
                 "ipu_number": partition.number_of(ipu),
                 "host": partition.host_of(ipu),
-                "type": MACHINE_TYPE,
+                "type": _MACHINE_TYPE,
                 "clock_mhz": CLOCK_MHZ,
                 "pid": holders[ipu].pid if ipu in holders else None,
             }
@@ -126,14 +188,14 @@ def _partition_json(partition: Partition) -> dict[str, Any]:
         ],
         "processes": [
             {
-                "pid": holder.pid,
-                "instance": holder.instance,
-                "host": holder.host,
-                "command": holder.command or None,
-                "user": holder.user or None,
-                "seconds": holder.seconds,
-                "ipus": list(holder.ipus),
+                "pid": process.pid,
+                "instance": process.instance,
+                "host": process.host,
+                "command": process.command or None,
+                "user": process.user or None,
+                "seconds": process.seconds,
+                "ipus": list(process.ipus),
             }
-            for holder in partition.holders
+            for process in partition.processes
         ],
     }

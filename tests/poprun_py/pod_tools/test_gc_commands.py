@@ -14,29 +14,32 @@ from support.processes import wait_until
 from support.repository import ROOT
 
 from poprun_py.command import cli
-from poprun_py.pod_tools import gc_commands as commands
-from poprun_py.pod_tools import gc_survey as module_of_survey
+from poprun_py.pod_tools import gc_commands, gc_partitions
 from poprun_py.pod_tools.gc_commands import GC_INFO, GC_MONITOR, run
-from poprun_py.pod_tools.gc_listing import device_info, device_listing
-from poprun_py.pod_tools.gc_partitions import Holder, Partition, free_partition
-from poprun_py.pod_tools.gc_survey import survey
-from poprun_py.pod_tools.gc_texts import monitor_json, monitor_text
+from poprun_py.pod_tools.gc_partitions import (
+    GcPartition,
+    GcProcess,
+    free_partition,
+    machine_partitions,
+)
+from poprun_py.pod_tools.gc_texts import device_info, device_listing, monitor_json, monitor_text
 from poprun_py.running.supervise import inspection
 
 FREE = free_partition("HOST")
-HELD = Partition(
+HELD = GcPartition(
     "p4", 4, "HOST", launcher=90,
-    holders=(
-        Holder(pid=100, instance=0, host="HOST", ipus=(0, 1), command="python train.py",
+    processes=(
+        GcProcess(pid=100, instance=0, host="HOST", ipus=(0, 1), command="python train.py",
                user="ann", seconds=13.4),
-        # On another host, of which only the launcher speaks.
-        Holder(pid=7, instance=1, host="a-host-with-a-name-of-more-than-30-letters", ipus=(2, 3)),
+        # An instance on another host, whose command and user are not known.
+        GcProcess(pid=7, instance=1, host="a-host-with-a-name-of-more-than-30-letters",
+                  ipus=(2, 3)),
     ),
 )  # fmt: skip
 
 
 def test_listing_is_graphcores(golden):
-    golden("listing_p2.txt", device_listing([Partition("p1", 2, "HOST")]) + "\n")
+    golden("listing_p2.txt", device_listing([GcPartition("p1", 2, "HOST")]) + "\n")
     golden("listing_p4_in_use.txt", device_listing([HELD]) + "\n")
 
 
@@ -45,7 +48,7 @@ def test_listing_is_graphcores(golden):
     [(1, [0]), (4, [0, 4, 6]), (16, [0, 16, 24, 28, 30]), (64, [0, 64, 96, 112, 120, 124, 126])],
 )
 def test_ids_are_poplars(num_ipus, first_ids):
-    devices = list(Partition("p", num_ipus, "HOST").devices())
+    devices = list(GcPartition("p", num_ipus, "HOST").devices())
     assert [device.id for device in devices] == list(range(2 * num_ipus - 1))
     assert [device.id for device in devices if device.ipus.start == 0] == first_ids
 
@@ -59,8 +62,8 @@ def test_monitor_tables(golden):
     ("seconds", "shown"), [(0.4, "0s"), (75, "1m15s"), (7300, "2h1m"), (None, "N/A")]
 )
 def test_times(seconds, shown):
-    holder = Holder(pid=1, instance=0, host="HOST", ipus=(0,), seconds=seconds)
-    assert f" {shown} " in monitor_text([Partition("p", 1, "HOST", (holder,))])
+    holder = GcProcess(pid=1, instance=0, host="HOST", ipus=(0,), seconds=seconds)
+    assert f" {shown} " in monitor_text([GcPartition("p", 1, "HOST", (holder,))])
 
 
 def test_monitor_json_has_every_ipu_and_process():
@@ -82,7 +85,7 @@ def test_device_info_names_the_processes():
 
 @pytest.fixture
 def partitions(monkeypatch):
-    monkeypatch.setattr(commands, "survey", lambda: ([FREE, HELD], [55]))
+    monkeypatch.setattr(gc_commands, "machine_partitions", lambda: ([FREE, HELD], [55]))
 
 
 @pytest.mark.parametrize(
@@ -164,24 +167,24 @@ def test_a_running_job_holds_the_ipus_of_its_running_instances(poprun, tmp_path,
     )  # fmt: skip
 
     def partition_of_job():
-        return next((p for p in survey()[0] if p.launcher == job.pid), None)
+        return next((p for p in machine_partitions()[0] if p.launcher == job.pid), None)
 
     def held_by():
         found = partition_of_job()
-        return found and [holder.instance for holder in found.holders]
+        return found and [holder.instance for holder in found.processes]
 
     wait_until(lambda: held_by() == [0, 1])
     partition = partition_of_job()
     assert partition.name == f"job-{job.pid}"
     assert partition.num_ipus == 16  # 12, rounded to a power of two
-    assert [(h.instance, h.ipus) for h in partition.holders] == [
+    assert [(h.instance, h.ipus) for h in partition.processes] == [
         (0, (0, 1, 2, 3, 4, 5)), (1, (6, 7, 8, 9, 10, 11)),
     ]  # fmt: skip
-    for holder in partition.holders:
+    for holder in partition.processes:
         assert holder.command == "sh hold.sh"
         assert holder.host == os.uname().nodename
         os.kill(holder.pid, 0)
-    assert sorted(partition.holders_by_ipu()) == list(range(12))
+    assert sorted(partition.processes_by_ipu()) == list(range(12))
     # An instance that has ended holds nothing.
     (tmp_path / "end").touch()
     wait_until(lambda: held_by() == [1])
@@ -209,7 +212,7 @@ def test_an_offline_job_holds_nothing_and_a_partition_has_the_users_name(
 
     wait_until(lambda: (answer() or {}).get("instances"))
     assert answer()["num_ipus"] == int(partition is not None)
-    names = [each.name for each in survey()[0] if each.launcher == job.pid]
+    names = [each.name for each in machine_partitions()[0] if each.launcher == job.pid]
     assert names == ([partition] if partition else [])
 
 
@@ -225,26 +228,26 @@ def test_a_launcher_that_does_not_answer_is_told(tmp_path, monkeypatch):
         listener.listen()
         closed.bind(str(gone / "control"))
         assert inspection.running_jobs() == {123: None}
-        assert survey()[1] == [123]
+        assert machine_partitions()[1] == [123]
 
 
 def test_what_no_launcher_would_answer_is_told_too(monkeypatch):
     # As root looks at everybody's jobs, and another version may answer otherwise.
     answers = ([1], {"num_ipus": "x"}, {"num_ipus": 1}, {"num_ipus": 1, "instances": [1]})
-    monkeypatch.setattr(module_of_survey, "running_jobs", lambda: dict(enumerate(answers)))
-    assert survey() == ([free_partition(os.uname().nodename)], [0, 1, 2, 3])
+    monkeypatch.setattr(gc_partitions, "running_jobs", lambda: dict(enumerate(answers)))
+    assert machine_partitions() == ([free_partition(os.uname().nodename)], [0, 1, 2, 3])
 
 
 def test_names_change_neither_the_terminal_nor_the_table(monkeypatch):
     instance = {"pid": 2**30, "index": 0, "host": "a\x1b[2J", "ipus": [0]}
     job = {"num_ipus": 1, "partition": "\x1b[31m\n" + "p" * 150, "instances": [instance]}
-    monkeypatch.setattr(module_of_survey, "running_jobs", lambda: {5: job})
-    partitions, _ = survey()
+    monkeypatch.setattr(gc_partitions, "running_jobs", lambda: {5: job})
+    partitions, _ = machine_partitions()
     lines = monitor_text(partitions).splitlines()
     assert len({len(line) for line in lines}) == 1
     assert "a?[2J" in "".join(lines)
     assert "partition ?[31m?ppp" in "".join(lines)
-    assert module_of_survey._command(["/bin/sh", "a\nb\x1b"]) == "sh a?b?"
+    assert gc_partitions._short_command(["/bin/sh", "a\nb\x1b"]) == "sh a?b?"
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="another user's folder")

@@ -14,8 +14,7 @@ from popdist_py.pods.database import FolderStore
 from popdist_py.pods.folder import make_pod
 from popdist_py.pods.pod_file import system_pod
 from popdist_py.pods.values import Holder, PartitionRequest
-from poprun_py.pod_tools import gc_pod_survey as module_of_survey
-from poprun_py.pod_tools import gc_survey as module_of_jobs
+from poprun_py.pod_tools import gc_partitions
 from poprun_py.pod_tools.gc_commands import GC_INFO, GC_MONITOR, run
 
 HERE = os.uname().nodename
@@ -34,8 +33,7 @@ JOB = {
 def jobs(monkeypatch):
     """Say which jobs run: the launcher of each, and what it holds."""
     running = {}
-    for module in (module_of_survey, module_of_jobs):
-        monkeypatch.setattr(module, "running_jobs", lambda: running)
+    monkeypatch.setattr(gc_partitions, "running_jobs", lambda: running)
     return running
 
 
@@ -149,7 +147,7 @@ def test_a_pod_without_partitions(tmp_path, monkeypatch, jobs, show):
     make_pod(tmp_path, system_pod("POD4", "empty"))
     code, shown, said = show(GC_INFO, "-l")
     assert (code, shown) == (0, "Graphcore device listing:\n")
-    assert "has no partition of yours: poprun-py-pod create partition" in said
+    assert "has no partition of yours: make one with poprun-py-pod create partition" in said
     assert show(GC_MONITOR)[1] == ""
     assert show(GC_MONITOR, "--json")[1] == '{\n  "partitions": []\n}\n'
     assert show(GC_INFO, "-i", "-d", "0")[0] == 2

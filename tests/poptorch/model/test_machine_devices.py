@@ -17,20 +17,19 @@ from popdist_py.devices import attaching
 from popdist_py.pods.errors import InvalidRequestError, PodError
 from popdist_py.pods.finding import find_pod
 from popdist_py.pods.machine import existing_machine
-from poprun_py.pod_tools import gc_survey as module_of_survey
-from poprun_py.pod_tools.gc_survey import survey
+from poprun_py.pod_tools import gc_partitions
 
 
 @pytest.fixture(autouse=True)
 def machine(tmp_path, monkeypatch):
     """Return a function that returns the process and IPUs of each holder, as in gc-monitor."""
     monkeypatch.setenv("POPRUN_PODS", str(tmp_path / "pods"))
-    monkeypatch.setattr(module_of_survey, "running_jobs", dict)
+    monkeypatch.setattr(gc_partitions, "running_jobs", dict)
 
     def held():
-        (partition,), _ = survey()
+        (partition,), _ = gc_partitions.machine_partitions()
         assert (partition.name, partition.num_ipus) == ("emulated", 16)
-        return [(holder.pid, holder.ipus) for holder in partition.holders]
+        return [(holder.pid, holder.ipus) for holder in partition.processes]
 
     with patch.multiple(attaching, _pod=None, _machine=None, _was_sought=False):
         yield held
