@@ -1,6 +1,7 @@
-"""The time of renewals counts only while the server runs: a pause gives it back.
+"""Extension of all leases after the pod server could not run for a while.
 
-Nothing here frees an attachment: the store does.
+A client renews its lease several times per lease duration. While the server is stopped or gets no
+CPU time, renewals cannot arrive, and no lease may end for that reason.
 """
 
 from __future__ import annotations
@@ -13,18 +14,18 @@ from typing import Final
 
 from popdist_py.pods.errors import PodError
 
-# A lease is renewed six times; what is lost by a shorter pause than this is made up for.
+# In parts of a lease. After a shorter pause, the remaining renewals suffice.
 _LONGEST_PAUSE: Final = 1 / 3
 _PERIOD: Final = 1 / 12
 
 
-class LeaseClock:
-    """Sees that the server stood still (stopped, or starved of time), and renews all leases then.
+class LeaseExtender:
+    """Notices that the server did not run for a while, and extends all leases then.
 
     Args:
-        renew_all: gives all remote holders a number of seconds from now.
-        seconds: how long a lease is.
-        now: the clock, in seconds.
+        renew_all: renews all leases for a number of seconds from now.
+        seconds: the duration of a lease.
+        now: returns the time in seconds.
     """
 
     def __init__(
@@ -40,25 +41,25 @@ class LeaseClock:
         self._last = now()
 
     def tick(self) -> None:
-        """Say that the server runs: again and again, and before a request is served."""
+        """Note that the server runs now. Called periodically and before each request."""
         with self._lock:
             now = self._now()
             if now - self._last > self._seconds * _LONGEST_PAUSE:
                 self._renew_all(self._seconds)
-            # Also when that fails: the store says so to whoever asks it next.
             self._last = now
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Tick in a thread of its own during the block."""
+        """Call ``tick`` periodically in a thread during the block."""
         ended = threading.Event()
 
         def run() -> None:
             while not ended.wait(self._seconds * _PERIOD):
+                # A store that fails raises the error in the next request too.
                 with suppress(PodError):
                     self.tick()
 
-        thread = threading.Thread(target=run, name="lease-clock", daemon=True)
+        thread = threading.Thread(target=run, name="lease-extender", daemon=True)
         thread.start()
         try:
             yield

@@ -1,7 +1,4 @@
-"""The process of a pod's server: listens, serves, and ends when it is told to.
-
-Nothing here knows the calls (application).
-"""
+"""The pod server of ``poprun-py-pod serve``: its socket, its token file, its limits and its end."""
 
 from __future__ import annotations
 
@@ -9,8 +6,10 @@ import contextlib
 import fcntl
 import logging
 import os
+import secrets
 import signal
 import socket
+import stat
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -21,35 +20,37 @@ from waitress.adjustments import Adjustments
 from waitress.channel import HTTPChannel
 from waitress.server import TcpWSGIServer
 
+from popdist_py.atomic_file import beside
 from popdist_py.pods import wire
 from popdist_py.pods.database import FolderStore
-from popdist_py.pods.errors import InUseError, PodError
+from popdist_py.pods.errors import DamagedError, InUseError, NotAllowedError, PodError
 from popdist_py.pods.finding import DEFAULT_PORT, TOKEN
 from popdist_py.pods.holders import HOLDERS
-from poprun_py.pod_tools.lease_extension import LeaseClock
+from poprun_py.pod_tools.lease_extension import LeaseExtender
 from poprun_py.pod_tools.server_api import make_application
-from poprun_py.pod_tools.server_token import own_token
 from poprun_py.terminal import print_error, print_problem
 
 HOST: Final = "127.0.0.1"
-# How long a holder lives that does not renew its attachments; it does so six times in it.
+# The duration of a lease, after which an attachment ends unless its holder renews it. A holder
+# renews it six times in this time.
 SECONDS: Final = 30.0
 
-NETWORK_ADVICE: Final = (
-    "The server speaks plain HTTP: whoever reads the network reads the token. Let it listen on "
-    "another address than 127.0.0.1 only in a network that you trust; else reach it from other "
-    "hosts through a tunnel (ssh -N -L 8090:127.0.0.1:8090 HOST)."
+_NETWORK_ADVICE: Final = (
+    "The server uses plain HTTP, so the token can be read in the network. Let it listen on another "
+    "address than 127.0.0.1 only in a network that you trust. Otherwise, connect other hosts "
+    "through a tunnel (ssh -N -L 8090:127.0.0.1:8090 HOST)."
 )
 
 _COULD_NOT_START: Final = 3
 _THREADS: Final = 4
-_MOST_CONNECTIONS: Final = 512
-# So many may come before those leave who are cut off.
-_ROOM: Final = 64
-_MOST_HEADER_BYTES: Final = 16 << 10
-# A request has to be there within it, and a connection may lie idle for so long. Clients that
-# renew speak more often, so that their connections stay open while strangers are cut off.
-_PATIENCE: Final = 20.0
+_MAX_CONNECTIONS: Final = 512
+# The number of connections below the limit at which the server begins to close connections.
+_SPARE_CONNECTIONS: Final = 64
+_MAX_HEADER_BYTES: Final = 16 << 10
+# The time-out of idle connections and of incomplete requests. A client that renews leases sends
+# requests more often, so its connection stays open.
+_IDLE_SECONDS: Final = 20.0
+_MAX_TOKEN_CHARACTERS: Final = 4096
 
 
 def serve(
@@ -60,19 +61,19 @@ def serve(
     verbose: bool | int = False,
     seconds: float = SECONDS,
 ) -> int:
-    """Serve the pod of a folder until SIGTERM or SIGINT; return the exit code.
+    """Serve the pod of a folder until SIGTERM or SIGINT, and return the exit code.
 
-    Must run in the main thread. One line on standard error says where it listens.
+    This must run in the main thread. It prints its address in one line on standard error.
 
     Args:
-        folder: the pod's; the server's token lies in it.
+        folder: the pod's folder, which also has the server's token.
         host: the address to listen on.
-        port: its port; 0 lets the system choose one.
-        verbose: whether every request is logged on standard error.
-        seconds: how long attachments live without being renewed.
+        port: the port to listen on; 0 chooses a free port.
+        verbose: whether to log each request on standard error.
+        seconds: the duration of a lease, after which an attachment ends unless it is renewed.
 
     Returns:
-        0 when it was told to end; 3 where it could not start, after one line that says why.
+        0 after a signal; 3 if the server could not start, after one line with the reason.
     """
     try:
         with contextlib.closing(FolderStore(folder)) as store, _only_server(folder):
@@ -88,37 +89,39 @@ def _serve(
     with listener:
         token = own_token(folder)
         _quieten_waitress()
-        clock = LeaseClock(store.renew_all, seconds)
+        extender = LeaseExtender(store.renew_all, seconds)
         application = make_application(
             store,
             token,
             seconds=seconds,
             log=print_error,
             access_log=_log_access if verbose else None,
-            clock=clock,
+            extender=extender,
         )
-        # Nobody could renew while there was no server.
+        # Leases could not be renewed while there was no server.
         store.renew_all(seconds)
         name = store.pod().name
         server = PodServer(application, listener)
-        # Until here a signal ends the process as it ends any other. An exception in place of a
-        # handler that only takes note would be lost where something catches everything.
+        # Before this line a signal ends the process at once. The handlers only set a flag, because
+        # waitress would catch an exception that a handler raises.
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: server.end())
         _announce(name, folder, listener)
-        with clock.running():
+        with extender.running():
             server.run()
     return 0
 
 
 @contextlib.contextmanager
 def _only_server(folder: Path) -> Iterator[None]:
-    """Be the only server of a pod: each would free what is renewed at the other, or repeat it.
+    """Hold the lock of the pod's server during the block.
+
+    Two servers of one pod would end each other's leases, and would repeat each other's requests.
 
     Raises:
-        InUseError: there is one.
+        InUseError: the pod has a server.
     """
-    # Lock the inner folder, which only its owner can open. Every user could lock the outer one.
+    # The inner folder can only be opened by its owner. Each user could lock the outer folder.
     descriptor = os.open(folder / HOLDERS, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         try:
@@ -132,11 +135,53 @@ def _only_server(folder: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-def listen(host: str, port: int) -> socket.socket:
-    """Return a socket that is bound to an address.
+def own_token(folder: Path) -> str:
+    """Return the token of the pod in ``folder`` from its token file, which is made if needed.
 
     Raises:
-        OSError: it is taken, or not one of this machine; the message says what to do.
+        NotAllowedError: other users can read or write the file.
+        DamagedError: the file holds no token.
+        OSError: the file cannot be read or written.
+    """
+    path = folder / TOKEN
+    with contextlib.suppress(FileExistsError):
+        _make_token(path)
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            raise DamagedError(f"{path} is not a regular file: remove it, and a new token is made")
+        if status.st_mode & 0o077:
+            raise NotAllowedError(
+                f"other users can read or write {path} (mode {stat.S_IMODE(status.st_mode):04o}): "
+                "remove it, and a new token is made; or, if no other user has read it, chmod 600 it"
+            )
+        token = os.read(descriptor, _MAX_TOKEN_CHARACTERS + 1).decode("ascii", "replace").strip()
+    finally:
+        os.close(descriptor)
+    if not 16 <= len(token) <= _MAX_TOKEN_CHARACTERS or not all("!" <= one <= "~" for one in token):
+        raise DamagedError(
+            f"{path} holds no token (at least 16 printable characters, no blanks): remove it, and "
+            "a new one is made"
+        )
+    return token
+
+
+def _make_token(path: Path) -> None:
+    """Write a new token; raise FileExistsError if there is a file."""
+    if path.is_symlink() or path.exists():
+        raise FileExistsError(path)
+    with beside(path, private=True) as partial:
+        partial.write_text(secrets.token_urlsafe(32) + "\n", encoding="ascii")
+        # A hard link does not replace a file: two servers that start at once use the same token.
+        path.hardlink_to(partial)
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """Return a socket that listens on an address.
+
+    Raises:
+        OSError: the address is in use, or is not an address of this machine.
     """
     try:
         if not 0 <= port < 65536:
@@ -155,7 +200,7 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 class _Channel(HTTPChannel):  # type: ignore[misc]
-    """A connection that knows since when its present request is coming in."""
+    """A connection that records the start time of its current request."""
 
     begun = 0.0
 
@@ -167,12 +212,12 @@ class _Channel(HTTPChannel):  # type: ignore[misc]
 
 
 class PodServer(TcpWSGIServer):  # type: ignore[misc]
-    """Serves an application on a socket until it is told to end, with limits.
+    """A WSGI server with limits for connections and requests.
 
     Args:
-        application: what answers (WSGI).
-        listener: a bound socket.
-        patience: seconds for a request to come in whole, and for an idle connection.
+        application: the WSGI application.
+        listener: the socket that listens.
+        idle_seconds: the time-out of idle connections and of incomplete requests.
     """
 
     channel_class = _Channel
@@ -182,14 +227,14 @@ class PodServer(TcpWSGIServer):  # type: ignore[misc]
         application: Any,
         listener: socket.socket,
         *,
-        patience: float = _PATIENCE,
+        idle_seconds: float = _IDLE_SECONDS,
     ) -> None:
-        self._patience = patience
+        self._idle_seconds = idle_seconds
         self._is_ending = False
         limits = Adjustments(
             threads=_THREADS,
-            connection_limit=_MOST_CONNECTIONS,
-            max_request_header_size=_MOST_HEADER_BYTES,
+            connection_limit=_MAX_CONNECTIONS,
+            max_request_header_size=_MAX_HEADER_BYTES,
             max_request_body_size=wire.MOST_REQUEST_BYTES,
             asyncore_use_poll=True,
             log_socket_errors=False,
@@ -208,37 +253,37 @@ class PodServer(TcpWSGIServer):  # type: ignore[misc]
         )
 
     def readable(self) -> bool:
-        """Tell whether connections are accepted; a crowd makes room for others first."""
-        self._make_room()
+        """Return whether connections are accepted, after closing some if there are very many."""
+        self._close_excess()
         accepts: bool = super().readable()
         return accepts
 
-    def _make_room(self) -> None:
-        """Cut off the first of those who have the most connections: others keep theirs."""
-        over = len(self._map) + _ROOM - self.adj.connection_limit
+    def _close_excess(self) -> None:
+        """Close the oldest connections of the addresses that have the most connections."""
+        over = len(self._map) + _SPARE_CONNECTIONS - self.adj.connection_limit
         if over <= 0:
             return
         waiting = [each for each in self.active_channels.values() if not each.requests]
         counts = Counter(each.addr[0] for each in waiting)
-        for each in waiting[: len(waiting) - _ROOM]:  # the last have come only now
+        for each in waiting[: len(waiting) - _SPARE_CONNECTIONS]:  # the others are new
             if over > 0 and counts[each.addr[0]] == max(counts.values()):
                 each.will_close = True
                 counts[each.addr[0]] -= 1
                 over -= 1
 
     def maintenance(self, now: float) -> None:
-        """Cut off who is idle, and who sends a request drop by drop."""
-        oldest = now - self._patience
+        """Close connections that are idle, or whose request is incomplete for too long."""
+        oldest = now - self._idle_seconds
         for channel in self.active_channels.values():
             is_slow = channel.request is not None and channel.begun < oldest
             if not channel.requests and (is_slow or channel.last_activity < oldest):
                 channel.will_close = True
 
     def run(self) -> None:
-        """Serve until ``end`` is called; then end all threads and connections."""
+        """Serve until ``end`` is called, and then end all threads and connections."""
         limits = self.adj
         while not self._is_ending:
-            # Returns after every event, so that the end is seen.
+            # One event at a time, to check the flag after each.
             self.asyncore.loop(
                 timeout=limits.asyncore_loop_timeout,
                 use_poll=limits.asyncore_use_poll,
@@ -249,9 +294,9 @@ class PodServer(TcpWSGIServer):  # type: ignore[misc]
         self.asyncore.close_all(self._map, ignore_all=True)
 
     def end(self) -> None:
-        """Let ``run`` return; once more does nothing.
+        """Let ``run`` return. A second call does nothing.
 
-        Only in the thread of ``run``: in a signal's handler, or by its trigger.
+        It must be called in the thread of ``run``, by a signal handler or by the server's trigger.
         """
         if not self._is_ending:
             self._is_ending = True
@@ -264,18 +309,18 @@ def _announce(name: str, folder: Path, listener: socket.socket) -> None:
     shown = f"[{host}]" if ":" in host else host
     if host in ("0.0.0.0", "::"):
         shown = socket.gethostname()
-    way = (
-        f"on other hosts the same after ssh -N -L {port}:{shown}:{port} {socket.gethostname()}, "
+    tunnel = (
+        f"on other hosts first run ssh -N -L {port}:{shown}:{port} {socket.gethostname()}, and "
         if is_here
-        else "on other hosts the same, "
+        else "on other hosts "
     )
     print_error(
-        f"serving the pod {name} at http://{shown}:{port}; clients say "
-        f"--pod http://{shown}:{port}, {way}with a copy of {folder / TOKEN} as "
+        f"serving the pod {name} at http://{shown}:{port}; clients use "
+        f"--pod http://{shown}:{port}; {tunnel}copy {folder / TOKEN} to "
         "~/.config/poprun-py/pod-token"
     )
     if not is_here:
-        print_error(f"warning: {NETWORK_ADVICE}")
+        print_error(f"warning: {_NETWORK_ADVICE}")
 
 
 def _log_access(line: str) -> None:
@@ -283,6 +328,6 @@ def _log_access(line: str) -> None:
 
 
 def _quieten_waitress() -> None:
-    # It warns of every request that waits for a thread.
+    # waitress warns of each request that waits for a thread.
     logging.getLogger("waitress.queue").setLevel(logging.ERROR)
     logging.getLogger("waitress").setLevel(logging.ERROR)

@@ -1,7 +1,7 @@
-"""The API of a pod's server: every call of a store as a route, behind a token.
+"""The HTTP API of a pod's server: each call of a pod store is a route, protected by a token.
 
-``GET /v1/version`` alone needs none. An answer is the call's result, or ``{"error": code,
-"message": text}``. Nothing here listens, or decides what a pod allows.
+Only ``GET /v1/version`` needs no token. An answer is the result of the call in JSON, or
+``{"error": code, "message": text}``.
 """
 
 from __future__ import annotations
@@ -9,11 +9,13 @@ from __future__ import annotations
 import hashlib
 import hmac
 import re
+import threading
 import time
 import traceback
 from collections.abc import Callable
-from dataclasses import replace
-from typing import Any, Final, Protocol
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote, unquote
 
 import falcon
@@ -29,12 +31,12 @@ from popdist_py.pods.errors import (
     PodError,
     UnknownNameError,
 )
-from popdist_py.pods.store import PodStore
-from popdist_py.pods.values import Attachment, Holder
 from popdist_py.pods.wire import Call, Lease
-from poprun_py.pod_tools.lease_extension import LeaseClock
-from poprun_py.pod_tools.repeats import Repeats
+from poprun_py.pod_tools.lease_extension import LeaseExtender
 from poprun_py.versions import versions
+
+if TYPE_CHECKING:
+    from popdist_py.pods.database import FolderStore
 
 Log = Callable[[str], None]
 
@@ -48,91 +50,121 @@ _STATUS: Final[tuple[tuple[type[PodError], int], ...]] = (
     (DamagedError, 500),
     (PodError, 500),
 )
-# Of HTTP's own refusals: an unknown path, a wrong verb, headers that are none.
+# The error codes for falcon's own errors, such as an unknown path, by HTTP status.
 _CODES: Final = {401: NotAllowedError.code, 404: "unknown-call", 405: "unknown-call"}
-
-
-class ServedStore(PodStore, Protocol):
-    """What a server needs of the store behind it, beside all of ``PodStore``."""
-
-    def with_user(self, user: str) -> ServedStore:
-        """Return a view that asks for another user."""
-
-    def attach_renewed(
-        self,
-        partition: str,
-        num_ipus: int,
-        holder: Holder,
-        *,
-        ipus: tuple[int, ...] | None = None,
-        seconds: float,
-    ) -> Attachment:
-        """Attach for a holder on another host, which has the IPUs as long as it renews them."""
-
-    def renew(self, attachment_id: str, seconds: float) -> None:
-        """Let a remote holder keep its IPUs for ``seconds`` from now (UnknownNameError: gone)."""
-
-    def renew_all(self, seconds: float) -> None:
-        """Give all remote holders ``seconds`` from now."""
+# Answers are kept for longer than a client repeats a request. An answer has at most about 30 kB.
+_KEPT_SECONDS: Final = 300.0
+_MAX_KEPT: Final = 1024
 
 
 def make_application(
-    store: ServedStore,
+    store: FolderStore,
     token: str,
     *,
     seconds: float,
     log: Log,
     access_log: Log | None = None,
-    clock: LeaseClock | None = None,
+    extender: LeaseExtender | None = None,
 ) -> falcon.App[Any, Any]:
     """Return the WSGI application.
 
     Args:
-        store: what keeps the pod; safe to use from several threads.
-        token: what clients must send as ``Authorization: Bearer TOKEN``.
-        seconds: how long an attachment lives without being renewed.
-        log: takes what went wrong here, line by line.
-        access_log: takes a line for every request.
-        clock: is told of every request.
+        store: the store of the pod, which several threads may use.
+        token: the token that clients must send as ``Authorization: Bearer TOKEN``.
+        seconds: the duration of a lease, after which an attachment ends unless it is renewed.
+        log: called with each line about an internal error.
+        access_log: called with a line for each request.
+        extender: its ``tick`` is called before each request.
     """
-    clock = clock or LeaseClock(store.renew_all, seconds)
-    middleware: list[Any] = [_Record(access_log), _Gate(token, clock)]
+    extender = extender or LeaseExtender(store.renew_all, seconds)
+    middleware: list[Any] = [_AccessLog(access_log), _Authentication(token, extender)]
     application = falcon.App(media_type=falcon.MEDIA_JSON, middleware=middleware)
-    errors = _Errors(log)
-    application.add_error_handler(Exception, errors.ours)
-    application.add_error_handler(falcon.HTTPError, errors.of_http)
-    application.add_error_handler(PodError, errors.refused)
-    application.add_route(wire.VERSION_PATH, _Version())
-    repeats = Repeats()
+    errors = _ErrorHandlers(log)
+    application.add_error_handler(Exception, errors.internal)
+    application.add_error_handler(falcon.HTTPError, errors.http)
+    application.add_error_handler(PodError, errors.pod)
+    application.add_route(wire.VERSION_PATH, _VersionRoute())
+    answers = RepeatedAnswers()
     for call in wire.CALLS:
-        kind = _Change(call, store, seconds, repeats) if call.changes else _Question(call, store)
-        application.add_route(call.path, kind)
+        route = (
+            _ChangeRoute(call, store, seconds, answers)
+            if call.changes
+            else _QueryRoute(call, store)
+        )
+        application.add_route(call.path, route)
     return application
 
 
-class _Gate:
-    """Lets in who knows the token; a stranger is told the same whatever it asks."""
+class RepeatedAnswers:
+    """The answers to recent requests that changed the pod, by user and request id.
 
-    def __init__(self, token: str, clock: LeaseClock) -> None:
+    A client repeats a request if the answer was lost. The repeat gets the answer of the first
+    request, or its error, and waits while the first request is in progress. The answers are not
+    kept beyond the end of the server.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._requests: dict[tuple[str, str], _KnownRequest] = {}
+
+    def once(self, user: str, request_id: str, digest: bytes, act: Callable[[], bytes]) -> bytes:
+        """Return the result of ``act``, which is called only for the first of equal requests.
+
+        Raises:
+            InvalidRequestError: another request has the same id.
+        """
+        own = _KnownRequest(digest, time.monotonic(), Future())
+        with self._lock:
+            self._forget_old(own.since)
+            known = self._requests.setdefault((user, request_id), own)
+        if known is not own:
+            if known.digest != digest:
+                raise InvalidRequestError("this request id was another request's: choose a new one")
+            return known.answer.result()
+        try:
+            own.answer.set_result(act())
+        except Exception as error:
+            own.answer.set_exception(error)
+        return own.answer.result()
+
+    def _forget_old(self, now: float) -> None:
+        for key, known in list(self._requests.items()):  # from the oldest on
+            if now - known.since <= _KEPT_SECONDS and len(self._requests) < _MAX_KEPT:
+                break
+            if known.answer.done():
+                del self._requests[key]
+
+
+@dataclass(frozen=True, slots=True)
+class _KnownRequest:
+    digest: bytes
+    since: float
+    answer: Future[bytes]
+
+
+class _Authentication:
+    """Refuses requests without the token, and reads the name of the user."""
+
+    def __init__(self, token: str, extender: LeaseExtender) -> None:
         self._digest = _digest(token)
-        self._clock = clock
+        self._extender = extender
 
     def process_request(self, request: falcon.Request, response: falcon.Response) -> None:
         if request.path == wire.VERSION_PATH:
             return
         scheme, _, given = (request.auth or "").partition(" ")
-        # Digests have one length, so that the time tells nothing about the token's.
+        # Digests have equal length, so the duration of the comparison does not reveal the token's.
         is_same = hmac.compare_digest(_digest(given.strip()), self._digest)
         if scheme.lower() != "bearer" or not is_same:
             raise falcon.HTTPUnauthorized(
                 description="the token of this server is needed", challenges=["Bearer"]
             )
         request.context.user = _user(request)
-        self._clock.tick()
+        self._extender.tick()
 
 
-class _Record:
-    """Writes the access log: who, as whom, what, and how it ended; no header, no body."""
+class _AccessLog:
+    """Logs the client, user, call and status of each request, but no headers and no body."""
 
     def __init__(self, log: Log | None) -> None:
         self._log = log
@@ -145,49 +177,49 @@ class _Record:
     ) -> None:
         if self._log is not None:
             user = quote(getattr(request.context, "user", "-"), safe="@+")
-            took = time.monotonic() - request.context.since
-            what = quote(request.relative_uri[:200], safe="/?=&%.-_~")
+            seconds = time.monotonic() - request.context.since
+            uri = quote(request.relative_uri[:200], safe="/?=&%.-_~")
             self._log(
-                f"{request.remote_addr} {user} {quote(request.method)} {what} "
-                f"{response.status_code} {1000 * took:.1f} ms"
+                f"{request.remote_addr} {user} {quote(request.method)} {uri} "
+                f"{response.status_code} {1000 * seconds:.1f} ms"
             )
 
 
-class _Version:
-    """Tells anybody that a pod's server is here, and how to speak to it."""
+class _VersionRoute:
+    """Returns the version of the API and of the server."""
 
     def on_get(self, request: falcon.Request, response: falcon.Response) -> None:
         ours = versions(full=False)
         response.data = wire.encode({"server": "poprun-py-pod", "api": wire.API, **ours})
 
 
-class _Question:
-    """A call that changes nothing: its arguments stand in the query."""
+class _QueryRoute:
+    """A call that changes nothing; its arguments are in the query of the URL."""
 
-    def __init__(self, call: Call[Any], store: ServedStore) -> None:
+    def __init__(self, call: Call[Any], store: FolderStore) -> None:
         self._call = call
         self._store = store
 
     def on_get(self, request: falcon.Request, response: falcon.Response) -> None:
         arguments = self._call.read_arguments(dict(request.params))
         store = self._store.with_user(request.context.user)
-        result = _plain_call(store, self._call, arguments)
+        result = _store_call(store, self._call, arguments)
         if self._call is wire.ATTACHMENTS:
-            # Whoever knows an id can give the IPUs back.
+            # A client that knows an id could release the IPUs.
             result = tuple(replace(each, id="") for each in result)
         response.data = wire.encode(wire.to_json(result))
 
 
-class _Change:
-    """A call that changes the pod: its arguments stand in the body; a repeat is done once."""
+class _ChangeRoute:
+    """A call that changes the pod; its arguments are in the body, and a repeat is done once."""
 
     def __init__(
-        self, call: Call[Any], store: ServedStore, seconds: float, repeats: Repeats
+        self, call: Call[Any], store: FolderStore, seconds: float, answers: RepeatedAnswers
     ) -> None:
         self._call = call
         self._store = store
         self._seconds = seconds
-        self._repeats = repeats
+        self._answers = answers
 
     def on_post(self, request: falcon.Request, response: falcon.Response) -> None:
         body = request.bounded_stream.read(wire.MOST_REQUEST_BYTES + 1)
@@ -203,19 +235,24 @@ class _Change:
         if request_id is None:
             response.data = act()
         else:
-            _check_request_id(request_id)
-            what = hashlib.sha256(request.path.encode() + b"\0" + body).digest()
-            response.data = self._repeats.once(user, request_id, what, act)
+            if not re.fullmatch(r"[!-~]{8,64}", request_id):
+                raise InvalidRequestError(
+                    f"the header {wire.REQUEST_HEADER} must have 8 to 64 printable characters, no "
+                    "blanks"
+                )
+            digest = hashlib.sha256(request.path.encode() + b"\0" + body).digest()
+            response.data = self._answers.once(user, request_id, digest, act)
 
-    def _act(self, store: ServedStore, arguments: dict[str, Any]) -> object:
+    def _act(self, store: FolderStore, arguments: dict[str, Any]) -> object:
         if self._call is wire.ATTACH:
             attachment = store.attach_renewed(**arguments, seconds=self._seconds)
             return Lease(attachment=attachment, seconds=self._seconds)
         if self._call is wire.RENEW:
-            return [each for each in arguments["ids"] if not self._renews(store, each)]
-        return _plain_call(store, self._call, arguments)
+            return [each for each in arguments["ids"] if not self._renew(store, each)]
+        return _store_call(store, self._call, arguments)
 
-    def _renews(self, store: ServedStore, attachment_id: str) -> bool:
+    def _renew(self, store: FolderStore, attachment_id: str) -> bool:
+        """Renew a lease; return False if its attachment has ended."""
         try:
             store.renew(attachment_id, self._seconds)
         except UnknownNameError:
@@ -223,19 +260,19 @@ class _Change:
         return True
 
 
-class _Errors:
-    """Turns what is raised into answers."""
+class _ErrorHandlers:
+    """Turn exceptions into answers."""
 
     def __init__(self, log: Log) -> None:
         self._log = log
 
-    def refused(
+    def pod(
         self, request: falcon.Request, response: falcon.Response, error: PodError, _: object
     ) -> None:
         status = next(status for kind, status in _STATUS if isinstance(error, kind))
         _answer(response, status, error.code, str(error))
 
-    def of_http(
+    def http(
         self, request: falcon.Request, response: falcon.Response, error: falcon.HTTPError, _: object
     ) -> None:
         code = _CODES.get(error.status_code, InvalidRequestError.code)
@@ -243,11 +280,13 @@ class _Errors:
             response.set_header(name, value)
         message = error.description or error.title or ""
         if code == "unknown-call":
-            calls = ", ".join(f"{_verb(call)} {call.path}" for call in wire.CALLS)
+            calls = ", ".join(
+                f"{'POST' if call.changes else 'GET'} {call.path}" for call in wire.CALLS
+            )
             message = f"no such call; there are GET {wire.VERSION_PATH}, {calls}"
         _answer(response, error.status_code, code, message)
 
-    def ours(
+    def internal(
         self, request: falcon.Request, response: falcon.Response, error: Exception, _: object
     ) -> None:
         self._log("".join(traceback.format_exception(error)).rstrip())
@@ -255,8 +294,8 @@ class _Errors:
         _answer(response, 500, PodError.code, message)
 
 
-def _plain_call(store: ServedStore, call: Call[Any], arguments: dict[str, Any]) -> Any:
-    """Call the method of the store that a call is named after."""
+def _store_call(store: FolderStore, call: Call[Any], arguments: dict[str, Any]) -> Any:
+    """Call the method of the store that has the name of the call."""
     return getattr(store, call.name.replace("-", "_"))(**arguments)
 
 
@@ -270,21 +309,10 @@ def _user(request: falcon.Request) -> str:
     user = unquote(request.get_header(wire.USER_HEADER) or "")
     if not re.fullmatch(r"[^\s\x00-\x1f\x7f-\x9f\ud800-\udfff\ufffd]{1,64}", user):
         raise falcon.HTTPBadRequest(
-            description=f"the header {wire.USER_HEADER} must say who asks: 1 to 64 characters, "
+            description=f"the header {wire.USER_HEADER} must name the user: 1 to 64 characters, "
             "no blanks, percent-encoded"
         )
     return user
-
-
-def _check_request_id(request_id: str) -> None:
-    if not re.fullmatch(r"[!-~]{8,64}", request_id):
-        raise InvalidRequestError(
-            f"the header {wire.REQUEST_HEADER} must have 8 to 64 printable characters, no blanks"
-        )
-
-
-def _verb(call: Call[Any]) -> str:
-    return "POST" if call.changes else "GET"
 
 
 def _digest(token: str) -> bytes:

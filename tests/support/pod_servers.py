@@ -18,14 +18,14 @@ TOKEN = "a-token-of-more-than-16-characters"
 
 
 @contextlib.contextmanager
-def served(store, *, seconds=30.0, patience=20.0, log=None, access_log=None):
+def served(store, *, seconds=30.0, idle_seconds=20.0, log=None, access_log=None):
     """Serve a store in a thread; yield the port."""
     lines = [] if log is None else log
     application = make_application(
         store, TOKEN, seconds=seconds, log=lines.append, access_log=access_log
     )
     with listen("127.0.0.1", 0) as listener:
-        server = PodServer(application, listener, patience=patience)
+        server = PodServer(application, listener, idle_seconds=idle_seconds)
         port = listener.getsockname()[1]
         thread = threading.Thread(target=server.run, daemon=True)
         thread.start()

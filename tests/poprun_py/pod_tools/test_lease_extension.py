@@ -1,10 +1,10 @@
-"""A server that stood still gives the time back."""
+"""Leases are extended after the server could not run for a while."""
 
 from __future__ import annotations
 
 import pytest
 
-from poprun_py.pod_tools.lease_extension import LeaseClock
+from poprun_py.pod_tools.lease_extension import LeaseExtender
 
 
 @pytest.mark.parametrize(
@@ -18,7 +18,7 @@ from poprun_py.pod_tools.lease_extension import LeaseClock
 def test_all_leases_are_renewed_after_a_pause(times, renewed):
     clock = iter(times)
     calls = []
-    lease_clock = LeaseClock(calls.append, 30.0, now=lambda: next(clock))
+    extender = LeaseExtender(calls.append, 30.0, now=lambda: next(clock))
     for _ in times[1:]:
-        lease_clock.tick()
+        extender.tick()
     assert calls == [30.0] * renewed

@@ -54,7 +54,7 @@ def refused(capfd, *arguments, **more):
 )
 def test_it_says_where_it_is_and_what_it_is_asked_and_ends_at_once(folder, number):
     with ServerProcess(folder, verbose=True) as server:
-        assert server.first_line.startswith(f"serving the pod p16 at {server.url}; clients say ")
+        assert server.first_line.startswith(f"serving the pod p16 at {server.url}; clients use ")
         assert f"ssh -N -L {server.port}:127.0.0.1:{server.port} " in server.first_line
         assert str(folder / "token") in server.first_line
         token = folder / "token"
@@ -128,8 +128,8 @@ def test_a_folder_that_is_no_pod_is_one_line(folder, capfd):
 @pytest.mark.parametrize(
     ("text", "mode", "said"),
     [
-        ("x" * 40, 0o644, "others can read or write"),
-        ("x" * 40, 0o620, "others can read or write"),
+        ("x" * 40, 0o644, "other users can read or write"),
+        ("x" * 40, 0o620, "other users can read or write"),
         ("short\n", 0o600, "holds no token"),
         ("two words, and long enough", 0o600, "holds no token"),
         ("\xe9" * 40, 0o600, "holds no token"),

@@ -229,7 +229,7 @@ def test_large_bodies_are_cut(site):
 
 @pytest.mark.sweep
 def test_slow_senders_are_cut_while_others_are_served():
-    with served(MemoryPod(), patience=0.6) as port:
+    with served(MemoryPod(), idle_seconds=0.6) as port:
         drops = socket.create_connection(("127.0.0.1", port), timeout=20)
         idle = socket.create_connection(("127.0.0.1", port), timeout=20)
         pool = urllib3.HTTPConnectionPool("127.0.0.1", port, retries=False, timeout=20)
@@ -237,7 +237,7 @@ def test_slow_senders_are_cut_while_others_are_served():
         with drops, idle, pool:
             drops.sendall(b"POST /v1/attach HTTP/1.1\r\n")
             drops.settimeout(0.05)
-            # It is never silent for as long as the server's patience.
+            # It is never silent for as long as the time-out of the server.
             while time.monotonic() - since < 15:
                 try:
                     drops.sendall(b"X")
