@@ -23,7 +23,7 @@ from poprun_py.console import command_name
 from poprun_py.errors import UsageError
 from poprun_py.past_runs.comparison import Comparison, compare, remarks_on, slow_instances
 from poprun_py.past_runs.measurement import measure
-from poprun_py.past_runs.recorded_run import NOT_A_RUN, RecordedRun, read_run
+from poprun_py.past_runs.recorded_run import DAMAGE_ERRORS, RecordedRun, read_run
 from poprun_py.past_runs.run_files import find_run
 from poprun_py.past_runs.targets import Target, parse_target
 from poprun_py.terminal import can_print, print_error, print_out, wants_colour
@@ -90,7 +90,7 @@ def main(words: Sequence[str]) -> int:
     runs = _read(values["runs"], values["parent"])
     try:
         _show(_compare(runs, target, values), runs, values)
-    except NOT_A_RUN as error:
+    except DAMAGE_ERRORS as error:
         names = ", ".join(values["runs"])
         raise UsageError(
             f"the reports of {names} cannot be compared ({error!r:.200}): was one edited?"

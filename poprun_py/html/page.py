@@ -111,13 +111,13 @@ class Code(NamedTuple):
     text: str
 
 
-class Drawings(NamedTuple):
+class InlineSvgs(NamedTuple):
     """SVG pictures made by this package, side by side inside the page."""
 
     svgs: Sequence[str]
 
 
-class Picture(NamedTuple):
+class SvgImage(NamedTuple):
     """An SVG picture from elsewhere, embedded as an image so that its scripts cannot run."""
 
     svg: str
@@ -147,22 +147,20 @@ class Chart(NamedTuple):
     height: int = 320
 
 
-class Beside(NamedTuple):
+class ChartRow(NamedTuple):
     """Charts side by side, on screens that are wide enough."""
 
     charts: Sequence[Chart]
 
 
-class Folded(NamedTuple):
+class Details(NamedTuple):
     """Parts that are hidden until the reader opens them; they may not contain charts."""
 
     name: str
     parts: Sequence[Part]
 
 
-Part: TypeAlias = (
-    "Sentence | Links | Alert | Facts | Table | Code | Drawings | Picture | Folded | Beside | Chart"
-)
+Part: TypeAlias = "Sentence | Links | Alert | Facts | Table | Code | InlineSvgs | SvgImage | Details | ChartRow | Chart"
 
 
 class Section(NamedTuple):
@@ -253,7 +251,7 @@ def _charts(parts: Sequence[Part]) -> Iterator[Chart]:
     for part in parts:
         if isinstance(part, Chart):
             yield part
-        elif isinstance(part, Beside):
+        elif isinstance(part, ChartRow):
             yield from part.charts
 
 

@@ -72,19 +72,14 @@ class Spread:
 
     def to_json(self) -> dict[str, float | None]:
         """Return a JSON object with None in place of NaN and infinity."""
-        found = {
-            "median": self.median,
-            "mean": self.mean,
-            "min": self.least,
-            "max": self.most,
-        }
+        found = {"median": self.median, "mean": self.mean, "min": self.least, "max": self.most}
         shown = {name: v if math.isfinite(v) else None for name, v in found.items()}
         return {**shown, "runs": len(self.values)}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Entry:
-    """One run, or several repetitions of it.
+class RunGroup:
+    """One run, or several runs that are repetitions of the same job.
 
     Attributes:
         runs: The repetitions.
@@ -133,7 +128,7 @@ class Comparison:
     """A comparison of runs with the first of them.
 
     Attributes:
-        entries: The runs. The first one is the base.
+        groups: The runs, or their repetitions. The first group is the base.
         measure: The measure of speed, which is ``SAMPLES``, ``STEPS`` or ``SECONDS``.
         scaling: ``strong`` if all global batches are equal although the numbers of instances or
             replicas differ, ``weak`` if the batch grows with one of them, or empty.
@@ -141,20 +136,20 @@ class Comparison:
         remarks: Sentences about differences that make the comparison unfair or incomplete.
     """
 
-    entries: tuple[Entry, ...]
+    groups: tuple[RunGroup, ...]
     measure: str
     scaling: str = ""
     target: Target | None = None
     remarks: tuple[str, ...] = ()
 
     @property
-    def base(self) -> Entry:
-        """The entry that the others are compared with."""
-        return self.entries[0]
+    def base(self) -> RunGroup:
+        """The group that the others are compared with."""
+        return self.groups[0]
 
-    def ideal_speedup(self, entry: Entry) -> float:
-        """Return the speedup of an entry whose instances are as fast as those of the base."""
-        return entry.instances / self.base.instances
+    def ideal_speedup(self, group: RunGroup) -> float:
+        """Return the speedup of a group whose instances are as fast as those of the base."""
+        return group.instances / self.base.instances
 
     def to_json(self) -> dict[str, Any]:
         """Return the comparison as a JSON object."""
@@ -164,7 +159,7 @@ class Comparison:
             "scaling": self.scaling or None,
             "target": None if self.target is None else str(self.target),
             "remarks": list(self.remarks),
-            "runs": [_entry_json(each) for each in self.entries],
+            "runs": [_group_json(each) for each in self.groups],
         }
 
 
@@ -183,33 +178,35 @@ def compare(
         grouped: Whether runs with the same program, arguments, numbers and hosts are repetitions.
         remarks: Sentences to add to the remarks of the comparison.
     """
-    groups = _groups(runs) if grouped else [(run,) for run in runs]
+    repetitions = _repetitions(runs) if grouped else [(run,) for run in runs]
     measure = _common_measure(runs)
-    made = [(group, _speed(group, measure)) for group in groups]
-    base, base_speed = made[0]
-    entries = tuple(_entry(group, speed, base[0], base_speed) for group, speed in made)
+    speeds = [_speed(each, measure) for each in repetitions]
+    groups = tuple(
+        _run_group(each, speed, repetitions[0][0], speeds[0])
+        for each, speed in zip(repetitions, speeds, strict=True)
+    )
     return Comparison(
-        entries=entries,
+        groups=groups,
         measure=measure,
-        scaling=_scaling(entries),
+        scaling=_scaling(groups),
         target=target,
-        remarks=(*remarks, *_partly_reached(entries, target)),
+        remarks=(*remarks, *_partly_reached(groups, target)),
     )
 
 
-def _partly_reached(entries: Sequence[Entry], target: Target | None) -> list[str]:
-    """Return a remark for each entry whose repetitions only partly reached the target."""
+def _partly_reached(groups: Sequence[RunGroup], target: Target | None) -> list[str]:
+    """Return a remark for each group whose repetitions only partly reached the target."""
     found = []
-    for entry in entries:
-        reached = len(entry.numbers["reached"].values) if "reached" in entry.numbers else 0
-        if target is not None and 0 < reached < len(entry.runs):
+    for group in groups:
+        reached = len(group.numbers["reached"].values) if "reached" in group.numbers else 0
+        if target is not None and 0 < reached < len(group.runs):
             found.append(
-                f"{entry.label}: {reached} of {counted(len(entry.runs), 'run')} reached {target}"
+                f"{group.label}: {reached} of {counted(len(group.runs), 'run')} reached {target}"
             )
     return found
 
 
-def _groups(runs: Sequence[Measured]) -> list[tuple[Measured, ...]]:
+def _repetitions(runs: Sequence[Measured]) -> list[tuple[Measured, ...]]:
     groups: dict[tuple[object, ...], list[Measured]] = {}
     for run in runs:
         key = (run.program, run.instances, run.replicas, run.hosts)
@@ -236,32 +233,32 @@ def _speed(group: Sequence[Measured], measure: str) -> Spread | None:
     return Spread(found) if found else None
 
 
-def _entry(
-    group: tuple[Measured, ...], speed: Spread | None, base: Measured, base_speed: Spread | None
-) -> Entry:
-    numbers = {
-        name: Spread(values)
-        for name in NUMBERS
-        if (values := tuple(v for run in group if (v := getattr(run, name)) is not None))
-    }
-    is_known = speed is not None and base_speed is not None and base_speed.median > 0
-    speedup = speed.median / base_speed.median if is_known and speed and base_speed else None
-    first = group[0]
-    return Entry(
-        runs=group,
+def _run_group(
+    runs: tuple[Measured, ...], speed: Spread | None, base: Measured, base_speed: Spread | None
+) -> RunGroup:
+    numbers = {}
+    for name in NUMBERS:
+        if values := tuple(v for run in runs if (v := getattr(run, name)) is not None):
+            numbers[name] = Spread(values)
+    speedup = efficiency = efficiency_by_replicas = None
+    if speed is not None and base_speed is not None and base_speed.median > 0:
+        speedup = speed.median / base_speed.median
+        efficiency = speedup * base.instances / runs[0].instances
+        efficiency_by_replicas = speedup * base.replicas / runs[0].replicas
+    return RunGroup(
+        runs=runs,
         numbers=numbers,
         speed=speed,
         speedup=speedup,
-        efficiency=None if speedup is None else speedup * base.instances / first.instances,
-        efficiency_by_replicas=None
-        if speedup is None
-        else speedup * base.replicas / first.replicas,
+        efficiency=efficiency,
+        efficiency_by_replicas=efficiency_by_replicas,
     )
 
 
-def _scaling(entries: Sequence[Entry]) -> str:
-    base = entries[0]
-    others = [e for e in entries if (e.instances, e.replicas) != (base.instances, base.replicas)]
+def _scaling(groups: Sequence[RunGroup]) -> str:
+    base = groups[0]
+    size = (base.instances, base.replicas)
+    others = [each for each in groups if (each.instances, each.replicas) != size]
     if not others or any("batch" not in each.numbers for each in (base, *others)):
         return ""
     first = base.numbers["batch"].median
@@ -278,22 +275,22 @@ def _scaling(entries: Sequence[Entry]) -> str:
     return kinds.pop() if len(kinds) == 1 else ""
 
 
-def _entry_json(entry: Entry) -> dict[str, Any]:
-    first = entry.runs[0]
+def _group_json(group: RunGroup) -> dict[str, Any]:
+    first = group.runs[0]
     numbers = {
-        name: entry.numbers[name].to_json() if name in entry.numbers else None for name in NUMBERS
+        name: group.numbers[name].to_json() if name in group.numbers else None for name in NUMBERS
     }
     return {
-        "runs": [run.name for run in entry.runs],
+        "runs": [run.name for run in group.runs],
         "program": list(first.program),
         "hosts": list(first.hosts),
-        "num_instances": entry.instances,
-        "num_replicas": entry.replicas,
+        "num_instances": group.instances,
+        "num_replicas": group.replicas,
         **numbers,
-        "speedup": entry.speedup,
-        "efficiency": entry.efficiency,
-        "efficiency_by_replicas": entry.efficiency_by_replicas,
-        "missing": entry.missing,
+        "speedup": group.speedup,
+        "efficiency": group.efficiency,
+        "efficiency_by_replicas": group.efficiency_by_replicas,
+        "missing": group.missing,
     }
 
 
@@ -375,7 +372,6 @@ def _differing_versions(runs: Sequence[Measured]) -> list[str]:
 
 
 def _other_batches(runs: Sequence[Measured]) -> list[str]:
-    """Return sentences about runs with equal numbers of instances but different global batches."""
     by_counts: dict[tuple[int, int], dict[str, float]] = {}
     for run in runs:
         if run.batch is not None:
@@ -383,12 +379,8 @@ def _other_batches(runs: Sequence[Measured]) -> list[str]:
     return [
         "not the same global batch: " + ", ".join(f"{b:g} ({name})" for name, b in batches.items())
         for batches in by_counts.values()
-        if _differ(batches)
+        if max(batches.values()) > min(batches.values()) * (1 + _BATCH_TOLERANCE)
     ]
-
-
-def _differ(batches: Mapping[str, float]) -> bool:
-    return max(batches.values()) > min(batches.values()) * (1 + _BATCH_TOLERANCE)
 
 
 def _unfinished(run: Measured) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
-from poprun_py.past_runs.comparison import SAMPLES, SECONDS, STEPS, Comparison, Entry, Spread
+from poprun_py.past_runs.comparison import SAMPLES, SECONDS, STEPS, Comparison, RunGroup, Spread
 from poprun_py.text_tables import Column, fitted_table, rich_lines
 from poprun_py.texts import number_text
 
@@ -85,18 +85,18 @@ def _notes(comparison: Comparison, measure: str, missing: Sequence[str] = ()) ->
 def _missing_lines(comparison: Comparison) -> list[str]:
     """Return lines with the missing numbers, the runs that lack them, and the reason."""
     by_reason: dict[str, dict[str, list[str]]] = {}
-    for entry in comparison.entries:
-        for name, reason in entry.missing.items():
+    for group in comparison.groups:
+        for name, reason in group.missing.items():
             if name != "batch":
                 title = _TITLES.get(name, f"time to {comparison.target}")
-                by_reason.setdefault(reason, {}).setdefault(entry.label, []).append(title)
+                by_reason.setdefault(reason, {}).setdefault(group.label, []).append(title)
     lines = []
     for reason, by_run in by_reason.items():
         by_titles: dict[str, list[str]] = {}
         for run, titles in by_run.items():
             by_titles.setdefault(", ".join(titles), []).append(run)
         for shown, runs in by_titles.items():
-            names = "all runs" if len(runs) == len(comparison.entries) else ", ".join(runs)
+            names = "all runs" if len(runs) == len(comparison.groups) else ", ".join(runs)
             lines.append(f"no {shown} ({names}): {reason}")
     return lines
 
@@ -108,28 +108,28 @@ def comparison_columns(
     comparison: Comparison, *, bar_length: int = 0, blocks: bool = True
 ) -> list[Column]:
     """Return the columns with at least one number, and bars of at most ``bar_length``."""
-    entries = comparison.entries
+    groups = comparison.groups
 
-    def column(title: str, cell: Callable[[Entry], str], drop_order: int = 0) -> Column:
-        return Column(title, tuple(cell(each) for each in entries), drop_order)
+    def column(title: str, cell: Callable[[RunGroup], str], drop_order: int = 0) -> Column:
+        return Column(title, tuple(cell(each) for each in groups), drop_order)
 
     def numbers(name: str, drop_order: int, show: Callable[[float], str], title: str) -> Column:
         return column(title, lambda each: _cell(each.numbers.get(name), show), drop_order)
 
     columns = [
-        Column("run", tuple(each.label for each in entries), is_text=True, breaks=True),
+        Column("run", tuple(each.label for each in groups), is_text=True, breaks=True),
         column("instances", lambda each: str(each.instances)),
     ]
-    if any(each.replicas != each.instances for each in entries):
+    if any(each.replicas != each.instances for each in groups):
         columns.append(column("replicas", lambda each: str(each.replicas), 3))
-    if any(len(each.runs[0].hosts) > 1 for each in entries):
+    if any(len(each.runs[0].hosts) > 1 for each in groups):
         columns.append(column("hosts", lambda each: str(len(each.runs[0].hosts)), 2))
     columns.append(numbers("samples_per_second", 0, number_text, _TITLES["samples_per_second"]))
     columns.append(column("speedup", lambda each: factor(each.speedup)))
-    if len({each.instances for each in entries}) > 1:
+    if len({each.instances for each in groups}) > 1:
         columns.append(column("efficiency", lambda each: percent(each.efficiency), 9))
-    efficiencies_differ = any(each.efficiency != each.efficiency_by_replicas for each in entries)
-    if len({each.replicas for each in entries}) > 1 and efficiencies_differ:
+    efficiencies_differ = any(each.efficiency != each.efficiency_by_replicas for each in groups)
+    if len({each.replicas for each in groups}) > 1 and efficiencies_differ:
         columns.append(column("by replicas", lambda each: percent(each.efficiency_by_replicas), 6))
     columns += [
         numbers("step_seconds", 4, _milliseconds, _TITLES["step_seconds"]),
@@ -139,7 +139,7 @@ def comparison_columns(
     ]
     if comparison.target is not None:
         columns.append(numbers("reached", 0, number_text, f"s to {comparison.target}"))
-    columns.append(_speed_column(entries, bar_length, blocks=blocks))
+    columns.append(_speed_column(groups, bar_length, blocks=blocks))
     return [each for each in columns if set(each.cells) - {"-", ""}]
 
 
@@ -147,32 +147,32 @@ def scaling_columns(
     comparison: Comparison, *, bar_length: int = 0, blocks: bool = True
 ) -> list[Column]:
     """Return the columns of a scaling, with bars of at most ``bar_length`` if it is not 0."""
-    entries = comparison.entries
+    groups = comparison.groups
     by_seconds = comparison.measure == SECONDS
-    shown = [each.numbers.get("seconds") if by_seconds else each.speed for each in entries]
+    shown = [each.numbers.get("seconds") if by_seconds else each.speed for each in groups]
     # The speed by steps is multiplied by the number of replicas.
     title = "replica steps/s" if comparison.measure == STEPS else comparison.measure
     columns = [
-        Column("instances", tuple(str(each.instances) for each in entries)),
-        Column("replicas", tuple(str(each.replicas) for each in entries), 3),
-        Column("runs", tuple(str(len(each.runs)) for each in entries), 1),
+        Column("instances", tuple(str(each.instances) for each in groups)),
+        Column("replicas", tuple(str(each.replicas) for each in groups), 3),
+        Column("runs", tuple(str(len(each.runs)) for each in groups), 1),
         Column(title, tuple("-" if each is None else number_text(each.median) for each in shown)),
         Column("min-max", tuple("-" if each is None else _range(each) for each in shown), 4),
-        Column("speedup", tuple(factor(each.speedup) for each in entries)),
-        Column("ideal", tuple(factor(comparison.ideal_speedup(each)) for each in entries), 6),
-        Column("efficiency", tuple(percent(each.efficiency) for each in entries)),
+        Column("speedup", tuple(factor(each.speedup) for each in groups)),
+        Column("ideal", tuple(factor(comparison.ideal_speedup(each)) for each in groups), 6),
+        Column("efficiency", tuple(percent(each.efficiency) for each in groups)),
     ]
     if not by_seconds:
-        steps = [each.numbers.get("step_seconds") for each in entries]
+        steps = [each.numbers.get("step_seconds") for each in groups]
         cells = tuple("-" if each is None else _milliseconds(each.median) for each in steps)
         columns.append(Column("step ms", cells, 2))
     if bar_length:
-        columns.append(_speed_column(entries, bar_length, blocks=blocks))
+        columns.append(_speed_column(groups, bar_length, blocks=blocks))
     return columns
 
 
-def _speed_column(entries: Sequence[Entry], bar_length: int, *, blocks: bool) -> Column:
-    speeds = [each.speed.median if each.speed else None for each in entries]
+def _speed_column(groups: Sequence[RunGroup], bar_length: int, *, blocks: bool) -> Column:
+    speeds = [each.speed.median if each.speed else None for each in groups]
     bars = tuple(bar(speed, speeds, bar_length, blocks=blocks) for speed in speeds)
     return Column("speed", bars, 5, is_text=True, style="cyan")
 

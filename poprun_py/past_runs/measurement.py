@@ -15,10 +15,10 @@ from pathlib import PurePath
 from typing import Any, Final
 
 from poprun_py.past_runs.recorded_run import (
-    NOT_A_RUN,
+    DAMAGE_ERRORS,
     RecordedRun,
     damaged_report,
-    moment_of,
+    seconds_since_epoch,
 )
 from poprun_py.past_runs.targets import Target, losses, reached_at
 from poprun_py.planning.user_program import call_folder, short_name
@@ -113,7 +113,7 @@ def measure(run: RecordedRun, target: Target | None = None) -> Measured:
     """
     try:
         return _measured(run, target)
-    except NOT_A_RUN as error:
+    except DAMAGE_ERRORS as error:
         raise damaged_report(run.files, error) from None
 
 
@@ -123,7 +123,7 @@ def _measured(run: RecordedRun, target: Target | None) -> Measured:
     last = run.attempts[-1].report if run.attempts else {}
     speed = _steady_speed(run) or _observed_speed(run) or _Speed()
     loss = _last_loss(run)
-    began, ended = began_at(run), moment_of(report.get("ended_at"))
+    began, ended = began_at(run), seconds_since_epoch(report.get("ended_at"))
     reached, is_logged = reached_at(run, target) if target else (None, False)
     made = Measured(
         name=run.run_id,
@@ -172,7 +172,7 @@ def _missing(made: Measured, target: Target | None, is_logged: bool) -> dict[str
 
 def began_at(run: RecordedRun) -> float | None:
     """Return the start of a run in seconds since the epoch; None if the report lacks it."""
-    return moment_of(run.report.get("began_at"))
+    return seconds_since_epoch(run.report.get("began_at"))
 
 
 # --- speed --------------------------------------------------------------------------------------

@@ -22,8 +22,8 @@ from poprun_py.running.watch.job_view import JobView
 from poprun_py.running.watch.records import StepRecord
 from poprun_py.texts import read_json
 
-# Exceptions of code that computes with the values of a damaged or edited report.
-NOT_A_RUN: Final = (
+# Errors that code raises when it computes with the values of a damaged or edited report.
+DAMAGE_ERRORS: Final = (
     ArithmeticError,
     AttributeError,
     LookupError,
@@ -78,7 +78,7 @@ class RecordedAttempt:
         if isinstance(observation, dict):
             try:
                 return JobView.from_json(observation)
-            except NOT_A_RUN:
+            except DAMAGE_ERRORS:
                 pass  # written by another version of the launcher
         return self.observations[-1][1] if self.observations else None
 
@@ -111,7 +111,7 @@ def read_run(files: RunFiles) -> RecordedRun:
         report["run_id"], report["plan"]["num_instances"]
     except OSError as error:
         raise UsageError(f"{files.report} is not a report of a run ({error.strerror})") from None
-    except NOT_A_RUN as error:
+    except DAMAGE_ERRORS as error:
         raise damaged_report(files, error) from None
     attempts = tuple(
         _read_attempt(each, reports.get(each.number, {}), problems) for each in files.attempts()
@@ -125,7 +125,7 @@ def damaged_report(files: RunFiles, error: Exception) -> UsageError:
     return UsageError(f"{files.report} is not a report of a run ({why:.200}); was it edited?")
 
 
-def moment_of(text: object) -> float | None:
+def seconds_since_epoch(text: object) -> float | None:
     """Return an ISO time as seconds since the epoch; None if it is not a time."""
     try:
         return datetime.fromisoformat(text).timestamp() if isinstance(text, str) else None
@@ -143,7 +143,7 @@ def _read_attempt(
         report=report,
         plan=_document(files.plan, problems),
         steps=tuple(sorted(steps, key=lambda each: (each.at, each.instance))),
-        observations=tuple(_observations(files.looks, problems)),
+        observations=tuple(_observations(files.observations, problems)),
         values=tuple(sorted(values, key=lambda each: each.at)),
         devices={
             _instance(path): document
@@ -234,7 +234,7 @@ def _lines(
             for line in filter(is_kept, file):
                 try:
                     yield read(json.loads(line))
-                except NOT_A_RUN:
+                except DAMAGE_ERRORS:
                     bad += line.endswith("\n")  # an incomplete last line is expected
     except FileNotFoundError:
         return

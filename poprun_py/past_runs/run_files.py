@@ -48,7 +48,7 @@ class AttemptFiles:
         return self.folder / "steps.jsonl"
 
     @property
-    def looks(self) -> Path:
+    def observations(self) -> Path:
         """The periodic observations of all instances."""
         return self.folder / "looks.jsonl"
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from popdist_py.environment import RESUME_EXIT_CODE
 from popdist_py.errors import counted
-from poprun_py.html.page import Cell, Code, Folded, Part, Sentence, Table, fragment
+from poprun_py.html.page import Cell, Code, Details, Part, Sentence, Table, fragment
 from poprun_py.running.supervise.job import InstanceResult, LaunchResult, describe
 from poprun_py.running.supervise.result_text import (
     diagnosis,
@@ -74,11 +74,11 @@ def result_parts(result: LaunchResult, *, with_summary: bool = True) -> list[Par
         more = counted(len(result.instances) - len(shown), "more instance")
         instances.append(Sentence(f"and {more}"))
     if result.instances:
-        parts += [Folded("instances", instances)] if result.exit_code == 0 else instances
+        parts += [Details("instances", instances)] if result.exit_code == 0 else instances
     for group in result.stacks:
         if group.has_stack:
             indices = ", ".join(map(str, group.instances))
-            parts.append(Folded(f"what instance {indices} was doing", [Code(group.text)]))
+            parts.append(Details(f"what instance {indices} was doing", [Code(group.text)]))
     return parts
 
 

@@ -11,7 +11,7 @@ import shutil
 from collections.abc import Callable
 
 from popdist_py.errors import counted
-from poprun_py.html.page import Cell, Code, Drawings, Folded, Part, Sentence, Table, fragment
+from poprun_py.html.page import Cell, Code, Details, InlineSvgs, Part, Sentence, Table, fragment
 from poprun_py.options.declared_options import OPTIONS
 from poprun_py.options.launch_config import LaunchConfig
 from poprun_py.options.option_types import option_name
@@ -97,10 +97,10 @@ def _plan_html(plan: LaunchPlan) -> str:
         tree.headline,
         [
             *(Sentence(f"! {sentence}", "warn") for sentence in plan_warnings(plan)),
-            Drawings(list(host_pictures(tree))),
+            InlineSvgs(list(host_pictures(tree))),
             Sentence(legend(tree)),
-            Folded("instances", [instances_table(tree)]),
-            Folded("command", [Code(launch_command(plan.config))]),
+            Details("instances", [instances_table(tree)]),
+            Details("command", [Code(launch_command(plan.config))]),
         ],
         drawing_style=_PICTURE_STYLE,
     )

@@ -14,8 +14,8 @@ from poprun_py.errors import UsageError
 from poprun_py.html.page import (
     Alert,
     Code,
-    Drawings,
-    Folded,
+    Details,
+    InlineSvgs,
     Links,
     Part,
     Section,
@@ -68,7 +68,7 @@ def failure_parts(run: RecordedRun, folder: str = "") -> list[Part]:
             parts.append(Code(traceback.rstrip("\n")))
         if lines and lines.strip() != traceback.strip():
             shown = Code(lines)
-            parts.append(Folded("The end of its stderr", (shown,)) if traceback else shown)
+            parts.append(Details("The end of its stderr", (shown,)) if traceback else shown)
         if links := _outputs(run, folder, last, first.get("index")).links:
             parts.append(Links(links, "Its whole output: "))
     elif reason:
@@ -76,7 +76,7 @@ def failure_parts(run: RecordedRun, folder: str = "") -> list[Part]:
     stacks = [each for each in last.get("stacks") or () if isinstance(each, dict)]
     if stacks:
         texts = "\n\n".join(map(_stack_text, stacks))
-        parts.append(Folded("What the instances were doing", (Code(texts),)))
+        parts.append(Details("What the instances were doing", (Code(texts),)))
     return parts
 
 
@@ -120,7 +120,7 @@ def attempts_section(run: RecordedRun, folder: str = "") -> Section:
     parts: list[Part] = [table, *_instances(run, folder, last)]
     for each in earlier:
         if tables := list(_instances(run, folder, each)):
-            parts.append(Folded(f"Instances of attempt {_text(each.get('number'))}", tables))
+            parts.append(Details(f"Instances of attempt {_text(each.get('number'))}", tables))
     return Section("Attempts" if len(attempts) > 1 else "Attempt and instances", tuple(parts))
 
 
@@ -217,7 +217,7 @@ def placement_section(plan: LaunchPlan | None) -> Section:
     from poprun_py.planning.views.plan_tree import plan_tree
 
     tree = plan_tree(plan)
-    drawings = Drawings(list(host_pictures(tree)))
+    drawings = InlineSvgs(list(host_pictures(tree)))
     return Section("Placement", (Sentence(f"{tree.headline}."), drawings, Sentence(legend(tree))))
 
 

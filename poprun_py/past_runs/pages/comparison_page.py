@@ -19,7 +19,7 @@ from poprun_py.html.page import (
     Table,
     page,
 )
-from poprun_py.past_runs.comparison import SAMPLES, SECONDS, STEPS, Comparison, Entry, Spread
+from poprun_py.past_runs.comparison import SAMPLES, SECONDS, STEPS, Comparison, RunGroup, Spread
 from poprun_py.past_runs.comparison_tables import (
     MEASURES,
     comparison_columns,
@@ -42,9 +42,9 @@ def comparison_page(comparison: Comparison, runs: Sequence[RecordedRun]) -> str:
     """Return the page of a comparison; ``runs`` are the compared runs with their records."""
     columns = comparison_columns(comparison)
     speed: list[Part] = [_table("Runs", columns)]
-    if any(each.speed is not None for each in comparison.entries):
+    if any(each.speed is not None for each in comparison.groups):
         speed.append(_speed_bars(comparison))
-    if len({each.instances for each in comparison.entries}) > 1 and _has_speedups(comparison):
+    if len({each.instances for each in comparison.groups}) > 1 and _has_speedups(comparison):
         speed.append(_efficiency(comparison))
     sections = [
         Section("Speed", speed),
@@ -71,9 +71,9 @@ def scaling_page(comparison: Comparison, counts: Sequence[int]) -> str:
     parts: list[Part] = [_table("Scaling", scaling_columns(comparison))]
     if _has_speedups(comparison):
         parts += [_speed_points(comparison), _efficiency(comparison)]
-    if any("step_seconds" in each.numbers for each in comparison.entries):
+    if any("step_seconds" in each.numbers for each in comparison.groups):
         parts.append(_step_points(comparison))
-    names = ", ".join(run.name for each in comparison.entries for run in each.runs)
+    names = ", ".join(run.name for each in comparison.groups for run in each.runs)
     return page(
         f"Scaling of {program}",
         [Section("Speed by instances", parts), Section("Runs", [Sentence(names)])],
@@ -88,7 +88,7 @@ def scaling_page(comparison: Comparison, counts: Sequence[int]) -> str:
 
 def _facts(comparison: Comparison) -> list[Part]:
     """Return the fastest run, and the scaling efficiency of the largest run."""
-    known = [each for each in comparison.entries if each.speed is not None and each.speedup]
+    known = [each for each in comparison.groups if each.speed is not None and each.speedup]
     if len(known) < 2:
         return []
     fastest = max(known, key=lambda each: each.speedup or 0.0)
@@ -103,9 +103,9 @@ def _facts(comparison: Comparison) -> list[Part]:
     return [Facts(facts)]
 
 
-def _description(entry: Entry) -> str:
-    runs = f"median of {len(entry.runs)}" if len(entry.runs) > 1 else entry.label
-    return f"{counted(entry.instances, 'instance')}, {runs}"
+def _description(group: RunGroup) -> str:
+    runs = f"median of {len(group.runs)}" if len(group.runs) > 1 else group.label
+    return f"{counted(group.instances, 'instance')}, {runs}"
 
 
 def _table(name: str, columns: Sequence[Column]) -> Table:
@@ -118,7 +118,7 @@ def _cell(spread: Spread | None) -> str:
 
 
 def _has_speedups(comparison: Comparison) -> bool:
-    return any(each.speedup is not None for each in comparison.entries[1:])
+    return any(each.speedup is not None for each in comparison.groups[1:])
 
 
 # --- charts of speed ----------------------------------------------------------------------------
@@ -126,7 +126,7 @@ def _has_speedups(comparison: Comparison) -> bool:
 
 def _speed_bars(comparison: Comparison) -> Chart:
     unit = _UNITS[comparison.measure]
-    shown = [(each.label, _values_to_draw(comparison, each)) for each in comparison.entries]
+    shown = [(each.label, _values_to_draw(comparison, each)) for each in comparison.groups]
     summary = ", ".join(f"{number_text(speed.median)} of {name}" for name, speed in shown if speed)
     values = [speed.median if speed else None for _, speed in shown]
     return bars(
@@ -142,13 +142,13 @@ def _speed_title(comparison: Comparison) -> str:
     return "Time of the whole run" if comparison.measure == SECONDS else "Speed"
 
 
-def _values_to_draw(comparison: Comparison, entry: Entry) -> Spread | None:
+def _values_to_draw(comparison: Comparison, group: RunGroup) -> Spread | None:
     """Return the speed, or the duration if the runs do not count steps."""
-    return entry.numbers.get("seconds") if comparison.measure == SECONDS else entry.speed
+    return group.numbers.get("seconds") if comparison.measure == SECONDS else group.speed
 
 
-def _by_instances(comparison: Comparison) -> list[Entry]:
-    return sorted(comparison.entries, key=lambda each: each.instances)
+def _by_instances(comparison: Comparison) -> list[RunGroup]:
+    return sorted(comparison.groups, key=lambda each: each.instances)
 
 
 def _chart_by_instances(
@@ -229,7 +229,7 @@ def _step_points(comparison: Comparison) -> Chart:
 
 def _loss_charts(comparison: Comparison, runs: Sequence[RecordedRun]) -> list[Part]:
     """Return the loss of all runs over time, and over samples or else steps."""
-    batches = {run.name: run.batch for each in comparison.entries for run in each.runs}
+    batches = {run.name: run.batch for each in comparison.groups for run in each.runs}
     by_samples = all(batches.get(run.run_id) for run in runs)
     over_seconds, over_steps, last = [], [], []
     for index, run in enumerate(runs):

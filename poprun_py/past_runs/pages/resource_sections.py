@@ -8,7 +8,7 @@ from typing import Any, Final
 from popdist_py.errors import plural
 from poprun_py.html.chart_colours import LIGHT, NEUTRAL, series_colour
 from poprun_py.html.charts import Bars, Line, Mark, bars, over_time
-from poprun_py.html.page import Beside, Chart, Part, Picture, Section, Sentence
+from poprun_py.html.page import Chart, ChartRow, Part, Section, Sentence, SvgImage
 from poprun_py.past_runs.pages.training_sections import drawn_instances, joined, restart_marks
 from poprun_py.past_runs.recorded_run import RecordedRun
 from poprun_py.running.watch.instance_state import ACTIVITIES, InstanceState
@@ -103,7 +103,7 @@ def resource_section(run: RecordedRun, began: float) -> Section:
         chart("CPUs in use", cpus, "CPUs", lambda state: state.cpu),
         chart("Memory", memory, unit, lambda state: state.memory_bytes / size),
     )
-    return Section("CPU and memory", (Beside(charts),))
+    return Section("CPU and memory", (ChartRow(charts),))
 
 
 # --- emulated IPUs ------------------------------------------------------------------------------
@@ -163,4 +163,4 @@ def _model(model: Mapping[str, Any]) -> Iterator[Part]:
     schedule = model.get("schedule") or {}
     if isinstance(schedule.get("svg"), str) and schedule["svg"]:
         whole = "" if schedule.get("is_whole", True) else " (the first steps)"
-        yield Picture(schedule["svg"], f"Schedule of {title}{whole}")
+        yield SvgImage(schedule["svg"], f"Schedule of {title}{whole}")

@@ -34,12 +34,12 @@ from poprun_py.past_runs.pages.attempt_sections import (
     rerun_section,
 )
 from poprun_py.past_runs.recorded_run import (
-    NOT_A_RUN,
+    DAMAGE_ERRORS,
     RecordedAttempt,
     RecordedRun,
     damaged_report,
-    moment_of,
     read_run,
+    seconds_since_epoch,
 )
 from poprun_py.past_runs.run_files import RunFiles
 from poprun_py.planning.user_program import short_name
@@ -101,7 +101,7 @@ def page_text(files: RunFiles, page_folder: Path | None = None) -> str:
     address = _relative_address(files.folder, page_folder)
     try:
         return run_page(run, iso_time(time.time()), excerpt, address)
-    except NOT_A_RUN as error:
+    except DAMAGE_ERRORS as error:
         raise damaged_report(files, error) from None
 
 
@@ -125,7 +125,7 @@ def run_page(
         excerpt: Some steps of its timeline.
         folder: The address of the run's folder relative to the page; it ends with a slash.
     """
-    began = moment_of(run.report.get("began_at"))
+    began = seconds_since_epoch(run.report.get("began_at"))
     if began is None:
         began = min((r.at for a in run.attempts for r in a.steps), default=0.0)
     views = (attempt.last_view() for attempt in reversed(run.attempts))
@@ -225,8 +225,8 @@ def _lead(run: RecordedRun, made_at: str) -> str:
     """Return a line with the exit code, the duration and the start of the run."""
     report = run.report
     is_running = report.get("state") == "running"
-    began = moment_of(report.get("began_at"))
-    ended = moment_of(made_at if is_running else report.get("ended_at"))
+    began = seconds_since_epoch(report.get("began_at"))
+    ended = seconds_since_epoch(made_at if is_running else report.get("ended_at"))
     words = []
     if not is_running and report.get("exit_code") not in (0, _CHECKPOINT):
         words.append(f"with exit code {report.get('exit_code')}")

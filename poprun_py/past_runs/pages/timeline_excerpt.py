@@ -18,7 +18,7 @@ from typing import Any, Final
 from poprun_py.html.chart_colours import NEUTRAL, NUM_COLOURS, series_colour
 from poprun_py.html.charts import bars, plotly_text
 from poprun_py.html.page import Chart, Section, Sentence
-from poprun_py.past_runs.recorded_run import NOT_A_RUN
+from poprun_py.past_runs.recorded_run import DAMAGE_ERRORS
 from poprun_py.texts import duration_text, milliseconds_text
 
 # Uncompressed bytes to read, which hold about 80,000 spans.
@@ -84,7 +84,7 @@ def read_excerpt(path: Path) -> Excerpt | None:
             if len(spans) <= _MOST_SPANS:
                 break
         return Excerpt(begin / 1e6, (end - begin) / 1e6, len(chosen), tuple(spans[:_MOST_SPANS]))
-    except (OSError, EOFError, zlib.error, *NOT_A_RUN):
+    except (OSError, EOFError, zlib.error, *DAMAGE_ERRORS):
         return None  # missing, incomplete, or not a trace
 
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 from poprun_py.html.chart_colours import NEUTRAL, series_colour
 from poprun_py.html.charts import Bars, Line, Mark, Sample, bars, histogram, lines, over_time
-from poprun_py.html.page import Beside, Chart, Part, Section, Sentence, Table
-from poprun_py.past_runs.recorded_run import RecordedAttempt, RecordedRun, moment_of
+from poprun_py.html.page import Chart, ChartRow, Part, Section, Sentence, Table
+from poprun_py.past_runs.recorded_run import RecordedAttempt, RecordedRun, seconds_since_epoch
 from poprun_py.running.watch.instance_state import median, percentile
 from poprun_py.running.watch.records import StepRecord
 from poprun_py.running.watch.stragglers import waited_for
@@ -97,7 +97,7 @@ def restart_marks(run: RecordedRun, began: float) -> list[Mark]:
     return [
         Mark(at - began, f"attempt {attempt.number}")
         for attempt in run.attempts[1:]
-        if (at := moment_of(attempt.report.get("began_at"))) is not None
+        if (at := seconds_since_epoch(attempt.report.get("began_at"))) is not None
     ]
 
 
@@ -136,7 +136,7 @@ def training_section(run: RecordedRun, began: float) -> Section:
     loss = _loss(run)
     values, rest = _values(run)
     if smaller := [*([loss] if loss else []), *values]:
-        parts.append(Beside(smaller))
+        parts.append(ChartRow(smaller))
     if rest:
         parts.append(Sentence(f"Not drawn: {', '.join(rest)}."))
     return Section("Training", tuple(parts))
@@ -251,7 +251,7 @@ def step_time_section(times: Sequence[StepTimes]) -> Section:
     if waiting:
         own = {each.instance: each.own for each in times}
         charts.append(_histogram("Step time without waiting", times, own))
-    parts.append(Beside(charts))
+    parts.append(ChartRow(charts))
     parts.append(_table(times))
     if (every := max(each.every for each in times)) > 1:
         parts.append(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from poprun_py.html.page import Alert, Code, Drawings, Section, Sentence, Table, page
+from poprun_py.html.page import Alert, Code, InlineSvgs, Section, Sentence, Table, page
 from poprun_py.planning.launch_plan import LaunchPlan
 from poprun_py.planning.plan_warnings import plan_warnings
 from poprun_py.planning.views.command_text import launch_command
@@ -27,7 +27,7 @@ def plan_page(plan: LaunchPlan) -> str:
         ],
         opening=[
             *map(Alert, plan_warnings(plan)),
-            Drawings(list(host_pictures(tree))),
+            InlineSvgs(list(host_pictures(tree))),
             Sentence(legend(tree)),
         ],
         drawing_style=STYLE,

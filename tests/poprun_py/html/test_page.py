@@ -16,18 +16,18 @@ from poprun_py.html.charts import Line, lines
 from poprun_py.html.page import (
     Alert,
     Badge,
-    Beside,
     Cell,
     Chart,
+    ChartRow,
     Code,
-    Drawings,
+    Details,
     Fact,
     Facts,
-    Folded,
+    InlineSvgs,
     Links,
-    Picture,
     Section,
     Sentence,
+    SvgImage,
     Table,
     page,
 )
@@ -64,9 +64,9 @@ class Elements(HTMLParser):
 def every_part(text: str):
     return [
         Sentence(text), Alert(text), Alert(text, is_failure=True), Facts([Fact(text, text, text)]),
-        Table(text, [text, text], [[text, "1"]]), Code(text), Folded(text, [Code(text)]),
-        Picture(text, text), chart(text, text), Beside([chart(text, text)]),
-        Drawings(["<svg></svg>"]), Links([(text, text)], text),
+        Table(text, [text, text], [[text, "1"]]), Code(text), Details(text, [Code(text)]),
+        SvgImage(text, text), chart(text, text), ChartRow([chart(text, text)]),
+        InlineSvgs(["<svg></svg>"]), Links([(text, text)], text),
         Table(text, [text], [[Links([(text, "a/b.stdout"), (text, text)])], [Links(())]]),
         Table(text, [text, "n"],
               [[Cell(text, "bad"), Cell("1", share=0.5)], [text]], frozenset([0])),
@@ -127,7 +127,7 @@ def test_plotly_is_embedded_once_and_only_with_charts():
 
 
 def test_figures_have_the_order_of_the_charts():
-    text = page("t", [Section("One", [chart("A"), Beside([chart("B"), chart("C")])])])
+    text = page("t", [Section("One", [chart("A"), ChartRow([chart("B"), chart("C")])])])
     figures = json.loads(re.search(r'id="figures">(.*?)</script>', text)[1])
     assert [figure["data"][0]["name"] for figure in figures] == ["A", "B", "C"]
     assert text.count('class="pp-plot"') == 3

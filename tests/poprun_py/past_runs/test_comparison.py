@@ -34,25 +34,25 @@ def run(name: str = "run", **numbers) -> Measured:
 def test_ideal_runs_are_fully_efficient(counts, speed):
     runs = [run(f"r{n}", instances=n, replicas=n, samples_per_second=n * speed) for n in counts]
     comparison = compare(runs)
-    for entry in comparison.entries:
-        assert entry.efficiency == pytest.approx(1)
-        assert entry.efficiency_by_replicas == pytest.approx(1)
-        assert entry.speedup == pytest.approx(entry.instances / counts[0])
+    for group in comparison.groups:
+        assert group.efficiency == pytest.approx(1)
+        assert group.efficiency_by_replicas == pytest.approx(1)
+        assert group.speedup == pytest.approx(group.instances / counts[0])
 
 
 @given(st.permutations(list(range(1, 6))), st.lists(SPEEDS, min_size=6, max_size=6))
 def test_the_order_of_the_others_does_not_matter(order, speeds):
     base = run("base", samples_per_second=speeds[0])
     others = [run(f"r{n}", instances=n, samples_per_second=speeds[n]) for n in range(1, 6)]
-    straight = {entry.label: entry for entry in compare([base, *others]).entries}
+    straight = {group.label: group for group in compare([base, *others]).groups}
     shuffled = compare([base, *(others[n - 1] for n in order)])
-    assert {entry.label: entry for entry in shuffled.entries} == straight
+    assert {group.label: group for group in shuffled.groups} == straight
 
 
 def test_the_first_run_is_the_base():
     slow, fast = run("slow", samples_per_second=50.0), run("fast", samples_per_second=100.0)
-    assert [each.speedup for each in compare([slow, fast]).entries] == [1.0, 2.0]
-    assert [each.speedup for each in compare([fast, slow]).entries] == [1.0, 0.5]
+    assert [each.speedup for each in compare([slow, fast]).groups] == [1.0, 2.0]
+    assert [each.speedup for each in compare([fast, slow]).groups] == [1.0, 0.5]
 
 
 @pytest.mark.parametrize(
@@ -78,17 +78,17 @@ def test_the_measure_is_known_in_all_runs():
     runs = [run("a"), run("b", instances=2, replicas=2, step_seconds=0.1, **silent)]
     assert compare(runs).measure == STEPS
     # Twice the replicas in the same time.
-    assert compare(runs).entries[1].speedup == pytest.approx(2)
+    assert compare(runs).groups[1].speedup == pytest.approx(2)
     none = [run(each.name, step_seconds=None, **silent) for each in runs]
     assert compare(none).measure == SECONDS
-    assert compare([none[0], replace(none[1], seconds=5.0)]).entries[1].speedup == 2
+    assert compare([none[0], replace(none[1], seconds=5.0)]).groups[1].speedup == 2
 
 
 def test_a_run_without_a_speed_has_no_speedup():
     known, unknown = run("a"), run("b", samples_per_second=None, step_seconds=None)
-    entries = compare([known, unknown]).entries
-    assert [each.speedup for each in entries] == [1.0, None]
-    assert [each.efficiency for each in compare([unknown, known]).entries] == [None, None]
+    groups = compare([known, unknown]).groups
+    assert [each.speedup for each in groups] == [1.0, None]
+    assert [each.efficiency for each in compare([unknown, known]).groups] == [None, None]
 
 
 def test_repetitions_are_grouped():
@@ -97,16 +97,16 @@ def test_repetitions_are_grouped():
         for repeat in (1, 2, 3)
         for n in (1, 2)
     ]
-    one, two = compare(runs, grouped=True).entries
+    one, two = compare(runs, grouped=True).groups
     assert one.label == "1-1 + 2"
     assert one.speed == Spread((101.0, 102.0, 103.0))
     assert (one.speed.median, one.speed.mean, one.speed.least, one.speed.most) == (
         102.0, 102.0, 101.0, 103.0,
     )  # fmt: skip
     assert two.speedup == pytest.approx(202 / 102)
-    assert len(compare(runs).entries) == 6
+    assert len(compare(runs).groups) == 6
     other = replace(runs[0], program=("train.py", "--lr", "1"))
-    assert len(compare([*runs, other], grouped=True).entries) == 3
+    assert len(compare([*runs, other], grouped=True).groups) == 3
 
 
 def test_repetitions_that_did_not_reach_the_target_are_counted():

@@ -9,7 +9,7 @@ from support.launcher.made_runs import MadeAttempt, made_run
 
 from poprun_py.past_runs.comparison import remarks_on
 from poprun_py.past_runs.measurement import Slowest, measure
-from poprun_py.past_runs.recorded_run import moment_of, read_run
+from poprun_py.past_runs.recorded_run import read_run, seconds_since_epoch
 from poprun_py.past_runs.targets import Target
 from poprun_py.planning.user_program import function_program
 from poprun_py.running.watch.instance_state import InstanceState
@@ -109,4 +109,4 @@ def test_the_time_to_a_target_is_measured_from_the_start_of_the_run(tmp_path):
 
 @pytest.mark.parametrize("text", [None, "", "yesterday", 17])
 def test_texts_that_are_not_a_time_give_none(text):
-    assert moment_of(text) is None
+    assert seconds_since_epoch(text) is None
