@@ -160,7 +160,10 @@ class Details(NamedTuple):
     parts: Sequence[Part]
 
 
-Part: TypeAlias = "Sentence | Links | Alert | Facts | Table | Code | InlineSvgs | SvgImage | Details | ChartRow | Chart"
+Part: TypeAlias = (
+    Sentence | Links | Alert | Facts | Table | Code | InlineSvgs | SvgImage | Details | ChartRow
+    | Chart
+)  # fmt: skip
 
 
 class Section(NamedTuple):
