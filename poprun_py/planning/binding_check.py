@@ -1,6 +1,6 @@
 """Comparison of the instances' bindings, as the kernel reports them, with the plan.
 
-Pure: the wrappers send the reports (``binding.read_back``).
+Pure. The reports come from the wrappers (``binding.read_back``).
 """
 
 from __future__ import annotations

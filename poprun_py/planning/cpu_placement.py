@@ -82,7 +82,7 @@ def place(machine: Machine, num_instances: int, policy: PlacementPolicy) -> tupl
         shares = _trimmed(shares, policy)
     allowed = shares
     if policy.mode == "roundrobin" and policy.cores_per_instance is None:
-        # --numa-aware yes binds an instance to the whole node, and divides only the threads.
+        # --numa-aware yes binds an instance to a whole node and divides only the threads.
         by_node = _by_node(cores)
         allowed = [by_node[i % len(by_node)] for i in range(num_instances)]
     threads = _threads(machine, shares, len(cores) < num_instances, policy)
@@ -97,7 +97,8 @@ def place_anyway(
 ) -> tuple[tuple[Placement, ...], str]:
     """Return placements even for instances that do not fit, and the error text of ``place``.
 
-    The text is empty if the instances fit. A plan for a larger machine can so be shown on this one.
+    The text is empty if the instances fit. This makes it possible to show a plan for a
+    larger machine.
 
     Raises:
         UsageError: The instances fit no machine at all.
@@ -292,7 +293,7 @@ def _divide_cores(cores: _Cores, parts: int) -> list[_Cores]:
     for of_class in _grouped(cores, lambda core: (-core.efficiency,)):
         for i, (start, stop) in enumerate(_cuts(len(of_class), parts)):
             shares[(i + offset) % parts] += of_class[start:stop]
-        # The shares that got an additional core of this class are the last ones for the next class.
+        # Shares with an additional core of this class come last in the next class.
         offset = (offset + len(of_class)) % parts
     return shares
 

@@ -79,7 +79,8 @@ _OF_OUTER_JOB = {
 
 def popdist_variables(config: LaunchConfig, topology: Topology, instance: Instance) -> Pairs:
     """Return PopDist's variables of one instance."""
-    # No device spans IPU-Link domains. With several domains, PopRun attaches no device for all.
+    # No device spans IPU-Link domains. In a job with several domains, PopRun therefore attaches no
+    # device for the instances to share.
     attached = not config.offline_mode and topology.num_ilds == 1
     environment = InstanceEnvironment(
         num_total_replicas=topology.num_replicas,
@@ -129,7 +130,7 @@ def common_variables(
 
 
 def _master_address(topology: Topology, probed: ProbedHosts | None) -> str:
-    """Return the address of the first host, as every instance can use it."""
+    """Return an address of the first host that every instance can use."""
     first = topology.hosts[0]
     if first.is_local and len(topology.hosts) == 1:
         return "127.0.0.1"

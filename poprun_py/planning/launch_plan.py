@@ -68,7 +68,7 @@ class InstancePlan:
 
     ``env`` is part of the command line. ``user_env`` (from --env and --env-file) is not: the
     launcher sends it to the instance over its own channel. ``unset`` names variables that the MPI
-    arguments of other instances set; this instance keeps the launcher's value, if there is one.
+    arguments of other instances set; for this instance they have the launcher's value or none.
     """
 
     instance: Instance
@@ -338,7 +338,7 @@ def _contexts(
     by_user: Sequence[Mapping[str, str]],
     environ: Mapping[str, str],
 ) -> tuple[Context, ...]:
-    """Return the part of the command for each instance."""
+    """Return each instance's part of the command."""
     names = [*FORWARDED_VARIABLES, *sorted(name for name in THREAD_VARIABLES if name in environ)]
     forwarded = [name for name in names if name in environ]
     if topology.spans_hosts:

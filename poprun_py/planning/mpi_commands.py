@@ -251,7 +251,7 @@ def _open_mpi_5(path: str, request: MpiRequest) -> tuple[str, ...]:
             # Even inside a Slurm allocation, neither its list of tasks nor srun is used.
             settings += [("--prtemca", "plm", "ssh"), ("--prtemca", "ras", "^slurm")]
         else:
-            # Otherwise Slurm starts no second step while a step of the same allocation is running.
+            # With this, Slurm starts the step even while another step of the allocation is running.
             settings.append(("--prtemca", "plm_slurm_args", "--overlap"))
             if not request.is_launched_inside:
                 # Otherwise instances start on this machine, although it is not one of the hosts.

@@ -1,9 +1,9 @@
-"""Check for faults that copying a command from a document makes; one error names all of them.
+"""Check for faults in a command that was copied from a document. One error names all of them.
 
-Documents break lines, and print blanks, dashes and commas that a shell takes literally. Such a
-fault ends the options early, and the parser takes the rest for the program. This module parses the
-rest again with the fault mended, so that the error also names later faults. It only reads from this
-machine whether a word is a file or a program.
+Documents break lines, and print blanks, dashes and commas that a shell takes literally. After such
+a fault, the parser takes the rest of the command for the program. This module corrects the fault
+and parses the rest again, so that the error also names later faults. Pure, except that it looks for
+files and programs of this machine.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def _faults(config: LaunchConfig) -> Iterator[str]:
 
 
 def _broken_at(host: str | None, program: Sequence[str]) -> tuple[str, tuple[str, ...]] | None:
-    """Return the fault that ended the options early, and the following words with it mended.
+    """Return the fault that ended the options early, and the following words without the fault.
 
     None if the program exists, or no fault is found.
     """
@@ -133,7 +133,7 @@ def _is_part_of_list(before: str, word: str) -> bool:
 def _is_there(word: str) -> bool:
     try:
         is_file = Path(word).exists()
-    except OSError:  # the word is longer than the name of a file may be
+    except OSError:  # The word is too long for a file name.
         is_file = False
     return is_file or shutil.which(word) is not None
 
@@ -143,7 +143,7 @@ def _network_faults(text: str, option: str) -> Iterator[str]:
     try:
         words = split_args(text, option)
     except UsageError:
-        return  # the planner reports this error
+        return  # The planner reports this error.
     for index, word in enumerate(words):
         if word not in _MCA or len(words) < index + 3:
             continue

@@ -79,7 +79,7 @@ def launch_command(config: LaunchConfig) -> str:
 
 
 def _given(config: LaunchConfig) -> Iterator[list[str]]:
-    """Yield the words of each given option; of an option with several values, each value."""
+    """Yield the words of each given option; an option is repeated for each of its values."""
     for name, declared in OPTIONS.items():
         value = getattr(config, name)
         if not declared.saved or not config.is_given(name):

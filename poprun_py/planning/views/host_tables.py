@@ -32,8 +32,8 @@ _COLUMNS = (_NAME, "package", "cores", "CPUs", "L3 groups", "memory", "distances
 def hardware_table(machine: Machine, style: TextStyle | None = None) -> str:
     """Return a summary of a machine and its NUMA nodes, without a final newline.
 
-    The nodes are a table, or a tree if the terminal is too narrow for the table. The default style
-    is that of a file.
+    The nodes are a table, or a tree if the terminal is too narrow for the table. Without ``style``,
+    it is drawn as for a file.
     """
     style = style or TextStyle()
     summary = [line for text in machine_summary(machine) for line in wrapped(text, style.width)]

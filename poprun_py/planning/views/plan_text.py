@@ -113,7 +113,8 @@ def core_map(
     """Return a row for each NUMA node with a cell for each core, then a line for each instance.
 
     A cell holds the index of the instance that may run on the core; ``|`` separates L3 groups. The
-    ``placements`` have the indices of the instances as keys. The default style is that of a file.
+    ``placements`` have the indices of the instances as keys. Without ``style``, the map is drawn as
+    for a file.
     """
     style = style or TextStyle()
     labels = CoreLabels(machine, placements)

@@ -123,7 +123,7 @@ def paragraph(text: str, kind: str, width: int) -> Block:
     """Return ``text`` in lines of at most ``width`` pixels, broken after commas or at blanks."""
     size, _ = _TEXTS[kind]
     lines = [text]
-    # More of the narrowest letters do not fit into a line.
+    # Start with the number of the narrowest letters that fit into a line.
     columns = min(len(text), int(width / (size * _NARROWEST))) + 1
     while columns > 1 and max(_measured(line, kind) for line in lines) > width:
         columns -= 1
