@@ -1,4 +1,4 @@
-"""The exceptions of the launcher, each with its exit code; only the CLI prints and exits.
+"""The exceptions of the launcher and their exit codes. Only the command line prints and exits.
 
     LaunchError                1    anything that stops a launch
     |-- UsageError             2    a wrong option, file or combination: nothing was started
@@ -6,7 +6,7 @@
     |-- JobFailedError         its  the job ended with another exit code than 0
     `-- TimeLimitError       124    the job ran into a time limit or hung
 
-The message is one line: what was given, what is accepted, what to do.
+The message is one line that names the given value, the accepted values and what to do.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ PROCESSES_ADVICE = (
 
 
 class LaunchError(Exception):
-    """Anything that stops a launch; ``exit_code`` is what the command ends with."""
+    """An error that stops a launch; ``exit_code`` is the exit code of the command."""
 
     exit_code = 1
 
 
 class UsageError(LaunchError):
-    """A wrong option, file or combination of values: nothing was started."""
+    """An option, file or combination of values is wrong. Nothing was started."""
 
     exit_code = 2
 
 
 class StartError(LaunchError):
-    """The launch could not start: host, ssh, MPI or the program is missing."""
+    """The launch could not start, because a host, ssh, MPI or the program is missing."""
 
     exit_code = 3
 

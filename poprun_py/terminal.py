@@ -1,8 +1,9 @@
-"""Everything that the commands print: lines on stdout; warnings, errors and PopRun's log on stderr.
+"""The output of the commands, and the console that takes a launch's messages.
 
-No other module prints. If stderr cannot be written, its text is lost, but the job and its exit code
-do not change. If stdout cannot be written, print_out raises UnwritableError, because a command's
-result goes there. Within ``may_be_lost``, the text for stdout is lost as well.
+Results go to stdout; warnings, errors and the log go to stderr. Only this module prints. If stderr
+cannot be written, its text is lost, but the job and its exit code do not change. If stdout cannot
+be written, print_out raises UnwritableError, because a command's result goes there. Within
+``may_be_lost``, the text for stdout is lost as well.
 """
 
 from __future__ import annotations
@@ -15,10 +16,9 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from poprun_py.console import can_erase, command_name, may_colour
 from poprun_py.errors import LaunchError, StartError
 from poprun_py.texts import clock_text
 
@@ -28,6 +28,39 @@ if TYPE_CHECKING:
     _Command = click.Command
 else:
     _Command = object  # click is not imported in the launcher's process
+
+
+# The name that the SDK gives its launcher.
+SDK_NAME = "poprun"
+
+_USUAL = "poprun-py"
+_OF_PODS = "poprun-py-pod"
+_OTHERS = (SDK_NAME, "gc-info", "gc-monitor", _OF_PODS)
+
+Log = Callable[[str], None]
+
+
+def command_name() -> str:
+    """Return the name of the running command; ``poprun-py`` also for ``python -m poprun_py``."""
+    called = sys.argv[0].rpartition("/")[2] if sys.argv else ""
+    if called == "pod_command.py":
+        return _OF_PODS
+    return called if called in _OTHERS else _USUAL
+
+
+def can_erase(environ: Mapping[str, str]) -> bool:
+    """Return whether the terminal can erase and rewrite a line, which TERM=dumb cannot."""
+    return environ.get("TERM") != "dumb"
+
+
+def has_cursor(environ: Mapping[str, str]) -> bool:
+    """Return whether the terminal can keep rows in place, which needs a TERM other than dumb."""
+    return bool(environ.get("TERM")) and can_erase(environ)
+
+
+def may_colour(environ: Mapping[str, str]) -> bool:
+    """Return whether the terminal may get colours (https://no-color.org; not TERM=dumb)."""
+    return can_erase(environ) and not environ.get("NO_COLOR")
 
 
 class UnwritableError(Exception):
@@ -49,7 +82,7 @@ def prepare_streams() -> None:
 
 def exit_with(code: int) -> NoReturn:
     """Flush stdout and stderr, and end this process with ``code`` even if that fails."""
-    # The work is done: another Ctrl-C must not change the exit code.
+    # The work is done, so another Ctrl-C must not change the exit code.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):
@@ -72,7 +105,7 @@ def _open_closed_descriptors() -> None:
 
 
 def _print_any_text() -> None:
-    """Let stdout take every text: a file name need not be UTF-8, a locale may lack characters."""
+    """Make stdout accept every text, such as a file name that is not UTF-8."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         is_utf_8 = sys.stdout.encoding.lower().replace("_", "-") == "utf-8"
         sys.stdout.reconfigure(errors="surrogateescape" if is_utf_8 else "backslashreplace")
@@ -115,7 +148,7 @@ def may_be_lost() -> Iterator[None]:
 
 
 def _begin_stdout_anew() -> None:
-    """Drop the text buffered in stdout: otherwise each later flush would fail again."""
+    """Drop the text buffered in stdout, since each later flush would fail again."""
     stream = sys.stdout
     if isinstance(stream, io.TextIOWrapper):
         sys.stdout = open(  # noqa: SIM115 (the descriptor outlives it)
@@ -175,8 +208,8 @@ def _print_help(context: click.Context, _: click.Parameter, value: Any) -> None:
         context.exit()
 
 
-class Terminal:
-    """Takes what the launcher says while a job runs: warnings and PopRun's log go to stderr.
+class Console:
+    """The console of a launch, which takes the messages of the launcher.
 
     Args:
         is_verbose: Whether the log is written at all.
@@ -189,7 +222,7 @@ class Terminal:
         self._waiting_for = ""
 
     def log(self, line: str) -> None:
-        """Write a line of PopRun's log: ``HH:MM:SS.mmm PID POPRUN [I] message``."""
+        """Write a line of the log, as ``HH:MM:SS.mmm PID POPRUN [I] message``."""
         if self._is_verbose:
             print_error(f"{clock_text(time.time())} {os.getpid()} POPRUN [I] {line}")
 
@@ -198,7 +231,7 @@ class Terminal:
         print_warning(sentence)
 
     def binding(self, line: str) -> None:
-        """Print or log what the kernel says of an instance's binding."""
+        """Print or log the CPUs that the kernel reports for an instance."""
         if self._prints_bindings:
             with may_be_lost():
                 print_out(line)
@@ -206,11 +239,18 @@ class Terminal:
             self.log(line)
 
     def tell(self, sentence: str) -> None:
-        """Write what became of something that the user asked for."""
+        """Write the outcome of something that the user asked for."""
         print_error(f"{command_name()}: {sentence}")
 
     def waiting(self, seconds: float, reason: str) -> None:
-        """Show what the job waits for: in one line of a terminal, else whenever it changes."""
+        """Show the reason of a wait, repeatedly while the job waits.
+
+        A terminal shows it in one line. Other outputs get a line when the reason changes.
+
+        Args:
+            seconds: How long the job has waited so far.
+            reason: Such as "for IPUs: ..."; empty when the wait has ended.
+        """
         if can_rewrite_lines():
             width = shutil.get_terminal_size().columns - 1
             text = f"{command_name()}: waiting {seconds:.0f} s {reason}"
@@ -240,7 +280,7 @@ def can_print(text: str) -> bool:
 
 
 def exit_code_of(command: Callable[[], int]) -> int:
-    """Do what a command is for and return its exit code; what went wrong is one line."""
+    """Run a command and return its exit code; print an error as one line."""
     try:
         code = command()
         flush_stdout()
@@ -251,10 +291,10 @@ def exit_code_of(command: Callable[[], int]) -> int:
     except KeyboardInterrupt:
         return 130
     except UnwritableError as error:
-        # Nothing more can be printed: the interpreter's own flush at exit must not fail.
+        # Point stdout to /dev/null, so that the interpreter's flush at exit does not fail.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         if isinstance(error.reason, BrokenPipeError):
-            # The reader of our output has gone, as after ``| head``: a message would reach nobody.
+            # The reader of the output has ended, as in ``| head``, so a message is useless.
             return 141
         print_problem(f"standard output cannot be written: {error.reason.strerror}")
         return StartError.exit_code

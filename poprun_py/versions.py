@@ -1,6 +1,6 @@
-"""What ``--version`` answers: our version, and on request that of everything involved.
+"""The output of ``--version``: our version, and on request those of all packages involved.
 
-Versions are read from the packages' metadata: nothing heavy is imported.
+Versions are read from the metadata of packages, without importing them.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import json
 import platform
 import sys
 
-# The package is there before its modules. To import it would be a circle: it names the launcher.
+# Read from sys.modules, because importing the package here would be a circle of imports.
 _OURS: str = sys.modules[__name__.partition(".")[0]].__version__
 _DEPENDENCIES = (
     "mpi4py",

@@ -16,13 +16,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from poprun_py.console import command_name
 from poprun_py.errors import UsageError
 from poprun_py.options.command_line import parse
 from poprun_py.options.declared_options import OF_THIS_LAUNCH, OPTIONS, is_decided_by_plan
 from poprun_py.options.option_types import option_name
 from poprun_py.terminal import (
-    Terminal,
+    Console,
+    command_name,
     exit_code_of,
     exit_with,
     may_be_lost,
@@ -129,7 +129,7 @@ def _configuration(values: dict[str, Any]) -> LaunchConfig:
     gathered = gather_options(values, os.environ)
     for warning in gathered.warnings:
         print_warning(warning)
-    log = Terminal(is_verbose=gathered.config.verbosity >= 1, prints_bindings=False)
+    log = Console(is_verbose=gathered.config.verbosity >= 1, prints_bindings=False)
     for line in gathered.log:
         log.log(line)
     return gathered.config
@@ -186,7 +186,7 @@ def _show_plan(config: LaunchConfig, saved: LaunchPlan | None) -> int:
     for warning in plan_warnings(planned):
         print_warning(warning)
     if planned.partition is not None:
-        log = Terminal(is_verbose=config.verbosity >= 1, prints_bindings=False)
+        log = Console(is_verbose=config.verbosity >= 1, prints_bindings=False)
         log.log(planned.partition.sentence)
     return 0
 
@@ -209,7 +209,7 @@ def _run_job(config: LaunchConfig, job: LaunchConfig | LaunchPlan) -> int:
                 inspections.show_plan(config, planned)
         gc.enable()
 
-    console = Terminal(
+    console = Console(
         is_verbose=config.verbosity >= 1, prints_bindings=config.print_topology in _READ_BACK
     )
     result = launch(Request(job), console, on_plan=show)

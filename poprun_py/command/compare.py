@@ -19,14 +19,13 @@ from poprun_py.command.subcommands import (
     save_page,
     table_width,
 )
-from poprun_py.console import command_name
 from poprun_py.errors import UsageError
 from poprun_py.past_runs.comparison import Comparison, compare, remarks_on, slow_instances
 from poprun_py.past_runs.measurement import measure
 from poprun_py.past_runs.recorded_run import DAMAGE_ERRORS, RecordedRun, read_run
 from poprun_py.past_runs.run_files import find_run
 from poprun_py.past_runs.targets import Target, parse_target
-from poprun_py.terminal import can_print, print_error, print_out, wants_colour
+from poprun_py.terminal import can_print, command_name, print_error, print_out, wants_colour
 
 _HELP: Final = """Compare runs of --output-dir: samples per second, step times, duration, loss,
 and the speedup and scaling efficiency against the first run.

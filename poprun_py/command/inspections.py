@@ -14,10 +14,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from poprun_py.console import command_name
 from poprun_py.errors import StartError, UsageError
 from poprun_py.options.launch_config import LaunchConfig
-from poprun_py.terminal import can_print, flush_stdout, print_error, print_out, wants_colour
+from poprun_py.terminal import (
+    can_print,
+    command_name,
+    flush_stdout,
+    print_error,
+    print_out,
+    wants_colour,
+)
 
 if TYPE_CHECKING:
     from poprun_py.machines.lease_files import LeaseRecord, QueueRecord

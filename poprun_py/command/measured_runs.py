@@ -16,14 +16,14 @@ from poprun_py.past_runs.recorded_run import read_run
 from poprun_py.past_runs.run_files import RunFiles
 from poprun_py.planning.launch_plan import LaunchPlan
 from poprun_py.running.supervise.job import Cause, LaunchResult
-from poprun_py.terminal import Terminal, can_rewrite_lines, print_error, rewrite_line
+from poprun_py.terminal import Console, can_rewrite_lines, print_error, rewrite_line
 from poprun_py.texts import milliseconds_text, number_text
 
 if TYPE_CHECKING:
     from collections.abc import Set
 
 
-class _OncePerWarning(Terminal):
+class _OncePerWarning(Console):
     """A console for several launches, which shows each warning once and no results."""
 
     def __init__(self, *, is_verbose: bool) -> None:

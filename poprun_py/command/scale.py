@@ -28,7 +28,6 @@ from poprun_py.command.subcommands import (
     save_page,
     table_width,
 )
-from poprun_py.console import command_name
 from poprun_py.errors import UsageError
 from poprun_py.launching.run_record import new_run_id
 from poprun_py.options.command_line import parse
@@ -40,6 +39,7 @@ from poprun_py.past_runs.run_files import DEFAULT_PARENT
 from poprun_py.planning.launch_plan import LaunchPlan
 from poprun_py.terminal import (
     can_print,
+    command_name,
     flush_stdout,
     print_error,
     print_out,

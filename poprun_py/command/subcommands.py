@@ -12,10 +12,9 @@ from typing import Any
 import click
 
 from popdist_py.atomic_file import write_whole
-from poprun_py.console import command_name
 from poprun_py.errors import UsageError, nearest
 from poprun_py.past_runs.run_files import DEFAULT_PARENT
-from poprun_py.terminal import print_out
+from poprun_py.terminal import command_name, print_out
 
 HELP = click.Option(["-h", "--help"], is_flag=True, help="Show this help.")
 OUTPUT_DIR = click.Option(

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from popdist_py.environment import LOOPBACK, RUN_ID
-from poprun_py.console import Console, Log, command_name
 from poprun_py.errors import LaunchError, start_errors
 from poprun_py.launching.launch_planning import without_lost_hosts
 from poprun_py.launching.run_record import AttemptRecord, RunRecord
@@ -39,6 +38,7 @@ from poprun_py.running.supervise.job import (
     Watchers,
 )
 from poprun_py.running.supervise.supervisor import supervise
+from poprun_py.terminal import Console, Log, command_name
 
 if TYPE_CHECKING:
     from poprun_py.planning.partition_variables import HeldPartition

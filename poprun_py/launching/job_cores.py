@@ -16,7 +16,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from poprun_py.console import Console
 from poprun_py.errors import StartError, UsageError
 from poprun_py.launching.waiting import Wait
 from poprun_py.machines.lease_files import LeaseFolder, problem_text
@@ -50,6 +49,7 @@ from poprun_py.planning.launch_plan import LaunchPlan
 from poprun_py.planning.plan_inputs import PlanInputs
 from poprun_py.planning.topology import Topology
 from poprun_py.planning.user_program import short_name
+from poprun_py.terminal import Console
 from poprun_py.texts import numbered
 
 # A job of this machine alone does not load the code that asks other hosts.
@@ -289,13 +289,14 @@ class _ShareLease:
         if not share.cpus.isdisjoint(table.held_cpus):
             self._console.warn(sharing_text("cores", table.leases))
             return
-        say = self._console.log
-        if share.placements != self._whole.placements:
-            say = self._console.tell
-        say(
+        text = (
             f"other jobs hold CPUs of this machine: {leases_text(table.leases)}; this one has "
             f"{numbered('CPU', share.cpus)}"
         )
+        if share.placements == self._whole.placements:
+            self._console.log(text)
+        else:
+            self._console.tell(text)
         near = [each for each in table.leases if not share.numa_nodes.isdisjoint(each.numa_nodes)]
         if near:
             self._console.log(
@@ -387,8 +388,11 @@ def wait_for_hosts(
             continue
         count = topology.instances_per_host
         ours = slice(index * count, (index + 1) * count)
-        say = console.log if left.placements[ours] == placements[ours] else console.tell
-        say(f"other jobs hold CPUs of host {host.name}: {leases_text(found.leases)}")
+        text = f"other jobs hold CPUs of host {host.name}: {leases_text(found.leases)}"
+        if left.placements[ours] == placements[ours]:
+            console.log(text)
+        else:
+            console.tell(text)
     return left.machines
 
 

@@ -30,11 +30,11 @@ from popdist_py.pods.errors import (
     UnreachableError,
 )
 from popdist_py.pods.finding import find_pod
-from poprun_py.console import Console
 from poprun_py.errors import StartError
 from poprun_py.launching.waiting import Wait
 from poprun_py.options.launch_config import LaunchConfig
 from poprun_py.planning.partition_variables import HeldPartition
+from poprun_py.terminal import Console
 from poprun_py.texts import numbered
 
 # The command's --help and a launch without a pod do not load these.

@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from poprun_py.console import Console, Log
 from poprun_py.errors import StartError, UsageError
 from poprun_py.launching.job_cores import (
     Machines,
@@ -39,6 +38,7 @@ from poprun_py.planning.topology import Topology, make_topology
 from poprun_py.planning.user_program import require_program, resolve_program
 from poprun_py.running.supervise.job import LaunchResult
 from poprun_py.running.supervise.restart import lost_hosts
+from poprun_py.terminal import Console, Log
 
 # A launch without a pod does not load the code of pods.
 if TYPE_CHECKING:

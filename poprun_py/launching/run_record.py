@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from popdist_py.environment import RUN_ID, is_popdist_environment
-from poprun_py.console import Console, command_name
 from poprun_py.errors import LaunchError, UsageError, explain_os_error
 from poprun_py.launching.job_timeline import JobTimeline
 from poprun_py.past_runs.run_files import LATEST, RunFiles
@@ -25,6 +24,7 @@ from poprun_py.planning.launch_plan import LaunchPlan
 from poprun_py.planning.user_program import short_name
 from poprun_py.running.supervise.file_transfer import FilePlace
 from poprun_py.running.supervise.job import LaunchResult
+from poprun_py.terminal import Console, command_name
 
 # Loaded only by a launch that needs them.
 if TYPE_CHECKING:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 import time
 
-from poprun_py.console import Console
 from poprun_py.options.launch_config import LaunchConfig
 from poprun_py.options.option_types import FOREVER
+from poprun_py.terminal import Console
 
 
 class Wait:

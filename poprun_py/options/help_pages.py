@@ -10,13 +10,13 @@ from typing import Any
 
 import click
 
-from poprun_py.console import command_name
 from poprun_py.errors import UsageError, nearest
 from poprun_py.options.click_types import ClickType
 from poprun_py.options.command_line import VERSION_FORMAT, complete
 from poprun_py.options.declared_options import GROUPS, OPTIONS
 from poprun_py.options.environment_variables import OPTION_VARIABLES, variable_name
 from poprun_py.options.option_types import Option, option_name
+from poprun_py.terminal import command_name
 
 MOST_USED = (
     *("num_instances", "num_replicas", "host", "env", "output_dir"),

@@ -31,7 +31,6 @@ from popdist_py.environment import (
     TORCH_BACKEND,
     InstanceEnvironment,
 )
-from poprun_py.console import SDK_NAME, command_name
 from poprun_py.errors import UsageError
 from poprun_py.instance.binding import THREAD_VARIABLES
 from poprun_py.options.environment_variables import INTERNAL_VARIABLES, is_option_variable
@@ -39,6 +38,7 @@ from poprun_py.options.launch_config import LaunchConfig
 from poprun_py.options.option_types import is_word
 from poprun_py.planning.cpu_placement import Placement
 from poprun_py.planning.topology import Instance, Topology
+from poprun_py.terminal import SDK_NAME, command_name
 
 if TYPE_CHECKING:
     from poprun_py.machines.probe import ProbedHosts

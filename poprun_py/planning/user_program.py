@@ -15,8 +15,8 @@ from collections.abc import Mapping, Sequence
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 
-from poprun_py.console import command_name
 from poprun_py.errors import StartError, UsageError
+from poprun_py.terminal import command_name
 
 # The script that every instance runs for a function call, and the file that it reads in the folder
 # of the call.

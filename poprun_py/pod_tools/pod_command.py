@@ -13,7 +13,6 @@ from typing import NoReturn
 
 import click
 
-from poprun_py.console import command_name
 from poprun_py.errors import UsageError, nearest
 from poprun_py.pod_tools.cluster_verbs import (
     create_allocation,
@@ -33,6 +32,7 @@ from poprun_py.pod_tools.pod_verbs import create_pod, get_pod, list_pods, remove
 from poprun_py.pod_tools.show_verbs import GET_VERBS, LIST_VERBS
 from poprun_py.terminal import (
     UnwritableError,
+    command_name,
     exit_code_of,
     exit_with,
     flush_stdout,

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar, Unpack, overload
 
-from poprun_py.console import Log
 from poprun_py.errors import UsageError, start_errors
 from poprun_py.instance.job_folders import JobFolder, folder_name
 from poprun_py.options.keyword_types import LaunchOptions, Word
@@ -22,6 +21,7 @@ from poprun_py.python_api.job_target import job_target
 from poprun_py.python_api.launcher_child import LauncherChild, Stream
 from poprun_py.python_api.messages import JobRequest
 from poprun_py.running.supervise.job import LaunchResult
+from poprun_py.terminal import Log
 
 T = TypeVar("T")
 Program = Sequence[Word] | LaunchConfig | LaunchPlan

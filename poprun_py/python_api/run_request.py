@@ -10,7 +10,7 @@ from poprun_py.errors import LaunchError, StartError, TimeLimitError
 from poprun_py.launching.launch import Request, launch
 from poprun_py.python_api.messages import Attempt, Channel, JobRequest
 from poprun_py.running.supervise.job import Cause, Job, LaunchResult
-from poprun_py.terminal import Terminal
+from poprun_py.terminal import Console
 
 
 def run_request(request: JobRequest, channel: Channel) -> tuple[str, object]:
@@ -62,7 +62,7 @@ def _attempt(job: Job) -> Attempt:
     )
 
 
-class _Console(Terminal):
+class _Console(Console):
     """A console that sends the lines that the program listens to, and prints all other lines."""
 
     def __init__(self, listeners: frozenset[str], channel: Channel, *, is_verbose: bool) -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from poprun_py.console import can_erase, has_cursor, may_colour
+from poprun_py.terminal import can_erase, has_cursor, may_colour
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from poprun_py import terminal
-from poprun_py.terminal import Terminal, UnwritableError
+from poprun_py.terminal import Console, UnwritableError
 
 
 def full():
@@ -39,7 +39,7 @@ def unwritable(request):
 
 def test_an_error_of_stderr_reaches_no_caller(unwritable, monkeypatch):
     monkeypatch.setattr(sys, "stderr", unwritable)
-    console = Terminal(is_verbose=True, prints_bindings=False)
+    console = Console(is_verbose=True, prints_bindings=False)
     for say in (
         terminal.print_error, terminal.print_problem, terminal.print_warning,
         terminal.rewrite_line, console.log, console.warn, console.tell, console.binding,
@@ -54,7 +54,7 @@ def test_before_a_job_stdout_may_be_lost(make, monkeypatch, capsys):
         monkeypatch.setattr(sys, "stdout", stream)
         with terminal.may_be_lost():
             terminal.print_out("the topology")
-        Terminal(is_verbose=False, prints_bindings=True).binding("CPUs 0-3")
+        Console(is_verbose=False, prints_bindings=True).binding("CPUs 0-3")
         assert terminal.exit_code_of(lambda: 9) == 9
         told = "cannot be written: No space left on device" in capsys.readouterr().err
         assert told == (make is full)  # the reader of a closed pipe wanted no more
@@ -65,7 +65,7 @@ def test_before_a_job_stdout_may_be_lost(make, monkeypatch, capsys):
 
 
 def test_waiting_is_told_again_only_for_another_reason(capsys):
-    console = Terminal(is_verbose=False, prints_bindings=False)
+    console = Console(is_verbose=False, prints_bindings=False)
     for seconds, reason in ((0, "for a"), (1, "for a"), (2, "for b"), (3, "for a"), (4, "")):
         console.waiting(seconds, reason)
     lines = capsys.readouterr().err.splitlines()
@@ -76,7 +76,7 @@ def test_waiting_is_told_again_only_for_another_reason(capsys):
 
 def test_on_a_terminal_waiting_is_one_line_that_is_cleared(capsys, monkeypatch):
     monkeypatch.setattr(terminal, "can_rewrite_lines", lambda: True)
-    console = Terminal(is_verbose=False, prints_bindings=False)
+    console = Console(is_verbose=False, prints_bindings=False)
     for seconds, reason in ((0, "for a"), (1.2, "for a"), (2, "")):
         console.waiting(seconds, reason)
     written = capsys.readouterr().err

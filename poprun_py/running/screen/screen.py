@@ -17,8 +17,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from poprun_py.console import command_name
 from poprun_py.running.screen.progress_lines import ProgressLines
+from poprun_py.terminal import command_name
 from poprun_py.texts import clock_text
 
 MAX_HELD = 1 << 22

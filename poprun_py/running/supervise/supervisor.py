@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any
 
 from popdist_py.environment import MPI_NETWORK, RESUME_EXIT_CODE
 from popdist_py.errors import counted
-from poprun_py.console import may_colour
 from poprun_py.errors import StartError, explain_os_error, start_errors
 from poprun_py.instance import control_protocol, process_control
 from poprun_py.instance.cgroups import process_state
@@ -55,6 +54,7 @@ from poprun_py.running.supervise.private_folder import (
 from poprun_py.running.supervise.startup import Startup
 from poprun_py.running.supervise.stop_policy import StopPolicy
 from poprun_py.running.supervise.time_limits import Limits, Timed
+from poprun_py.terminal import may_colour
 
 if TYPE_CHECKING:
     from poprun_py.running.watch.job_observer import JobObserver

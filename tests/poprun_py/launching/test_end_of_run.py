@@ -11,7 +11,6 @@ from support.launcher.consoles import KeptConsole
 from support.launcher.plans import plan_blindly
 
 from popdist_py.timeline import merging
-from poprun_py.console import command_name
 from poprun_py.launching import attempts
 from poprun_py.launching.launch import Request, launch
 from poprun_py.launching.run_record import RunRecord
@@ -20,6 +19,7 @@ from poprun_py.options.launch_config import LaunchConfig
 from poprun_py.past_runs.pages import run_page
 from poprun_py.planning.mpi_commands import OPEN_MPI_5, Mpi
 from poprun_py.running.supervise.job import LaunchResult
+from poprun_py.terminal import command_name
 
 
 @pytest.fixture
