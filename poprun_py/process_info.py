@@ -19,40 +19,17 @@ _MAX_THREADS = 64
 
 
 class ProcessStat:
-    """The fields of /proc/PID/stat that follow the command name, see proc(5)."""
+    """Some fields of /proc/PID/stat; see proc(5)."""
 
     def __init__(self, fields: list[bytes]) -> None:
-        self._fields = fields
-
-    @property
-    def state(self) -> str:
-        """The state letter, such as R (running), S (sleeping), T (stopped) or Z (ended)."""
-        return self._fields[0].decode()
-
-    @property
-    def is_alive(self) -> bool:
-        """Whether the process has not ended."""
-        return self._fields[0] not in (b"Z", b"X")
-
-    @property
-    def parent(self) -> int:
-        """The process id of the parent."""
-        return int(self._fields[1])
-
-    @property
-    def group(self) -> int:
-        """The process group."""
-        return int(self._fields[2])
-
-    @property
-    def cpu_seconds(self) -> float:
-        """The CPU time of the process and of its children that have ended."""
-        return sum(map(int, self._fields[11:15])) / os.sysconf("SC_CLK_TCK")
-
-    @property
-    def start_ticks(self) -> int:
-        """When the process started, in clock ticks since boot."""
-        return int(self._fields[19])
+        # A letter, such as R (running), S (sleeping), T (stopped) or Z (ended).
+        self.state = fields[0].decode()
+        self.is_alive = self.state not in "ZX"
+        self.parent = int(fields[1])
+        self.group = int(fields[2])
+        # Of the process and of its children that have ended.
+        self.cpu_seconds = sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
+        self.start_ticks = int(fields[19])  # since boot
 
 
 def read_stat(pid: int, thread: int | None = None) -> ProcessStat | None:

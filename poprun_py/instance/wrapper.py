@@ -29,7 +29,6 @@ from poprun_py.instance.quick_imports import loads, signal, socket
 TYPE_CHECKING = False  # not imported from typing, which takes long to import
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
-    from resource import struct_rusage
     from typing import Any
 
     from poprun_py.instance.job_folders import JobFolder
@@ -272,7 +271,7 @@ class Wrapper:
                     self._program.input.read_requests()
                 elif descriptor in self._program.output.descriptors:
                     self._program.output.read(descriptor)
-                else:
+                elif descriptor == self._channel.descriptor:
                     self._exchange(event)
         if not self._channel.is_connected:
             process_control.end_mpi_daemon()
@@ -287,17 +286,15 @@ class Wrapper:
         self._reports.on_time(time.monotonic())
         if not self._is_end_reported and program.is_all_over():
             self._is_end_reported = self._report_end()
-        # MPICH ends the other instances if this process ends before without MPI_Finalize.
-        is_time = self._is_released or time.monotonic() >= self._leave_at
-        return self._is_end_reported and not self._channel.has_unsent and is_time
+        # MPICH ends the other instances if this process ends earlier without MPI_Finalize.
+        may_leave = self._is_released or time.monotonic() >= self._leave_at
+        return self._is_end_reported and not self._channel.has_unsent and may_leave
 
     def _collect_ended(self) -> None:
         ended = self._program.collect_ended()
-        if ended is not None:
-            status, usage = ended
-            self._on_program_end(status, usage)
-
-    def _on_program_end(self, status: int, usage: "struct_rusage") -> None:
+        if ended is None:
+            return
+        status, usage = ended
         if self._spans:
             from poprun_py.instance.transferred_files import write_end_time
 
