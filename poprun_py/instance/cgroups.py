@@ -1,6 +1,6 @@
 """Limits of a process's control groups, and how often or how long the kernel enforced them.
 
-Reads files of version 1 or 2. Every wrapper imports this module at its start, so it imports little.
+Reads files of version 1 or 2.
 """
 
 import os

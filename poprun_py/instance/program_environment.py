@@ -10,6 +10,7 @@ import sys
 
 from poprun_py.instance import job_folders
 from poprun_py.instance.binding import THREAD_VARIABLES
+from poprun_py.instance.quick_imports import signal
 
 TYPE_CHECKING = False  # not imported from typing, which takes long to import
 if TYPE_CHECKING:
@@ -54,8 +55,11 @@ _SHARED_MEMORY_FOLDERS = (
     "OMPI_MCA_osc_rdma_backing_directory",
     "OMPI_MCA_osc_ucx_backing_directory",
 )
-_ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-_HOOK = os.path.join(_ROOT, "popdist_py", "start_hook")
+_HERE = os.path.dirname(os.path.abspath(__file__))
+_HOOK = os.path.join(os.path.dirname(os.path.dirname(_HERE)), "popdist_py", "start_hook")
+_DIAGNOSTICS_HOOK = os.path.join(_HERE, "diagnostics_hook")
+# Neither programs nor their libraries use this signal.
+STACKS_SIGNAL = signal.SIGRTMAX - 3
 # The kernel's list of the networks of this host, and the folder of its InfiniBand devices.
 _ROUTES, _FABRIC = "/proc/net/route", "/sys/class/infiniband"
 
@@ -219,6 +223,23 @@ def _ipv4_number(address: str) -> int:
     """
     first, second, third, fourth = map(int, address.split("."))
     return int.from_bytes(bytes((first, second, third, fourth)), "big")
+
+
+def stacks_variables(
+    file: int, command: "Sequence[str]", environ: "Mapping[str, str]"
+) -> dict[str, str]:
+    """Return the variables that let the program write its stacks to a file of this process.
+
+    If the program is Python, they also load diagnostics_hook, which does so on ``STACKS_SIGNAL``.
+    """
+    variables = {"POPDIST_STACKS": f"{int(STACKS_SIGNAL)}:/proc/{os.getpid()}/fd/{file}"}
+    is_python = os.path.basename(command[0]).startswith(("python", "pypy"))
+    if is_python or command[0] == sys.executable:
+        path = environ.get("PYTHONPATH")
+        variables["PYTHONPATH"] = (
+            f"{_DIAGNOSTICS_HOOK}{os.pathsep}{path}" if path else _DIAGNOSTICS_HOOK
+        )
+    return variables
 
 
 def import_lent_sockets() -> "ModuleType":

@@ -6,10 +6,8 @@ Every wrapper imports this module at its start, so it imports little.
 import os
 import time
 
-from poprun_py.instance import control_protocol
-from poprun_py.instance.cgroups import memory_state
-from poprun_py.instance.progress_memory import ProgressMemory
-from poprun_py.instance.python_stacks import PythonStacks
+from poprun_py.instance import control_protocol, program_environment
+from poprun_py.instance.progress_memory import ProgressMemory, unnamed_file
 from poprun_py.instance.quick_imports import loads
 
 TYPE_CHECKING = False  # not imported from typing, which takes long to import
@@ -20,6 +18,7 @@ if TYPE_CHECKING:
     from poprun_py.instance.launcher_channel import LauncherChannel
     from poprun_py.instance.program_activity import ActivitySampler
     from poprun_py.instance.program_process import ProgramProcess
+    from poprun_py.instance.python_stacks import PythonStacks
 
 
 class ProgramReports:
@@ -32,11 +31,10 @@ class ProgramReports:
 
     def __init__(self, program: "ProgramProcess", channel: "LauncherChannel") -> None:
         self.memory = ProgressMemory()
-        self.stacks = PythonStacks()
         self.end: dict[str, Any] | None = None  # how the program ended
         self._program = program
         self._channel = channel
-        self._control_group: dict[str, int] = {}  # before the program started
+        self._control_group: dict[str, int] = {}  # when the program started
         # How often to report progress, and how often to report the activity of a program that
         # makes no steps.
         self._progress_seconds: float | None = None
@@ -45,6 +43,8 @@ class ProgramReports:
         self._sent_progress: list[int] | None = None
         self._sent_steps: int | None = None  # None if the launcher does not want each step
         self._sampler: ActivitySampler | None = None
+        self._stacks_file = unnamed_file("poprun-stacks")
+        self._stacks: PythonStacks | None = None
 
     def prepare(self, start: "dict[str, Any]") -> None:
         """Prepare for the start of the program, as the launcher's GO message demands."""
@@ -52,7 +52,13 @@ class ProgramReports:
         self._activity_seconds = start.get("look_seconds", 0.0)
         self._sent_steps = 0 if start.get("steps") else None
         os.environ.update(self.memory.variables())
-        os.environ.update(self.stacks.variables(self._program.command, os.environ))
+        file, command = self._stacks_file, self._program.command
+        os.environ.update(program_environment.stacks_variables(file, command, os.environ))
+
+    def program_started(self) -> None:
+        """Read the control group. This is done after the start, which need not wait for it."""
+        from poprun_py.instance.cgroups import memory_state
+
         self._control_group = memory_state()
 
     def next_deadline(self) -> float:
@@ -81,14 +87,15 @@ class ProgramReports:
             # Imported only now, so that the program starts sooner.
             from poprun_py.instance.program_activity import ActivitySampler
 
-            self._sampler = ActivitySampler(self.memory, self.stacks, self._program.pid)
+            stacks = self._python_stacks()
+            self._sampler = ActivitySampler(self.memory, stacks, self._program.pid)
         sample = self._sampler.sample(self._program.output.num_bytes)
         self._channel.send(control_protocol.ACTIVITY, sample)
 
     def answer(self, kind: bytes, payload: bytes) -> bool:
         """Answer a request of the launcher; return False if the message is of another kind."""
         if kind == control_protocol.DUMP_STACKS:
-            stacks = self.stacks.stacks(self._program.pid)
+            stacks = self._python_stacks().stacks(self._program.pid)
             self._channel.send(control_protocol.STACKS, {"processes": stacks})
         elif kind == control_protocol.OBSERVE:
             self._send_usage()
@@ -101,6 +108,13 @@ class ProgramReports:
         else:
             return False
         return True
+
+    def _python_stacks(self) -> "PythonStacks":
+        if self._stacks is None:
+            from poprun_py.instance.python_stacks import PythonStacks
+
+            self._stacks = PythonStacks(self._stacks_file)
+        return self._stacks
 
     def _send_usage(self) -> None:
         """Report the time per activity and the resource usage of a running program."""
@@ -120,6 +134,8 @@ class ProgramReports:
 
     def send_end(self, usage: "struct_rusage") -> None:
         """Report how the program ended. This is urgent, because its failure ends the whole job."""
+        from poprun_py.instance.cgroups import memory_state
+
         memory, now = self.memory, memory_state()
         self.end = {
             "code": self._program.exit_code,

@@ -1,27 +1,22 @@
 """Python stacks of a running program, and whether its main thread runs Python.
 
 The wrapper sends signals, which diagnostics_hook/sitecustomize.py handles in the program: it writes
-to a file that both have open. Without a name, the file cannot be left behind.
-Every wrapper imports this module at its start, so it imports little.
+to a file that both have open. The wrapper imports this module only when it needs an answer.
 """
 
 import os
-import sys
 import time
 
 from poprun_py import process_info
 from poprun_py.instance import process_control
-from poprun_py.instance.progress_memory import unnamed_file
-from poprun_py.instance.quick_imports import signal
+from poprun_py.instance.program_environment import STACKS_SIGNAL
 
 TYPE_CHECKING = False  # not imported from typing, which takes long to import
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
     from typing import Any
 
-# Neither programs nor their libraries use this signal. It makes a process write its stacks.
-STACKS_SIGNAL = signal.SIGRTMAX - 3
-# This one makes it write a NUL as soon as its main thread runs Python.
+# This signal makes a process write a NUL as soon as its main thread runs Python.
 _ASK_SIGNAL, _ANSWER = STACKS_SIGNAL - 1, b"\0"
 _MAX_PROCESSES = 16
 # The time for one process, the time for all, and the pause in writing that ends an answer. On a
@@ -30,26 +25,21 @@ _ANSWER_SECONDS, _ALL_SECONDS, _QUIET_SECONDS = 1.5, 2.5, 0.1
 _MAX_TEXT = 1 << 16
 # The text of all processes is sent in one frame, where a character takes up to six bytes.
 _MAX_TEXTS = 1 << 17
-_HOOK = os.path.join(os.path.dirname(os.path.abspath(__file__)), "diagnostics_hook")
 
 
 class PythonStacks:
-    """Asks one program for its stacks, and whether it runs Python."""
+    """Asks one program for its stacks, and whether it runs Python.
 
-    def __init__(self) -> None:
-        self._file = unnamed_file("poprun-stacks")
+    Args:
+        file: The descriptor of the file that ``program_environment.stacks_variables`` has named.
+    """
+
+    def __init__(self, file: int) -> None:
+        self._file = file
         # The process that was last asked whether it runs Python, when, and the offset in the file
         # after which its answer is.
         self._asked, self._asked_at, self._answer_offset = 0, 0.0, 0
         self._has_run_python = False
-
-    def variables(self, program: "Sequence[str]", environ: "Mapping[str, str]") -> dict[str, str]:
-        """Return the variables that load the hook into the program and name the file."""
-        variables = {"POPDIST_STACKS": f"{int(STACKS_SIGNAL)}:/proc/{os.getpid()}/fd/{self._file}"}
-        if _is_python(program):
-            path = environ.get("PYTHONPATH")
-            variables["PYTHONPATH"] = f"{_HOOK}{os.pathsep}{path}" if path else _HOOK
-        return variables
 
     def has_left_python(self, program: int) -> bool:
         """Return whether the program's interpreter is shutting down and runs no more Python.
@@ -113,9 +103,3 @@ class PythonStacks:
                 break
         written = os.pread(self._file, _MAX_TEXT, start).replace(_ANSWER, b"")
         return written.decode(errors="replace")
-
-
-def _is_python(program: "Sequence[str]") -> bool:
-    """Return whether the program is a Python interpreter, by its name."""
-    name = os.path.basename(program[0])
-    return program[0] == sys.executable or name.startswith(("python", "pypy"))

@@ -118,6 +118,7 @@ class Wrapper:
         self._prepare(start)
         wake = self._install_signals()
         self._program.start(_SIGNALS)
+        self._reports.program_started()
         self._channel.send(
             control_protocol.STARTED,
             {

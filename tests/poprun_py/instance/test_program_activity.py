@@ -16,7 +16,8 @@ from support.processes import wait_until
 from poprun_py import process_info
 from poprun_py.instance import program_activity
 from poprun_py.instance.program_activity import ActivitySampler, resource_usage
-from poprun_py.instance.progress_memory import ProgressMemory
+from poprun_py.instance.program_environment import stacks_variables
+from poprun_py.instance.progress_memory import ProgressMemory, unnamed_file
 from poprun_py.instance.python_stacks import PythonStacks
 from poprun_py.instance.quick_imports import dumps
 from poprun_py.running.supervise.hang_detection import Look
@@ -25,7 +26,7 @@ READY = "print('ready', flush=True)\n"
 
 
 def sampler_of(memory, program):
-    return ActivitySampler(memory, PythonStacks(), program)
+    return ActivitySampler(memory, PythonStacks(unnamed_file("stacks")), program)
 
 
 def test_cpu_time_and_memory_include_child_processes(program):
@@ -58,9 +59,9 @@ def test_an_ended_program_uses_nothing():
 
 
 def test_a_busy_program_without_other_activity_is_asked_whether_it_runs_python(program):
-    memory, stacks = ProgressMemory(), PythonStacks()
+    memory, stacks = ProgressMemory(), PythonStacks(unnamed_file("stacks"))
     code = READY + "while True: pass"
-    running = program(code, **stacks.variables([sys.executable], os.environ))
+    running = program(code, **stacks_variables(stacks._file, [sys.executable], os.environ))
     sampler = ActivitySampler(memory, stacks, running.pid)
     first = sampler.sample(5)
     assert (first["written"], first["call"][:3], first["waits"], first["joined"]) == (
@@ -128,7 +129,7 @@ def test_a_short_wait_for_a_disk_in_another_thread_does_not_count_as_saving(monk
 
 
 def test_saving_stopping_and_ending_are_recognised(program):
-    memory, stacks = ProgressMemory(), PythonStacks()
+    memory, stacks = ProgressMemory(), PythonStacks(unnamed_file("stacks"))
     code = (
         "import ctypes, os, sys\nfrom popdist_py import activities\n"
         "with activities.doing(activities.SAVING):\n"
@@ -140,7 +141,10 @@ def test_saving_stopping_and_ending_are_recognised(program):
         "        read(0, 1)\n"
         "sys.last = Last()\n"
     )
-    variables = {**memory.variables(), **stacks.variables([sys.executable], os.environ)}
+    variables = {
+        **memory.variables(),
+        **stacks_variables(stacks._file, [sys.executable], os.environ),
+    }
     running = program(code, **variables)
     sampler = ActivitySampler(memory, stacks, running.pid)
     sample = sampler.sample(0)

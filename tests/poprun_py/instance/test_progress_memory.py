@@ -15,8 +15,8 @@ from support.processes import wait_until
 from popdist_py import environment
 from popdist_py.activities import ledger
 from poprun_py.instance import control_protocol, progress_memory
-from poprun_py.instance.progress_memory import ProgressMemory
-from poprun_py.instance.python_stacks import PythonStacks
+from poprun_py.instance.program_environment import stacks_variables
+from poprun_py.instance.progress_memory import ProgressMemory, unnamed_file
 from poprun_py.instance.quick_imports import dumps
 
 READY = "print('ready', flush=True)\n"
@@ -115,7 +115,7 @@ print('ready', flush=True)
 )  # fmt: skip
 def test_an_exception_is_reported_if_threads_or_processes_go_on(program, before, end, is_reported):
     memory = ProgressMemory()
-    stacks = PythonStacks().variables([sys.executable], os.environ)
+    stacks = stacks_variables(unnamed_file("stacks"), [sys.executable], os.environ)
     running = program(GOES_ON.format(before, end), **memory.variables(), **stacks)
     if is_reported:
         wait_until(lambda: memory.failed_process() == running.pid)

@@ -8,6 +8,8 @@ import sys
 
 from support.processes import wait_until
 
+from poprun_py.instance.program_environment import stacks_variables
+from poprun_py.instance.progress_memory import unnamed_file
 from poprun_py.instance.python_stacks import PythonStacks
 
 IN_C = """
@@ -29,8 +31,8 @@ while True: pass
 
 def test_a_main_thread_in_c_code_does_not_answer(program):
     """The program runs Python, then C code until the test has noticed that, then Python again."""
-    stacks = PythonStacks()
-    running = program(IN_C, **stacks.variables([sys.executable], os.environ))
+    stacks = PythonStacks(unnamed_file("stacks"))
+    running = program(IN_C, **stacks_variables(stacks._file, [sys.executable], os.environ))
 
     def away(ask=True):
         return stacks.seconds_outside_python([running.pid], ask=ask)
@@ -50,7 +52,7 @@ def test_a_main_thread_in_c_code_does_not_answer(program):
 
 
 def test_a_process_without_a_handler_is_not_asked():
-    stacks = PythonStacks()
+    stacks = PythonStacks(unnamed_file("stacks"))
     with subprocess.Popen(["sleep", "100"]) as process:
         assert stacks.seconds_outside_python([process.pid], ask=True) == 0.0
         alive = process.poll() is None
@@ -60,8 +62,8 @@ def test_a_process_without_a_handler_is_not_asked():
 
 def test_an_ending_interpreter_is_not_killed_by_the_signal():
     """The interpreter drops its handlers long before its process ends."""
-    stacks = PythonStacks()
-    environ = {**os.environ, **stacks.variables([sys.executable], os.environ)}
+    stacks = PythonStacks(unnamed_file("stacks"))
+    environ = {**os.environ, **stacks_variables(stacks._file, [sys.executable], os.environ)}
     for _ in range(3):
         with subprocess.Popen([sys.executable, "-c", "import json"], env=environ) as running:
             while running.poll() is None:

@@ -17,6 +17,8 @@ from popdist_py import environment, heartbeat
 from poprun_py import process_info
 from poprun_py.command.cli import run
 from poprun_py.instance import control_protocol, progress_memory, python_stacks
+from poprun_py.instance.program_environment import stacks_variables
+from poprun_py.instance.progress_memory import unnamed_file
 from poprun_py.instance.python_stacks import PythonStacks
 from poprun_py.running.supervise.inspection import _temporary_folders
 
@@ -29,7 +31,7 @@ def test_both_ends_agree_on_the_shared_words():
              "_NUM_WORDS")  # fmt: skip
     assert [getattr(progress_memory, n) for n in names] == [getattr(heartbeat, n) for n in names]
     assert set(progress_memory.ProgressMemory().variables()) == {environment.HEARTBEAT}
-    assert set(PythonStacks().variables(("sh",), {})) == {environment.STACKS}
+    assert set(stacks_variables(0, ("sh",), {})) == {environment.STACKS}
 
 
 def test_a_program_that_began_to_count_stays_one():
@@ -43,7 +45,7 @@ def test_a_program_that_began_to_count_stays_one():
 
 
 def test_wrapper_sees_steps_and_decides_on_the_stop(tmp_path):
-    shared, stacks = progress_memory.ProgressMemory(), PythonStacks()
+    shared, stacks = progress_memory.ProgressMemory(), PythonStacks(unnamed_file("stacks"))
     assert shared.progress() is None
     with subprocess.Popen(
         [
@@ -60,7 +62,7 @@ def test_wrapper_sees_steps_and_decides_on_the_stop(tmp_path):
         stdout=subprocess.PIPE,
         text=True,
         cwd=ROOT,
-        env={**os.environ, **shared.variables(), **stacks.variables(("sh",), {})},
+        env={**os.environ, **shared.variables(), **stacks_variables(stacks._file, ("sh",), {})},
     ) as program:
 
         def ask():
@@ -87,7 +89,7 @@ def test_wrapper_sees_steps_and_decides_on_the_stop(tmp_path):
 
 def test_process_that_does_not_catch_the_signal_lives(tmp_path):
     with subprocess.Popen(["sleep", "30"]) as program:
-        found = PythonStacks().stacks(program.pid)
+        found = PythonStacks(unnamed_file("stacks")).stacks(program.pid)
         alive = program.poll() is None
         program.kill()
     assert alive
@@ -95,7 +97,7 @@ def test_process_that_does_not_catch_the_signal_lives(tmp_path):
 
 
 def test_stacks_of_many_processes_fit_into_a_frame(monkeypatch):
-    stacks = PythonStacks()
+    stacks = PythonStacks(unnamed_file("stacks"))
     many = [os.getpid()] * 40
     monkeypatch.setattr(process_info, "descendants", lambda _: many)
     monkeypatch.setattr(process_info, "state_and_handler", lambda *_: ("S", True))
