@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.table import Table
 
-# Wide enough for any table: a cell is never broken.
+# More columns than any table has, so that no cell is broken.
 _ANY_WIDTH = 1 << 20
 
 
@@ -19,13 +19,13 @@ class Column:
     """A column of a table that fits the terminal.
 
     Attributes:
-        title: its heading.
-        cells: one text for each row.
-        drop_order: on a narrow terminal the column with the lowest number is dropped first; a
+        title: Its heading.
+        cells: One text for each row.
+        drop_order: On a narrow terminal the column with the lowest number is dropped first; a
             column with 0 is never dropped.
-        is_text: whether the cells are text, which is aligned to the left; numbers are to the right.
-        breaks: whether a cell may continue in the next line.
-        style: colour, as rich names it.
+        is_text: Whether the cells are text, which is aligned to the left; numbers are to the right.
+        breaks: Whether a cell may continue in the next line.
+        style: Colour, as rich names it.
     """
 
     title: str
@@ -50,9 +50,9 @@ def fitted_table(
     """Return a table of rich without the columns that do not fit.
 
     Args:
-        columns: from left to right.
-        width: of the terminal, in columns.
-        row_styles: the colour of each row; none where they are left out.
+        columns: From left to right.
+        width: Of the terminal, in columns.
+        row_styles: The colour of each row; none where they are left out.
     """
     from rich import box
     from rich.table import Table
@@ -78,12 +78,12 @@ def fitted_table(
 
 
 def rich_lines(*parts: RenderableType, width: int | None = None, colour: bool = False) -> list[str]:
-    """Return what rich draws, line by line and without blanks at their ends.
+    """Draw with rich, and return the lines without trailing blanks.
 
     Args:
-        parts: tables, texts; words are shown as they are, without markup.
-        width: of the lines, in columns; None for as many as it takes.
-        colour: whether styles become codes of a terminal.
+        parts: Tables and texts. A text is shown literally, without markup.
+        width: The width of the terminal, in columns; None to break no line.
+        colour: Whether to write styles as terminal codes.
     """
     from io import StringIO
 

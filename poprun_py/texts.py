@@ -15,14 +15,14 @@ from typing import Any
 def read_json(text: str | bytes) -> Any:
     """Return the value of a JSON text.
 
-    A name that stands twice in one object is refused: a reader would see one of its values, and a
-    program would use the other.
+    A name must not be repeated in an object. A reader could see one of its values while a program
+    uses the other.
 
     Args:
-        text: bytes are UTF-8.
+        text: Bytes are UTF-8.
 
     Raises:
-        ValueError: the text is not JSON, nests too deeply, or repeats a name; one short line.
+        ValueError: The text is not JSON, nests too deeply, or repeats a name; one short line.
     """
     try:
         return json.loads(text if isinstance(text, str) else text.decode(), object_pairs_hook=_once)
@@ -45,9 +45,9 @@ def printable(text: str, *, keep: str = "", replacement: str = "?") -> str:
     """Replace control characters, so that a text of another user cannot control the terminal.
 
     Args:
-        text: the text.
-        keep: control characters that stay, such as a newline.
-        replacement: a character to print instead of each of the others.
+        text: The text.
+        keep: Control characters that stay, such as a newline.
+        replacement: A character to print instead of each of the others.
     """
     return "".join(c if c.isprintable() or c in keep else replacement for c in text)
 
@@ -61,8 +61,8 @@ def bytes_text(count: float, *, decimals: int = 1) -> str:
     """Return an amount of memory: ``16.0 GiB``, ``345 MiB`` or ``12 KiB``.
 
     Args:
-        count: number of bytes.
-        decimals: of GiB.
+        count: Number of bytes.
+        decimals: Of GiB.
     """
     if count >= 1 << 30:
         return f"{count / (1 << 30):.{decimals}f} GiB"

@@ -82,7 +82,7 @@ def remove_cluster(*, name: str) -> None:
 )
 @click.option("--agents", metavar="A,B,...", help="Its agents. Unset: all of the cluster.")
 def create_allocation(*, name: str, cluster: str | None, agents: str | None) -> None:
-    """Make an allocation: agents of one cluster from which users get partitions."""
+    """Make an allocation, which lets users make partitions of agents of one cluster."""
     with opened_pod() as store, refusals("create", "allocation", name):
         snapshot = PodSnapshot(store)
         clusters = snapshot.pod.clusters

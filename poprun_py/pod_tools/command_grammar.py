@@ -78,9 +78,9 @@ def object_command(
     """Return a decorator that makes a function the command of a verb for one kind of object.
 
     Args:
-        name: the kind of object.
-        examples: for the help, without the name ``poprun-py-pod``.
-        text: the help; None for the function's docstring.
+        name: The kind of object.
+        examples: For the help, without the name ``poprun-py-pod``.
+        text: The help; None for the function's docstring.
     """
     return click.command(
         name, cls=ObjectCommand, examples=examples, help=text, context_settings=CONTEXT
@@ -118,7 +118,7 @@ class _CommandGroup(PrintedHelp, click.Group):
         """Return the command for the first word.
 
         Raises:
-            UsageError: there is no such command.
+            UsageError: The word is not the name of a command.
         """
         found = self.get_command(ctx, args[0])
         if found is None and not ctx.resilient_parsing:
@@ -220,7 +220,7 @@ class ObjectName(click.ParamType):  # type: ignore[type-arg]
         self._known = known
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """Accept any text: the pod decides whether it is a name."""
+        """Accept any text, because only the pod knows the names."""
         return str(value)
 
     def shell_complete(

@@ -55,11 +55,11 @@ def _selected_partitions(*, all_users: bool) -> tuple[list[GcPartition], bool]:
     """Return the partitions to show, and whether they are those of a pod.
 
     Args:
-        all_users: whether to return the partitions of all users of the pod.
+        all_users: Whether to return the partitions of all users of the pod.
 
     Raises:
-        UsageError: the variable names a partition that the pod does not have.
-        StartError: the pod cannot be reached or read.
+        UsageError: The variable names a partition that the pod does not have.
+        StartError: The pod cannot be reached or read.
     """
     pod = pod_partitions(os.environ)
     if pod is None:
@@ -150,7 +150,7 @@ def _only_partition(partitions: Sequence[GcPartition], is_pod: bool) -> GcPartit
     """Return the partition of the device that the options ask about.
 
     Raises:
-        UsageError: the pod has none, or has several and the variable names none of them.
+        UsageError: The pod does not have exactly one partition, and the variable is not set.
     """
     wanted = os.environ.get(_PARTITION)
     if is_pod and not wanted and len(partitions) != 1:
@@ -163,7 +163,7 @@ def _device(partition: GcPartition, wanted: int | None) -> Device | None:
     """Return the device with this id; None without an id.
 
     Raises:
-        UsageError: the partition has no such device.
+        UsageError: The partition does not have this device.
     """
     if wanted is None:
         return None
@@ -189,7 +189,7 @@ def GC_MONITOR(
 
     The partition "emulated" has the IPUs that any program can take. Each running job of poprun-py
     has its own partition. If IPUOF_VIPU_API_PARTITION_ID names a partition, only that one is shown.
-    To show the IPUs repeatedly, run: watch gc-monitor.
+    The command "watch gc-monitor" shows the IPUs repeatedly.
 
     If a pod is configured (poprun-py-pod --help), your partitions in it are shown.
     """

@@ -29,16 +29,16 @@ _REQUEST_SECONDS = 10.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GcProcess:
-    """A process that holds IPUs: one instance of a job, or a program started without a launcher.
+    """A process that holds IPUs. It is an instance of a job, or a program without a launcher.
 
     Attributes:
-        pid: its process id.
-        instance: the index of the instance; None for a program without a launcher.
-        host: the host that it runs on.
-        ipus: the IPUs that it holds, numbered in the partition.
-        command: its program; for instances of other hosts empty.
-        user: its user; for instances of other hosts empty.
-        seconds: the time since its start; for instances of other hosts None.
+        pid: Its process id.
+        instance: The index of the instance; None for a program without a launcher.
+        host: The host that it runs on.
+        ipus: The IPUs that it holds, numbered in the partition.
+        command: Its program; empty for an instance on another host.
+        user: Its user; empty for an instance on another host.
+        seconds: The time since its start; None for an instance on another host.
     """
 
     pid: int
@@ -55,16 +55,16 @@ class GcPartition:
     """A partition as ``gc-info`` and ``gc-monitor`` show it.
 
     Attributes:
-        name: its name for V-IPU.
-        num_ipus: the number of IPUs, a power of two.
-        host: the host of the IPUs that no instance holds.
-        processes: the processes that hold some of the IPUs.
-        launcher: the process id of the job's launcher; None if the partition is not a job's.
-        ipus: the IPUs of the pod; empty without a pod.
-        num_ilds: the number of its IPU-Link domains. No device is in two of them.
-        state: its state, in lower case.
-        is_reconfigurable: whether programs choose the size of their devices.
-        owner: the user who made it; empty without a pod.
+        name: Its name for V-IPU.
+        num_ipus: The number of IPUs, a power of two.
+        host: The host of the IPUs that no instance holds.
+        processes: The processes that hold some of the IPUs.
+        launcher: The process id of the job's launcher; None if the partition is not a job's.
+        ipus: The IPUs of the pod; empty without a pod.
+        num_ilds: The number of its IPU-Link domains. No device is in two of them.
+        state: Its state, in lower case.
+        is_reconfigurable: Whether programs choose the size of their devices.
+        owner: The user who made it; empty without a pod.
     """
 
     name: str
@@ -108,13 +108,13 @@ class GcPartition:
 def free_partition(host: str) -> GcPartition:
     """Return the partition of the IPUs for programs without a launcher.
 
-    Emulated IPUs do not run out. The partition has as many as a Pod16, which is a usual system.
+    Emulated IPUs do not run out. The partition has the size of a usual system, a Pod16.
     """
     return GcPartition(MACHINE_PARTITION, MACHINE_IPUS, host)
 
 
 def find_partition(partitions: Sequence[GcPartition], name: str | None) -> GcPartition:
-    """Return the partition with this name, or the first one if there is none."""
+    """Return the partition with this name, or else the first partition."""
     return next((each for each in partitions if each.name == name), partitions[0])
 
 
@@ -127,7 +127,7 @@ def machine_partitions() -> tuple[list[GcPartition], list[int]]:
     The partition of the free IPUs is the first; each running job is another one.
 
     Raises:
-        StartError: the pod file of this machine cannot be read.
+        StartError: The pod file of this machine cannot be read.
     """
     host = os.uname().nodename
     partitions = [replace(free_partition(host), processes=_programs_of_machine())]
@@ -232,10 +232,10 @@ class PodPartitions:
     """The partitions of a pod, and of jobs of this machine that run without the pod.
 
     Attributes:
-        where: the pod, as messages name it.
-        user: the user who asks.
-        partitions: those of the pod, by name, and then those of jobs.
-        silent: the launchers that do not answer.
+        where: The pod, as messages name it.
+        user: The user who asks.
+        partitions: Those of the pod, by name, and then those of jobs.
+        silent: The launchers that do not answer.
     """
 
     where: str
@@ -252,7 +252,7 @@ def pod_partitions(environ: Mapping[str, str]) -> PodPartitions | None:
     """Return the partitions of the configured pod; None if no pod is configured.
 
     Raises:
-        StartError: the pod cannot be reached or read.
+        StartError: The pod cannot be reached or read.
     """
     from popdist_py.pods.finding import find_pod
 

@@ -88,8 +88,8 @@ def monitor_text(partitions: Sequence[GcPartition], *, card_info: bool = True) -
     """Return the output of ``gc-monitor``: tables of IPUs and of the processes that hold them.
 
     Args:
-        partitions: in the order of the output.
-        card_info: whether to show the tables of IPUs.
+        partitions: In the order of the output.
+        card_info: Whether to show the tables of IPUs.
     """
     tables = []
     for partition in partitions:

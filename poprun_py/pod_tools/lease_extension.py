@@ -23,9 +23,9 @@ class LeaseExtender:
     """Notices that the server did not run for a while, and extends all leases then.
 
     Args:
-        renew_all: renews all leases for a number of seconds from now.
-        seconds: the duration of a lease.
-        now: returns the time in seconds.
+        renew_all: Renews all leases for a number of seconds from now.
+        seconds: The duration of a lease.
+        now: Returns the time in seconds.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class LeaseExtender:
 
         def run() -> None:
             while not ended.wait(self._seconds * _PERIOD):
-                # A store that fails raises the error in the next request too.
+                # If the store has failed, the next request reports the error.
                 with suppress(PodError):
                     self.tick()
 

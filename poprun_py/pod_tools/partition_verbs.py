@@ -163,10 +163,10 @@ def remove_partition(*, name: str, force: bool) -> None:
 
 
 def _wait_until_active(store: PodStore, verb: str, partition: Partition, seconds: float) -> None:
-    """Wait until a partition is ACTIVE, with a line on a terminal that says so.
+    """Wait until a partition is ACTIVE. A terminal shows a line during the wait.
 
     Raises:
-        RefusedError: it is in the state ERROR, or not ACTIVE after ``seconds``.
+        RefusedError: It is in the state ERROR, or not ACTIVE after ``seconds``.
     """
     name = partition.name
     deadline, pause = time.monotonic() + seconds, _FIRST_PAUSE_SECONDS

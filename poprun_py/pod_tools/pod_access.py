@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from poprun_py.pod_tools.pod_objects import ObjectKind
 
 _REQUEST_SECONDS = 30.0
-# For the completion of a word, for which a user would not wait longer.
+# For the completion of words, because a user waits for it while typing.
 _COMPLETION_SECONDS = 2.0
 _HOST = re.compile(r"[^\s/@?#\[\]]+|\[[0-9A-Fa-f:.]+\]")
 
@@ -44,11 +44,11 @@ def pod_address(given: Mapping[str, Any], environ: Mapping[str, str]) -> str | N
     VIPU_CLI_API_HOST and VIPU_CLI_API_PORT.
 
     Args:
-        given: the global options of the command line.
-        environ: the environment variables.
+        given: The global options of the command line.
+        environ: The environment variables.
 
     Raises:
-        UsageError: the options contradict one another, or the host or port is invalid.
+        UsageError: The options contradict one another, or the host or port is invalid.
     """
     pod, host, port = (given.get(name) for name in ("pod", "api_host", "api_port"))
     if host is None and port is None:
@@ -78,8 +78,8 @@ def opened_pod(name: str | None = None) -> Iterator[PodStore]:
     """Open the pod ``name``, or else the pod that the global options select.
 
     Raises:
-        UsageError: the global options contradict one another.
-        StartError: there is no such pod, or it cannot be reached or read.
+        UsageError: The global options contradict one another.
+        StartError: The pod does not exist, or cannot be reached or read.
     """
     given = _global_options() if name is None else {"pod": name}
     store = _find(given, _REQUEST_SECONDS)
@@ -105,8 +105,8 @@ def refusals(verb: str, kind: str, name: str = "") -> Iterator[None]:
     """Turn a refusal of the pod in this block into V-IPU's line.
 
     Raises:
-        RefusedError: the pod refused.
-        StartError: the pod cannot be reached or read, or its storage failed.
+        RefusedError: The pod refused.
+        StartError: The pod cannot be reached or read, or its storage failed.
     """
     try:
         yield
@@ -141,7 +141,7 @@ def json_text(document: Any) -> str:
 def known_names(kind: ObjectKind[Any]) -> Callable[[click.Context], list[str]]:
     """Return a function that completes the names of a kind of object for a shell.
 
-    A pod that cannot be reached has no names: completion prints no errors.
+    If the pod cannot be reached, no names are completed and no error is printed.
     """
 
     def complete(context: click.Context) -> list[str]:

@@ -143,7 +143,7 @@ def _run(words: Sequence[str]) -> int:
     """Run a command line, with click's errors turned into ours.
 
     Raises:
-        LaunchError: the command line is wrong, or the request failed.
+        LaunchError: The command line is wrong, or the request failed.
     """
     try:
         code = COMMAND.main(list(words), prog_name=command_name(), standalone_mode=False)

@@ -40,12 +40,12 @@ class ObjectKind(Generic[T]):
     """A kind of object, with the values that are shown of it.
 
     Attributes:
-        name: the word of the command line, in the singular.
-        find_all: returns all objects of this kind in a pod.
-        values: functions for the values that are not attributes of the object, by name.
-        columns: the table of ``list``.
-        facts: the text of ``get``.
-        document: the JSON document of ``--showjson``.
+        name: The word of the command line, in the singular.
+        find_all: Returns all objects of this kind in a pod.
+        values: Functions for the values that are not attributes of the object, by name.
+        columns: The table of ``list``.
+        facts: The text of ``get``.
+        document: The JSON document of ``--showjson``.
     """
 
     name: str
@@ -64,7 +64,7 @@ class ObjectKind(Generic[T]):
         """Return the object with this name.
 
         Raises:
-            UnknownNameError: there is no such object; the message suggests a similar name.
+            UnknownNameError: The object does not exist; the message suggests a similar name.
         """
         named = {attrgetter("name")(each): each for each in self.find_all(snapshot)}
         if name not in named:
@@ -114,7 +114,7 @@ def _text(value: Any, separator: str) -> str:
 
 
 def ruled_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return a table in the style of V-IPU: bars between columns, and no outer bars."""
+    """Return a table in the style of V-IPU, which has bars only between columns."""
     lines = aligned_rows([columns, *rows], " | ")
     rule = "-" * (len(lines[0]) + 1)
     heading, *shown = (f" {line}".rstrip() for line in lines)
@@ -143,7 +143,7 @@ ATTACHMENT: ObjectKind[Attachment] = ObjectKind(
         "User": "holder.user", "Program": "holder.program", "PID": "process",
         "Since": "since_text",
     },
-    # Without the id: a process that knows it could release the IPUs.
+    # The id is left out, because a process that knows it could release the IPUs.
     document={
         "user": "holder.user", "program": "holder.program", "pid": "holder.pid",
         "host": "holder.host", "run_id": "holder.run_id", "ipus": "ipus", "since": "since",

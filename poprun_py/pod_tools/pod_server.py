@@ -44,7 +44,7 @@ _NETWORK_ADVICE: Final = (
 _COULD_NOT_START: Final = 3
 _THREADS: Final = 4
 _MAX_CONNECTIONS: Final = 512
-# The number of connections below the limit at which the server begins to close connections.
+# The server begins to close connections when only this number can still be opened.
 _SPARE_CONNECTIONS: Final = 64
 _MAX_HEADER_BYTES: Final = 16 << 10
 # The time-out of idle connections and of incomplete requests. A client that renews leases sends
@@ -66,11 +66,11 @@ def serve(
     This must run in the main thread. It prints its address in one line on standard error.
 
     Args:
-        folder: the pod's folder, which also has the server's token.
-        host: the address to listen on.
-        port: the port to listen on; 0 chooses a free port.
-        verbose: whether to log each request on standard error.
-        seconds: the duration of a lease, after which an attachment ends unless it is renewed.
+        folder: The pod's folder, which also has the server's token.
+        host: The address to listen on.
+        port: The port to listen on; 0 chooses a free port.
+        verbose: Whether to log each request on standard error.
+        seconds: The duration of a lease, after which an attachment ends unless it is renewed.
 
     Returns:
         0 after a signal; 3 if the server could not start, after one line with the reason.
@@ -98,7 +98,7 @@ def _serve(
             access_log=_log_access if verbose else None,
             extender=extender,
         )
-        # Leases could not be renewed while there was no server.
+        # Leases could not be renewed while the server was not running.
         store.renew_all(seconds)
         name = store.pod().name
         server = PodServer(application, listener)
@@ -119,7 +119,7 @@ def _only_server(folder: Path) -> Iterator[None]:
     Two servers of one pod would end each other's leases, and would repeat each other's requests.
 
     Raises:
-        InUseError: the pod has a server.
+        InUseError: The pod has a server.
     """
     # The inner folder can only be opened by its owner. Each user could lock the outer folder.
     descriptor = os.open(folder / HOLDERS, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -139,9 +139,9 @@ def own_token(folder: Path) -> str:
     """Return the token of the pod in ``folder`` from its token file, which is made if needed.
 
     Raises:
-        NotAllowedError: other users can read or write the file.
-        DamagedError: the file holds no token.
-        OSError: the file cannot be read or written.
+        NotAllowedError: Other users can read or write the file.
+        DamagedError: The file holds no token.
+        OSError: The file cannot be read or written.
     """
     path = folder / TOKEN
     with contextlib.suppress(FileExistsError):
@@ -173,7 +173,7 @@ def _make_token(path: Path) -> None:
         raise FileExistsError(path)
     with beside(path, private=True) as partial:
         partial.write_text(secrets.token_urlsafe(32) + "\n", encoding="ascii")
-        # A hard link does not replace a file: two servers that start at once use the same token.
+        # A hard link does not replace a file, so two servers that start at once use the same token.
         path.hardlink_to(partial)
 
 
@@ -181,7 +181,7 @@ def listen(host: str, port: int) -> socket.socket:
     """Return a socket that listens on an address.
 
     Raises:
-        OSError: the address is in use, or is not an address of this machine.
+        OSError: The address is in use, or is not an address of this machine.
     """
     try:
         if not 0 <= port < 65536:
@@ -215,9 +215,9 @@ class PodServer(TcpWSGIServer):  # type: ignore[misc]
     """A WSGI server with limits for connections and requests.
 
     Args:
-        application: the WSGI application.
-        listener: the socket that listens.
-        idle_seconds: the time-out of idle connections and of incomplete requests.
+        application: The WSGI application.
+        listener: The socket that listens.
+        idle_seconds: The time-out of idle connections and of incomplete requests.
     """
 
     channel_class = _Channel
@@ -272,7 +272,7 @@ class PodServer(TcpWSGIServer):  # type: ignore[misc]
                 over -= 1
 
     def maintenance(self, now: float) -> None:
-        """Close connections that are idle, or whose request is incomplete for too long."""
+        """Close connections that are idle, or that take too long for one request."""
         oldest = now - self._idle_seconds
         for channel in self.active_channels.values():
             is_slow = channel.request is not None and channel.begun < oldest

@@ -110,7 +110,7 @@ def ild_routing(partition: Partition, pod: Pod) -> str:
 
 
 def gw_routing(partition: Partition, pod: Pod) -> str:
-    """Return the routing between IPU-Link domains: a ring if the cluster's GW-Links form one."""
+    """Return the routing between IPU-Link domains, which depends on the cluster's GW-Links."""
     if partition.num_ilds == 1:
         return "DEFAULT"
     is_ring = any(each.name == partition.cluster and each.is_looped for each in pod.clusters)

@@ -1,4 +1,4 @@
-"""The HTTP API of a pod's server: each call of a pod store is a route, protected by a token.
+"""The HTTP API of a pod's server. Each call of a pod store is a route, protected by a token.
 
 Only ``GET /v1/version`` needs no token. An answer is the result of the call in JSON, or
 ``{"error": code, "message": text}``.
@@ -69,12 +69,12 @@ def make_application(
     """Return the WSGI application.
 
     Args:
-        store: the store of the pod, which several threads may use.
-        token: the token that clients must send as ``Authorization: Bearer TOKEN``.
-        seconds: the duration of a lease, after which an attachment ends unless it is renewed.
-        log: called with each line about an internal error.
-        access_log: called with a line for each request.
-        extender: its ``tick`` is called before each request.
+        store: The store of the pod, which several threads may use.
+        token: The token that clients must send as ``Authorization: Bearer TOKEN``.
+        seconds: The duration of a lease, after which an attachment ends unless it is renewed.
+        log: Called with each line about an internal error.
+        access_log: Called with a line for each request.
+        extender: Its ``tick`` is called before each request.
     """
     extender = extender or LeaseExtender(store.renew_all, seconds)
     middleware: list[Any] = [_AccessLog(access_log), _Authentication(token, extender)]
@@ -111,7 +111,7 @@ class RepeatedAnswers:
         """Return the result of ``act``, which is called only for the first of equal requests.
 
         Raises:
-            InvalidRequestError: another request has the same id.
+            InvalidRequestError: Another request has the same id.
         """
         own = _KnownRequest(digest, time.monotonic(), Future())
         with self._lock:

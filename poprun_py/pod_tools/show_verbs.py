@@ -104,11 +104,11 @@ def _get_partition(*, name: str, gcd: int | None, ipuof_configs: bool) -> None:
 def _ipuof_config(partition: Partition, gcd: int) -> Mapping[str, Any]:
     """Return the IPUoF configuration of one GCD, with the field names of V-IPU's protocol.
 
-    Emulated IPUs listen on no port: the port numbers only distinguish the IPUs of one host. The
+    Emulated IPUs do not listen on ports. The numbers only distinguish the IPUs of a host. The
     attribute with the number of the GCD is left out for GCD 0.
 
     Raises:
-        UsageError: the partition has no such GCD.
+        UsageError: The partition does not have this GCD.
     """
     if gcd >= partition.num_gcds:
         raise UsageError(
