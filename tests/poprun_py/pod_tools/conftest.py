@@ -1,4 +1,4 @@
-"""A pod of two hosts in a folder of the test, and the command that asks it."""
+"""Fixtures for a pod of two hosts, and for running poprun-py-pod."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from poprun_py.pod_tools.pod_command import run
 
 @pytest.fixture
 def root(tmp_path, monkeypatch):
-    """Give the folder of this test's pods."""
+    """Return the folder of this test's pods."""
     root = tmp_path / "pods"
     monkeypatch.setenv("POPRUN_PODS", str(root))
     monkeypatch.setenv("COLUMNS", "100")
@@ -29,7 +29,7 @@ def root(tmp_path, monkeypatch):
 
 @pytest.fixture
 def ask(root, capsys):
-    """Run the command; what differs from one machine to the next is replaced."""
+    """Return a function that runs the command and replaces what depends on the machine."""
 
     def call(*words):
         code = run([str(word) for word in words])
@@ -48,7 +48,7 @@ def _plain(text, root):
 
 @pytest.fixture
 def pod(root):
-    """Make a POD16 of two hosts."""
+    """Return the store of a new POD16 with two hosts."""
     folder = make_pod(root, system_pod("POD16", "lab", ("h0", "h1")))
     with contextlib.closing(FolderStore(folder)) as store:
         yield store

@@ -1,4 +1,4 @@
-"""gc-info and gc-monitor: what they show of no job and of running ones, and the name ``poprun``."""
+"""gc-info and gc-monitor without a pod: their output, running jobs, and messages."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ HELD = GcPartition(
 )  # fmt: skip
 
 
-def test_listing_is_graphcores(golden):
+def test_listing_has_the_form_of_graphcores_tool(golden):
     golden("listing_p2.txt", device_listing([GcPartition("p1", 2, "HOST")]) + "\n")
     golden("listing_p4_in_use.txt", device_listing([HELD]) + "\n")
 
@@ -47,7 +47,7 @@ def test_listing_is_graphcores(golden):
     ("num_ipus", "first_ids"),
     [(1, [0]), (4, [0, 4, 6]), (16, [0, 16, 24, 28, 30]), (64, [0, 64, 96, 112, 120, 124, 126])],
 )
-def test_ids_are_poplars(num_ipus, first_ids):
+def test_device_ids_are_those_of_poplar(num_ipus, first_ids):
     devices = list(GcPartition("p", num_ipus, "HOST").devices())
     assert [device.id for device in devices] == list(range(2 * num_ipus - 1))
     assert [device.id for device in devices if device.ipus.start == 0] == first_ids
@@ -61,7 +61,7 @@ def test_monitor_tables(golden):
 @pytest.mark.parametrize(
     ("seconds", "shown"), [(0.4, "0s"), (75, "1m15s"), (7300, "2h1m"), (None, "N/A")]
 )
-def test_times(seconds, shown):
+def test_elapsed_times(seconds, shown):
     holder = GcProcess(pid=1, instance=0, host="HOST", ipus=(0,), seconds=seconds)
     assert f" {shown} " in monitor_text([GcPartition("p", 1, "HOST", (holder,))])
 
@@ -107,7 +107,7 @@ def test_gc_info(words, shown, partitions, capsys):
     assert shown in capsys.readouterr().out
 
 
-def test_gc_info_looks_at_the_partition_of_the_variable(partitions, capsys, monkeypatch):
+def test_gc_info_uses_the_partition_of_the_variable(partitions, capsys, monkeypatch):
     monkeypatch.setenv("IPUOF_VIPU_API_PARTITION_ID", "p4")
     assert run(GC_INFO, ["-i", "-d", "6", "--ipu-count"]) == 0
     shown = capsys.readouterr()
@@ -127,7 +127,7 @@ def test_gc_info_looks_at_the_partition_of_the_variable(partitions, capsys, monk
         (["--no-such"], "No such option"),
     ],
 )
-def test_what_gc_info_does_not_accept_is_one_line(words, says, partitions, capsys):
+def test_wrong_usage_of_gc_info_is_one_line(words, says, partitions, capsys):
     assert run(GC_INFO, words) == 2
     shown = capsys.readouterr()
     assert shown.out == ""
@@ -185,7 +185,7 @@ def test_a_running_job_holds_the_ipus_of_its_running_instances(poprun, tmp_path,
         assert holder.host == os.uname().nodename
         os.kill(holder.pid, 0)
     assert sorted(partition.processes_by_ipu()) == list(range(12))
-    # An instance that has ended holds nothing.
+    # An instance that has ended holds no IPUs.
     (tmp_path / "end").touch()
     wait_until(lambda: held_by() == [1])
     job.send_signal(signal.SIGINT)
@@ -201,7 +201,7 @@ def test_a_running_job_holds_the_ipus_of_its_running_instances(poprun, tmp_path,
         pytest.param(("--vipu-partition", "p-of-test"), "p-of-test", marks=pytest.mark.sweep),
     ],
 )
-def test_an_offline_job_holds_nothing_and_a_partition_has_the_users_name(
+def test_offline_jobs_hold_no_ipus_and_partitions_have_the_name_of_the_option(
     words, partition, poprun, tmp_path, monkeypatch
 ):
     monkeypatch.setenv("TMPDIR", str(tmp_path))
@@ -216,7 +216,7 @@ def test_an_offline_job_holds_nothing_and_a_partition_has_the_users_name(
     assert names == ([partition] if partition else [])
 
 
-def test_a_launcher_that_does_not_answer_is_told(tmp_path, monkeypatch):
+def test_launchers_that_do_not_answer_are_returned(tmp_path, monkeypatch):
     monkeypatch.setattr(inspection, "_temporary_folders", lambda _: {tmp_path})
     monkeypatch.setattr(inspection, "_HOLDINGS_SECONDS", 0.1)
     silent, gone = tmp_path / "poprun-123-abc", tmp_path / "poprun-124-abc"
@@ -231,14 +231,14 @@ def test_a_launcher_that_does_not_answer_is_told(tmp_path, monkeypatch):
         assert machine_partitions()[1] == [123]
 
 
-def test_what_no_launcher_would_answer_is_told_too(monkeypatch):
-    # As root looks at everybody's jobs, and another version may answer otherwise.
+def test_launchers_with_invalid_answers_are_returned(monkeypatch):
+    # Root queries the launchers of all users, which may have other versions.
     answers = ([1], {"num_ipus": "x"}, {"num_ipus": 1}, {"num_ipus": 1, "instances": [1]})
     monkeypatch.setattr(gc_partitions, "running_jobs", lambda: dict(enumerate(answers)))
     assert machine_partitions() == ([free_partition(os.uname().nodename)], [0, 1, 2, 3])
 
 
-def test_names_change_neither_the_terminal_nor_the_table(monkeypatch):
+def test_control_characters_are_not_printed(monkeypatch):
     instance = {"pid": 2**30, "index": 0, "host": "a\x1b[2J", "ipus": [0]}
     job = {"num_ipus": 1, "partition": "\x1b[31m\n" + "p" * 150, "instances": [instance]}
     monkeypatch.setattr(gc_partitions, "running_jobs", lambda: {5: job})
@@ -251,7 +251,7 @@ def test_names_change_neither_the_terminal_nor_the_table(monkeypatch):
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="another user's folder")
-def test_only_root_asks_the_launchers_of_other_users(tmp_path, monkeypatch):
+def test_only_root_queries_launchers_of_other_users(tmp_path, monkeypatch):
     monkeypatch.setattr(inspection, "_temporary_folders", lambda _: {tmp_path})
     with socket.socket(socket.AF_UNIX) as listener:
         (tmp_path / "poprun-123-abc").mkdir()
@@ -261,7 +261,7 @@ def test_only_root_asks_the_launchers_of_other_users(tmp_path, monkeypatch):
         assert list(inspection._sockets()) == []
 
 
-def test_messages_and_help_say_the_name_that_was_called(monkeypatch, capsys):
+def test_messages_and_help_have_the_name_of_the_command(monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["/opt/bin/poprun"])
     assert cli.run(["--num-instances", "2"]) == 2
     said = capsys.readouterr().err

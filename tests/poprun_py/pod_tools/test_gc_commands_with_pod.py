@@ -1,4 +1,4 @@
-"""gc-info and gc-monitor where a pod is configured: its partitions, their states and holders."""
+"""gc-info and gc-monitor with a configured pod: its partitions, their states and processes."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ JOB = {
 
 @pytest.fixture
 def jobs(monkeypatch):
-    """Say which jobs run: the launcher of each, and what it holds."""
+    """Return the answers of launchers by process id; a test adds jobs to it."""
     running = {}
     monkeypatch.setattr(gc_partitions, "running_jobs", lambda: running)
     return running
@@ -39,7 +39,7 @@ def jobs(monkeypatch):
 
 @pytest.fixture
 def pod(tmp_path, monkeypatch, jobs):
-    """Make a POD16 of four hosts with a partition of this user over two, and one of bob's."""
+    """Make a POD16 of four hosts with one partition of this user and one of bob."""
     monkeypatch.setenv("POPRUN_PODS", str(tmp_path / "pods"))
     known = replace(system_pod("POD16", "lab", ("h0", "h1", "h2", "h3")), reset_seconds=3600.0)
     with contextlib.closing(FolderStore(make_pod(tmp_path / "pods", known))) as store:
@@ -52,7 +52,7 @@ def pod(tmp_path, monkeypatch, jobs):
 
 @pytest.fixture
 def show(capsys):
-    """Run a command and return its code and what it shows; times are replaced."""
+    """Return a function that runs a command and returns its exit code and output."""
 
     def call(command, *words):
         code = run(command, list(words))
@@ -62,7 +62,7 @@ def show(capsys):
     return call
 
 
-def test_own_partitions_and_all(pod, show, golden):
+def test_own_and_all_partitions(pod, show, golden):
     pod.attach("p8", 2, ANN)
     code, listed, _ = show(GC_INFO, "-l")
     golden("pod_listing.txt", listed)
@@ -74,7 +74,7 @@ def test_own_partitions_and_all(pod, show, golden):
     golden("pod_monitor.txt", tables)
 
 
-def test_the_variable_names_the_partition(pod, show, monkeypatch):
+def test_the_variable_selects_the_partition(pod, show, monkeypatch):
     monkeypatch.setenv("IPUOF_VIPU_API_PARTITION_ID", "theirs")
     code, shown, _ = show(GC_INFO, "-l")
     assert re.findall("^Partition: .*", shown, re.M) == ["Partition: theirs [active]"]
@@ -99,7 +99,7 @@ def test_states_of_partitions(pod, show):
     assert "Partition: p8 [error] has 8 IPUs" in show(GC_MONITOR)[1]
 
 
-def test_devices_lie_in_one_domain(tmp_path, monkeypatch, jobs, show):
+def test_no_device_is_in_two_domains(tmp_path, monkeypatch, jobs, show):
     monkeypatch.setenv("POPRUN_PODS", str(tmp_path))
     folder = make_pod(tmp_path, system_pod("POD128", "big", ("h0", "h1")))
     with contextlib.closing(FolderStore(folder)) as store:
@@ -113,7 +113,7 @@ def test_devices_lie_in_one_domain(tmp_path, monkeypatch, jobs, show):
     assert "has the devices 0 to 253" in said
 
 
-def test_a_job_holds_its_partition_instance_by_instance(pod, show, jobs):
+def test_instances_of_a_job_are_shown_with_their_ipus(pod, show, jobs):
     launcher = Holder(host=HERE, pid=2**29, user="ann", program="train.py", run_id="r")
     pod.attach("p8", 4, ANN)
     pod.attach("p8", 2, launcher)
@@ -132,7 +132,7 @@ def test_a_job_holds_its_partition_instance_by_instance(pod, show, jobs):
     assert "does not answer" in said
 
 
-def test_a_job_without_the_pod_is_shown_beside_it(pod, show, jobs):
+def test_jobs_without_the_pod_are_shown_after_its_partitions(pod, show, jobs):
     jobs[55] = {**JOB, "partition": None}
     _, shown, _ = show(GC_INFO, "-l")
     names = re.findall("^Partition: (.*) ", shown, re.M)
@@ -153,7 +153,7 @@ def test_a_pod_without_partitions(tmp_path, monkeypatch, jobs, show):
     assert show(GC_INFO, "-i", "-d", "0")[0] == 2
 
 
-def test_a_pod_that_cannot_be_asked_is_one_line(tmp_path, monkeypatch, show):
+def test_a_pod_that_cannot_be_reached_is_one_line(tmp_path, monkeypatch, show):
     monkeypatch.setenv("POPRUN_POD", str(tmp_path / "nowhere"))
     for command in (GC_INFO, GC_MONITOR):
         code, shown, said = show(command, *(["-l"] if command is GC_INFO else []))
@@ -161,6 +161,6 @@ def test_a_pod_that_cannot_be_asked_is_one_line(tmp_path, monkeypatch, show):
         assert "nowhere" in said
 
 
-def test_none_switches_the_pod_off(pod, show, monkeypatch):
+def test_the_value_none_switches_the_pod_off(pod, show, monkeypatch):
     monkeypatch.setenv("POPRUN_POD", "none")
     assert "Partition: emulated [active]\n" in show(GC_INFO, "-l", "--all-partitions")[1]

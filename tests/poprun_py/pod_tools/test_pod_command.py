@@ -1,4 +1,4 @@
-"""poprun-py-pod on a pod in a folder: every verb, its tables and JSON, and what is refused."""
+"""poprun-py-pod with a pod in a folder: all verbs, their output, refusals, help and completion."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ ANN = Holder(host="h0", pid=4711, user="ann", program="train.py", run_id="run-1"
 
 @pytest.fixture
 def held(pod):
-    """Make a reconfigurable partition of 8 IPUs, of which ann holds two, and one of bob's."""
+    """Return a pod with a partition of 8 IPUs, of which ann holds two, and a partition of bob."""
     fill(pod)
     return pod
 
 
 @pytest.fixture(scope="module")
 def shared_root(tmp_path_factory):
-    """Make such a pod for all tests that change nothing."""
+    """Make the same pod for all tests that do not change it."""
     root = tmp_path_factory.mktemp("shared")
     with contextlib.closing(FolderStore(make_pod(root, POD))) as store:
         fill(store)
@@ -45,7 +45,7 @@ def shared_root(tmp_path_factory):
 
 @pytest.fixture
 def shared(shared_root, monkeypatch, ask):
-    """Ask the shared pod."""
+    """Return a function that runs the command with the shared pod."""
     monkeypatch.setenv("POPRUN_PODS", str(shared_root))
 
     def call(*words):
@@ -83,13 +83,13 @@ TABLES = {
 def test_tables(name, shared, golden):
     found = shared(*TABLES[name])
     assert (found.code, found.err) == (0, "")
-    # The rule of this table is as wide as the folder's name.
+    # The rules are left out: their length depends on the folder's name.
     text = found.out if name != "pods" else "\n".join(found.out.split("\n")[::2])
     golden(f"{name}.txt", text)
 
 
 def in_lines(value) -> list[str]:
-    """Return each element of a list, or each entry of an object, in a line."""
+    """Return one line for each element of a list or entry of an object."""
     if isinstance(value, list):
         return [json.dumps(each) for each in value]
     return [f"{name}: {json.dumps(each)}" for name, each in value.items()]
@@ -109,7 +109,7 @@ def test_json(shared, golden):
     golden("json.txt", "\n".join(text) + "\n")
 
 
-def test_the_user_table_is_v_ipus(root, ask):
+def test_the_table_of_partitions_has_the_form_of_v_ipu(root, ask):
     folder = make_pod(root, system_pod("POD64", "lab", ("h0",)))
     with contextlib.closing(FolderStore(folder)) as store:
         store.create_partition(PartitionRequest(name="p64", size=64))
@@ -121,7 +121,7 @@ def test_the_user_table_is_v_ipus(root, ask):
     )
 
 
-def test_objects_are_singular_or_plural_and_global_options_stand_anywhere(shared):
+def test_objects_in_singular_or_plural_and_places_of_global_options(shared):
     ask = shared
     usual = ask("list", "partitions", "--showjson").out
     assert ask("--showjson", "list", "partition").out == usual
@@ -130,7 +130,7 @@ def test_objects_are_singular_or_plural_and_global_options_stand_anywhere(shared
     assert ask("get", "partitions", "p8").out == ask("get", "partition", "p8").out
 
 
-def test_life_of_a_partition(pod, ask):
+def test_create_fail_reset_and_remove_a_partition(pod, ask):
     words = "--num-gcds 2 --total-num-replicas 4 --sync-type pod-native-default --allocation a16"
     done = ask("create", "partition", "p4", "--size", 4, *words.split())
     assert (done.code, done.out, done.err) == (0, "create partition (p4): success.\n", "")
@@ -156,7 +156,7 @@ def test_sync_types_have_two_names(given, pod, ask):
 @pytest.mark.parametrize(
     ("given", "said"), [("swnc", ""), ("default", ""), ("ring-swnc", "SWNC, not RINGSWNC")]
 )
-def test_another_routing_than_was_asked_for_is_warned_of(given, said, pod, ask):
+def test_a_routing_that_differs_from_the_option_gives_a_warning(given, said, pod, ask):
     done = ask("create", "partition", "p8", "--size", 8, "--routing", given)
     assert (done.code, done.out) == (0, "create partition (p8): success.\n")
     assert said in done.err
@@ -174,13 +174,13 @@ def test_each_gcd_has_a_configuration(pod, ask, golden):
     assert ipus == [ipu.index for ipu in pod.partition("p4").ipus]
 
 
-def test_life_of_a_cluster_and_an_allocation(pod, ask):
+def test_create_and_remove_clusters_and_allocations(pod, ask):
     assert ask("remove", "cluster", "c16").code == 1
     for kind, name in (("allocation", "a16"), ("cluster", "c16")):
         assert ask("remove", kind, name).out == f"remove {kind} ({name}): success.\n"
     done = ask("create", "cluster", "one", "--agents", "ag01,ag02", "--topology", "torus")
     assert done.out == "create cluster (one): success.\n"
-    # Without --agents those that are left.
+    # Without --agents, the cluster takes all agents that are in no cluster.
     words = ("--num-ipulinkdomains", 2, "--cluster-topology", "looped")
     assert ask("create", "cluster", "two", *words).code == 0
     one, two = pod.pod().clusters
@@ -227,7 +227,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("words", "names"), REFUSED)
-def test_what_is_refused_is_one_line_of_v_ipu(words, names, shared):
+def test_a_refusal_is_one_line_in_the_form_of_v_ipu(words, names, shared):
     before = shared("get", "pod", "--showjson").out
     found = shared(*words.split())
     assert (found.code, found.out) == (1, "")
@@ -238,7 +238,7 @@ def test_what_is_refused_is_one_line_of_v_ipu(words, names, shared):
     assert shared("get", "pod", "--showjson").out == before
 
 
-def test_names_and_reasons_do_not_change_the_terminal(held, ask):
+def test_control_characters_in_names_and_reasons_are_not_printed(held, ask):
     found = ask("get", "partition", "\x1b[2J\nzz")
     assert found.err.startswith("get partition (?[2J?zz): failed: ")
     assert found.err.count("\n") == 1
@@ -247,13 +247,13 @@ def test_names_and_reasons_do_not_change_the_terminal(held, ask):
     assert "  error: a?[2Jb\n" in ask("get", "partition", "p8").out
 
 
-def test_force_removes_what_is_in_use_and_what_is_anothers(held, ask):
+def test_force_removes_partitions_in_use_and_of_other_users(held, ask):
     assert ask("remove", "partition", "p8", "--force").code == 0
     assert ask("remove", "partition", "theirs", "--force").code == 0
     assert held.partitions() == held.attachments() == ()
 
 
-NOT_UNDERSTOOD = [
+WRONG_USAGE = [
     ("", "expected a verb"),
     ("lits partitions", "unknown verb 'lits'; did you mean list?"),
     ("list", "expected an object: one of partitions, devices"),
@@ -280,8 +280,8 @@ NOT_UNDERSTOOD = [
 ]
 
 
-@pytest.mark.parametrize(("words", "says"), NOT_UNDERSTOOD)
-def test_what_is_not_understood_is_one_line(words, says, shared):
+@pytest.mark.parametrize(("words", "says"), WRONG_USAGE)
+def test_wrong_usage_is_one_line(words, says, shared):
     found = shared(*words.split())
     assert (found.code, found.out) == (2, "")
     assert found.err.count("\n") == 1
@@ -289,7 +289,7 @@ def test_what_is_not_understood_is_one_line(words, says, shared):
     assert says in found.err
 
 
-def test_no_pod_and_several(root, ask):
+def test_without_a_pod_and_with_several_pods(root, ask):
     found = ask("list", "partitions")
     assert found.code == 3
     assert "no pod is configured: name one with --pod WHERE or POPRUN_POD" in found.err
@@ -308,7 +308,7 @@ def test_no_pod_and_several(root, ask):
     assert ask("list", "partitions").code == 0
 
 
-def test_a_pod_of_a_file_has_the_name_that_is_given(root, ask, tmp_path):
+def test_a_pod_from_a_file_has_the_given_name(root, ask, tmp_path):
     file = tmp_path / "pod.toml"
     file.write_text(format_pod(system_pod("POD4", "other", ("h7",))))
     assert ask("create", "pod", "mine", "--file", file).code == 0
@@ -319,7 +319,7 @@ def test_a_pod_of_a_file_has_the_name_that_is_given(root, ask, tmp_path):
     assert "pod.toml" in found.err
 
 
-def test_a_damaged_pod_is_told_and_the_others_are_listed(root, ask):
+def test_a_damaged_pod_is_an_error_and_other_pods_are_listed(root, ask):
     for name in ("bad", "good"):
         make_pod(root, system_pod("POD4", name, ("h0",)))
     (root / "bad" / "pod.sqlite").write_bytes(b"no database" * 1000)
@@ -334,7 +334,7 @@ def test_a_damaged_pod_is_told_and_the_others_are_listed(root, ask):
     assert ask("list", "partitions").code == 0
 
 
-def test_a_server_that_is_not_there_is_named(root, ask, tmp_path, monkeypatch):
+def test_an_unreachable_server_is_named(root, ask, tmp_path, monkeypatch):
     token = tmp_path / "token"
     token.write_text("secret-of-the-test\n")
     token.chmod(0o600)
@@ -359,11 +359,11 @@ def test_a_server_that_is_not_there_is_named(root, ask, tmp_path, monkeypatch):
         ({"api_host": "::1"}, {}, "http://[::1]:8090"),
     ],
 )
-def test_which_pod_is_asked(kept, environ, where):
+def test_address_of_the_selected_pod(kept, environ, where):
     assert pod_address(kept, environ) == where
 
 
-def test_a_server_is_asked_as_its_folder_is(held, ask, tmp_path):
+def test_a_server_gives_the_same_answers_as_its_folder(held, ask, tmp_path):
     server = subprocess.Popen(
         [sys.executable, "-m", "poprun_py.pod_tools.pod_command", "serve", "--port", "0"],
         stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=tmp_path,
@@ -392,7 +392,7 @@ def test_a_server_is_asked_as_its_folder_is(held, ask, tmp_path):
 
 @pytest.fixture
 def slow(root):
-    """Make a pod whose partitions take a while to be made, and for ever to be reset."""
+    """Return a pod that creates partitions in 0.2 s and resets them in an hour."""
     known = replace(system_pod("POD4", "slow", ("h0",)), create_seconds=0.2, reset_seconds=3600.0)
     with contextlib.closing(FolderStore(make_pod(root, known))) as store:
         yield store
@@ -425,7 +425,7 @@ def test_waiting_for_a_partition_that_fails(slow, ask):
     assert found.err == ("reset partition (p): failed: it is in the state ERROR: a link is down\n")
 
 
-def test_a_terminal_is_told_what_is_waited_for(slow):
+def test_a_terminal_shows_the_reason_of_the_wait(slow):
     words = ["-m", "poprun_py.pod_tools.pod_command", "create", "partition", "p", "--size", "1"]
     seen = pexpect.spawn(
         sys.executable, [*words, "--wait", "60"], encoding="utf-8", timeout=60,
@@ -442,7 +442,7 @@ def test_a_terminal_is_told_what_is_waited_for(slow):
 
 
 def verbs():
-    """Every command line that has a help of its own."""
+    """Yield the words of each command with its own help."""
     yield ()
     for verb, command in COMMAND.commands.items():
         yield (verb,)
@@ -451,14 +451,14 @@ def verbs():
 
 
 def test_help(root, ask, golden):
-    """The file holds the whole first page, and of the others what differs from page to page."""
+    """The golden file has the whole main page, and the specific parts of all other pages."""
     pages = {words: ask(*words, "--help") for words in verbs()}
     assert {(page.code, page.err) for page in pages.values()} == {(0, "")}
     text = pages[()].out
     of_all = text[text.index("\nGlobal options:") :]
     for words, page in pages.items():
         own = page.out.removesuffix(of_all)
-        # A verb alone only lists its objects, which take the options.
+        # The help of a verb does not list the global options, which its objects take.
         assert (own == page.out) == (len(words) == 1 and words != ("serve",)), words
         if words:
             lines = [line for line in own.splitlines() if line and "  -h, --help " not in line]
@@ -474,13 +474,13 @@ def in_a_process(*words, env=None, **settings):
     )  # fmt: skip
 
 
-def test_a_process_says_its_name_and_code(shared):
+def test_a_process_prints_its_name_and_returns_the_exit_code(shared):
     done = in_a_process("list", "zz")
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("poprun-py-pod: error: unknown object 'zz'")
 
 
-def test_output_that_nobody_reads_is_no_traceback(shared):
+def test_a_closed_pipe_gives_no_traceback(shared):
     reading, writing = os.pipe()
     os.close(reading)
     with os.fdopen(writing, "w") as closed:
@@ -516,7 +516,7 @@ def test_a_shell_completes_verbs_options_and_names(typed, offered, shared, capsy
     assert capsys.readouterr() == ("", "")
 
 
-def test_a_shell_gets_its_completion_from_the_command(shared):
+def test_completion_of_bash(shared):
     done = in_a_process(env={
         "_POPRUN_PY_POD_COMPLETE": "bash_complete", "COMP_CWORD": "2",
         "COMP_WORDS": "poprun-py-pod remove part",

@@ -1,4 +1,4 @@
-"""The process of a pod's server: how it starts and ends, and what outlives it."""
+"""The process of a pod's server: start, end, token file, locks and leases."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def client(server, folder, **more):
 
 
 def refused(capfd, *arguments, **more):
-    """Return the line of a server that does not start."""
+    """Return the line that a server prints when it cannot start."""
     assert serve(*arguments, **more) == 3
     stdout, stderr = capfd.readouterr()
     assert stdout == ""
@@ -52,7 +52,7 @@ def refused(capfd, *arguments, **more):
 @pytest.mark.parametrize(
     "number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.sweep)]
 )
-def test_it_says_where_it_is_and_what_it_is_asked_and_ends_at_once(folder, number):
+def test_address_and_access_log_are_printed_and_a_signal_ends_the_server(folder, number):
     with ServerProcess(folder, verbose=True) as server:
         assert server.first_line.startswith(f"serving the pod p16 at {server.url}; clients use ")
         assert f"ssh -N -L {server.port}:127.0.0.1:{server.port} " in server.first_line
@@ -63,7 +63,7 @@ def test_it_says_where_it_is_and_what_it_is_asked_and_ends_at_once(folder, numbe
         store = client(server, folder, user="ada")
         assert store.pod().name == "p16"
         store.create_partition(PartitionRequest(name="p4", size=4))
-        # Neither a client that stays connected nor half a request holds it up.
+        # Neither an idle connection nor an incomplete request delays the end.
         with socket.create_connection(("127.0.0.1", server.port)) as half:
             half.sendall(b"POST /v1/attach HTTP/1.1\r\n")
             assert len(store.partitions()) == 1
@@ -74,7 +74,7 @@ def test_it_says_where_it_is_and_what_it_is_asked_and_ends_at_once(folder, numbe
     assert token.read_text().strip() not in printed
 
 
-def test_it_ends_in_the_midst_of_requests(folder):
+def test_signals_end_the_server_during_requests(folder):
     with ServerProcess(folder) as server:
         answered = threading.Semaphore(0)
 
@@ -89,7 +89,7 @@ def test_it_ends_in_the_midst_of_requests(folder):
             thread.start()
         for _ in range(40):
             assert answered.acquire(timeout=20)
-        # Impatient ones send it again and again.
+        # Repeated signals change nothing.
         for _ in range(3):
             server.process.send_signal(signal.SIGTERM)
         code, printed = server.end(signal.SIGTERM)
@@ -98,7 +98,7 @@ def test_it_ends_in_the_midst_of_requests(folder):
     assert (code, printed) == (0, "")
 
 
-def test_a_lock_that_everybody_can_have_keeps_no_server_from_starting(folder):
+def test_a_lock_on_the_outer_folder_does_not_prevent_the_start(folder):
     folder.chmod(0o755)
     FolderStore(folder).close()
     assert stat.S_IMODE((folder / "holders").stat().st_mode) == 0o700
@@ -109,7 +109,7 @@ def test_a_lock_that_everybody_can_have_keeps_no_server_from_starting(folder):
     os.close(descriptor)
 
 
-def test_what_cannot_be_listened_on_is_one_line(folder, capfd):
+def test_an_address_that_cannot_be_used_is_one_line(folder, capfd):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         line = refused(capfd, folder, port=port)
@@ -121,7 +121,7 @@ def test_what_cannot_be_listened_on_is_one_line(folder, capfd):
     assert "cannot listen on no host:8090" in refused(capfd, folder, host="no host")
 
 
-def test_a_folder_that_is_no_pod_is_one_line(folder, capfd):
+def test_a_folder_without_a_pod_is_one_line(folder, capfd):
     assert str(folder / "no") in refused(capfd, folder / "no", port=0)
 
 
@@ -136,7 +136,7 @@ def test_a_folder_that_is_no_pod_is_one_line(folder, capfd):
         ("x" * 9999, 0o600, "holds no token"),
     ],
 )
-def test_a_token_that_is_none_is_refused(folder, capfd, text, mode, said):
+def test_invalid_token_files_are_refused(folder, capfd, text, mode, said):
     path = folder / "token"
     path.write_text(text)
     path.chmod(mode)
@@ -148,12 +148,12 @@ def test_a_token_that_is_none_is_refused(folder, capfd, text, mode, said):
 
 
 @pytest.mark.parametrize("make", [os.mkfifo, os.mkdir])
-def test_a_token_that_is_no_file_is_refused(folder, capfd, make):
+def test_a_token_file_must_be_a_regular_file(folder, capfd, make):
     make(folder / "token")
     assert "token" in refused(capfd, folder, port=0)
 
 
-def test_a_link_in_place_of_the_token_is_not_followed(folder, tmp_path, capfd):
+def test_the_token_file_must_not_be_a_link(folder, tmp_path, capfd):
     elsewhere = tmp_path / "elsewhere"
     (folder / "token").symlink_to(elsewhere)
     assert "token" in refused(capfd, folder, port=0)
@@ -164,7 +164,7 @@ def test_a_link_in_place_of_the_token_is_not_followed(folder, tmp_path, capfd):
 
 
 @pytest.mark.sweep
-def test_other_addresses_come_with_a_warning(folder):
+def test_listening_on_other_addresses_gives_a_warning(folder):
     with ServerProcess(folder, host="0.0.0.0") as server:
         assert f" at http://{socket.gethostname()}:{server.port};" in server.first_line
         warning = server.process.stderr.readline()
@@ -177,7 +177,7 @@ def seen_from_here(folder):
         return [each.ipus for each in store.attachments()]
 
 
-def test_a_pod_has_one_server_and_an_attachment_outlives_it(folder, capfd):
+def test_a_pod_has_one_server_and_attachments_outlive_it(folder, capfd):
     seconds = 0.8
     with ServerProcess(folder, seconds=seconds) as server:
         assert f"{folder} has a server already: use that one, or end it" in refused(
@@ -188,14 +188,14 @@ def test_a_pod_has_one_server_and_an_attachment_outlives_it(folder, capfd):
         held = mine.attach("p4", 2, HOLDER)
         token = (folder / "token").read_text()
         assert server.end(signal.SIGKILL)[0] == -signal.SIGKILL
-    # Nobody renews for longer than a lease.
+    # Without a server, leases are not renewed for longer than their duration.
     wait_for_more_than(seconds)
     assert seen_from_here(folder) == [held.ipus]
     with ServerProcess(folder, seconds=seconds, port=server.port):
         assert (folder / "token").read_text() == token
         with pytest.raises(InUseError):
             other.attach("p4", 4, HOLDER)
-        # The renewals go on by themselves.
+        # The client renews its leases again by itself.
         wait_for_more_than(seconds)
         with pytest.raises(InUseError):
             other.attach("p4", 2, HOLDER, ipus=held.ipus)
@@ -211,7 +211,7 @@ def wait_for_more_than(seconds):
 
 
 @pytest.mark.sweep
-def test_a_server_that_was_stopped_frees_nothing_of_the_living(folder):
+def test_leases_do_not_end_while_the_server_is_stopped(folder):
     seconds = 1.0
     with ServerProcess(folder, seconds=seconds) as server:
         mine = client(server, folder)
@@ -249,7 +249,7 @@ def test_a_client_that_is_killed_frees_its_ipus_after_a_lease(folder):
         with holder:
             try:
                 assert holder.stdout.readline() == "attached\n"
-                # It lives, and has them for longer than a lease.
+                # The living client holds its IPUs for longer than a lease.
                 wait_for_more_than(0.6)
                 with pytest.raises(InUseError):
                     mine.attach("p4", 4, HOLDER)
@@ -261,7 +261,7 @@ def test_a_client_that_is_killed_frees_its_ipus_after_a_lease(folder):
 
 
 @pytest.mark.sweep
-def test_users_are_told_apart(folder):
+def test_users_own_their_partitions(folder):
     with ServerProcess(folder) as server:
         ada, bob = client(server, folder, user="ada"), client(server, folder, user="bob")
         assert ada.create_partition(PartitionRequest(name="p4", size=4)).owner == "ada"

@@ -1,4 +1,4 @@
-"""The API of a pod's server: who is let in, what is refused and how, and what is done once."""
+"""Tests of the pod server's HTTP API: authentication, errors, repeats and limits."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PASS = {"Authorization": f"Bearer {TOKEN}", wire.USER_HEADER: "ada"}
 
 
 class Site:
-    """A served pod in memory, and requests to it."""
+    """A pod in memory with a server, and functions that send requests to it."""
 
     def __init__(self, store, port, log, access):
         self.store, self.port, self.log, self.access = store, port, log, access
@@ -36,10 +36,10 @@ class Site:
         return answer.status, json.loads(answer.data), answer
 
     def raw(self, data, wait=20.0):
-        """Send bytes, and return what comes until the server closes or has answered."""
+        """Send bytes, and return all bytes until the server closes the connection."""
         with socket.create_connection(("127.0.0.1", self.port), timeout=wait) as link:
             found = b""
-            # What a server no longer reads resets the connection.
+            # A server that stops reading resets the connection.
             with contextlib.suppress(ConnectionError):
                 link.sendall(data)
                 with contextlib.suppress(OSError):  # not connected any more
@@ -65,7 +65,7 @@ def empty(site):
         each.clear()
 
 
-def test_a_stranger_learns_that_a_server_is_there_and_no_more(site):
+def test_without_a_token_only_the_version_is_answered(site):
     status, said, _ = site.ask("GET", wire.VERSION_PATH, headers={})
     assert (status, said["server"], said["api"]) == (200, "poprun-py-pod", 1)
     answers = {
@@ -92,13 +92,13 @@ def test_a_wrong_token_is_refused(site, given_token):
 
 
 @pytest.mark.parametrize("user", ["", "a b", "%0a", "x" * 65, "%ff"])
-def test_who_asks_must_be_said(site, user):
+def test_the_header_with_the_user_is_required(site, user):
     status, said, _ = site.ask("GET", "/v1/pod", headers={**PASS, wire.USER_HEADER: user})
     assert (status, said["error"]) == (400, "invalid-request")
     assert wire.USER_HEADER in said["message"]
 
 
-def test_a_call_is_made_for_the_user_who_asks(site):
+def test_a_call_is_made_for_the_user_of_the_header(site):
     user = {wire.USER_HEADER: "m%C3%BCller"}
     body = {"request": {"name": "p4", "size": 4}}
     status, said, _ = site.ask("POST", "/v1/create-partition", body, **user)
@@ -124,24 +124,24 @@ def test_a_call_is_made_for_the_user_who_asks(site):
         ("POST", "/v1/fail-partition", {"name": "x", "reason": ""}, 500, "error", "standard error"),
     ],
 )
-def test_a_refusal_has_a_code_and_a_line(site, verb, path, body, status, code, part):
+def test_an_error_has_a_code_and_a_message_of_one_line(site, verb, path, body, status, code, part):
     got, said, _ = site.ask(verb, path, body)
     assert (got, said["error"]) == (status, code)
     assert part in said["message"]
     assert "\n" not in said["message"]
     assert set(said) == {"error", "message"}
-    # A defect is told to the server's log alone.
+    # The traceback of an internal error is only in the server's log.
     assert ("a defect of the store" in "".join(site.log)) is (status == 500)
     assert "defect" not in said["message"]
 
 
-def test_a_request_that_is_repeated_is_done_once(site):
+def test_a_repeated_request_is_done_once(site):
     body = {"partition": "p", "num_ipus": 2, "holder": HOLDER, "ipus": None}
     once = {wire.REQUEST_HEADER: "request-1"}
     first = site.ask("POST", "/v1/attach", body, **once)[1]
     assert site.ask("POST", "/v1/attach", body, **once)[1] == first
     assert len(site.store.held) == 1
-    # Another user's, another request, or one without an id are their own.
+    # Requests of other users, with other ids or without an id are not repeats.
     assert site.ask("POST", "/v1/attach", body, **once, **{wire.USER_HEADER: "bob"})[0] == 200
     assert site.ask("POST", "/v1/attach", body)[1] != first
     assert len(site.store.held) == 3
@@ -150,7 +150,7 @@ def test_a_request_that_is_repeated_is_done_once(site):
     assert site.ask("POST", "/v1/attach", body, **{wire.REQUEST_HEADER: "short"})[0] == 400
 
 
-def test_a_repeat_of_what_is_under_way_waits_for_it(site):
+def test_a_repeat_waits_for_the_request_in_progress(site):
     site.store.gate.clear()
     body = {"request": {"name": "slow", "size": 4}}
     answers = []
@@ -171,7 +171,7 @@ def test_a_repeat_of_what_is_under_way_waits_for_it(site):
     assert len(site.store.calls) == 1
 
 
-def test_ids_of_attachments_are_their_holders_secret(site):
+def test_ids_of_attachments_are_not_in_lists(site):
     body = {"partition": "p", "num_ipus": 2, "holder": HOLDER, "ipus": [2, 3]}
     lease = site.ask("POST", "/v1/attach", body)[1]
     secret = lease["attachment"]["id"]
@@ -185,7 +185,7 @@ def test_ids_of_attachments_are_their_holders_secret(site):
     assert secret not in "".join(site.access)
 
 
-def test_the_access_log_says_who_asked_what_and_no_secret(site):
+def test_the_access_log_has_users_and_calls_but_no_secrets(site):
     site.ask("GET", "/v1/partition?name=a%0Ab%1B")
     site.ask("GET", "/v1/pod", headers={"Authorization": "Bearer hidden-one"})
     lines = [line.rpartition(" ")[0].rpartition(" ")[0] for line in site.access]
@@ -214,7 +214,7 @@ def test_random_bytes_are_refused_and_the_server_goes_on(site, noise):
     assert site.log == []
 
 
-def test_large_bodies_are_cut(site):
+def test_too_large_bodies_are_refused(site):
     head = f"POST /v1/attach HTTP/1.1\r\nContent-Length: {1 << 40}\r\n\r\n".encode()
     assert site.raw(head).startswith(b"HTTP/1.1 413")
     body = (
@@ -228,7 +228,7 @@ def test_large_bodies_are_cut(site):
 
 
 @pytest.mark.sweep
-def test_slow_senders_are_cut_while_others_are_served():
+def test_connections_of_slow_senders_are_closed_while_others_are_served():
     with served(MemoryPod(), idle_seconds=0.6) as port:
         drops = socket.create_connection(("127.0.0.1", port), timeout=20)
         idle = socket.create_connection(("127.0.0.1", port), timeout=20)
@@ -237,7 +237,7 @@ def test_slow_senders_are_cut_while_others_are_served():
         with drops, idle, pool:
             drops.sendall(b"POST /v1/attach HTTP/1.1\r\n")
             drops.settimeout(0.05)
-            # It is never silent for as long as the time-out of the server.
+            # The sender is never silent for as long as the time-out of the server.
             while time.monotonic() - since < 15:
                 try:
                     drops.sendall(b"X")
@@ -253,8 +253,8 @@ def test_slow_senders_are_cut_while_others_are_served():
             assert idle.recv(1) == b""
 
 
-def test_who_asks_is_served_however_many_others_hold_connections():
-    """A crowd holds all that the server takes, and more come; another has had one before."""
+def test_a_client_is_served_while_another_holds_all_connections():
+    """Another address holds the most connections; a client with an older one is still served."""
     ask = b"GET /v1/version HTTP/1.1\r\nHost: x\r\n\r\n"
     with served(MemoryPod()) as port, contextlib.ExitStack() as crowd:
 
