@@ -11,13 +11,13 @@ from typing import Any, Final
 import click
 
 from poprun_py.command.subcommands import (
+    FORMAT,
     HELP,
     OUTPUT_DIR,
     check_page_name,
     parse_words,
-    print_json,
+    print_comparison,
     save_page,
-    table_width,
 )
 from poprun_py.errors import UsageError
 from poprun_py.past_runs.comparison import Comparison, compare, remarks_on, slow_instances
@@ -25,7 +25,6 @@ from poprun_py.past_runs.measurement import measure
 from poprun_py.past_runs.recorded_run import DAMAGE_ERRORS, RecordedRun, read_run
 from poprun_py.past_runs.run_files import find_run
 from poprun_py.past_runs.targets import Target, parse_target
-from poprun_py.terminal import can_print, command_name, print_error, print_out, wants_colour
 
 _HELP: Final = """Compare runs of --output-dir: samples per second, step times, duration, loss,
 and the speedup and scaling efficiency against the first run.
@@ -59,13 +58,7 @@ COMPARE: Final = click.Command(
             help="Treat runs with the same program, arguments, hosts and numbers of instances and"
             " replicas as repetitions, and show their median and range.",
         ),
-        click.Option(
-            ["--format", "form"],
-            type=click.Choice(["text", "json"]),
-            default="text",
-            show_default=True,
-            help="The form of the printed result.",
-        ),
+        FORMAT,
         click.Option(
             ["--output"], metavar="FILE.html", help="Also write the result as a page to this file."
         ),
@@ -98,20 +91,13 @@ def main(words: Sequence[str]) -> int:
 
 
 def _show(comparison: Comparison, runs: Sequence[RecordedRun], values: dict[str, Any]) -> None:
-    if values["form"] == "json":
-        print_json(comparison.to_json())
-    else:
-        from poprun_py.past_runs.comparison_tables import comparison_lines
+    from poprun_py.past_runs.comparison_tables import comparison_lines
 
-        lines = comparison_lines(
-            comparison, width=table_width(), colour=wants_colour(), blocks=can_print("█▏")
-        )
-        print_out("\n".join(lines))
+    print_comparison(comparison, values["form"], comparison_lines)
     if values["output"] is not None:
         from poprun_py.past_runs.pages.comparison_page import comparison_page
 
         save_page(Path(values["output"]), comparison_page(comparison, runs))
-        print_error(f"{command_name()}: the page is {values['output']}")
 
 
 def _read(names: Sequence[str], parent: str) -> list[RecordedRun]:

@@ -21,12 +21,12 @@ from popdist_py.environment import RUN_ID
 from popdist_py.errors import are, counted
 from poprun_py.command.measured_runs import MeasuredRuns
 from poprun_py.command.subcommands import (
+    FORMAT,
     HELP,
     check_page_name,
     parse_words,
-    print_json,
+    print_comparison,
     save_page,
-    table_width,
 )
 from poprun_py.errors import UsageError
 from poprun_py.launching.run_record import new_run_id
@@ -34,17 +34,14 @@ from poprun_py.options.command_line import parse
 from poprun_py.options.declared_options import OPTIONS
 from poprun_py.options.launch_config import LaunchConfig
 from poprun_py.options.option_types import AUTO, option_name
-from poprun_py.past_runs.comparison import Comparison, compare, slow_instances
+from poprun_py.past_runs.comparison import compare, slow_instances
 from poprun_py.past_runs.run_files import DEFAULT_PARENT
 from poprun_py.planning.launch_plan import LaunchPlan
 from poprun_py.terminal import (
-    can_print,
     command_name,
     flush_stdout,
     print_error,
-    print_out,
     print_warning,
-    wants_colour,
 )
 
 _HELP: Final = """Run PROGRAM with several numbers of instances, and show how its speed grows.
@@ -82,13 +79,7 @@ SCALE: Final = click.Command(
             show_default=True,
             help="Runs of each number of instances.",
         ),
-        click.Option(
-            ["--format", "form"],
-            type=click.Choice(["text", "json"]),
-            default="text",
-            show_default=True,
-            help="The form of the printed result.",
-        ),
+        FORMAT,
         click.Option(
             ["--output"],
             metavar="FILE.html",
@@ -104,8 +95,6 @@ _ONE_RUN_ONLY: Final = (
     *(field for field, opt in OPTIONS.items() if opt.group == "Inspection"),
     *("export_config", "overwrite_config", "version", "version_format"),
 )
-
-
 _RANGE: Final = re.compile(r"(\d{1,7})(?:-(\d{1,7}))?", re.ASCII)
 _MOST_COUNTS: Final = 64
 
@@ -129,31 +118,31 @@ def main(words: Sequence[str]) -> int:
             run was started.
         StartError: A run could not start.
     """
-    asked = _parse(words)
-    if asked is None:
+    arguments = _parse(words)
+    if arguments is None:
         return 0
-    plans = _plans(asked)
+    plans = _plans(arguments)
     prefix = f"scale-{new_run_id({})}"
-    config = plans[asked.counts[0]].config
+    config = plans[arguments.counts[0]].config
     folder = Path(config.output_dir or DEFAULT_PARENT)
-    todo = interleaved(prefix, asked.counts, asked.repeats)
-    program = " ".join(asked.values["program"])
-    count = counted(len(todo), "run")
-    print_error(f"{command_name()}: {count} of {program} in {folder}/{prefix}-*")
+    wanted = scaling_runs(prefix, arguments.counts, arguments.repeats)
+    program = " ".join(arguments.values["program"])
+    runs_text = counted(len(wanted), "run")
+    print_error(f"{command_name()}: {runs_text} of {program} in {folder}/{prefix}-*")
     _close_input()
     gc.enable()
     runs = MeasuredRuns(folder, is_verbose=config.verbosity >= 1)
     try:
-        for number, each in enumerate(todo, 1):
-            plan = plans[each.instances]
-            planned = replace(plan, environ={**plan.environ, RUN_ID: each.name})
-            if not runs.make(planned, f"[{number}/{len(todo)}]"):
+        for number, (name, count) in enumerate(wanted, 1):
+            plan = plans[count]
+            planned = replace(plan, environ={**plan.environ, RUN_ID: name})
+            if not runs.make(planned, f"[{number}/{len(wanted)}]"):
                 break
     except KeyboardInterrupt:
         runs.exit_code = 130
     finally:
         if runs.measured:
-            _show(runs, asked, folder / f"{prefix}.html", len(todo))
+            _show(runs, arguments, folder / f"{prefix}.html", len(wanted))
     return runs.exit_code
 
 
@@ -221,15 +210,6 @@ def _split_words(words: Sequence[str]) -> tuple[list[str], list[str]]:
     return own, others
 
 
-@dataclass(frozen=True, slots=True)
-class ScalingRun:
-    """One run to make; ``repeat`` counts the repetitions from 1."""
-
-    name: str
-    instances: int
-    repeat: int
-
-
 def parse_counts(text: str) -> tuple[int, ...]:
     """Parse numbers of instances such as ``1,2,4`` or ``1-4``; the first is the base.
 
@@ -255,23 +235,19 @@ def parse_counts(text: str) -> tuple[int, ...]:
     return tuple(found)
 
 
-def interleaved(prefix: str, counts: Sequence[int], repeats: int) -> tuple[ScalingRun, ...]:
-    """Return the runs in their order, such as 1, 2, 4, 1, 2, 4 instances.
+def scaling_runs(prefix: str, counts: Sequence[int], repeats: int) -> list[tuple[str, int]]:
+    """Return the names and numbers of instances of the runs, in the order 1, 2, 4, 1, 2, 4.
 
-    A machine that becomes slower for some time then slows down the runs of every count. The names
-    of the runs begin with ``prefix``.
+    A machine that becomes slower for some time then slows down the runs of every number.
     """
-    return tuple(
-        ScalingRun(f"{prefix}-n{count}-{repeat}", count, repeat)
-        for repeat in range(1, repeats + 1)
-        for count in counts
-    )
+    repetitions = range(1, repeats + 1)
+    return [(f"{prefix}-n{count}-{repeat}", count) for repeat in repetitions for count in counts]
 
 
 # --- plans --------------------------------------------------------------------------------------
 
 
-def _plans(asked: _Arguments) -> dict[int, LaunchPlan]:
+def _plans(arguments: _Arguments) -> dict[int, LaunchPlan]:
     """Return a checked plan for each number of instances.
 
     Raises:
@@ -283,9 +259,9 @@ def _plans(asked: _Arguments) -> dict[int, LaunchPlan]:
     from poprun_py.planning.user_program import require_program
 
     plans: dict[int, LaunchPlan] = {}
-    for count in asked.counts:
+    for count in arguments.counts:
         try:
-            gathered = gather_options({**asked.values, "num_instances": count}, os.environ)
+            gathered = gather_options({**arguments.values, "num_instances": count}, os.environ)
             planned = launch_planning.plan(_with_folder(gathered.config), contact_hosts=True)
             planned.require_fit()
         except UsageError as error:
@@ -306,28 +282,16 @@ def _with_folder(config: LaunchConfig) -> LaunchConfig:
 # --- the result ---------------------------------------------------------------------------------
 
 
-def _show(runs: MeasuredRuns, asked: _Arguments, default_page: Path, wanted: int) -> None:
+def _show(runs: MeasuredRuns, arguments: _Arguments, default_page: Path, wanted: int) -> None:
     """Print the comparison of the runs, and write its page."""
-    comparison = _comparison(runs, wanted)
-    if asked.form == "json":
-        print_json(comparison.to_json())
-    else:
-        from poprun_py.past_runs.comparison_tables import scaling_lines
-
-        lines = scaling_lines(
-            comparison, width=table_width(), colour=wants_colour(), blocks=can_print("█▏")
-        )
-        print_out("\n".join(lines))
-    flush_stdout()
-    from poprun_py.past_runs.pages.comparison_page import scaling_page
-
-    path = Path(asked.output) if asked.output is not None else default_page
-    save_page(path, scaling_page(comparison, asked.counts))
-    print_error(f"{command_name()}: the page is {path}")
-
-
-def _comparison(runs: MeasuredRuns, wanted: int) -> Comparison:
     remarks = [*slow_instances(runs.measured), *runs.remarks]
     if len(runs.measured) < wanted:
         remarks.append(f"{len(runs.measured)} of {wanted} runs {are(len(runs.measured))} measured")
-    return compare(runs.measured, grouped=True, remarks=remarks)
+    comparison = compare(runs.measured, grouped=True, remarks=remarks)
+    from poprun_py.past_runs.comparison_tables import scaling_lines
+    from poprun_py.past_runs.pages.comparison_page import scaling_page
+
+    print_comparison(comparison, arguments.form, scaling_lines)
+    flush_stdout()
+    path = Path(arguments.output) if arguments.output is not None else default_page
+    save_page(path, scaling_page(comparison, arguments.counts))

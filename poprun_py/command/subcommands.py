@@ -5,16 +5,19 @@ from __future__ import annotations
 import json
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from popdist_py.atomic_file import write_whole
 from poprun_py.errors import UsageError, nearest
 from poprun_py.past_runs.run_files import DEFAULT_PARENT
-from poprun_py.terminal import command_name, print_out
+from poprun_py.terminal import can_print, command_name, print_error, print_out, wants_colour
+
+if TYPE_CHECKING:
+    from poprun_py.past_runs.comparison import Comparison
 
 HELP = click.Option(["-h", "--help"], is_flag=True, help="Show this help.")
 OUTPUT_DIR = click.Option(
@@ -23,6 +26,13 @@ OUTPUT_DIR = click.Option(
     default=DEFAULT_PARENT,
     show_default=True,
     help="The folder of the runs that are given by name.",
+)
+FORMAT = click.Option(
+    ["--format", "form"],
+    type=click.Choice(["text", "json"]),
+    default="text",
+    show_default=True,
+    help="The form of the printed result.",
 )
 _HELP_WIDTH = 100
 _PIPE_WIDTH = 200
@@ -53,14 +63,17 @@ def parse_words(command: click.Command, words: Sequence[str]) -> dict[str, Any] 
         raise UsageError(f"{said}; {name} --help explains all options") from None
 
 
-def table_width() -> int:
-    """Return the width of tables on the terminal; a pipe gets wide tables."""
-    return shutil.get_terminal_size().columns if sys.stdout.isatty() else _PIPE_WIDTH
-
-
-def print_json(document: dict[str, Any]) -> None:
-    """Print a JSON document."""
-    print_out(json.dumps(document, indent=2))
+def print_comparison(
+    comparison: Comparison, form: str, text_lines: Callable[..., list[str]]
+) -> None:
+    """Print a comparison as JSON, or as the lines that ``text_lines`` makes of it."""
+    if form == "json":
+        print_out(json.dumps(comparison.to_json(), indent=2))
+        return
+    # A pipe gets wide tables.
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else _PIPE_WIDTH
+    lines = text_lines(comparison, width=width, colour=wants_colour(), blocks=can_print("█▏"))
+    print_out("\n".join(lines))
 
 
 def check_page_name(path: str | None, option: str = "--output") -> None:
@@ -80,7 +93,7 @@ def check_page_name(path: str | None, option: str = "--output") -> None:
 
 
 def save_page(path: Path, text: str, option: str = "--output") -> None:
-    """Write a page; an existing file is replaced in one step.
+    """Write a page, which replaces an existing file in one step, and print its path.
 
     Raises:
         UsageError: The file cannot be written.
@@ -89,3 +102,4 @@ def save_page(path: Path, text: str, option: str = "--output") -> None:
         write_whole(path, text)
     except OSError as error:
         raise UsageError(f"{option} {path}: {error.strerror}") from None
+    print_error(f"{command_name()}: the page is {path}")

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from poprun_py.command.scale import interleaved, parse_counts
+from poprun_py.command.scale import parse_counts, scaling_runs
 from poprun_py.errors import UsageError
 
 
@@ -38,9 +38,6 @@ def test_too_many_counts_are_refused():
 
 @given(st.lists(st.integers(1, 99), min_size=1, max_size=6, unique=True), st.integers(1, 5))
 def test_the_runs_of_all_counts_alternate(counts, repeats):
-    runs = interleaved("scale-x", counts, repeats)
-    assert [each.instances for each in runs] == counts * repeats
-    assert len({each.name for each in runs}) == len(runs)
-    for turn in range(repeats):
-        own = runs[turn * len(counts) : (turn + 1) * len(counts)]
-        assert {each.repeat for each in own} == {turn + 1}
+    runs = scaling_runs("scale-x", counts, repeats)
+    assert [count for _, count in runs] == counts * repeats
+    assert len({name for name, _ in runs}) == len(runs)
