@@ -39,7 +39,7 @@ OnPlan = Callable[[LaunchPlan], None]
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What to launch.
+    """A job to launch, with its environment and outputs.
 
     Attributes:
         job: The options of a launch, which is planned first; or a plan, which runs as it is.
@@ -73,7 +73,7 @@ def launch(
     working folder of this process is the folder of the plan.
 
     Args:
-        request: What to launch.
+        request: The job and its outputs.
         console: Takes the launcher's messages.
         on_plan: Called with the plan once the job has its cores.
         on_attempt: Called before each attempt.

@@ -5,6 +5,7 @@ The decisions are pure functions in poprun_py/planning. This module collects the
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -100,13 +101,13 @@ def plan_and_lease(
         # Only the planned CPUs fit a described machine, so the job does not avoid other jobs.
         return alone, lease_as_planned(alone, console, wait)
     machines, lease = lease_beside_others(alone, gathered.inputs, console, wait)
-    try:
-        if machines == gathered.inputs.machines:
-            return alone, lease
-        return gathered.plan(machines), lease
-    except BaseException:
-        lease.close()
-        raise
+    if machines == gathered.inputs.machines:
+        return alone, lease
+    with contextlib.ExitStack() as undo:
+        undo.enter_context(lease)
+        planned = gathered.plan(machines)
+        undo.pop_all()
+    return planned, lease
 
 
 @dataclass(frozen=True, slots=True)
