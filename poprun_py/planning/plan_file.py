@@ -22,12 +22,14 @@ from poprun_py.planning.job_placement import place_instances
 from poprun_py.planning.launch_plan import InstancePlan, LaunchPlan, threads_by_user
 from poprun_py.planning.mpi_arguments import split_mpi_arguments
 from poprun_py.planning.mpi_commands import shield, split_command
-from poprun_py.planning.topology import Instance, make_topology
+from poprun_py.planning.topology import Instance, Topology, make_topology
 from poprun_py.planning.user_program import absolute_program
 
 PLAN_VERSION = 2
 # A plan of version 1 has no folder. It runs in the folder of the launch.
 _READABLE = (1, PLAN_VERSION)
+# The numbers of the topology that a saved plan contains.
+_NUMBERS = ("num_replicas", "num_instances", "num_local_replicas", "ipus_per_replica", "num_ilds")
 _MAX_NUMBER = 1 << 31
 # An error text names at most this many variables.
 _MOST_NAMED = 8
@@ -57,11 +59,7 @@ def plan_to_json(plan: LaunchPlan) -> dict[str, Any]:
     topology = plan.topology
     return {
         "version": PLAN_VERSION,
-        "num_replicas": topology.num_replicas,
-        "num_instances": topology.num_instances,
-        "num_local_replicas": topology.num_local_replicas,
-        "ipus_per_replica": topology.ipus_per_replica,
-        "num_ilds": topology.num_ilds,
+        **{key: getattr(topology, key) for key in _NUMBERS},
         "hosts": [
             {
                 "name": host.name,
@@ -164,36 +162,9 @@ def plan_from_json(data: Any, environ: Mapping[str, str]) -> LaunchPlan:
 def _plan_from_json(data: dict[str, Any], environ: Mapping[str, str]) -> LaunchPlan:
     program = _texts(data["program"], "program")
     config = replace(config_from_dict(data["options"], "launch plan: options"), program=program)
-    local = data["local"]
-    if not isinstance(data["hosts"], list) or not data["hosts"]:
-        raise _unexpected("hosts", data["hosts"], "a list of hosts")
-    if type(local) is not bool:
-        raise _unexpected("local", local, "true or false")
-    names = [_text(h["name"], "host name") for h in data["hosts"]]
-    if not are_host_names(names):
-        raise _unexpected("host names", names, "one name each and no blanks")
-    users = [_text(h.get("user", ""), "user") for h in data["hosts"]]
-    hosts = tuple(
-        Host(name=name, user=user, is_local=local) for name, user in zip(names, users, strict=True)
-    )
+    hosts = _hosts(data)
     topology = make_topology(config, hosts, num_ilds=_num_ilds(config, data["num_ilds"]))
-    for key in (
-        "num_replicas",
-        "num_instances",
-        "num_local_replicas",
-        "ipus_per_replica",
-        "num_ilds",
-    ):
-        if data[key] != getattr(topology, key):
-            raise UsageError(
-                f"launch plan says {key} {data[key]!r}, its options say {getattr(topology, key)}: "
-                "export it again"
-            )
-    if len(data["instances"]) != topology.num_instances:
-        raise UsageError(
-            f"launch plan lists {counted(len(data['instances']), 'instance')}, its options say "
-            f"{topology.num_instances}"
-        )
+    _check_topology(data, topology)
     instances = tuple(
         _instance_from_json(entry, instance, environ)
         for entry, instance in zip(data["instances"], topology.instances, strict=True)
@@ -204,7 +175,6 @@ def _plan_from_json(data: dict[str, Any], environ: Mapping[str, str]) -> LaunchP
     )
     # The refusal is not read but computed again, so that editing a plan cannot remove it.
     _, refusal = place_instances(config, topology, machines)
-    refusal = refusal or _unset_variables(data["instances"], environ)
     plan = LaunchPlan(
         config=config,
         topology=topology,
@@ -224,24 +194,54 @@ def _plan_from_json(data: dict[str, Any], environ: Mapping[str, str]) -> LaunchP
         ),
         network=_text(data["network"], "network"),
         folder=_folder(data),
-        refusal=refusal,
+        refusal=refusal or _unset_variables(data["instances"], environ),
     )
     _check_command(plan)
     return plan
 
 
+def _hosts(data: dict[str, Any]) -> tuple[Host, ...]:
+    entries, local = data["hosts"], data["local"]
+    if not isinstance(entries, list) or not entries:
+        raise _unexpected("hosts", entries, "a list of hosts")
+    if type(local) is not bool:
+        raise _unexpected("local", local, "true or false")
+    names = [_text(entry["name"], "host name") for entry in entries]
+    if not are_host_names(names):
+        raise _unexpected("host names", names, "one name each and no blanks")
+    users = [_text(entry.get("user", ""), "user") for entry in entries]
+    return tuple(
+        Host(name=name, user=user, is_local=local) for name, user in zip(names, users, strict=True)
+    )
+
+
+def _check_topology(data: dict[str, Any], topology: Topology) -> None:
+    """Raise UsageError if the numbers of a saved plan differ from those of its options."""
+    for key in _NUMBERS:
+        if data[key] != getattr(topology, key):
+            raise UsageError(
+                f"launch plan says {key} {data[key]!r}, its options say {getattr(topology, key)}: "
+                "export it again"
+            )
+    if len(data["instances"]) != topology.num_instances:
+        raise UsageError(
+            f"launch plan lists {counted(len(data['instances']), 'instance')}, its options say "
+            f"{topology.num_instances}"
+        )
+
+
 def _unset_variables(instances: list[Any], environ: Mapping[str, str]) -> str:
     """Return an error text with the variables that are not set; empty if all are set."""
-    kept_out = (
+    unset = (
         name
         for entry in instances
         for name, value in entry.get("user_env", {}).items()
         if value is None and name not in environ
     )
-    names = list(dict.fromkeys(kept_out))
-    more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
+    names = list(dict.fromkeys(unset))
     if not names:
         return ""
+    more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
     return (
         "a saved plan does not keep the values that --env and --env-file gave: set "
         f"{', '.join(names[:_MOST_NAMED])}{more} in the environment of this launch"
@@ -274,14 +274,14 @@ def _check_command(plan: LaunchPlan) -> None:
     for part in parts:
         if part[-len(program) :] != program:
             raise _contradiction("program")
-    for index, p in enumerate(plan.instances):
-        env = dict(p.env)
-        if p.placement.cpus != _numbers(
-            [int(c) for c in env.get("POPRUN_CPUS", "").split(",") if c]
-        ):
+    for index, instance in enumerate(plan.instances):
+        cpus = dict(instance.env).get("POPRUN_CPUS", "")
+        if instance.placement.cpus != _numbers([int(cpu) for cpu in cpus.split(",") if cpu]):
             raise UsageError(f"launch plan: cpus and POPRUN_CPUS of instance {index} differ")
-        words = frozenset(() if plan.compact else parts[index])
-        for name, value in () if plan.compact else p.env:
+        if plan.compact:
+            continue
+        words = frozenset(parts[index])
+        for name, value in instance.env:
             # Open MPI takes NAME=VALUE, MPICH two words.
             if f"{name}={value}" not in words and not words.issuperset((name, value)):
                 raise _contradiction(f"{name} of instance {index}")

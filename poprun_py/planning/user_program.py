@@ -148,14 +148,8 @@ def _problem_of_interpreter(path: str) -> str:
 
     The kernel would only report "No such file or directory".
     """
-    try:
-        with Path(path).open("rb") as file:
-            line = file.readline(256)
-    except PermissionError:
-        return ""  # The file may be executable without being readable.
-    words = line.removeprefix(b"#!").rstrip(b"\n").strip(b" \t").split(b" ")
-    interpreter = os.fsdecode(words[0])
-    if not line.startswith(b"#!") or not interpreter or Path(interpreter).exists():
+    interpreter = next(iter(_interpreter(path)), "")
+    if not interpreter or Path(interpreter).exists():
         return ""
     hint = "; its lines end as on Windows" if interpreter.endswith("\r") else ""
     return f"cannot be run: its interpreter {interpreter!r} does not exist{hint}"
@@ -171,7 +165,7 @@ def _problem(name: str, environ: Mapping[str, str]) -> str:
         return "is a folder"
     if not Path(name).exists():
         return "was not found"
-    shown, interpreter = shlex.quote(name), " ".join(_interpreter(name)) or "sh"
+    shown, interpreter = shlex.quote(name), " ".join(_interpreter(name)).strip() or "sh"
     return f"is not executable: type chmod +x {shown} once, or launch {interpreter} {shown}"
 
 
@@ -181,8 +175,8 @@ def _interpreter(path: str) -> list[str]:
         with Path(path).open("rb") as file:
             line = file.readline(256)
     except PermissionError:
-        return []
-    return os.fsdecode(line).removeprefix("#!").split() if line.startswith(b"#!") else []
+        return []  # The file may be executable without being readable.
+    return os.fsdecode(line[2:]).strip(" \t\n").split(" ") if line.startswith(b"#!") else []
 
 
 def _hint(word: str, environ: Mapping[str, str]) -> str:
