@@ -11,7 +11,7 @@ TYPE_CHECKING = False  # not imported from typing, which takes long to import
 if TYPE_CHECKING:
     from _socket import socket as Socket
 
-_HEADER_SIZE = 5  # without the struct module, which every start would import
+_HEADER_SIZE = 5  # converted without the struct module, whose import would delay every start
 MAX_PAYLOAD = 1 << 20
 
 # From the wrapper to the launcher.

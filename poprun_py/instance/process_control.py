@@ -25,7 +25,7 @@ def _prctl(option: int, value: object) -> bool:
 
 
 def become_subreaper() -> bool:
-    """Make orphaned descendants children of this process; return whether they were before."""
+    """Let this process adopt orphaned descendants; return whether it did so already."""
     import ctypes
 
     before = ctypes.c_int()
@@ -179,7 +179,7 @@ class GracefulStop:
         return self._force_at
 
     def on_time(self, now: float) -> None:
-        """Force if the time is over."""
+        """Call ``force`` if the time is over."""
         if now >= self._force_at:
             self._force_at = now + self._repeat_seconds
             self._force()

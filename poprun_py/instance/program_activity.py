@@ -219,7 +219,7 @@ class TcpTraffic:
         self._moved = 0
 
     def num_bytes(self, pids: "Iterable[int]") -> int:
-        """Return the bytes of both directions until now; only differences are meaningful.
+        """Return the number of bytes sent and received so far. Only differences are meaningful.
 
         If a connection ends between two calls, its last bytes are not counted.
         """

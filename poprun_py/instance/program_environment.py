@@ -72,9 +72,9 @@ def rank() -> int:
     return int(_first_of("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK"))
 
 
-def local_rank() -> int:
-    """Return the index of this instance among those of its host, from the launcher or from MPI."""
-    return int(_first_of("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID"))
+def is_first_on_host() -> bool:
+    """Return whether this is the first instance of its host, by the launcher or else by MPI."""
+    return _first_of("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID") == "0"
 
 
 def _first_of(*names: str) -> str:

@@ -122,7 +122,7 @@ class ProgramInput:
             try:
                 numbers = [int(word) for word in words]
             except ValueError:
-                continue  # another process of the instance has written this
+                continue  # written by another process than the debugger
             if len(numbers) != _REQUESTS.get(what):
                 continue
             if what == "leave":

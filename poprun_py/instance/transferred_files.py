@@ -75,8 +75,8 @@ class SentFiles:
     """The folder for files of the program that are sent to the launcher.
 
     Args:
-        beginnings: The beginnings of variables' values by their names. The rest of each value is
-            the prefix of the files' paths.
+        beginnings: By the name of each variable, the first part of its value. The prefix of the
+            files' paths follows it.
     """
 
     def __init__(self, beginnings: "dict[str, str]") -> None:

@@ -141,7 +141,7 @@ class Wrapper:
         code = self._program.exit_code or 0
         return code if code >= 0 else 128 - code
 
-    # --- before the start of the program ----------------------------------------------------
+    # --- before the program starts ----------------------------------------------------------
 
     def _send_hello(self) -> None:
         rank = program_environment.rank()
@@ -157,12 +157,15 @@ class Wrapper:
         self._channel.send_now(control_protocol.HELLO, hello)
 
     def _move_daemon_sockets(self) -> "dict[str, Any]":
-        """Make MPI's daemon, our parent, listen on the job's network only; report the result.
+        """Make MPI's daemon, which started this process, listen on the job's network only.
 
-        The first instance of each host does this. On its own host, the launcher does.
+        The first instance of each host does this, but on its own host the launcher does it.
+
+        Returns:
+            The result, as values for the STARTED message.
         """
         network = os.environ.get("POPDIST_NETWORK")
-        is_first = program_environment.local_rank() == 0
+        is_first = program_environment.is_first_on_host()
         if not network or not is_first or not self._channel.is_remote:
             return {}
         try:
@@ -264,7 +267,7 @@ class Wrapper:
 
     def _loop(self, wake: int) -> None:
         """Handle events until the program has ended, its output is sent and the wrapper may end."""
-        while not self._may_end():
+        while not self._do_due_work():
             for descriptor, event in self._wait_for_events(wake):
                 if descriptor == wake:
                     self._on_signals(os.read(wake, 512))
@@ -277,7 +280,7 @@ class Wrapper:
         if not self._channel.is_connected:
             process_control.end_mpi_daemon()
 
-    def _may_end(self) -> bool:
+    def _do_due_work(self) -> bool:
         """Collect ended processes, and kill and report if that is due; return whether to end."""
         self._collect_ended()
         program, memory = self._program, self._reports.memory

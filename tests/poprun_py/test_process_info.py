@@ -1,4 +1,4 @@
-"""Facts about processes, compared with processes that the tests start."""
+"""State, parents, children and commands of processes that the tests start."""
 
 from __future__ import annotations
 
