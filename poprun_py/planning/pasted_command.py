@@ -24,13 +24,13 @@ from poprun_py.planning.mpi_arguments import split_args
 _DASHES = "\u2010\u2011\u2012\u2013\u2014\u2015\u2212"
 _PYTHON = re.compile(r"python(\d+(\.\d+)?)?")
 # Python's own long options. Any other long option before a script belongs to a missing script.
-_OF_PYTHON = (
+_PYTHON_OPTIONS = (
     "--check-hash-based-pycs", "--help", "--help-all", "--help-env", "--help-xoptions", "--version",
 )  # fmt: skip
 # Python's options whose value may be the next word.
-_WITH_VALUE = ("-W", "-X", "--check-hash-based-pycs")
+_OPTIONS_WITH_VALUE = ("-W", "-X", "--check-hash-based-pycs")
 # Python's options that name the program.
-_PROGRAMS = ("-c", "-m")
+_PROGRAM_OPTIONS = ("-c", "-m")
 _MPI_ARGUMENTS = ("mpi_global_args", "mpi_local_args")
 _INTERFACES = ("_if_include", "_if_exclude")
 _MCA = ("--mca", "-mca", "--prtemca", "--pmixmca", "--omca")
@@ -58,7 +58,7 @@ def _faults(config: LaunchConfig) -> Iterator[str]:
     texts = [
         (config.named(field), text) for field in _MPI_ARGUMENTS for text in getattr(config, field)
     ]
-    while (found := _broken_at(host, program)) is not None:
+    while (found := _parse_fault(host, program)) is not None:
         # Imported here, because a command without faults does not need the parser again.
         from poprun_py.options.command_line import parse
 
@@ -77,12 +77,12 @@ def _faults(config: LaunchConfig) -> Iterator[str]:
         yield fault
 
 
-def _broken_at(host: str | None, program: Sequence[str]) -> tuple[str, tuple[str, ...]] | None:
+def _parse_fault(host: str | None, program: Sequence[str]) -> tuple[str, tuple[str, ...]] | None:
     """Return the fault that ended the options early, and the following words without the fault.
 
     None if the program exists, or no fault is found.
     """
-    if not program or not program[0] or _is_there(program[0]):
+    if not program or not program[0] or _is_program(program[0]):
         return None
     word, rest = program[0], tuple(program[1:])
     if word[:1].isspace():
@@ -97,27 +97,26 @@ def _broken_at(host: str | None, program: Sequence[str]) -> tuple[str, tuple[str
             f"expected two hyphens, {meant}"
         )
         return fault, (meant, *rest)
-    return None if host is None else _broken_hosts(host, program)
+    return None if host is None else _host_list_fault(host, program)
 
 
-def _broken_hosts(host: str, program: Sequence[str]) -> tuple[str, tuple[str, ...]] | None:
+def _host_list_fault(host: str, program: Sequence[str]) -> tuple[str, tuple[str, ...]] | None:
     """Return the fault of a host list that contains blanks, and the words after the whole list."""
     parts, rest = [host], list(program)
     while rest and _is_part_of_list(parts[-1], rest[0]):
         parts.append(rest.pop(0))
     if len(parts) == 1:
         return None
-    joints = [(one.strip(",").split(",")[-1], other) for one, other in pairwise(parts)]
+    last_names = [part.strip(",").split(",")[-1] for part in parts[:-1]]
     missing = [
-        f"{last} and {other.split(',')[0]}"
-        for (last, other), one in zip(joints, parts, strict=False)
-        if not one.endswith(",") and not other.startswith(",")
+        f"{last} and {following.split(',')[0]}"
+        for last, (part, following) in zip(last_names, pairwise(parts), strict=True)
+        if not part.endswith(",") and not following.startswith(",")
     ]
-    blanks = ", ".join(last for last, _ in joints)
     commas = f", and no comma between {', '.join(missing)}" if missing else ""
     whole = ",".join(part.strip(",") for part in parts)
     fault = (
-        f"--host has a blank after {blanks}{commas}: expected names separated by one comma, "
+        f"--host has a blank after {', '.join(last_names)}{commas}: expected names separated by one comma, "
         f"without blanks, --host {whole}"
     )
     return fault, tuple(rest)
@@ -125,12 +124,12 @@ def _broken_hosts(host: str, program: Sequence[str]) -> tuple[str, tuple[str, ..
 
 def _is_part_of_list(before: str, word: str) -> bool:
     """Tell whether a word after a host list continues the list, and is not the program."""
-    if "," not in f"{before[-1:]}{word}" or word.endswith(".py") or _is_there(word):
+    if "," not in f"{before[-1:]}{word}" or word.endswith(".py") or _is_program(word):
         return False
     return are_host_names(word.strip(",").split(","))
 
 
-def _is_there(word: str) -> bool:
+def _is_program(word: str) -> bool:
     try:
         is_file = Path(word).exists()
     except OSError:  # The word is too long for a file name.
@@ -169,11 +168,11 @@ def _missing_script(program: Sequence[str]) -> str:
         return ""
     words = iter(program[1:])
     for word in words:
-        if not word.startswith("-") or word == "-" or word[:2] in _PROGRAMS:
+        if not word.startswith("-") or word == "-" or word[:2] in _PROGRAM_OPTIONS:
             return ""
-        if word in _WITH_VALUE:
+        if word in _OPTIONS_WITH_VALUE:
             next(words, None)
-        elif word.startswith("--") and word.partition("=")[0] not in _OF_PYTHON:
+        elif word.startswith("--") and word.partition("=")[0] not in _PYTHON_OPTIONS:
             return (
                 f"program {program[0]} {word} has no script: {word} is not an option of Python; "
                 f"expected the script before it, {program[0]} train.py {word}"

@@ -125,15 +125,15 @@ def paragraph(text: str, kind: str, width: int) -> Block:
     lines = [text]
     # Start with the number of the narrowest letters that fit into a line.
     columns = min(len(text), int(width / (size * _NARROWEST))) + 1
-    while columns > 1 and max(_measured(line, kind) for line in lines) > width:
+    while columns > 1 and max(_text_width(line, kind) for line in lines) > width:
         columns -= 1
-        lines = _broken(text, columns)
+        lines = _split(text, columns)
     step = math.ceil(size * _LINE)
     body = "".join(
         f'<text class="{kind}" y="{number * step + size}">{escaped(line)}</text>'
         for number, line in enumerate(lines)
     )
-    return Block(_measured(max(lines, key=len, default=""), kind), step * len(lines), body)
+    return Block(_text_width(max(lines, key=len, default=""), kind), step * len(lines), body)
 
 
 def cell(label: str, *kinds: str, least: int = 17, height: int = 17, notches: int = 0) -> Block:
@@ -142,7 +142,7 @@ def cell(label: str, *kinds: str, least: int = 17, height: int = 17, notches: in
     ``kinds`` are the classes of the box; several classes divide it from left to right. ``least`` is
     the smallest width. Pairs of marks at the edges (``notches``) divide it from top to bottom.
     """
-    width = max(least, _measured(label, "label") + 4)
+    width = max(least, _text_width(label, "label") + 4)
     cuts = [width * number // max(1, len(kinds)) for number in range(len(kinds) + 1)]
     boxes = "".join(
         f'<rect class="{kind}"{_place(left)} width="{right - left}" height="{height}" rx="2"/>'
@@ -214,12 +214,12 @@ def _place(x: int) -> str:
     return f' x="{x}"' if x else ""
 
 
-def _broken(text: str, columns: int) -> list[str]:
+def _split(text: str, columns: int) -> list[str]:
     """Return ``text`` in lines of at most ``columns`` letters; longer words are broken."""
     return [piece for line in wrapped(text, columns) for piece in textwrap.wrap(line, columns)]
 
 
-def _measured(text: str, kind: str) -> int:
+def _text_width(text: str, kind: str) -> int:
     """Return the width of a line in pixels."""
     size, weight = _TEXTS[kind]
     letters = (_WIDTHS.get(letter, _CAPITAL if letter.isascii() else _OTHER) for letter in text)

@@ -11,8 +11,10 @@ PALETTE = {"host": "bold", "node": "yellow", "instance": "green", "replica": "cy
 _CODES = {"bold": 1, "yellow": 33, "green": 32, "cyan": 36}
 # The characters beyond ASCII that the lines of trees and tables need.
 BOX_CHARACTERS = "└├│─┌┐┘┤┬┴┼"
-_MIDDLE, _LAST, _RAIL, _NO_RAIL = "├─ ", "└─ ", "│  ", "   "
-_ASCII_MIDDLE, _ASCII_LAST, _ASCII_RAIL = "|- ", "`- ", "|  "
+# The beginnings of lines in a tree: before a child, before the last child, and below a child.
+_BOX_LINES = ("├─ ", "└─ ", "│  ")
+_ASCII_LINES = ("|- ", "`- ", "|  ")
+_BLANK = "   "
 # Lines are never broken to fewer columns than this, even if a deep tree exceeds the terminal.
 _LEAST_TEXT = 12
 # Lines are broken after a comma or semicolon, and only if that is not enough, at a blank.
@@ -56,22 +58,20 @@ def draw_tree(root: Branch, style: TextStyle) -> str:
 
 def _draw(branch: Branch, style: TextStyle, start: str, indent: str) -> Iterator[str]:
     """Yield the lines of a branch. The first begins with ``start``, all others with ``indent``."""
-    middle, last, rail = (
-        (_MIDDLE, _LAST, _RAIL) if style.box_lines else (_ASCII_MIDDLE, _ASCII_LAST, _ASCII_RAIL)
-    )
+    middle, last, below = _BOX_LINES if style.box_lines else _ASCII_LINES
     text = f"{branch.name}: {branch.details}" if branch.details else branch.name
-    room = style.width - len(indent) - len(rail) if style.width is not None else None
+    room = style.width - len(indent) - len(below) if style.width is not None else None
     unbroken = len(branch.name) + bool(branch.details)
     first, *more = wrapped(text, room, unbroken=unbroken)
     yield start + style.paint(branch.name, branch.kind) + first[len(branch.name) :]
-    yield from (indent + (rail if branch.children else _NO_RAIL) + line for line in more)
+    yield from (indent + (below if branch.children else _BLANK) + line for line in more)
     for number, child in enumerate(branch.children):
         is_last = number == len(branch.children) - 1
         yield from _draw(
             child,
             style,
             indent + (last if is_last else middle),
-            indent + (_NO_RAIL if is_last else rail),
+            indent + (_BLANK if is_last else below),
         )
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import groupby
 
 from popdist_py.errors import counted
 from poprun_py.machines.host_list import compress
 from poprun_py.planning.topology import Topology
+from poprun_py.texts import ranges_text
 
 # Without a terminal, the table of a job with more replicas than this is elided to this width,
 # unless --print-topology asks for the table.
@@ -31,46 +33,38 @@ def _table(topology: Topology, replicas: Sequence[int], gap: int | None) -> str:
     columns: list[int | None] = list(replicas)
     if gap is not None:
         columns.insert(gap, None)
-    leaf = max(len(str(topology.num_replicas - 1)) + 2, 5 if gap is not None else 0)
-    width = len(columns) * leaf + len(columns) - 1
+    column_width = max(len(str(topology.num_replicas - 1)) + 2, 5 if gap is not None else 0)
+    width = len(columns) * (column_width + 1) - 1
     inner = _LABEL_WIDTH + 1 + width
-    local = topology.num_local_replicas
     hosts = [host.name for host in topology.hosts]
-    per_host = topology.num_replicas // len(hosts)
-    per_ild = topology.num_replicas // topology.num_ilds
-    rows = (
-        ("hosts", [None if r is None else r // per_host for r in columns], hosts),
-        ("ILDs", [None if r is None else r // per_ild for r in columns], None),
-        ("instances", [None if r is None else r // local for r in columns], None),
-        ("replicas", columns, None),
-    )
-    divider = f"|{'-' * _LABEL_WIDTH}|{'-' * width}|"
-    body = f"\n{divider}\n".join(
-        f"| {label:<{_LABEL_WIDTH - 1}}|{_cells(indices, names, leaf)}|"
-        for label, indices, names in rows
-    )
+    replicas_of = {
+        "hosts": topology.num_replicas // len(hosts),
+        "ILDs": topology.num_replicas // topology.num_ilds,
+        "instances": topology.num_local_replicas,
+        "replicas": 1,
+    }
+    rows = []
+    for label, count in replicas_of.items():
+        indices = [None if replica is None else replica // count for replica in columns]
+        cells = _cells(indices, hosts if label == "hosts" else None, column_width)
+        rows.append(f"| {label:<{_LABEL_WIDTH - 1}}|{cells}|")
     return "\n".join(
         (
             " " + "=" * inner,
             f"|{_centre(_TITLE, inner)}|",
             f"|{'=' * inner}|",
-            body,
+            f"\n|{'-' * _LABEL_WIDTH}|{'-' * width}|\n".join(rows),
             " " + "-" * inner,
         )
     )
 
 
-def _cells(indices: list[int | None], names: list[str] | None, leaf: int) -> str:
+def _cells(indices: list[int | None], names: list[str] | None, column_width: int) -> str:
     """Join neighbouring columns with equal indices into one cell."""
-    cells: list[str] = []
-    start = 0
-    for end in range(1, len(indices) + 1):
-        if end < len(indices) and indices[end] == indices[start]:
-            continue
-        span = end - start
-        width = span * leaf + span - 1
-        cells.append(_centre(_label(indices[start], names, width), width))
-        start = end
+    cells = []
+    for index, columns in groupby(indices):
+        width = len(list(columns)) * (column_width + 1) - 1
+        cells.append(_centre(_label(index, names, width), width))
     return "|".join(cells)
 
 
@@ -90,8 +84,8 @@ def _centre(text: str, width: int) -> str:
 
 def _elided(topology: Topology, max_width: int) -> str:
     """Draw as much of the table as fits: the first and the last replicas, with dots between."""
-    leaf = max(len(str(topology.num_replicas - 1)) + 2, 5)
-    fitting = max(2, (max_width - _LABEL_WIDTH - 3) // (leaf + 1) - 1)
+    column_width = max(len(str(topology.num_replicas - 1)) + 2, 5)
+    fitting = max(2, (max_width - _LABEL_WIDTH - 3) // (column_width + 1) - 1)
     total = topology.num_replicas
     last = max(1, fitting // 3)
     first = max(1, fitting - last)
@@ -114,9 +108,7 @@ def _ranges(topology: Topology) -> list[str]:
     if len(hosts) == 1:
         return []
     total = topology.num_instances
-    first, last = (
-        (f"0-{share - 1}", f"{total - share}-{total - 1}") if share > 1 else ("0", f"{total - 1}")
-    )
+    first, last = ranges_text(range(share)), ranges_text(range(total - share, total))
     each = counted(share, "instance") if share > 1 else "one instance"
     return [
         f"{compress([host.name for host in hosts])}: {each} each, from {first} on {hosts[0].name} "
