@@ -116,8 +116,8 @@ def _host_list_fault(host: str, program: Sequence[str]) -> tuple[str, tuple[str,
     commas = f", and no comma between {', '.join(missing)}" if missing else ""
     whole = ",".join(part.strip(",") for part in parts)
     fault = (
-        f"--host has a blank after {', '.join(last_names)}{commas}: expected names separated by one comma, "
-        f"without blanks, --host {whole}"
+        f"--host has a blank after {', '.join(last_names)}{commas}: expected names separated by "
+        f"one comma, without blanks, --host {whole}"
     )
     return fault, tuple(rest)
 
