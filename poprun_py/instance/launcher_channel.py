@@ -107,11 +107,7 @@ def free_port() -> int:
 
 
 class LauncherChannel:
-    """The wrapper's end of the control channel.
-
-    Args:
-        connection: The socket, which is connected to the launcher.
-    """
+    """The wrapper's end of the control channel."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection

@@ -76,13 +76,7 @@ def resource_usage(program: int) -> "dict[str, Any]":
 
 
 class ActivitySampler:
-    """Samples the activity of a program that counts no steps, so that a hang can be recognised.
-
-    Args:
-        memory: The memory that is shared with the program.
-        stacks: The object that asks the program whether it runs Python.
-        program: The process id of the program.
-    """
+    """Samples the activity of a program that counts no steps, so that a hang can be recognised."""
 
     def __init__(self, memory: "ProgressMemory", stacks: "PythonStacks", program: int) -> None:
         self._memory = memory

@@ -52,12 +52,7 @@ def exec_program(command: list[str], report: int) -> "NoReturn":
 
 
 class ProgramProcess:
-    """The program of an instance.
-
-    Args:
-        command: The words of the program's command.
-        channel: The connection to the launcher, which takes messages.
-    """
+    """The program of an instance."""
 
     def __init__(self, command: list[str], channel: "LauncherChannel") -> None:
         self.command = command

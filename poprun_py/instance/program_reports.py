@@ -22,12 +22,7 @@ if TYPE_CHECKING:
 
 
 class ProgramReports:
-    """Reports to the launcher about one program.
-
-    Args:
-        program: The program, which has not started yet.
-        channel: The connection to the launcher, which takes messages.
-    """
+    """Reports to the launcher about one program."""
 
     def __init__(self, program: "ProgramProcess", channel: "LauncherChannel") -> None:
         self.memory = ProgressMemory()

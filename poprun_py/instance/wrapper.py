@@ -83,7 +83,7 @@ class Wrapper:
     """The parent of one program.
 
     Args:
-        channel: The connection to the launcher, which takes messages.
+        channel: The connection to the launcher.
         command: The words of the program's command.
         token: The secret for the first message to the launcher.
         memory_folder: A name for the job's folder in memory, if the launcher may be on another
