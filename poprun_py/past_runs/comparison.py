@@ -389,7 +389,7 @@ def _unfinished(run: Measured) -> str:
     if run.exit_code:
         return f"{run.name} ended with exit code {run.exit_code}"
     if run.resumed_step:
-        return f"{run.name} went on from a checkpoint of step {run.resumed_step}"
+        return f"{run.name} continued from the checkpoint of step {run.resumed_step}"
     if run.attempts > 1:
-        return f"{run.name} needed {run.attempts} attempts; its seconds are those of all"
+        return f"{run.name} needed {run.attempts} attempts; its duration includes all of them"
     return ""

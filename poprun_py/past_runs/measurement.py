@@ -28,9 +28,9 @@ from poprun_py.running.watch.stragglers import waited_for
 
 _P95: Final = 0.95
 _LEFT_OUT: Final = 0.1
-_NO_STEPS: Final = "the program counts no steps"
-_FEW_STEPS: Final = "it made too few steps to time one"
-_NO_SAMPLES: Final = "the program does not say how many samples a step has"
+_NO_STEPS: Final = "the program does not count steps"
+_FEW_STEPS: Final = "it made too few steps to measure their time"
+_NO_SAMPLES: Final = "the program does not tell the number of samples of a step"
 
 
 @dataclass(frozen=True, slots=True)

@@ -97,7 +97,7 @@ def attempts_section(run: RecordedRun, folder: str = "") -> Section:
         return Section("Attempts", (Sentence("No attempt has begun."),))
     table = Table(
         "Attempts",
-        ("attempt", "began", "seconds", "ended", "exit code", "went on from step", "why"),
+        ("attempt", "began", "seconds", "ended", "exit code", "continued from step", "why"),
         [
             (
                 _text(each.get("number")),
@@ -153,7 +153,7 @@ def _instances(run: RecordedRun, folder: str, attempt: Mapping[str, Any]) -> Ite
             "ended by",
             "steps",
             "inference calls",
-            "most memory",
+            "peak memory",
             "output",
         ),
         [

@@ -267,8 +267,8 @@ def _waiting_chart(times: Sequence[StepTimes]) -> Chart:
     worst = max(times, key=lambda each: each.own_median)
     usual, slow_ones = median([each.own_median for each in times]), slow_instances(times)
     summary = (
-        f"Instance {worst.instance} needs {milliseconds_text(worst.own_median)} of its own for a "
-        f"step, the median instance {milliseconds_text(usual)}"
+        f"A step of instance {worst.instance} takes {milliseconds_text(worst.own_median)} without "
+        f"waiting, a step of the median instance {milliseconds_text(usual)}"
     )
     summary += "; the others wait for it." if worst.instance in slow_ones else "."
     drawn = {*drawn_instances(each.instance for each in times), worst.instance}
@@ -288,7 +288,7 @@ def _waiting_chart(times: Sequence[StepTimes]) -> Chart:
         Bars("waiting for others", rest, NEUTRAL),
     ]
     return bars(
-        "Who waits for whom",
+        "Waiting for other instances",
         summary,
         names,
         [part for part in parts if any(part.values)],

@@ -167,8 +167,8 @@ def test_remarks_on_unfair_differences():
     ("changed", "remark"),
     [
         ({"exit_code": None}, "b has not ended"),
-        ({"attempts": 3}, "b needed 3 attempts; its seconds are those of all"),
-        ({"resumed_step": 40}, "b went on from a checkpoint of step 40"),
+        ({"attempts": 3}, "b needed 3 attempts; its duration includes all of them"),
+        ({"resumed_step": 40}, "b continued from the checkpoint of step 40"),
     ],
 )
 def test_remarks_on_incomplete_runs(changed, remark):

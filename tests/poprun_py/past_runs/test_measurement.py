@@ -45,7 +45,7 @@ def test_the_speed_is_measured_in_the_attempt_with_most_steps(tmp_path):
 
 @pytest.mark.parametrize(
     ("steps", "why"),
-    [(0, "the program counts no steps"), (1, "it made too few steps to time one")],
+    [(0, "the program does not count steps"), (1, "it made too few steps to measure their time")],
 )
 def test_too_few_steps_have_no_speed(tmp_path, steps, why):
     found = measure(made_run(tmp_path, "run", attempts=(MadeAttempt(steps=steps),)))
@@ -59,7 +59,7 @@ def test_steps_without_samples_have_a_time(tmp_path):
     assert found.step_seconds == pytest.approx(0.1)
     assert found.samples_per_second is None
     assert found.missing["samples_per_second"] == (
-        "the program does not say how many samples a step has"
+        "the program does not tell the number of samples of a step"
     )
 
 

@@ -68,7 +68,8 @@ def test_headline(whole):
 def test_charts(whole):
     captions = re.findall(r"<figcaption>([^<]*)<", whole)
     assert captions == [
-        "Throughput of each instance", "Loss", "accuracy", "Who waits for whom", "Step time",
+        "Throughput of each instance", "Loss", "accuracy", "Waiting for other instances",
+        "Step time",
         "Step time without waiting", "Activities of each instance", "CPUs in use", "Memory",
         "Memory of each IPU: Net, training", "Schedule of Net, training",
     ]  # fmt: skip
