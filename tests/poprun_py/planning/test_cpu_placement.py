@@ -48,7 +48,7 @@ def flat(nodes: int, cores: int, smt: int = 1, memory: int = 1 << 30) -> Machine
 
 
 def within(count: int, most: int) -> int:
-    """Return a count from 2 to ``most``, another one for another ``count``."""
+    """Return a number from 2 to ``most`` that follows from ``count``."""
     assume(most >= 2)
     return 2 + count % (most - 1)
 
@@ -61,7 +61,7 @@ def cpus_of(placements) -> list[str]:
 
 
 def described(machine: Machine, num_instances: int, policy: PlacementPolicy) -> str:
-    """Return a plan in a line: ``NODES:CPUS/MEMORY NODES*THREADS`` of each instance; warnings."""
+    """Return placements (``NODES:CPUS/MEMORY NODES*THREADS``) and warnings as a line."""
     try:
         placements = place(machine, num_instances, policy)
     except UsageError as error:
@@ -76,7 +76,7 @@ def described(machine: Machine, num_instances: int, policy: PlacementPolicy) -> 
 
 
 def plans(machine: Machine) -> str:
-    """Return the plans that the golden file of a machine holds."""
+    """Return the placements on a machine for its golden file."""
     nodes = len({core.numa_node for core in machine.usable_cores})
     cores = len(machine.usable_cores)
     cpus = sum(len(core.cpus) for core in machine.usable_cores)

@@ -1,6 +1,4 @@
-"""The variables of the user: read from a file as a shell does, impossible ones are refused, and
-settings of our libraries reach every host.
-"""
+"""The variables of instances, from the options, a file, the plan and the launcher's environment."""
 
 from __future__ import annotations
 

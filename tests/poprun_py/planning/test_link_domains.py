@@ -33,7 +33,7 @@ def domains(replicas, instances, width=1, **options):
     return make_topology(config(replicas, instances, width, **options), (LOCALHOST,)).num_ilds
 
 
-# R, P, I, D, H; IPUs, replicas and instances of a domain, IPUs of an instance.
+# The numbers R, P, I, D, H of a job; IPUs, replicas, instances of a domain; IPUs of an instance.
 @pytest.mark.parametrize(
     ("asked", "shape"),
     [
@@ -163,7 +163,7 @@ def test_an_instance_that_is_larger_than_a_domain_runs_with_a_warning():
 
 def test_a_saved_plan_keeps_the_domains_of_its_partition():
     data = plan_to_json(planned(config(8, 4, num_ilds=2, program=("x",))))
-    # As a partition would have decided.
+    # The number of domains as a partition would decide it.
     del data["options"]["num_ilds"]
     again = plan_from_json(json.loads(json.dumps(data)), {})
     assert again.topology.num_ilds == 2

@@ -131,7 +131,7 @@ def test_the_version_of_a_wheel_is_known_without_running_mpirun(tmp_path):
 
 
 def installed(folder, library, version="mpirun (Open MPI) 4.1.4"):
-    """Lay out an MPI in ``folder``; returns its mpirun."""
+    """Create the files of an MPI in ``folder`` and return its mpirun."""
     mpirun = folder / "bin" / "mpirun"
     mpirun.parent.mkdir(parents=True)
     mpirun.write_text(f"#!/bin/sh\necho '{version}'\n")
@@ -224,7 +224,7 @@ def test_the_network_of_mpirun_is_that_of_its_daemons(kind):
         return network_of_mpirun(words, settings["network"])
 
     assert told() == network
-    # The launcher is not on it.
+    # The launcher is not on this network.
     assert told(network_is_ours=False, address="") is None
     assert told(network="", address="") is None
     own = {

@@ -25,7 +25,7 @@ JOB = {"num_instances": 2, "num_replicas": 4}
 
 @pytest.fixture
 def pod(tmp_path):
-    """Give a function that returns the pod in a state, as a launch sees it."""
+    """Return a function that returns the pod in a given state."""
     with contextlib.ExitStack() as opened:
 
         def now(state):

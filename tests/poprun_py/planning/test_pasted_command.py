@@ -45,7 +45,7 @@ def fault(words) -> str:
 )
 def test_a_word_that_is_not_a_program(words, said, folder):
     assert re.search(said, fault(words))
-    # A file of this name is the user's program.
+    # A file with this name exists, so it is the program.
     program = next(word for word in words if word[0] in " \u2013\u2014")
     (folder / program).touch()
     assert fault(words) == ""
@@ -57,7 +57,7 @@ def test_a_word_that_is_not_a_program(words, said, folder):
         ("--host a, b,c -n 2 x", "a blank after a: expected names separated .* --host a,b,c$"),
         ("--host a, b x", "after a: .* --host a,b$"),
         ("--host=a ,b x", "after a: .* --host a,b$"),
-        # The second word is longer than the name of a file may be.
+        # The second word is too long for a file name.
         (f"--host a, {','.join(f'n{i}' for i in range(100))} x", "after a: .* --host a,n0,n1,"),
         ("--host a,b c,d x", "after b, and no comma between b and c: .* --host a,b,c,d$"),
         ("--host 10.0.0.1, 10.0.0.2 10.0.0.3, 10.0.0.4 x",

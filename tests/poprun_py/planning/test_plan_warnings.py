@@ -172,7 +172,7 @@ def test_options_that_apply_to_all_jobs_have_no_warning_for_one(place):
         else from_environment({"POPRUN_HOST_SUBNET": "eth0"})[0]
     )
     assert said(layer) == ()
-    assert len(said({"host_subnet": "eth0"})) == 1  # from Python, for this job
+    assert len(said({"host_subnet": "eth0"})) == 1  # given in Python for this job
 
 
 @pytest.mark.parametrize(

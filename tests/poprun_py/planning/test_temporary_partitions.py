@@ -49,7 +49,7 @@ def test_a_partition_of_a_dead_process_is_abandoned(partition):
     gone.wait()
     of_gone = partition.name.replace(f"_{os.getpid()}_", f"_{gone.pid}_")
     assert is_abandoned(replace(partition, name=of_gone), (), HOST)
-    # Another process got its number.
+    # The process id now belongs to another process.
     other = partition.name.rpartition("_")[0] + "_1"
     assert is_abandoned(replace(partition, name=other), (), HOST)
 

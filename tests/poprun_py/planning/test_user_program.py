@@ -1,4 +1,4 @@
-"""The program of a job: Python modules, found without being imported."""
+"""The program of a job, and Python modules that are found without an import."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def folder(tmp_path, monkeypatch):
 
 
 def problem(module, environ=None):
-    """Return why a module is refused; nothing if it is not."""
+    """Return the error text for a module; empty if it can run."""
     program = resolve_program(("-m", module, "--lr", "1"))
     assert program == (sys.executable, "-m", module, "--lr", "1")
     try:

@@ -80,7 +80,7 @@ def test_picture(name, golden):
 
 
 def assert_is_drawn_well(picture: str) -> None:
-    """Nothing lies on another text or outside the picture; frames hold what is in them."""
+    """Check that no block overlaps a text or exceeds its frame or the picture."""
     words, (whole, *frames) = boxes(picture)
     assert all(whole.holds(box) for box in (*words, *frames))
     by_height = sorted(words, key=lambda box: box.top)
@@ -89,7 +89,7 @@ def assert_is_drawn_well(picture: str) -> None:
             if other.top >= word.bottom:
                 break
             assert not word.overlaps(other), (word, other)
-    # A cell of two instances has two halves, and one label across both.
+    # A cell of two instances has two halves with one label.
     for frame in (box for box in frames if not box.kind.startswith("own")):
         for word in words:
             assert frame.holds(word) or not frame.overlaps(word), (frame, word)
@@ -251,7 +251,7 @@ def label_colour(colours: str) -> str:
 
 
 def contrast(one: str, other: str) -> float:
-    """Return the contrast of two colours; 4.5 is what WCAG 2 asks of text (level AA)."""
+    """Return the contrast of two colours; WCAG 2 (level AA) demands 4.5 for text."""
 
     def luminance(colour: str) -> float:
         parts = (int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5))
