@@ -37,6 +37,7 @@ from poprun_py.options.environment_variables import INTERNAL_VARIABLES, is_optio
 from poprun_py.options.launch_config import LaunchConfig
 from poprun_py.options.option_types import is_word
 from poprun_py.planning.cpu_placement import Placement
+from poprun_py.planning.partition_variables import HOST, PARTITION, PORT
 from poprun_py.planning.topology import Instance, Topology
 from poprun_py.terminal import SDK_NAME, command_name
 
@@ -103,12 +104,11 @@ def common_variables(
     mpi_library: str,
 ) -> Pairs:
     """Return the variables that are equal for all instances."""
-    host = config.vipu_server_host or environ.get("IPUOF_VIPU_API_HOST", "localhost")
-    partition = config.vipu_partition or environ.get("IPUOF_VIPU_API_PARTITION_ID")
+    partition = config.vipu_partition or environ.get(PARTITION)
     variables = {
-        "IPUOF_VIPU_API_HOST": host,
-        "IPUOF_VIPU_API_PORT": str(config.vipu_server_port),
-        **({"IPUOF_VIPU_API_PARTITION_ID": partition} if partition else {}),
+        HOST: config.vipu_server_host or environ.get(HOST, "localhost"),
+        PORT: str(config.vipu_server_port),
+        **({PARTITION: partition} if partition else {}),
         "IPUOF_VIPU_API_TIMEOUT": str(config.vipu_server_timeout),
         "IPUOF_LOG_LEVEL": environ.get("IPUOF_LOG_LEVEL", "WARN"),
     }
@@ -203,7 +203,7 @@ def placement_variables(placements: Sequence[Placement], skip: set[str]) -> list
     return [tuple((name, each.get(name, "")) for name in names) for each in by_instance]
 
 
-def user_threads(environ: Mapping[str, str]) -> dict[str, int]:
+def thread_counts(environ: Mapping[str, str]) -> dict[str, int]:
     """Return the thread counts that the user set, by variable.
 
     ``environ`` holds the variables of the instances that the user decides. Values that are not

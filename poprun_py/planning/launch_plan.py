@@ -29,8 +29,8 @@ from poprun_py.planning.instance_variables import (
     popdist_variables,
     settings_for_other_hosts,
     target_options,
+    thread_counts,
     torchrun_variables,
-    user_threads,
     user_variables,
 )
 from poprun_py.planning.job_placement import place_instances
@@ -43,10 +43,10 @@ from poprun_py.planning.mpi_commands import (
     MPICH,
     Context,
     MpiRequest,
-    collapsed,
+    escape_colon,
     is_too_long,
     make_command,
-    shield,
+    with_one_part,
 )
 from poprun_py.planning.plan_inputs import PlanInputs
 from poprun_py.planning.topology import Instance, Topology
@@ -223,13 +223,13 @@ def make_plan(
         machines=inputs.machines,
         instances=instances,
         command=(
-            make_command(mpi, collapsed(request, config.named("instance_mpi_local_args")))
+            make_command(mpi, with_one_part(request, config.named("instance_mpi_local_args")))
             if compact
             else command
         ),
         environ=dict(environ),
         compact=compact,
-        user_threads=threads_by_user(mpi_arguments.of_every_instance, user_env, environ),
+        user_threads=user_thread_counts(mpi_arguments.of_every_instance, user_env, environ),
         network=probed.network if probed is not None else "",
         refusal=refusal,
         hostnames=probed.hostnames if probed is not None else {},
@@ -237,7 +237,7 @@ def make_plan(
     )
 
 
-def threads_by_user(
+def user_thread_counts(
     local_args: Sequence[str], user_env: Pairs, environ: Mapping[str, str]
 ) -> dict[str, int]:
     """Return the thread counts that the user set for an instance, by variable.
@@ -246,7 +246,7 @@ def threads_by_user(
     it after mpirun.
     """
     by_mpi = variables_set_by(local_args, environ)
-    return user_threads({**environ, **by_mpi, **dict(user_env)})
+    return thread_counts({**environ, **by_mpi, **dict(user_env)})
 
 
 def _mpi_request(
@@ -298,10 +298,11 @@ def _planned_variables(
     bindings = placement_variables(placements, {name for name, _ in user_env} | inherited)
     target = (TARGET_OPTIONS, target_options(topology, environ))
     for instance, binding in zip(topology.instances, bindings, strict=True):
-        popdist = (*popdist_variables(config, topology, instance), *common)
-        if partition is not None:
-            popdist = _with_partition(popdist, partition, instance.index)
-        yield (*popdist, *torchrun_variables(topology, instance), *binding, target)
+        popdist = dict((*popdist_variables(config, topology, instance), *common))
+        of_partition = partition.variables(instance.index) if partition is not None else {}
+        merged = {**popdist, **of_partition}
+        kept = ((name, value) for name, value in merged.items() if value is not None)
+        yield (*kept, *torchrun_variables(topology, instance), *binding, target)
 
 
 def _instance_plan(
@@ -320,7 +321,7 @@ def _instance_plan(
     that such arguments set for at least one instance.
     """
     env = tuple(pair for pair in variables if pair[0] not in by_user)
-    threads = user_threads({**environ, **by_user, **dict(user_env)})
+    threads = thread_counts({**environ, **by_user, **dict(user_env)})
     return InstancePlan(
         instance=instance,
         placement=replace(placement, threads=threads.get(PLANNED_THREADS, placement.threads)),
@@ -343,7 +344,7 @@ def _contexts(
     forwarded = [name for name in names if name in environ]
     if topology.spans_hosts:
         forwarded += _TO_REMOTE
-    program = (sys.executable, "-I", "-S", _WRAPPER, "--", *map(shield, config.program))
+    program = (sys.executable, "-I", "-S", _WRAPPER, "--", *map(escape_colon, config.program))
     contexts = []
     for index, plan in enumerate(instances):
         contexts.append(
@@ -356,18 +357,3 @@ def _contexts(
             )
         )
     return tuple(contexts)
-
-
-def _with_partition(pairs: Pairs, use: PartitionDecision, instance: int) -> Pairs:
-    """Return the variables of an instance, with the known variables of its partition added."""
-    if not use.name:
-        return pairs
-    from poprun_py.planning.partition_variables import known_variables
-
-    # The name of a temporary partition is made from the process that launches the plan.
-    name = None if use.is_temporary else use.name
-    known = known_variables(
-        use.where, name, is_reconfigurable=use.is_reconfigurable, gcd=use.gcd(instance)
-    )
-    merged: dict[str, str | None] = {**dict(pairs), **known}
-    return tuple((n, value) for n, value in merged.items() if value is not None)

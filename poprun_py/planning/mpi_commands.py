@@ -92,7 +92,7 @@ class MpiRequest:
     grace_seconds: float = 5
 
 
-def shield(word: str) -> str:
+def escape_colon(word: str) -> str:
     """Return a word of the program in a form that mpirun does not interpret.
 
     mpirun reads a lone ``:`` as the beginning of another part. It becomes ``%:``, and ``%:``
@@ -146,7 +146,7 @@ def is_too_long(command: Sequence[str]) -> bool:
     return sum(len(word.encode(errors="surrogateescape")) + 9 for word in command) > _MAX_BYTES
 
 
-def collapsed(request: MpiRequest, option: str = "--instance-mpi-local-args") -> MpiRequest:
+def with_one_part(request: MpiRequest, option: str = "--instance-mpi-local-args") -> MpiRequest:
     """Return ``request`` with one part for all instances, with the variables that they share.
 
     Raises:

@@ -25,7 +25,7 @@ from popdist_py.pods.values import (
     SyncType,
 )
 from poprun_py.options.launch_config import LaunchConfig
-from poprun_py.planning.partition_variables import GCD, PARTITION
+from poprun_py.planning.partition_variables import GCD, PARTITION, known_variables
 from poprun_py.planning.temporary_partitions import is_temporary
 
 # An error message names at most this many partitions.
@@ -109,18 +109,28 @@ class PartitionDecision:
             return self.request.num_ilds
         return None if self.partition is None else self.partition.num_ilds
 
-    @property
-    def is_reconfigurable(self) -> bool:
-        """Whether instances share one device of the partition instead of opening a GCD each."""
-        made = self.request or self.partition
-        return made is not None and made.reconfigurable
-
     def gcd(self, instance: int) -> str | None:
         """Return the GCD of an instance; None if the partition has only one."""
         if self.inherited is not None:
             return self.inherited_gcd
         made = self.request or self.partition
         return str(instance) if made is not None and made.num_gcds > 1 else None
+
+    def variables(self, instance: int) -> dict[str, str | None]:
+        """Return the variables of an instance as far as they are known; None unsets a variable.
+
+        The name of a temporary partition is made from the process that launches the plan, so it is
+        not known when the plan is made.
+        """
+        if not self.name:
+            return {}
+        made = self.request or self.partition
+        return known_variables(
+            self.where,
+            None if self.is_temporary else self.name,
+            is_reconfigurable=made is not None and made.reconfigurable,
+            gcd=self.gcd(instance),
+        )
 
     @property
     def sentence(self) -> str:

@@ -19,9 +19,9 @@ from poprun_py.options.option_types import is_word
 from poprun_py.planning.cpu_placement import Placement
 from poprun_py.planning.instance_variables import check_variable
 from poprun_py.planning.job_placement import place_instances
-from poprun_py.planning.launch_plan import InstancePlan, LaunchPlan, threads_by_user
+from poprun_py.planning.launch_plan import InstancePlan, LaunchPlan, user_thread_counts
 from poprun_py.planning.mpi_arguments import split_mpi_arguments
-from poprun_py.planning.mpi_commands import shield, split_command
+from poprun_py.planning.mpi_commands import escape_colon, split_command
 from poprun_py.planning.topology import Instance, Topology, make_topology
 from poprun_py.planning.user_program import absolute_program
 
@@ -40,7 +40,7 @@ def portable(plan: LaunchPlan) -> LaunchPlan:
     program = absolute_program(
         plan.config.program, plan.folder, plan.environ, is_local=not plan.spans_hosts
     )
-    old, new = (tuple(map(shield, words)) for words in (plan.config.program, program))
+    old, new = (tuple(map(escape_colon, words)) for words in (plan.config.program, program))
     words: list[str] = []
     for part in split_command(plan.command) if old else ():
         assert part[-len(old) :] == old
@@ -186,7 +186,7 @@ def _plan_from_json(data: dict[str, Any], environ: Mapping[str, str]) -> LaunchP
         hostnames={
             h["name"]: _text(h["hostname"], "hostname") for h in data["hosts"] if "hostname" in h
         },
-        user_threads=threads_by_user(
+        user_threads=user_thread_counts(
             split_mpi_arguments(config)[1].of_every_instance,
             instances[0].user_env,
             # Values from the plan file override those of this environment.
@@ -268,7 +268,7 @@ def _check_command(plan: LaunchPlan) -> None:
         UsageError: They differ, for example because the plan was edited in one place only.
     """
     parts = split_command(plan.command)
-    program = tuple(shield(word) for word in plan.config.program)
+    program = tuple(escape_colon(word) for word in plan.config.program)
     if len(parts) != (1 if plan.compact else len(plan.instances)):
         raise _contradiction("instances")
     for part in parts:

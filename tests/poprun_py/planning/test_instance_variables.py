@@ -21,7 +21,7 @@ from poprun_py.planning.instance_variables import (
     placement_variables,
     user_variables,
 )
-from poprun_py.planning.launch_plan import threads_by_user
+from poprun_py.planning.launch_plan import user_thread_counts
 from poprun_py.planning.mpi_commands import MPICH, OPEN_MPI_5, Mpi
 from poprun_py.planning.plan_file import plan_from_json, plan_to_json
 
@@ -64,9 +64,9 @@ def test_thread_counts_of_the_user_are_those_that_instances_get():
     arguments = ("-x", "MKL_NUM_THREADS=5", "-x", "OMP_NUM_THREADS")
     environ = {"OMP_NUM_THREADS": "4,2", "MKL_NUM_THREADS": "6", "OPENBLAS_NUM_THREADS": "7"}
     counts = {"OMP_NUM_THREADS": 4, "MKL_NUM_THREADS": 5, "OPENBLAS_NUM_THREADS": 7}
-    assert threads_by_user(arguments, (), environ) == counts
+    assert user_thread_counts(arguments, (), environ) == counts
     user_env = (("MKL_NUM_THREADS", "1"), ("OMP_NUM_THREADS", ""))
-    assert threads_by_user(arguments, user_env, environ) == {
+    assert user_thread_counts(arguments, user_env, environ) == {
         "MKL_NUM_THREADS": 1, "OPENBLAS_NUM_THREADS": 7,
     }  # fmt: skip
 
