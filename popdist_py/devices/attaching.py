@@ -20,12 +20,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from popdist_py.errors import are, counted, plural
-from popdist_py.pods.errors import InUseError, InvalidRequestError, PodError, UnknownNameError
+from popdist_py.pods.pod_errors import InUseError, InvalidRequestError, PodError, UnknownNameError
 
 # A program without a pod does not wait for them.
 if TYPE_CHECKING:
-    from popdist_py.pods.store import PodStore
-    from popdist_py.pods.values import Attachment, Device, Holder, Partition
+    from popdist_py.pods.model import Attachment, Device, Holder, Partition
+    from popdist_py.pods.pod_store import PodStore
 
 __all__ = [
     "HeldDevice",
@@ -135,7 +135,7 @@ class ProgramPod:
         Raises:
             PodError: the pod cannot be asked, or it is not clear which partition is meant.
         """
-        from popdist_py.pods.values import PartitionState
+        from popdist_py.pods.model import PartitionState
 
         partition = self.partition()
         usable = partition.state is not PartitionState.ERROR
@@ -230,7 +230,7 @@ class ProgramPod:
         return HeldDevice(self.store, partition, device, found)
 
     def _holder(self) -> Holder:
-        from popdist_py.pods.values import Holder
+        from popdist_py.pods.model import Holder
 
         return Holder(
             host=socket.gethostname(),
@@ -340,7 +340,7 @@ def machine_of_process() -> ProgramPod:
     global _machine
     with _lock:
         if _machine is None:
-            from popdist_py.pods.machine import open_machine
+            from popdist_py.pods.machine_pod import open_machine
 
             # This pod has one partition, so no environment variable has to choose one.
             _machine = _kept(ProgramPod(open_machine(os.environ), {}))
@@ -349,7 +349,7 @@ def machine_of_process() -> ProgramPod:
 
 def _open() -> ProgramPod | None:
     # Where no device is needed, neither databases nor servers are imported.
-    from popdist_py.pods.finding import find_pod
+    from popdist_py.pods.find_pod import find_pod
 
     store = find_pod(None, os.environ, timeout=request_timeout(os.environ))
     return None if store is None else _kept(ProgramPod(store, os.environ))

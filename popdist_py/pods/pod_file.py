@@ -13,10 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from popdist_py.errors import counted
-from popdist_py.pods.errors import DamagedError, InvalidRequestError, PodError
-from popdist_py.pods.layout import check_pod
-from popdist_py.pods.rules import is_power_of_two
-from popdist_py.pods.values import (
+from popdist_py.pods.model import (
     IPUS_PER_MACHINE,
     LINK_DOMAIN_IPUS,
     Agent,
@@ -24,7 +21,10 @@ from popdist_py.pods.values import (
     Cluster,
     Pod,
 )
-from popdist_py.pods.wire import from_json
+from popdist_py.pods.partition_rules import is_power_of_two
+from popdist_py.pods.pod_api import from_json
+from popdist_py.pods.pod_checks import check_pod
+from popdist_py.pods.pod_errors import DamagedError, InvalidRequestError, PodError
 
 __all__ = [
     "MACHINE_IPUS",

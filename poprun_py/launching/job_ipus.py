@@ -21,7 +21,8 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 from popdist_py.errors import counted
-from popdist_py.pods.errors import (
+from popdist_py.pods.find_pod import find_pod
+from popdist_py.pods.pod_errors import (
     InUseError,
     NameTakenError,
     NotEnoughIpusError,
@@ -29,7 +30,6 @@ from popdist_py.pods.errors import (
     UnknownNameError,
     UnreachableError,
 )
-from popdist_py.pods.finding import find_pod
 from poprun_py.errors import StartError
 from poprun_py.launching.waiting import Wait
 from poprun_py.options.launch_config import LaunchConfig
@@ -39,8 +39,8 @@ from poprun_py.texts import numbered
 
 # The command's --help and a launch without a pod do not load these.
 if TYPE_CHECKING:
-    from popdist_py.pods.store import PodStore
-    from popdist_py.pods.values import Attachment, Partition, PartitionRequest
+    from popdist_py.pods.model import Attachment, Partition, PartitionRequest
+    from popdist_py.pods.pod_store import PodStore
     from poprun_py.planning.partition_decision import PartitionDecision, PodState
 
 NO_POD = "none"
@@ -353,7 +353,7 @@ class _JobPartition:
         Raises:
             StartError: It is not ACTIVE in time, or is in the state ERROR.
         """
-        from popdist_py.pods.values import PartitionState
+        from popdist_py.pods.model import PartitionState
 
         limit = self._config.vipu_partition_attempts * self._config.vipu_server_timeout
         began, pause, is_told = time.monotonic(), _FIRST_PAUSE, False
@@ -383,7 +383,7 @@ class _JobPartition:
     def _attach(
         self, decision: PartitionDecision, partition: Partition, run_id: str, program: str
     ) -> Attachment:
-        from popdist_py.pods.values import Holder
+        from popdist_py.pods.model import Holder
 
         holder = Holder(
             host=socket.gethostname(),
@@ -454,7 +454,7 @@ class _JobPartition:
 
 def _request_of(partition: Partition) -> PartitionRequest:
     """Return the request that creates a removed partition again."""
-    from popdist_py.pods.values import PartitionRequest
+    from popdist_py.pods.model import PartitionRequest
 
     return PartitionRequest(
         name=partition.name,

@@ -29,7 +29,7 @@ INTERNAL_VARIABLES = frozenset(
     }
 )
 # The folder of the pods, and the token file of a pod server. The library reads these variables, too
-# (popdist_py/pods/finding.py).
+# (popdist_py/pods/find_pod.py).
 POD_VARIABLES = frozenset({"POPRUN_PODS", "POPRUN_POD_TOKEN_FILE"})
 
 

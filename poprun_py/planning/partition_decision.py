@@ -12,10 +12,8 @@ from enum import StrEnum
 
 from popdist_py.environment import RUN_ID, InstanceEnvironment
 from popdist_py.errors import WireError, are, counted
-from popdist_py.pods.choice import place_partition
-from popdist_py.pods.errors import NotEnoughIpusError, PodError
-from popdist_py.pods.rules import free_ipus
-from popdist_py.pods.values import (
+from popdist_py.pods.ipu_choice import place_partition
+from popdist_py.pods.model import (
     LINK_DOMAIN_IPUS,
     Attachment,
     Partition,
@@ -24,6 +22,8 @@ from popdist_py.pods.values import (
     Pod,
     SyncType,
 )
+from popdist_py.pods.partition_rules import free_ipus
+from popdist_py.pods.pod_errors import NotEnoughIpusError, PodError
 from poprun_py.options.launch_config import LaunchConfig
 from poprun_py.planning.partition_variables import GCD, PARTITION, known_variables
 from poprun_py.planning.temporary_partitions import is_temporary

@@ -11,7 +11,7 @@ from popdist_py.device_numbers import device_id
 from popdist_py.environment import NODE_DEVICE_ID
 
 if TYPE_CHECKING:
-    from popdist_py.pods.values import Attachment, Partition
+    from popdist_py.pods.model import Attachment, Partition
 
 POD, PARTITION = "POPRUN_POD", "IPUOF_VIPU_API_PARTITION_ID"
 GCD, HOST, PORT = "IPUOF_VIPU_API_GCD_ID", "IPUOF_VIPU_API_HOST", "IPUOF_VIPU_API_PORT"

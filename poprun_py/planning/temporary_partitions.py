@@ -12,7 +12,7 @@ import re
 import time
 from collections.abc import Collection
 
-from popdist_py.pods.values import Attachment, Partition
+from popdist_py.pods.model import Attachment, Partition
 from poprun_py.process_info import start_ticks
 
 _NAME = re.compile(r"poprun_(?P<host>[A-Za-z0-9-]+)_(?P<pid>[0-9]+)_(?P<started>[0-9]+)")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from popdist_py.pods.values import Allocation, Cluster
+from popdist_py.pods.model import Allocation, Cluster
 from poprun_py.pod_tools.command_grammar import NAME, ObjectName, object_command
 from poprun_py.pod_tools.pod_access import known_names, opened_pod, print_success, refusals
 from poprun_py.pod_tools.pod_objects import ALLOCATION, CLUSTER

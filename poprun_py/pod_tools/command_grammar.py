@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from popdist_py.pods.values import SyncType
+from popdist_py.pods.model import SyncType
 from poprun_py.errors import nearest
 from poprun_py.terminal import PrintedHelp
 

@@ -10,7 +10,7 @@ from typing import NoReturn
 
 import click
 
-from popdist_py.pods.values import Device
+from popdist_py.pods.model import Device
 from poprun_py.errors import UsageError
 from poprun_py.pod_tools.gc_partitions import (
     GcPartition,

@@ -14,10 +14,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from popdist_py.pods.errors import PodError
-from popdist_py.pods.machine import MACHINE_PARTITION
+from popdist_py.pods.machine_pod import MACHINE_PARTITION
+from popdist_py.pods.model import IPUS_PER_MACHINE, Attachment, Device, Ipu, Partition, device_id
+from popdist_py.pods.pod_errors import PodError
 from popdist_py.pods.pod_file import MACHINE_IPUS
-from popdist_py.pods.values import IPUS_PER_MACHINE, Attachment, Device, Ipu, Partition, device_id
 from poprun_py import process_info
 from poprun_py.errors import StartError
 from poprun_py.machines.leases import user_name
@@ -144,7 +144,7 @@ def machine_partitions() -> tuple[list[GcPartition], list[int]]:
 
 def _programs_of_machine() -> tuple[GcProcess, ...]:
     """Return the programs without a launcher that hold IPUs of this machine."""
-    from popdist_py.pods.machine import existing_machine
+    from popdist_py.pods.machine_pod import existing_machine
 
     try:
         store = existing_machine(os.environ)
@@ -254,7 +254,7 @@ def pod_partitions(environ: Mapping[str, str]) -> PodPartitions | None:
     Raises:
         StartError: The pod cannot be reached or read.
     """
-    from popdist_py.pods.finding import find_pod
+    from popdist_py.pods.find_pod import find_pod
 
     try:
         store = find_pod(None, environ, timeout=_REQUEST_SECONDS)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Final
 
-from popdist_py.pods.errors import PodError
+from popdist_py.pods.pod_errors import PodError
 
 # In parts of a lease. After a shorter pause, the remaining renewals suffice.
 _LONGEST_PAUSE: Final = 1 / 3

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from popdist_py.pods.values import Partition, PartitionRequest, PartitionState, SyncType
+from popdist_py.pods.model import Partition, PartitionRequest, PartitionState, SyncType
 from poprun_py.pod_tools.command_grammar import NAME, ObjectName, SyncTypeName, object_command
 from poprun_py.pod_tools.pod_access import (
     RefusedError,
@@ -23,7 +23,7 @@ from poprun_py.pod_tools.pod_snapshot import ild_routing
 from poprun_py.terminal import can_rewrite_lines, print_warning, rewrite_line
 
 if TYPE_CHECKING:
-    from popdist_py.pods.store import PodStore
+    from popdist_py.pods.pod_store import PodStore
 
 # The routings of --routing, by the names that V-IPU has given them, with their names in tables.
 _ROUTINGS = {

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from popdist_py.pods.errors import DamagedError, PodError, UnreachableError
-from popdist_py.pods.finding import DEFAULT_PORT, find_pod
+from popdist_py.pods.find_pod import DEFAULT_PORT, find_pod
+from popdist_py.pods.pod_errors import DamagedError, PodError, UnreachableError
 from poprun_py.errors import LaunchError, StartError, UsageError
 from poprun_py.pod_tools.command_grammar import GLOBAL_OPTIONS
 from poprun_py.pod_tools.pod_snapshot import PodSnapshot
@@ -24,7 +24,7 @@ from poprun_py.terminal import print_out
 from poprun_py.texts import printable
 
 if TYPE_CHECKING:
-    from popdist_py.pods.store import PodStore
+    from popdist_py.pods.pod_store import PodStore
     from poprun_py.pod_tools.pod_objects import ObjectKind
 
 _REQUEST_SECONDS = 30.0

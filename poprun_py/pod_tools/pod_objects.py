@@ -12,8 +12,8 @@ from operator import attrgetter
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from popdist_py.errors import counted
-from popdist_py.pods.errors import UnknownNameError
-from popdist_py.pods.values import Agent, Allocation, Attachment, Cluster, Partition, Pod
+from popdist_py.pods.model import Agent, Allocation, Attachment, Cluster, Partition, Pod
+from popdist_py.pods.pod_errors import UnknownNameError
 from poprun_py.errors import nearest
 from poprun_py.pod_tools.command_grammar import sync_name
 from poprun_py.pod_tools.pod_snapshot import PlacedIpu, PodSnapshot, gw_routing, ild_routing

@@ -21,11 +21,11 @@ from waitress.channel import HTTPChannel
 from waitress.server import TcpWSGIServer
 
 from popdist_py.atomic_file import beside
-from popdist_py.pods import wire
-from popdist_py.pods.database import FolderStore
-from popdist_py.pods.errors import DamagedError, InUseError, NotAllowedError, PodError
-from popdist_py.pods.finding import DEFAULT_PORT, TOKEN
-from popdist_py.pods.holders import HOLDERS
+from popdist_py.pods import pod_api
+from popdist_py.pods.find_pod import DEFAULT_PORT, TOKEN
+from popdist_py.pods.folder_store import FolderStore
+from popdist_py.pods.holder_locks import HOLDERS
+from popdist_py.pods.pod_errors import DamagedError, InUseError, NotAllowedError, PodError
 from poprun_py.pod_tools.lease_extension import LeaseExtender
 from poprun_py.pod_tools.server_api import make_application
 from poprun_py.terminal import print_error, print_problem
@@ -235,7 +235,7 @@ class PodServer(TcpWSGIServer):  # type: ignore[misc]
             threads=_THREADS,
             connection_limit=_MAX_CONNECTIONS,
             max_request_header_size=_MAX_HEADER_BYTES,
-            max_request_body_size=wire.MOST_REQUEST_BYTES,
+            max_request_body_size=pod_api.MOST_REQUEST_BYTES,
             asyncore_use_poll=True,
             log_socket_errors=False,
             ident=None,

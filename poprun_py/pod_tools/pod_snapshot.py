@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import NamedTuple
 
-from popdist_py.pods.store import PodStore
-from popdist_py.pods.values import (
+from popdist_py.pods.model import (
     IPUS_PER_MACHINE,
     LINK_DOMAIN_IPUS,
     Attachment,
@@ -15,6 +14,7 @@ from popdist_py.pods.values import (
     Partition,
     Pod,
 )
+from popdist_py.pods.pod_store import PodStore
 
 
 class PlacedIpu(NamedTuple):

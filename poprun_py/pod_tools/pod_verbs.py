@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from popdist_py.pods.errors import PodError
-from popdist_py.pods.finding import DEFAULT_PORT
+from popdist_py.pods.find_pod import DEFAULT_PORT
+from popdist_py.pods.pod_errors import PodError
 from popdist_py.pods.pod_file import SYSTEMS, machine_pod, read_pod, system_pod
 from poprun_py.errors import UsageError
 from poprun_py.pod_tools.command_grammar import NAME, ObjectName, object_command
@@ -29,7 +29,7 @@ from poprun_py.terminal import print_out
 from poprun_py.texts import printable
 
 if TYPE_CHECKING:
-    from popdist_py.pods.values import Pod
+    from popdist_py.pods.model import Pod
 
 # The type of a pod with the IPUs of this host, in addition to Graphcore's systems.
 _MACHINE = "machine"
@@ -42,16 +42,16 @@ _COLUMNS = {
 
 
 def _root() -> Path:
-    from popdist_py.pods.folder import pods_root
+    from popdist_py.pods.pod_folders import pods_root
 
     return pods_root(os.environ)
 
 
 def _pod_names(_: click.Context) -> Sequence[str]:
-    from popdist_py.pods import folder
+    from popdist_py.pods import pod_folders
 
     try:
-        return folder.list_pods(_root())
+        return pod_folders.list_pods(_root())
     except (PodError, OSError):
         return ()
 
@@ -89,7 +89,7 @@ def create_pod(*, name: str, system: str | None, hosts: str | None, file: Path |
     if hosts is not None and (file is not None or system == _MACHINE or not names):
         raise UsageError("--hosts H1,H2,... names the hosts of --type POD4 to POD256")
     with refusals("create", "pod", name):
-        from popdist_py.pods.folder import make_pod
+        from popdist_py.pods.pod_folders import make_pod
 
         make_pod(_root(), _requested_pod(name, system, names, file))
     print_success("create", "pod", name)
@@ -107,11 +107,11 @@ def _requested_pod(name: str, system: str | None, hosts: tuple[str, ...], file: 
 @object_command("pods")
 def list_pods() -> None:
     """List the pods of this machine, by name."""
-    from popdist_py.pods import folder
+    from popdist_py.pods import pod_folders
 
     with refusals("list", "pods"):
         root = _root()
-        documents = [_summary(root, name) for name in folder.list_pods(root)]
+        documents = [_summary(root, name) for name in pod_folders.list_pods(root)]
     if wants_json():
         print_out(json_text(documents))
     else:
@@ -122,7 +122,7 @@ def list_pods() -> None:
 
 def _summary(root: Path, name: str) -> dict[str, str | int | None]:
     """Return a pod as JSON values; the counts are None if it cannot be read."""
-    from popdist_py.pods.folder import open_pod
+    from popdist_py.pods.pod_folders import open_pod
 
     counts: dict[str, str | int | None] = dict.fromkeys(
         ("num_ipus", "num_free_ipus", "num_partitions")
@@ -155,10 +155,10 @@ def get_pod(*, name: str | None) -> None:
 @click.option("--force", is_flag=True, help="Remove it even while its IPUs are in use.")
 def remove_pod(*, name: str, force: bool) -> None:
     """Remove a pod of this machine, with its partitions and its folder."""
-    from popdist_py.pods import folder
+    from popdist_py.pods import pod_folders
 
     with refusals("remove", "pod", name):
-        folder.remove_pod(_root(), name, force=force)
+        pod_folders.remove_pod(_root(), name, force=force)
     print_success("remove", "pod", name)
 
 
@@ -189,7 +189,7 @@ def serve_pod(*, host: str, port: int, verbose: bool) -> int:
     Clients need the token in the file "token" of the pod's folder. They send it over plain HTTP, so
     other hosts need a trusted network or an SSH tunnel.
     """
-    from popdist_py.pods.database import FolderStore
+    from popdist_py.pods.folder_store import FolderStore
 
     with opened_pod() as store:
         where = store.where

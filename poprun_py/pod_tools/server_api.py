@@ -20,8 +20,9 @@ from urllib.parse import quote, unquote
 
 import falcon
 
-from popdist_py.pods import wire
-from popdist_py.pods.errors import (
+from popdist_py.pods import pod_api
+from popdist_py.pods.pod_api import Call, Lease
+from popdist_py.pods.pod_errors import (
     DamagedError,
     InUseError,
     InvalidRequestError,
@@ -31,12 +32,11 @@ from popdist_py.pods.errors import (
     PodError,
     UnknownNameError,
 )
-from popdist_py.pods.wire import Call, Lease
 from poprun_py.pod_tools.lease_extension import LeaseExtender
 from poprun_py.versions import versions
 
 if TYPE_CHECKING:
-    from popdist_py.pods.database import FolderStore
+    from popdist_py.pods.folder_store import FolderStore
 
 Log = Callable[[str], None]
 
@@ -83,9 +83,9 @@ def make_application(
     application.add_error_handler(Exception, errors.internal)
     application.add_error_handler(falcon.HTTPError, errors.http)
     application.add_error_handler(PodError, errors.pod)
-    application.add_route(wire.VERSION_PATH, _VersionRoute())
+    application.add_route(pod_api.VERSION_PATH, _VersionRoute())
     answers = RepeatedAnswers()
-    for call in wire.CALLS:
+    for call in pod_api.CALLS:
         route = (
             _ChangeRoute(call, store, seconds, answers)
             if call.changes
@@ -150,7 +150,7 @@ class _Authentication:
         self._extender = extender
 
     def process_request(self, request: falcon.Request, response: falcon.Response) -> None:
-        if request.path == wire.VERSION_PATH:
+        if request.path == pod_api.VERSION_PATH:
             return
         scheme, _, given = (request.auth or "").partition(" ")
         # Digests have equal length, so the duration of the comparison does not reveal the token's.
@@ -190,7 +190,7 @@ class _VersionRoute:
 
     def on_get(self, request: falcon.Request, response: falcon.Response) -> None:
         ours = versions(full=False)
-        response.data = wire.encode({"server": "poprun-py-pod", "api": wire.API, **ours})
+        response.data = pod_api.encode({"server": "poprun-py-pod", "api": pod_api.API, **ours})
 
 
 class _QueryRoute:
@@ -204,10 +204,10 @@ class _QueryRoute:
         arguments = self._call.read_arguments(dict(request.params))
         store = self._store.with_user(request.context.user)
         result = _store_call(store, self._call, arguments)
-        if self._call is wire.ATTACHMENTS:
+        if self._call is pod_api.ATTACHMENTS:
             # A client that knows an id could release the IPUs.
             result = tuple(replace(each, id="") for each in result)
-        response.data = wire.encode(wire.to_json(result))
+        response.data = pod_api.encode(pod_api.to_json(result))
 
 
 class _ChangeRoute:
@@ -222,32 +222,34 @@ class _ChangeRoute:
         self._answers = answers
 
     def on_post(self, request: falcon.Request, response: falcon.Response) -> None:
-        body = request.bounded_stream.read(wire.MOST_REQUEST_BYTES + 1)
-        if len(body) > wire.MOST_REQUEST_BYTES:
-            raise InvalidRequestError(f"a request has at most {wire.MOST_REQUEST_BYTES} bytes")
-        arguments = self._call.read_arguments(wire.decode(body))
+        body = request.bounded_stream.read(pod_api.MOST_REQUEST_BYTES + 1)
+        if len(body) > pod_api.MOST_REQUEST_BYTES:
+            raise InvalidRequestError(f"a request has at most {pod_api.MOST_REQUEST_BYTES} bytes")
+        arguments = self._call.read_arguments(pod_api.decode(body))
         user: str = request.context.user
 
         def act() -> bytes:
-            return wire.encode(wire.to_json(self._act(self._store.with_user(user), arguments)))
+            return pod_api.encode(
+                pod_api.to_json(self._act(self._store.with_user(user), arguments))
+            )
 
-        request_id = request.get_header(wire.REQUEST_HEADER)
+        request_id = request.get_header(pod_api.REQUEST_HEADER)
         if request_id is None:
             response.data = act()
         else:
             if not re.fullmatch(r"[!-~]{8,64}", request_id):
                 raise InvalidRequestError(
-                    f"the header {wire.REQUEST_HEADER} must have 8 to 64 printable characters, no "
-                    "blanks"
+                    f"the header {pod_api.REQUEST_HEADER} must have 8 to 64 printable characters, "
+                    "no blanks"
                 )
             digest = hashlib.sha256(request.path.encode() + b"\0" + body).digest()
             response.data = self._answers.once(user, request_id, digest, act)
 
     def _act(self, store: FolderStore, arguments: dict[str, Any]) -> object:
-        if self._call is wire.ATTACH:
+        if self._call is pod_api.ATTACH:
             attachment = store.attach_renewed(**arguments, seconds=self._seconds)
             return Lease(attachment=attachment, seconds=self._seconds)
-        if self._call is wire.RENEW:
+        if self._call is pod_api.RENEW:
             return [each for each in arguments["ids"] if not self._renew(store, each)]
         return _store_call(store, self._call, arguments)
 
@@ -281,9 +283,9 @@ class _ErrorHandlers:
         message = error.description or error.title or ""
         if code == "unknown-call":
             calls = ", ".join(
-                f"{'POST' if call.changes else 'GET'} {call.path}" for call in wire.CALLS
+                f"{'POST' if call.changes else 'GET'} {call.path}" for call in pod_api.CALLS
             )
-            message = f"no such call; there are GET {wire.VERSION_PATH}, {calls}"
+            message = f"no such call; there are GET {pod_api.VERSION_PATH}, {calls}"
         _answer(response, error.status_code, code, message)
 
     def internal(
@@ -302,14 +304,14 @@ def _store_call(store: FolderStore, call: Call[Any], arguments: dict[str, Any]) 
 def _answer(response: falcon.Response, status: int, code: str, message: str) -> None:
     response.status = status
     response.content_type = falcon.MEDIA_JSON
-    response.data = wire.encode({"error": code, "message": " ".join(message.split())})
+    response.data = pod_api.encode({"error": code, "message": " ".join(message.split())})
 
 
 def _user(request: falcon.Request) -> str:
-    user = unquote(request.get_header(wire.USER_HEADER) or "")
+    user = unquote(request.get_header(pod_api.USER_HEADER) or "")
     if not re.fullmatch(r"[^\s\x00-\x1f\x7f-\x9f\ud800-\udfff\ufffd]{1,64}", user):
         raise falcon.HTTPBadRequest(
-            description=f"the header {wire.USER_HEADER} must name the user: 1 to 64 characters, "
+            description=f"the header {pod_api.USER_HEADER} must name the user: 1 to 64 characters, "
             "no blanks, percent-encoded"
         )
     return user

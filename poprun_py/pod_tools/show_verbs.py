@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import click
 
-from popdist_py.pods.values import Partition
+from popdist_py.pods.model import Partition
 from poprun_py.errors import UsageError
 from poprun_py.pod_tools.command_grammar import ObjectCommand, ObjectName, object_command
 from poprun_py.pod_tools.pod_access import (

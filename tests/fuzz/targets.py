@@ -20,8 +20,8 @@ from typing import Any, Final
 from popdist_py.collectives.between_hosts.tcp import ConnectionLostError
 from popdist_py.peers import greeting
 from popdist_py.peers.gate import Gate
-from popdist_py.pods import wire
-from popdist_py.pods.errors import InvalidRequestError
+from popdist_py.pods import pod_api
+from popdist_py.pods.pod_errors import InvalidRequestError
 from popdist_py.timeline.span_file import MIN_FILE_BYTES, SpanWriter, read_spans
 from popdist_py.timeline.torch_traces import torch_spans
 from popdist_py.torch_backend.messages.channels import INLINE_BYTES, Channel, Header, Kind
@@ -202,17 +202,17 @@ def _message_seeds() -> list[bytes]:
 def requests(data: bytes) -> None:
     """A body is the arguments of a call and goes back to them, or is refused in one line."""
     try:
-        said = wire.decode(data)
+        said = pod_api.decode(data)
     except InvalidRequestError as error:
         is_short_line(error)
         return
-    for call in wire.CALLS:
+    for call in pod_api.CALLS:
         try:
             arguments = call.read_arguments(said)
         except InvalidRequestError as error:
             is_short_line(error)
             continue
-        again = wire.decode(wire.encode(wire.to_json(arguments)))
+        again = pod_api.decode(pod_api.encode(pod_api.to_json(arguments)))
         assert call.read_arguments(again) == arguments
 
 

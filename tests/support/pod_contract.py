@@ -11,7 +11,16 @@ from dataclasses import replace
 
 import pytest
 
-from popdist_py.pods.errors import (
+from popdist_py.pods.model import (
+    Allocation,
+    Cluster,
+    Holder,
+    OperationState,
+    PartitionRequest,
+    PartitionState,
+    SyncType,
+)
+from popdist_py.pods.pod_errors import (
     InUseError,
     InvalidRequestError,
     NameTakenError,
@@ -21,15 +30,6 @@ from popdist_py.pods.errors import (
     UnknownNameError,
 )
 from popdist_py.pods.pod_file import system_pod
-from popdist_py.pods.values import (
-    Allocation,
-    Cluster,
-    Holder,
-    OperationState,
-    PartitionRequest,
-    PartitionState,
-    SyncType,
-)
 
 __all__ = ["POD16", "POD128", "PodContract", "holder"]
 

@@ -16,7 +16,7 @@ from support.listening import free_port
 from support.pod_servers import ServerProcess
 from support.processes import wait_until
 
-from popdist_py.pods.errors import UnknownNameError
+from popdist_py.pods.pod_errors import UnknownNameError
 from poprun_py.planning.temporary_partitions import is_temporary
 
 pytestmark = pytest.mark.mpi
@@ -86,7 +86,7 @@ def test_instances_are_told_of_the_partition_of_their_launch_which_is_gone_after
     store = pods()
     program = (
         "import os, json\n"
-        "from popdist_py.pods.finding import find_pod\n"
+        "from popdist_py.pods.find_pod import find_pod\n"
         "store = find_pod(None, os.environ)\n"
         "names = ('PARTITION_ID', 'GCD_ID')\n"
         "told = {n: os.environ.get('IPUOF_VIPU_API_' + n) for n in names}\n"
@@ -150,7 +150,7 @@ def test_a_restart_keeps_the_partition_and_a_failure_gives_it_back(pods, poprun)
     store = pods()
     program = (
         "import os\n"
-        "from popdist_py.pods.finding import find_pod\n"
+        "from popdist_py.pods.find_pod import find_pod\n"
         "(p,) = find_pod(None, os.environ).partitions()\n"
         "print(p.name, p.created)\n"
         "raise SystemExit(7)\n"

@@ -17,9 +17,9 @@ import time
 import traceback
 from pathlib import Path
 
-from popdist_py.pods.client import ServerStore
-from popdist_py.pods.database import FolderStore
-from popdist_py.pods.errors import (
+from popdist_py.pods.folder_store import FolderStore
+from popdist_py.pods.model import Holder, PartitionRequest
+from popdist_py.pods.pod_errors import (
     InUseError,
     NameTakenError,
     NotEnoughIpusError,
@@ -27,7 +27,7 @@ from popdist_py.pods.errors import (
     UnknownNameError,
     UnreachableError,
 )
-from popdist_py.pods.values import Holder, PartitionRequest
+from popdist_py.pods.server_store import ServerStore
 
 REFUSALS = (InUseError, NotEnoughIpusError)
 

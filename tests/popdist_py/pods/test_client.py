@@ -17,9 +17,9 @@ from support.memory_pod import POD, MemoryPod
 from support.pod_servers import TOKEN, served
 from support.processes import wait_until
 
-from popdist_py.pods import client, wire
-from popdist_py.pods.client import ServerStore
-from popdist_py.pods.errors import (
+from popdist_py.pods import pod_api, server_store
+from popdist_py.pods.model import Holder, PartitionRequest
+from popdist_py.pods.pod_errors import (
     InvalidRequestError,
     NameTakenError,
     NotAllowedError,
@@ -27,7 +27,7 @@ from popdist_py.pods.errors import (
     UnknownNameError,
     UnreachableError,
 )
-from popdist_py.pods.values import Holder, PartitionRequest
+from popdist_py.pods.server_store import ServerStore
 
 HOLDER = Holder(host="h", pid=1, user="u", program="p")
 
@@ -43,7 +43,7 @@ def opened(port, **more):
 
 @pytest.fixture(autouse=True)
 def short_pauses(monkeypatch):
-    monkeypatch.setattr(client, "_FIRST_PAUSE", 0.01)
+    monkeypatch.setattr(server_store, "_FIRST_PAUSE", 0.01)
 
 
 @pytest.fixture
@@ -150,7 +150,7 @@ def test_something_else_at_the_address_is_recognised(status, body):
 
 def test_a_server_of_another_version_is_said(port, monkeypatch):
     with opened(port) as store:
-        monkeypatch.setattr(wire, "API", 2)
+        monkeypatch.setattr(pod_api, "API", 2)
         with pytest.raises(UnreachableError, match=r"does not know /v2/pod: it is of another"):
             store.pod()
 

@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from popdist_py.pods import pod_file
-from popdist_py.pods.errors import (
+from popdist_py.pods.model import Agent, Allocation, Cluster, PartitionRequest, Pod
+from popdist_py.pods.pod_errors import (
     DamagedError,
     InUseError,
     InvalidRequestError,
@@ -19,9 +20,8 @@ from popdist_py.pods.errors import (
     PodError,
     UnknownNameError,
 )
-from popdist_py.pods.folder import list_pods, make_pod, open_pod, pods_root, remove_pod
 from popdist_py.pods.pod_file import SYSTEMS, format_pod, machine_pod, parse_pod, system_pod
-from popdist_py.pods.values import Agent, Allocation, Cluster, PartitionRequest, Pod
+from popdist_py.pods.pod_folders import list_pods, make_pod, open_pod, pods_root, remove_pod
 
 
 def test_the_file_of_a_known_system(golden):

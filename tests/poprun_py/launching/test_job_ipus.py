@@ -11,8 +11,8 @@ import pytest
 from support.launcher.consoles import KeptConsole
 from support.launcher.partition_states import FITTING, HOLDER, pod_in_state
 
-from popdist_py.pods.database import FolderStore
-from popdist_py.pods.errors import NotEnoughIpusError, UnreachableError
+from popdist_py.pods.folder_store import FolderStore
+from popdist_py.pods.pod_errors import NotEnoughIpusError, UnreachableError
 from poprun_py.errors import StartError
 from poprun_py.launching.job_ipus import ipus_of_job
 from poprun_py.launching.launch_planning import plan

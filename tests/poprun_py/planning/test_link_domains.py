@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.launcher.plans import plan_blindly
 
-from popdist_py.pods.values import LINK_DOMAIN_IPUS
+from popdist_py.pods.model import LINK_DOMAIN_IPUS
 from poprun_py import LaunchConfig, StartError, UsageError
 from poprun_py.machines.host_list import LOCALHOST, parse_host_list
 from poprun_py.planning.instance_variables import popdist_variables, target_options

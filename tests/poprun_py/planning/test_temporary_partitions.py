@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from support.launcher.partition_states import FITTING, HOLDER, pod_in_state
 
-from popdist_py.pods.rules import check_name
-from popdist_py.pods.values import Attachment
+from popdist_py.pods.model import Attachment
+from popdist_py.pods.partition_rules import check_name
 from poprun_py.planning.temporary_partitions import (
     is_abandoned,
     is_temporary,

@@ -9,9 +9,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from popdist_py.pods.database import FolderStore
-from popdist_py.pods.folder import make_pod
+from popdist_py.pods.folder_store import FolderStore
 from popdist_py.pods.pod_file import system_pod
+from popdist_py.pods.pod_folders import make_pod
 from poprun_py.pod_tools.pod_command import run
 
 

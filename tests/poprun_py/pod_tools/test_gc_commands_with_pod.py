@@ -10,10 +10,10 @@ from dataclasses import replace
 
 import pytest
 
-from popdist_py.pods.database import FolderStore
-from popdist_py.pods.folder import make_pod
+from popdist_py.pods.folder_store import FolderStore
+from popdist_py.pods.model import Holder, PartitionRequest
 from popdist_py.pods.pod_file import system_pod
-from popdist_py.pods.values import Holder, PartitionRequest
+from popdist_py.pods.pod_folders import make_pod
 from poprun_py.pod_tools import gc_partitions
 from poprun_py.pod_tools.gc_commands import GC_INFO, GC_MONITOR, run
 

@@ -16,10 +16,10 @@ from support.memory_pod import POD, MemoryPod
 from support.pod_servers import TOKEN, served
 from support.processes import wait_until
 
-from popdist_py.pods import wire
+from popdist_py.pods import pod_api
 
 HOLDER = {"host": "h", "pid": 1, "user": "u", "program": "p"}
-PASS = {"Authorization": f"Bearer {TOKEN}", wire.USER_HEADER: "ada"}
+PASS = {"Authorization": f"Bearer {TOKEN}", pod_api.USER_HEADER: "ada"}
 
 
 class Site:
@@ -66,7 +66,7 @@ def empty(site):
 
 
 def test_without_a_token_only_the_version_is_answered(site):
-    status, said, _ = site.ask("GET", wire.VERSION_PATH, headers={})
+    status, said, _ = site.ask("GET", pod_api.VERSION_PATH, headers={})
     assert (status, said["server"], said["api"]) == (200, "poprun-py-pod", 1)
     answers = {
         (status, json.dumps(said))
@@ -93,19 +93,19 @@ def test_a_wrong_token_is_refused(site, given_token):
 
 @pytest.mark.parametrize("user", ["", "a b", "%0a", "x" * 65, "%ff"])
 def test_the_header_with_the_user_is_required(site, user):
-    status, said, _ = site.ask("GET", "/v1/pod", headers={**PASS, wire.USER_HEADER: user})
+    status, said, _ = site.ask("GET", "/v1/pod", headers={**PASS, pod_api.USER_HEADER: user})
     assert (status, said["error"]) == (400, "invalid-request")
-    assert wire.USER_HEADER in said["message"]
+    assert pod_api.USER_HEADER in said["message"]
 
 
 def test_a_call_is_made_for_the_user_of_the_header(site):
-    user = {wire.USER_HEADER: "m%C3%BCller"}
+    user = {pod_api.USER_HEADER: "m%C3%BCller"}
     body = {"request": {"name": "p4", "size": 4}}
     status, said, _ = site.ask("POST", "/v1/create-partition", body, **user)
     assert (status, said["owner"], said["sync_type"]) == (200, "müller", "ST_GS2_DEFAULT")
     assert site.ask("GET", "/v1/partition?name=p4")[1] == said
     assert site.ask("GET", "/v1/partitions")[1] == [said]
-    assert wire.from_json(type(POD), site.ask("GET", "/v1/pod")[1], "pod") == POD
+    assert pod_api.from_json(type(POD), site.ask("GET", "/v1/pod")[1], "pod") == POD
 
 
 @pytest.mark.parametrize(
@@ -137,17 +137,17 @@ def test_an_error_has_a_code_and_a_message_of_one_line(site, verb, path, body, s
 
 def test_a_repeated_request_is_done_once(site):
     body = {"partition": "p", "num_ipus": 2, "holder": HOLDER, "ipus": None}
-    once = {wire.REQUEST_HEADER: "request-1"}
+    once = {pod_api.REQUEST_HEADER: "request-1"}
     first = site.ask("POST", "/v1/attach", body, **once)[1]
     assert site.ask("POST", "/v1/attach", body, **once)[1] == first
     assert len(site.store.held) == 1
     # Requests of other users, with other ids or without an id are not repeats.
-    assert site.ask("POST", "/v1/attach", body, **once, **{wire.USER_HEADER: "bob"})[0] == 200
+    assert site.ask("POST", "/v1/attach", body, **once, **{pod_api.USER_HEADER: "bob"})[0] == 200
     assert site.ask("POST", "/v1/attach", body)[1] != first
     assert len(site.store.held) == 3
     status, said, _ = site.ask("POST", "/v1/attach", {**body, "num_ipus": 4}, **once)
     assert (status, said["error"]) == (400, "invalid-request")
-    assert site.ask("POST", "/v1/attach", body, **{wire.REQUEST_HEADER: "short"})[0] == 400
+    assert site.ask("POST", "/v1/attach", body, **{pod_api.REQUEST_HEADER: "short"})[0] == 400
 
 
 def test_a_repeat_waits_for_the_request_in_progress(site):
@@ -157,7 +157,12 @@ def test_a_repeat_waits_for_the_request_in_progress(site):
     askers = [
         threading.Thread(
             target=lambda: answers.append(
-                site.ask("POST", "/v1/create-partition", body, **{wire.REQUEST_HEADER: "same-one"})
+                site.ask(
+                    "POST",
+                    "/v1/create-partition",
+                    body,
+                    **{pod_api.REQUEST_HEADER: "same-one"},
+                )
             )
         )
         for _ in range(3)
@@ -201,8 +206,8 @@ def test_the_access_log_has_users_and_calls_but_no_secrets(site):
     st.binary(max_size=200)
     | st.binary(max_size=60).map(
         lambda noise: b"POST /v1/attach HTTP/1.1\r\nAuthorization: Bearer " + TOKEN.encode()
-        + b"\r\n" + wire.USER_HEADER.encode() + b": ada\r\nContent-Length: %d\r\n\r\n" % len(noise)
-        + noise
+        + b"\r\n" + pod_api.USER_HEADER.encode()
+        + b": ada\r\nContent-Length: %d\r\n\r\n" % len(noise) + noise
     )
     | st.binary(max_size=60).map(lambda noise: b"GET /v1/" + noise + b" HTTP/1.1\r\n\r\n")
 )  # fmt: skip
@@ -248,7 +253,7 @@ def test_connections_of_slow_senders_are_closed_while_others_are_served():
                 except OSError:
                     break
                 finally:
-                    assert pool.request("GET", wire.VERSION_PATH).status == 200
+                    assert pool.request("GET", pod_api.VERSION_PATH).status == 200
             assert time.monotonic() - since < 15
             assert idle.recv(1) == b""
 

@@ -14,9 +14,9 @@ from support.models import Mlp, classified, quiet_options
 
 import popdist_py.poptorch as poptorch
 from popdist_py.devices import attaching
-from popdist_py.pods.errors import InvalidRequestError, PodError
-from popdist_py.pods.finding import find_pod
-from popdist_py.pods.machine import existing_machine
+from popdist_py.pods.find_pod import find_pod
+from popdist_py.pods.machine_pod import existing_machine
+from popdist_py.pods.pod_errors import InvalidRequestError, PodError
 from poprun_py.pod_tools import gc_partitions
 
 

@@ -1,6 +1,7 @@
-"""A pod in a folder of this machine: a SQLite database in WAL mode, one writer at a time.
+"""The store of a pod in a folder of this machine, which is a SQLite database in WAL mode.
 
-The folder must lie on a disk of this machine: the database's memory and locks are the kernel's.
+The folder must be on a disk of this machine, because the database uses shared memory and locks of
+the kernel.
 """
 
 from __future__ import annotations
@@ -15,28 +16,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from popdist_py.errors import are, counted, plural
-from popdist_py.pods import rows
-from popdist_py.pods.choice import place_partition
-from popdist_py.pods.errors import (
-    InUseError,
-    InvalidRequestError,
-    NameTakenError,
-    NotAllowedError,
-    UnknownNameError,
-)
-from popdist_py.pods.holders import HolderLock, is_alive, own_locks, remove_strays
-from popdist_py.pods.layout import check_allocation, check_cluster
-from popdist_py.pods.pod_file import POD_FILE, read_pod
-from popdist_py.pods.rules import check_request, free_ipus
-from popdist_py.pods.store import own_user
-from popdist_py.pods.tables import (
-    DATABASE,
-    check_folder,
-    check_integrity,
-    make_database,
-    transaction,
-)
-from popdist_py.pods.values import (
+from popdist_py.pods import database_rows
+from popdist_py.pods.holder_locks import HolderLock, is_alive, own_locks, remove_strays
+from popdist_py.pods.ipu_choice import place_partition
+from popdist_py.pods.model import (
     Allocation,
     Attachment,
     Cluster,
@@ -47,6 +30,24 @@ from popdist_py.pods.values import (
     PartitionState,
     Pod,
 )
+from popdist_py.pods.partition_rules import check_request, free_ipus
+from popdist_py.pods.pod_checks import check_allocation, check_cluster
+from popdist_py.pods.pod_database import (
+    DATABASE,
+    check_folder,
+    check_integrity,
+    make_database,
+    transaction,
+)
+from popdist_py.pods.pod_errors import (
+    InUseError,
+    InvalidRequestError,
+    NameTakenError,
+    NotAllowedError,
+    UnknownNameError,
+)
+from popdist_py.pods.pod_file import POD_FILE, read_pod
+from popdist_py.pods.pod_store import own_user
 
 __all__ = ["FolderStore"]
 
@@ -86,7 +87,9 @@ class FolderStore:
         self._patience = patience
         check_folder(self._folder)
         self._description = read_pod(self._folder / POD_FILE)
-        text = rows.write_pod_text(replace(self._description, create_seconds=0, reset_seconds=0))
+        text = database_rows.write_pod_text(
+            replace(self._description, create_seconds=0, reset_seconds=0)
+        )
         if not (self._folder / DATABASE).exists():
             make_database(self._folder, text)
         check_integrity(self._folder, patience)
@@ -136,14 +139,14 @@ class FolderStore:
             made = place_partition(
                 self._pod(connection), partitions, request, owner=self.user, created=now
             )
-            rows.add_partition(connection, made, now + self._description.create_seconds)
+            database_rows.add_partition(connection, made, now + self._description.create_seconds)
             return self._partition(connection, request.name)
 
     def reset_partition(self, name: str) -> Partition:
         """Bring a partition into its initial state (``PodStore``)."""
         with self._transaction() as connection:
             self._partition(connection, name)
-            _refuse_held(name, rows.read_attachments(connection, name), "reset")
+            _refuse_held(name, database_rows.read_attachments(connection, name), "reset")
             now = time.time()
             connection.execute(
                 "UPDATE partitions SET operation = ?, began = ?, ready_at = ?, error = '', "
@@ -175,7 +178,7 @@ class FolderStore:
                         f"partition {name} belongs to {partition.owner}, not {self.user}: "
                         "ask them, or force it"
                     )
-                _refuse_held(name, rows.read_attachments(connection, name), "removed")
+                _refuse_held(name, database_rows.read_attachments(connection, name), "removed")
             connection.execute("DELETE FROM partitions WHERE name = ?", (name,))
 
     def create_cluster(self, cluster: Cluster) -> None:
@@ -228,7 +231,7 @@ class FolderStore:
         with self._transaction() as connection:
             attachment = self._attachment(connection, partition, num_ipus, holder, ipus)
             lock = self._shared.lock.take()
-            rows.add_attachment(connection, attachment, lock=lock, renewed_until=None)
+            database_rows.add_attachment(connection, attachment, lock=lock, renewed_until=None)
             return attachment
 
     def attach_renewed(
@@ -244,7 +247,7 @@ class FolderStore:
         with self._transaction() as connection:
             attachment = self._attachment(connection, partition, num_ipus, holder, ipus)
             until = time.monotonic() + seconds
-            rows.add_attachment(connection, attachment, lock=None, renewed_until=until)
+            database_rows.add_attachment(connection, attachment, lock=None, renewed_until=until)
             return attachment
 
     def renew(self, attachment_id: str, seconds: float) -> None:
@@ -284,7 +287,7 @@ class FolderStore:
     def attachments(self) -> tuple[Attachment, ...]:
         """Return who holds what now, with empty ids (``PodStore``)."""
         with self._transaction() as connection:
-            return rows.read_attachments(connection)
+            return database_rows.read_attachments(connection)
 
     def close(self) -> None:
         """Give back what this store attached itself (not what is renewed), and close it."""
@@ -310,13 +313,13 @@ class FolderStore:
 
     def _pod(self, connection: sqlite3.Connection) -> Pod:
         return replace(
-            rows.read_pod_text(connection.execute("SELECT pod FROM layout").fetchone()[0]),
+            database_rows.read_pod_text(connection.execute("SELECT pod FROM layout").fetchone()[0]),
             create_seconds=self._description.create_seconds,
             reset_seconds=self._description.reset_seconds,
         )
 
     def _partitions(self, connection: sqlite3.Connection) -> tuple[Partition, ...]:
-        return rows.read_partitions(connection, self._pod(connection), time.time())
+        return database_rows.read_partitions(connection, self._pod(connection), time.time())
 
     def _partition(self, connection: sqlite3.Connection, name: str) -> Partition:
         partitions = self._partitions(connection)
@@ -337,14 +340,14 @@ class FolderStore:
             raise InvalidRequestError(
                 f"partition {name} is in the state ERROR ({partition.error}): reset it"
             )
-        held = rows.read_attachments(connection, name)
-        chosen = free_ipus(partition, num_ipus, rows.taken_ipus(held), ipus)
+        held = database_rows.read_attachments(connection, name)
+        chosen = free_ipus(partition, num_ipus, database_rows.taken_ipus(held), ipus)
         if partition.state is PartitionState.PENDING:
             raise InUseError(
                 f"partition {name} is {partition.state}, {partition.operation}: try again later"
             )
         if not chosen:
-            free = partition.size - len(rows.taken_ipus(held))
+            free = partition.size - len(database_rows.taken_ipus(held))
             count = num_ipus if ipus is None else len(ipus)
             names = f"{plural('IPU', count)} {' '.join(map(str, ipus or ()))}"
             raise InUseError(
@@ -362,7 +365,7 @@ class FolderStore:
 
 
 def _set_pod(connection: sqlite3.Connection, pod: Pod) -> None:
-    text = rows.write_pod_text(replace(pod, create_seconds=0, reset_seconds=0))
+    text = database_rows.write_pod_text(replace(pod, create_seconds=0, reset_seconds=0))
     connection.execute("UPDATE layout SET pod = ?", (text,))
 
 

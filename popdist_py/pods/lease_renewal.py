@@ -1,7 +1,4 @@
-"""Attachments of a server's pod that stay alive: a daemon thread that renews them.
-
-Nothing here speaks HTTP: what renews and what attaches again is given.
-"""
+"""A thread that renews the leases of attached IPUs at a pod's server."""
 
 from __future__ import annotations
 
@@ -10,9 +7,9 @@ import threading
 from collections.abc import Callable
 from typing import Final
 
-from popdist_py.pods.errors import PodError, UnreachableError
-from popdist_py.pods.values import Attachment
-from popdist_py.pods.wire import Lease
+from popdist_py.pods.model import Attachment
+from popdist_py.pods.pod_api import Lease
+from popdist_py.pods.pod_errors import PodError, UnreachableError
 
 __all__ = ["Renewal"]
 

@@ -1,4 +1,4 @@
-"""Rows of a pod's database as values, and back. Nothing here opens, locks or decides."""
+"""Conversion between the rows of a pod's database and partitions or attachments."""
 
 from __future__ import annotations
 
@@ -8,9 +8,7 @@ import sqlite3
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 
-from popdist_py.pods.errors import DamagedError
-from popdist_py.pods.pod_file import pod_of
-from popdist_py.pods.values import (
+from popdist_py.pods.model import (
     Attachment,
     Holder,
     Ipu,
@@ -20,6 +18,8 @@ from popdist_py.pods.values import (
     Pod,
     SyncType,
 )
+from popdist_py.pods.pod_errors import DamagedError
+from popdist_py.pods.pod_file import pod_of
 
 __all__ = [
     "add_attachment",

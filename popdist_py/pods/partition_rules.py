@@ -1,6 +1,6 @@
-"""What partitions may be, who can use one, and which of its IPUs a device takes: pure functions.
+"""Rules for partitions: valid requests, usable partitions, and the IPUs of a device.
 
-Sources: the user guide and the protocol of V-IPU; none of this asks or keeps anything.
+The rules are from the user guide and the protocol of V-IPU.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ import re
 from collections.abc import Collection, Sequence
 
 from popdist_py.errors import counted
-from popdist_py.pods.errors import InvalidRequestError, NotEnoughIpusError
-from popdist_py.pods.values import LINK_DOMAIN_IPUS, Partition, PartitionRequest, SyncType
+from popdist_py.pods.model import LINK_DOMAIN_IPUS, Partition, PartitionRequest, SyncType
+from popdist_py.pods.pod_errors import InvalidRequestError, NotEnoughIpusError
 
 __all__ = [
     "check_name",

@@ -1,7 +1,6 @@
-"""A pod that a server keeps, as those who use it see it: calls over HTTP, and renewals.
+"""The store of a pod that a server keeps: it calls the server over HTTP, and renews leases.
 
-What is sent and how it reads is in ``wire``; what keeps attachments alive in ``renewal``. Nothing
-here decides what a partition may be.
+pod_api.py defines the calls, and lease_renewal.py renews the leases.
 """
 
 from __future__ import annotations
@@ -18,17 +17,9 @@ from urllib.parse import quote, urlencode
 import urllib3
 from urllib3.exceptions import HTTPError, NewConnectionError, TimeoutError
 
-from popdist_py.pods import wire
-from popdist_py.pods.errors import (
-    ERRORS,
-    InvalidRequestError,
-    NotAllowedError,
-    PodError,
-    UnreachableError,
-)
-from popdist_py.pods.renewal import Renewal
-from popdist_py.pods.store import own_user
-from popdist_py.pods.values import (
+from popdist_py.pods import pod_api
+from popdist_py.pods.lease_renewal import Renewal
+from popdist_py.pods.model import (
     Allocation,
     Attachment,
     Cluster,
@@ -37,7 +28,15 @@ from popdist_py.pods.values import (
     PartitionRequest,
     Pod,
 )
-from popdist_py.pods.wire import Call, Lease
+from popdist_py.pods.pod_api import Call, Lease
+from popdist_py.pods.pod_errors import (
+    ERRORS,
+    InvalidRequestError,
+    NotAllowedError,
+    PodError,
+    UnreachableError,
+)
+from popdist_py.pods.pod_store import own_user
 
 __all__ = ["ServerStore"]
 
@@ -95,7 +94,7 @@ class ServerStore:
         self._headers = {
             "Authorization": f"Bearer {token}",
             "Content-Type": "application/json",
-            wire.USER_HEADER: quote(self.user, safe="", errors="replace"),
+            pod_api.USER_HEADER: quote(self.user, safe="", errors="replace"),
         }
         self._timeout = timeout
         self._is_closed = False
@@ -105,47 +104,47 @@ class ServerStore:
 
     def pod(self) -> Pod:
         """Return what the pod consists of now, without its partitions."""
-        return self._ask(wire.POD)
+        return self._ask(pod_api.POD)
 
     def partitions(self) -> tuple[Partition, ...]:
         """Return all partitions, by name."""
-        return self._ask(wire.PARTITIONS)
+        return self._ask(pod_api.PARTITIONS)
 
     def partition(self, name: str) -> Partition:
         """Return one partition as it is now."""
-        return self._ask(wire.PARTITION, name=name)
+        return self._ask(pod_api.PARTITION, name=name)
 
     def create_partition(self, request: PartitionRequest) -> Partition:
         """Make a partition of free IPUs."""
-        return self._ask(wire.CREATE_PARTITION, request=request)
+        return self._ask(pod_api.CREATE_PARTITION, request=request)
 
     def reset_partition(self, name: str) -> Partition:
         """Bring a partition into its initial state."""
-        return self._ask(wire.RESET_PARTITION, name=name)
+        return self._ask(pod_api.RESET_PARTITION, name=name)
 
     def fail_partition(self, name: str, reason: str) -> Partition:
         """Put a partition into the state ERROR."""
-        return self._ask(wire.FAIL_PARTITION, name=name, reason=reason)
+        return self._ask(pod_api.FAIL_PARTITION, name=name, reason=reason)
 
     def remove_partition(self, name: str, *, force: bool = False) -> None:
         """Free the IPUs of a partition."""
-        self._ask(wire.REMOVE_PARTITION, name=name, force=force)
+        self._ask(pod_api.REMOVE_PARTITION, name=name, force=force)
 
     def create_cluster(self, cluster: Cluster) -> None:
         """Join agents that belong to no cluster."""
-        self._ask(wire.CREATE_CLUSTER, cluster=cluster)
+        self._ask(pod_api.CREATE_CLUSTER, cluster=cluster)
 
     def remove_cluster(self, name: str) -> None:
         """Take a cluster apart."""
-        self._ask(wire.REMOVE_CLUSTER, name=name)
+        self._ask(pod_api.REMOVE_CLUSTER, name=name)
 
     def create_allocation(self, allocation: Allocation) -> None:
         """Let users have partitions of agents."""
-        self._ask(wire.CREATE_ALLOCATION, allocation=allocation)
+        self._ask(pod_api.CREATE_ALLOCATION, allocation=allocation)
 
     def remove_allocation(self, name: str) -> None:
         """Take an allocation away."""
-        self._ask(wire.REMOVE_ALLOCATION, name=name)
+        self._ask(pod_api.REMOVE_ALLOCATION, name=name)
 
     def attach(
         self, partition: str, num_ipus: int, holder: Holder, *, ipus: Sequence[int] | None = None
@@ -162,11 +161,11 @@ class ServerStore:
         """
         if self._is_child() or attachment.id in self._of_parents:
             return
-        self._ask(wire.DETACH, attachment=self._renewal.forget(attachment))
+        self._ask(pod_api.DETACH, attachment=self._renewal.forget(attachment))
 
     def attachments(self) -> tuple[Attachment, ...]:
         """Return who holds what now, with empty ids."""
-        return self._ask(wire.ATTACHMENTS)
+        return self._ask(pod_api.ATTACHMENTS)
 
     def close(self) -> None:
         """Give back what this store attached, and close it; once more does nothing.
@@ -181,7 +180,7 @@ class ServerStore:
             for attachment in self._renewal.end():
                 left = max(_LEAST_SECONDS, deadline - time.monotonic())
                 # Once more, since a connection that lay idle may be closed already.
-                self._ask_within(left, 2, wire.DETACH, {"attachment": attachment})
+                self._ask_within(left, 2, pod_api.DETACH, {"attachment": attachment})
         self._pool.close()
 
     def _attach(
@@ -189,7 +188,11 @@ class ServerStore:
     ) -> Lease:
         chosen = None if ipus is None else tuple(ipus)
         return self._ask(
-            wire.ATTACH, partition=partition, num_ipus=num_ipus, holder=holder, ipus=chosen
+            pod_api.ATTACH,
+            partition=partition,
+            num_ipus=num_ipus,
+            holder=holder,
+            ipus=chosen,
         )
 
     def _attach_again(self, lost: Attachment) -> Lease:
@@ -197,7 +200,7 @@ class ServerStore:
 
     def _renew(self, ids: tuple[str, ...], seconds: float) -> tuple[str, ...]:
         # The next renewal is the repeat.
-        return self._ask_within(min(self._timeout, seconds), 1, wire.RENEW, {"ids": ids})
+        return self._ask_within(min(self._timeout, seconds), 1, pod_api.RENEW, {"ids": ids})
 
     def _is_child(self) -> bool:
         return self._pid != os.getpid()
@@ -220,14 +223,15 @@ class ServerStore:
         self, seconds: float, attempts: int, call: Call[Result], arguments: Mapping[str, Any]
     ) -> Result:
         deadline = time.monotonic() + seconds
-        headers = {**self._headers, wire.REQUEST_HEADER: secrets.token_hex(16)}
-        values = wire.to_json(arguments)
+        headers = {**self._headers, pod_api.REQUEST_HEADER: secrets.token_hex(16)}
+        values = pod_api.to_json(arguments)
         target, body = call.path, None
         if call.changes:
-            body = wire.encode(values)
-            if len(body) > wire.MOST_REQUEST_BYTES:
+            body = pod_api.encode(values)
+            if len(body) > pod_api.MOST_REQUEST_BYTES:
                 raise InvalidRequestError(
-                    f"{call.name} has {len(body)} bytes; at most {wire.MOST_REQUEST_BYTES} are sent"
+                    f"{call.name} has {len(body)} bytes; at most {pod_api.MOST_REQUEST_BYTES} are "
+                    "sent"
                 )
         elif values:
             target += f"?{urlencode(values, errors='replace')}"
@@ -276,11 +280,11 @@ class ServerStore:
         try:
             if len(body) > _MOST_ANSWER_BYTES:
                 raise InvalidRequestError(f"more than {_MOST_ANSWER_BYTES >> 20} MiB")
-            said = wire.decode(body)
+            said = pod_api.decode(body)
             if status == 200:
-                result: Result = wire.from_json(call.result, said, call.name)
+                result: Result = pod_api.from_json(call.result, said, call.name)
                 return result
-            error = wire.from_json(wire.Refusal, said, "the answer")
+            error = pod_api.from_json(pod_api.Refusal, said, "the answer")
         except InvalidRequestError as problem:
             raise UnreachableError(
                 f"{self._address} answers (HTTP {status}), but not as a server of pods of this "

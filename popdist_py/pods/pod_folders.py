@@ -1,7 +1,4 @@
-"""The pods of this machine: a folder for each below one root.
-
-Nothing here changes what is in a pod.
-"""
+"""The folders of this user's pods, one for each pod: list, make, open and remove them."""
 
 from __future__ import annotations
 
@@ -12,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from popdist_py.pods.errors import (
+from popdist_py.pods.pod_errors import (
     InUseError,
     InvalidRequestError,
     NameTakenError,
@@ -21,8 +18,8 @@ from popdist_py.pods.errors import (
 )
 
 if TYPE_CHECKING:
-    from popdist_py.pods.database import FolderStore
-    from popdist_py.pods.values import Pod
+    from popdist_py.pods.folder_store import FolderStore
+    from popdist_py.pods.model import Pod
 
 __all__ = ["list_pods", "make_pod", "open_pod", "pods_root", "remove_pod"]
 
@@ -74,8 +71,8 @@ def make_pod(root: Path, pod: Pod) -> Path:
         NameTakenError: there is one of this name.
         PodError: the folder cannot be written.
     """
-    from popdist_py.pods.database import FolderStore
-    from popdist_py.pods.layout import check_pod
+    from popdist_py.pods.folder_store import FolderStore
+    from popdist_py.pods.pod_checks import check_pod
     from popdist_py.pods.pod_file import format_pod
 
     check_pod(pod)
@@ -114,7 +111,7 @@ def open_pod(root: Path, name: str, *, user: str | None = None) -> FolderStore:
         PodError, DamagedError: it cannot be used.
     """
     _refuse_unknown(root, name)
-    from popdist_py.pods.database import FolderStore
+    from popdist_py.pods.folder_store import FolderStore
 
     return FolderStore(root / name, user=user)
 

@@ -1,8 +1,7 @@
-"""The values of a pod as JSON, strict both ways, and the calls of its server.
+"""The calls of a pod's server, and the JSON form of their arguments and results.
 
-A value is an object of its fields, a tuple an array, an enumeration its protocol's name. What is
-read is checked: no field is unknown, missing or of another type, and the message names it. Nothing
-here sends, keeps or decides anything.
+A dataclass becomes an object, a tuple an array, and an enumeration its name in V-IPU's protocol.
+Reading checks each field, and an error names an unknown, missing or wrong one.
 """
 
 from __future__ import annotations
@@ -18,8 +17,7 @@ from enum import StrEnum
 from functools import cache
 from typing import Any, Final, Generic, TypeVar
 
-from popdist_py.pods.errors import InvalidRequestError
-from popdist_py.pods.values import (
+from popdist_py.pods.model import (
     Allocation,
     Attachment,
     Cluster,
@@ -28,6 +26,7 @@ from popdist_py.pods.values import (
     PartitionRequest,
     Pod,
 )
+from popdist_py.pods.pod_errors import InvalidRequestError
 
 __all__ = [
     "API",

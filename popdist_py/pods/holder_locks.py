@@ -1,7 +1,7 @@
-"""Who lives: a file for every store that holds IPUs, locked by the kernel as long as it does.
+"""Locked files that tell which processes with attached IPUs are alive.
 
-The lock goes with the process, at once, however it ends. It is of the open file (``flock``), which
-programs that the process starts do not inherit, and processes that it forks give up.
+The kernel releases the lock (``flock``) when the process ends for any reason. Programs that the
+process starts do not inherit the lock, and forked processes release it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import secrets
 import threading
 from pathlib import Path
 
-from popdist_py.pods.errors import PodError
+from popdist_py.pods.pod_errors import PodError
 
 __all__ = ["HOLDERS", "HolderLock", "is_alive", "own_locks", "remove_strays"]
 

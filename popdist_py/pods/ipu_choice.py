@@ -1,8 +1,8 @@
-"""Which free IPUs a new partition gets: aligned groups, domain by domain, best fit. Pure.
+"""Choice of free IPUs for a new partition: aligned groups in each IPU-Link domain, by best fit.
 
-A partition's share of an IPU-Link domain is a power of two of neighbours that begins at a multiple
-of itself. Of the free ones that group is taken whose surrounding free block is smallest, so that
-large blocks stay whole (the buddy system: Knuth, The Art of Computer Programming 1, 2.5).
+In each IPU-Link domain a partition takes 2^k neighbours that begin at a multiple of 2^k. Of all
+free groups, it takes the group inside the smallest free block, so that large blocks stay whole (the
+buddy system: Knuth, The Art of Computer Programming 1, 2.5).
 """
 
 from __future__ import annotations
@@ -11,13 +11,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from popdist_py.errors import counted
-from popdist_py.pods.errors import (
-    InvalidRequestError,
-    NotEnoughIpusError,
-    UnknownNameError,
-)
-from popdist_py.pods.rules import check_request, num_domains_of
-from popdist_py.pods.values import (
+from popdist_py.pods.model import (
     LINK_DOMAIN_IPUS,
     Allocation,
     Ipu,
@@ -25,6 +19,12 @@ from popdist_py.pods.values import (
     PartitionRequest,
     Pod,
     SyncType,
+)
+from popdist_py.pods.partition_rules import check_request, num_domains_of
+from popdist_py.pods.pod_errors import (
+    InvalidRequestError,
+    NotEnoughIpusError,
+    UnknownNameError,
 )
 
 __all__ = ["place_partition"]

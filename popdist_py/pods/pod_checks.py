@@ -1,18 +1,18 @@
-"""What a pod's agents, clusters and allocations may be: pure checks."""
+"""Checks of the agents, clusters and allocations of a pod."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
 from popdist_py.errors import are, counted
-from popdist_py.pods.errors import (
+from popdist_py.pods.model import LINK_DOMAIN_IPUS, Allocation, Cluster, Pod
+from popdist_py.pods.partition_rules import check_name, is_power_of_two
+from popdist_py.pods.pod_errors import (
     InUseError,
     InvalidRequestError,
     NameTakenError,
     UnknownNameError,
 )
-from popdist_py.pods.rules import check_name, is_power_of_two
-from popdist_py.pods.values import LINK_DOMAIN_IPUS, Allocation, Cluster, Pod
 
 __all__ = ["TOPOLOGIES", "check_allocation", "check_cluster", "check_pod"]
 

@@ -1,7 +1,6 @@
-"""The database of a pod: its tables, its making, and connections that speak in PodErrors.
+"""The SQLite database of a pod: its tables, its creation, and its transactions.
 
-A connection lives for one call: it can be used from any thread and after a fork, and leaves nothing
-open. Nothing here knows what the rows mean.
+Each transaction opens its own connection, so a store can be used from any thread and after a fork.
 """
 
 from __future__ import annotations
@@ -13,8 +12,8 @@ import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
 
-from popdist_py.pods.errors import DamagedError, PodError
-from popdist_py.pods.holders import HOLDERS
+from popdist_py.pods.holder_locks import HOLDERS
+from popdist_py.pods.pod_errors import DamagedError, PodError
 
 __all__ = [
     "DATABASE",

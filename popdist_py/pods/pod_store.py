@@ -1,7 +1,6 @@
-"""What keeps a pod: one interface, for a database in a folder and for a server.
+"""The interface of a pod store, which a folder of this machine and a server implement.
 
-Every call is atomic: other processes see all of it or nothing, and a process that is killed in the
-middle leaves nothing half done. Nothing here is kept, decided or sent.
+Every call is atomic: a process that is killed during a call leaves the pod as before or after it.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ import pwd
 from collections.abc import Sequence
 from typing import Protocol
 
-from popdist_py.pods.values import (
+from popdist_py.pods.model import (
     Allocation,
     Attachment,
     Cluster,

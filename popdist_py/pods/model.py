@@ -1,6 +1,6 @@
-"""What a pod consists of, as values: IPUs, agents, clusters, allocations, partitions, holders.
+"""The parts of a pod as values: IPUs, agents, clusters, allocations, partitions and holders.
 
-The terms are those of V-IPU. Nothing here decides, keeps or asks anything.
+The terms are those of V-IPU.
 """
 
 from __future__ import annotations
