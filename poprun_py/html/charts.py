@@ -28,7 +28,7 @@ _MOST_IN_LEGEND = 16
 _LEAST_BINS, _MOST_BINS = 8, 60
 # In this left part of a histogram, the name of a mark does not fit on the left of the mark.
 _LEFT_PART, _NAME_HEIGHT = 0.2, 16
-# The least length in seconds of a time axis with a unit, the seconds of the unit, and its name.
+# A time axis of at least 3 hours is in hours, and an axis of at least 300 seconds in minutes.
 _TIME_UNITS = ((3 * 3600, 3600, "hours"), (300, 60, "minutes"), (-math.inf, 1, "seconds"))
 # No screen has more columns to show points in.
 MOST_POINTS = 1000

@@ -317,10 +317,10 @@ def _rendered(template: str, **values: object) -> str:
 @cache
 def _templates() -> jinja2.Environment:
     import jinja2
-    from markupsafe import Markup
 
     def showable(value: object) -> object:
-        return value if isinstance(value, Markup) else _UNSHOWABLE.sub("\ufffd", str(value))
+        is_markup = hasattr(value, "__html__")
+        return value if is_markup else _UNSHOWABLE.sub("\ufffd", str(value))
 
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(_FOLDER),

@@ -1,4 +1,4 @@
-"""Comparison of runs with the first of them by speedup and efficiency, and notes on its fairness.
+"""Comparison of runs with the first run, by speedup and efficiency, and notes on its fairness.
 
 The speeds of all runs are compared by one measure: samples per second if every run counts samples,
 or else steps per second, or else the duration of the whole run. The comparison of steps assumes
@@ -125,7 +125,7 @@ class RunGroup:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Comparison:
-    """A comparison of runs with the first of them.
+    """A comparison of runs with the first run.
 
     Attributes:
         groups: The runs, or their repetitions. The first group is the base.

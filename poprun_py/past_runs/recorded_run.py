@@ -1,8 +1,8 @@
-"""Reading of a run with its report, recorded steps, observations and logged values.
+"""Reader of the report, the recorded steps, the observations and the logged values of a run.
 
-Lines that cannot be read are skipped and mentioned in ``RecordedRun.problems``, except an
-incomplete last line: a killed launcher leaves one behind. Of a very long run, evenly spaced steps
-and observations are read, so that memory stays bounded.
+Lines that cannot be read are skipped and mentioned in ``RecordedRun.problems``. An incomplete last
+line is not mentioned, because every killed launcher leaves one behind. Of a very long run, only
+evenly spaced steps and observations are read, so that they fit into memory.
 """
 
 from __future__ import annotations

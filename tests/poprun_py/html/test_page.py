@@ -8,10 +8,12 @@ import gzip
 import json
 import re
 from html.parser import HTMLParser
+from pathlib import Path
 
 import pytest
 from support.repository import ROOT
 
+from poprun_py import html
 from poprun_py.html.charts import Line, lines
 from poprun_py.html.page import (
     Alert,
@@ -165,8 +167,8 @@ def test_an_installed_package_has_the_templates_and_styles():
     setup = configparser.ConfigParser()
     setup.read(ROOT / "setup.cfg")
     patterns = setup["options.package_data"]["poprun_py"].split()
-    folder = ROOT / "poprun_py" / "html"
-    installed = {path for each in patterns for path in (ROOT / "poprun_py").glob(each)}
+    folder = Path(html.__file__).parent
+    installed = {path for each in patterns for path in folder.parent.glob(each)}
     others = {path for path in folder.iterdir() if path.is_file() and path.suffix != ".py"}
     assert others
     assert others <= installed
