@@ -112,9 +112,14 @@ class Code(NamedTuple):
 
 
 class InlineSvgs(NamedTuple):
-    """SVG pictures made by this package, side by side inside the page."""
+    """SVG pictures made by this package, side by side inside the page.
+
+    The selectors of the rules in ``style`` begin with ``.poprun-py``, the class of pages and
+    fragments, so that they do not affect the rest of a notebook.
+    """
 
     svgs: Sequence[str]
+    style: str
 
 
 class SvgImage(NamedTuple):
@@ -200,7 +205,6 @@ def page(
     badge: Badge | None = None,
     opening: Sequence[Part] = (),
     footer: str = "",
-    drawing_style: str = "",
 ) -> str:
     """Return a whole HTML document, in ASCII, without a final newline.
 
@@ -211,7 +215,6 @@ def page(
         badge: A label before the lead.
         opening: The parts before the first section.
         footer: A line at the end.
-        drawing_style: The style rules of the drawings.
     """
     shown = [section for section in sections if section.parts]
     parts = [*opening, *(part for section in shown for part in section.parts)]
@@ -224,28 +227,25 @@ def page(
         badge=badge,
         opening=opening,
         footer=footer,
-        style=_file("style.css") + _file("page.css") + drawing_style,
+        style=_file("style.css") + _file("page.css"),
         charts=_chart_scripts(figures) if figures else None,
     )
 
 
-def fragment(
-    heading: str, parts: Sequence[Part], *, kind: str = "", drawing_style: str = ""
-) -> str:
+def fragment(heading: str, parts: Sequence[Part], *, kind: str = "") -> str:
     """Return HTML for a notebook, in ASCII; its style rules do not affect the rest of the page.
 
     Args:
         heading: The first line.
         parts: The parts below the heading, which may not contain charts.
         kind: The colour of the heading: ``good``, ``bad``, ``warn`` or empty.
-        drawing_style: The style rules of the drawings, each limited to ``.poprun-py``.
     """
     return _rendered(
         "fragment.html.jinja",
         heading=heading,
         shown=parts,
         kind=kind,
-        style=_file("style.css") + drawing_style,
+        style=_file("style.css"),
     )
 
 

@@ -6,12 +6,11 @@ that draw results are in result_views.py.
 
 from __future__ import annotations
 
-import re
 import shutil
 from collections.abc import Callable
 
 from popdist_py.errors import counted
-from poprun_py.html.page import Cell, Code, Details, InlineSvgs, Part, Sentence, Table, fragment
+from poprun_py.html.page import Cell, Code, Details, Part, Sentence, Table, fragment
 from poprun_py.options.declared_options import OPTIONS
 from poprun_py.options.launch_config import LaunchConfig
 from poprun_py.options.option_types import option_name
@@ -22,7 +21,6 @@ from poprun_py.planning.views.plan_page import instances_table
 from poprun_py.planning.views.plan_svg import host_pictures, legend
 from poprun_py.planning.views.plan_text import tree_text
 from poprun_py.planning.views.plan_tree import plan_tree
-from poprun_py.planning.views.svg import STYLE
 from poprun_py.planning.views.text_drawing import TextStyle
 from poprun_py.python_api import result_views as results
 from poprun_py.python_api.status import JobStatus
@@ -32,9 +30,6 @@ from poprun_py.running.watch.job_view import COLUMNS, JobView, headline, row_of,
 _DEFAULT_WIDTH = 100
 # A job with more instances shows those with the longest steps.
 _MOST_ROWS = 64
-# Class names in the picture's style sheet. They get a prefix, as a page may use the same names.
-_CLASS = re.compile(r"\.([a-z]\w*)\{")
-_PICTURE_STYLE = _CLASS.sub(r".poprun-py .\1{", STYLE)
 
 summary_of = results.summary_of
 
@@ -97,12 +92,11 @@ def _plan_html(plan: LaunchPlan) -> str:
         tree.headline,
         [
             *(Sentence(f"! {sentence}", "warn") for sentence in plan_warnings(plan)),
-            InlineSvgs(list(host_pictures(tree))),
+            host_pictures(tree),
             Sentence(legend(tree)),
             Details("instances", [instances_table(tree)]),
             Details("command", [Code(launch_command(plan.config))]),
         ],
-        drawing_style=_PICTURE_STYLE,
     )
 
 

@@ -15,7 +15,6 @@ from poprun_py.html.page import (
     Alert,
     Code,
     Details,
-    InlineSvgs,
     Links,
     Part,
     Section,
@@ -217,8 +216,8 @@ def placement_section(plan: LaunchPlan | None) -> Section:
     from poprun_py.planning.views.plan_tree import plan_tree
 
     tree = plan_tree(plan)
-    drawings = InlineSvgs(list(host_pictures(tree)))
-    return Section("Placement", (Sentence(f"{tree.headline}."), drawings, Sentence(legend(tree))))
+    parts = (Sentence(f"{tree.headline}."), host_pictures(tree), Sentence(legend(tree)))
+    return Section("Placement", parts)
 
 
 def rerun_section(

@@ -132,11 +132,6 @@ def run_page(
     view = next((each for each in views if each is not None), None)
     times, measured = _measured(run, began, view)
     plan, planned = read_plan(run)
-    drawing_style = ""
-    if plan is not None:
-        from poprun_py.planning.views.svg import STYLE
-
-        drawing_style = STYLE
     return page(
         f"{_program(run, view)}: {run.run_id}",
         (
@@ -152,7 +147,6 @@ def run_page(
         badge=_badge(run),
         opening=_opening(run, view, times, folder),
         footer=f"Made {iso_date_text(made_at)} from {run.files.folder}",
-        drawing_style=drawing_style,
     )
 
 

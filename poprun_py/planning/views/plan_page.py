@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from poprun_py.html.page import Alert, Code, InlineSvgs, Section, Sentence, Table, page
+from poprun_py.html.page import Alert, Code, Section, Sentence, Table, page
 from poprun_py.planning.launch_plan import LaunchPlan
 from poprun_py.planning.plan_warnings import plan_warnings
 from poprun_py.planning.views.command_text import launch_command
 from poprun_py.planning.views.plan_svg import host_pictures, legend
 from poprun_py.planning.views.plan_tree import COLUMNS, PlanTree, instance_rows, plan_tree
-from poprun_py.planning.views.svg import STYLE
 
 
 def plan_page(plan: LaunchPlan) -> str:
@@ -27,10 +26,9 @@ def plan_page(plan: LaunchPlan) -> str:
         ],
         opening=[
             *map(Alert, plan_warnings(plan)),
-            InlineSvgs(list(host_pictures(tree))),
+            host_pictures(tree),
             Sentence(legend(tree)),
         ],
-        drawing_style=STYLE,
     )
 
 

@@ -5,11 +5,13 @@ Each group of equal hosts is a card. svg.py draws and arranges the blocks of a c
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import groupby
 
 from popdist_py.errors import counted
+from poprun_py.html.page import InlineSvgs
 from poprun_py.machines.host_list import compress
 from poprun_py.machines.machine import Core, Machine, NumaNode
 from poprun_py.planning.launch_plan import LaunchPlan
@@ -83,11 +85,13 @@ def plan_svg(plan: LaunchPlan) -> str:
     return document(page, title=tree.headline, description=description, style=STYLE)
 
 
-def host_pictures(tree: PlanTree) -> Iterator[str]:
-    """Yield the picture of each group of hosts, for a page that contains ``STYLE``."""
-    for host in tree.hosts:
-        title = f"Cores, instances and IPUs of {compress(host.names)}"
-        yield document(_card(tree, host), title=title)
+def host_pictures(tree: PlanTree) -> InlineSvgs:
+    """Return the picture of each group of hosts, for an HTML page."""
+    pictures = [
+        document(_card(tree, host), title=f"Cores, instances and IPUs of {compress(host.names)}")
+        for host in tree.hosts
+    ]
+    return InlineSvgs(pictures, re.sub(r"\.([a-z]\w*)\{", r".poprun-py .\1{", STYLE))
 
 
 def legend(tree: PlanTree) -> str:

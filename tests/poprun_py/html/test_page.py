@@ -68,7 +68,7 @@ def every_part(text: str):
         Sentence(text), Alert(text), Alert(text, is_failure=True), Facts([Fact(text, text, text)]),
         Table(text, [text, text], [[text, "1"]]), Code(text), Details(text, [Code(text)]),
         SvgImage(text, text), chart(text, text), ChartRow([chart(text, text)]),
-        InlineSvgs(["<svg></svg>"]), Links([(text, text)], text),
+        InlineSvgs(["<svg></svg>"], ".poprun-py .a{}"), Links([(text, text)], text),
         Table(text, [text], [[Links([(text, "a/b.stdout"), (text, text)])], [Links(())]]),
         Table(text, [text, "n"],
               [[Cell(text, "bad"), Cell("1", share=0.5)], [text]], frozenset([0])),

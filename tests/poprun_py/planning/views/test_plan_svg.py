@@ -159,7 +159,7 @@ def test_hardware_threads_of_different_instances_have_separate_cells():
 def test_equal_hosts_are_one_card(hosts):
     job = planned("example", num_instances=2 * hosts, num_replicas=2 * hosts, host=f"n[1-{hosts}]")
     picture = plan_svg(job)
-    assert len(list(host_pictures(plan_tree(job)))) == 1
+    assert len(host_pictures(plan_tree(job)).svgs) == 1
     assert f"n1, and {hosts - 1} like it" in texts(picture)
     assert len(picture) < 40_000
 
@@ -231,7 +231,7 @@ def test_characters_that_xml_does_not_allow_are_replaced():
 
 def test_cards_fit_on_the_screen_of_a_telephone():
     for job in (CASES["sixteen_hosts"](), CASES["unequal_hosts"]()):
-        for picture in host_pictures(plan_tree(job)):
+        for picture in host_pictures(plan_tree(job)).svgs:
             assert int(ElementTree.fromstring(picture).get("width")) <= 376
 
 
