@@ -29,7 +29,7 @@ def check_binding(
     for index, report in sorted(started.items()):
         in_effect = report.get("found", {})
         differences = binding_differences(_planned_binding(planned.instances[index]), in_effect)
-        log(f"instance {index} has PID {report.get('pid')}: {binding_sentence(in_effect)}")
+        log(f"instance {index} has PID {report.get('pid')}: {_binding_sentence(in_effect)}")
         problems += [f"instance {index} {text}" for text in differences]
     if problems and planned.config.strict_binding:
         raise StartError(f"{problems[0]} (--strict-binding)")
@@ -80,7 +80,7 @@ def binding_differences(plan: Mapping[str, Any], actual: Mapping[str, Any]) -> l
     return sentences
 
 
-def binding_sentence(in_effect: Mapping[str, Any]) -> str:
+def _binding_sentence(in_effect: Mapping[str, Any]) -> str:
     """Return a sentence about the binding that ``binding.read_back`` reported."""
     if in_effect.get("ended"):
         return "ended before its binding was read"
