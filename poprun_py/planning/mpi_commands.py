@@ -155,8 +155,8 @@ def with_one_part(request: MpiRequest, option: str = "--instance-mpi-local-args"
     first = request.contexts[0]
     if any(context.local_args != first.local_args for context in request.contexts):
         raise UsageError(
-            f"{option}: the command for {len(request.contexts)} instances is too "
-            "long for parts of their own; use --mpi-local-args"
+            f"{option}: the command is too long with a part for each of "
+            f"{len(request.contexts)} instances; use --mpi-local-args"
         )
     common = set(first.variables).intersection(*(c.variables for c in request.contexts))
     shared = tuple(pair for pair in first.variables if pair in common)

@@ -304,7 +304,7 @@ def test_thousands_of_instances_share_one_part_of_the_command():
     few = planned(LaunchConfig(num_instances=2, num_replicas=2, program=("x",), env=("A=1",)))
     assert not few.compact
     assert few.channel_variables(1) == {"A": "1"}
-    with pytest.raises(UsageError, match=r"^instance_mpi_local_args: the command for 2048"):
+    with pytest.raises(UsageError, match=r"^instance_mpi_local_args: the command is too long"):
         planned(
             LaunchConfig(num_instances=2048, num_replicas=2048, instance_mpi_local_args=("1:-x A",))
         )

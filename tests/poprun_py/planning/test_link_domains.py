@@ -156,7 +156,7 @@ def test_an_instance_that_is_larger_than_a_domain_runs_with_a_warning():
     (said,) = plan_warnings(planned(config(128, 1, program=("x",))))
     assert said == (
         "num-instances = 1 (the default): one instance drives 128 IPUs, an IPU-Link domain has 64, "
-        "so no IPUs run this job: they take at least 2 instances"
+        "so real IPUs cannot run this job: start at least 2 instances"
     )
     assert plan_warnings(planned(config(64, 1, program=("x",)))) == ()
 
