@@ -48,9 +48,9 @@ def plan_warnings(planned: LaunchPlan, *, is_launched: bool = False) -> tuple[st
     if topology.ipus_per_ild > LINK_DOMAIN_IPUS:
         warnings[
             f"{planned.config.shown('num_instances')}: one instance drives "
-            f"{topology.ipus_per_ild} IPUs, an IPU-Link domain has {LINK_DOMAIN_IPUS}, so real IPUs "
-            f"cannot run this job: start at least {-(-topology.num_ipus // LINK_DOMAIN_IPUS)} "
-            "instances"
+            f"{topology.ipus_per_ild} IPUs, an IPU-Link domain has {LINK_DOMAIN_IPUS}, so real "
+            "IPUs cannot run this job: start at least "
+            f"{-(-topology.num_ipus // LINK_DOMAIN_IPUS)} instances"
         ] = None
     return (*warnings, *_placement_warnings(planned), *unused_option_warnings(planned))
 
