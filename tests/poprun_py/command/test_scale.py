@@ -6,10 +6,13 @@ import json
 import signal
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from support.processes import wait_until
 
 from poprun_py.command.cli import run
-from poprun_py.command.scale import _split_words
+from poprun_py.command.scale import _split_words, parse_counts, scaling_runs
+from poprun_py.errors import UsageError
 from poprun_py.past_runs.pages import run_page
 
 STEPS = """
@@ -48,6 +51,39 @@ def test_help_teaches_with_examples(golden, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "100")
     assert run(["scale", "--help"]) == 0
     golden("scale_help.txt", capsys.readouterr().out)
+
+
+@pytest.mark.parametrize(
+    ("text", "counts"),
+    [("1", (1,)), ("1,2,4", (1, 2, 4)), ("1-4", (1, 2, 3, 4)), ("8, 1-2", (8, 1, 2))],
+)
+def test_forms_of_counts(text, counts):
+    assert parse_counts(text) == counts
+
+
+@pytest.mark.parametrize(
+    "text", ["", "0", "1,", "4-1", "1-", "-1", "two", "1-65", "1-1000000", "²"]
+)
+def test_texts_that_are_not_counts_are_refused(text):
+    with pytest.raises(UsageError, match="expected counts of instances"):
+        parse_counts(text)
+
+
+def test_a_count_given_twice_is_refused():
+    with pytest.raises(UsageError, match="2 is given twice"):
+        parse_counts("1-3,2")
+
+
+def test_too_many_counts_are_refused():
+    with pytest.raises(UsageError, match="at most 64"):
+        parse_counts("1-40,101-140")
+
+
+@given(st.lists(st.integers(1, 99), min_size=1, max_size=6, unique=True), st.integers(1, 5))
+def test_the_runs_of_all_counts_alternate(counts, repeats):
+    runs = scaling_runs("scale-x", counts, repeats)
+    assert [count for _, count in runs] == counts * repeats
+    assert len({name for name, _ in runs}) == len(runs)
 
 
 @pytest.mark.sweep
