@@ -9,6 +9,7 @@ that the help and the wrapper of each instance start quickly.
 TYPE_CHECKING = False
 
 if TYPE_CHECKING:
+    from poprun_py.display.values import Views
     from poprun_py.errors import JobFailedError, LaunchError, StartError, TimeLimitError, UsageError
     from poprun_py.launching.launch_planning import plan
     from poprun_py.options.launch_config import LaunchConfig
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
     from poprun_py.python_api.launch import launch, start
     from poprun_py.python_api.status import JobStatus
     from poprun_py.running.supervise.job import InstanceResult, LaunchResult
-    from poprun_py.value_display import Views
 
 __version__ = "0.2.0.dev0"
 
@@ -62,7 +62,7 @@ def __getattr__(name: str) -> object:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module
 
-    from poprun_py.value_display import set_views
+    from poprun_py.display.values import set_views
 
     set_views(_views)
     return getattr(import_module(f"{__name__}.{_MODULE_OF_NAME[name]}"), name)

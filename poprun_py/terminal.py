@@ -19,8 +19,8 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from poprun_py.display.texts import clock_text
 from poprun_py.errors import LaunchError, StartError
-from poprun_py.texts import clock_text
 
 if TYPE_CHECKING:
     import click

@@ -238,9 +238,9 @@ def _print_summary(config: LaunchConfig, result: LaunchResult) -> None:
 
 
 def _load_plan(config: LaunchConfig) -> LaunchPlan:
+    from poprun_py.display.texts import read_json
     from poprun_py.options.config_files import read_text_file
     from poprun_py.planning.plan_file import plan_from_json
-    from poprun_py.texts import read_json
 
     assert config.from_plan is not None
     if config.program:

@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from popdist_py.errors import counted
+from poprun_py.display.texts import milliseconds_text, number_text
 from poprun_py.past_runs.measurement import Measured, measure
 from poprun_py.past_runs.recorded_run import read_run
 from poprun_py.past_runs.run_files import RunFiles
 from poprun_py.planning.launch_plan import LaunchPlan
 from poprun_py.running.supervise.job import Cause, LaunchResult
 from poprun_py.terminal import Console, can_rewrite_lines, print_error, rewrite_line
-from poprun_py.texts import milliseconds_text, number_text
 
 if TYPE_CHECKING:
     from collections.abc import Set

@@ -16,6 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from poprun_py.display.texts import numbered
 from poprun_py.errors import StartError, UsageError
 from poprun_py.launching.waiting import Wait
 from poprun_py.machines.lease_files import LeaseFolder, problem_text
@@ -50,7 +51,6 @@ from poprun_py.planning.plan_inputs import PlanInputs
 from poprun_py.planning.topology import Topology
 from poprun_py.planning.user_program import short_name
 from poprun_py.terminal import Console
-from poprun_py.texts import numbered
 
 # A job of this machine alone does not load the code that asks other hosts.
 if TYPE_CHECKING:

@@ -30,12 +30,12 @@ from popdist_py.pods.pod_errors import (
     UnknownNameError,
     UnreachableError,
 )
+from poprun_py.display.texts import numbered
 from poprun_py.errors import StartError
 from poprun_py.launching.waiting import Wait
 from poprun_py.options.launch_config import LaunchConfig
 from poprun_py.planning.partition_variables import HeldPartition
 from poprun_py.terminal import Console
-from poprun_py.texts import numbered
 
 # The command's --help and a launch without a pod do not load these.
 if TYPE_CHECKING:

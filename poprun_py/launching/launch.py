@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
+from poprun_py.display.texts import bytes_text
 from poprun_py.errors import StartError
 from poprun_py.launching.attempts import Attempts, OnAttempt
 from poprun_py.launching.job_cores import lease_as_planned
@@ -28,7 +29,6 @@ from poprun_py.planning.user_program import short_name
 from poprun_py.running.supervise.job import LaunchResult
 from poprun_py.running.supervise.restart import run_with_restarts
 from poprun_py.terminal import Console
-from poprun_py.texts import bytes_text
 
 _SHARED_MEMORY = "/dev/shm"
 # The space that Open MPI takes there for each instance.

@@ -22,6 +22,7 @@ from typing import Any
 
 from popdist_py.atomic_file import write_whole
 from popdist_py.environment import RUN_ID
+from poprun_py.display.texts import iso_time, read_json
 from poprun_py.errors import LaunchError, UsageError
 from poprun_py.launching.run_report import (
     begun_attempt,
@@ -33,7 +34,6 @@ from poprun_py.launching.run_report import (
 from poprun_py.past_runs.run_files import LATEST
 from poprun_py.planning.launch_plan import LaunchPlan
 from poprun_py.running.supervise.job import LaunchResult
-from poprun_py.texts import iso_time, read_json
 
 _REPORT = "report.json"
 _ATTEMPT = re.compile(r"attempt-(\d+)")

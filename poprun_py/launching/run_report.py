@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from popdist_py.environment import RESUME_EXIT_CODE
+from poprun_py.display.texts import iso_time
 from poprun_py.planning.launch_plan import LaunchPlan
 from poprun_py.running.supervise.job import (
     Collective,
@@ -25,7 +26,6 @@ from poprun_py.running.supervise.result_text import (
     stderr_excerpt,
     traceback_of,
 )
-from poprun_py.texts import iso_time
 
 REPORT_VERSION = 2
 _MOST_OF_REASON: Final = 200

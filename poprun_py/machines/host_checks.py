@@ -12,13 +12,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from poprun_py.display.texts import bytes_text
 from poprun_py.errors import StartError
 from poprun_py.machines.host_list import Host, compress
 from poprun_py.machines.host_networks import Interface
 from poprun_py.machines.leases import OtherJobs, parse_other_jobs
 from poprun_py.machines.machine import HardwareError, Machine
 from poprun_py.machines.remote_shell import Problem
-from poprun_py.texts import bytes_text
 
 # The name of the check that a host can connect to the launcher, as each instance has to.
 CALLS_BACK = "calls back"

@@ -20,8 +20,8 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from poprun_py.display.texts import printable
 from poprun_py.process_info import owner
-from poprun_py.texts import printable
 
 LEASE_PREFIX, QUEUE_PREFIX = "lease-", "ticket-"
 MAX_NUMBER = (1 << 53) - 1

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from poprun_py.display.texts import ranges_text, read_json
 from poprun_py.errors import UsageError
-from poprun_py.texts import ranges_text, read_json
 
 HARDWARE_VERSION = 1
 _MAX_WHOLE = 1 << 63

@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from popdist_py.errors import plural
+from poprun_py.display.texts import ranges_text
 from poprun_py.machines.machine import (
     Core,
     HardwareError,
@@ -19,7 +20,6 @@ from poprun_py.machines.machine import (
     NumaNode,
     parse_cpu_list,
 )
-from poprun_py.texts import ranges_text
 
 _CPU = "sys/devices/system/cpu"
 _NODE = "sys/devices/system/node"

@@ -11,11 +11,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from poprun_py.display.texts import read_json
 from poprun_py.errors import UsageError, nearest
 from poprun_py.options.declared_options import OPTIONS
 from poprun_py.options.option_origins import Origin, in_file
 from poprun_py.options.option_types import option_name
-from poprun_py.texts import read_json
 
 _PROJECT_TABLE = "poprun-py"
 # Loading the TOML parser takes longer than all other work before a launch, so a file that does not

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from popdist_py.device_numbers import LINK_DOMAIN_IPUS
 from popdist_py.errors import counted
+from poprun_py.display.values import Displayed
 from poprun_py.errors import UsageError, explain_os_error
 from poprun_py.options.config_files import checked_values, config_text, parse_config
 from poprun_py.options.declared_options import EXCLUSIVE, MAX_IPUS, OPTIONS, DeclaredOptions
@@ -21,7 +22,6 @@ from poprun_py.options.metrics_destinations import TENSORBOARD
 from poprun_py.options.option_origins import Origin, as_default, from_python, merge
 from poprun_py.options.option_types import is_word
 from poprun_py.options.python_keywords import from_keywords, words_of
-from poprun_py.value_display import Displayed
 
 if TYPE_CHECKING:
     from typing import Unpack

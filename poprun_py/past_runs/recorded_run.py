@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from popdist_py.errors import counted
+from poprun_py.display.texts import read_json
 from poprun_py.errors import UsageError
 from poprun_py.past_runs.run_files import AttemptFiles, RunFiles
 from poprun_py.running.watch.job_view import JobView
 from poprun_py.running.watch.records import StepRecord
-from poprun_py.texts import read_json
 
 # Errors that code raises when it computes with the values of a damaged or edited report.
 DAMAGE_ERRORS: Final = (

@@ -12,9 +12,9 @@ from itertools import accumulate, pairwise
 from types import MappingProxyType
 
 from popdist_py.errors import counted, plural
+from poprun_py.display.texts import ranges_text
 from poprun_py.errors import UsageError, nearest
 from poprun_py.machines.machine import Core, Machine, NumaNode
-from poprun_py.texts import ranges_text
 
 # There is a warning if thread counts differ by more than one thread and by more than this factor.
 _UNEVEN = 1.5

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from poprun_py.display.values import Displayed
 from poprun_py.errors import UsageError
 from poprun_py.instance.binding import THREAD_VARIABLES
 from poprun_py.machines.allocation import DEFAULT_HOST_FILES, slurm_tasks
@@ -50,7 +51,6 @@ from poprun_py.planning.mpi_commands import (
 )
 from poprun_py.planning.plan_inputs import PlanInputs
 from poprun_py.planning.topology import Instance, Topology
-from poprun_py.value_display import Displayed
 
 # Imported for types only, because a launch without a pod does not need the code of pods.
 if TYPE_CHECKING:

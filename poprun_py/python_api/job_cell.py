@@ -7,7 +7,7 @@ from collections.abc import Callable
 from concurrent import futures
 from typing import Any
 
-from poprun_py.html.page import Part, Sentence, fragment
+from poprun_py.display.page import Part, Sentence, fragment
 from poprun_py.python_api.result_views import result_parts
 from poprun_py.python_api.status import JobStatus
 from poprun_py.python_api.value_views import status_parts

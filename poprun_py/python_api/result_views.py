@@ -6,7 +6,8 @@ from dataclasses import replace
 
 from popdist_py.environment import RESUME_EXIT_CODE
 from popdist_py.errors import counted
-from poprun_py.html.page import Cell, Code, Details, Part, Sentence, Table, fragment
+from poprun_py.display.page import Cell, Code, Details, Part, Sentence, Table, fragment
+from poprun_py.display.texts import bytes_text
 from poprun_py.running.supervise.job import InstanceResult, LaunchResult, describe
 from poprun_py.running.supervise.result_text import (
     diagnosis,
@@ -14,7 +15,6 @@ from poprun_py.running.supervise.result_text import (
     stderr_excerpt,
     traceback_of,
 )
-from poprun_py.texts import bytes_text
 
 _COLUMNS = ("instance", "host", "PID", "how it ended", "steps", "peak memory")
 _MOST_ROWS = 64

@@ -10,7 +10,7 @@ import shutil
 from collections.abc import Callable
 
 from popdist_py.errors import counted
-from poprun_py.html.page import Cell, Code, Details, Part, Sentence, Table, fragment
+from poprun_py.display.page import Cell, Code, Details, Part, Sentence, Table, fragment
 from poprun_py.options.declared_options import OPTIONS
 from poprun_py.options.launch_config import LaunchConfig
 from poprun_py.options.option_types import option_name

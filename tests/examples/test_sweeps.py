@@ -133,7 +133,7 @@ def test_trials_share_a_pod(tmp_path):
             cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=120,
         )  # fmt: skip
 
-    make = "from poprun_py.pod_tools.pod_command import main; main()"
+    make = "from poprun_py.command.pods.pod_command import main; main()"
     made = run("-c", make, "create", "pod", "lab", "--type", "POD4")
     assert made.returncode == 0, made.stderr
     words = ("--pod", "lab", "--num-instances", "1", "--num-replicas", "4", "--trials", "2")

@@ -25,6 +25,7 @@ from popdist_py.pods.pod_errors import InvalidRequestError
 from popdist_py.timeline.span_file import MIN_FILE_BYTES, SpanWriter, read_spans
 from popdist_py.timeline.torch_traces import torch_spans
 from popdist_py.torch_backend.messages.channels import INLINE_BYTES, Channel, Header, Kind
+from poprun_py.display.texts import read_json
 from poprun_py.instance import control_protocol
 from poprun_py.machines.lease_files import (
     JobProcess,
@@ -36,7 +37,6 @@ from poprun_py.machines.lease_files import (
 from poprun_py.machines.machine import HardwareError, load_machines
 from poprun_py.planning.plan_file import plan_from_json
 from poprun_py.running.supervise.control_channel import hello_of
-from poprun_py.texts import read_json
 
 __all__ = ["TARGETS", "Target"]
 

@@ -11,8 +11,8 @@ import threading
 import pytest
 from support.repository import ROOT
 
-from poprun_py.pod_tools.pod_server import PodServer, listen
-from poprun_py.pod_tools.server_api import make_application
+from poprun_py.command.pods.pod_server import PodServer, listen
+from poprun_py.command.pods.server_api import make_application
 
 TOKEN = "a-token-of-more-than-16-characters"
 
@@ -45,7 +45,7 @@ class ServerProcess:
     def __init__(self, folder, *, port=0, seconds=30.0, verbose=False, host="127.0.0.1"):
         # As the command ends: while an interpreter is finalised a signal has its default again.
         code = (
-            "import os, pathlib, sys; from poprun_py.pod_tools.pod_server import serve; "
+            "import os, pathlib, sys; from poprun_py.command.pods.pod_server import serve; "
             f"code = serve(pathlib.Path(sys.argv[1]), host={host!r}, port={port}, "
             f"verbose={verbose}, seconds={seconds}); sys.stderr.flush(); os._exit(code)"
         )

@@ -10,8 +10,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from popdist_py.errors import plural
-from poprun_py.errors import UsageError
-from poprun_py.html.page import (
+from poprun_py.display.page import (
     Alert,
     Code,
     Details,
@@ -21,10 +20,11 @@ from poprun_py.html.page import (
     Sentence,
     Table,
 )
+from poprun_py.display.texts import bytes_text, duration_text, iso_date_text
+from poprun_py.errors import UsageError
 from poprun_py.past_runs.recorded_run import RecordedAttempt, RecordedRun
 from poprun_py.planning.launch_plan import LaunchPlan
 from poprun_py.planning.plan_file import plan_from_json
-from poprun_py.texts import bytes_text, duration_text, iso_date_text
 
 # Names on the page for numbers in the report.
 _NAMES: Final = {

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from popdist_py.atomic_file import write_whole
 from popdist_py.errors import counted, plural
-from poprun_py.html.page import (
+from poprun_py.display.page import (
     Alert,
     Badge,
     Fact,
@@ -24,6 +24,13 @@ from poprun_py.html.page import (
     Section,
     Sentence,
     page,
+)
+from poprun_py.display.texts import (
+    duration_text,
+    iso_date_text,
+    iso_time,
+    milliseconds_text,
+    number_text,
 )
 from poprun_py.past_runs.pages.attempt_sections import (
     attempts_section,
@@ -44,13 +51,6 @@ from poprun_py.past_runs.recorded_run import (
 from poprun_py.past_runs.run_files import RunFiles
 from poprun_py.planning.user_program import short_name
 from poprun_py.running.watch.job_view import JobView
-from poprun_py.texts import (
-    duration_text,
-    iso_date_text,
-    iso_time,
-    milliseconds_text,
-    number_text,
-)
 
 if TYPE_CHECKING:
     from poprun_py.past_runs.pages.timeline_excerpt import Excerpt

@@ -15,11 +15,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from poprun_py.html.chart_colours import NEUTRAL, NUM_COLOURS, series_colour
-from poprun_py.html.charts import bars, plotly_text
-from poprun_py.html.page import Chart, Section, Sentence
+from poprun_py.display.chart_colours import NEUTRAL, NUM_COLOURS, series_colour
+from poprun_py.display.charts import bars, plotly_text
+from poprun_py.display.page import Chart, Section, Sentence
+from poprun_py.display.texts import duration_text, milliseconds_text
 from poprun_py.past_runs.recorded_run import DAMAGE_ERRORS
-from poprun_py.texts import duration_text, milliseconds_text
 
 # Uncompressed bytes to read, which hold about 80,000 spans.
 _MOST_BYTES: Final = 8 << 20

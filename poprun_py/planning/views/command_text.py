@@ -6,12 +6,12 @@ import shlex
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from poprun_py.display.texts import ranges_text
 from poprun_py.options.declared_options import OPTIONS
 from poprun_py.options.launch_config import LaunchConfig
 from poprun_py.options.option_types import FLAG, option_name
 from poprun_py.planning.mpi_commands import split_command
 from poprun_py.terminal import command_name
-from poprun_py.texts import ranges_text
 
 # Options with two values. The second value may begin with a dash. Every other option takes the
 # words up to the next option.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from poprun_py.html.page import Alert, Code, Section, Sentence, Table, page
+from poprun_py.display.page import Alert, Code, Section, Sentence, Table, page
 from poprun_py.planning.launch_plan import LaunchPlan
 from poprun_py.planning.plan_warnings import plan_warnings
 from poprun_py.planning.views.command_text import launch_command

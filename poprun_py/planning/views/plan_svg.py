@@ -11,7 +11,8 @@ from dataclasses import replace
 from itertools import groupby
 
 from popdist_py.errors import counted
-from poprun_py.html.page import InlineSvgs
+from poprun_py.display.page import InlineSvgs
+from poprun_py.display.texts import bytes_text, numbered, ranges_text
 from poprun_py.machines.host_list import compress
 from poprun_py.machines.machine import Core, Machine, NumaNode
 from poprun_py.planning.launch_plan import LaunchPlan
@@ -43,7 +44,6 @@ from poprun_py.planning.views.svg import (
     stacked,
 )
 from poprun_py.planning.views.text_drawing import TextStyle
-from poprun_py.texts import bytes_text, numbered, ranges_text
 
 # The width of a card fits a telephone's screen. A row has at most three cards.
 _CARD, _MOST_COLUMNS = 368, 3

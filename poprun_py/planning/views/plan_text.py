@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from itertools import groupby
 
 from popdist_py.errors import counted
+from poprun_py.display.texts import bytes_text, numbered
 from poprun_py.machines.machine import Machine
 from poprun_py.planning.cpu_placement import Placement
 from poprun_py.planning.views.plan_tree import (
@@ -16,7 +17,6 @@ from poprun_py.planning.views.plan_tree import (
     PlanTree,
 )
 from poprun_py.planning.views.text_drawing import Branch, TextStyle, draw_tree, wrapped
-from poprun_py.texts import bytes_text, numbered
 
 _MAP_WIDTH = 92
 

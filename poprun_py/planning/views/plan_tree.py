@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from popdist_py.errors import counted
+from poprun_py.display.texts import numbered, ranges_text
 from poprun_py.machines.host_list import compress
 from poprun_py.machines.machine import Core, Machine
 from poprun_py.planning.cpu_placement import Placement
 from poprun_py.planning.launch_plan import InstancePlan, LaunchPlan
 from poprun_py.planning.topology import Topology
-from poprun_py.texts import numbered, ranges_text
 
 # A plan with at most this many hosts has a group for each. A plan with at most this many IPU-Link
 # domains has groups that do not cross domains.

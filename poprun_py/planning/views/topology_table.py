@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from itertools import groupby
 
 from popdist_py.errors import counted
+from poprun_py.display.texts import ranges_text
 from poprun_py.machines.host_list import compress
 from poprun_py.planning.topology import Topology
-from poprun_py.texts import ranges_text
 
 # Without a terminal, the table of a job with more replicas than this is elided to this width,
 # unless --print-topology asks for the table.

@@ -17,9 +17,9 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from poprun_py.display.texts import clock_text
 from poprun_py.running.screen.progress_lines import ProgressLines
 from poprun_py.terminal import command_name
-from poprun_py.texts import clock_text
 
 MAX_HELD = 1 << 22
 _MAX_PENDING = 1 << 22

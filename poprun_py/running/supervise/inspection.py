@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from poprun_py import process_info
+from poprun_py.display.texts import printable, read_json
 from poprun_py.errors import StartError
 from poprun_py.instance import control_protocol
 from poprun_py.running.supervise.private_folder import ANY_FOLDER, SOCKET_NAME, folder_prefix
-from poprun_py.texts import printable, read_json
 
 if TYPE_CHECKING:
     from poprun_py.running.supervise.control_channel import Peer

@@ -17,9 +17,9 @@ from popdist_py.environment import (
     RESUME_EXIT_CODE,
     TRAINING,
 )
+from poprun_py.display.values import Displayed, summary_of
 from poprun_py.errors import JobFailedError, TimeLimitError
 from poprun_py.running.supervise.file_transfer import FilePlace
-from poprun_py.value_display import Displayed, summary_of
 
 if TYPE_CHECKING:
     from poprun_py.running.watch.job_view import JobView

@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 from popdist_py.environment import COMPILING, INFERENCE, RESUME_EXIT_CODE, TRAINING
 from popdist_py.errors import plural
+from poprun_py.display.texts import bytes_text, date_text, ranges_text
 from poprun_py.running.screen.tracebacks import normal_line
 from poprun_py.running.supervise.job import (
     Cause,
@@ -23,7 +24,6 @@ from poprun_py.running.supervise.job import (
 from poprun_py.running.supervise.stacks import place as stack_place
 from poprun_py.running.supervise.stacks import render_groups
 from poprun_py.terminal import command_name
-from poprun_py.texts import bytes_text, date_text, ranges_text
 
 _TAIL_LINES = 20
 _MOST_LINES = 60

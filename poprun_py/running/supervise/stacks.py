@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from popdist_py.errors import plural
+from poprun_py.display.texts import ranges_text
 from poprun_py.running.supervise.job import StackGroup
-from poprun_py.texts import ranges_text
 
 _MOST_SOURCE = 60  # characters of a line
 # Instances answer within milliseconds; one that does not is overwhelmed, or its host is.

@@ -11,11 +11,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from popdist_py.errors import counted
+from poprun_py.display.tables import Column, fitted_table, rich_lines
+from poprun_py.display.texts import bytes_text, number_text
+from poprun_py.display.values import Displayed
 from poprun_py.running.watch.instance_state import InstanceState
 from poprun_py.running.watch.stragglers import Straggler, stands_out
-from poprun_py.text_tables import Column, fitted_table, rich_lines
-from poprun_py.texts import bytes_text, number_text
-from poprun_py.value_display import Displayed
 
 # The seconds between two lines of LiveView without a panel, and the rows of a panel that do not
 # show instances.

@@ -12,8 +12,8 @@ from functools import partial
 from heapq import nlargest
 from typing import Any, Final
 
+from poprun_py.display.texts import bytes_text
 from poprun_py.running.watch.instance_state import ACTIVITIES, InstanceState, median
-from poprun_py.texts import bytes_text
 
 # A straggler is slower than the median by this factor, over this many steps.
 _FACTOR, _STEPS = 1.2, 10

@@ -18,12 +18,12 @@ from support.repository import ROOT
 
 from poprun_py import LaunchConfig, StartError, UsageError, launch, plan, terminal
 from poprun_py.command.cli import run
+from poprun_py.command.pods.gc_commands import GC_INFO
+from poprun_py.command.pods.pod_command import COMMAND as POD_COMMAND
 from poprun_py.launching import launch as launching
 from poprun_py.machines.probe_script import networks
 from poprun_py.planning.mpi_commands import MPICH, OPEN_MPI_4, OPEN_MPI_5, Mpi
 from poprun_py.planning.plan_inputs import hosts_of
-from poprun_py.pod_tools.gc_commands import GC_INFO
-from poprun_py.pod_tools.pod_command import COMMAND as POD_COMMAND
 from poprun_py.running.supervise.job import LaunchResult
 from poprun_py.terminal import UnwritableError
 
@@ -300,8 +300,8 @@ def test_a_job_that_the_user_ended_has_no_report(monkeypatch, capsys):
 
 _COMMANDS = (
     ("-m poprun_py --nothing", 2),
-    ("-m poprun_py.pod_tools.pod_command --version", 0),
-    ("-c 'from poprun_py.pod_tools.gc_commands import gc_info as main; main()' --version", 0),
+    ("-m poprun_py.command.pods.pod_command --version", 0),
+    ("-c 'from poprun_py.command.pods.gc_commands import gc_info as main; main()' --version", 0),
     ("-m popdist_py --nothing", 2),
     ("-m popdist_py.timeline --help", 0),
 )

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from support.launcher.machines import machines
 from support.launcher.sysfs_trees import GIB, SNAPSHOTS, TREES, Thread, Tree, regular, snapshot
 
+from poprun_py.display.texts import ranges_text
 from poprun_py.machines.machine import (
     HardwareError,
     Machine,
@@ -20,7 +21,6 @@ from poprun_py.machines.machine import (
     parse_cpu_list,
 )
 from poprun_py.machines.machine_reader import read_machine
-from poprun_py.texts import ranges_text
 
 
 @pytest.mark.parametrize("name", TREES)

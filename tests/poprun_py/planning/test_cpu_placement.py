@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from support.launcher.machines import machines
 from support.launcher.sysfs_trees import TREES, snapshot
 
+from poprun_py.display.texts import ranges_text
 from poprun_py.errors import UsageError
 from poprun_py.machines.machine import Core, Machine, NumaNode
 from poprun_py.planning.cpu_placement import (
@@ -20,7 +21,6 @@ from poprun_py.planning.cpu_placement import (
     place_anyway,
     placement_warnings,
 )
-from poprun_py.texts import ranges_text
 
 GOLDEN = Path(__file__).parent / "golden" / "placement"
 

@@ -17,7 +17,7 @@ from popdist_py.devices import attaching
 from popdist_py.pods.find_pod import find_pod
 from popdist_py.pods.machine_pod import existing_machine
 from popdist_py.pods.pod_errors import InvalidRequestError, PodError
-from poprun_py.pod_tools import gc_partitions
+from poprun_py.command.pods import gc_partitions
 
 
 @pytest.fixture(autouse=True)

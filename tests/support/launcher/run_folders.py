@@ -11,6 +11,7 @@ from pathlib import Path
 from support.launcher.sysfs_trees import SNAPSHOTS
 
 from poprun_py import LaunchConfig, plan
+from poprun_py.display.texts import iso_time
 from poprun_py.past_runs.run_files import RunFiles
 from poprun_py.planning.launch_plan import LaunchPlan
 from poprun_py.planning.mpi_commands import OPEN_MPI_5, Mpi
@@ -19,7 +20,6 @@ from poprun_py.running.watch.instance_state import ACTIVITIES, InstanceState
 from poprun_py.running.watch.job_view import JobView
 from poprun_py.running.watch.records import StepRecord
 from poprun_py.running.watch.stragglers import slowest
-from poprun_py.texts import iso_time
 
 MPI = Mpi(path="/mpi/bin/mpirun", kind=OPEN_MPI_5)
 BEGAN = 1_790_000_000.0

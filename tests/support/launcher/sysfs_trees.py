@@ -12,8 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from poprun_py.display.texts import ranges_text
 from poprun_py.machines.machine import Machine
-from poprun_py.texts import ranges_text
 
 GIB = 1 << 30
 # The machine that is read from each tree, as JSON.

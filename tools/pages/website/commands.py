@@ -12,10 +12,10 @@ from dataclasses import dataclass
 import click
 
 from poprun_py.command.compare import COMPARE
+from poprun_py.command.pods.gc_commands import GC_INFO, GC_MONITOR
+from poprun_py.command.pods.pod_command import COMMAND as POD
 from poprun_py.command.report import REPORT
 from poprun_py.command.scale import SCALE
-from poprun_py.pod_tools.gc_commands import GC_INFO, GC_MONITOR
-from poprun_py.pod_tools.pod_command import COMMAND as POD
 
 __all__ = ["FILES", "LAUNCHER", "Described", "Paragraph", "described", "shared_options"]
 

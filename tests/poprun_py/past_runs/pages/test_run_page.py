@@ -10,13 +10,13 @@ import pytest
 from support.launcher.made_runs import made_run
 from support.launcher.run_folders import BEGAN, a_plan, make_run
 
+from poprun_py.display.texts import iso_time
 from poprun_py.past_runs import recorded_run
 from poprun_py.past_runs.pages.run_page import page_text, run_page, write_page
 from poprun_py.past_runs.pages.timeline_excerpt import Excerpt, TraceSpan
 from poprun_py.past_runs.pages.training_sections import StepTimes, slow_instances
 from poprun_py.past_runs.recorded_run import read_run
 from poprun_py.running.watch.records import StepRecord
-from poprun_py.texts import iso_time
 from tools.running.browser import CHROMIUM, open_browser
 
 FAILURE = {

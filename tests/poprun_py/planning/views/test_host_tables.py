@@ -4,9 +4,9 @@ import pytest
 from support.launcher.sysfs_trees import TREES, snapshot
 from support.terminals import colours_of, plain_lines
 
+from poprun_py.display.texts import ranges_text
 from poprun_py.planning.views.host_tables import hardware_table
 from poprun_py.planning.views.text_drawing import TextStyle
-from poprun_py.texts import ranges_text
 
 
 @pytest.mark.parametrize(("look", "bar"), [(TextStyle(), "│"), (TextStyle(box_lines=False), "|")])

@@ -24,8 +24,8 @@ from popdist_py.pods.pod_errors import InUseError, NotAllowedError, PodError
 from popdist_py.pods.pod_file import system_pod
 from popdist_py.pods.pod_folders import make_pod
 from popdist_py.pods.server_store import ServerStore
-from poprun_py.pod_tools import pod_server as serving
-from poprun_py.pod_tools.pod_server import serve
+from poprun_py.command.pods import pod_server as serving
+from poprun_py.command.pods.pod_server import serve
 
 HOLDER = Holder(host="h", pid=1, user="u", program="p")
 

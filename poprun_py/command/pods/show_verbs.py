@@ -8,16 +8,15 @@ from typing import Any, TypeVar
 import click
 
 from popdist_py.pods.model import Partition
-from poprun_py.errors import UsageError
-from poprun_py.pod_tools.command_grammar import ObjectCommand, ObjectName, object_command
-from poprun_py.pod_tools.pod_access import (
+from poprun_py.command.pods.command_grammar import ObjectCommand, ObjectName, object_command
+from poprun_py.command.pods.pod_access import (
     json_text,
     known_names,
     opened_pod,
     refusals,
     wants_json,
 )
-from poprun_py.pod_tools.pod_objects import (
+from poprun_py.command.pods.pod_objects import (
     AGENT,
     ALLOCATION,
     CLUSTER,
@@ -28,7 +27,8 @@ from poprun_py.pod_tools.pod_objects import (
     devices_text,
     partition_text,
 )
-from poprun_py.pod_tools.pod_snapshot import PodSnapshot
+from poprun_py.command.pods.pod_snapshot import PodSnapshot
+from poprun_py.errors import UsageError
 from poprun_py.terminal import print_out
 
 T = TypeVar("T")

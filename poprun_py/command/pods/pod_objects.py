@@ -14,11 +14,11 @@ from typing import Any, Generic, NamedTuple, TypeVar
 from popdist_py.errors import counted
 from popdist_py.pods.model import Agent, Allocation, Attachment, Cluster, Partition, Pod
 from popdist_py.pods.pod_errors import UnknownNameError
+from poprun_py.command.pods.command_grammar import sync_name
+from poprun_py.command.pods.pod_snapshot import PlacedIpu, PodSnapshot, gw_routing, ild_routing
+from poprun_py.display.tables import aligned_rows
+from poprun_py.display.texts import date_text, printable
 from poprun_py.errors import nearest
-from poprun_py.pod_tools.command_grammar import sync_name
-from poprun_py.pod_tools.pod_snapshot import PlacedIpu, PodSnapshot, gw_routing, ild_routing
-from poprun_py.text_tables import aligned_rows
-from poprun_py.texts import date_text, printable
 
 T = TypeVar("T")
 # The name of a value for each heading, label or JSON key; a JSON document may be nested.

@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING
 import click
 
 from popdist_py.pods.model import Partition, PartitionRequest, PartitionState, SyncType
-from poprun_py.pod_tools.command_grammar import NAME, ObjectName, SyncTypeName, object_command
-from poprun_py.pod_tools.pod_access import (
+from poprun_py.command.pods.command_grammar import NAME, ObjectName, SyncTypeName, object_command
+from poprun_py.command.pods.pod_access import (
     RefusedError,
     known_names,
     opened_pod,
     print_success,
     refusals,
 )
-from poprun_py.pod_tools.pod_objects import ALLOCATION, CLUSTER, PARTITION
-from poprun_py.pod_tools.pod_snapshot import ild_routing
+from poprun_py.command.pods.pod_objects import ALLOCATION, CLUSTER, PARTITION
+from poprun_py.command.pods.pod_snapshot import ild_routing
 from poprun_py.terminal import can_rewrite_lines, print_warning, rewrite_line
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from typing import Any
 
 from popdist_py.errors import counted
 from popdist_py.pods.model import Device
-from poprun_py.pod_tools.gc_partitions import GcPartition, GcProcess
+from poprun_py.command.pods.gc_partitions import GcPartition, GcProcess
 
 # The architecture of Mk2 IPUs, as ``poptorch.ipuHardwareVersion()`` names it, and its numbers.
 ARCHITECTURE = "ipu2"

@@ -17,15 +17,15 @@ import click
 
 from popdist_py.pods.find_pod import DEFAULT_PORT, find_pod
 from popdist_py.pods.pod_errors import DamagedError, PodError, UnreachableError
+from poprun_py.command.pods.command_grammar import GLOBAL_OPTIONS
+from poprun_py.command.pods.pod_snapshot import PodSnapshot
+from poprun_py.display.texts import printable
 from poprun_py.errors import LaunchError, StartError, UsageError
-from poprun_py.pod_tools.command_grammar import GLOBAL_OPTIONS
-from poprun_py.pod_tools.pod_snapshot import PodSnapshot
 from poprun_py.terminal import print_out
-from poprun_py.texts import printable
 
 if TYPE_CHECKING:
     from popdist_py.pods.pod_store import PodStore
-    from poprun_py.pod_tools.pod_objects import ObjectKind
+    from poprun_py.command.pods.pod_objects import ObjectKind
 
 _REQUEST_SECONDS = 30.0
 # For the completion of words, because a user waits for it while typing.

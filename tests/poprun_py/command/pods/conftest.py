@@ -12,7 +12,7 @@ import pytest
 from popdist_py.pods.folder_store import FolderStore
 from popdist_py.pods.pod_file import system_pod
 from popdist_py.pods.pod_folders import make_pod
-from poprun_py.pod_tools.pod_command import run
+from poprun_py.command.pods.pod_command import run
 
 
 @pytest.fixture

@@ -5,10 +5,10 @@ from __future__ import annotations
 import click
 
 from popdist_py.pods.model import Allocation, Cluster
-from poprun_py.pod_tools.command_grammar import NAME, ObjectName, object_command
-from poprun_py.pod_tools.pod_access import known_names, opened_pod, print_success, refusals
-from poprun_py.pod_tools.pod_objects import ALLOCATION, CLUSTER
-from poprun_py.pod_tools.pod_snapshot import PodSnapshot
+from poprun_py.command.pods.command_grammar import NAME, ObjectName, object_command
+from poprun_py.command.pods.pod_access import known_names, opened_pod, print_success, refusals
+from poprun_py.command.pods.pod_objects import ALLOCATION, CLUSTER
+from poprun_py.command.pods.pod_snapshot import PodSnapshot
 
 _CLUSTER_NAME = ObjectName(known_names(CLUSTER))
 

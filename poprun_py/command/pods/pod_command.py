@@ -13,23 +13,23 @@ from typing import NoReturn
 
 import click
 
-from poprun_py.errors import UsageError, nearest
-from poprun_py.pod_tools.cluster_verbs import (
+from poprun_py.command.pods.cluster_verbs import (
     create_allocation,
     create_cluster,
     remove_allocation,
     remove_cluster,
 )
-from poprun_py.pod_tools.command_grammar import CONTEXT, ObjectGroup, VerbGroup
-from poprun_py.pod_tools.partition_verbs import (
+from poprun_py.command.pods.command_grammar import CONTEXT, ObjectGroup, VerbGroup
+from poprun_py.command.pods.partition_verbs import (
     create_partition,
     fail_partition,
     remove_partition,
     reset_partition,
 )
-from poprun_py.pod_tools.pod_access import RefusedError
-from poprun_py.pod_tools.pod_verbs import create_pod, get_pod, list_pods, remove_pod, serve_pod
-from poprun_py.pod_tools.show_verbs import GET_VERBS, LIST_VERBS
+from poprun_py.command.pods.pod_access import RefusedError
+from poprun_py.command.pods.pod_verbs import create_pod, get_pod, list_pods, remove_pod, serve_pod
+from poprun_py.command.pods.show_verbs import GET_VERBS, LIST_VERBS
+from poprun_py.errors import UsageError, nearest
 from poprun_py.terminal import (
     UnwritableError,
     command_name,

@@ -263,7 +263,7 @@ def _chart_scripts(figures: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     import base64
     import hashlib
 
-    from poprun_py.html.chart_colours import DARK
+    from poprun_py.display.chart_colours import DARK
 
     script = _file("charts.js")
     return {

@@ -26,8 +26,8 @@ from popdist_py.pods.find_pod import DEFAULT_PORT, TOKEN
 from popdist_py.pods.folder_store import FolderStore
 from popdist_py.pods.holder_locks import HOLDERS
 from popdist_py.pods.pod_errors import DamagedError, InUseError, NotAllowedError, PodError
-from poprun_py.pod_tools.lease_extension import LeaseExtender
-from poprun_py.pod_tools.server_api import make_application
+from poprun_py.command.pods.lease_extension import LeaseExtender
+from poprun_py.command.pods.server_api import make_application
 from poprun_py.terminal import print_error, print_problem
 
 HOST: Final = "127.0.0.1"

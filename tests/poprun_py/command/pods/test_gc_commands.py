@@ -14,15 +14,15 @@ from support.processes import wait_until
 from support.repository import ROOT
 
 from poprun_py.command import cli
-from poprun_py.pod_tools import gc_commands, gc_partitions
-from poprun_py.pod_tools.gc_commands import GC_INFO, GC_MONITOR, run
-from poprun_py.pod_tools.gc_partitions import (
+from poprun_py.command.pods import gc_commands, gc_partitions
+from poprun_py.command.pods.gc_commands import GC_INFO, GC_MONITOR, run
+from poprun_py.command.pods.gc_partitions import (
     GcPartition,
     GcProcess,
     free_partition,
     machine_partitions,
 )
-from poprun_py.pod_tools.gc_texts import device_info, device_listing, monitor_json, monitor_text
+from poprun_py.command.pods.gc_texts import device_info, device_listing, monitor_json, monitor_text
 from poprun_py.running.supervise import inspection
 
 FREE = free_partition("HOST")

@@ -32,7 +32,7 @@ from popdist_py.pods.pod_errors import (
     PodError,
     UnknownNameError,
 )
-from poprun_py.pod_tools.lease_extension import LeaseExtender
+from poprun_py.command.pods.lease_extension import LeaseExtender
 from poprun_py.versions import versions
 
 if TYPE_CHECKING:

@@ -20,8 +20,8 @@ from popdist_py.pods.folder_store import FolderStore
 from popdist_py.pods.model import Holder, PartitionRequest
 from popdist_py.pods.pod_file import format_pod, system_pod
 from popdist_py.pods.pod_folders import make_pod
-from poprun_py.pod_tools.pod_access import pod_address
-from poprun_py.pod_tools.pod_command import COMMAND
+from poprun_py.command.pods.pod_access import pod_address
+from poprun_py.command.pods.pod_command import COMMAND
 
 POD = system_pod("POD16", "lab", ("h0", "h1"))
 ANN = Holder(host="h0", pid=4711, user="ann", program="train.py", run_id="run-1")
@@ -365,7 +365,7 @@ def test_address_of_the_selected_pod(kept, environ, where):
 
 def test_a_server_gives_the_same_answers_as_its_folder(held, ask, tmp_path):
     server = subprocess.Popen(
-        [sys.executable, "-m", "poprun_py.pod_tools.pod_command", "serve", "--port", "0"],
+        [sys.executable, "-m", "poprun_py.command.pods.pod_command", "serve", "--port", "0"],
         stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
     )  # fmt: skip
@@ -426,7 +426,7 @@ def test_waiting_for_a_partition_that_fails(slow, ask):
 
 
 def test_a_terminal_shows_the_reason_of_the_wait(slow):
-    words = ["-m", "poprun_py.pod_tools.pod_command", "create", "partition", "p", "--size", "1"]
+    words = ["-m", "poprun_py.command.pods.pod_command", "create", "partition", "p", "--size", "1"]
     seen = pexpect.spawn(
         sys.executable, [*words, "--wait", "60"], encoding="utf-8", timeout=60,
         env={**os.environ, "PYTHONPATH": str(ROOT), "TERM": "xterm"},
@@ -468,7 +468,7 @@ def test_help(root, ask, golden):
 
 def in_a_process(*words, env=None, **settings):
     return subprocess.run(
-        [sys.executable, "-m", "poprun_py.pod_tools.pod_command", *words],
+        [sys.executable, "-m", "poprun_py.command.pods.pod_command", *words],
         capture_output=True, text=True, check=False, timeout=60,
         env={**os.environ, "PYTHONPATH": str(ROOT), **(env or {})}, **settings,
     )  # fmt: skip
@@ -485,7 +485,7 @@ def test_a_closed_pipe_gives_no_traceback(shared):
     os.close(reading)
     with os.fdopen(writing, "w") as closed:
         done = subprocess.run(
-            [sys.executable, "-m", "poprun_py.pod_tools.pod_command", "list", "devices"],
+            [sys.executable, "-m", "poprun_py.command.pods.pod_command", "list", "devices"],
             stdout=closed, stderr=subprocess.PIPE, text=True, check=False, timeout=60,
             env={**os.environ, "PYTHONPATH": str(ROOT)},
         )  # fmt: skip
@@ -526,7 +526,7 @@ def test_completion_of_bash(shared):
 
 def test_help_imports_neither_database_nor_server():
     code = (
-        "import sys; from poprun_py.pod_tools.pod_command import run; run(['--help'])\n"
+        "import sys; from poprun_py.command.pods.pod_command import run; run(['--help'])\n"
         "print(*sys.modules)"
     )
     done = subprocess.run(

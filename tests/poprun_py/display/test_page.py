@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 from support.repository import ROOT
 
-from poprun_py import html
-from poprun_py.html.charts import Line, lines
-from poprun_py.html.page import (
+from poprun_py import display
+from poprun_py.display.charts import Line, lines
+from poprun_py.display.page import (
     Alert,
     Badge,
     Cell,
@@ -76,7 +76,7 @@ def every_part(text: str):
 
 
 def test_page_of_every_part(golden, monkeypatch):
-    monkeypatch.setattr("poprun_py.html.page.packed_plotly", lambda: "PLOTLY")
+    monkeypatch.setattr("poprun_py.display.page.packed_plotly", lambda: "PLOTLY")
     text = page(
         "Title", [Section("One", every_part("words")), Section("None", ())], lead="Lead.",
         badge=Badge("Failed", "bad"), opening=[Sentence("Opening.")], footer="Footer.",
@@ -167,7 +167,7 @@ def test_an_installed_package_has_the_templates_and_styles():
     setup = configparser.ConfigParser()
     setup.read(ROOT / "setup.cfg")
     patterns = setup["options.package_data"]["poprun_py"].split()
-    folder = Path(html.__file__).parent
+    folder = Path(display.__file__).parent
     installed = {path for each in patterns for path in folder.parent.glob(each)}
     others = {path for path in folder.iterdir() if path.is_file() and path.suffix != ".py"}
     assert others

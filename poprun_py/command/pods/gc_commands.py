@@ -11,15 +11,14 @@ from typing import NoReturn
 import click
 
 from popdist_py.pods.model import Device
-from poprun_py.errors import UsageError
-from poprun_py.pod_tools.gc_partitions import (
+from poprun_py.command.pods.gc_partitions import (
     GcPartition,
     PodPartitions,
     find_partition,
     machine_partitions,
     pod_partitions,
 )
-from poprun_py.pod_tools.gc_texts import (
+from poprun_py.command.pods.gc_texts import (
     ARCHITECTURE,
     CLOCK_MHZ,
     device_info,
@@ -27,6 +26,7 @@ from poprun_py.pod_tools.gc_texts import (
     monitor_json,
     monitor_text,
 )
+from poprun_py.errors import UsageError
 from poprun_py.terminal import (
     PrintedHelp,
     exit_code_of,

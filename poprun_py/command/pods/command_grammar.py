@@ -16,7 +16,7 @@ from poprun_py.terminal import PrintedHelp
 
 CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 # The key of the given global options in the ``meta`` of click's context.
-GLOBAL_OPTIONS = "poprun_py.pod_tools"
+GLOBAL_OPTIONS = "poprun_py.command.pods"
 _COMMAND_NAME = "poprun-py-pod"
 _OTHER_VERBS = {"delete": "remove", "rm": "remove", "ls": "list", "show": "get"}
 

@@ -14,19 +14,19 @@ import click
 from popdist_py.pods.find_pod import DEFAULT_PORT
 from popdist_py.pods.pod_errors import PodError
 from popdist_py.pods.pod_file import SYSTEMS, machine_pod, read_pod, system_pod
-from poprun_py.errors import UsageError
-from poprun_py.pod_tools.command_grammar import NAME, ObjectName, object_command
-from poprun_py.pod_tools.pod_access import (
+from poprun_py.command.pods.command_grammar import NAME, ObjectName, object_command
+from poprun_py.command.pods.pod_access import (
     json_text,
     opened_pod,
     print_success,
     refusals,
     wants_json,
 )
-from poprun_py.pod_tools.pod_objects import POD, ruled_table
-from poprun_py.pod_tools.pod_snapshot import PodSnapshot
+from poprun_py.command.pods.pod_objects import POD, ruled_table
+from poprun_py.command.pods.pod_snapshot import PodSnapshot
+from poprun_py.display.texts import printable
+from poprun_py.errors import UsageError
 from poprun_py.terminal import print_out
-from poprun_py.texts import printable
 
 if TYPE_CHECKING:
     from popdist_py.pods.model import Pod
@@ -195,6 +195,6 @@ def serve_pod(*, host: str, port: int, verbose: bool) -> int:
         where = store.where
         if not isinstance(store, FolderStore):
             raise UsageError(f"serve needs a pod of this machine, not a server: {where}")
-    from poprun_py.pod_tools.pod_server import serve
+    from poprun_py.command.pods.pod_server import serve
 
     return serve(Path(where), host=host, port=port, verbose=verbose)

@@ -2,8 +2,8 @@
 
 import pytest
 
-from poprun_py.text_tables import Column, aligned_rows, fitted_table, rich_lines
-from poprun_py.texts import (
+from poprun_py.display.tables import Column, aligned_rows, fitted_table, rich_lines
+from poprun_py.display.texts import (
     bytes_text,
     date_text,
     duration_text,
