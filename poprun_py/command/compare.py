@@ -124,7 +124,7 @@ def _read(names: Sequence[str], parent: str) -> list[RecordedRun]:
 
 
 def _with_unique_names(runs: Sequence[RecordedRun], names: Sequence[str]) -> list[RecordedRun]:
-    """Return the runs; those with equal names, such as copied folders, get the user's names."""
+    """Return the runs; runs with equal names, such as copied folders, get the user's names."""
     many = {name for name, times in Counter(run.run_id for run in runs).items() if times > 1}
     return [
         replace(run, report={**run.report, "run_id": name}) if run.run_id in many else run

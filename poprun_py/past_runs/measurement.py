@@ -247,8 +247,8 @@ def _last_loss(run: RecordedRun) -> float | None:
 def _last_step(run: RecordedRun) -> int | None:
     """Return the number of the last training step that an instance completed."""
     for attempt in reversed(run.attempts):
-        told = [each.get("training_step") for each in attempt.report.get("instances") or ()]
-        known = [step for step in told if isinstance(step, int) and step]
+        reported = [each.get("training_step") for each in attempt.report.get("instances") or ()]
+        known = [step for step in reported if isinstance(step, int) and step]
         if found := [*known, *(each.step for each in attempt.steps)]:
             return max(found)
     return None

@@ -166,7 +166,7 @@ def _outputs(files: AttemptFiles) -> dict[int, list[str]]:
 
 
 def _steps(path: Path, problems: list[str]) -> list[StepRecord]:
-    """Return the steps of an attempt; of very many, those whose numbers are multiples."""
+    """Return the steps of an attempt, or those with even numbers, with multiples of 4, and so on."""
     kept: list[StepRecord] = []
     every, most = 1, _MOST_STEPS
 
@@ -184,7 +184,7 @@ def _steps(path: Path, problems: list[str]) -> list[StepRecord]:
 
 
 def _observations(path: Path, problems: list[str]) -> list[tuple[float, JobView]]:
-    """Return the observations of an attempt; of very many, evenly spaced ones."""
+    """Return the observations of an attempt, or evenly spaced ones if they are very many."""
     kept: list[tuple[float, JobView]] = []
     every, count = 1, 0
 

@@ -68,8 +68,8 @@ def losses(attempt: RecordedAttempt) -> list[tuple[float, int, float]]:
         if each.loss is not None:
             by_step[each.step].append((each.at, each.loss))
     found = [
-        (max(at for at, _ in those), step, sum(loss for _, loss in those) / len(those))
-        for step, those in by_step.items()
+        (max(at for at, _ in records), step, sum(loss for _, loss in records) / len(records))
+        for step, records in by_step.items()
     ]
     return sorted(found or _logged(attempt, LOSS))
 

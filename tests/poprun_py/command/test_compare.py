@@ -144,7 +144,7 @@ def test_a_damaged_report_never_causes_a_traceback(runs, capsys, changes, code, 
     assert said in capsys.readouterr().err
 
 
-def test_help_teaches_with_examples(golden, capsys, monkeypatch):
+def test_help_shows_examples(golden, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "100")
     assert run(["compare", "--help"]) == 0
     golden("compare_help.txt", capsys.readouterr().out)

@@ -47,7 +47,7 @@ def test_options_of_scale_may_stand_anywhere(words, own, others):
     assert _split_words(words.split()) == (own.split(), others.split())
 
 
-def test_help_teaches_with_examples(golden, capsys, monkeypatch):
+def test_help_shows_examples(golden, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "100")
     assert run(["scale", "--help"]) == 0
     golden("scale_help.txt", capsys.readouterr().out)
