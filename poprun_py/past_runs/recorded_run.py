@@ -166,7 +166,7 @@ def _outputs(files: AttemptFiles) -> dict[int, list[str]]:
 
 
 def _steps(path: Path, problems: list[str]) -> list[StepRecord]:
-    """Return the steps of an attempt, or those with even numbers, with multiples of 4, and so on."""
+    """Return the steps of an attempt; of very many, every second or every fourth, and so on."""
     kept: list[StepRecord] = []
     every, most = 1, _MOST_STEPS
 
