@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from popdist_py.atomic_file import write_whole
-from poprun_py.errors import UsageError, nearest
+from poprun_py.command.click_errors import usage_errors
+from poprun_py.errors import UsageError
 from poprun_py.past_runs.run_files import DEFAULT_PARENT
 from poprun_py.terminal import can_print, command_name, print_error, print_out, wants_colour
 
@@ -45,22 +46,13 @@ def parse_words(command: click.Command, words: Sequence[str]) -> dict[str, Any] 
         UsageError: An option is unknown, or a value is missing or not accepted.
     """
     name = f"{command_name()} {command.name}"
-    try:
-        if {"-h", "--help"} & set(words):
-            width = min(shutil.get_terminal_size((100, 24)).columns, _HELP_WIDTH)
-            context = click.Context(command, info_name=name, max_content_width=width)
-            print_out(command.get_help(context))
-            return None
+    if {"-h", "--help"} & set(words):
+        width = min(shutil.get_terminal_size((100, 24)).columns, _HELP_WIDTH)
+        context = click.Context(command, info_name=name, max_content_width=width)
+        print_out(command.get_help(context))
+        return None
+    with usage_errors():
         return dict(command.make_context(name, list(words)).params)
-    except click.NoSuchOption as error:
-        names = [each for param in command.params for each in param.opts]
-        hint = nearest(error.option_name, (each for each in names if each.startswith("--")))
-        raise UsageError(
-            f"unknown option {error.option_name}{hint or f'; {name} --help lists all'}"
-        ) from None
-    except click.UsageError as error:
-        said = error.format_message().rstrip(".")
-        raise UsageError(f"{said}; {name} --help explains all options") from None
 
 
 def print_comparison(

@@ -11,6 +11,7 @@ from typing import NoReturn
 import click
 
 from popdist_py.pods.model import Device
+from poprun_py.command.click_errors import usage_errors
 from poprun_py.command.pods.gc_partitions import (
     GcPartition,
     PodPartitions,
@@ -207,17 +208,13 @@ def GC_MONITOR(
 
 def run(command: click.Command, words: Sequence[str]) -> int:
     """Run a command line and return its exit code."""
-    return exit_code_of(lambda: _run(command, words))
 
+    def answer() -> int:
+        with usage_errors():
+            command.main(list(words), prog_name=command.name, standalone_mode=False)
+        return 0
 
-def _run(command: click.Command, words: Sequence[str]) -> int:
-    try:
-        command.main(list(words), prog_name=command.name, standalone_mode=False)
-    except click.ClickException as error:
-        raise UsageError(error.format_message()) from None
-    except click.Abort:
-        raise KeyboardInterrupt from None
-    return 0
+    return exit_code_of(answer)
 
 
 def _main(command: click.Command) -> Callable[[], NoReturn]:

@@ -13,6 +13,7 @@ from typing import NoReturn
 
 import click
 
+from poprun_py.command.click_errors import usage_errors
 from poprun_py.command.pods.cluster_verbs import (
     create_allocation,
     create_cluster,
@@ -29,7 +30,6 @@ from poprun_py.command.pods.partition_verbs import (
 from poprun_py.command.pods.pod_access import RefusedError
 from poprun_py.command.pods.pod_verbs import create_pod, get_pod, list_pods, remove_pod, serve_pod
 from poprun_py.command.pods.show_verbs import GET_VERBS, LIST_VERBS
-from poprun_py.errors import UsageError, nearest
 from poprun_py.terminal import (
     UnwritableError,
     command_name,
@@ -125,47 +125,20 @@ def main() -> NoReturn:
 
 def run(words: Sequence[str]) -> int:
     """Run a command line and return its exit code."""
-    return exit_code_of(lambda: _with_plain_refusal(words))
+    return exit_code_of(lambda: _run(words))
 
 
-def _with_plain_refusal(words: Sequence[str]) -> int:
-    """Print a refusal as V-IPU does, without our prefix, because scripts look for its line."""
+def _run(words: Sequence[str]) -> int:
     try:
-        return _run(words)
+        with usage_errors():
+            code = COMMAND.main(list(words), prog_name=command_name(), standalone_mode=False)
+        return code if isinstance(code, int) else 0
     except RefusedError as error:
+        # A refusal is printed as V-IPU does, without our prefix, because scripts look for its line.
         with contextlib.suppress(UnwritableError):
             flush_stdout()
         print_error(" ".join(str(error).split()))
         return error.exit_code
-
-
-def _run(words: Sequence[str]) -> int:
-    """Run a command line, with click's errors turned into ours.
-
-    Raises:
-        LaunchError: The command line is wrong, or the request failed.
-    """
-    try:
-        code = COMMAND.main(list(words), prog_name=command_name(), standalone_mode=False)
-    except click.NoSuchOption as error:
-        params = error.ctx.command.get_params(error.ctx) if error.ctx else []
-        names = (name for param in params for name in param.opts if name.startswith("--"))
-        hint = nearest(error.option_name, names)
-        raise UsageError(
-            f"unknown option {error.option_name}{hint or f'; {_help_of(error.ctx)} lists all'}"
-        ) from None
-    except click.UsageError as error:
-        message = error.format_message().rstrip(".")
-        raise UsageError(f"{message}; {_help_of(error.ctx)} tells what is accepted") from None
-    except click.ClickException as error:
-        raise UsageError(error.format_message()) from None
-    except click.Abort:
-        raise KeyboardInterrupt from None
-    return code if isinstance(code, int) else 0
-
-
-def _help_of(context: click.Context | None) -> str:
-    return f"{context.command_path if context else command_name()} --help"
 
 
 if __name__ == "__main__":

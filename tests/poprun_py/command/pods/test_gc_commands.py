@@ -124,7 +124,7 @@ def test_gc_info_uses_the_partition_of_the_variable(partitions, capsys, monkeypa
         (["-l", "-d", "31"], "--device-id 31: the partition emulated has the devices 0 to 30"),
         (["-l", "-i"], "--device-info: expected a device"),
         (["-i", "-d", "x"], "'x' is not a valid integer"),
-        (["--no-such"], "No such option"),
+        (["--no-such"], "unknown option --no-such; gc-info --help lists all"),
     ],
 )
 def test_wrong_usage_of_gc_info_is_one_line(words, says, partitions, capsys):
