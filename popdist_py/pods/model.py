@@ -28,6 +28,7 @@ __all__ = [
     "Pod",
     "SyncType",
     "device_id",
+    "devices_of",
 ]
 
 # The longest name of a file.
@@ -175,6 +176,19 @@ class Device:
     ipus: range
 
 
+def devices_of(num_ipus: int, num_ilds: int) -> Iterator[Device]:
+    """Return the devices of a partition in the order of their ids: single IPUs, pairs, fours, ...
+
+    No device spans IPU-Link domains.
+    """
+    size = 1
+    while size <= num_ipus // num_ilds:
+        for position in range(num_ipus // size):
+            ipus = range(position * size, (position + 1) * size)
+            yield Device(device_id(num_ipus, size, position), ipus)
+        size *= 2
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Partition:
     """A named, isolated set of IPUs, numbered from 0 in the order of ``ipus``.
@@ -215,16 +229,8 @@ class Partition:
         return ipu * self.num_ilds // self.size
 
     def devices(self) -> Iterator[Device]:
-        """Return all devices in the order of their ids: single IPUs, pairs, fours, and so on.
-
-        No device spans IPU-Link domains.
-        """
-        size = 1
-        while size <= self.size // self.num_ilds:
-            for position in range(self.size // size):
-                ipus = range(position * size, (position + 1) * size)
-                yield Device(device_id(self.size, size, position), ipus)
-            size *= 2
+        """Return all devices in the order of their ids."""
+        return devices_of(self.size, self.num_ilds)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -6,7 +6,7 @@ import click
 
 from popdist_py.pods.model import Allocation, Cluster
 from poprun_py.command.pods.command_grammar import NAME, ObjectName, object_command
-from poprun_py.command.pods.pod_access import known_names, opened_pod, print_success, refusals
+from poprun_py.command.pods.pod_access import changed_pod, known_names
 from poprun_py.command.pods.pod_objects import ALLOCATION, CLUSTER
 from poprun_py.command.pods.pod_snapshot import PodSnapshot
 
@@ -40,7 +40,7 @@ def create_cluster(
     *, name: str, agents: str | None, num_ilds: int, topology: str, cluster_topology: str
 ) -> None:  # fmt: skip
     """Make a cluster of agents that belong to no cluster."""
-    with opened_pod() as store, refusals("create", "cluster", name):
+    with changed_pod("create", "cluster", name) as store:
         if agents is None:
             pod = store.pod()
             taken = {agent for cluster in pod.clusters for agent in cluster.agents}
@@ -56,16 +56,14 @@ def create_cluster(
                 is_looped=cluster_topology == "looped",
             )
         )
-    print_success("create", "cluster", name)
 
 
 @object_command("cluster")
 @click.argument("name", type=_CLUSTER_NAME)
 def remove_cluster(*, name: str) -> None:
     """Remove a cluster, which must have no allocations."""
-    with opened_pod() as store, refusals("remove", "cluster", name):
+    with changed_pod("remove", "cluster", name) as store:
         store.remove_cluster(name)
-    print_success("remove", "cluster", name)
 
 
 @object_command(
@@ -83,7 +81,7 @@ def remove_cluster(*, name: str) -> None:
 @click.option("--agents", metavar="A,B,...", help="Its agents. Unset: all of the cluster.")
 def create_allocation(*, name: str, cluster: str | None, agents: str | None) -> None:
     """Make an allocation, which lets users make partitions of agents of one cluster."""
-    with opened_pod() as store, refusals("create", "allocation", name):
+    with changed_pod("create", "allocation", name) as store:
         snapshot = PodSnapshot(store)
         clusters = snapshot.pod.clusters
         if cluster is None and len(clusters) != 1:
@@ -92,13 +90,11 @@ def create_allocation(*, name: str, cluster: str | None, agents: str | None) -> 
         found = clusters[0] if cluster is None else CLUSTER.find(snapshot, cluster)
         members = found.agents if agents is None else _agent_names(agents)
         store.create_allocation(Allocation(name=name, cluster=found.name, agents=members))
-    print_success("create", "allocation", name)
 
 
 @object_command("allocation")
 @click.argument("name", type=ObjectName(known_names(ALLOCATION)))
 def remove_allocation(*, name: str) -> None:
     """Remove an allocation, which must have no partitions."""
-    with opened_pod() as store, refusals("remove", "allocation", name):
+    with changed_pod("remove", "allocation", name) as store:
         store.remove_allocation(name)
-    print_success("remove", "allocation", name)

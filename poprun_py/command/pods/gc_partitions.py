@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from popdist_py.pods.machine_pod import MACHINE_PARTITION
-from popdist_py.pods.model import IPUS_PER_MACHINE, Attachment, Device, Ipu, Partition, device_id
+from popdist_py.pods.model import IPUS_PER_MACHINE, Attachment, Device, Ipu, Partition, devices_of
 from popdist_py.pods.pod_errors import PodError
 from popdist_py.pods.pod_file import MACHINE_IPUS
 from poprun_py import process_info
@@ -79,13 +79,8 @@ class GcPartition:
     owner: str = ""
 
     def devices(self) -> Iterator[Device]:
-        """Return all devices in the order of their ids: single IPUs, pairs, fours, and so on."""
-        size = 1
-        while size <= self.num_ipus // self.num_ilds:
-            for position in range(self.num_ipus // size):
-                ipus = range(position * size, (position + 1) * size)
-                yield Device(device_id(self.num_ipus, size, position), ipus)
-            size *= 2
+        """Return all devices in the order of their ids."""
+        return devices_of(self.num_ipus, self.num_ilds)
 
     def processes_by_ipu(self) -> Mapping[int, GcProcess]:
         """Return the process that holds each IPU; free IPUs are left out."""

@@ -11,13 +11,7 @@ import click
 
 from popdist_py.pods.model import Partition, PartitionRequest, PartitionState, SyncType
 from poprun_py.command.pods.command_grammar import NAME, ObjectName, SyncTypeName, object_command
-from poprun_py.command.pods.pod_access import (
-    RefusedError,
-    known_names,
-    opened_pod,
-    print_success,
-    refusals,
-)
+from poprun_py.command.pods.pod_access import RefusedError, changed_pod, known_names
 from poprun_py.command.pods.pod_objects import ALLOCATION, CLUSTER, PARTITION
 from poprun_py.command.pods.pod_snapshot import ild_routing
 from poprun_py.terminal import can_rewrite_lines, print_warning, rewrite_line
@@ -107,7 +101,7 @@ def create_partition(
         reconfigurable=reconfigurable,
         sync_type=sync_type,
     )
-    with opened_pod() as store, refusals("create", "partition", name):
+    with changed_pod("create", "partition", name) as store:
         partition = store.create_partition(request)
         if routing is not None:
             wanted, actual = _ROUTINGS[routing], ild_routing(partition, store.pod())
@@ -119,7 +113,6 @@ def create_partition(
                 )
         if wait is not None:
             _wait_until_active(store, "create", partition, wait)
-    print_success("create", "partition", name)
 
 
 @object_command("partition")
@@ -127,11 +120,10 @@ def create_partition(
 @_WAIT
 def reset_partition(*, name: str, wait: float | None) -> None:
     """Bring a partition into its initial state; its IPUs must be free."""
-    with opened_pod() as store, refusals("reset", "partition", name):
+    with changed_pod("reset", "partition", name) as store:
         partition = store.reset_partition(name)
         if wait is not None:
             _wait_until_active(store, "reset", partition, wait)
-    print_success("reset", "partition", name)
 
 
 @object_command("partition")
@@ -145,9 +137,8 @@ def fail_partition(*, name: str, reason: str) -> None:
 
     reset partition makes it usable again.
     """
-    with opened_pod() as store, refusals("fail", "partition", name):
+    with changed_pod("fail", "partition", name) as store:
         store.fail_partition(name, reason)
-    print_success("fail", "partition", name)
 
 
 @object_command("partition", "remove partition p64", "remove partition p64 --force")
@@ -157,9 +148,8 @@ def fail_partition(*, name: str, reason: str) -> None:
 )
 def remove_partition(*, name: str, force: bool) -> None:
     """Remove a partition and free its IPUs."""
-    with opened_pod() as store, refusals("remove", "partition", name):
+    with changed_pod("remove", "partition", name) as store:
         store.remove_partition(name, force=force)
-    print_success("remove", "partition", name)
 
 
 def _wait_until_active(store: PodStore, verb: str, partition: Partition, seconds: float) -> None:

@@ -124,6 +124,18 @@ def print_success(verb: str, kind: str, name: str) -> None:
     print_out(f"{_request(verb, kind, name)}: success.")
 
 
+@contextlib.contextmanager
+def changed_pod(verb: str, kind: str, name: str) -> Iterator[PodStore]:
+    """Open the pod for a change in this block, and print V-IPU's line for its success.
+
+    Raises:
+        UsageError, StartError, RefusedError: As for ``opened_pod`` and ``refusals``.
+    """
+    with opened_pod() as store, refusals(verb, kind, name):
+        yield store
+    print_success(verb, kind, name)
+
+
 def _request(verb: str, kind: str, name: str) -> str:
     return f"{verb} {kind} ({printable(name)})" if name else f"{verb} {kind}"
 
