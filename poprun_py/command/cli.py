@@ -215,7 +215,7 @@ def _run_job(config: LaunchConfig, job: LaunchConfig | LaunchPlan) -> int:
     result = launch(Request(job), console, on_plan=show)
     _print_summary(config, result)
     if result.exit_code != 0:
-        from poprun_py.running.supervise.result_text import report_text
+        from poprun_py.launching.failure_report import report_text
 
         # A job that the user ended has an empty report.
         if report := report_text(result, label):

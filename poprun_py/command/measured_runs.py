@@ -93,7 +93,7 @@ class MeasuredRuns:
 
     def _tell_end(self, planned: LaunchPlan, result: LaunchResult, title: str) -> None:
         """Tell the user why a run failed, which ends the measurements."""
-        from poprun_py.running.supervise.result_text import report_text
+        from poprun_py.launching.failure_report import report_text
 
         self.exit_code = result.exit_code
         if result.cause is Cause.SIGNAL:

@@ -120,7 +120,7 @@ class Attempts:
 
     def failed(self, result: LaunchResult, restart: int, seconds: float) -> None:
         """Report a failure, and choose the hosts of restart number ``restart``."""
-        from poprun_py.running.supervise.result_text import report_text
+        from poprun_py.launching.failure_report import report_text
 
         config, warn = self.plan.config, self._console.warn
         report = report_text(result, self.plan.instance_label)

@@ -18,7 +18,7 @@ from poprun_py.instance.job_folders import JobFolder
 from poprun_py.options.option_types import AUTO
 from poprun_py.planning.launch_plan import LaunchPlan
 from poprun_py.running.supervise.file_transfer import FilePlace, place_of_spans
-from poprun_py.running.supervise.private_folder import make_private_folder
+from poprun_py.running.supervise.launcher_folder import make_launcher_folder
 
 if TYPE_CHECKING:
     from popdist_py.timeline.merging import Merged
@@ -134,7 +134,7 @@ class JobTimeline:
             StartError: The folder cannot be made.
         """
         if attempt_folder is None:
-            self._held.append(make_private_folder())
+            self._held.append(make_launcher_folder())
             return Path(self._held[-1].path)
         folder = Path(attempt_folder, _FOLDER)
         try:

@@ -19,6 +19,7 @@ from poprun_py.errors import StartError
 from poprun_py.launching.attempts import Attempts, OnAttempt
 from poprun_py.launching.job_cores import lease_as_planned
 from poprun_py.launching.launch_planning import plan_and_lease, require_start, working_folder
+from poprun_py.launching.restart import run_with_restarts
 from poprun_py.launching.run_record import RunRecord
 from poprun_py.launching.waiting import Wait
 from poprun_py.machines.leases import Lease
@@ -27,7 +28,6 @@ from poprun_py.planning.launch_plan import LaunchPlan
 from poprun_py.planning.plan_warnings import plan_warnings
 from poprun_py.planning.user_program import short_name
 from poprun_py.running.supervise.job import LaunchResult
-from poprun_py.running.supervise.restart import run_with_restarts
 from poprun_py.terminal import Console
 
 _SHARED_MEMORY = "/dev/shm"

@@ -19,6 +19,7 @@ from poprun_py.launching.job_cores import (
     leases_place,
     left_by_others,
 )
+from poprun_py.launching.restart import lost_hosts
 from poprun_py.launching.waiting import Wait
 from poprun_py.machines.host_list import Host
 from poprun_py.machines.leases import Lease
@@ -38,7 +39,6 @@ from poprun_py.planning.plan_inputs import (
 from poprun_py.planning.topology import Topology, make_topology
 from poprun_py.planning.user_program import require_program, resolve_program
 from poprun_py.running.supervise.job import LaunchResult
-from poprun_py.running.supervise.restart import lost_hosts
 from poprun_py.terminal import Console, Log
 
 # A launch without a pod does not load the code of pods.

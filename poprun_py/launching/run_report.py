@@ -1,7 +1,7 @@
 """The report of a run as JSON, with the plan, all attempts and the reasons of their ends.
 
-This module only computes: it neither reads nor writes files. result_text.py describes a result to
-people.
+This module only computes: it neither reads nor writes files. failure_report.py describes a result
+to people.
 """
 
 from __future__ import annotations
@@ -12,6 +12,12 @@ from typing import Any, Final
 
 from popdist_py.environment import RESUME_EXIT_CODE
 from poprun_py.display.texts import iso_time
+from poprun_py.launching.failure_report import (
+    collateral_of,
+    diagnosis,
+    stderr_excerpt,
+    traceback_of,
+)
 from poprun_py.planning.launch_plan import LaunchPlan
 from poprun_py.running.supervise.job import (
     Collective,
@@ -19,12 +25,6 @@ from poprun_py.running.supervise.job import (
     LaunchResult,
     Progress,
     describe,
-)
-from poprun_py.running.supervise.result_text import (
-    collateral_of,
-    diagnosis,
-    stderr_excerpt,
-    traceback_of,
 )
 
 REPORT_VERSION = 2

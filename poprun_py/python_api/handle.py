@@ -27,8 +27,8 @@ from poprun_py.options.option_types import plain
 from poprun_py.python_api.job_output import STREAMS, StreamName, read_instance, read_shown
 from poprun_py.python_api.launcher_child import LauncherChild
 from poprun_py.python_api.status import JobState, JobStatus
-from poprun_py.running.supervise.caught_signals import INTERRUPT_ONCE
 from poprun_py.running.supervise.job import LaunchResult
+from poprun_py.running.supervise.signal_pipe import INTERRUPT_ONCE
 
 if TYPE_CHECKING:
     from poprun_py.python_api.job_target import JobTarget

@@ -21,9 +21,9 @@ from pathlib import Path
 from poprun_py.errors import JobFailedError, LaunchError, StartError, start_errors
 from poprun_py.python_api.job_output import OutputCopier
 from poprun_py.python_api.messages import Attempt, Channel, JobRequest
-from poprun_py.running.supervise.caught_signals import HANGUP_ONCE, INTERRUPT_ONCE
 from poprun_py.running.supervise.job import Cause, LaunchResult, describe
-from poprun_py.running.supervise.private_folder import remove_folder_of
+from poprun_py.running.supervise.launcher_folder import remove_launcher_folders
+from poprun_py.running.supervise.signal_pipe import HANGUP_ONCE, INTERRUPT_ONCE
 
 # A descriptor, a constant of subprocess such as PIPE, or None to inherit this process's stream.
 Stream = int | None
@@ -189,7 +189,7 @@ class LauncherChild:
             # WNOWAIT leaves the process uncollected, so that its id cannot be used again yet.
             ended = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
             if ended is not None and ended.si_code != os.CLD_EXITED:
-                remove_folder_of(self.pid)
+                remove_launcher_folders(self.pid)
         self._channel.close()
         return self._process.wait()
 

@@ -21,7 +21,7 @@ if _ROOT not in sys.path:
 
 from poprun_py.instance.job_folders import JobFolder  # noqa: E402 (found from here on)
 from poprun_py.python_api.messages import Channel  # noqa: E402
-from poprun_py.running.supervise.caught_signals import HANGUP_ONCE, INTERRUPT_ONCE  # noqa: E402
+from poprun_py.running.supervise.signal_pipe import HANGUP_ONCE, INTERRUPT_ONCE  # noqa: E402
 
 _STANDARD_SIGNALS = {INTERRUPT_ONCE: signal.SIGINT, HANGUP_ONCE: signal.SIGHUP}
 _ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, *_STANDARD_SIGNALS)

@@ -8,13 +8,13 @@ from popdist_py.environment import RESUME_EXIT_CODE
 from popdist_py.errors import counted
 from poprun_py.display.page import Cell, Code, Details, Part, Sentence, Table, fragment
 from poprun_py.display.texts import bytes_text
-from poprun_py.running.supervise.job import InstanceResult, LaunchResult, describe
-from poprun_py.running.supervise.result_text import (
+from poprun_py.launching.failure_report import (
     diagnosis,
     report_text,
     stderr_excerpt,
     traceback_of,
 )
+from poprun_py.running.supervise.job import InstanceResult, LaunchResult, describe
 
 _COLUMNS = ("instance", "host", "PID", "how it ended", "steps", "peak memory")
 _MOST_ROWS = 64

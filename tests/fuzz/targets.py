@@ -36,7 +36,7 @@ from poprun_py.machines.lease_files import (
 )
 from poprun_py.machines.machine import HardwareError, load_machines
 from poprun_py.planning.plan_file import plan_from_json
-from poprun_py.running.supervise.control_channel import hello_of
+from poprun_py.running.supervise.control_channel import parse_hello
 
 __all__ = ["TARGETS", "Target"]
 
@@ -93,7 +93,7 @@ def control_frames(data: bytes) -> None:
     assert is_refused or cut == whole
     for kind, payload in cut:
         with contextlib.suppress(ValueError):
-            hello_of(kind, payload)
+            parse_hello(kind, payload)
 
 
 def _control_seeds() -> list[bytes]:

@@ -1,7 +1,8 @@
-"""The launcher's end of the control channel: who is connected, what goes out, what comes in.
+"""The launcher's end of the control channel: connections to the wrappers, and their frames.
 
-It moves frames; the supervisor decides what they mean. A private folder holds the socket. A job of
-several hosts listens on an address as well, until all instances have connected.
+The supervisor decides what the frames mean. The channel listens on a Unix socket in the launcher's
+folder. In a job of several hosts, it also listens on a network address until all instances have
+connected.
 """
 
 from __future__ import annotations
@@ -22,27 +23,38 @@ from poprun_py.errors import StartError
 from poprun_py.instance import control_protocol
 from poprun_py.running.keyboard import standard_input
 from poprun_py.running.screen.screen import OutputStream
-from poprun_py.running.supervise.private_folder import SOCKET_NAME
+from poprun_py.running.supervise.inspection_answers import InspectionAnswers
+from poprun_py.running.supervise.launcher_folder import SOCKET_NAME
 
 if TYPE_CHECKING:
     from popdist_py.peers.gate import Gate
 
 _CHUNK = 1 << 18
-# How often to look which hosts still answer.
-_LOOK_SECONDS = 1.0
-# A process that inspects the job gets no more of its answer after reading nothing for this long.
-_READER_SECONDS = 5.0
-# When the job has ended, the launcher waits this long at most until a reader takes its answer.
-_LAST_ANSWER_SECONDS = 1.0
+# The time between two checks whether the other hosts are still reachable.
+_CHECK_SECONDS = 1.0
 
 
 @dataclass(slots=True)
 class Peer:
-    """The launcher's view of one instance.
+    """The launcher's state of one instance.
 
-    ``died`` is how its program ended, reported at once. ``outcome`` is the same, reported when no
-    process of the program is left and all its output is here. ``clock_offset_ns`` is added to its
-    clock to get ours.
+    Attributes:
+        index: The index of the instance.
+        channel: The connection to its wrapper.
+        host: The name that its host gives itself.
+        pid: The process id of its wrapper.
+        stdout: Its standard output.
+        stderr: Its standard error.
+        port: The port that its host offers to the programs as ``MASTER_PORT``.
+        clock_offset_ns: The time to add to its host's clock to get this host's time.
+        started: The report that its program has started; empty before.
+        died: How its program ended, reported at once.
+        outcome: The same, reported when no process of the program is left and all its output has
+            arrived.
+        tail: The end of its standard error.
+        unsent: The bytes that the connection could not take yet.
+        parts: Frames that follow when all bytes before them are sent.
+        is_open: Whether the connection is open.
     """
 
     index: int
@@ -58,21 +70,22 @@ class Peer:
     outcome: dict[str, Any] | None = None
     tail: bytearray = field(default_factory=bytearray)
     unsent: bytearray = field(default_factory=bytearray)
-    parts: Iterator[bytes] | None = None  # frames that follow when all before is out
+    parts: Iterator[bytes] | None = None
     is_open: bool = True
-
-
-@dataclass(slots=True)
-class _Answer:
-    """The answer to an inspection: its unsent bytes, and when the reader last took some."""
-
-    unsent: memoryview
-    moved_at: float
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Hello:
-    """What a wrapper says first."""
+    """The content of the first frame of a wrapper.
+
+    Attributes:
+        rank: The index of its instance.
+        pid: The process id of the wrapper.
+        host: The name that its host gives itself.
+        token: The token of the control channel, on a Unix socket.
+        port: A free port on its host for the programs; 0 for none.
+        time_ns: The time on the clock of its host; 0 if it is not sent.
+    """
 
     rank: int
     pid: int
@@ -82,18 +95,18 @@ class Hello:
     time_ns: int = 0
 
 
-def hello_of(kind: bytes, payload: bytes) -> Hello:
-    """Return what a wrapper says first.
+def parse_hello(kind: bytes, payload: bytes) -> Hello:
+    """Return the content of a wrapper's first frame.
 
     Raises:
-        ValueError: This is something else.
+        ValueError: The frame has another kind or content.
     """
     try:
         value = json.loads(payload)
     except RecursionError:
-        raise ValueError("it nests too deeply") from None
+        raise ValueError("the JSON value nests too deeply") from None
     if kind != control_protocol.HELLO or not isinstance(value, dict):
-        raise ValueError("no wrapper speaks so")
+        raise ValueError("this is not the first frame of a wrapper")
     texts, numbers = ("host", "token"), ("rank", "pid", "port", "time_ns")
     is_right = all(isinstance(value.get(name, ""), str) for name in texts) and all(
         type(value.get(name, 0)) is int for name in numbers
@@ -103,65 +116,80 @@ def hello_of(kind: bytes, payload: bytes) -> Hello:
     except TypeError:
         is_right = False
     if not is_right:
-        raise ValueError("a wrapper says other things")
+        raise ValueError("the frame has other fields than those of a wrapper")
     return hello
 
 
-class Listener(Protocol):
-    """What the supervisor does with what arrives."""
+class ChannelEvents(Protocol):
+    """The events of a control channel, as the supervisor handles them."""
 
     def make_streams(self, index: int) -> tuple[OutputStream, OutputStream]:
-        """Return stdout and stderr of a new instance."""
+        """Return stdout and stderr for a new instance."""
 
-    def joined(self, peer: Peer) -> None:
-        """A wrapper has connected."""
+    def connected(self, peer: Peer) -> None:
+        """Handle a wrapper that has connected."""
 
     def received(self, peer: Peer, kind: bytes, value: Any) -> None:
-        """A frame has come: bytes, or what its JSON says."""
+        """Handle a frame; ``value`` is its decoded JSON, or bytes for some kinds."""
 
-    def lost(self, peer: Peer) -> None:
-        """The connection has ended."""
+    def disconnected(self, peer: Peer) -> None:
+        """Handle the end of a connection."""
 
-    def closed(self, error: OSError) -> None:
-        """No further instance can connect: the launcher has no descriptor left."""
+    def accept_failed(self, error: OSError) -> None:
+        """Handle a lack of descriptors, after which no further instance can connect."""
 
-    def refused(self, sentence: str) -> None:
-        """Somebody who is not of this job has connected; told once."""
+    def stranger_refused(self, sentence: str) -> None:
+        """Handle the first connection from the network that did not show the token."""
 
     def inspected(self, want: str, answer: Callable[[str], None]) -> None:
-        """A process of this host inspects the job; ``answer`` takes the text, once, maybe later."""
+        """Handle an inspection by a process of this host.
+
+        Args:
+            want: The requested information.
+            answer: Takes the text of the answer, once, possibly later.
+        """
 
 
 class ControlChannel:
     """Accepts the wrappers of one job and exchanges frames with them.
 
-    Holds nothing of the system before ``open`` and after ``close``.
+    It has no sockets before ``open`` and after ``close``.
+
+    Args:
+        num_instances: The number of instances.
+        events: Handles connections and frames.
+
+    Attributes:
+        peers: The connected instances.
+        token: The secret that wrappers show when they connect.
+        address: The address for the wrappers, after ``open``.
     """
 
-    def __init__(self, num_instances: int, listener: Listener) -> None:
+    def __init__(self, num_instances: int, events: ChannelEvents) -> None:
         self.peers: dict[int, Peer] = {}
         self.token = os.urandom(16).hex()
         self.address = ""
         self._selector: selectors.BaseSelector
         self._sockets: list[socket.socket] = []
-        # Connections of no instance: they have not said who they are, or wait for an answer.
-        self._guests: set[socket.socket] = set()
+        # Connections that are not, or not yet, those of an instance.
+        self._others: set[socket.socket] = set()
         self._gate: Gate | None = None
-        self._look_at = 0.0
+        self._check_at = 0.0
         self._num_instances = num_instances
-        self._listener = listener
+        self._events = events
         self._paused = False
         self._handlers: dict[int, Callable[[Any, int], None]] = {}
-        self._answers: dict[socket.socket, _Answer] = {}  # not sent completely yet
+        self._answers: InspectionAnswers
 
     def open(self, selector: selectors.BaseSelector, folder: Path, listen: str | None) -> None:
-        """Listen in a private folder and, for other hosts, on an address of this machine.
+        """Listen in the launcher's folder and, for other hosts, on an address of this machine.
 
         Raises:
-            OSError: The kernel gives no socket; ``close`` closes what there is.
-            StartError: The address is none of this machine.
+            OSError: A socket cannot be made; ``close`` closes the others.
+            StartError: This machine does not have the address.
         """
         self._selector = selector
+        self._answers = InspectionAnswers(selector)
         path = folder / SOCKET_NAME
         local = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._sockets.append(local)
@@ -183,7 +211,7 @@ class ControlChannel:
         return len(self.peers) == self._num_instances
 
     def send(self, peer: Peer, kind: bytes, value: Any) -> None:
-        """Send one frame; what does not go out now goes when it can."""
+        """Send one frame as soon as the connection takes it."""
         peer.unsent += control_protocol.pack(kind, json.dumps(value).encode())
         self._flush(peer)
 
@@ -192,15 +220,15 @@ class ControlChannel:
         self.send(self.peers[instance], kind, value)
 
     def send_bytes_to(self, instance: int, kind: bytes, payload: bytes) -> None:
-        """Send one frame whose payload is no value."""
+        """Send one frame whose payload is not JSON."""
         peer = self.peers[instance]
         peer.unsent += control_protocol.pack(kind, payload)
         self._flush(peer)
 
     def send_parts_to(self, instance: int, kind: bytes, payloads: Iterator[bytes]) -> None:
-        """Send frames, each taken when the one before is out: the rest is not in memory.
+        """Send frames, each of which is read only when the previous one is sent, to save memory.
 
-        What is sent meanwhile goes between them.
+        Other frames are sent between them.
         """
         peer = self.peers[instance]
         peer.parts = (control_protocol.pack(kind, payload) for payload in payloads)
@@ -211,44 +239,46 @@ class ControlChannel:
         for peer in self.peers.values():
             self.send(peer, kind, value)
 
+    def next_deadline(self) -> float:
+        """Return the time of the next check."""
+        return self._check_at
+
     def on_time(self, now: float) -> None:
-        """Turn away who shows no secret of the job, and leave hosts that answer no more."""
+        """Close connections without the token, slow inspections, and unreachable hosts."""
         if self._gate is not None and self._gate.has_strangers:
-            self._let_in(self._gate, 0)
-        if now >= self._look_at:
-            self._look_at = now + _LOOK_SECONDS
-            for channel, answer in tuple(self._answers.items()):
-                if now > answer.moved_at + _READER_SECONDS:
-                    self._end_answer(channel)
-            for peer in self.peers.values():
-                if peer.is_open and peer.channel.family != socket.AF_UNIX and _is_silent(peer):
-                    self._lose(peer)
+            self._serve_gate(self._gate, 0)
+        if now < self._check_at:
+            return
+        self._check_at = now + _CHECK_SECONDS
+        self._answers.drop_unread(now)
+        for peer in self.peers.values():
+            if peer.is_open and peer.channel.family != socket.AF_UNIX and _is_unreachable(peer):
+                self._disconnect(peer)
 
     def pause(self, paused: bool) -> None:
-        """Read nothing for a while: the instances' output has to wait."""
+        """Pause or resume reading, so that the instances wait with their output."""
         if paused != self._paused:
             self._paused = paused
             for peer in self.peers.values():
                 self._watch(peer)
 
-    def leave_unanswered(self) -> None:
-        """Lose the wrappers that have not told how their programs ended, if they could have."""
+    def drop_unfinished(self) -> None:
+        """Close connections to wrappers that have not reported the end of their programs.
+
+        While reading is paused, they could not have reported it, and nothing is closed.
+        """
         for peer in self.peers.values():
             if peer.is_open and peer.outcome is None and not self._paused:
-                self._lose(peer)
+                self._disconnect(peer)
 
     def close(self) -> None:
         """Close every connection."""
         for peer in self.peers.values():
             peer.is_open = False
             peer.channel.close()
-        for channel, answer in tuple(self._answers.items()):
-            with contextlib.suppress(OSError):
-                channel.settimeout(_LAST_ANSWER_SECONDS)
-                channel.sendall(answer.unsent)
-            self._end_answer(channel)
-        for guest in tuple(self._guests):
-            self._close_guest(guest)
+        self._answers.close()
+        for channel in tuple(self._others):
+            self._close_other(channel)
         self._close_listeners()
 
     def _close_listeners(self) -> None:
@@ -268,47 +298,49 @@ class ControlChannel:
     # --- events ---------------------------------------------------------------------------
 
     def _open_gate(self, listener: Any, _: int) -> None:
-        """Somebody has connected from a network: hear who is of the job."""
-        from popdist_py.peers.gate import Gate  # while wrappers start: at the top it delays mpirun
+        """After the first connection from the network, begin to check tokens."""
+        # Imported while wrappers start. At the top of the module, it would delay mpirun.
+        from popdist_py.peers.gate import Gate
 
         self._selector.unregister(listener)
         self._sockets.remove(listener)
-        self._gate = Gate(self.token.encode(), 0, self._num_instances, self._listener.refused)
+        refused = self._events.stranger_refused
+        self._gate = Gate(self.token.encode(), 0, self._num_instances, refused)
         self._gate.listen(listener)
-        self._selector.register(self._gate, selectors.EVENT_READ, self._let_in)
+        self._selector.register(self._gate, selectors.EVENT_READ, self._serve_gate)
 
-    def _let_in(self, gate: Any, _: int) -> None:
+    def _serve_gate(self, gate: Any, _: int) -> None:
         try:
-            guests = gate.serve()
+            admitted = gate.serve()
         except OSError as error:
             self._close_listeners()
-            self._listener.closed(error)
+            self._events.accept_failed(error)
             return
-        for guest in guests:
-            control_protocol.keep_alive(guest.connection)
-            self._await_hello(guest.connection)
+        for member in admitted:
+            control_protocol.keep_alive(member.connection)
+            self._await_hello(member.connection)
 
     def _accept(self, listener: Any, _: int) -> None:
         try:
             channel, _address = listener.accept()
         except OSError as error:
             if error.errno in (errno.EMFILE, errno.ENFILE):
-                # A waiting connection keeps an open listener readable: the loop would spin.
+                # The waiting connection would keep the socket readable, and the loop would spin.
                 self._close_listeners()
-                self._listener.closed(error)
+                self._events.accept_failed(error)
             return
         channel.setblocking(False)
         self._await_hello(channel)
 
     def _await_hello(self, channel: socket.socket) -> None:
-        self._guests.add(channel)
+        self._others.add(channel)
         reader = control_protocol.Reader()
         self._selector.register(
-            channel, selectors.EVENT_READ, lambda sock, _: self._greet(sock, reader)
+            channel, selectors.EVENT_READ, lambda sock, _: self._read_first_frame(sock, reader)
         )
 
-    def _greet(self, channel: Any, reader: control_protocol.Reader) -> None:
-        """Take the first frame of a connection; one without the token is dropped."""
+    def _read_first_frame(self, channel: Any, reader: control_protocol.Reader) -> None:
+        """Take the first frame of a connection; close the connection if it is not valid."""
         try:
             data = channel.recv(_CHUNK)
             messages = reader.feed(data)
@@ -316,74 +348,53 @@ class ControlChannel:
                 return
             kind, payload = messages[0]
             if kind == control_protocol.INSPECT and channel.family == socket.AF_UNIX:
-                # Only this user reaches the folder that the socket is in.
+                # Only this user can enter the folder of the socket.
                 self._selector.unregister(channel)
                 want = _value(kind, payload)
-                self._listener.inspected(want, lambda text: self._begin_answer(channel, text))
+                self._events.inspected(want, lambda text: self._answer(channel, text))
                 return
             if kind == control_protocol.STDIN and channel.family == socket.AF_UNIX:
                 self._selector.unregister(channel)
                 standard_input.pass_on(channel)
-                self._close_guest(channel)
+                self._close_other(channel)
                 return
-            peer = self._peer(channel, hello_of(kind, payload))
+            peer = self._peer(channel, parse_hello(kind, payload))
         except BlockingIOError:
             return
         except (OSError, ValueError, IndexError, RecursionError):
-            self._close_guest(channel)
+            self._close_other(channel)
             return
-        self._guests.remove(channel)
+        self._others.remove(channel)
         self.peers[peer.index] = peer
-        self._handlers[peer.index] = lambda _, events: self._serve(peer, reader, events)
+        self._handlers[peer.index] = lambda _, events: self._exchange(peer, reader, events)
         self._selector.unregister(channel)
         self._watch(peer)
         if self.is_complete:
             self._close_gate()
-        self._listener.joined(peer)
+        self._events.connected(peer)
 
-    def _begin_answer(self, channel: socket.socket, text: str) -> None:
-        """Send the answer to an inspection in one or more frames, as its reader takes them."""
-        if channel not in self._guests:
-            return  # the job is over
-        data = text.encode()
-        size = control_protocol.MAX_PAYLOAD
-        parts = [data[at : at + size] for at in range(0, len(data), size)] or [b""]
-        frames = b"".join(control_protocol.pack(control_protocol.STACKS, part) for part in parts)
-        self._answers[channel] = _Answer(memoryview(frames), time.monotonic())
-        self._selector.register(channel, selectors.EVENT_WRITE, self._go_on_answering)
-        self._go_on_answering(channel, selectors.EVENT_WRITE)
+    def _answer(self, channel: socket.socket, text: str) -> None:
+        """Answer an inspection, unless the job has ended meanwhile."""
+        if channel in self._others:
+            self._others.remove(channel)
+            self._answers.send(channel, text)
 
-    def _go_on_answering(self, channel: Any, _: int) -> None:
-        answer = self._answers[channel]
-        try:
-            while answer.unsent:
-                answer.unsent = answer.unsent[channel.send(answer.unsent) :]
-                answer.moved_at = time.monotonic()
-        except BlockingIOError:
-            return
-        except OSError:  # the reader is gone
-            pass
-        self._end_answer(channel)
-
-    def _end_answer(self, channel: socket.socket) -> None:
-        del self._answers[channel]
-        self._close_guest(channel)
-
-    def _close_guest(self, channel: socket.socket) -> None:
-        self._guests.remove(channel)
+    def _close_other(self, channel: socket.socket) -> None:
+        self._others.remove(channel)
         with contextlib.suppress(KeyError, ValueError):
             self._selector.unregister(channel)
         channel.close()
 
     def _peer(self, channel: Any, hello: Hello) -> Peer:
-        """Return the instance that says hello.
+        """Return the instance whose wrapper has sent ``hello``.
 
         Raises:
-            ValueError: It is none of this job, or one that is there already.
+            ValueError: It is not an instance of this job, or it has connected already.
         """
-        import hmac  # here, while other wrappers start: at the top it would delay mpirun
+        # Imported while other wrappers start. At the top of the module, it would delay mpirun.
+        import hmac
 
-        is_remote = channel.family != socket.AF_UNIX  # it has shown the token at the gate
+        is_remote = channel.family != socket.AF_UNIX  # the gate has checked its token
         index = hello.rank
         if (
             not (is_remote or hmac.compare_digest(hello.token.encode(), self.token.encode()))
@@ -391,7 +402,7 @@ class ControlChannel:
             or index in self.peers
         ):
             raise ValueError("not one of this job's instances")
-        stdout, stderr = self._listener.make_streams(index)
+        stdout, stderr = self._events.make_streams(index)
         offset_ns = time.time_ns() - hello.time_ns if is_remote and hello.time_ns else 0
         return Peer(
             index=index,
@@ -404,7 +415,7 @@ class ControlChannel:
             stderr=stderr,
         )
 
-    def _serve(self, peer: Peer, reader: control_protocol.Reader, events: int) -> None:
+    def _exchange(self, peer: Peer, reader: control_protocol.Reader, events: int) -> None:
         """Move bytes between the launcher and one wrapper."""
         if events & selectors.EVENT_WRITE:
             self._flush(peer)
@@ -418,22 +429,21 @@ class ControlChannel:
         except (OSError, ValueError, RecursionError):
             data, messages = b"", []
         for kind, value in messages:
-            self._listener.received(peer, kind, value)
+            self._events.received(peer, kind, value)
         if not data:
-            self._lose(peer)
+            self._disconnect(peer)
 
-    def _lose(self, peer: Peer) -> None:
-        """Close a connection that has ended."""
+    def _disconnect(self, peer: Peer) -> None:
         peer.is_open = False
         with contextlib.suppress(KeyError, ValueError):
             self._selector.unregister(peer.channel)
         peer.channel.close()
-        self._listener.lost(peer)
+        self._events.disconnected(peer)
 
     def _flush(self, peer: Peer) -> None:
         try:
             if peer.parts is not None and not peer.unsent:
-                # One at a time: the others have their turn.
+                # One frame at a time, so that other frames can be sent between them.
                 peer.unsent += (part := next(peer.parts, b""))
                 peer.parts = peer.parts if part else None
             while peer.unsent and peer.is_open:
@@ -446,7 +456,7 @@ class ControlChannel:
         self._watch(peer)
 
     def _watch(self, peer: Peer) -> None:
-        """Register a connection for the events that matter now."""
+        """Register a connection for the events that are wanted now."""
         if not peer.is_open:
             return
         wanted = 0 if self._paused else selectors.EVENT_READ
@@ -462,9 +472,9 @@ class ControlChannel:
             self._selector.modify(peer.channel, wanted, handler)
 
 
-def _is_silent(peer: Peer) -> bool:
-    """Whether the host of an instance answers no more."""
-    from popdist_py.peers.silence import is_silent  # jobs of one host do without
+def _is_unreachable(peer: Peer) -> bool:
+    """Tell whether the host of an instance has not answered for too long."""
+    from popdist_py.peers.silence import is_silent  # not needed by jobs on one host
 
     return is_silent(peer.channel, control_protocol.LOST_AFTER_SECONDS)
 
@@ -477,7 +487,7 @@ def _listen(address: str) -> socket.socket:
     """Return a socket that listens on an address of this machine, on any port.
 
     Raises:
-        StartError: It is none of this machine.
+        StartError: This machine does not have the address.
     """
     try:
         return socket.create_server(

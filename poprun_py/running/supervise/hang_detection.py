@@ -1,122 +1,82 @@
-"""When an instance counts as hung: pure, the clock is an argument.
+"""Hang detection: the instances that make no progress, and the end of a job that hangs.
 
-An instance that counts steps hangs if it makes no step and nothing else moves in it, unless it
-waits for another instance that is at work. If no instance counts steps, the job is judged as a
-whole, by what moves in its instances.
+An instance that counts steps hangs if it makes no step and shows no other activity, unless it waits
+for an instance that is working. If no instance counts steps, the activity of all instances decides.
+The detector is pure: the clock is an argument. The check confirms a hang by the stacks, which also
+show which instances caused it.
 """
 
 from __future__ import annotations
 
+import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Iterable
 
 from popdist_py.environment import COMPILING, INFERENCE, TRAINING
-from poprun_py.instance.program_activity import BUSY_SHARE
-from poprun_py.running.supervise.job import Progress
+from poprun_py.running.supervise import stacks
+from poprun_py.running.supervise.activity_monitor import (
+    AUTO_IDLE_SECONDS,
+    ActivityMonitor,
+    start_limit,
+    storage_limit,
+)
+from poprun_py.running.supervise.job import Cause, Progress, StackGroup
+from poprun_py.running.supervise.mpirun_process import Mpirun
+from poprun_py.running.supervise.shutdown import JobShutdown
+from poprun_py.running.supervise.stacks import StackCollector
 
 _AUTO_FACTOR, _AUTO_FLOOR_SECONDS, _AUTO_SAMPLES = 20, 10.0, 5
-# The limit is at least this many times the longest time between two steps that was seen.
+# With "auto", the limit is at least this many times the longest time between two steps so far.
 _AUTO_LONGEST_FACTOR = 2
-_KEPT_SAMPLES = 101  # durations of single steps; several short steps share one beat
-# A launcher that has not looked for this long was stopped itself: the missed time is not silence.
+# The number of step durations to keep. One progress message may report several short steps.
+_KEPT_DURATIONS = 101
+# If the launcher has not checked for this long, it was stopped itself. The instances are not to
+# blame for that time.
 _LATE_SECONDS = 1.0
-# A wrapper that sends neither steps nor looks for the limit, and this long at least, is stopped.
-_LEAST_UNHEARD_SECONDS = 2.0
-# Before its first step an instance joins the others, loads data and compiles; other models are
-# compiled later.
-_START_FACTOR, _START_FLOOR_SECONDS = 10, 30.0
-# A disk, a file server, or an upload at the end of a program may stall for minutes.
-_STORE_FACTOR, _STORE_FLOOR_SECONDS = 10, 300.0
-# Of programs without steps nothing is known to compare with: a sleep of a minute is no hang.
-_AUTO_LIFE_SECONDS = 120.0
-_LEAST_LOOK_SECONDS, _MOST_LOOK_SECONDS = 0.1, 2.0
-# More at once than a program uses that wakes up now and then. The kernel counts in 0.01 s.
-_LEAST_CPU_SECONDS, _MOST_CPU_SECONDS = 0.02, 0.2
-# Bytes that move while nothing goes on: of events between threads, and of stacks that we ask for.
-_IDLE_BYTES_PER_SECOND, _IDLE_BYTES = 16 << 10, 256 << 10
-# TCP bytes that are no sign of work: a program may send a monitor a few kilobytes now and then.
-_IDLE_RECEIVED_PER_SECOND = 4 << 10
-_LEAST_RECEIVED, _MOST_RECEIVED, _RECEIVED_PER_SECOND_OF_LIMIT = 4 << 10, 32 << 10, 1 << 10
-# A wrapper that tells nothing for so long may have been stopped with its program.
-_UNHEARD_SECONDS = 10.0
+# A wrapper counts as stopped if it sends neither steps nor samples for the step limit, but at
+# least for this long and at most for the second time.
+_MIN_UNSAMPLED_SECONDS, _MAX_UNSAMPLED_SECONDS = 2.0, 10.0
+_INFINITY = float("inf")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Look:
-    """One observation of an instance that makes no steps, by its wrapper.
+class HangDetector:
+    """Follows the steps of all instances, and their activity in ``activity``.
 
-    ``at`` is in seconds on the clock of its host. By then the program had ``written`` bytes of
-    output, been awake for ``awake_seconds``: with a CPU or in want of one, and moved so many
-    ``moved_bytes`` of files, pipes and disk, and ``received_bytes`` of TCP. ``call`` is the last
-    collective of the library: its number, which one, whether it goes on. ``waits``: the program
-    waits for others in it. ``saves``: it saves or loads a checkpoint, or one of its threads waits
-    for a disk. ``stopped``: a signal has stopped it. ``ending``: its interpreter is shutting down
-    and runs no more Python. ``joined``: it has called ``init()``, and may count steps later.
-    ``reads``: it waits for what the user types. ``away``: for at least so many seconds its main
-    thread has run no Python; 0 if it has, or was not asked.
-    """
-
-    at: float
-    written: int = 0
-    awake_seconds: float = 0.0
-    moved_bytes: int = 0
-    received_bytes: int = 0
-    call: tuple[int, int, int] = (0, 0, 0)
-    waits: bool = False
-    saves: bool = False
-    stopped: bool = False
-    ending: bool = False
-    joined: bool = False
-    reads: bool = False
-    away: float = 0.0
-
-    @classmethod
-    def of(cls, message: Mapping[str, Any]) -> Look:
-        """Return what a wrapper's message says."""
-        number, which, goes_on, _ = message["call"]
-        return cls(**{**message, "call": (number, which, goes_on)})
-
-
-class HangWatch:
-    """Follows the steps of all instances; ``life`` follows what else moves in them.
-
-    An instance hangs if it has made no step for the limit and, as ``LifeWatch`` tells, nothing else
-    has moved in it for as long. If it waits for others, it hangs only if none of these is at work.
-    Like is compared with like: training steps with training steps, other calls with other calls.
-    Compiling is neither. If a wrapper sends nothing, its instance is judged by its steps alone.
+    An instance hangs if it has made no step for the limit, and its activity monitor reports no
+    activity for as long. If it waits for others, it hangs only if none of these is working.
+    Training steps are compared with training steps, and other calls with other calls. Compiling is
+    neither. If a wrapper sends no samples, only the steps of its instance count.
 
     Args:
         limit: Seconds without a step, or "auto": 20 times the median step or twice the longest
             time without a step, whichever is longer, and at least 10 s. The first step, and
-            compiling, may take ten times as long, at least 30 s. With "auto", an instance is
-            judged this early only if it is stopped, or waits in a collective of the library. Any
-            other may sleep for two minutes.
+            compiling, may take ten times as long, at least 30 s. With "auto", this limit applies
+            only to an instance that is stopped or waits in a collective of the library. All others
+            may sleep for two minutes.
     """
 
     def __init__(self, limit: float | str) -> None:
-        self._fixed = None if isinstance(limit, str) else limit
-        # By instance: how far it is, and since when it is there.
-        self._last: dict[int, tuple[Progress, float]] = {}
+        self._fixed_limit = None if isinstance(limit, str) else limit
+        # For each instance, its progress, and the time at which it got there.
+        self._progress: dict[int, tuple[Progress, float]] = {}
         self._durations: dict[int, deque[float]] = {
-            kind: deque(maxlen=_KEPT_SAMPLES) for kind in (TRAINING, INFERENCE)
+            kind: deque(maxlen=_KEPT_DURATIONS) for kind in (TRAINING, INFERENCE)
         }
         self._longest = dict.fromkeys(self._durations, 0.0)
-        self._limits: dict[int, float | None] = {}  # since the last beat
-        self._looked_at = float("-inf")
-        self._may_hang_at = float("-inf")  # no further instance exceeds its limit earlier
-        self.life = LifeWatch(limit)
+        self._limits: dict[int, float | None] = {}  # computed since the last progress
+        self._checked_at = -_INFINITY
+        self._next_timeout_at = -_INFINITY  # no other instance exceeds its limit earlier
+        self.activity = ActivityMonitor(limit)
 
     @property
-    def sample_seconds(self) -> float:
-        """How often the steps have to be looked at."""
-        return 0.2 if self._fixed is None else min(0.5, max(0.02, self._fixed / 5))
+    def check_interval(self) -> float:
+        """The seconds between two checks, and between two progress messages of a wrapper."""
+        return 0.2 if self._fixed_limit is None else min(0.5, max(0.02, self._fixed_limit / 5))
 
     def limit(self, kind: int = TRAINING) -> float | None:
-        """Return the limit of a kind of call in seconds; None while "auto" has seen too few."""
-        if self._fixed is not None:
-            return self._fixed
+        """Return the limit of a kind of call, in seconds; None while "auto" has too few samples."""
+        if self._fixed_limit is not None:
+            return self._fixed_limit
         if kind not in self._limits:
             self._limits[kind] = self._auto_limit(kind)
         return self._limits[kind]
@@ -126,375 +86,237 @@ class HangWatch:
         if len(durations) < _AUTO_SAMPLES:
             return None
         longest = _AUTO_LONGEST_FACTOR * self._longest[kind]
-        return max(_AUTO_FLOOR_SECONDS, _AUTO_FACTOR * _median(durations), longest)
+        return max(_AUTO_FLOOR_SECONDS, _AUTO_FACTOR * _upper_median(durations), longest)
 
-    def beat(self, instance: int, progress: Progress, now: float) -> None:
-        """Take how far an instance is."""
-        before, when = self._last.get(instance, (progress, now))
+    def record_progress(self, instance: int, progress: Progress, now: float) -> None:
+        """Record the progress of an instance."""
+        before, since = self._progress.get(instance, (progress, now))
         done = progress.calls_since(before)
         if done == 0:
-            # It may have begun the call that is waited for: that is no progress.
-            now = when
-        else:
-            self.life.computes(instance, now)
-            if done is not None and before.has_begun and progress.kind in self._durations:
-                several = [(now - when) / done] * min(done, _AUTO_SAMPLES)
-                self._durations[progress.kind].extend(several)
-                self._longest[progress.kind] = max(self._longest[progress.kind], now - when)
-                self._limits.clear()
-        self._last[instance] = (progress, now)
+            # The instance may have begun a call. That is not progress.
+            self._progress[instance] = (progress, since)
+            return
+        self.activity.mark_working(instance, now)
+        if done is not None and before.has_begun and progress.kind in self._durations:
+            durations = [(now - since) / done] * min(done, _AUTO_SAMPLES)
+            self._durations[progress.kind].extend(durations)
+            self._longest[progress.kind] = max(self._longest[progress.kind], now - since)
+            self._limits.clear()
+        self._progress[instance] = (progress, now)
 
-    def excuse(self, now: float) -> None:
-        """Begin all silences anew: the launcher, or the reader of the output, made all wait."""
-        self._last = {instance: (progress, now) for instance, (progress, _) in self._last.items()}
-        self.life.excuse(now)
+    def reset_timers(self, now: float) -> None:
+        """Restart all times: the launcher, or the reader of the output, made all instances wait."""
+        self._progress = {index: (progress, now) for index, (progress, _) in self._progress.items()}
+        self.activity.reset_timers(now)
 
-    def ended(self, instance: int, now: float) -> None:
-        """Judge this instance no more."""
-        self._last.pop(instance, None)
-        self.life.ended(instance, now)
+    def remove(self, instance: int, now: float) -> None:
+        """Forget an instance that has ended."""
+        self._progress.pop(instance, None)
+        self.activity.remove(instance, now)
 
     @property
     def counts_steps(self) -> bool:
-        """Whether an instance that runs counts steps: then only these are judged."""
-        return bool(self._last)
+        """Whether a running instance counts steps; then only such instances can hang."""
+        return bool(self._progress)
 
     def next_deadline(self) -> float:
-        """Return when the steps have to be looked at again."""
-        return self._looked_at + self.sample_seconds
+        """Return the time of the next check."""
+        return self._checked_at + self.check_interval
 
-    def on_time(
-        self, now: float, *, is_held_up: bool, is_mpirun_stopped: bool = False
+    def is_due(self, now: float) -> bool:
+        """Tell whether ``check`` has anything to do, if the instances can write their output."""
+        return now >= min(self.next_deadline(), self._next_timeout_at)
+
+    def check(
+        self, now: float, *, is_blocked: bool, is_mpirun_stopped: bool = False
     ) -> tuple[int, ...]:
-        """Return the instances that hang now, the one that is silent for longest first.
+        """Return the instances that seem to hang now, the longest idle instance first.
 
         Args:
             now: The time.
-            is_held_up: Whether the reader of the output makes the instances wait.
-            is_mpirun_stopped: Whether mpirun is stopped: an ending instance then waits for ever.
+            is_blocked: Whether the reader of the output, or a debugger, makes the instances wait.
+            is_mpirun_stopped: Whether mpirun is stopped. An ending instance then waits for ever.
         """
-        self.life.may_end = not is_mpirun_stopped
-        # The launcher asks after every event, and thousands of instances cause very many events.
-        is_early = now < min(self.next_deadline(), self._may_hang_at)
-        if is_early and not is_held_up:
+        if not (is_blocked or self.is_due(now)):
             return ()
-        if is_held_up or now > self._looked_at + _LATE_SECONDS:
-            self.excuse(now)
-        self._looked_at = now
+        self.activity.can_end = not is_mpirun_stopped
+        if is_blocked or now > self._checked_at + _LATE_SECONDS:
+            self.reset_timers(now)
+        self._checked_at = now
         return self.hung(now)
 
     def hung(self, now: float) -> tuple[int, ...]:
-        """Return the instances that seem to hang, the one that is silent for longest first.
+        """Return the instances that seem to hang, the longest idle instance first.
 
-        The caller then asks for their stacks and calls ``judged``: an instance that only waits for
-        another, or for a core, may exceed the limit at the same time. For a job without steps, the
-        result is all instances or none.
+        An instance that only waits for another one, or for a core, may exceed the limit at the same
+        time. So the caller then collects the stacks and calls ``confirm``. For a job without steps,
+        the result is all instances or none.
         """
-        ends = [(when, self._patience(progress)) for progress, when in self._last.values()]
-        later = (when + patience for when, patience in ends if now - when <= patience)
-        self._may_hang_at = min(later, default=float("inf"))
-        if all(patience == float("inf") for _, patience in ends):
-            return self.life.hung(now)
-        still = [instance for instance in self._last if self._is_still(instance, now)]
-        if all(map(self.life.waits, still)) and self._is_any_at_work(still, now):
+        limits = [(since, self._step_limit(each)) for each, since in self._progress.values()]
+        later = (since + limit for since, limit in limits if now - since <= limit)
+        self._next_timeout_at = min(later, default=_INFINITY)
+        if all(limit == _INFINITY for _, limit in limits):
+            return self.activity.hung(now)
+        idle = [instance for instance in self._progress if self._is_idle(instance, now)]
+        if all(map(self.activity.is_waiting, idle)) and self._is_any_other_working(idle, now):
             return ()
-        return tuple(sorted(still, key=lambda index: (self._last[index][1], index)))
+        return tuple(sorted(idle, key=lambda index: (self._progress[index][1], index)))
 
-    def judged(self, waiting: Iterable[int], ending: Iterable[int], now: float) -> tuple[int, ...]:
-        """Return the instances that hang; stacks have shown which are ``waiting`` or ``ending``."""
+    def confirm(self, waiting: Iterable[int], ending: Iterable[int], now: float) -> tuple[int, ...]:
+        """Return the instances that hang according to their stacks.
+
+        Args:
+            waiting: The instances whose stacks wait for other instances.
+            ending: The instances whose stacks show that their interpreters are shutting down.
+            now: The time.
+        """
         waiting = set(waiting)
         for index in ending:
-            self.life.ends(index, now)
+            self.activity.mark_ending(index, now)
         for index in self.busy(now):
             if index not in waiting:
-                self.life.computes(index, now)
+                self.activity.mark_working(index, now)
         hung = self.hung(now)
-        is_each_waiting = all(index in waiting or self.life.waits(index) for index in hung)
-        if self.counts_steps and is_each_waiting and self._is_any_at_work(hung, now):
+        is_each_waiting = all(index in waiting or self.activity.is_waiting(index) for index in hung)
+        if self.counts_steps and is_each_waiting and self._is_any_other_working(hung, now):
             for index in hung:
-                self.life.computes(index, now)
+                self.activity.mark_working(index, now)
             return ()
         return hung
 
     def busy(self, now: float) -> tuple[int, ...]:
         """Return the ``hung`` instances that use CPU time; stacks tell whether only to wait."""
         hung = set(self.hung(now))
-        return tuple(i for i in self.life.busy(now, self._quiet) if i in hung)
+        return tuple(i for i in self.activity.busy(now, self._idle_limit) if i in hung)
 
-    def _is_still(self, index: int, now: float) -> bool:
-        """Tell whether an instance has made no step for too long, and nothing else moves in it."""
-        progress, when = self._last[index]
-        patience = self._patience(progress)
-        if now - when <= patience or self.life.is_ending(index, now):
+    def _is_idle(self, index: int, now: float) -> bool:
+        progress, since = self._progress[index]
+        limit = self._step_limit(progress)
+        if now - since <= limit or self.activity.is_ending(index, now):
             return False
-        unheard = min(_UNHEARD_SECONDS, max(_LEAST_UNHEARD_SECONDS, patience))
-        if not self.life.is_heard(index, now, unheard):
+        unsampled = min(_MAX_UNSAMPLED_SECONDS, max(_MIN_UNSAMPLED_SECONDS, limit))
+        if not self.activity.has_recent_sample(index, now, unsampled):
             return True
-        return self.life.is_still(index, now, self._quiet(index))
+        return self.activity.is_idle(index, now, self._idle_limit(index))
 
-    def _is_any_at_work(self, still: Iterable[int], now: float) -> bool:
-        """Tell whether an instance outside ``still`` works, and may yet join the waiting ones."""
-        still = set(still)
+    def _is_any_other_working(self, idle: Iterable[int], now: float) -> bool:
+        """Tell whether an instance outside ``idle`` works, and may yet reach the waiting ones."""
+        idle = set(idle)
         return any(
-            index not in still
-            and not self.life.is_ending(index, now)
-            and not (self._quiet(index) is None and self.life.is_still(index, now))
-            for index in {*self.life.instances, *self._last}
+            index not in idle
+            and not self.activity.is_ending(index, now)
+            and not (self._idle_limit(index) is None and self.activity.is_idle(index, now))
+            for index in {*self.activity.instances, *self._progress}
         )
 
-    def _quiet(self, index: int) -> float | None:
-        """Return how long nothing may move in an instance; None if ``life`` decides that."""
-        if index not in self._last:
+    def _idle_limit(self, index: int) -> float | None:
+        """Return the limit without activity for an instance; None for the monitor's own limit."""
+        if index not in self._progress:
             return None
-        limit = self._patience(self._last[index][0])
-        look = self.life.last(index)
-        if limit == float("inf") or look is None:
+        limit = self._step_limit(self._progress[index][0])
+        sample = self.activity.last_sample(index)
+        if limit == _INFINITY or sample is None:
             return None
-        if look.saves:
-            return _store_patience(limit)
-        is_certain = self._fixed is not None or look.waits or look.stopped
-        return limit if is_certain else max(_AUTO_LIFE_SECONDS, limit)
+        if sample.saves:
+            return storage_limit(limit)
+        is_certain = self._fixed_limit is not None or sample.waits or sample.stopped
+        return limit if is_certain else max(AUTO_IDLE_SECONDS, limit)
 
-    def _patience(self, progress: Progress) -> float:
-        """Return how long an instance may be silent there; inf while nothing can be compared."""
+    def _step_limit(self, progress: Progress) -> float:
+        """Return the limit without progress; inf while there is nothing to compare with."""
         is_compiling = progress.kind == COMPILING
         limit = self.limit(TRAINING if is_compiling else progress.kind)
         if limit is None:
-            return float("inf")
+            return _INFINITY
         if is_compiling or not progress.has_begun:
-            return _start_patience(limit)
+            return start_limit(limit)
         return limit
 
-    def done(self) -> dict[int, tuple[int, int]]:
-        """Return the training steps, and other calls since, of every instance that is judged."""
+    def progress_counts(self) -> dict[int, tuple[int, int]]:
+        """Return each instance's training steps, and its other calls since the last of them.
+
+        For a job without steps, these are the collectives of each instance, and 0.
+        """
         if not self.counts_steps:
-            return self.life.done()
-        return {i: (progress.step, progress.calls) for i, (progress, _) in self._last.items()}
+            return self.activity.collective_counts()
+        return {i: (progress.step, progress.calls) for i, (progress, _) in self._progress.items()}
 
-    def silence(self, instance: int, now: float) -> float:
-        """Return the seconds since an instance's last step, or last sign of life."""
-        if instance not in self._last:
-            return self.life.silence(instance, now)
-        return now - self._last[instance][1]
-
-
-class _Bucket:
-    """Fills with what is used beyond what a program uses that only waits."""
-
-    def __init__(self, idle_per_second: float, size: float) -> None:
-        self._idle, self._size = idle_per_second, size
-        self._level = 0.0
-
-    def runs_over(self, used: float, seconds: float) -> bool:
-        """Take what was used in so many seconds; tell whether that is more than waiting."""
-        self._level = max(0.0, self._level + used - self._idle * seconds)
-        if self._level <= self._size:
-            return False
-        self._level = 0.0
-        return True
+    def idle_seconds(self, instance: int, now: float) -> float:
+        """Return the seconds since an instance's last step, or last activity."""
+        if instance not in self._progress:
+            return self.activity.idle_seconds(instance, now)
+        return now - self._progress[instance][1]
 
 
-class _Watched:
-    """One instance: the last look at it, and when something moved, by two clocks.
-
-    That of its host tells how long nothing moved; that of the launcher, since when that counts.
-    """
-
-    def __init__(self, limit: float, now: float) -> None:
-        self.last: Look | None = None
-        self.heard = now
-        # When it last did more than to stay in a call of C, and when it used CPU time, or did more:
-        # by the clock of its host, and the launcher's.
-        self.acted = self.moved = (0.0, now)
-        self.ending_since: float | None = None  # by the clock of the launcher
-        self._cpu = _Bucket(BUSY_SHARE, min(_MOST_CPU_SECONDS, max(_LEAST_CPU_SECONDS, limit / 50)))
-        self._bytes = _Bucket(_IDLE_BYTES_PER_SECOND, _IDLE_BYTES)
-        received = min(_MOST_RECEIVED, max(_LEAST_RECEIVED, _RECEIVED_PER_SECOND_OF_LIMIT * limit))
-        self._received = _Bucket(_IDLE_RECEIVED_PER_SECOND, received)
-
-    def take(self, look: Look, now: float) -> None:
-        """Compare with the look before."""
-        before, self.last, self.heard = self.last, look, now
-        if look.ending and self.ending_since is None:
-            self.ending_since = now
-        if before is None:
-            self.acted = self.moved = (look.at, now)
-            return
-        seconds = look.at - before.at
-        # A waiting collective of the library alternates between sleeping and polling. Work of other
-        # threads and processes does not advance it, nor a program that is stopped.
-        share = 0 if (look.waits and before.waits) or (look.stopped and before.stopped) else 1
-        has_bytes = self._bytes.runs_over(share * (look.moved_bytes - before.moved_bytes), seconds)
-        received = share * (look.received_bytes - before.received_bytes)
-        has_received = self._received.runs_over(received, seconds)
-        used = share * (look.awake_seconds - before.awake_seconds)
-        is_busy = self._cpu.runs_over(used, seconds)
-        if (
-            look.written != before.written
-            or look.call != before.call
-            or (look.saves != before.saves and share)
-            or has_bytes
-            or has_received
-            or look.reads
-            or (is_busy and not look.away)
-        ):
-            self.acted = self.moved = (look.at, now)
-        elif is_busy:
-            self.moved = (look.at, now)
-
-    def seconds_since(self, moment: tuple[float, float], now: float) -> float:
-        """Return how long ago a moment was, as far as looks tell, which a busy host delays."""
-        host, launcher = moment
-        if self.last is None or now - self.heard > _UNHEARD_SECONDS:
-            return now - launcher
-        return min(self.last.at - host, now - launcher)
-
-
-class LifeWatch:
-    """Follows what moves in the instances; alone, it judges a job that counts no steps.
-
-    Such a job hangs when all its instances are silent: if each, for the limit, has written
-    nothing, made no collective of the library, moved no bytes, and used no CPU time but for
-    waiting. CPU time counts as waiting if the library says so. It also does if the main thread has
-    run no Python all the time and is in a call that waits for others. Only the stack tells that: a
-    caller that asks for it, and sees no such call, calls ``computes``. An instance that saves or
-    ends is given ten times the limit, at least five minutes; with "auto", five minutes. An ending
-    instance is left out when the others are judged.
-
-    Args:
-        limit: Seconds of silence, or "auto": two minutes. An instance that has joined the others,
-            and made no collective, is given as long as for a first step.
-    """
-
-    def __init__(self, limit: float | str) -> None:
-        self._limit = _AUTO_LIFE_SECONDS if isinstance(limit, str) else limit
-        self._start = self._limit if isinstance(limit, str) else _start_patience(limit)
-        self._store = _STORE_FLOOR_SECONDS if isinstance(limit, str) else _store_patience(limit)
-        self._watched: dict[int, _Watched] = {}
-        self.may_end = True  # whether an ending instance can end; not while mpirun is stopped
-
-    @property
-    def look_seconds(self) -> float:
-        """How often the instances have to be looked at."""
-        return min(_MOST_LOOK_SECONDS, max(_LEAST_LOOK_SECONDS, self._limit / 8))
-
-    @property
-    def instances(self) -> Collection[int]:
-        """The instances that run."""
-        return self._watched.keys()
-
-    def started(self, instance: int, now: float) -> None:
-        """Watch an instance whose program runs."""
-        self._watched[instance] = _Watched(self._limit, now)
-
-    def look(self, instance: int, look: Look, now: float) -> None:
-        """Take a look at an instance."""
-        if instance in self._watched:
-            self._watched[instance].take(look, now)
-
-    def excuse(self, now: float) -> None:
-        """Begin all silences anew."""
-        for instance, each in self._watched.items():
-            self.computes(instance, now)
-            if each.ending_since is not None:
-                each.ending_since = now
-
-    def computes(self, instance: int, now: float) -> None:
-        """Begin the silence of an instance anew: it computes, although its looks do not show it."""
-        if each := self._watched.get(instance):
-            each.acted = each.moved = (each.last.at if each.last else 0.0, now)
-
-    def ends(self, instance: int, now: float) -> None:
-        """Note that the interpreter of an instance is shutting down."""
-        each = self._watched.get(instance)
-        if each is not None and each.ending_since is None:
-            each.ending_since = now
-
-    def ended(self, instance: int, now: float) -> None:
-        """Judge this instance no more; the others go on from here."""
-        self._watched.pop(instance, None)
-        self.excuse(now)
-
-    def hung(self, now: float) -> tuple[int, ...]:
-        """Return all instances if nothing moves, the one that is silent for longest first."""
-        judged = [index for index in self._watched if not self.is_ending(index, now)]
-        if not all(self.is_still(index, now) for index in judged):
-            return ()
-        return tuple(sorted(judged, key=lambda index: (-self.silence(index, now), index)))
-
-    def busy(
-        self, now: float, patience: Callable[[int], float | None] = lambda _: None
-    ) -> tuple[int, ...]:
-        """Return the ``hung`` instances that use CPU time; stacks tell whether only to wait."""
-        return tuple(
-            index
-            for index, each in self._watched.items()
-            if each.seconds_since(each.moved, now) < self._patience(each, patience(index))
-        )
-
-    def last(self, instance: int) -> Look | None:
-        """Return the last look at an instance, if there was one."""
-        each = self._watched.get(instance)
-        return each.last if each else None
-
-    def waits(self, instance: int) -> bool:
-        """Tell whether an instance waits for others in a collective of the library."""
-        look = self.last(instance)
-        return look is not None and look.waits
-
-    def is_heard(self, instance: int, now: float, seconds: float) -> bool:
-        """Tell whether a look at an instance has arrived in the last ``seconds``."""
-        return self.last(instance) is not None and now - self._watched[instance].heard <= seconds
-
-    def is_ending(self, instance: int, now: float) -> bool:
-        """Tell whether the program of an instance is ending and still has time for it."""
-        each = self._watched.get(instance)
-        if each is None or each.ending_since is None or not self.may_end:
-            return False
-        is_stopped = each.last is not None and each.last.stopped
-        return not is_stopped and now - each.ending_since < self._store
-
-    def is_still(self, instance: int, now: float, patience: float | None = None) -> bool:
-        """Tell whether an instance is silent, or has only been in one call of C all the time."""
-        each = self._watched.get(instance)
-        if each is None:
-            return False
-        patience = self._patience(each, patience)
-        is_away = each.last is not None and each.last.away >= patience / 2
-        if is_away and each.seconds_since(each.acted, now) >= patience:
-            return True
-        return each.seconds_since(each.moved, now) >= patience
-
-    def silence(self, instance: int, now: float) -> float:
-        """Return for how long an instance has done nothing, or no more than one call of C."""
-        each = self._watched[instance]
-        return each.seconds_since(each.acted, now)
-
-    def done(self) -> dict[int, tuple[int, int]]:
-        """Return the collectives that every instance has made or begun, and 0."""
-        looks = {i: each.last for i, each in self._watched.items()}
-        return {i: (look.call[0] if look else 0, 0) for i, look in looks.items()}
-
-    def _patience(self, each: _Watched, given: float | None) -> float:
-        if given is not None:
-            return given
-        look = each.last
-        if look is not None and look.saves:
-            return self._store
-        has_begun = look is None or not look.joined or look.call[0] > 0
-        return self._limit if has_begun else self._start
-
-
-def _start_patience(limit: float) -> float:
-    return max(_START_FLOOR_SECONDS, _START_FACTOR * limit)
-
-
-def _store_patience(limit: float) -> float:
-    """Return for how long nothing may move in a program that saves or ends."""
-    return max(_STORE_FLOOR_SECONDS, _STORE_FACTOR * limit)
-
-
-def _median(values: Iterable[float]) -> float:
-    """Return the upper median; importing the statistics module would delay the launch."""
+def _upper_median(values: Iterable[float]) -> float:
+    # Importing the statistics module would delay the launch.
     ordered = sorted(values)
     return ordered[len(ordered) // 2]
+
+
+class HangCheck:
+    """Checks for a hang at the intervals of the detector, and ends a job that hangs.
+
+    Args:
+        detector: Finds the instances that seem to hang.
+        collector: Collects the stacks of the instances.
+        shutdown: Ends the job.
+        mpirun: The process that started the instances.
+        is_blocked: Tells whether the reader of the output, or a debugger, makes the instances wait.
+    """
+
+    def __init__(
+        self,
+        detector: HangDetector,
+        collector: StackCollector,
+        shutdown: JobShutdown,
+        mpirun: Mpirun,
+        is_blocked: Callable[[], bool],
+    ) -> None:
+        self._detector = detector
+        self._collector = collector
+        self._shutdown = shutdown
+        self._mpirun = mpirun
+        self._is_blocked = is_blocked
+        self._is_collecting = False
+
+    def next_deadline(self) -> float:
+        """Return the time of the next check."""
+        return self._detector.next_deadline()
+
+    def on_time(self, now: float) -> None:
+        """If the job seems to hang, collect the stacks of its instances."""
+        is_blocked = self._is_blocked()
+        if not (is_blocked or self._detector.is_due(now)):
+            return
+        hung = self._detector.check(
+            now, is_blocked=is_blocked, is_mpirun_stopped=self._mpirun.is_stopped
+        )
+        if hung and self._shutdown.may_hang and not self._is_collecting:
+            self._is_collecting = True
+            self._collector.collect(self._confirm, now)
+
+    def _confirm(self, groups: tuple[StackGroup, ...]) -> None:
+        """End the job if its stacks confirm the hang and no instance was active meanwhile."""
+        self._is_collecting = False
+        detector, now = self._detector, time.monotonic()
+        if not self._shutdown.may_hang:
+            return
+        busy = detector.busy(now)
+        waiting = {index for group in groups if group.waits for index in group.instances}
+        ending = {i for group in groups if stacks.is_ending(group) for i in group.instances}
+        hung = detector.confirm(waiting, ending, now)
+        if not hung:
+            return
+        if detector.counts_steps:
+            blocking = stacks.blocking_instances(hung, detector.progress_counts(), groups)
+            reason = f"no step for {max(detector.idle_seconds(i, now) for i in hung):.1f} s"
+            if self._mpirun.is_stopped:
+                reason += f" while mpirun ({self._mpirun.pid}) is stopped"
+        else:
+            blocking = stacks.odd_instances(hung, detector.progress_counts(), groups)
+            idle = max(detector.idle_seconds(index, now) for index in blocking)
+            cpu = "CPU time for waiting only" if set(blocking) & set(busy) else "no CPU time"
+            reason = f"silent for {idle:.1f} s (no output, {cpu})"
+        self._shutdown.decide(Cause.HANG, reason, hung=blocking)
+        self._shutdown.end_with_stacks(blocking, groups)

@@ -20,7 +20,7 @@ from poprun_py import process_info
 from poprun_py.display.texts import printable, read_json
 from poprun_py.errors import StartError
 from poprun_py.instance import control_protocol
-from poprun_py.running.supervise.private_folder import ANY_FOLDER, SOCKET_NAME, folder_prefix
+from poprun_py.running.supervise.launcher_folder import ANY_FOLDER, SOCKET_NAME, folder_prefix
 
 if TYPE_CHECKING:
     from poprun_py.running.supervise.control_channel import Peer

@@ -1,6 +1,6 @@
-"""Everything that is shown or kept of a run: the two screens, and the folder of --output-dir.
+"""The output of all instances: on the launcher's stdout and stderr, and in --output-dir.
 
-The supervisor hands it the output and asks it when there is room again; it never blocks.
+Writing never blocks. The supervisor lets the instances wait while a reader does not keep up.
 """
 
 from __future__ import annotations
@@ -22,42 +22,50 @@ from poprun_py.terminal import can_erase, command_name, has_cursor, may_colour
 if TYPE_CHECKING:
     from poprun_py.running.screen.tracebacks import InterruptTracebacks
 
-# How long a line waits for its end. An unbuffered print() writes its newline by itself, and where
-# many programs share a CPU each may be held up before it by a turn of all the others.
-_IDLE_SECONDS, _TURN_SECONDS, _MOST_IDLE_SECONDS = 0.2, 0.005, 2.0
-# A reader that takes nothing for so long after everything else has ended is not waited for.
+# How long a line waits for its end: a fixed time, a time for each instance, and the maximum. An
+# unbuffered print() writes the newline separately. If many programs share a CPU, all the others may
+# run before a program writes its newline.
+_IDLE_SECONDS, _IDLE_SECONDS_PER_INSTANCE, _MAX_IDLE_SECONDS = 0.2, 0.005, 2.0
+# After the stop of a job and the grace time, a reader that takes nothing for this long loses the
+# rest of the output.
 _READER_SECONDS = 2.0
-# Between two tries to write to a reader that does not keep up.
+# The time between two tries to write to a reader that does not keep up.
 _READER_PAUSE_SECONDS = 0.002
-# Words that so few lines follow can be seen together with the report.
-_NEAR_LINES = 8
+# If at most this many lines follow the last lines of an instance, the user sees them together with
+# the report.
+_VISIBLE_LINES = 8
 _STDOUT, _STDERR = 0, 1
 _NAMES = ("stdout", "stderr")
 
 
 class InstanceOutput:
-    """Where the output of all instances goes.
+    """Writes the output of all instances.
 
     Args:
-        job: Says in which form, which instances are shown, and where files are kept.
+        job: The job, with the form of the output, the shown instances, and the output folder.
         descriptors: The launcher's own stdout and stderr.
         write_log: Writes a line of the launcher's own log.
+
+    Attributes:
+        stopped_at: When the job was stopped; None before. A reader that takes nothing long after
+            that is given up.
     """
 
     def __init__(
         self, job: Job, descriptors: tuple[int, int], write_log: Callable[[str], None]
     ) -> None:
-        # Lines on stderr, and how many there were after the last words of each instance.
+        self.stopped_at: float | None = None
+        # The number of lines on stderr: now, and after the last output of each instance.
         self._num_lines = 0
-        self._spoke_at: dict[int, int] = {}
-        self._has_warned = False  # that the files are incomplete
-        turns = _TURN_SECONDS * job.num_instances
-        self._idle_seconds = min(_IDLE_SECONDS + turns, _MOST_IDLE_SECONDS)
+        self._last_line: dict[int, int] = {}
+        self._has_warned = False  # about incomplete files
+        of_instances = _IDLE_SECONDS_PER_INSTANCE * job.num_instances
+        self._idle_seconds = min(_IDLE_SECONDS + of_instances, _MAX_IDLE_SECONDS)
         self._job = job
         self._write_log = write_log
         self._sinks = tuple(Sink(descriptor) for descriptor in descriptors)
         if _is_same_terminal(*descriptors):
-            # One cursor: a line that one stream has left open is in the way of the other.
+            # Both streams share one cursor, so one sink tracks the unfinished line.
             self._sinks = self._sinks[:1] * 2
         terminal = next((sink for sink in reversed(self._sinks) if sink.is_terminal), None)
         self._panel: Panel | None = None
@@ -86,20 +94,20 @@ class InstanceOutput:
         self._streams: dict[int, tuple[OutputStream, OutputStream]] = {}
         self._ended: set[int] = set()
         self._repeats = RepeatedTracebacks(
-            self._show_stderr, self._begin_traceback, self._tell_repeated
+            self._show_stderr, self._begin_traceback, self._show_repeated
         )
-        self._writers: dict[int, tuple[str, int]] = {}  # host and process id of each instance
+        self._processes: dict[int, tuple[str, int]] = {}  # host and process id of each instance
         self._interrupts: InterruptTracebacks | None = None
         self._written_at = time.monotonic()
 
     def _writer(self, sink: Sink) -> Callable[[bytes], None]:
-        """Return what writes output to a sink: above the panel, where it has one."""
+        """Return the function that writes output to a sink, above its panel if it has one."""
         if self._panel is not None and sink is self._panel_sink:
             return self._panel.write
         return sink.write
 
     def make_streams(self, index: int) -> tuple[OutputStream, OutputStream]:
-        """Return stdout and stderr of a new instance."""
+        """Return stdout and stderr for a new instance."""
         self._files.open(index)
         only = self._job.watchers.only_output_from
         shown = only is None or index in only
@@ -129,17 +137,17 @@ class InstanceOutput:
         if not peer.stderr.shown:
             return
         if self._job.watchers.output == "plain":
-            # Without tags nobody could be named: the programs' own bytes, all of them.
+            # Plain output has no tags, which could name the instances of a repeated traceback.
             self._show_stderr(peer.index, data)
             return
-        self._writers[peer.index] = (peer.host, peer.started.get("pid", 0))
+        self._processes[peer.index] = (peer.host, peer.started.get("pid", 0))
         if self._interrupts is not None:
             self._interrupts.feed(peer.index, data, time.monotonic())
         else:
             self._find_repeats(peer.index, data)
 
     def shorten_interrupts(self) -> None:
-        """Show KeyboardInterrupt tracebacks as one line from now on: Ctrl-C is passed on."""
+        """Show KeyboardInterrupt tracebacks as one line from now on, after Ctrl-C."""
         if self._interrupts is None:
             # Imported here, so that jobs that are not interrupted do not wait for the import.
             from poprun_py.running.screen.tracebacks import InterruptTracebacks
@@ -147,11 +155,11 @@ class InstanceOutput:
             self._interrupts = InterruptTracebacks(self._find_repeats)
 
     def _find_repeats(self, index: int, data: bytes) -> None:
-        host, pid = self._writers[index]
+        host, pid = self._processes[index]
         self._repeats.feed(index, data, time.monotonic(), host=host, pid=pid)
 
     def finish(self, peer: Peer) -> None:
-        """An instance has ended: end its unfinished lines."""
+        """End the unfinished lines of an instance, which has ended."""
         if self._interrupts is not None:
             self._interrupts.ended(peer.index)
         self._ended.add(peer.index)
@@ -165,30 +173,31 @@ class InstanceOutput:
         if index in self._ended:
             self._screens[_STDERR].finish(stream)
         self._num_lines += data.count(b"\n")
-        self._spoke_at[index] = self._num_lines
+        self._last_line[index] = self._num_lines
 
     def _begin_traceback(self, index: int) -> None:
         self._screens[_STDERR].end_bar(self._streams[index][_STDERR])
 
-    def _tell_repeated(self, members: tuple[int, ...], shown: int) -> None:
-        """Tell in a line that instances wrote a traceback that was shown."""
+    def _show_repeated(self, members: tuple[int, ...], shown: int) -> None:
+        """Write one line about instances that wrote the traceback which ``shown`` wrote first."""
         tag = make_stream(ranges_text(members), _NAMES[_STDERR], form=self._job.watchers.output)
         self._screens[_STDERR].feed(tag, b"the same traceback as instance %d\n" % shown)
         self._num_lines += 1
         for index in members:
-            self._spoke_at[index] = self._spoke_at[shown]
+            self._last_line[index] = self._last_line[shown]
 
     @property
-    def last_words(self) -> frozenset[int]:
-        """The instances whose last words on stderr nobody has to look for: they are at its end.
+    def visible_instances(self) -> frozenset[int]:
+        """The instances whose last stderr output is among the last lines of the launcher's stderr.
 
-        One whose traceback was shown as that of another spoke when the other did.
+        If a traceback was replaced by a line about another instance's equal one, the place of the
+        equal one counts.
         """
         end = self._num_lines
-        return frozenset(i for i, at in self._spoke_at.items() if end - at <= _NEAR_LINES)
+        return frozenset(i for i, at in self._last_line.items() if end - at <= _VISIBLE_LINES)
 
     def say(self, sentence: str) -> None:
-        """Write a line of the launcher's own that is shown at any verbosity."""
+        """Write a message of the launcher that is shown at any verbosity."""
         self._screens[_STDERR].insert(_line(sentence))
 
     def begin_report(self) -> None:
@@ -207,7 +216,7 @@ class InstanceOutput:
 
     @property
     def panel_size(self) -> tuple[int, int] | None:
-        """Columns and rows of the terminal that has a panel; None without one."""
+        """Columns and rows of the panel's terminal; None without a panel."""
         if self._panel_sink is None:
             return None
         try:
@@ -217,12 +226,12 @@ class InstanceOutput:
         return size.columns, size.lines
 
     def show_panel(self, lines: Sequence[str]) -> None:
-        """Keep these lines below all output on the terminal; none: take the panel away."""
+        """Keep these lines below all output on the terminal; without lines, remove the panel."""
         if self._panel is not None and not (lines and self.is_full):
             self._panel.show(lines)
 
     def erase_panel(self) -> None:
-        """Take the panel off the terminal until there is output again, or it is shown anew."""
+        """Erase the panel from the terminal until the next output or ``show_panel``."""
         if self._panel is not None and self._panel_sink is not None:
             self._panel.erase()
             self._panel_sink.flush(0.1)
@@ -233,7 +242,12 @@ class InstanceOutput:
         return self._sinks[_STDOUT].is_terminal, self._sinks[_STDERR].is_terminal
 
     def give_keyboard(self, instance: int | None, *, shows_hidden: bool) -> None:
-        """Show at once what this instance writes to a terminal, perhaps also if it is hidden."""
+        """Show the terminal output of this instance at once, without waiting for whole lines.
+
+        Args:
+            instance: The instance that the user types into; None for none.
+            shows_hidden: Whether to show it even if --only-output-from hides it.
+        """
         only = self._job.watchers.only_output_from
         for is_live, index in ((False, self._typed_into), (True, instance)):
             if index is None:
@@ -245,19 +259,19 @@ class InstanceOutput:
         self._typed_into = instance
 
     def map_newlines(self, mapped: bool) -> None:
-        """The terminal returns to the first column after a newline, or does not."""
+        """Set whether the terminal returns to the first column after a newline."""
         for screen in self._screens:
             screen.maps_newlines = mapped or not screen.is_terminal
 
     def enter_typed(self) -> None:
-        """The terminal has moved the cursor to the next line itself."""
+        """Note that the terminal has moved the cursor to the next line itself."""
         if self._panel is not None:
             self._panel.enter_typed()
         for screen in self._screens:
             screen.end_by_terminal()
 
     def redraw(self) -> None:
-        """Show open lines again: a shell wrote meanwhile."""
+        """Show unfinished lines again, after a shell wrote to the terminal."""
         for screen in dict.fromkeys(self._screens):
             screen.redraw()
 
@@ -268,19 +282,16 @@ class InstanceOutput:
 
     @property
     def is_written(self) -> bool:
-        """Whether nothing waits for the reader."""
+        """Whether the readers have taken all output."""
         return not any(sink.pending for sink in self._sinks)
 
-    def on_time(self, now: float, stopped_at: float | None, patience: float = 0.0) -> None:
-        """Write what can be written now.
+    def on_time(self, now: float) -> None:
+        """Write as much as the readers take now."""
+        self.write(now)
 
-        Args:
-            now: The time.
-            stopped_at: When the job was stopped, if it was: a reader that takes nothing long after
-                that is given up.
-            patience: Seconds to wait for the reader.
-        """
-        self._tell_trouble()
+    def write(self, now: float, wait_seconds: float = 0.0) -> None:
+        """Write as much as the readers take within ``wait_seconds``."""
+        self._warn_of_incomplete_files()
         if self._panel is not None:
             self._panel.on_time(now)
         if self._interrupts is not None:
@@ -290,13 +301,13 @@ class InstanceOutput:
         for screen in self._screens:
             screen.flush_idle(now - self._idle_seconds)
         for sink in self._sinks:
-            sink.flush(patience)
-            last = max(stopped_at or now, sink.moved_at)
+            sink.flush(wait_seconds)
+            last = max(self.stopped_at or now, sink.moved_at)
             if sink.pending and now > last + self._job.limits.grace + _READER_SECONDS:
                 sink.discard()
 
     def next_deadline(self) -> float:
-        """Return when there is something to write again; inf for never."""
+        """Return when ``on_time`` has something to do; inf for never."""
         if not self.is_written:
             return self._written_at + _READER_PAUSE_SECONDS
         if any(screen.is_waiting for screen in self._screens):
@@ -308,27 +319,26 @@ class InstanceOutput:
         return min(self._repeats.next_deadline(), next_bar_at, next_panel_at, held_until)
 
     def close(self) -> None:
-        """Take the panel away, and close the files."""
+        """Remove the panel, and close the files."""
         self._files.close()
-        self._tell_trouble()
+        self._warn_of_incomplete_files()
         self.show_panel(())
         for sink in dict.fromkeys(self._sinks):
             sink.flush(0.1)
             sink.close()
 
-    def _tell_trouble(self) -> None:
-        """Tell at once, and once, that the files are incomplete."""
+    def _warn_of_incomplete_files(self) -> None:
         if self._files.trouble and not self._has_warned:
             self._has_warned = True
             self._screens[_STDERR].insert(_line(f"warning: {self._files.trouble}"))
 
 
 def _line(sentence: str) -> bytes:
-    """Return a line of the launcher; undecodable bytes of a path are escaped, as on stderr."""
+    """Return a message as bytes; undecodable bytes of a path are escaped, as on stderr."""
     return f"{command_name()}: {sentence}".encode(errors="backslashreplace")
 
 
 def _is_same_terminal(one: int, other: int) -> bool:
-    """Tell whether two descriptors are one terminal."""
+    """Tell whether two descriptors are the same terminal."""
     is_terminal = os.isatty(one) and os.isatty(other)
     return is_terminal and os.fstat(one).st_rdev == os.fstat(other).st_rdev

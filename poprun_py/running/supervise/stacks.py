@@ -1,26 +1,31 @@
-"""Python stacks of all instances: collected, which are the same, who waits for whom, how shown.
+"""Python stacks of all instances: their collection, groups of equal stacks, and their text.
 
-Nothing is sent here, and the clock is an argument; of the system only source files are read.
+The stacks also tell which instances wait for others, and which ones the others wait for. The clock
+is an argument.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from popdist_py.errors import plural
 from poprun_py.display.texts import ranges_text
+from poprun_py.instance import control_protocol
 from poprun_py.running.supervise.job import StackGroup
 
-_MOST_SOURCE = 60  # characters of a line
-# Instances answer within milliseconds; one that does not is overwhelmed, or its host is.
+if TYPE_CHECKING:
+    from poprun_py.running.supervise.control_channel import ControlChannel
+
+_MAX_SOURCE_LENGTH = 60
+# Instances answer within milliseconds, unless they or their hosts are overloaded.
 _ANSWER_SECONDS = 3.0
 
 _FRAME = re.compile(r'^\s*File "(?P<file>.*)", line (?P<line>\d+) in (?P<function>.*)$')
-# Where an instance stands when it waits for the others: by file of the library, or by its line.
-# Importing mpi4py.MPI starts MPI, which may wait, too; popdist_mpi_finder wraps that import.
+# Files and source lines at which an instance waits for the others. Importing mpi4py.MPI starts
+# MPI, which may also wait; popdist_mpi_finder wraps that import.
 _WAITING_FILE = re.compile(
     r"popdist_py/(collective|torch_backend|horovod)|/torch/distributed/|/mpi4py/"
     r"|/popdist_mpi_finder\.py$"
@@ -28,13 +33,13 @@ _WAITING_FILE = re.compile(
 _WAITING_LINE = re.compile(
     r"\b((i?barrier|i?all_?reduce|i?all_?gather|i?broadcast|i?bcast|i?reduce|recv|sendrecv|"
     r"synchronize|stopRequested)\w*|wait(all|any|some)?|[bsr]?send|i?all_?to_?all[vw]?|m?probe"
-    # but not waitpid; and whatever is asked of a communicator, or of MPI
+    # waitpid is not meant; the next line adds all methods of communicators and of MPI
     r"|(?:(?<=\bcomm\.)|(?<=_comm\.)|(?<=\bCOMM_WORLD\.)|(?<=\bMPI\.))\w+)\(",
     re.IGNORECASE,
 )
 _MPI_START = re.compile(r"\bfrom mpi4py import\b.*\bMPI\b|\bimport mpi4py\.MPI\b")
-# Sockets and pipes have methods of the same names, which wait for a server or a child process.
-# In Python's own modules, calls of these names never wait for another instance.
+# Methods of sockets and pipes with the same names, which wait for a server or a child process. In
+# Python's own modules, calls with these names never wait for another instance.
 _SOCKET_LINE = re.compile(
     r"(\bs|(sock|conn|client|server|pipe|reader|writer|channel|request)\w*)\.(recv|send)\w*\(",
     re.IGNORECASE,
@@ -42,85 +47,90 @@ _SOCKET_LINE = re.compile(
 _PYTHON_FILE = re.compile(r"/lib/python\d[^/]*/(?!(site|dist)-packages/)")
 # The frames of an import, between the importing line and the module's own code.
 _IMPORT_FILE = "<frozen importlib"
-# faulthandler's text for a thread that runs no Python.
+# faulthandler's text for a thread that is not running Python.
 _NO_FRAME = "<no Python frame>"
-# The main thread's outermost function is one of these until the program ends.
+# The outermost functions of the main thread before the program ends.
 _PROGRAM_FUNCTIONS = ("<module>", "_run_module_as_main")
-# Calls that wait for one other instance; all others wait for all of them.
+# Calls that wait for one other instance. All other waiting calls wait for all instances.
 _MESSAGE = re.compile(r"i?m?(recv|send|probe)\w*|i?[bsr]send", re.IGNORECASE)
-# Where DistributedDataParallel waits, in C++; and where backward computes.
+# DistributedDataParallel waits below these frames, in C++. The backward pass also computes there.
 _BACKWARD_FILE = re.compile(r"/torch/autograd/")
-# Files that are none of the user's, of whom a line tells little.
+# Files outside the user's own code, whose lines tell the user little.
 _LIBRARY_FILE = re.compile(r"/lib/python\d|/(site|dist)-packages/|/p(opdist|oprun)_py/|^<")
 _WAITING_FRAMES = 4
 
 Processes = list[dict[str, Any]]
 
 
-@dataclass(slots=True)
-class StackRequest:
-    """One collection: who has yet to answer, and the answers; None for an instance without one.
+@dataclass(slots=True, eq=False)
+class _Collection:
+    """One collection of stacks.
 
-    ``reply`` takes the stacks when it is over.
+    Attributes:
+        missing: The instances that have not answered yet.
+        deadline: When the collection ends without their answers.
+        reply: Takes the stacks at the end.
+        answers: The answers so far; None for an instance that cannot give its stacks.
     """
 
-    waiting: set[int]
+    missing: set[int]
     deadline: float
     reply: Callable[[tuple[StackGroup, ...]], None]
     answers: dict[int, Processes | None] = field(default_factory=dict)
 
 
-class StackRequests:
-    """The collections of one run that are under way."""
+class StackCollector:
+    """Collects the stacks of all running instances, perhaps for several callers at a time.
 
-    def __init__(self) -> None:
-        self._open: list[StackRequest] = []
+    Args:
+        control: The connections to the instances.
+    """
 
-    def begin(
-        self,
-        members: Iterable[int],
-        now: float,
-        reply: Callable[[tuple[StackGroup, ...]], None],
-    ) -> None:
-        """Begin a collection from the instances that are being asked."""
-        self._open.append(StackRequest(set(members), now + _ANSWER_SECONDS, reply))
+    def __init__(self, control: ControlChannel) -> None:
+        self._control = control
+        self._collections: list[_Collection] = []
+
+    def collect(self, reply: Callable[[tuple[StackGroup, ...]], None], now: float) -> None:
+        """Request the stacks of every instance; ``reply`` gets them later, in groups."""
+        peers = self._control.peers.values()
+        members = sorted(p.index for p in peers if p.outcome is None and p.started)
+        self._collections.append(_Collection(set(members), now + _ANSWER_SECONDS, reply))
+        for index in members:
+            self._control.send_to(index, control_protocol.DUMP_STACKS, None)
 
     def take(self, index: int, processes: Processes | None) -> None:
-        """Take an instance's answer; None if it will give none."""
-        for request in self._open:
-            if index in request.waiting:
-                request.waiting.discard(index)
-                request.answers[index] = processes
+        """Take an instance's answer; None if its wrapper has gone."""
+        for collection in self._collections:
+            if index in collection.missing:
+                collection.missing.discard(index)
+                collection.answers[index] = processes
 
     def next_deadline(self) -> float:
-        """Return when a collection is over; inf for never."""
-        return min(
-            (request.deadline if request.waiting else float("-inf") for request in self._open),
-            default=float("inf"),
-        )
+        """Return the time when a collection ends; inf for never."""
+        ends = (each.deadline if each.missing else float("-inf") for each in self._collections)
+        return min(ends, default=float("inf"))
 
-    def on_time(self, now: float) -> list[StackRequest]:
-        """Return the collections that are complete, or whose time is over; each once."""
-        over: list[StackRequest] = []
-        left: list[StackRequest] = []
-        for request in self._open:
-            (left if request.waiting and now < request.deadline else over).append(request)
-        self._open = left
-        for request in over:
-            request.answers.update(dict.fromkeys(request.waiting))
-        return over
+    def on_time(self, now: float) -> None:
+        """End each collection that is complete, or has reached its deadline."""
+        if now < self.next_deadline():
+            return
+        ended = [each for each in self._collections if not each.missing or now >= each.deadline]
+        self._collections = [each for each in self._collections if each not in ended]
+        for each in ended:
+            each.answers.update(dict.fromkeys(each.missing))
+            each.reply(group_stacks(each.answers))
 
 
 def group_stacks(answers: Mapping[int, Any]) -> tuple[StackGroup, ...]:
-    """Group instances by their stacks; the fewest instances first, for they are the odd ones.
+    """Return groups of instances with equal stacks, the smallest groups first.
 
     Args:
-        answers: For each instance the ``processes`` of its wrapper's answer; None if none came.
+        answers: For each instance, the ``processes`` of its wrapper's answer; None without answer.
     """
     alike: dict[str, list[int]] = {}
     for index, processes in sorted(answers.items()):
         alike.setdefault(_normal_text(processes), []).append(index)
-    # Sources are read once for all instances that stand in the same place.
+    # Source files are read once for all instances with equal stacks.
     groups: dict[tuple[str, bool], list[int]] = {}
     for bare, members in alike.items():
         text = _with_sources(bare)
@@ -131,14 +141,19 @@ def group_stacks(answers: Mapping[int, Any]) -> tuple[StackGroup, ...]:
     )
 
 
-def missing_instances(
+def blocking_instances(
     hung: tuple[int, ...], done: Mapping[int, tuple[int, int]], groups: tuple[StackGroup, ...]
 ) -> tuple[int, ...]:
-    """Return those whom the ``hung`` instances wait for.
+    """Return the instances that the ``hung`` instances are waiting for.
 
-    One that does not wait in a collective is to blame: one of the hung, else another, which made
-    its last step a moment later. Among those, and where all wait, the ones that have ``done`` the
-    fewest training steps, and other calls since.
+    These are hung instances that do not wait in a collective. If there are none, they are other
+    instances that do not wait, because one of these may have made its last step a moment later. Of
+    the candidates, the ones with the fewest steps are returned.
+
+    Args:
+        hung: The instances that hang.
+        done: For each instance, its training steps, and its other calls since the last of them.
+        groups: The stacks of all instances.
     """
     waiting = {index for group in groups if group.waits for index in group.instances}
     others = [index for group in groups if not group.waits for index in group.instances]
@@ -150,47 +165,49 @@ def missing_instances(
 def odd_instances(
     hung: tuple[int, ...], done: Mapping[int, tuple[int, int]], groups: tuple[StackGroup, ...]
 ) -> tuple[int, ...]:
-    """Return those of the ``hung`` instances of a job without steps that the others wait for.
+    """Return the ``hung`` instances that the others are waiting for, in a job without steps.
 
-    One that does not wait at all is to blame; else one that may wait for others within backward,
-    then one that waits for a message, and at last one in a collective. Among those, the ones that
-    have ``done`` the fewest collectives, and of these the ones whose stacks the fewest share.
+    An instance that does not wait at all comes first. Then come instances in a backward pass,
+    instances that wait for a message, and instances in a collective. Of equal ones, those with the
+    fewest collectives in ``done`` are returned, and of these the ones whose stacks are rarest.
     """
     all_hung = frozenset(hung)
-    oddness: dict[int, tuple[int, tuple[int, int], int]] = {}
+    rank: dict[int, tuple[int, tuple[int, int], int]] = {}
     for group in groups:
         members = all_hung.intersection(group.instances)
-        blame = _blame(group) if group.has_stack else 0
-        oddness.update((i, (blame, done.get(i, (0, 0)), len(members))) for i in members)
-    if not oddness:
+        waiting = _waiting_rank(group) if group.has_stack else 0
+        rank.update((i, (waiting, done.get(i, (0, 0)), len(members))) for i in members)
+    if not rank:
         return hung
-    oddest = min(oddness.values())
-    return tuple(index for index in sorted(oddness) if oddness[index] == oddest)
+    first = min(rank.values())
+    return tuple(index for index in sorted(rank) if rank[index] == first)
 
 
-def _blame(group: StackGroup) -> int:
-    """Return 0 for instances that do not wait, and more the more others they may wait for."""
+def _waiting_rank(group: StackGroup) -> int:
+    """Return 0 for instances that do not wait, and 3 for instances that wait for all others."""
     if not group.waits:
         innermost = next(iter(_main_frames(group.text)), None)
         return int(innermost is not None and bool(_BACKWARD_FILE.search(innermost.file)))
-    return 2 if _MESSAGE.fullmatch(_waited_in(_main_frames(group.text))) else 3
+    return 2 if _MESSAGE.fullmatch(_waiting_call(_main_frames(group.text))) else 3
 
 
-def place(group: StackGroup) -> str:
-    """Return where the main thread stands: ``waiting in Barrier (train.py:31)``."""
+def stack_place(group: StackGroup) -> str:
+    """Return the place of the main thread, such as ``waiting in Barrier (train.py:31)``."""
     frames = _main_frames(group.text)
     if not frames:
         return "its process is stopped" if _STATES["T"] in group.text else ""
     own = _own_frame(frames)
     where = f"{own.file.rpartition('/')[2]}:{own.line}"
     if group.waits:
-        return f"waiting in {_waited_in(frames)} ({where})"
-    source = own.source if len(own.source) <= _MOST_SOURCE else f"{own.source[:_MOST_SOURCE]}..."
+        return f"waiting in {_waiting_call(frames)} ({where})"
+    source = own.source
+    if len(source) > _MAX_SOURCE_LENGTH:
+        source = f"{source[:_MAX_SOURCE_LENGTH]}..."
     return f"at {where}: {source}" if source else f"at {where}"
 
 
-def _waited_in(frames: Sequence[_Frame]) -> str:
-    """Return the name of the call that waits: as the user's line has it, or the library's."""
+def _waiting_call(frames: Sequence[_Frame]) -> str:
+    """Return the name of the waiting call, from the user's source line or from the library."""
     own = _own_frame(frames)
     for source in (own.source, frames[0].source):
         if found := _WAITING_LINE.search(source):
@@ -199,11 +216,11 @@ def _waited_in(frames: Sequence[_Frame]) -> str:
 
 
 def _own_frame(frames: Sequence[_Frame]) -> _Frame:
-    """Return the innermost frame of the user's own code, else the innermost."""
+    """Return the innermost frame of the user's own code, or the innermost frame without one."""
     return next((each for each in frames if not _LIBRARY_FILE.search(each.file)), frames[0])
 
 
-def render_groups(groups: tuple[StackGroup, ...]) -> str:
+def groups_text(groups: tuple[StackGroup, ...]) -> str:
     """Return one paragraph for each group of equal stacks."""
     paragraphs = []
     for group in groups:
@@ -217,7 +234,7 @@ def render_groups(groups: tuple[StackGroup, ...]) -> str:
 
 
 def _normal_text(processes: Any) -> str:
-    """Return an instance's stacks without what differs between equal ones: ids and addresses."""
+    """Return an instance's stacks as text, without thread addresses, so that equal stacks match."""
     if processes is None:
         return "no answer from the instance's wrapper"
     parts = []
@@ -225,8 +242,8 @@ def _normal_text(processes: Any) -> str:
         title = f"process {number}, started by the program:\n" if number else ""
         text = process["text"].strip("\n")
         if not text:
-            why = _STATES.get(process["state"], "no Python program, or one that is ending")
-            text = f"no Python stack ({why})"
+            reason = _STATES.get(process["state"], "no Python program, or one that is ending")
+            text = f"no Python stack ({reason})"
         text = re.sub(r"(Current thread|Thread) 0x[0-9a-f]+", "thread", text)
         parts.append(title + text)
     return "\n".join(parts)
@@ -236,7 +253,7 @@ _STATES = {"T": "the process is stopped", "t": "the process is being traced", "Z
 
 
 def _with_sources(text: str) -> str:
-    """Add the source line to every frame whose file can be read here."""
+    """Return stacks with the source line of every frame whose file is readable on this host."""
     import linecache  # few jobs need it
 
     lines = []
@@ -254,7 +271,7 @@ class _Frame:
     file: str
     line: int
     function: str
-    source: str  # its line; empty where the file cannot be read
+    source: str  # the source line; empty if the file cannot be read
 
 
 def _main_frames(text: str) -> list[_Frame]:
@@ -270,7 +287,7 @@ def _main_frames(text: str) -> list[_Frame]:
 
 
 def _waits(text: str) -> bool:
-    """Tell whether the main thread of the program stands in a call that waits for others."""
+    """Tell whether the main thread of the program is in a call that waits for other instances."""
     frames = [each for each in _main_frames(text) if not each.file.startswith(_IMPORT_FILE)]
     if frames and _is_waiting_line(frames[0]):
         return True
@@ -278,17 +295,17 @@ def _waits(text: str) -> bool:
 
 
 def _is_waiting_line(frame: _Frame) -> bool:
-    """Tell whether the line waits for other instances, and not for a socket or a child process."""
+    """Tell whether a line waits for other instances, not for a socket or a child process."""
     if _PYTHON_FILE.search(frame.file) or _SOCKET_LINE.search(frame.source):
         return False
     return bool(_WAITING_LINE.search(frame.source) or _MPI_START.search(frame.source))
 
 
 def is_ending(group: StackGroup) -> bool:
-    """Tell whether the interpreter of these instances is ending: it joins threads or runs atexit.
+    """Tell whether the interpreters of these instances join threads or run atexit functions.
 
-    The outermost frame is then no longer the program's. A very deep stack is cut and does not show
-    its outermost frame: it counts as not ending.
+    The outermost frame then does not belong to the program any more. The text of a very deep stack
+    does not contain the outermost frame. Such an instance counts as not ending.
     """
     program = group.text.partition("\nprocess 1, ")[0].rstrip()
     frames = _main_frames(program)

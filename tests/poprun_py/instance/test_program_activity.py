@@ -20,7 +20,7 @@ from poprun_py.instance.program_environment import stacks_variables
 from poprun_py.instance.progress_memory import ProgressMemory, unnamed_file
 from poprun_py.instance.python_stacks import PythonStacks
 from poprun_py.instance.quick_imports import dumps
-from poprun_py.running.supervise.hang_detection import Look
+from poprun_py.running.supervise.activity_monitor import ActivitySample
 
 READY = "print('ready', flush=True)\n"
 
@@ -71,7 +71,7 @@ def test_a_busy_program_without_other_activity_is_asked_whether_it_runs_python(p
     wait_until(lambda: sampler.sample(5)["awake_seconds"] > first["awake_seconds"] + 0.1)
     assert stacks._asked == running.pid
     assert json.loads(dumps(first)) == first
-    assert Look.of(first).moved_bytes > 0
+    assert ActivitySample.of(first).moved_bytes > 0
 
 
 def test_bytes_of_tcp_connections_are_counted(program):

@@ -21,9 +21,9 @@ from support.repository import ROOT
 from popdist_py.peers import greeting
 from popdist_py.peers.calls import Calls
 from poprun_py.instance import control_protocol, launcher_channel
-from poprun_py.running.supervise import control_channel
-from poprun_py.running.supervise.control_channel import ControlChannel, Hello, hello_of
-from poprun_py.running.supervise.private_folder import SOCKET_NAME
+from poprun_py.running.supervise import inspection_answers
+from poprun_py.running.supervise.control_channel import ControlChannel, Hello, parse_hello
+from poprun_py.running.supervise.launcher_folder import SOCKET_NAME
 
 MAIN = ROOT / "poprun_py" / "instance" / "start_wrapper.py"
 DEEP = b"[" * 100_000
@@ -113,7 +113,7 @@ def test_a_wrapper_of_another_host_joins_and_its_program_gets_a_secret_of_its_ow
         # Nobody else is expected.
         with pytest.raises(ConnectionRefusedError):
             socket.create_connection(("127.0.0.1", port_of(channel)))
-    assert "refused" not in listener.names()
+    assert "stranger_refused" not in listener.names()
 
 
 @pytest.mark.parametrize(
@@ -149,8 +149,8 @@ def test_strangers_of_a_network_neither_join_nor_delay(opened, words):
         tracemalloc.stop()
         with ended(wrapper(channel.address, channel.token, "true")):
             wait_until(lambda: turn() or channel.is_complete)
-            assert [name for name in listener.names() if name == "joined"] == ["joined"]
-            refused = [each for each in listener.told if each[0] == "refused"]
+            assert [name for name in listener.names() if name == "connected"] == ["connected"]
+            refused = [each for each in listener.told if each[0] == "stranger_refused"]
             assert [each[1].partition(" has ")[0] for each in refused] == ["127.0.0.1"]
 
 
@@ -226,7 +226,7 @@ def test_what_a_wrapper_said_proves_nothing_another_time(opened):
         wait_until(lambda: turn() or _can_read(thief))
         with contextlib.suppress(ConnectionResetError):
             assert thief.recv(1000) == b""
-    assert "joined" not in listener.names()
+    assert "connected" not in listener.names()
 
 
 def _can_read(connection):
@@ -242,8 +242,8 @@ def test_a_wrapper_that_talks_nonsense_is_lost_like_one_that_ends(opened, nonsen
         wrapped.sendall(control_protocol.pack(control_protocol.HELLO, json.dumps(HELLO).encode()))
         wait_until(lambda: turn() or channel.is_complete)
         wrapped.sendall(control_protocol.pack(control_protocol.STARTED, nonsense))
-        wait_until(lambda: turn() or "lost" in listener.names())
-    assert listener.names() == ["joined", "lost"]
+        wait_until(lambda: turn() or "disconnected" in listener.names())
+    assert listener.names() == ["connected", "disconnected"]
 
 
 def test_who_has_shown_the_token_must_still_say_which_instance_it_is(opened):
@@ -271,10 +271,10 @@ def test_within_the_host_the_token_is_said(opened, tmp_path):
             wrapped.sendall(control_protocol.pack(control_protocol.HELLO, hello))
             wait_until(
                 lambda wrapped=wrapped: (
-                    turn() or _can_read(wrapped) or listener.names() == ["joined"]
+                    turn() or _can_read(wrapped) or listener.names() == ["connected"]
                 )
             )
-    assert listener.names()[:1] == ["joined"]
+    assert listener.names()[:1] == ["connected"]
 
 
 VALUES = st.recursive(
@@ -295,7 +295,7 @@ NAMES = st.sampled_from(["rank", "pid", "host", "token", "port", "time_ns", "els
 @example(control_protocol.HELLO, json.dumps(HELLO).encode())
 def test_any_bytes_are_a_hello_or_refused(kind, payload):
     try:
-        hello = hello_of(kind, payload)
+        hello = parse_hello(kind, payload)
     except ValueError:
         assert json.dumps(HELLO).encode() != payload
         return
@@ -314,7 +314,7 @@ def test_a_host_that_answers_no_more_is_lost_though_something_was_sent_to_it(ope
             "popdist_py.peers.silence.is_silent",
             lambda _, seconds: seen.append(seconds) or len(seen) > 1,
         )
-        wait_until(lambda: turn() or "lost" in listener.names())
+        wait_until(lambda: turn() or "disconnected" in listener.names())
         assert seen == [control_protocol.LOST_AFTER_SECONDS] * 2
         assert not channel.peers[0].is_open
 
@@ -354,7 +354,7 @@ def test_who_asks_and_does_not_read_holds_up_nobody_and_is_left_after_a_while(
         # If one of these waited for the reader, it would never return.
         answer("x" * (3 << 20))
         turn()
-        monkeypatch.setattr(control_channel, "_READER_SECONDS", 0.0)
+        monkeypatch.setattr(inspection_answers, "_READER_SECONDS", 0.0)
         channel.on_time(time.monotonic() + 2.0)
         turn()
         wait_until(lambda: not asked.recv(1 << 18))

@@ -1,4 +1,4 @@
-"""What of all that instances write is shown, in which order, and whose words are the last."""
+"""The output of instances: which lines are shown, and in which order."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def start(tmp_path):
         yield make
 
 
-def test_the_last_words_are_those_of_all_who_wrote_them(start):
+def test_all_instances_of_a_repeated_traceback_at_the_end_are_visible(start):
     output, peers, shown = start()
     for peer in (peers[1], peers[0]):
         output.feed_stderr(peer, TRACEBACK % peer.index)
@@ -46,16 +46,16 @@ def test_the_last_words_are_those_of_all_who_wrote_them(start):
         "[1,1]<stderr>:ValueError: rank 1",
         "[1,0]<stderr>:the same traceback as instance 1",
     ]
-    assert output.last_words == {0, 1}
+    assert output.visible_instances == {0, 1}
 
 
-def test_words_that_many_lines_follow_are_not_the_last(start):
+def test_output_that_many_lines_follow_is_not_visible(start):
     output, peers, _ = start()
     output.feed_stderr(peers[0], b"a\n")
     output.feed_stderr(peers[1], b"b\n" * 8)
-    assert output.last_words == {0, 1}
+    assert output.visible_instances == {0, 1}
     output.feed_stderr(peers[1], b"b\n")
-    assert output.last_words == {1}
+    assert output.visible_instances == {1}
 
 
 def test_a_held_end_without_a_newline_is_shown_although_its_instance_has_ended(start):
@@ -65,7 +65,7 @@ def test_a_held_end_without_a_newline_is_shown_although_its_instance_has_ended(s
     output.finish(peers[1])
     assert "bye" not in shown()
     deadline = output.next_deadline()
-    output.on_time(deadline, None)
+    output.on_time(deadline)
     assert shown().splitlines()[-2:] == [
         "[1,1]<stderr>:the same traceback as instance 0", "[1,1]<stderr>:bye",
     ]  # fmt: skip
@@ -80,7 +80,7 @@ def test_a_hidden_instance_is_neither_shown_nor_compared(start):
     assert shown() == "".join(
         f"[1,1]<stderr>:{line}\n" for line in (TRACEBACK % 1).decode().splitlines()
     )
-    assert output.last_words == {1}
+    assert output.visible_instances == {1}
 
 
 def test_plain_output_holds_nothing(start):
@@ -95,7 +95,7 @@ def test_a_bar_that_stands_still_is_waited_for(start):
     assert output.next_deadline() == float("inf")
     output.feed_stderr(peers[0], b"\r 5%")
     assert shown() == ""
-    output.on_time(output.next_deadline() + 0.01, None)
+    output.on_time(output.next_deadline() + 0.01)
     assert shown() == "[1,0]<stderr>: 5%\n"
     assert output.next_deadline() == float("inf")
 
@@ -105,9 +105,9 @@ def test_many_instances_have_longer_to_end_a_line(start, num_instances, is_split
     output, peers, shown = start(num_instances)
     output.feed_stderr(peers[0], b"words")
     fed = peers[0].stderr.fed_at
-    output.on_time(fed + 0.3, None)
+    output.on_time(fed + 0.3)
     assert (shown() != "") is is_split
-    output.on_time(fed + 3.0, None)
+    output.on_time(fed + 3.0)
     assert shown() == "[1,0]<stderr>:words"
 
 

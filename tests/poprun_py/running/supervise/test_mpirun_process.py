@@ -1,4 +1,4 @@
-"""The process that starts the wrappers, with ``sleep`` in its place."""
+"""The mpirun process, with ``sleep`` in its place."""
 
 from __future__ import annotations
 
@@ -14,7 +14,13 @@ from poprun_py.running.supervise.mpirun_process import Mpirun
 
 
 @pytest.fixture
-def mpirun():
+def signals():
+    """The signals that were sent to mpirun."""
+    return []
+
+
+@pytest.fixture
+def mpirun(signals):
     with selectors.DefaultSelector() as selector:
         running = Mpirun(
             ("sleep", "30"),
@@ -24,6 +30,7 @@ def mpirun():
             lambda _: None,
             (1024, 1024),
             network=None,
+            on_signal=signals.append,
             end_signal=signal.SIGHUP,
         )
         yield running
@@ -31,12 +38,15 @@ def mpirun():
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGABRT])
-def test_a_signal_sent_to_mpirun_is_kept_from_it_and_found(mpirun, number):
-    assert mpirun.signal_kept(time.monotonic()) == 0
+def test_mpirun_blocks_a_signal_and_reports_it(mpirun, signals, number):
+    mpirun.on_time(time.monotonic())
+    assert signals == []
     os.kill(mpirun.pid, number)
-    wait_until(lambda: mpirun.signal_kept(time.monotonic()) == number)
+    wait_until(lambda: mpirun.on_time(time.monotonic()) or signals)
+    assert signals == [number]
     assert not mpirun.has_just_ended()
     mpirun.stop(time.monotonic())
     wait_until(mpirun.has_just_ended)
     assert mpirun.code == -signal.SIGHUP
-    assert mpirun.signal_kept(time.monotonic() + 10) == 0
+    mpirun.on_time(time.monotonic() + 10)
+    assert signals == [number]

@@ -1,4 +1,4 @@
-"""The result of a job: who failed first, and which exit code that gives."""
+"""The result of a job: the instance that failed first, the exit code, and the advice."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ from support.launcher.jobs import a_job
 
 from poprun_py.errors import StartError
 from poprun_py.launching import launch
+from poprun_py.launching.failure_report import report_text
 from poprun_py.running.screen.screen import make_stream
 from poprun_py.running.supervise.control_channel import Peer
 from poprun_py.running.supervise.job import Cause, Stop
-from poprun_py.running.supervise.outcome import Ending, judge, left_sentence
-from poprun_py.running.supervise.result_text import report_text
+from poprun_py.running.supervise.outcome import Ending, launch_result, leftovers_sentence
+from poprun_py.running.supervise.resource_shortage import ResourceShortage
 
 
 def peer(index, code, at, offset=0, stopped=False):
@@ -31,10 +32,10 @@ def peer(index, code, at, offset=0, stopped=False):
 def judged(*peers, **fields):
     job = a_job(count=len(peers))
     seen = {
-        "job": job, "peers": {p.index: p for p in peers}, "last_words": frozenset(), "seconds": 1.0,
-        "mpirun_code": 0, "mpirun_text": "", "files": Path("/tmp"),
+        "job": job, "peers": {p.index: p for p in peers}, "visible_instances": frozenset(),
+        "seconds": 1.0, "mpirun_code": 0, "mpirun_output": "", "files": Path("/tmp"),
     }  # fmt: skip
-    return judge(Ending(**{**seen, **fields}))
+    return launch_result(Ending(**{**seen, **fields}))
 
 
 def test_a_job_whose_instances_all_trained_alone_gets_a_warning():
@@ -59,12 +60,12 @@ TIME_LIMIT = stop(Cause.TIME_LIMIT)
 HANG = stop(Cause.HANG, hung=(0,))
 
 
-def test_a_job_that_was_kept_from_starting_has_no_other_result():
+def test_a_refused_job_raises_its_reason():
     with pytest.raises(StartError, match=r"^host b: it does not answer$"):
         judged(peer(0, 1, at=1), **stop(Cause.REFUSED, reason="host b: it does not answer"))
 
 
-def test_first_is_who_ended_first_by_this_hosts_clock():
+def test_the_first_failure_is_the_earliest_by_the_clock_of_this_host():
     result = judged(peer(0, 1, at=100), peer(1, -9, at=50), peer(2, 3, at=10, offset=80))
     assert (result.exit_code, result.first_failure.index) == (137, 1)
     assert result.may_restart
@@ -96,20 +97,20 @@ def test_exit_code(peers, fields, code):
     assert judged(*peers, **fields).exit_code == code
 
 
-def test_instances_that_never_came_are_a_launch_that_could_not_start():
+def test_a_job_with_missing_instances_could_not_start():
     job = a_job(count=2)
     with pytest.raises(StartError, match="1 of 2 instances started, then mpirun ended with exit"):
         judged(peer(0, 0, at=1), job=job, mpirun_code=1)
 
 
-def test_a_folder_that_mpi_cannot_use_is_named():
+def test_advice_names_a_folder_that_mpi_cannot_use():
     seen = {
         "job": a_job(count=2), "files": Path("/full"),
     }  # fmt: skip
     said = "PMIx was unable to create the desired directory: Read-only file system."
     advice = r"MPI keeps files of its own in /full, .* set TMPDIR to another folder"
     with pytest.raises(StartError, match=rf"file system\. {advice}"):
-        judged(peer(0, 0, at=1), **seen, mpirun_code=213, mpirun_text=said)
+        judged(peer(0, 0, at=1), **seen, mpirun_code=213, mpirun_output=said)
     ended = stop(Cause.MPIRUN_ENDED, reason="mpirun ended with signal SIGBUS")
     stopped = peer(0, -15, at=1, stopped=True), peer(1, -15, at=1, stopped=True)
     result = judged(*stopped, **seen, mpirun_code=-signal.SIGBUS, **ended)
@@ -119,26 +120,35 @@ def test_a_folder_that_mpi_cannot_use_is_named():
     other = judged(*stopped, **seen, mpirun_code=-signal.SIGKILL, **ended)
     assert other.explanation == "mpirun ended with signal SIGBUS"
     failed = judged(
-        peer(0, 14, at=1), peer(1, 0, at=1), **seen, had_no_room=True, **stop(Cause.FAILED)
+        peer(0, 14, at=1),
+        peer(1, 0, at=1),
+        **seen,
+        shortage=ResourceShortage(is_disk_full=True),
+        **stop(Cause.FAILED),
     )
     assert re.match(advice, failed.advice)
     assert re.search(rf"failed first: exit code 14\n.*\n  {advice}", report_text(failed, str))
-    seen = {**seen, "job": a_job(), "had_no_shared_memory": True, **stop(Cause.FAILED)}
+    seen = {
+        **seen,
+        "job": a_job(),
+        "shortage": ResourceShortage(is_shared_memory_full=True),
+        **stop(Cause.FAILED),
+    }
     failed = judged(peer(0, -7, at=1), **seen)
     assert failed.advice.startswith("/dev/shm is full, through which MPI passes messages")
 
 
-def test_a_limit_of_processes_is_the_cause_where_it_was_reached():
+def test_advice_names_a_limit_of_processes_that_was_reached():
     job = a_job(count=2)
-    seen = {"job": job, "mpirun_code": 185, "mpirun_text": "PRTE ERROR: Unknown error"}
-    refused = {"processes_refused": True, "most_processes": 5}
+    seen = {"job": job, "mpirun_code": 185, "mpirun_output": "PRTE ERROR: Unknown error"}
+    refused = {"shortage": ResourceShortage(was_process_refused=True, process_limit=5)}
     cause = "the limit of 5 processes and threads was reached: raise the limit of processes"
     with pytest.raises(StartError, match=f"1 of 2 instances started, .* exit code 185: {cause}"):
         judged(peer(0, 0, at=1), **seen, **refused)
-    # Killed together with its wrapper, before its program: another wrapper could not start.
+    # Another wrapper could not start. This one was killed before its program started.
     with pytest.raises(StartError, match=cause):
         judged(peer(0, -9, at=1), **seen, **refused, **stop(Cause.FAILED))
-    # Whatever kept that one, the wrapper that was killed for it has not failed.
+    # A wrapper that is killed because another one did not start has not failed itself.
     with pytest.raises(StartError, match=r"1 of 2 .* exit code 185: PRTE ERROR: Unknown error$"):
         judged(peer(0, -9, at=1), **seen, **stop(Cause.FAILED))
     ran = peer(0, 1, at=1)
@@ -162,7 +172,7 @@ def test_a_limit_of_processes_is_the_cause_where_it_was_reached():
 )
 def test_a_host_that_mpirun_lost_is_named(said):
     ended = stop(Cause.MPIRUN_ENDED, reason="mpirun ended with exit code 0")
-    result = judged(peer(0, -15, at=1, stopped=True), mpirun_code=0, mpirun_text=said, **ended)
+    result = judged(peer(0, -15, at=1, stopped=True), mpirun_code=0, mpirun_output=said, **ended)
     assert result.exit_code == 1
     assert result.explanation == (
         "mpirun ended with exit code 0: it lost its connection with host node1"
@@ -179,18 +189,18 @@ def test_a_host_that_mpirun_lost_is_named(said):
         (stop(Cause.FAILED), False, (), True),
     ],
 )
-def test_what_is_told_of_a_stop(fields, timed_out, hung, may_restart):
+def test_the_result_has_the_cause_of_a_stop(fields, timed_out, hung, may_restart):
     result = judged(peer(0, -15, at=1, stopped=True), **fields)
     assert (result.timed_out, result.hung, result.may_restart) == (timed_out, hung, may_restart)
     assert result.reason == "a reason"
 
 
-def test_instances_that_could_save_have_not_hung():
+def test_instances_that_ended_at_a_checkpoint_have_not_hung():
     result = judged(peer(0, 75, at=1), **HANG)
     assert (result.exit_code, result.hung, result.timed_out) == (75, (), False)
 
 
-def test_the_gravest_cause_counts_and_the_first_of_equals():
+def test_the_most_severe_cause_counts_or_the_first_of_equals():
     failed, signalled = stop(Cause.FAILED)["stop"], SIGTERM["stop"]
     hang, limit = stop(Cause.HANG, at=2.0)["stop"], TIME_LIMIT["stop"]
     assert failed.followed_by(signalled) == signalled
@@ -203,7 +213,7 @@ def test_the_gravest_cause_counts_and_the_first_of_equals():
     assert hang.followed_by(stop(Cause.REFUSED)["stop"]).cause is Cause.REFUSED
 
 
-def test_mpirun_that_was_ended_by_a_signal_is_the_first_cause():
+def test_a_signal_to_mpirun_is_the_cause_of_later_failures():
     fields = stop(Cause.MPIRUN_ENDED, signal=15, reason="mpirun was ended by SIGTERM")
     result = judged(peer(0, -15, at=1), peer(1, -15, at=2, stopped=True), **fields)
     assert result.first_failure is None
@@ -221,13 +231,13 @@ def test_instances_that_were_killed_after_ctrl_c_are_named():
     assert report_text(judged(saved, **fields), label) == ""
 
 
-def test_processes_that_an_instance_left_are_named():
+def test_leftover_processes_are_named():
     killed = [(100 + n, "rsync -a out there") for n in range(6)]
-    assert left_sentence(1, killed[:1]) == (
+    assert leftovers_sentence(1, killed[:1]) == (
         "instance 1 had ended, and what it had started still ran after the grace time (--grace): "
         "killed PID 100 (rsync -a out there)"
     )
-    assert left_sentence(1, killed).endswith("PID 103 (rsync -a out there), 2 more")
+    assert leftovers_sentence(1, killed).endswith("PID 103 (rsync -a out there), 2 more")
 
 
 @pytest.mark.parametrize(
@@ -237,10 +247,10 @@ def test_processes_that_an_instance_left_are_named():
         "mpirun has exited due to process rank 0 with PID 0 on\nnode vm exiting improperly.",
     ],
 )
-def test_an_instance_that_left_out_mpi_finalize_is_named(said):
+def test_an_instance_without_mpi_finalize_is_named(said):
     fields = stop(Cause.MPIRUN_ENDED, reason="mpirun ended with exit code 1")
     peers = peer(0, 0, at=1), peer(1, -15, at=2, stopped=True)
-    result = judged(*peers, **fields, mpirun_code=1, mpirun_text=said)
+    result = judged(*peers, **fields, mpirun_code=1, mpirun_output=said)
     assert result.exit_code == 1
     assert result.reason.startswith(
         "mpirun ended with exit code 1: instance 0 ended with exit code 0 but without MPI_Finalize"
@@ -264,15 +274,17 @@ MPI_ABORT was invoked on rank 1 in communicator MPI_COMM_WORLD
 
 
 @pytest.mark.parametrize("said", [SPAWN, SPAWN + ABORT])
-def test_what_mpirun_says_of_a_failure_is_told_with_the_instance(said):
+def test_the_report_has_the_output_of_mpirun_about_a_failure(said):
     failed = stop(Cause.FAILED, reason="instance 0 ended with exit code 1")
-    report = report_text(judged(peer(0, 1, at=1), **failed, mpirun_text=said), "instance {}".format)
+    report = report_text(
+        judged(peer(0, 1, at=1), **failed, mpirun_output=said), "instance {}".format
+    )
     assert report.splitlines()[-1] == (
         "  mpirun said: prterun was unable to find the specified executable file, and therefore "
         "did not launch the job. Node: vm Executable: no-such-program"
     )
 
 
-def test_what_mpirun_says_of_ends_is_not_repeated():
+def test_the_report_omits_the_output_of_mpirun_about_ends():
     failed = stop(Cause.FAILED, reason="instance 0 ended with exit code 1")
-    assert judged(peer(0, 1, at=1), **failed, mpirun_text=ABORT).advice == ""
+    assert judged(peer(0, 1, at=1), **failed, mpirun_output=ABORT).advice == ""

@@ -15,21 +15,21 @@ from poprun_py.running.supervise.control_channel import ControlChannel
 PART = 1 << 19
 
 
-class Listener:
+class Events:
     def make_streams(self, index):
         return None, None
 
-    def joined(self, peer):
+    def connected(self, peer):
         pass
 
-    def lost(self, peer):
+    def disconnected(self, peer):
         pass
 
 
 @pytest.fixture
-def connected(tmp_path):
+def channel_and_wrapper(tmp_path):
     """A channel with one wrapper, and the socket at the wrapper's end."""
-    channel = ControlChannel(1, Listener())
+    channel = ControlChannel(1, Events())
     with selectors.DefaultSelector() as selector, socket.socket(socket.AF_UNIX) as wrapper:
         channel.open(selector, tmp_path, None)
         wrapper.connect(str(tmp_path / "control"))
@@ -46,8 +46,8 @@ def connected(tmp_path):
         channel.close()
 
 
-def test_parts_are_taken_when_there_is_room_for_them(connected):
-    channel, wrapper, turn = connected
+def test_parts_are_taken_when_there_is_room_for_them(channel_and_wrapper):
+    channel, wrapper, turn = channel_and_wrapper
     taken = []
 
     def parts():
@@ -73,8 +73,8 @@ def test_parts_are_taken_when_there_is_room_for_them(connected):
     wait_until(lambda: turn() or channel.peers[0].parts is None)
 
 
-def test_parts_for_a_wrapper_that_is_gone_are_forgotten(connected):
-    channel, wrapper, turn = connected
+def test_parts_for_a_wrapper_that_is_gone_are_forgotten(channel_and_wrapper):
+    channel, wrapper, turn = channel_and_wrapper
     channel.send_parts_to(0, control_protocol.INPUT_FILE, (bytes(PART) for _ in range(64)))
     wrapper.close()
     wait_until(lambda: turn() or channel.peers[0].parts is None)

@@ -7,12 +7,12 @@ import pytest
 from poprun_py.running.supervise.job import StackGroup
 from poprun_py.running.supervise.stacks import (
     _waits,
+    blocking_instances,
     group_stacks,
+    groups_text,
     is_ending,
-    missing_instances,
     odd_instances,
-    place,
-    render_groups,
+    stack_place,
 )
 
 WAITING = """Thread 0x00007f0000000001 (most recent call first):
@@ -129,7 +129,7 @@ def test_equal_stacks_are_one_group_and_the_odd_one_comes_first():
     other = WAITING.replace("0x00007f0000000002", "0x00007f00000000aa")
     groups = group_stacks({0: process(WAITING), 1: process(LOADING), 2: process(other)})
     assert [(g.instances, g.waits) for g in groups] == [((1,), False), ((0, 2), True)]
-    text = render_groups(groups)
+    text = groups_text(groups)
     assert text.startswith("instance 1 (1):\n  thread (most recent call first):\n")
     assert "instances 0,2 (2), waiting for others:" in text
     assert "0x" not in text
@@ -137,25 +137,25 @@ def test_equal_stacks_are_one_group_and_the_odd_one_comes_first():
 
 def test_the_one_that_does_not_wait_is_missing():
     groups = group_stacks({0: process(WAITING), 1: process(LOADING)})
-    assert missing_instances((0, 1), {0: (7, 0), 1: (7, 0)}, groups) == (1,)
+    assert blocking_instances((0, 1), {0: (7, 0), 1: (7, 0)}, groups) == (1,)
 
 
 def test_the_one_that_does_not_wait_is_missing_though_its_last_step_was_later():
     groups = group_stacks({0: process(WAITING), 1: process(LOADING), 2: process(WAITING)})
-    assert missing_instances((0,), {0: (7, 0), 1: (7, 0), 2: (7, 0)}, groups) == (1,)
-    assert missing_instances((1,), {0: (7, 0), 1: (7, 0), 2: (7, 0)}, groups) == (1,)
+    assert blocking_instances((0,), {0: (7, 0), 1: (7, 0), 2: (7, 0)}, groups) == (1,)
+    assert blocking_instances((1,), {0: (7, 0), 1: (7, 0), 2: (7, 0)}, groups) == (1,)
 
 
 def test_the_one_that_gives_no_stack_is_missing():
     groups = group_stacks({0: process(WAITING), 1: process("", state="T")})
-    assert missing_instances((0, 1), {0: (7, 0), 1: (7, 0)}, groups) == (1,)
-    assert "the process is stopped" in render_groups(groups)
+    assert blocking_instances((0, 1), {0: (7, 0), 1: (7, 0)}, groups) == (1,)
+    assert "the process is stopped" in groups_text(groups)
 
 
 def test_the_slowest_is_missing_if_all_wait():
     groups = group_stacks({0: process(WAITING), 1: process(WAITING)})
-    assert missing_instances((0, 1), {0: (8, 0), 1: (7, 0)}, groups) == (1,)
-    assert missing_instances((0, 1), {0: (8, 1), 1: (8, 2)}, groups) == (0,)
+    assert blocking_instances((0, 1), {0: (8, 0), 1: (7, 0)}, groups) == (1,)
+    assert blocking_instances((0, 1), {0: (8, 1), 1: (8, 2)}, groups) == (0,)
 
 
 def test_wrapper_that_does_not_answer_is_named():
@@ -195,14 +195,14 @@ IN_TORCH = (
     ],
 )
 def test_place_is_the_users_own_line(frames, told):
-    assert place(standing(*frames)) == told
+    assert stack_place(standing(*frames)) == told
 
 
 def test_place_of_a_process_without_a_stack():
     (group,) = group_stacks({0: process("", state="T")})
-    assert place(group) == "its process is stopped"
+    assert stack_place(group) == "its process is stopped"
     (group,) = group_stacks({0: process("")})
-    assert place(group) == ""
+    assert stack_place(group) == ""
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,8 @@ import pytest
 
 from poprun_py.running.metrics.chart_recorder import chart_values
 from poprun_py.running.metrics.endpoint_recorder import EndpointRecorder
-from poprun_py.running.supervise.hang_detection import HangWatch
-from poprun_py.running.supervise.hang_detection import Look as LifeLook
+from poprun_py.running.supervise.activity_monitor import ActivitySample
+from poprun_py.running.supervise.hang_detection import HangDetector
 from poprun_py.running.supervise.job import Progress
 from poprun_py.running.supervise.stacks import group_stacks, odd_instances
 from poprun_py.running.watch.file_recorder import FileRecorder
@@ -119,12 +119,12 @@ def every_task(view, folder):
     file, endpoint = FileRecorder(folder), EndpointRecorder(lambda text: text.encode(), 0)
     for index in range(COUNT):
         endpoint.steps([StepRecord(at=1.0, instance=index, step=1, seconds=0.05, own_seconds=0.02)])
-    steps, life = HangWatch("auto"), HangWatch("auto")
+    steps, activity = HangDetector("auto"), HangDetector("auto")
     for index in range(COUNT):
         for step in range(8):
-            steps.beat(index, Progress(step), 0.05 * step)
-        life.life.started(index, 0.0)
-        life.life.look(index, LifeLook(at=1.0), 1.0)
+            steps.record_progress(index, Progress(step), 0.05 * step)
+        activity.activity.add(index, 0.0)
+        activity.activity.record(index, ActivitySample(at=1.0), 1.0)
     stack = 'Thread 0x%x (most recent call first):\n  File "%s", line 40 in function\n'
     stacks = {i: [{"text": stack % (i, os.__file__), "state": "S"}] for i in range(COUNT)}
     groups, everybody = group_stacks(stacks), tuple(range(COUNT))
@@ -135,9 +135,9 @@ def every_task(view, folder):
     yield "live view", lambda: table_lines(view, width=160, most_rows=20)
     yield "summary", lambda: summary_lines(view)
     yield "hangs, by steps", lambda: steps.hung(2.0)
-    yield "hangs, held up", lambda: steps.on_time(2.0, is_held_up=True)
-    yield "hangs, by signs of life", lambda: life.hung(2.0)
-    yield "hangs, silent", lambda: life.hung(1e6)
+    yield "hangs, blocked", lambda: steps.check(2.0, is_blocked=True)
+    yield "hangs, by activity", lambda: activity.hung(2.0)
+    yield "hangs, idle", lambda: activity.hung(1e6)
     yield "odd instances", lambda: odd_instances(everybody, {}, groups)
     file.close()
 
@@ -149,13 +149,13 @@ def test_each_repeated_task_makes_few_calls_for_each_instance(job, calls, tmp_pa
 
 def test_an_event_does_not_search_all_steps_for_hangs_again(calls):
     """The launcher serves thousands of events per second, and checks for hangs after each."""
-    watch = HangWatch("auto")
+    detector = HangDetector("auto")
     for index in range(COUNT):
         for step in range(8):
-            watch.beat(index, Progress(step), 0.05 * step)
-    watch.on_time(1.5, is_held_up=False)
-    assert calls(lambda: watch.on_time(1.6, is_held_up=False)) < 10
+            detector.record_progress(index, Progress(step), 0.05 * step)
+    detector.check(1.5, is_blocked=False)
+    assert calls(lambda: detector.check(1.6, is_blocked=False)) < 10
     # A hang is found as soon as its time-out has passed.
     for number in range(100):
-        assert watch.on_time(1.5 + number / 10, is_held_up=False) == ()
-    assert len(watch.on_time(11.51, is_held_up=False)) == COUNT
+        assert detector.check(1.5 + number / 10, is_blocked=False) == ()
+    assert len(detector.check(11.51, is_blocked=False)) == COUNT

@@ -7,13 +7,13 @@ import threading
 
 import pytest
 
-from poprun_py.running.supervise.job import InstanceResult, LaunchResult
-from poprun_py.running.supervise.restart import (
+from poprun_py.launching.restart import (
     backoff_seconds,
     lost_hosts,
     pause,
     run_with_restarts,
 )
+from poprun_py.running.supervise.job import InstanceResult, LaunchResult
 
 
 def test_job_is_run_again_with_growing_pauses():

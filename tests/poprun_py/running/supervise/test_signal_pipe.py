@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import signal
 
-from poprun_py.running.supervise.caught_signals import HANGUP_ONCE, INTERRUPT_ONCE, CaughtSignals
+from poprun_py.running.supervise.signal_pipe import HANGUP_ONCE, INTERRUPT_ONCE, SignalPipe
 
 
 def test_the_end_of_the_starting_process_is_told_from_sighup():
-    with CaughtSignals() as caught:
+    with SignalPipe() as caught:
         signal.raise_signal(signal.SIGUSR1)
         signal.raise_signal(HANGUP_ONCE)
         ended = (signal.SIGHUP, "the process that started the job has ended")

@@ -1,4 +1,4 @@
-"""The signals that the launcher gets, as events of its one loop."""
+"""Signals to the launcher, as events of its selector loop."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import signal
 from poprun_py.instance import process_control
 
 _PARENT_ENDED = signal.SIGRTMAX - 4
-# SIGINT and SIGHUP for whoever passes on an event that may have reached this process as well, such
-# as a Ctrl-C: where the end has been asked for already, they ask for nothing more.
+# SIGINT and SIGHUP from a process that passes on an event which the launcher may have received as
+# well, such as a Ctrl-C. They are ignored if the end of the job was requested before.
 INTERRUPT_ONCE = signal.SIGRTMAX - 5
 HANGUP_ONCE = signal.SIGRTMAX - 6
 _ONCE = {INTERRUPT_ONCE: signal.SIGINT, HANGUP_ONCE: signal.SIGHUP}
@@ -18,13 +18,13 @@ _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _PARENT_HAS_ENDED = "the process that started the job has ended"
 
 
-class CaughtSignals:
-    """While entered, signals do nothing but make a pipe readable."""
+class SignalPipe:
+    """A context manager in which signals have no effect except to make a pipe readable."""
 
-    def __enter__(self) -> CaughtSignals:
-        """Catch the signals; what was set before is restored also if something fails."""
+    def __enter__(self) -> SignalPipe:
+        """Replace the signal handlers; after a failure the previous handlers are restored."""
         with contextlib.ExitStack() as resources:
-            self._has_asked = False  # for the end of the job
+            self._has_end_request = False
             self._read_end, write_end = os.pipe()
             for end in (self._read_end, write_end):
                 resources.callback(os.close, end)
@@ -59,28 +59,29 @@ class CaughtSignals:
         self._resources.close()
 
     def fileno(self) -> int:
-        """Return the descriptor that is readable when a signal has come."""
+        """Return the descriptor that is readable after a signal."""
         return self._read_end
 
     def take(self) -> list[tuple[int, str]]:
-        """Return the numbers of the signals that have come, each with a reason.
+        """Return the numbers of the signals since the last call, each with a reason.
 
         The reason is empty if the signal itself is the reason. The end of the parent process counts
         as SIGHUP.
         """
         taken: list[tuple[int, str]] = []
-        # Of two that came together, the kernel has the later one handled first.
+        # Of two signals that arrive together, the kernel delivers the later one first.
         for number in sorted(os.read(self._read_end, 512), key=_ONCE.__contains__):
             if number == _PARENT_ENDED:
-                # The signal also comes when only the parent's thread that started us has ended.
+                # The kernel also sends it when only the thread of the parent that started this
+                # process has ended.
                 if os.getppid() == self._parent:
                     continue
                 number = HANGUP_ONCE
             reason = _PARENT_HAS_ENDED if number == HANGUP_ONCE else ""
             if number in _ONCE:
-                if self._has_asked:
+                if self._has_end_request:
                     continue
                 number = _ONCE[number]
-            self._has_asked |= number in _ENDING
+            self._has_end_request |= number in _ENDING
             taken.append((number, reason))
         return taken

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from poprun_py.running.supervise.stop_agreement import Move, StopAgreement
+from poprun_py.running.supervise.shutdown import StopAction, StopConsensus
 
 
 class Instance:
@@ -36,7 +36,7 @@ def test_all_stop_at_the_same_question_whatever_the_timing(count, dice):
     instances = [Instance() for _ in range(count)]
     for instance in instances:
         instance.run(dice.randrange(20) + 1)
-    agreement = StopAgreement(range(count))
+    agreement = StopConsensus(range(count))
     messages = [(i, 0) for i in range(count)]  # proposals on the way to the instances
     answers: list[tuple[int, int, int]] = []
     while not agreement.agreed:
@@ -47,9 +47,9 @@ def test_all_stop_at_the_same_question_whatever_the_timing(count, dice):
             answers.append((index, proposal, instances[index].polls))
         elif answers:
             move = agreement.answer(*answers.pop(dice.randrange(len(answers))))
-            if move is Move.PROPOSE:
+            if move is StopAction.PROPOSE:
                 messages += [(i, agreement.proposal) for i in range(count)]
-            assert move is not Move.SIGNAL
+            assert move is not StopAction.SIGNAL
     for instance in instances:
         instance.agreed = agreement.proposal
         instance.look()
@@ -58,20 +58,20 @@ def test_all_stop_at_the_same_question_whatever_the_timing(count, dice):
 
 
 def test_programs_that_never_ask_are_not_waited_for():
-    agreement = StopAgreement([0, 1])
+    agreement = StopConsensus([0, 1])
     assert agreement.answer(0, 0, 0) is None
-    assert agreement.answer(1, 0, 0) is Move.SIGNAL
+    assert agreement.answer(1, 0, 0) is StopAction.SIGNAL
 
 
 def test_instance_that_ends_leaves_the_agreement_to_the_others():
-    agreement = StopAgreement([0, 1])
+    agreement = StopConsensus([0, 1])
     agreement.answer(0, 0, 7)
-    assert agreement.leave(1) is Move.PROPOSE
+    assert agreement.remove(1) is StopAction.PROPOSE
     assert agreement.proposal > 7
-    assert agreement.answer(0, agreement.proposal, 8) is Move.AGREE
+    assert agreement.answer(0, agreement.proposal, 8) is StopAction.AGREE
 
 
 def test_late_answer_to_an_old_proposal_is_ignored():
-    agreement = StopAgreement([0])
+    agreement = StopConsensus([0])
     agreement.answer(0, 0, 5)
     assert agreement.answer(0, 0, 6) is None

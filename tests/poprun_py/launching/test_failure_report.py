@@ -9,6 +9,12 @@ from support.launcher.plans import plan_blindly
 
 from popdist_py.environment import COMPILING, INFERENCE, RESUME_EXIT_CODE, TRAINING
 from poprun_py.display.texts import iso_time
+from poprun_py.launching.failure_report import (
+    diagnosis,
+    report_text,
+    stderr_excerpt,
+    traceback_of,
+)
 from poprun_py.launching.run_report import begun_attempt, ended_attempt, refused_attempt
 from poprun_py.machines.host_list import parse_host_list
 from poprun_py.options.launch_config import LaunchConfig
@@ -21,12 +27,6 @@ from poprun_py.running.supervise.job import (
     Progress,
     StackGroup,
     describe,
-)
-from poprun_py.running.supervise.result_text import (
-    diagnosis,
-    report_text,
-    stderr_excerpt,
-    traceback_of,
 )
 
 TRACEBACK = """Traceback (most recent call last):

@@ -21,8 +21,7 @@ from poprun_py.running.supervise.job import (
     Progress,
     describe,
 )
-from poprun_py.running.supervise.stacks import place as stack_place
-from poprun_py.running.supervise.stacks import render_groups
+from poprun_py.running.supervise.stacks import groups_text, stack_place
 from poprun_py.terminal import command_name
 
 _TAIL_LINES = 20
@@ -64,7 +63,7 @@ def report_text(result: LaunchResult, label: Label) -> str:
     elif result.exit_code not in (0, 130, 143) or result.cause is Cause.MPIRUN_ENDED:
         text += _line(f"error: {result.explanation or 'an instance never reported its end'}")
     if any(group.has_stack for group in result.stacks):
-        text += _line("what the instances were doing:") + _indent(render_groups(result.stacks), "")
+        text += _line("what the instances were doing:") + _indent(groups_text(result.stacks), "")
     return text + _collateral(result)
 
 

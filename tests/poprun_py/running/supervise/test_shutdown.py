@@ -11,9 +11,9 @@ import pytest
 from support.launcher.jobs import a_job
 
 from poprun_py.instance import control_protocol
-from poprun_py.running.supervise import stop_policy
+from poprun_py.running.supervise import shutdown
 from poprun_py.running.supervise.job import Cause, StackGroup
-from poprun_py.running.supervise.stop_policy import StopPolicy
+from poprun_py.running.supervise.shutdown import JobShutdown
 
 
 class Channel:
@@ -35,7 +35,7 @@ class Channel:
 def job_end(count=2):
     channel, lines = Channel(count), []
     job = a_job(count=count)
-    return StopPolicy(job, channel, lines.append, lines.append), channel, lines
+    return JobShutdown(job, channel, lines.append, lines.append), channel, lines
 
 
 def test_a_failure_asks_all_once():
@@ -65,7 +65,7 @@ def test_the_second_signal_forces(monkeypatch):
     policy.on_signal(signal.SIGTERM)
     assert channel.sent == [(control_protocol.PROPOSE_STOP, 0)]
     later = time.monotonic() + 0.4
-    monkeypatch.setattr(stop_policy.time, "monotonic", lambda: later)
+    monkeypatch.setattr(shutdown.time, "monotonic", lambda: later)
     policy.on_signal(signal.SIGTERM)
     policy.on_time(policy.next_deadline())
     assert channel.sent[1:] == [(control_protocol.STOP, [0, signal.SIGTERM])]

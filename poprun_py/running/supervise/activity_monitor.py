@@ -1,0 +1,324 @@
+"""Activity of instances between their steps: samples from the wrappers, and idle times.
+
+Activity is output, CPU time, bytes moved, and collectives of the library. A job whose instances
+count no steps hangs when no instance is active. Pure: the clock is an argument.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from poprun_py.instance.program_activity import BUSY_SHARE
+
+# The limit for programs without steps under "auto". There are no step times to compare with, and
+# a program may well sleep for a minute.
+AUTO_IDLE_SECONDS = 120.0
+# Before its first step, an instance connects to the others, loads data and compiles. It may compile
+# other models later.
+_START_FACTOR, _START_FLOOR_SECONDS = 10, 30.0
+# A disk, a file server, or an upload at the end of a program may stall for minutes.
+_STORAGE_FACTOR, _STORAGE_FLOOR_SECONDS = 10, 300.0
+_MIN_SAMPLE_SECONDS, _MAX_SAMPLE_SECONDS = 0.1, 2.0
+# CPU time that counts as activity: more than a program uses that wakes up now and then. The kernel
+# counts CPU time in units of 0.01 s.
+_MIN_CPU_SECONDS, _MAX_CPU_SECONDS = 0.02, 0.2
+# Bytes that an idle program moves: events between threads, and the stacks that the launcher
+# requests.
+_IDLE_BYTES_PER_SECOND, _IDLE_BYTES = 16 << 10, 256 << 10
+# TCP bytes of an idle program, which may send a few kilobytes to a monitor now and then.
+_IDLE_RECEIVED_PER_SECOND = 4 << 10
+_MIN_RECEIVED, _MAX_RECEIVED, _RECEIVED_PER_SECOND_OF_LIMIT = 4 << 10, 32 << 10, 1 << 10
+# A wrapper that sends no sample for this long may have been stopped together with its program.
+_MAX_SAMPLE_AGE_SECONDS = 10.0
+
+
+def start_limit(limit: float) -> float:
+    """Return the time limit until the first step, and for compiling."""
+    return max(_START_FLOOR_SECONDS, _START_FACTOR * limit)
+
+
+def storage_limit(limit: float) -> float:
+    """Return the time limit without activity for a program that saves, loads or ends."""
+    return max(_STORAGE_FLOOR_SECONDS, _STORAGE_FACTOR * limit)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ActivitySample:
+    """The activity counters of an instance, which its wrapper samples between steps.
+
+    The names of the attributes are the keys of the wrapper's message.
+
+    Attributes:
+        at: The time of the sample, in seconds on the clock of the instance's host.
+        written: The bytes of output so far.
+        awake_seconds: The time so far during which the program used a CPU or waited for a free one.
+        moved_bytes: The bytes of files, pipes and disks so far.
+        received_bytes: The bytes of TCP so far.
+        call: The last collective of the library: its number, its kind, and whether it is running.
+        waits: Whether the program waits for other instances in this collective.
+        saves: Whether it saves or loads a checkpoint, or one of its threads waits for a disk.
+        stopped: Whether a signal has stopped it.
+        ending: Whether its interpreter is shutting down and runs no more Python.
+        joined: Whether it has called ``init()``, and may count steps later.
+        reads: Whether it waits for input of the user.
+        away: The seconds since its main thread last ran Python, at least; 0 if it just did, or if
+            the wrapper did not check.
+    """
+
+    at: float
+    written: int = 0
+    awake_seconds: float = 0.0
+    moved_bytes: int = 0
+    received_bytes: int = 0
+    call: tuple[int, int, int] = (0, 0, 0)
+    waits: bool = False
+    saves: bool = False
+    stopped: bool = False
+    ending: bool = False
+    joined: bool = False
+    reads: bool = False
+    away: float = 0.0
+
+    @classmethod
+    def of(cls, message: Mapping[str, Any]) -> ActivitySample:
+        """Return the sample in a wrapper's message."""
+        number, kind, is_running, _ = message["call"]
+        return cls(**{**message, "call": (number, kind, is_running)})
+
+
+class _LeakyBucket:
+    """Detects use that exceeds, for a while, the use of a program that only waits.
+
+    Args:
+        idle_per_second: The use of a program that only waits.
+        size: The excess that counts as activity.
+    """
+
+    def __init__(self, idle_per_second: float, size: float) -> None:
+        self._idle_per_second, self._size = idle_per_second, size
+        self._level = 0.0
+
+    def overflows(self, used: float, seconds: float) -> bool:
+        """Add the use of the last ``seconds``; tell whether the excess counts as activity."""
+        self._level = max(0.0, self._level + used - self._idle_per_second * seconds)
+        if self._level <= self._size:
+            return False
+        self._level = 0.0
+        return True
+
+
+class _Moment(NamedTuple):
+    """One moment on two clocks, in seconds."""
+
+    host: float
+    launcher: float
+
+
+class _InstanceActivity:
+    """The last sample of one instance, and the times of its last activity.
+
+    The host's clock tells for how long the instance was idle. The launcher's clock tells since when
+    this time counts.
+    """
+
+    def __init__(self, limit: float, now: float) -> None:
+        self.sample: ActivitySample | None = None
+        self.sampled_at = now
+        # The last activity of any kind, and the last one that was more than CPU time in a C call.
+        self.last_activity = self.last_action = _Moment(0.0, now)
+        self.ending_since: float | None = None  # on the launcher's clock
+        self._cpu = _LeakyBucket(
+            BUSY_SHARE, min(_MAX_CPU_SECONDS, max(_MIN_CPU_SECONDS, limit / 50))
+        )
+        self._bytes = _LeakyBucket(_IDLE_BYTES_PER_SECOND, _IDLE_BYTES)
+        received = min(_MAX_RECEIVED, max(_MIN_RECEIVED, _RECEIVED_PER_SECOND_OF_LIMIT * limit))
+        self._received = _LeakyBucket(_IDLE_RECEIVED_PER_SECOND, received)
+
+    def record(self, sample: ActivitySample, now: float) -> None:
+        """Compare a sample with the previous one."""
+        before, self.sample, self.sampled_at = self.sample, sample, now
+        if sample.ending and self.ending_since is None:
+            self.ending_since = now
+        if before is None:
+            self.last_action = self.last_activity = _Moment(sample.at, now)
+            return
+        seconds = sample.at - before.at
+        # A waiting collective of the library alternates between sleeping and polling. The work of
+        # other threads and processes does not advance it, nor a program that is stopped.
+        is_waiting = (sample.waits and before.waits) or (sample.stopped and before.stopped)
+        share = 0 if is_waiting else 1
+        moved = share * (sample.moved_bytes - before.moved_bytes)
+        has_moved = self._bytes.overflows(moved, seconds)
+        received = share * (sample.received_bytes - before.received_bytes)
+        has_received = self._received.overflows(received, seconds)
+        used = share * (sample.awake_seconds - before.awake_seconds)
+        is_busy = self._cpu.overflows(used, seconds)
+        if (
+            sample.written != before.written
+            or sample.call != before.call
+            or (sample.saves != before.saves and not is_waiting)
+            or has_moved
+            or has_received
+            or sample.reads
+            or (is_busy and not sample.away)
+        ):
+            self.last_action = self.last_activity = _Moment(sample.at, now)
+        elif is_busy:
+            self.last_activity = _Moment(sample.at, now)
+
+    def seconds_since(self, moment: _Moment, now: float) -> float:
+        """Return the time between a moment and the last sample.
+
+        A busy host delays samples, so this time can be shorter than the launcher's clock tells.
+        """
+        if self.sample is None or now - self.sampled_at > _MAX_SAMPLE_AGE_SECONDS:
+            return now - moment.launcher
+        return min(self.sample.at - moment.host, now - moment.launcher)
+
+
+class ActivityMonitor:
+    """Follows the activity of all instances, and detects the hang of a job that counts no steps.
+
+    Such a job hangs when all its instances have been idle for the limit. An instance is idle if it
+    writes nothing, makes no collective of the library, moves no bytes, and uses CPU time only to
+    wait. CPU time counts as waiting if the library reports a wait. It also does if the main thread
+    has run no Python for the whole time and is in a C call that waits for other instances. Only
+    the stack shows this: a caller that requests the stacks and sees no such call calls
+    ``mark_working``. An instance that saves or ends has ten times the limit, at least five minutes;
+    with "auto", it has five minutes. Instances that end are ignored when the others are judged.
+
+    Args:
+        limit: Idle seconds, or "auto" for two minutes. An instance that has called ``init()`` and
+            made no collective yet has as long as for a first step.
+    """
+
+    def __init__(self, limit: float | str) -> None:
+        is_auto = isinstance(limit, str)
+        self._limit = AUTO_IDLE_SECONDS if isinstance(limit, str) else limit
+        self._start_limit = self._limit if is_auto else start_limit(self._limit)
+        self._storage_limit = _STORAGE_FLOOR_SECONDS if is_auto else storage_limit(self._limit)
+        self._instances: dict[int, _InstanceActivity] = {}
+        # Whether an ending instance can end; it cannot while mpirun is stopped.
+        self.can_end = True
+
+    @property
+    def sample_interval(self) -> float:
+        """The seconds between two samples of an instance."""
+        return min(_MAX_SAMPLE_SECONDS, max(_MIN_SAMPLE_SECONDS, self._limit / 8))
+
+    @property
+    def instances(self) -> Collection[int]:
+        """The running instances."""
+        return self._instances.keys()
+
+    def add(self, instance: int, now: float) -> None:
+        """Monitor an instance, whose program has started."""
+        self._instances[instance] = _InstanceActivity(self._limit, now)
+
+    def record(self, instance: int, sample: ActivitySample, now: float) -> None:
+        """Record a sample of an instance."""
+        if instance in self._instances:
+            self._instances[instance].record(sample, now)
+
+    def reset_timers(self, now: float) -> None:
+        """Restart the idle times of all instances."""
+        for instance, each in self._instances.items():
+            self.mark_working(instance, now)
+            if each.ending_since is not None:
+                each.ending_since = now
+
+    def mark_working(self, instance: int, now: float) -> None:
+        """Restart the idle time of an instance that works without showing activity."""
+        if each := self._instances.get(instance):
+            host = each.sample.at if each.sample is not None else 0.0
+            each.last_action = each.last_activity = _Moment(host, now)
+
+    def mark_ending(self, instance: int, now: float) -> None:
+        """Note that the interpreter of an instance is shutting down."""
+        each = self._instances.get(instance)
+        if each is not None and each.ending_since is None:
+            each.ending_since = now
+
+    def remove(self, instance: int, now: float) -> None:
+        """Forget an instance that has ended, and restart the idle times of the others."""
+        self._instances.pop(instance, None)
+        self.reset_timers(now)
+
+    def hung(self, now: float) -> tuple[int, ...]:
+        """Return all instances if none is active; the longest idle instance comes first."""
+        judged = [index for index in self._instances if not self.is_ending(index, now)]
+        if not all(self.is_idle(index, now) for index in judged):
+            return ()
+        return tuple(sorted(judged, key=lambda index: (-self.idle_seconds(index, now), index)))
+
+    def busy(
+        self, now: float, limit_of: Callable[[int], float | None] = lambda _: None
+    ) -> tuple[int, ...]:
+        """Return the instances that have used CPU time within their limits.
+
+        If such an instance is also ``hung``, its stack tells whether it only waits.
+
+        Args:
+            now: The time.
+            limit_of: Returns an instance's limit; None for the limit of this monitor.
+        """
+        return tuple(
+            index
+            for index, each in self._instances.items()
+            if each.seconds_since(each.last_activity, now) < self._limit_of(each, limit_of(index))
+        )
+
+    def last_sample(self, instance: int) -> ActivitySample | None:
+        """Return the last sample of an instance; None before the first."""
+        each = self._instances.get(instance)
+        return each.sample if each else None
+
+    def is_waiting(self, instance: int) -> bool:
+        """Tell whether an instance waits for others in a collective of the library."""
+        sample = self.last_sample(instance)
+        return sample is not None and sample.waits
+
+    def has_recent_sample(self, instance: int, now: float, seconds: float) -> bool:
+        """Tell whether a sample of an instance has arrived in the last ``seconds``."""
+        has_sample = self.last_sample(instance) is not None
+        return has_sample and now - self._instances[instance].sampled_at <= seconds
+
+    def is_ending(self, instance: int, now: float) -> bool:
+        """Tell whether the program of an instance is ending and still has time for it."""
+        each = self._instances.get(instance)
+        if each is None or each.ending_since is None or not self.can_end:
+            return False
+        is_stopped = each.sample is not None and each.sample.stopped
+        return not is_stopped and now - each.ending_since < self._storage_limit
+
+    def is_idle(self, instance: int, now: float, limit: float | None = None) -> bool:
+        """Tell whether an instance has been idle, or in one C call, for its limit."""
+        each = self._instances.get(instance)
+        if each is None:
+            return False
+        limit = self._limit_of(each, limit)
+        is_in_c_call = each.sample is not None and each.sample.away >= limit / 2
+        if is_in_c_call and each.seconds_since(each.last_action, now) >= limit:
+            return True
+        return each.seconds_since(each.last_activity, now) >= limit
+
+    def idle_seconds(self, instance: int, now: float) -> float:
+        """Return for how long an instance has been idle, or in one C call."""
+        each = self._instances[instance]
+        return each.seconds_since(each.last_action, now)
+
+    def collective_counts(self) -> dict[int, tuple[int, int]]:
+        """Return each instance's number of collectives, with the running one, and 0."""
+        samples = {index: each.sample for index, each in self._instances.items()}
+        return {i: (sample.call[0] if sample else 0, 0) for i, sample in samples.items()}
+
+    def _limit_of(self, each: _InstanceActivity, given: float | None) -> float:
+        if given is not None:
+            return given
+        sample = each.sample
+        if sample is not None and sample.saves:
+            return self._storage_limit
+        has_begun = sample is None or not sample.joined or sample.call[0] > 0
+        return self._limit if has_begun else self._start_limit

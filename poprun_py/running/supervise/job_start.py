@@ -1,0 +1,294 @@
+"""The start of a job: its diagnosis until all wrappers have connected, and then its programs.
+
+When every wrapper has connected, the hosts take the leases of the job and store the file that their
+programs read. Then every wrapper gets the frame that starts its program. If a host is lost while
+mpirun starts its daemons, or cannot connect to this machine, mpirun waits for ever. So if some
+instances have not connected after a while, the hosts are asked for the reason.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+from popdist_py.environment import MPI_NETWORK
+from popdist_py.errors import counted
+from poprun_py.errors import StartError
+from poprun_py.instance import control_protocol, process_control
+from poprun_py.running.supervise.control_channel import ControlChannel, Peer
+from poprun_py.running.supervise.file_transfer import FileTransfer
+from poprun_py.running.supervise.job import Cause, Job
+from poprun_py.running.supervise.shutdown import JobShutdown
+
+# Returns possible problems of the hosts, or raises StartError with the reason.
+Explain = Callable[[], str]
+
+_FIRST_WAIT_SECONDS = 10.0
+# Added for each instance: the more wrappers there are, the longer they take to start.
+_SECONDS_PER_INSTANCE = 0.02
+# The time between two checks whether the hosts have answered.
+_ANSWER_SECONDS = 0.2
+_MAX_MPIRUN_LENGTH = 500
+_REASON, _DOUBT = b"!", b"?"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """The answer of the hosts about a job whose instances have not all connected.
+
+    Attributes:
+        text: The answer; empty if the hosts found nothing.
+        is_reason: True for a reason why the job cannot start, and false for possible problems.
+        seconds: The time since the start of the job.
+    """
+
+    text: str
+    is_reason: bool = False
+    seconds: float = 0.0
+
+    def sentence(self, connected: int, total: int, mpirun_output: str) -> str:
+        """Return a message with the number of connected instances and the output of mpirun."""
+        output = " ".join(mpirun_output.split())[-_MAX_MPIRUN_LENGTH:]
+        have = "has" if total == 1 else "have"
+        started = f"{connected} of {counted(total, 'instance')} {have} started"
+        after = f"{started} after {self.seconds:.0f} s"
+        parts = [self.text] if self.is_reason else [after, self.text]
+        return ". ".join(filter(None, [*parts, f"mpirun said: {output}" if output else ""]))
+
+
+class Question:
+    """A call of ``explain`` in a child process, so that the caller's loop continues meanwhile.
+
+    It is a process and not a thread, because hosts that do not answer must not delay the end of the
+    launcher: a process can be killed, with the ssh processes that it started.
+
+    Raises:
+        OSError: The system has no process or descriptor left.
+    """
+
+    def __init__(self, explain: Explain) -> None:
+        parent = os.getpid()
+        self._descriptor, write = os.pipe()
+        self._text = bytearray()
+        try:
+            self._pid = os.fork()
+        except OSError:
+            os.close(self._descriptor)
+            raise
+        finally:
+            # The child process keeps its copy of this end, to write its answer.
+            if os.getpid() == parent:
+                os.close(write)
+        if not self._pid:
+            _answer(explain, write, parent)
+        os.set_blocking(self._descriptor, False)
+        with contextlib.suppress(OSError):  # the child process may have done it first
+            os.setpgid(self._pid, self._pid)
+
+    def answer(self) -> Finding | None:
+        """Return the answer; None until it is complete."""
+        try:
+            while part := os.read(self._descriptor, 1 << 16):
+                self._text += part
+        except BlockingIOError:
+            return None
+        self.close()
+        return Finding(self._text[1:].decode(errors="replace"), self._text[:1] == _REASON)
+
+    def close(self) -> None:
+        """End the child process, whether it has answered or not."""
+        if self._pid:
+            with contextlib.suppress(OSError):
+                os.killpg(self._pid, signal.SIGKILL)
+            with contextlib.suppress(OSError):
+                os.waitpid(self._pid, 0)
+            os.close(self._descriptor)
+            self._pid = 0
+
+
+def _answer(explain: Explain, descriptor: int, parent: int) -> NoReturn:
+    """Write the answer and end the process. The child process calls this."""
+    try:
+        os.setpgid(0, 0)
+        signal.set_wakeup_fd(-1)
+        for number in signal.valid_signals():
+            if callable(signal.getsignal(number)):
+                signal.signal(number, signal.SIG_DFL)
+        process_control.die_with_parent(parent)
+        try:
+            text = _DOUBT + (explain() or "").encode(errors="replace")
+        except StartError as error:
+            text = _REASON + str(error).encode(errors="replace")
+        while text:
+            text = text[os.write(descriptor, text) :]
+    finally:
+        # Any other failure gives no answer, because it does not explain the start.
+        os._exit(0)
+
+
+class StartDiagnosis:
+    """Asks the hosts why a job does not start; the clock is an argument.
+
+    Args:
+        num_instances: The number of instances.
+        explain: Finds the reason why the job does not start; None for a job on this host only.
+        found: Takes each answer of the hosts.
+        ask: Begins a call of ``explain`` and returns the running question.
+    """
+
+    def __init__(
+        self,
+        num_instances: int,
+        explain: Explain | None,
+        found: Callable[[Finding], None],
+        ask: Callable[[Explain], Question] = Question,
+    ) -> None:
+        self._explain = explain
+        self._found = found
+        self._ask = ask
+        self._question: Question | None = None
+        self._wait_seconds = _FIRST_WAIT_SECONDS + _SECONDS_PER_INSTANCE * num_instances
+        self._begun = 0.0
+        self._check_at = float("inf")
+
+    def begin(self, now: float) -> None:
+        """Ask the hosts after a while, and again after twice the time, until ``end`` is called."""
+        self._begun = now
+        if self._explain is not None:
+            self._check_at = now + self._wait_seconds
+
+    def end(self) -> None:
+        """Ask no more: every instance has connected, or the job is stopped."""
+        self._check_at = float("inf")
+        if self._question is not None:
+            self._question.close()
+            self._question = None
+
+    def next_deadline(self) -> float:
+        """Return when ``on_time`` has something to do; inf for never."""
+        return self._check_at
+
+    def on_time(self, now: float) -> None:
+        """Ask the hosts when it is due, or report their answer."""
+        if now < self._check_at or self._explain is None:
+            return
+        if self._question is None:
+            with contextlib.suppress(OSError):
+                self._question = self._ask(self._explain)
+        finding = Finding("") if self._question is None else self._question.answer()
+        if finding is None:
+            self._check_at = now + _ANSWER_SECONDS
+            return
+        self._question = None
+        self._wait_seconds *= 2
+        self._check_at = now + self._wait_seconds
+        if finding.is_reason:
+            self.end()
+        self._found(Finding(finding.text, finding.is_reason, now - self._begun))
+
+
+class ProgramStart:
+    """Starts all programs of a job at once, or ends the job with the reason why it cannot start.
+
+    Args:
+        job: The job.
+        control: The connections to the wrappers.
+        files: The files that programs read and leave.
+        shutdown: Ends the job.
+        settings_of: Returns further values for the frame that starts an instance's program.
+        started: Called when every wrapper has been told to start its program.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        control: ControlChannel,
+        files: FileTransfer,
+        shutdown: JobShutdown,
+        settings_of: Callable[[Peer], dict[str, Any]],
+        started: Callable[[], None],
+    ) -> None:
+        self._job = job
+        self._control = control
+        self._files = files
+        self._shutdown = shutdown
+        self._settings_of = settings_of
+        self._started = started
+        # The instances whose answers are awaited.
+        self._unleased = set(job.hosts.leases)
+        self._without_file = set(files.receivers)
+
+    def begin(self) -> None:
+        """Start the programs, or begin with what their hosts have to do before."""
+        if problem := misplaced(self._job.hosts.names, self._control.peers):
+            self._shutdown.end(Cause.REFUSED, problem)
+            return
+        for index, request in self._job.hosts.leases.items():
+            self._control.send_to(index, control_protocol.LEASE, request)
+        if not self._unleased:
+            self._send_files()
+
+    def on_lease(self, peer: Peer, answer: dict[str, Any]) -> None:
+        """Take the answer of a host to the request for its lease."""
+        self._unleased.discard(peer.index)
+        if refusal := self._job.hosts.refusal_of(peer.index, answer):
+            self._shutdown.end(Cause.REFUSED, refusal)
+        elif not self._unleased and self._shutdown.asked_at is None:
+            self._send_files()
+
+    def on_file_stored(self, peer: Peer, answer: dict[str, str]) -> None:
+        """Take the path of the file on another host, or the reason why it cannot be stored."""
+        self._without_file.discard(peer.index)
+        if problem := answer.get("problem"):
+            self._shutdown.end(
+                Cause.REFUSED,
+                f"host {peer.host} cannot keep the call of {self._job.watchers.program} for "
+                f"instance {peer.index} ({problem}): make room there, or set TMPDIR to another "
+                "folder",
+            )
+            return
+        self._files.given(peer.index, answer["path"])
+        if not self._without_file and self._shutdown.asked_at is None:
+            self._start()
+
+    def _send_files(self) -> None:
+        for index in self._files.receivers:
+            self._control.send_parts_to(
+                index, control_protocol.INPUT_FILE, self._files.given_parts()
+            )
+        if not self._without_file:
+            self._start()
+
+    def _start(self) -> None:
+        peers, hosts = self._control.peers, self._job.hosts
+        port = str(peers[0].port)
+        for index, peer in peers.items():
+            variables = {"MASTER_PORT": port, **self._job.command.variables[index]}
+            if hosts.listen is None and hosts.network is not None:
+                variables[MPI_NETWORK] = hosts.network
+            variables.update(self._files.variables(index))
+            settings = {**self._settings_of(peer), **self._files.start_of(index)}
+            self._control.send(peer, control_protocol.GO, {"variables": variables, **settings})
+        self._started()
+
+
+def misplaced(hosts: Sequence[str], peers: Mapping[int, Peer]) -> str:
+    """Return a message about an instance that is on another host than planned; empty if none is.
+
+    Args:
+        hosts: For each instance, the name of its planned host; empty where it is not known.
+        peers: The instances.
+    """
+    for index, planned in enumerate(hosts):
+        actual = peers[index].host
+        if planned and actual != planned:
+            return (
+                f"instance {index} is on host {actual}, planned on {planned}: leave the "
+                "placement to poprun-py (no --host or --map-by in --mpi-global-args); if the "
+                "host has another name now, launch without --no-check or plan again"
+            )
+    return ""

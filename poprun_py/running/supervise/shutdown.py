@@ -1,0 +1,366 @@
+"""The shutdown of a job: its cause, and the steps from a request to SIGKILL.
+
+Programs that call ``stopRequested()`` first agree on a common call at which they stop. The wrappers
+send one signal to all other programs (SIGINT after Ctrl-C, otherwise SIGTERM) and, after the whole
+grace time, SIGKILL. The wrappers measure that time. A second signal to the launcher ends it early.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+import signal
+import time
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import replace
+
+from poprun_py.instance import control_protocol, process_control
+from poprun_py.instance.process_control import GracefulStop
+from poprun_py.running.supervise.control_channel import ControlChannel
+from poprun_py.running.supervise.job import Cause, Job, StackGroup, Stop
+
+_FIRST_MARGIN, _MARGIN_FACTOR = 2, 4
+# Wrappers answer at once, or within a second on a loaded host, unless they are stopped.
+_ANSWER_SECONDS = 3.0
+
+
+class StopAction(enum.Enum):
+    """The next action of the launcher."""
+
+    PROPOSE = "send the proposal to every member"
+    AGREE = "tell every member that the proposal is agreed"
+    SIGNAL = "deliver the signal itself: no member asks whether to stop, or time is over"
+
+
+class StopConsensus:
+    """The consensus of all instances on the call of ``stopRequested()`` at which they stop.
+
+    Each instance counts its calls. A proposal names a call that no instance has reached yet, and an
+    instance that reaches it waits there. When every instance has confirmed that it is still before
+    this call, the proposal is agreed. If an instance was faster, a later call is proposed. The
+    first proposal is 0, which only requests the number of calls of each instance. Pure: nothing is
+    sent, and the next action is returned.
+
+    Args:
+        members: The instances whose programs run.
+
+    Attributes:
+        proposal: The proposed call.
+        agreed: Whether all members have confirmed the proposal.
+    """
+
+    def __init__(self, members: Iterable[int]) -> None:
+        self.proposal = 0
+        self.agreed = False
+        self._members = set(members)
+        self._awaited = set(self._members)
+        self._calls: dict[int, int] = {}
+        self._margin = _FIRST_MARGIN
+
+    def answer(self, member: int, proposal: int, calls: int) -> StopAction | None:
+        """Take a member's number of calls; return the next action after the last answer."""
+        if proposal != self.proposal or member not in self._awaited:
+            return None
+        self._awaited.discard(member)
+        self._calls[member] = calls
+        return self._next()
+
+    def remove(self, member: int) -> StopAction | None:
+        """Continue without a member that has ended."""
+        if member not in self._members:
+            return None
+        self._members.discard(member)
+        self._awaited.discard(member)
+        self._calls.pop(member, None)
+        return self._next()
+
+    def _next(self) -> StopAction | None:
+        if self._awaited or self.agreed:
+            return None
+        most = max(self._calls.values(), default=0)
+        if not most:
+            return StopAction.SIGNAL
+        if self.proposal and most < self.proposal:
+            self.agreed = True
+            return StopAction.AGREE
+        self.proposal = most + self._margin
+        self._margin *= _MARGIN_FACTOR
+        self._awaited = set(self._members)
+        return StopAction.PROPOSE
+
+
+class StopRequest:
+    """A signal to the launcher that programs may answer by stopping at a common call.
+
+    Args:
+        grace_seconds: How long programs may take to reach the call and save after SIGTERM.
+    """
+
+    def __init__(self, grace_seconds: float) -> None:
+        self.signal = 0
+        self._grace_seconds = grace_seconds
+        self._consensus: StopConsensus | None = None
+        self._deadline = float("inf")
+        self._is_saving = False
+
+    @property
+    def proposal(self) -> int:
+        """The proposed or agreed call of ``stopRequested()``."""
+        return self._consensus.proposal if self._consensus is not None else 0
+
+    def begin(self, number: int, members: Collection[int], now: float) -> StopAction | None:
+        """Begin to stop because of signal ``number``, or replace the signal of a running request.
+
+        Args:
+            number: SIGTERM limits the time to save. SIGUSR1 does not.
+            members: The instances whose programs run; empty if not all instances have connected.
+            now: The time.
+        """
+        if self._consensus is not None:
+            if number == signal.SIGTERM:
+                self.signal = number
+                self._limit_saving(now)
+            return None
+        self.signal = number
+        if not members:
+            return StopAction.SIGNAL
+        self._consensus = StopConsensus(members)
+        self._is_saving = False
+        self._deadline = now + _ANSWER_SECONDS
+        return StopAction.PROPOSE
+
+    def answer(self, index: int, proposal: int, calls: int, now: float) -> StopAction | None:
+        """Take an instance's answer to a proposal."""
+        if self._consensus is None:
+            return None
+        return self._after(self._consensus.answer(index, proposal, calls), now)
+
+    def remove(self, index: int, now: float) -> StopAction | None:
+        """Continue without an instance that has ended."""
+        return self._after(self._consensus.remove(index), now) if self._consensus else None
+
+    def next_deadline(self) -> float:
+        """Return the time at which the signal itself is delivered; inf for never."""
+        return self._deadline
+
+    def on_time(self, now: float) -> StopAction | None:
+        """Return ``StopAction.SIGNAL`` when the time to answer, or to save, is over."""
+        if now < self._deadline:
+            return None
+        if not self._is_saving:
+            self._consensus = None
+        self._deadline = float("inf")
+        return StopAction.SIGNAL
+
+    def _after(self, action: StopAction | None, now: float) -> StopAction | None:
+        if action is StopAction.SIGNAL:
+            self._consensus = None
+            self._deadline = float("inf")
+        elif action is StopAction.PROPOSE:
+            self._limit_saving(now)
+        return action
+
+    def _limit_saving(self, now: float) -> None:
+        """Set the deadline of programs that save: the grace time after SIGTERM, otherwise none."""
+        if not self._is_saving:
+            self._is_saving = True
+            self._deadline = float("inf")
+        if self.signal == signal.SIGTERM:
+            self._deadline = min(self._deadline, now + self._grace_seconds)
+
+
+# The time after the grace time in which a wrapper kills its program and reports it, unless the
+# wrapper is stopped itself.
+_REPORT_SECONDS = 5.0
+# One request may come as several signals: Ctrl-C from the terminal and from a parent process that
+# passes it on, SIGTERM from timeout(1) to its child and to its group.
+_SAME_REQUEST_SECONDS = 0.3
+
+
+class JobShutdown:
+    """The shutdown of one job.
+
+    Args:
+        job: The job, which sets the grace time.
+        control: The connections to the instances.
+        log: Takes a line of the launcher's own log.
+        say: Takes a line that is shown at any verbosity.
+        begun: Called once with the time at which the programs are asked to end.
+
+    Attributes:
+        stop: Why the job is to end; None while it is to run.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        control: ControlChannel,
+        log: Callable[[str], None],
+        say: Callable[[str], None],
+        begun: Callable[[float], None] = lambda _: None,
+    ) -> None:
+        self.stop: Stop | None = None
+        self._grace_seconds = job.limits.grace
+        self._say = say
+        self._begun = begun
+        self._signalled_at, self._signalled_by = -math.inf, 0
+        self._stop_signal = signal.SIGTERM  # asks the programs to end
+        self._is_local = job.hosts.listen is None
+        self._control = control
+        self._log = log
+        self._request = StopRequest(job.limits.grace)
+        self._graceful_stop = GracefulStop(
+            ask=lambda: self._stop_programs(job.limits.grace), force=lambda: self._stop_programs(0)
+        )
+        self._report_seconds = job.limits.grace + _REPORT_SECONDS
+        self._drop_at = math.inf
+
+    @property
+    def asked_at(self) -> float | None:
+        """When the programs were asked to end; None before."""
+        return self._graceful_stop.asked_at
+
+    @property
+    def is_refused(self) -> bool:
+        """Whether the job cannot start, for a known reason."""
+        return self.stop is not None and self.stop.cause is Cause.REFUSED
+
+    @property
+    def may_hang(self) -> bool:
+        """Whether a hang would be a new cause: the programs were at most asked to save."""
+        is_open = self.stop is None or self.stop.cause is Cause.SIGNAL
+        return is_open and self.asked_at is None
+
+    def decide(
+        self, cause: Cause, reason: str, number: int = 0, hung: tuple[int, ...] = ()
+    ) -> None:
+        """Note why the job is to end, without asking the instances to end yet.
+
+        Args:
+            cause: The cause.
+            reason: The cause in words.
+            number: The signal that caused it; 0 for none.
+            hung: The instances that hang.
+        """
+        stop = Stop(cause=cause, reason=reason, at=time.monotonic(), signal=number, hung=hung)
+        self.stop = stop if self.stop is None else self.stop.followed_by(stop)
+
+    def end(self, cause: Cause, reason: str, number: int = 0) -> None:
+        """Ask every instance to end, once; the wrappers kill the rest after the grace time."""
+        self.decide(cause, reason, number)
+        if self.asked_at is None:
+            why = "the job cannot start" if cause is Cause.REFUSED else reason
+            self._log(f"{why}: stopping the other instances")
+            now = time.monotonic()
+            self._graceful_stop.begin(now)
+            self._drop_at = math.inf if self._is_local else now + self._report_seconds
+            self._begun(now)
+
+    def end_with_stacks(self, hung: tuple[int, ...], stacks: tuple[StackGroup, ...]) -> None:
+        """End a job for the cause that was decided, now that the stacks are known."""
+        if self.stop is not None:
+            self.stop = replace(self.stop, hung=hung, stacks=stacks)
+            self.end(self.stop.cause, self.stop.reason)
+
+    def on_signal(self, number: int, reason: str = "") -> None:
+        """Handle a signal to the launcher; ``reason`` says why it was sent, if that is known."""
+        if number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            why = reason or f"{signal.Signals(number).name} received"
+            self._on_end_signal(Cause.SIGNAL, why, number)
+        elif number == signal.SIGUSR1 and self.asked_at is None:
+            self._ask_to_save(number)
+        elif number in (signal.SIGUSR1, signal.SIGUSR2):
+            self._send_signal(number)
+
+    def on_signal_of_mpirun(self, number: int) -> None:
+        """Handle a signal that was sent to mpirun, which blocks it."""
+        if self.stop is None or not self.stop.signal:
+            name = signal.Signals(number).name
+            self._on_end_signal(Cause.MPIRUN_ENDED, f"mpirun was ended by {name}", number)
+
+    def on_end_of_mpirun(self, reason: str, *, is_early: bool) -> None:
+        """End the job because mpirun has ended; ``is_early`` if instances are still running."""
+        if is_early:
+            self.end(Cause.MPIRUN_ENDED, reason)
+        if self.stop is not None and self.stop.cause is Cause.MPIRUN_ENDED and not self.stop.signal:
+            # The stop may have been decided when mpirun began to end the instances, before its end.
+            self.stop = replace(self.stop, reason=reason)
+
+    def on_answer(self, index: int, proposal: int, calls: int) -> None:
+        """Take an instance's answer to a proposed call at which to stop."""
+        self._act(self._request.answer(index, proposal, calls, time.monotonic()))
+
+    def on_program_end(self, index: int) -> None:
+        """Let the other instances agree without one whose program has ended."""
+        self._act(self._request.remove(index, time.monotonic()))
+
+    def next_deadline(self) -> float:
+        """Return when ``on_time`` has something to do; inf for never."""
+        stop_at = self._graceful_stop.next_deadline()
+        return min(self._request.next_deadline(), stop_at, self._drop_at)
+
+    def on_time(self, now: float) -> None:
+        """Take the step that is due."""
+        self._act(self._request.on_time(now))
+        self._graceful_stop.on_time(now)
+        if now >= self._drop_at:
+            self._drop_at = now + self._report_seconds
+            # The launcher cannot kill a stopped wrapper on another host. mpirun does when it ends.
+            self._control.drop_unfinished()
+
+    def _on_end_signal(self, cause: Cause, reason: str, number: int) -> None:
+        now, name = time.monotonic(), signal.Signals(number).name
+        is_repeated = self.stop is not None and bool(self.stop.signal)
+        self.decide(cause, reason, number)
+        if is_repeated:
+            is_same = (
+                number == self._signalled_by and now < self._signalled_at + _SAME_REQUEST_SECONDS
+            )
+            if not is_same:
+                self._log(f"{name} again: killing all instances")
+                self._graceful_stop.force_after(0, now)
+            return
+        self._signalled_at, self._signalled_by = now, number
+        if number == signal.SIGINT:
+            # A user has typed Ctrl-C and waits at a terminal. Other signals come from programs.
+            self._say(
+                f"{reason}: stopping the instances, which have {self._grace_seconds:g} s to end "
+                "(--grace); Ctrl-C again kills them at once"
+            )
+        if self.asked_at is not None:
+            if number == signal.SIGINT:
+                self._send_signal(number)
+        elif number == signal.SIGINT:
+            self._stop_signal = signal.SIGINT
+            self.end(cause, reason, number)
+        else:
+            self._ask_to_save(signal.SIGTERM)
+
+    def _ask_to_save(self, number: int) -> None:
+        """Let the programs agree on the call at which they stop because of a signal."""
+        peers = self._control.peers.values() if self._control.is_complete else ()
+        members = [peer.index for peer in peers if peer.died is None]
+        self._act(self._request.begin(number, members, time.monotonic()))
+
+    def _act(self, action: StopAction | None) -> None:
+        if action is StopAction.PROPOSE:
+            self._control.broadcast(control_protocol.PROPOSE_STOP, self._request.proposal)
+        elif action is StopAction.AGREE:
+            self._log("all instances stop at their next call of stopRequested()")
+            self._control.broadcast(control_protocol.AGREE_STOP, self._request.proposal)
+        elif action is StopAction.SIGNAL and self.stop is not None and self.stop.signal:
+            self.end(self.stop.cause, self.stop.reason, self.stop.signal)
+        elif action is StopAction.SIGNAL:
+            self._send_signal(self._request.signal)
+
+    def _send_signal(self, number: int) -> None:
+        """Deliver a signal of the launcher to the programs."""
+        self._control.broadcast(control_protocol.SIGNAL, int(number))
+
+    def _stop_programs(self, grace_seconds: float) -> None:
+        self._control.broadcast(control_protocol.STOP, [grace_seconds, int(self._stop_signal)])
+        if self._is_local:
+            # Wrappers of this host that were stopped must run on to end their programs.
+            for peer in self._control.peers.values():
+                if peer.outcome is None:
+                    process_control.signal_process(peer.pid, signal.SIGCONT)

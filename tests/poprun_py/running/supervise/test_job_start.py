@@ -1,0 +1,117 @@
+"""Diagnosis of a job that does not start, and hosts that differ from the plan; without any host."""
+
+from __future__ import annotations
+
+import time
+from types import SimpleNamespace
+
+import psutil
+import pytest
+from support.processes import wait_until
+
+from poprun_py.errors import StartError
+from poprun_py.running.supervise.job_start import Finding, Question, StartDiagnosis, misplaced
+
+NEVER = float("inf")
+
+
+def peers(*hosts):
+    """Return instances that run on ``hosts``."""
+    return {index: SimpleNamespace(host=host) for index, host in enumerate(hosts)}
+
+
+@pytest.mark.parametrize("planned", [("a", "b"), ("", "b"), ("", ""), ()])
+def test_instances_on_their_hosts_start(planned):
+    assert misplaced(planned, peers("a", "b")) == ""
+
+
+def test_an_instance_on_another_host_is_refused_with_both_names():
+    problem = misplaced(("a", "b"), peers("a", "c"))
+    assert problem.startswith("instance 1 is on host c, planned on b: ")
+
+
+class Answered:
+    """A question whose answer is complete at the second request."""
+
+    def __init__(self, explain):
+        self.explain, self.times, self.is_closed = explain, 0, False
+
+    def answer(self):
+        self.times += 1
+        return self.explain() if self.times > 1 else None
+
+    def close(self):
+        self.is_closed = True
+
+
+def test_the_hosts_are_asked_until_they_find_a_reason():
+    answers = [Finding(""), Finding("its clock is off"), Finding("it does not answer", True)]
+    found = []
+    diagnosis = StartDiagnosis(2, lambda: answers.pop(0), found.append, ask=Answered)
+    now, waits = 0.0, []
+    diagnosis.begin(now)
+    for _ in range(3):
+        before = len(found)
+        waits.append(diagnosis.next_deadline() - now)
+        diagnosis.on_time(now)
+        now = diagnosis.next_deadline()
+        diagnosis.on_time(now)  # asks the hosts
+        assert 0 < diagnosis.next_deadline() - now < 1
+        assert len(found) == before
+        diagnosis.on_time(now := diagnosis.next_deadline())
+        assert len(found) == before + 1
+    assert 10 < waits[0] < 15
+    assert waits[0] < waits[1] < waits[2]
+    assert diagnosis.next_deadline() == NEVER
+    assert [finding.sentence(1, 2, "") for finding in found] == [
+        "1 of 2 instances have started after 10 s",
+        "1 of 2 instances have started after 31 s. its clock is off",
+        "it does not answer",
+    ]
+    assert found[2].sentence(1, 2, "no\n route\n") == "it does not answer. mpirun said: no route"
+
+
+def test_hosts_that_do_not_answer_delay_neither_the_loop_nor_the_end():
+    before = set(psutil.Process().children())
+    found = []
+    diagnosis = StartDiagnosis(1, lambda: time.sleep(1000), found.append)
+    diagnosis.begin(0.0)
+    diagnosis.on_time(20.0)
+    (asking,) = set(psutil.Process().children()) - before
+    diagnosis.on_time(30.0)
+    assert found == []
+    diagnosis.end()
+    assert not asking.is_running()
+
+
+def refuse():
+    raise StartError("host b: it does not answer")
+
+
+@pytest.mark.parametrize(
+    ("explain", "found"),
+    [
+        (refuse, Finding("host b: it does not answer", True)),
+        (lambda: "Host b: its clock is off", Finding("Host b: its clock is off")),
+        (lambda: 1 // 0, Finding("")),
+    ],
+)
+def test_the_child_process_returns_the_answer_of_the_hosts(explain, found, capfd):
+    question = Question(explain)
+    wait_until(lambda: (answer := question.answer()) is not None and found == answer)
+
+
+def test_no_host_is_asked_after_all_instances_have_connected():
+    def explain():
+        raise AssertionError("nothing was to be asked")
+
+    diagnosis = StartDiagnosis(1, explain, print)
+    diagnosis.begin(0.0)
+    diagnosis.end()
+    diagnosis.on_time(1e9)
+
+
+def test_a_job_on_this_host_asks_no_hosts():
+    diagnosis = StartDiagnosis(2, None, print)
+    diagnosis.begin(0.0)
+    assert diagnosis.next_deadline() == NEVER

@@ -1,0 +1,57 @@
+"""Time limits of a job, with a clock of the test."""
+
+from __future__ import annotations
+
+from poprun_py.running.supervise.job import Cause
+from poprun_py.running.supervise.time_limits import TimeLimits
+
+NEVER = float("inf")
+
+
+def make_limits():
+    """Return limits with a grace time of 5 s, and the list of those that were reached."""
+    reached = []
+    return TimeLimits(5, lambda *limit: reached.append(limit)), reached
+
+
+def test_earlier_attempts_use_part_of_the_time_limit():
+    limits, reached = make_limits()
+    assert limits.next_deadline() == NEVER
+    limits.begin(100.0, 60, 20)
+    assert limits.next_deadline() == 140.0
+    limits.on_time(139.9)
+    assert reached == []
+    limits.on_time(140.0)
+    assert reached == [(Cause.TIME_LIMIT, "the time limit of 60 s is over")]
+    limits.on_time(200.0)
+    assert len(reached) == 1
+    assert limits.next_deadline() == NEVER
+
+
+def test_the_other_instances_have_the_grace_time_after_the_first_has_saved():
+    limits, reached = make_limits()
+    limits.begin(0.0, 60, 0)
+    limits.on_checkpoint_end(3, 10.0)
+    limits.on_checkpoint_end(1, 12.0)
+    assert limits.next_deadline() == 15.0
+    reason = "instance 3 ended at a checkpoint, others did not"
+    limits.on_time(15.0)
+    assert reached == [(Cause.STRAGGLER, reason)]
+    assert limits.next_deadline() == 60.0
+
+
+def test_a_pause_counts_towards_no_limit():
+    limits, reached = make_limits()
+    limits.begin(0.0, 60, 0)
+    limits.pause(50.0)
+    limits.pause(55.0)  # already paused
+    assert limits.next_deadline() == NEVER
+    limits.on_time(70.0)
+    assert reached == []
+    limits.resume(80.0)
+    limits.resume(81.0)  # not paused any more
+    assert limits.paused_seconds == 30.0
+    limits.on_time(89.9)
+    assert reached == []
+    limits.on_time(90.0)
+    assert reached == [(Cause.TIME_LIMIT, "the time limit of 60 s is over")]
