@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from poprun_py.display.texts import clock_text
+from poprun_py.display.formatting import clock_text
 from poprun_py.errors import LaunchError, StartError
 
 if TYPE_CHECKING:

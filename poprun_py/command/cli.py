@@ -102,7 +102,7 @@ def _run(values: dict[str, Any]) -> int:
     _check_plan_alone(values)
     config = _configuration(values)
     if config.export_config is not None:
-        from poprun_py.command.inspections import export_config
+        from poprun_py.command.show_and_export import export_config
 
         export_config(config)
     return _launch(config)
@@ -137,30 +137,32 @@ def _configuration(values: dict[str, Any]) -> LaunchConfig:
 
 def _launch(config: LaunchConfig) -> int:
     """Answer a question about jobs or machines, show a plan, or run a job."""
-    from poprun_py.command import inspections
+    from poprun_py.command import show_and_export
     from poprun_py.launching.launch_planning import plan
 
     if config.stacks is not None:
-        inspections.print_stacks(config.stacks)
+        show_and_export.print_stacks(config.stacks)
         return 0
     if config.status is not None:
-        return inspections.print_status(config)
+        return show_and_export.print_status(config)
     if config.print_leases is not None:
-        inspections.print_leases(config)
+        show_and_export.print_leases(config)
         return 0
     if config.check:
-        return inspections.print_check(config)
+        return show_and_export.print_check(config)
     if config.print_hardware is not None:
         if not config.program and config.from_plan is None:
-            inspections.print_hardware(config)
+            show_and_export.print_hardware(config)
             return 0
         with may_be_lost():
-            inspections.print_hardware(config)
+            show_and_export.print_hardware(config)
     saved = None if config.from_plan is None else _load_plan(config)
     has_program = bool(config.program if saved is None else saved.config.program)
     is_only_saved = config.export_plan is not None and not config.run
     is_only_shown = config.dry_run or config.prints_file or is_only_saved
-    if is_only_shown or (inspections.is_inspected(config) and not has_program and not config.run):
+    if is_only_shown or (
+        show_and_export.is_inspected(config) and not has_program and not config.run
+    ):
         return _show_plan(config, saved)
     if has_program:
         return _run_job(config, saved or config)
@@ -172,7 +174,7 @@ def _launch(config: LaunchConfig) -> int:
 
 def _show_plan(config: LaunchConfig, saved: LaunchPlan | None) -> int:
     """Show or export a plan without running it; a dry run may be meant for other machines."""
-    from poprun_py.command import inspections
+    from poprun_py.command import show_and_export
     from poprun_py.launching.launch_planning import plan
     from poprun_py.planning.plan_warnings import plan_warnings
 
@@ -181,8 +183,8 @@ def _show_plan(config: LaunchConfig, saved: LaunchPlan | None) -> int:
     planned = saved or plan(config, contact_hosts=is_for_here)
     if is_for_here:
         planned.require_fit()
-    if inspections.is_inspected(config):
-        inspections.show_plan(config, planned)
+    if show_and_export.is_inspected(config):
+        show_and_export.show_plan(config, planned)
     for warning in plan_warnings(planned):
         print_warning(warning)
     if planned.partition is not None:
@@ -193,7 +195,7 @@ def _show_plan(config: LaunchConfig, saved: LaunchPlan | None) -> int:
 
 def _run_job(config: LaunchConfig, job: LaunchConfig | LaunchPlan) -> int:
     """Launch a job, show its plan before the start if asked for, and print its result."""
-    from poprun_py.command import inspections
+    from poprun_py.command import show_and_export
     from poprun_py.launching.launch import Request, launch
 
     label: Callable[[int], str] = str
@@ -201,12 +203,12 @@ def _run_job(config: LaunchConfig, job: LaunchConfig | LaunchPlan) -> int:
     def show(planned: LaunchPlan) -> None:
         nonlocal label
         label = planned.instance_label
-        if inspections.is_inspected(config):
+        if show_and_export.is_inspected(config):
             # With --export-plan -, other programs read the plan from stdout: if it cannot be
             # written, the job does not start.
             is_result = config.export_plan == "-"
             with contextlib.nullcontext() if is_result else may_be_lost():
-                inspections.show_plan(config, planned)
+                show_and_export.show_plan(config, planned)
         gc.enable()
 
     console = Console(
@@ -238,7 +240,7 @@ def _print_summary(config: LaunchConfig, result: LaunchResult) -> None:
 
 
 def _load_plan(config: LaunchConfig) -> LaunchPlan:
-    from poprun_py.display.texts import read_json
+    from poprun_py.display.formatting import read_json
     from poprun_py.options.config_files import read_text_file
     from poprun_py.planning.plan_file import plan_from_json
 

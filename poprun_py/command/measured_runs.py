@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from popdist_py.errors import counted
-from poprun_py.display.texts import milliseconds_text, number_text
+from poprun_py.display.formatting import milliseconds_text, number_text
 from poprun_py.past_runs.measurement import Measured, measure
 from poprun_py.past_runs.recorded_run import read_run
 from poprun_py.past_runs.run_files import RunFiles

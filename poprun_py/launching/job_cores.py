@@ -16,9 +16,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from poprun_py.display.texts import numbered
+from poprun_py.display.formatting import numbered
 from poprun_py.errors import StartError, UsageError
-from poprun_py.launching.waiting import Wait
+from poprun_py.launching.wait_for_resources import Wait
 from poprun_py.machines.lease_files import LeaseFolder, problem_text
 from poprun_py.machines.lease_messages import (
     ADVICE,

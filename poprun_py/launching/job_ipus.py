@@ -30,9 +30,9 @@ from popdist_py.pods.pod_errors import (
     UnknownNameError,
     UnreachableError,
 )
-from poprun_py.display.texts import numbered
+from poprun_py.display.formatting import numbered
 from poprun_py.errors import StartError
-from poprun_py.launching.waiting import Wait
+from poprun_py.launching.wait_for_resources import Wait
 from poprun_py.options.launch_config import LaunchConfig
 from poprun_py.planning.partition_variables import HeldPartition
 from poprun_py.terminal import Console

@@ -14,14 +14,14 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
-from poprun_py.display.texts import bytes_text
+from poprun_py.display.formatting import bytes_text
 from poprun_py.errors import StartError
 from poprun_py.launching.attempts import Attempts, OnAttempt
 from poprun_py.launching.job_cores import lease_as_planned
 from poprun_py.launching.launch_planning import plan_and_lease, require_start, working_folder
 from poprun_py.launching.restart import run_with_restarts
 from poprun_py.launching.run_record import RunRecord
-from poprun_py.launching.waiting import Wait
+from poprun_py.launching.wait_for_resources import Wait
 from poprun_py.machines.leases import Lease
 from poprun_py.options.launch_config import LaunchConfig
 from poprun_py.planning.launch_plan import LaunchPlan

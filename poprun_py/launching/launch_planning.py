@@ -20,12 +20,11 @@ from poprun_py.launching.job_cores import (
     left_by_others,
 )
 from poprun_py.launching.restart import lost_hosts
-from poprun_py.launching.waiting import Wait
+from poprun_py.launching.wait_for_resources import Wait
 from poprun_py.machines.host_list import Host
 from poprun_py.machines.leases import Lease
 from poprun_py.options.launch_config import LaunchConfig
 from poprun_py.planning.launch_plan import LaunchPlan, make_plan
-from poprun_py.planning.mpi_arguments import MpiArguments, split_mpi_arguments
 from poprun_py.planning.mpi_commands import Mpi
 from poprun_py.planning.pasted_command import check_pasted_command
 from poprun_py.planning.plan_inputs import (
@@ -37,6 +36,7 @@ from poprun_py.planning.plan_inputs import (
     with_instances,
 )
 from poprun_py.planning.topology import Topology, make_topology
+from poprun_py.planning.user_mpi_arguments import MpiArguments, split_mpi_arguments
 from poprun_py.planning.user_program import require_program, resolve_program
 from poprun_py.running.supervise.job import LaunchResult
 from poprun_py.terminal import Console, Log

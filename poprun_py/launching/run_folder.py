@@ -22,9 +22,9 @@ from typing import Any
 
 from popdist_py.atomic_file import write_whole
 from popdist_py.environment import RUN_ID
-from poprun_py.display.texts import iso_time, read_json
+from poprun_py.display.formatting import iso_time, read_json
 from poprun_py.errors import LaunchError, UsageError
-from poprun_py.launching.run_report import (
+from poprun_py.launching.report_json import (
     begun_attempt,
     brief_report,
     ended_attempt,

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from poprun_py.display.texts import bytes_text
+from poprun_py.display.formatting import bytes_text
 from poprun_py.errors import StartError
 from poprun_py.machines.host_list import Host, compress
 from poprun_py.machines.host_networks import Interface

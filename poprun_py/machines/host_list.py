@@ -1,6 +1,6 @@
 """The grammar of host lists and host files, and the short form of many host names.
 
-Pure functions on texts. allocation.py decides which list or file is used.
+Pure functions on texts. host_allocation.py decides which list or file is used.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from poprun_py.display.texts import printable
+from poprun_py.display.formatting import printable
 from poprun_py.process_info import owner
 
 LEASE_PREFIX, QUEUE_PREFIX = "lease-", "ticket-"

@@ -6,8 +6,8 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from poprun_py.display.formatting import numbered, ranges_text
 from poprun_py.display.tables import aligned_rows
-from poprun_py.display.texts import numbered, ranges_text
 from poprun_py.machines.lease_files import LeaseRecord, QueueRecord, Record
 from poprun_py.machines.leases import OtherJobs, user_name
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from poprun_py.display.texts import ranges_text, read_json
+from poprun_py.display.formatting import ranges_text, read_json
 from poprun_py.errors import UsageError
 
 HARDWARE_VERSION = 1

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from popdist_py.errors import plural
-from poprun_py.display.texts import ranges_text
+from poprun_py.display.formatting import ranges_text
 from poprun_py.machines.machine import (
     Core,
     HardwareError,

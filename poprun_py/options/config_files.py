@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from poprun_py.display.texts import read_json
+from poprun_py.display.formatting import read_json
 from poprun_py.errors import UsageError, nearest
 from poprun_py.options.declared_options import OPTIONS
 from poprun_py.options.option_origins import Origin, in_file

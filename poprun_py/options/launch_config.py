@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from popdist_py.device_numbers import LINK_DOMAIN_IPUS
 from popdist_py.errors import counted
-from poprun_py.display.values import Displayed
+from poprun_py.display.public_values import Displayed
 from poprun_py.errors import UsageError, explain_os_error
 from poprun_py.options.config_files import checked_values, config_text, parse_config
 from poprun_py.options.declared_options import EXCLUSIVE, MAX_IPUS, OPTIONS, DeclaredOptions

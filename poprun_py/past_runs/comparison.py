@@ -20,9 +20,9 @@ from pathlib import PurePath
 from typing import Any, Final
 
 from popdist_py.errors import counted
-from poprun_py.display.texts import milliseconds_text
+from poprun_py.display.formatting import milliseconds_text
 from poprun_py.past_runs.measurement import Measured, Slowest
-from poprun_py.past_runs.targets import Target
+from poprun_py.past_runs.training_targets import Target
 from poprun_py.running.watch.instance_state import median
 
 SAMPLES: Final = "samples/s"

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
+from poprun_py.display.formatting import number_text
 from poprun_py.display.tables import Column, fitted_table, rich_lines
-from poprun_py.display.texts import number_text
 from poprun_py.past_runs.comparison import SAMPLES, SECONDS, STEPS, Comparison, RunGroup, Spread
 
 _LONG_BAR, _SHORT_BAR, _WIDE_TERMINAL = 20, 10, 120

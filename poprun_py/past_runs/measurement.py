@@ -20,7 +20,7 @@ from poprun_py.past_runs.recorded_run import (
     damaged_report,
     seconds_since_epoch,
 )
-from poprun_py.past_runs.targets import Target, losses, reached_at
+from poprun_py.past_runs.training_targets import Target, losses, reached_at
 from poprun_py.planning.user_program import call_folder, short_name
 from poprun_py.running.watch.instance_state import median, percentile
 from poprun_py.running.watch.records import StepRecord

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from popdist_py.errors import counted
-from poprun_py.display.texts import read_json
+from poprun_py.display.formatting import read_json
 from poprun_py.errors import UsageError
 from poprun_py.past_runs.run_files import AttemptFiles, RunFiles
 from poprun_py.running.watch.job_view import JobView

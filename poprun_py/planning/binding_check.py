@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from poprun_py.display.texts import numbered, ranges_text
+from poprun_py.display.formatting import numbered, ranges_text
 from poprun_py.errors import StartError
 from poprun_py.planning.launch_plan import InstancePlan, LaunchPlan
 

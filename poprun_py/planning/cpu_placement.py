@@ -12,7 +12,7 @@ from itertools import accumulate, pairwise
 from types import MappingProxyType
 
 from popdist_py.errors import counted, plural
-from poprun_py.display.texts import ranges_text
+from poprun_py.display.formatting import ranges_text
 from poprun_py.errors import UsageError, nearest
 from poprun_py.machines.machine import Core, Machine, NumaNode
 

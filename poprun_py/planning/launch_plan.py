@@ -12,10 +12,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from poprun_py.display.values import Displayed
+from poprun_py.display.public_values import Displayed
 from poprun_py.errors import UsageError
 from poprun_py.instance.binding import THREAD_VARIABLES
-from poprun_py.machines.allocation import DEFAULT_HOST_FILES, slurm_tasks
+from poprun_py.machines.host_allocation import DEFAULT_HOST_FILES, slurm_tasks
 from poprun_py.machines.machine import Machine
 from poprun_py.options.launch_config import LaunchConfig
 from poprun_py.planning.cpu_placement import Placement
@@ -35,11 +35,6 @@ from poprun_py.planning.instance_variables import (
     user_variables,
 )
 from poprun_py.planning.job_placement import place_instances
-from poprun_py.planning.mpi_arguments import (
-    MpiArguments,
-    split_mpi_arguments,
-    variables_set_by,
-)
 from poprun_py.planning.mpi_commands import (
     MPICH,
     Context,
@@ -51,6 +46,11 @@ from poprun_py.planning.mpi_commands import (
 )
 from poprun_py.planning.plan_inputs import PlanInputs
 from poprun_py.planning.topology import Instance, Topology
+from poprun_py.planning.user_mpi_arguments import (
+    MpiArguments,
+    split_mpi_arguments,
+    variables_set_by,
+)
 
 # Imported for types only, because a launch without a pod does not need the code of pods.
 if TYPE_CHECKING:

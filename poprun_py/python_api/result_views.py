@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from popdist_py.environment import RESUME_EXIT_CODE
 from popdist_py.errors import counted
+from poprun_py.display.formatting import bytes_text
 from poprun_py.display.page import Cell, Code, Details, Part, Sentence, Table, fragment
-from poprun_py.display.texts import bytes_text
 from poprun_py.launching.failure_report import (
     diagnosis,
     report_text,

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from popdist_py.errors import counted
-from poprun_py.display.values import Displayed
+from poprun_py.display.public_values import Displayed
 
 if TYPE_CHECKING:
     from poprun_py.running.watch.job_view import JobView

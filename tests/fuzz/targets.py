@@ -25,7 +25,7 @@ from popdist_py.pods.pod_errors import InvalidRequestError
 from popdist_py.timeline.span_file import MIN_FILE_BYTES, SpanWriter, read_spans
 from popdist_py.timeline.torch_traces import torch_spans
 from popdist_py.torch_backend.messages.channels import INLINE_BYTES, Channel, Header, Kind
-from poprun_py.display.texts import read_json
+from poprun_py.display.formatting import read_json
 from poprun_py.instance import control_protocol
 from poprun_py.machines.lease_files import (
     JobProcess,

@@ -11,7 +11,7 @@ import pytest
 from support.processes import wait_until
 from support.terminals import LAUNCHER, Typist
 
-from poprun_py.display.texts import ranges_text
+from poprun_py.display.formatting import ranges_text
 
 CPUS = sorted(os.sched_getaffinity(0))
 

@@ -19,7 +19,7 @@ from popdist_py.pods.model import IPUS_PER_MACHINE, Attachment, Device, Ipu, Par
 from popdist_py.pods.pod_errors import PodError
 from popdist_py.pods.pod_file import MACHINE_IPUS
 from poprun_py import process_info
-from poprun_py.display.texts import printable
+from poprun_py.display.formatting import printable
 from poprun_py.errors import StartError
 from poprun_py.machines.leases import user_name
 from poprun_py.running.supervise.inspection import running_jobs

@@ -19,7 +19,7 @@ from popdist_py.pods.find_pod import DEFAULT_PORT, find_pod
 from popdist_py.pods.pod_errors import DamagedError, PodError, UnreachableError
 from poprun_py.command.pods.command_grammar import GLOBAL_OPTIONS
 from poprun_py.command.pods.pod_snapshot import PodSnapshot
-from poprun_py.display.texts import printable
+from poprun_py.display.formatting import printable
 from poprun_py.errors import LaunchError, StartError, UsageError
 from poprun_py.terminal import print_out
 

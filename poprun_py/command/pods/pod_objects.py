@@ -16,8 +16,8 @@ from popdist_py.pods.model import Agent, Allocation, Attachment, Cluster, Partit
 from popdist_py.pods.pod_errors import UnknownNameError
 from poprun_py.command.pods.command_grammar import sync_name
 from poprun_py.command.pods.pod_snapshot import PlacedIpu, PodSnapshot, gw_routing, ild_routing
+from poprun_py.display.formatting import date_text, printable
 from poprun_py.display.tables import aligned_rows
-from poprun_py.display.texts import date_text, printable
 from poprun_py.errors import nearest
 
 T = TypeVar("T")

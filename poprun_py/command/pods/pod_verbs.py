@@ -24,7 +24,7 @@ from poprun_py.command.pods.pod_access import (
 )
 from poprun_py.command.pods.pod_objects import POD, ruled_table
 from poprun_py.command.pods.pod_snapshot import PodSnapshot
-from poprun_py.display.texts import printable
+from poprun_py.display.formatting import printable
 from poprun_py.errors import UsageError
 from poprun_py.terminal import print_out
 

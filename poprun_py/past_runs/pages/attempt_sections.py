@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from popdist_py.errors import plural
+from poprun_py.display.formatting import bytes_text, duration_text, iso_date_text
 from poprun_py.display.page import (
     Alert,
     Code,
@@ -20,7 +21,6 @@ from poprun_py.display.page import (
     Sentence,
     Table,
 )
-from poprun_py.display.texts import bytes_text, duration_text, iso_date_text
 from poprun_py.errors import UsageError
 from poprun_py.past_runs.recorded_run import RecordedAttempt, RecordedRun
 from poprun_py.planning.launch_plan import LaunchPlan

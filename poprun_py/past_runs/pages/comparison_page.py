@@ -8,6 +8,7 @@ from pathlib import PurePath
 
 from popdist_py.errors import counted
 from poprun_py.display.charts import Bars, Line, Mark, bars, lines, over_time, points
+from poprun_py.display.formatting import milliseconds_text, number_text
 from poprun_py.display.page import (
     Alert,
     Chart,
@@ -20,7 +21,6 @@ from poprun_py.display.page import (
     page,
 )
 from poprun_py.display.tables import Column
-from poprun_py.display.texts import milliseconds_text, number_text
 from poprun_py.past_runs.comparison import SAMPLES, SECONDS, STEPS, Comparison, RunGroup, Spread
 from poprun_py.past_runs.comparison_tables import (
     MEASURES,
@@ -31,7 +31,7 @@ from poprun_py.past_runs.comparison_tables import (
 )
 from poprun_py.past_runs.measurement import began_at
 from poprun_py.past_runs.recorded_run import RecordedRun
-from poprun_py.past_runs.targets import LOSS, losses
+from poprun_py.past_runs.training_targets import LOSS, losses
 
 _MOST_VALUES = 24
 # The unit of the speed in charts.

@@ -8,8 +8,8 @@ from typing import Any, Final
 from popdist_py.errors import plural
 from poprun_py.display.chart_colours import LIGHT, NEUTRAL, series_colour
 from poprun_py.display.charts import Bars, Line, Mark, bars, over_time
+from poprun_py.display.formatting import bytes_text, milliseconds_text, number_text
 from poprun_py.display.page import Chart, ChartRow, Part, Section, Sentence, SvgImage
-from poprun_py.display.texts import bytes_text, milliseconds_text, number_text
 from poprun_py.past_runs.pages.training_sections import drawn_instances, joined, restart_marks
 from poprun_py.past_runs.recorded_run import RecordedRun
 from poprun_py.running.watch.instance_state import ACTIVITIES, InstanceState

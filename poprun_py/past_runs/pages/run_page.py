@@ -15,6 +15,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 from popdist_py.atomic_file import write_whole
 from popdist_py.errors import counted, plural
+from poprun_py.display.formatting import (
+    duration_text,
+    iso_date_text,
+    iso_time,
+    milliseconds_text,
+    number_text,
+)
 from poprun_py.display.page import (
     Alert,
     Badge,
@@ -24,13 +31,6 @@ from poprun_py.display.page import (
     Section,
     Sentence,
     page,
-)
-from poprun_py.display.texts import (
-    duration_text,
-    iso_date_text,
-    iso_time,
-    milliseconds_text,
-    number_text,
 )
 from poprun_py.past_runs.pages.attempt_sections import (
     attempts_section,

@@ -17,8 +17,8 @@ from typing import Any, Final
 
 from poprun_py.display.chart_colours import NEUTRAL, NUM_COLOURS, series_colour
 from poprun_py.display.charts import bars, plotly_text
+from poprun_py.display.formatting import duration_text, milliseconds_text
 from poprun_py.display.page import Chart, Section, Sentence
-from poprun_py.display.texts import duration_text, milliseconds_text
 from poprun_py.past_runs.recorded_run import DAMAGE_ERRORS
 
 # Uncompressed bytes to read, which hold about 80,000 spans.

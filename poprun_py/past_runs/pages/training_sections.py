@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 from poprun_py.display.chart_colours import NEUTRAL, series_colour
 from poprun_py.display.charts import Bars, Line, Mark, Sample, bars, histogram, lines, over_time
+from poprun_py.display.formatting import milliseconds_text, number_text
 from poprun_py.display.page import Chart, ChartRow, Part, Section, Sentence, Table
-from poprun_py.display.texts import milliseconds_text, number_text
 from poprun_py.past_runs.recorded_run import RecordedAttempt, RecordedRun, seconds_since_epoch
 from poprun_py.running.watch.instance_state import median, percentile
 from poprun_py.running.watch.records import StepRecord

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from popdist_py.errors import counted
+from poprun_py.display.formatting import bytes_text, numbered, ranges_text
 from poprun_py.display.tables import rich_lines
-from poprun_py.display.texts import bytes_text, numbered, ranges_text
 from poprun_py.machines.host_list import compress
 from poprun_py.machines.machine import Core, Machine, NumaNode
 from poprun_py.planning.views.text_drawing import (

@@ -11,8 +11,8 @@ from dataclasses import replace
 from itertools import groupby
 
 from popdist_py.errors import counted
+from poprun_py.display.formatting import bytes_text, numbered, ranges_text
 from poprun_py.display.page import InlineSvgs
-from poprun_py.display.texts import bytes_text, numbered, ranges_text
 from poprun_py.machines.host_list import compress
 from poprun_py.machines.machine import Core, Machine, NumaNode
 from poprun_py.planning.launch_plan import LaunchPlan

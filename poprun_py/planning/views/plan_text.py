@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from itertools import groupby
 
 from popdist_py.errors import counted
-from poprun_py.display.texts import bytes_text, numbered
+from poprun_py.display.formatting import bytes_text, numbered
 from poprun_py.machines.machine import Machine
 from poprun_py.planning.cpu_placement import Placement
 from poprun_py.planning.views.plan_tree import (

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from popdist_py.errors import counted
-from poprun_py.display.texts import numbered, ranges_text
+from poprun_py.display.formatting import numbered, ranges_text
 from poprun_py.machines.host_list import compress
 from poprun_py.machines.machine import Core, Machine
 from poprun_py.planning.cpu_placement import Placement

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from itertools import groupby
 
 from popdist_py.errors import counted
-from poprun_py.display.texts import ranges_text
+from poprun_py.display.formatting import ranges_text
 from poprun_py.machines.host_list import compress
 from poprun_py.planning.topology import Topology
 

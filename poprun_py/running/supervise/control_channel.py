@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from poprun_py.errors import StartError
 from poprun_py.instance import control_protocol
 from poprun_py.running.keyboard import standard_input
-from poprun_py.running.screen.screen import OutputStream
+from poprun_py.running.screen.tagged_output import OutputStream
 from poprun_py.running.supervise.inspection_answers import InspectionAnswers
 from poprun_py.running.supervise.launcher_folder import SOCKET_NAME
 

@@ -13,7 +13,7 @@ from popdist_py.environment import RESUME_EXIT_CODE
 from poprun_py.instance import control_protocol, process_control
 from poprun_py.running.keyboard.keyboard_input import KeyboardInput
 from poprun_py.running.keyboard.suspension import Suspension
-from poprun_py.running.screen.screen import keep_end
+from poprun_py.running.screen.tagged_output import keep_end
 from poprun_py.running.supervise.activity_monitor import ActivitySample
 from poprun_py.running.supervise.control_channel import ControlChannel, Peer
 from poprun_py.running.supervise.file_transfer import FileTransfer

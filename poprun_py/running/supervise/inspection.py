@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from poprun_py import process_info
-from poprun_py.display.texts import printable, read_json
+from poprun_py.display.formatting import printable, read_json
 from poprun_py.errors import StartError
 from poprun_py.instance import control_protocol
 from poprun_py.running.supervise.launcher_folder import ANY_FOLDER, SOCKET_NAME, folder_prefix

@@ -10,11 +10,11 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from poprun_py.display.texts import ranges_text
+from poprun_py.display.formatting import ranges_text
 from poprun_py.running.screen.output_files import OutputFiles
 from poprun_py.running.screen.panel import Panel
 from poprun_py.running.screen.repeated_tracebacks import RepeatedTracebacks
-from poprun_py.running.screen.screen import OutputStream, Screen, Sink, make_stream
+from poprun_py.running.screen.tagged_output import OutputStream, Screen, Sink, make_stream
 from poprun_py.running.supervise.control_channel import Peer
 from poprun_py.running.supervise.job import Job
 from poprun_py.terminal import can_erase, command_name, has_cursor, may_colour

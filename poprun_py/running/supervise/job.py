@@ -17,7 +17,7 @@ from popdist_py.environment import (
     RESUME_EXIT_CODE,
     TRAINING,
 )
-from poprun_py.display.values import Displayed, summary_of
+from poprun_py.display.public_values import Displayed, summary_of
 from poprun_py.errors import JobFailedError, TimeLimitError
 from poprun_py.running.supervise.file_transfer import FilePlace
 

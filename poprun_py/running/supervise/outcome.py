@@ -12,7 +12,7 @@ from pathlib import Path
 
 from popdist_py.environment import RESUME_EXIT_CODE
 from popdist_py.errors import counted
-from poprun_py.display.texts import printable
+from poprun_py.display.formatting import printable
 from poprun_py.errors import PROCESSES_ADVICE, StartError
 from poprun_py.running.supervise.control_channel import Peer
 from poprun_py.running.supervise.job import (

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from popdist_py.errors import plural
-from poprun_py.display.texts import ranges_text
+from poprun_py.display.formatting import ranges_text
 from poprun_py.instance import control_protocol
 from poprun_py.running.supervise.job import StackGroup
 

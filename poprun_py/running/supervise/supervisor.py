@@ -25,7 +25,7 @@ from poprun_py.instance import control_protocol, process_control
 from poprun_py.instance.job_folders import folder_locations, remove_abandoned
 from poprun_py.running.keyboard.keyboard_input import KeyboardInput, open_terminal
 from poprun_py.running.keyboard.suspension import take_signal
-from poprun_py.running.screen.screen import OutputStream, tag_width
+from poprun_py.running.screen.tagged_output import OutputStream, tag_width
 from poprun_py.running.supervise import outcome
 from poprun_py.running.supervise.control_channel import ControlChannel, Peer
 from poprun_py.running.supervise.file_transfer import FileTransfer

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from popdist_py.errors import counted
+from poprun_py.display.formatting import bytes_text, number_text
+from poprun_py.display.public_values import Displayed
 from poprun_py.display.tables import Column, fitted_table, rich_lines
-from poprun_py.display.texts import bytes_text, number_text
-from poprun_py.display.values import Displayed
 from poprun_py.running.watch.instance_state import InstanceState
 from poprun_py.running.watch.stragglers import Straggler, stands_out
 

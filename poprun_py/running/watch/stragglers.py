@@ -12,7 +12,7 @@ from functools import partial
 from heapq import nlargest
 from typing import Any, Final
 
-from poprun_py.display.texts import bytes_text
+from poprun_py.display.formatting import bytes_text
 from poprun_py.running.watch.instance_state import ACTIVITIES, InstanceState, median
 
 # A straggler is slower than the median by this factor, over this many steps.

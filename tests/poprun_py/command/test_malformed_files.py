@@ -11,7 +11,7 @@ from support.launcher.run_folders import a_plan, make_run
 from support.launcher.sysfs_trees import SNAPSHOTS
 
 from poprun_py.command import cli
-from poprun_py.display.texts import read_json
+from poprun_py.display.formatting import read_json
 from poprun_py.planning.plan_file import plan_to_json
 
 # Only every 601st or 47th change of a document is tested. Prime numbers reach all combinations.

@@ -2,8 +2,7 @@
 
 import pytest
 
-from poprun_py.display.tables import Column, aligned_rows, fitted_table, rich_lines
-from poprun_py.display.texts import (
+from poprun_py.display.formatting import (
     bytes_text,
     date_text,
     duration_text,
@@ -12,6 +11,7 @@ from poprun_py.display.texts import (
     numbered,
     printable,
 )
+from poprun_py.display.tables import Column, aligned_rows, fitted_table, rich_lines
 
 
 @pytest.mark.parametrize(

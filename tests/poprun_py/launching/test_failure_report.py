@@ -8,14 +8,14 @@ import pytest
 from support.launcher.plans import plan_blindly
 
 from popdist_py.environment import COMPILING, INFERENCE, RESUME_EXIT_CODE, TRAINING
-from poprun_py.display.texts import iso_time
+from poprun_py.display.formatting import iso_time
 from poprun_py.launching.failure_report import (
     diagnosis,
     report_text,
     stderr_excerpt,
     traceback_of,
 )
-from poprun_py.launching.run_report import begun_attempt, ended_attempt, refused_attempt
+from poprun_py.launching.report_json import begun_attempt, ended_attempt, refused_attempt
 from poprun_py.machines.host_list import parse_host_list
 from poprun_py.options.launch_config import LaunchConfig
 from poprun_py.planning.mpi_commands import OPEN_MPI_5, Mpi

@@ -16,7 +16,7 @@ from popdist_py.pods.pod_errors import NotEnoughIpusError, UnreachableError
 from poprun_py.errors import StartError
 from poprun_py.launching.job_ipus import ipus_of_job
 from poprun_py.launching.launch_planning import plan
-from poprun_py.launching.waiting import Wait
+from poprun_py.launching.wait_for_resources import Wait
 from poprun_py.options.launch_config import LaunchConfig
 from poprun_py.planning.partition_decision import refusal
 from poprun_py.planning.partition_variables import HeldPartition

@@ -9,7 +9,7 @@ from support.launcher.partition_states import HOLDER, pod_in_state
 from poprun_py.errors import StartError
 from poprun_py.launching import launch_planning
 from poprun_py.launching.job_ipus import ipus_of_job
-from poprun_py.launching.waiting import Wait
+from poprun_py.launching.wait_for_resources import Wait
 from poprun_py.options.launch_config import LaunchConfig
 from poprun_py.planning.plan_warnings import plan_warnings
 

@@ -7,7 +7,7 @@ import socket
 import pytest
 
 from poprun_py.errors import UsageError
-from poprun_py.machines.allocation import (
+from poprun_py.machines.host_allocation import (
     parse_tasks_per_node,
     resolve_hosts,
     slurm_tasks,

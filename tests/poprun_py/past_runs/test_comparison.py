@@ -19,7 +19,7 @@ from poprun_py.past_runs.comparison import (
 )
 from poprun_py.past_runs.comparison_tables import comparison_lines
 from poprun_py.past_runs.measurement import Measured, Slowest
-from poprun_py.past_runs.targets import Target
+from poprun_py.past_runs.training_targets import Target
 
 COUNTS = st.integers(1, 64)
 SPEEDS = st.floats(0.1, 1e6)

@@ -10,7 +10,7 @@ from support.launcher.made_runs import MadeAttempt, made_run
 from poprun_py.past_runs.comparison import remarks_on
 from poprun_py.past_runs.measurement import Slowest, measure
 from poprun_py.past_runs.recorded_run import read_run, seconds_since_epoch
-from poprun_py.past_runs.targets import Target
+from poprun_py.past_runs.training_targets import Target
 from poprun_py.planning.user_program import function_program
 from poprun_py.running.watch.instance_state import InstanceState
 from poprun_py.running.watch.job_view import JobView

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from support.launcher.machines import machines
 from support.launcher.sysfs_trees import TREES, snapshot
 
-from poprun_py.display.texts import ranges_text
+from poprun_py.display.formatting import ranges_text
 from poprun_py.errors import UsageError
 from poprun_py.machines.machine import Core, Machine, NumaNode
 from poprun_py.planning.cpu_placement import (

@@ -15,7 +15,6 @@ from poprun_py.machines.host_list import LOCALHOST, parse_host_list
 from poprun_py.options.launch_config import LaunchConfig
 from poprun_py.planning import launch_plan
 from poprun_py.planning.installed_mpi import _wheel_version, find_mpi, recognise
-from poprun_py.planning.mpi_arguments import split_args
 from poprun_py.planning.mpi_commands import (
     MPICH,
     OPEN_MPI_4,
@@ -26,6 +25,7 @@ from poprun_py.planning.mpi_commands import (
     make_command,
     network_of_mpirun,
 )
+from poprun_py.planning.user_mpi_arguments import split_args
 from poprun_py.planning.views.command_text import folded
 
 # Options that change the command of a job with two instances on one host.

@@ -9,8 +9,8 @@ from poprun_py.errors import StartError, UsageError
 from poprun_py.machines import probe
 from poprun_py.machines.host_list import Host
 from poprun_py.options.launch_config import LaunchConfig
-from poprun_py.planning.mpi_arguments import split_mpi_arguments
 from poprun_py.planning.plan_inputs import Purpose, gather_inputs
+from poprun_py.planning.user_mpi_arguments import split_mpi_arguments
 
 NO_MPI = LaunchConfig(mpi="/no/such/mpirun")
 ELSEWHERE = (Host(name="n0"),)

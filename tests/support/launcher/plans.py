@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from poprun_py.planning.launch_plan import make_plan
-from poprun_py.planning.mpi_arguments import split_mpi_arguments
 from poprun_py.planning.plan_inputs import PlanInputs
 from poprun_py.planning.topology import make_topology
+from poprun_py.planning.user_mpi_arguments import split_mpi_arguments
 
 
 def plan_blindly(config, *, hosts, mpi, environ, probed=None):

@@ -11,7 +11,7 @@ from pathlib import Path
 from support.launcher.sysfs_trees import SNAPSHOTS
 
 from poprun_py import LaunchConfig, plan
-from poprun_py.display.texts import iso_time
+from poprun_py.display.formatting import iso_time
 from poprun_py.past_runs.run_files import RunFiles
 from poprun_py.planning.launch_plan import LaunchPlan
 from poprun_py.planning.mpi_commands import OPEN_MPI_5, Mpi

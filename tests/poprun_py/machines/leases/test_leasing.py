@@ -15,9 +15,9 @@ from support.processes import wait_until
 
 from poprun_py.command.cli import run
 from poprun_py.errors import StartError, UsageError
-from poprun_py.launching import waiting
+from poprun_py.launching import wait_for_resources
 from poprun_py.launching.job_cores import lease_share
-from poprun_py.launching.waiting import Wait
+from poprun_py.launching.wait_for_resources import Wait
 from poprun_py.machines import lease_files
 from poprun_py.machines.lease_files import LeaseFolder
 from poprun_py.machines.leases import LeaseTable
@@ -194,7 +194,9 @@ def test_a_job_that_cannot_join_the_queue_waits_behind_it(job, holder, monkeypat
 @pytest.mark.sweep
 def test_jobs_in_a_long_queue_check_less_often(job, holder, monkeypatch):
     pauses = []
-    monkeypatch.setattr(waiting.time, "sleep", lambda s: (pauses.append(s), time_sleep(0.01)))
+    monkeypatch.setattr(
+        wait_for_resources.time, "sleep", lambda s: (pauses.append(s), time_sleep(0.01))
+    )
     for _ in range(3):
         holder("queue")
     with pytest.raises(StartError):

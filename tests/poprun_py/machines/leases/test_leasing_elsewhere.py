@@ -9,9 +9,9 @@ import pytest
 from support.launcher.sysfs_trees import snapshot
 
 from poprun_py.errors import StartError
-from poprun_py.launching import waiting
+from poprun_py.launching import wait_for_resources
 from poprun_py.launching.job_cores import left_by_others, wait_for_hosts
-from poprun_py.launching.waiting import Wait
+from poprun_py.launching.wait_for_resources import Wait
 from poprun_py.machines.host_list import LOCALHOST, Host
 from poprun_py.machines.lease_files import JobProcess, LeaseRecord, QueueRecord
 from poprun_py.machines.leases import OtherJobs
@@ -37,8 +37,10 @@ def job(monkeypatch):
     """Plan beside other jobs on host b, which differ at each probe; waiting advances the clock."""
     said = SimpleNamespace(log=[], warn=[], tell=[])
     clock = [0.0]
-    monkeypatch.setattr(waiting.time, "monotonic", lambda: clock[0])
-    monkeypatch.setattr(waiting.time, "sleep", lambda s: clock.__setitem__(0, clock[0] + s))
+    monkeypatch.setattr(wait_for_resources.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(
+        wait_for_resources.time, "sleep", lambda s: clock.__setitem__(0, clock[0] + s)
+    )
 
     def plan(*looks, cores=1, **options):
         config = LaunchConfig(

@@ -10,7 +10,7 @@ import pytest
 from support.launcher.made_runs import made_run
 from support.launcher.run_folders import BEGAN, a_plan, make_run
 
-from poprun_py.display.texts import iso_time
+from poprun_py.display.formatting import iso_time
 from poprun_py.past_runs import recorded_run
 from poprun_py.past_runs.pages.run_page import page_text, run_page, write_page
 from poprun_py.past_runs.pages.timeline_excerpt import Excerpt, TraceSpan

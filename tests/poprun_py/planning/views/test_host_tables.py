@@ -4,7 +4,7 @@ import pytest
 from support.launcher.sysfs_trees import TREES, snapshot
 from support.terminals import colours_of, plain_lines
 
-from poprun_py.display.texts import ranges_text
+from poprun_py.display.formatting import ranges_text
 from poprun_py.planning.views.host_tables import hardware_table
 from poprun_py.planning.views.text_drawing import TextStyle
 

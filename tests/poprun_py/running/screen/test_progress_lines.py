@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tqdm import tqdm
 
 from poprun_py.running.screen.progress_lines import INTERVAL_SECONDS, ProgressLines
-from poprun_py.running.screen.screen import Screen, make_stream
+from poprun_py.running.screen.tagged_output import Screen, make_stream
 
 
 def lines_of(steps):

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from poprun_py.running.screen.screen import MAX_HELD, Screen, Sink, keep_end, make_stream
+from poprun_py.running.screen.tagged_output import MAX_HELD, Screen, Sink, keep_end, make_stream
 
 
 class Written:

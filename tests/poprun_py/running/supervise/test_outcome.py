@@ -14,7 +14,7 @@ from support.launcher.jobs import a_job
 from poprun_py.errors import StartError
 from poprun_py.launching import launch
 from poprun_py.launching.failure_report import report_text
-from poprun_py.running.screen.screen import make_stream
+from poprun_py.running.screen.tagged_output import make_stream
 from poprun_py.running.supervise.control_channel import Peer
 from poprun_py.running.supervise.job import Cause, Stop
 from poprun_py.running.supervise.outcome import Ending, launch_result, leftovers_sentence

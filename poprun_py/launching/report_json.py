@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from popdist_py.environment import RESUME_EXIT_CODE
-from poprun_py.display.texts import iso_time
+from poprun_py.display.formatting import iso_time
 from poprun_py.launching.failure_report import (
     collateral_of,
     diagnosis,

@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from poprun_py.display.texts import clock_text
+from poprun_py.display.formatting import clock_text
 from poprun_py.running.screen.progress_lines import ProgressLines
 from poprun_py.terminal import command_name
 
