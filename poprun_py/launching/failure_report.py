@@ -1,7 +1,7 @@
 """What the user is told about a job that did not end well.
 
 Pure: results in, text out. The instance that failed first comes first; what it caused comes after.
-The same for programs: run_report.py.
+report_json.py has the same for programs.
 """
 
 from __future__ import annotations
