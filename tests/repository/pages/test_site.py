@@ -20,7 +20,7 @@ from tools.running.browser import CHROMIUM, open_browser
 DOCS = ROOT / "docs"
 PHONE, SCREEN = 390, 1280
 KINDS = (
-    *("index.html", "options/output.html", "api/poprun_py.display", "commands.html"),
+    *("index.html", "options/output.html", "api/poprun_py.html", "commands.html"),
     *("performance.html", "architecture.html", "source/examples/train.py.html"),
 )
 # Words that a reader looks for, and the page that must come up.
@@ -115,7 +115,7 @@ def test_nothing_is_loaded_from_elsewhere(site, pages):
 @pytest.mark.timeout(900)
 def test_every_public_name_has_a_place(pages):
     for module, page in (
-        ("poprun_py", "api/poprun_py.display"),
+        ("poprun_py", "api/poprun_py.html"),
         ("popdist_py", "api/popdist_py.html"),
         ("popdist_py.poptorch", "api/poptorch.html"),
         ("popdist_py.horovod.torch", "api/horovod.html"),
