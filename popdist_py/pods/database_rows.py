@@ -54,7 +54,7 @@ def _ipus_by_place(pod: Pod) -> Mapping[tuple[str, int], Ipu]:
 def read_partitions(
     connection: sqlite3.Connection, pod: Pod, now: float, name: str | None = None
 ) -> tuple[Partition, ...]:
-    """Return all partitions by name, or the one of a name (none: there is none); DamagedError."""
+    """Return all partitions by name, or only the partition ``name`` if it exists (DamagedError)."""
     where, values = ("", ()) if name is None else (" WHERE name = ?", (name,))
     rows = connection.execute(f"SELECT * FROM partitions{where} ORDER BY name", values).fetchall()
     places: dict[str, list[tuple[str, int]]] = {row["name"]: [] for row in rows}
@@ -73,7 +73,7 @@ def read_partitions(
 
 
 def _partition(row: sqlite3.Row, ipus: tuple[Ipu, ...], now: float) -> Partition:
-    # A clock that was set back makes nobody wait longer than was said.
+    # If the clock was set back, the wait must not become longer.
     pending = row["began"] <= now < row["ready_at"]
     if row["error"]:
         state, operation = PartitionState.ERROR, OperationState.FAILED
@@ -135,7 +135,7 @@ def add_attachment(
     lock: str | None,
     renewed_until: float | None,
 ) -> None:
-    """Write an attachment: of a store of this machine by its lock, or of one that renews it."""
+    """Write an attachment with the lock of its store, or with the end of its lease."""
     holder = attachment.holder
     connection.execute(
         f"INSERT INTO attachments VALUES ({_marks(10)})",
@@ -161,7 +161,7 @@ def add_attachment(
 def read_attachments(
     connection: sqlite3.Connection, partition: str | None = None
 ) -> tuple[Attachment, ...]:
-    """Return who holds what, oldest first, with empty ids; of one partition if it is named."""
+    """Return the attachments, oldest first, of all partitions or of one. Their ids are empty."""
     where, values = ("", ()) if partition is None else (" WHERE partition = ?", (partition,))
     ipus: dict[str, list[int]] = {}
     for row in connection.execute(f"SELECT * FROM attached_ipus{where} ORDER BY ipu", values):
@@ -186,7 +186,7 @@ def read_attachments(
 
 
 def taken_ipus(attachments: Sequence[Attachment]) -> frozenset[int]:
-    """Return the IPUs that are held, of attachments of one partition."""
+    """Return the IPUs of all attachments of one partition."""
     return frozenset(ipu for attachment in attachments for ipu in attachment.ipus)
 
 

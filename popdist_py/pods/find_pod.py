@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 __all__ = ["DEFAULT_PORT", "TOKEN", "find_pod"]
 
-# V-IPU's server listens there.
+# The port of V-IPU's server.
 DEFAULT_PORT = 8090
 TOKEN = "token"
 
@@ -24,20 +24,20 @@ TOKEN = "token"
 def find_pod(
     where: str | None, environ: Mapping[str, str], *, timeout: float = 120.0
 ) -> PodStore | None:
-    """Open the pod that is meant; None where none is configured.
+    """Open the configured pod; return None if no pod is configured.
 
     Args:
         where: ``none``; the name of a pod of this machine; its folder; ``http://HOST:PORT`` of a
             server; ``server`` for the one of IPUOF_VIPU_API_HOST and _PORT (or
             VIPU_CLI_API_HOST), by default localhost:8090. None for POPRUN_POD, and without that
             the only pod of this machine.
-        environ: the variables of this process.
-        timeout: limit of every request to a server, in seconds.
+        environ: The environment variables.
+        timeout: The time-out of each request to a server, in seconds.
 
     Raises:
-        PodError: it cannot be opened; several are there and none is named.
+        PodError: The pod cannot be opened, or this machine has several pods and none is selected.
     """
-    # A variable that is empty says as much as none.
+    # An empty variable counts as not set.
     given = where if where is not None else environ.get("POPRUN_POD") or None
     if given == "none":
         return None
@@ -64,12 +64,12 @@ def find_pod(
 
 
 def _url_of(environ: Mapping[str, str]) -> str:
-    """Return where V-IPU's variables say that the server is."""
+    """Return the URL of the server in V-IPU's variables."""
     for prefix in ("IPUOF_VIPU_API", "VIPU_CLI_API"):
         host = environ.get(f"{prefix}_HOST")
         if host:
             port = environ.get(f"{prefix}_PORT") or str(DEFAULT_PORT)
-            # An address of version 6 has colons itself.
+            # An IPv6 address contains colons.
             return f"http://[{host}]:{port}" if host.count(":") > 1 else f"http://{host}:{port}"
     return f"http://localhost:{environ.get('IPUOF_VIPU_API_PORT') or DEFAULT_PORT}"
 
@@ -87,12 +87,12 @@ def _server(url: str, root: Path, environ: Mapping[str, str], timeout: float) ->
 
 
 def _token(host: str, root: Path, environ: Mapping[str, str]) -> str:
-    """Return the token of a server, from a file: a command line would show it to everybody."""
+    """Return the token of a server from a file, because all users can see command lines."""
     named = environ.get("POPRUN_POD_TOKEN_FILE")
     if named:
         files = [Path(named).expanduser()]
     else:
-        # A server of this machine keeps it in the folder of its pod.
+        # A server on this machine has its token in the folder of its pod.
         local = [file for name in list_pods(root) if (file := root / name / TOKEN).exists()]
         config = environ.get("XDG_CONFIG_HOME") or "~/.config"
         own = [Path(config).expanduser() / "poprun-py" / "pod-token"]

@@ -54,32 +54,32 @@ __all__ = ["FolderStore"]
 
 @dataclass(slots=True)
 class _Shared:
-    """What a store and its views for other users have in common."""
+    """The state that a store shares with its views for other users."""
 
     lock: HolderLock
     frees_late: bool = False
 
 
 class FolderStore:
-    """The pod of one folder (``PodStore``); safe to use from several threads, and after a fork.
+    """The pod of one folder (``PodStore``), for several threads and for use after a fork.
 
-    Every call first frees what dead holders had.
+    Every call first releases the IPUs of holders that have ended.
     """
 
     where: str
     user: str
 
     def __init__(self, folder: Path, *, user: str | None = None, patience: float = 30.0) -> None:
-        """Open a pod; one that has only its file gets its database.
+        """Open a pod, and make its database if there is none.
 
         Args:
-            folder: with ``pod.toml``.
-            user: as whom to ask; by default whose process this is.
-            patience: how long other processes may write first, in seconds.
+            folder: The folder with ``pod.toml``.
+            user: The user who makes the calls; by default the user of this process.
+            patience: The time to wait for other processes that write, in seconds.
 
         Raises:
-            PodError: the folder is no pod, not this user's, or may be changed by others.
-            DamagedError: its file or database cannot be read; nothing is changed.
+            PodError: The folder is not a pod, or another user owns it or can change it.
+            DamagedError: Its file or database cannot be read; they are not changed.
         """
         self.where = str(folder)
         self.user = own_user() if user is None else user
@@ -97,7 +97,7 @@ class FolderStore:
         self._adopt(text)
 
     def _adopt(self, text: str) -> None:
-        """Take over a file that was changed, as soon as there are no partitions."""
+        """Apply a changed ``pod.toml`` if there are no partitions."""
         with self._transaction() as connection:
             described = connection.execute("SELECT described FROM layout").fetchone()[0]
             used = connection.execute("SELECT 1 FROM partitions LIMIT 1").fetchone()
@@ -105,13 +105,13 @@ class FolderStore:
                 connection.execute("UPDATE layout SET described = ?, pod = ?", (text, text))
 
     def with_user(self, user: str) -> FolderStore:
-        """Return a view that asks for another user; it is closed with this store."""
+        """Return a view for the calls of another user; closing this store closes it."""
         view = copy.copy(self)
         view.user = user
         return view
 
     def pod(self) -> Pod:
-        """Return what the pod consists of now (``PodStore``)."""
+        """Return the pod without its partitions (``PodStore``)."""
         with self._transaction() as connection:
             return self._pod(connection)
 
@@ -121,7 +121,7 @@ class FolderStore:
             return self._partitions(connection)
 
     def partition(self, name: str) -> Partition:
-        """Return one partition as it is now (``PodStore``)."""
+        """Return the current state of one partition (``PodStore``)."""
         with self._transaction() as connection:
             return self._partition(connection, name)
 
@@ -182,14 +182,14 @@ class FolderStore:
             connection.execute("DELETE FROM partitions WHERE name = ?", (name,))
 
     def create_cluster(self, cluster: Cluster) -> None:
-        """Join agents that belong to no cluster (``PodStore``)."""
+        """Make a cluster of agents (``PodStore``)."""
         with self._transaction() as connection:
             pod = self._pod(connection)
             check_cluster(pod, cluster)
             _set_pod(connection, replace(pod, clusters=(*pod.clusters, cluster)))
 
     def remove_cluster(self, name: str) -> None:
-        """Take a cluster apart (``PodStore``)."""
+        """Remove a cluster (``PodStore``)."""
         with self._transaction() as connection:
             pod = self._pod(connection)
             _refuse_unknown(name, "cluster", [each.name for each in pod.clusters])
@@ -202,14 +202,14 @@ class FolderStore:
             _set_pod(connection, replace(pod, clusters=left))
 
     def create_allocation(self, allocation: Allocation) -> None:
-        """Let users have partitions of agents (``PodStore``)."""
+        """Make an allocation of agents (``PodStore``)."""
         with self._transaction() as connection:
             pod = self._pod(connection)
             check_allocation(pod, allocation)
             _set_pod(connection, replace(pod, allocations=(*pod.allocations, allocation)))
 
     def remove_allocation(self, name: str) -> None:
-        """Take an allocation away (``PodStore``)."""
+        """Remove an allocation (``PodStore``)."""
         with self._transaction() as connection:
             pod = self._pod(connection)
             _refuse_unknown(name, "allocation", [each.name for each in pod.allocations])
@@ -226,7 +226,7 @@ class FolderStore:
     ) -> Attachment:
         """Give ``holder`` IPUs of a partition until ``detach`` or its death (``PodStore``).
 
-        The holder lives as long as this store is open in this process.
+        The holder counts as alive while this store is open in this process.
         """
         with self._transaction() as connection:
             attachment = self._attachment(connection, partition, num_ipus, holder, ipus)
@@ -243,7 +243,7 @@ class FolderStore:
         ipus: Sequence[int] | None = None,
         seconds: float,
     ) -> Attachment:
-        """Attach for a holder on another host, which has the IPUs as long as it renews them."""
+        """Attach IPUs for a holder on another host, which must renew its lease."""
         with self._transaction() as connection:
             attachment = self._attachment(connection, partition, num_ipus, holder, ipus)
             until = time.monotonic() + seconds
@@ -251,7 +251,7 @@ class FolderStore:
             return attachment
 
     def renew(self, attachment_id: str, seconds: float) -> None:
-        """Let a remote holder keep its IPUs for ``seconds`` from now (UnknownNameError: gone)."""
+        """Renew a lease for ``seconds`` from now (UnknownNameError if it has ended)."""
         with self._transaction() as connection:
             done = connection.execute(
                 "UPDATE attachments SET renewed_until = ? WHERE id = ? AND lock IS NULL",
@@ -261,12 +261,12 @@ class FolderStore:
                 raise UnknownNameError("this holder's IPUs were freed: attach again")
 
     def renew_all(self, seconds: float) -> None:
-        """Give all remote holders ``seconds`` from now; from here on this store frees the late.
+        """Renew all leases for ``seconds`` from now, and let leases end from then on.
 
-        A server calls it at its start: only a store that serves frees what was not renewed, so
-        that nothing is lost while no server is up.
+        A server calls it at its start. Only the store of a server ends leases, so none ends while
+        no server runs.
         """
-        # A server that stood still has seen no renewals: they are not late.
+        # A server that did not run could not receive renewals.
         self._shared.frees_late = False
         with self._transaction() as connection:
             connection.execute(
@@ -276,26 +276,26 @@ class FolderStore:
         self._shared.frees_late = True
 
     def detach(self, attachment: Attachment) -> None:
-        """Give IPUs back; only ``attachment.id`` counts (``PodStore``)."""
+        """Release the IPUs of the attachment with this id (``PodStore``)."""
         with self._transaction() as connection:
-            # A forked process must not free what its parent attached.
+            # A forked process must not release the IPUs of its parent.
             connection.execute(
                 "DELETE FROM attachments WHERE id = ? AND (lock IS NULL OR lock GLOB ?)",
                 (attachment.id, own_locks()),
             )
 
     def attachments(self) -> tuple[Attachment, ...]:
-        """Return who holds what now, with empty ids (``PodStore``)."""
+        """Return all attachments, with empty ids (``PodStore``)."""
         with self._transaction() as connection:
             return database_rows.read_attachments(connection)
 
     def close(self) -> None:
-        """Give back what this store attached itself (not what is renewed), and close it."""
+        """Release the IPUs that this store attached without a lease, and close the store."""
         self._shared.lock.close()
 
     @contextlib.contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
-        """Yield the only connection that writes, when what the dead held is free."""
+        """Yield a connection for writing, after the IPUs of ended holders are released."""
         with transaction(self._folder, self._patience) as connection:
             self._free_dead(connection)
             yield connection
@@ -378,14 +378,14 @@ def _refuse_unknown(name: str, what: str, known: Sequence[str]) -> None:
 
 def _refuse_held(name: str, held: Sequence[Attachment], done: str) -> None:
     if held:
-        # Whoever came by a server that is gone may be dead, and nobody here knows.
+        # Without the server, it is not known whether the remote holder is alive.
         force = ", or force it" if done == "removed" else ""
         ways = f"wait for them{',' if force else ', or'} end them{force}"
         raise InUseError(f"partition {name} cannot be {done}: {_holders(held)}; {ways}")
 
 
 def _holders(held: Sequence[Attachment]) -> str:
-    """Say who holds IPUs, the first few of them."""
+    """Return a text with the first holders."""
     shown = [
         f"{each.holder.program} (process {each.holder.pid} of {each.holder.user} on "
         f"{each.holder.host}) has {len(each.ipus)}"

@@ -26,10 +26,10 @@ def own_locks() -> str:
 
 
 class HolderLock:
-    """The locked file of one store of this process; made when it first holds something."""
+    """The locked file of one store of this process, made for its first attachment."""
 
     def __init__(self, folder: Path) -> None:
-        """Lock nothing yet; ``folder`` is the pod's."""
+        """Create the lock for the pod in ``folder`` without making its file."""
         self._folder = folder / HOLDERS
         self._guard = threading.Lock()
         self._name: str | None = None
@@ -37,7 +37,7 @@ class HolderLock:
         self._closed = False
 
     def take(self) -> str:
-        """Return the name of the file, locked (PodError). Only within a transaction."""
+        """Lock the file and return its name (PodError). Requires a transaction."""
         with self._guard:
             if self._closed:
                 raise PodError(f"the store of {self._folder.parent} is closed: open another one")
@@ -55,7 +55,7 @@ class HolderLock:
             raise PodError(f"{self._folder} cannot be written: {error.strerror}") from None
         try:
             if os.geteuid() == 0:
-                # The owner of the pod must be able to see who lives.
+                # The owner of the pod must be able to check the locks of other users.
                 owner = self._folder.stat()
                 os.fchown(descriptor, owner.st_uid, owner.st_gid)
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -67,7 +67,7 @@ class HolderLock:
         return name, descriptor
 
     def close(self) -> None:
-        """Let go: whoever looks next frees what was held. It cannot fail."""
+        """Release the lock. The next call of any store releases the IPUs. This cannot fail."""
         with self._guard:
             self._closed = True
             if self._name is not None:
@@ -78,14 +78,14 @@ class HolderLock:
                 _locks.discard(self)
 
     def forget_in_child(self) -> None:
-        """Let go of the parent's lock in a forked process, which holds nothing itself."""
+        """Close the parent's lock file in a forked process, which has no attachments."""
         self._guard = threading.Lock()
         if self._name is not None:
             os.close(self._descriptor)
             self._name = None
 
 
-# Those of this process: a store that nobody keeps holds its IPUs until the process ends.
+# The locks of this process. A store that is not closed holds its IPUs until the process ends.
 _locks: set[HolderLock] = set()
 
 
@@ -98,13 +98,13 @@ os.register_at_fork(after_in_child=_forget_all)
 
 
 def is_alive(folder: Path, name: str) -> bool:
-    """Say whether the store of a file lives (PodError). Only within a transaction."""
+    """Return whether the store with this file is alive (PodError). Requires a transaction."""
     try:
         descriptor = os.open(folder / HOLDERS / name, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     except FileNotFoundError:
         return False
     except PermissionError:
-        # Somebody else's: what cannot be judged is not freed.
+        # The file of another user cannot be checked, so its IPUs are not released.
         return True
     except OSError as error:
         raise PodError(f"{folder / HOLDERS / name} cannot be read: {error.strerror}") from None
@@ -120,7 +120,7 @@ def is_alive(folder: Path, name: str) -> bool:
 
 
 def remove_strays(folder: Path) -> None:
-    """Remove the files of dead stores. Only within a transaction."""
+    """Remove the files of stores that have ended. Requires a transaction."""
     with contextlib.suppress(OSError, PodError):
         for file in (folder / HOLDERS).iterdir():
             if not is_alive(folder, file.name):

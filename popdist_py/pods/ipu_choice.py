@@ -32,7 +32,7 @@ __all__ = ["place_partition"]
 
 @dataclass(frozen=True, slots=True)
 class _Fit:
-    """Groups of one allocation, one in each domain, and how large the blocks are they break."""
+    """Groups of IPUs in one allocation, one for each domain, and the sizes of their free blocks."""
 
     blocks: tuple[int, ...]
     allocation: Allocation
@@ -48,10 +48,10 @@ def place_partition(
     owner: str,
     created: float,
 ) -> Partition:
-    """Return the partition that a request gets beside those that are there.
+    """Return the partition for a request, given the existing partitions.
 
-    InvalidRequestError, UnknownNameError of the allocation or cluster, NotEnoughIpusError with what
-    is asked for, what is free and who has the rest. The name is not looked for.
+    It raises InvalidRequestError, UnknownNameError for the allocation or cluster, and
+    NotEnoughIpusError with the request, the free IPUs and their owners. It does not check the name.
     """
     check_request(request)
     allocations = _asked_allocations(pod, request)
@@ -81,7 +81,7 @@ def place_partition(
 
 
 def _asked_allocations(pod: Pod, request: PartitionRequest) -> list[Allocation]:
-    """Return the allocations that may give the IPUs."""
+    """Return the allocations that the request permits."""
     known = {each.name: each for each in pod.allocations}
     if request.cluster is not None and request.cluster not in {c.name for c in pod.clusters}:
         names = ", ".join(each.name for each in pod.clusters) or "none"
@@ -126,7 +126,7 @@ def _fit(
     all_ipus: Iterable[Ipu],
     taken: Collection[tuple[str, int]],
 ) -> _Fit | None:
-    """Choose the groups of an allocation; None where it has no room."""
+    """Return the best groups in an allocation; None if too few IPUs are free."""
     domains = _domains(allocation, all_ipus)
     num_ilds = 1
     if not request.reconfigurable:
@@ -153,7 +153,7 @@ def _fit(
 
 
 def _largest_share(allocation: Allocation, domains: Mapping[int, Sequence[Ipu]]) -> int:
-    """Return the size of the largest group that a domain could ever give."""
+    """Return the size of the largest group in a domain without partitions."""
     return (
         max(
             (_largest_block(_usable(allocation, domain, ())) for domain in domains.values()),
@@ -164,7 +164,7 @@ def _largest_share(allocation: Allocation, domains: Mapping[int, Sequence[Ipu]])
 
 
 def _largest_block(usable: Sequence[bool]) -> int:
-    """Return the size of the largest aligned group; 0 where there is none."""
+    """Return the size of the largest aligned group; 0 if all IPUs are taken."""
     size = 1 << max(len(usable).bit_length() - 1, 0)
     while size and _best_group(usable, size) is None:
         size //= 2
@@ -172,7 +172,7 @@ def _largest_block(usable: Sequence[bool]) -> int:
 
 
 def _best_group(usable: Sequence[bool], size: int) -> tuple[int, int] | None:
-    """Return (size of the free block around it, start) of the best aligned group; None: none."""
+    """Return the best aligned group as (size of its free block, start); None if no group fits."""
     found = []
     for start in range(0, len(usable) - size + 1, size):
         if all(usable[start : start + size]):
@@ -195,7 +195,7 @@ def _refusal(
     all_ipus: Sequence[Ipu],
     taken: Collection[tuple[str, int]],
 ) -> Exception:
-    """Say what is asked for, what is free and who has the rest."""
+    """Return the error with the request, the free IPUs and the owners of the others."""
     if not allocations:
         where = f"cluster {request.cluster}" if request.cluster else f"pod {pod.name}"
         return UnknownNameError(f"{where} has no allocation: make one")

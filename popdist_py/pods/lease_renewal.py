@@ -13,20 +13,20 @@ from popdist_py.pods.pod_errors import PodError, UnreachableError
 
 __all__ = ["Renewal"]
 
-# Five renewals may be lost before the server takes a holder for dead.
+# Five renewals may be lost before a lease ends.
 _RENEWALS_PER_LEASE: Final = 6
 
 
 class Renewal:
-    """Renews what it is given to keep, until told to forget it, or the process ends.
+    """Renews the leases of attachments until they are detached or the process ends.
 
-    Where the server took the holder for dead (its network was cut, or the process stopped, for
-    longer than a lease) the same IPUs are attached again; if somebody else has them by then, or
-    their partition was removed, the job goes on and a warning is logged.
+    If a lease has ended, because the network or the process was stopped for longer, the same IPUs
+    are attached again. If another process has them, or the partition was removed, a warning is
+    logged and the job continues.
 
     Args:
-        renew: renews ids for a number of seconds, and returns those that are gone.
-        attach_again: attaches the IPUs of an attachment that is gone.
+        renew: Renews leases by their ids for a number of seconds, and returns the ended ones.
+        attach_again: Attaches the IPUs of an attachment whose lease has ended.
     """
 
     def __init__(
@@ -37,13 +37,13 @@ class Renewal:
         self._renew = renew
         self._attach_again = attach_again
         self._lock = threading.Lock()
-        # By the id that the holder knows: what is attached again has another one.
+        # The keys are the ids that the holder knows. An attachment that is made again has a new id.
         self._held: dict[str, Lease] = {}
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None
 
     def keep(self, lease: Lease) -> None:
-        """Renew an attachment from now on."""
+        """Begin to renew the lease of an attachment."""
         with self._lock:
             self._held[lease.attachment.id] = lease
             if self._thread is None:
@@ -65,7 +65,7 @@ class Renewal:
         return attachment if lease is None else lease.attachment
 
     def end(self) -> tuple[Attachment, ...]:
-        """Stop renewing, and return what was kept."""
+        """Stop the thread, and return the attachments that it renewed."""
         self._ended.set()
         with self._lock:
             left = tuple(lease.attachment for lease in self._held.values())
@@ -92,7 +92,7 @@ class Renewal:
         try:
             gone = set(self._renew(ids, max(1.0, 2 * period)))
         except PodError:
-            return  # the server is gone, or starts: the job goes on, and so does this
+            return  # without a server, the job continues, and renewal is tried again
         for own_id, lease in held.items():
             if lease.attachment.id in gone:
                 self._take_back(own_id, lease)
@@ -117,7 +117,7 @@ class Renewal:
             )  # fmt: skip
             return
         with self._lock:
-            # One that was detached meanwhile is not renewed: the server frees it.
+            # An attachment that was detached in the meantime is not renewed, so its lease ends.
             if own_id in self._held:
                 self._held[own_id] = again
 

@@ -1,8 +1,8 @@
-"""The pod of a machine without a configured pod: the IPUs that ``gc-info -l`` lists.
+"""The pod of a machine without a configured pod, whose IPUs ``gc-info -l`` lists.
 
-Programs that name the id of a device attach to it: the id is checked, and only one program at a
-time holds a device. Programs that take any device do not use it, and have as many IPUs as they
-want. The pod is a hidden folder beside this user's pods, made when a program first names an id.
+Programs that name the id of a device attach to it, so that one program at a time holds a device.
+Programs that take any device do not use this pod, and have any number of IPUs. The pod is a hidden
+folder beside this user's pods. It is made when a program first names an id.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def existing_machine(environ: Mapping[str, str]) -> FolderStore | None:
     """Open the pod of this machine; None if no program has named an id yet.
 
     Raises:
-        PodError: the pod cannot be used.
+        PodError: The pod cannot be used.
     """
     root = _root(environ)
     return open_pod(root, MACHINE_PARTITION) if (root / MACHINE_PARTITION).is_dir() else None
@@ -39,7 +39,7 @@ def open_machine(environ: Mapping[str, str]) -> FolderStore:
     """Open the pod of this machine, and make it first if it does not exist.
 
     Raises:
-        PodError: the pod cannot be made or used.
+        PodError: The pod cannot be made or used.
     """
     from popdist_py.pods.model import PartitionRequest
     from popdist_py.pods.pod_file import MACHINE_IPUS, machine_pod

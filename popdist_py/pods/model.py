@@ -45,7 +45,7 @@ class SyncType(StrEnum):
 
 
 class PartitionState(StrEnum):
-    """Whether a partition can be used. Tables show the value, PopRun's log ``PS_`` before it."""
+    """Whether a partition can be used. Tables show the value, and PopRun's log adds ``PS_``."""
 
     PENDING = "PENDING"
     ACTIVE = "ACTIVE"
@@ -53,7 +53,7 @@ class PartitionState(StrEnum):
 
 
 class OperationState(StrEnum):
-    """What is being done to a partition."""
+    """The operation on a partition that is in progress."""
 
     IDLE = "IDLE"
     CREATING = "CREATING"
@@ -63,7 +63,7 @@ class OperationState(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Agent:
-    """An IPU-Machine: its IPUs, and the host that it is attached to."""
+    """An IPU-Machine with its IPUs and its host."""
 
     name: str
     host: str
@@ -72,9 +72,9 @@ class Agent:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Cluster:
-    """Agents that are wired together, in equal IPU-Link domains, agent by agent.
+    """Agents that are connected, in IPU-Link domains of equal size.
 
-    ``topology`` of the IPU-Links is ``mesh`` or ``torus`` (the loop is closed); ``is_looped`` says
+    ``topology`` of the IPU-Links is ``mesh`` or ``torus`` (a closed loop). ``is_looped`` tells
     whether the GW-Links between the domains form a ring.
     """
 
@@ -87,7 +87,7 @@ class Cluster:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Allocation:
-    """Agents of one cluster that users may have partitions of: none spans two allocations."""
+    """Agents of one cluster for the partitions of users. No partition is in two allocations."""
 
     name: str
     cluster: str
@@ -98,8 +98,8 @@ class Allocation:
 class Ipu:
     """One emulated IPU of a pod.
 
-    ``index`` is its number in the pod, ``number`` the IPU# in its IPU-Machine, which counts down
-    from 3; ``domain`` is the IPU-Link domain within the cluster.
+    ``index`` is its number in the pod. ``number`` is the IPU# in its IPU-Machine, which counts down
+    from 3. ``domain`` is the IPU-Link domain in the cluster.
     """
 
     index: int
@@ -114,8 +114,8 @@ class Ipu:
 class Pod:
     """A named set of emulated IPUs over hosts.
 
-    ``create_seconds`` and ``reset_seconds`` are how long a partition stays PENDING then: real ones
-    take minutes, emulated ones no time unless the pod's file says so.
+    A new partition is PENDING for ``create_seconds``, and one that is reset for ``reset_seconds``.
+    On real hardware this takes minutes. Emulated partitions are ready at once by default.
     """
 
     name: str
@@ -148,10 +148,10 @@ class Pod:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PartitionRequest:
-    """What is asked of a new partition (V-IPU's PartitionRequirements).
+    """The requirements for a new partition (V-IPU's PartitionRequirements).
 
-    None lets the pod decide: ``allocation`` and ``cluster`` any with room, ``num_ilds`` as few as
-    hold the size, ``num_replicas`` = ``num_gcds``, ``sync_type`` the default.
+    The pod decides a field that is None: any ``allocation`` and ``cluster`` with enough free IPUs,
+    the smallest ``num_ilds``, ``num_replicas`` = ``num_gcds``, and the default ``sync_type``.
     """
 
     name: str
@@ -167,9 +167,9 @@ class PartitionRequest:
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """What a program can attach to: one IPU of a partition, or a group of 2, 4, 8, ... of them.
+    """A device for programs: one IPU of a partition, or a group of 2, 4, 8, ... IPUs.
 
-    ``ipus`` are numbered within the partition.
+    The numbers in ``ipus`` are relative to the partition.
     """
 
     id: int
@@ -193,9 +193,9 @@ def devices_of(num_ipus: int, num_ilds: int) -> Iterator[Device]:
 class Partition:
     """A named, isolated set of IPUs, numbered from 0 in the order of ``ipus``.
 
-    The IPUs of one IPU-Link domain stand together: ``num_ilds`` equal runs of neighbours. ``owner``
-    is the user who made it; ``created`` a time in seconds since the epoch; ``error`` says what is
-    wrong in the state ERROR. A partition is ``generation`` 0 when made, one more after each reset.
+    ``ipus`` has one run of neighbours for each of the ``num_ilds`` IPU-Link domains. ``owner`` is
+    the user who made the partition. ``created`` is a time in seconds since the epoch. ``error`` is
+    the reason of the state ERROR. ``generation`` is the number of resets.
     """
 
     name: str
@@ -235,10 +235,10 @@ class Partition:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Holder:
-    """Who holds IPUs: a job's launcher for its instances, or a program that no launcher started.
+    """The process that holds IPUs: a job's launcher, or a program without a launcher.
 
-    Its texts are names of files and users, which may be any bytes: what cannot be printed stands as
-    ``?``, and no more than 255 characters stand.
+    The texts are names of files and users, which may contain any bytes. Characters that cannot be
+    printed become ``?``, and a text is cut to 255 characters.
     """
 
     host: str
@@ -248,7 +248,7 @@ class Holder:
     run_id: str = ""
 
     def __post_init__(self) -> None:
-        """Make the texts such that they can be kept, sent and shown."""
+        """Make the texts printable, and cut them."""
         for name in ("host", "user", "program", "run_id"):
             text = getattr(self, name)[:_MOST_CHARACTERS]
             if not text.isprintable():
@@ -258,9 +258,9 @@ class Holder:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Attachment:
-    """IPUs of a partition, numbered within it, that a holder has to itself.
+    """The IPUs of a partition that one holder has, numbered in the partition.
 
-    ``id`` is known to the holder alone where the pod is kept by a server, and empty in lists.
+    If a server keeps the pod, only the holder knows ``id``. It is empty in lists.
     """
 
     id: str

@@ -25,7 +25,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 
 
 def is_power_of_two(number: int) -> bool:
-    """Say whether a whole number is 1, 2, 4, 8, ..."""
+    """Return whether a whole number is 1, 2, 4, 8, ..."""
     return number > 0 and number & (number - 1) == 0
 
 
@@ -39,7 +39,7 @@ def check_name(what: str, name: str) -> None:
 
 
 def check_request(request: PartitionRequest) -> None:
-    """Check what can be checked without a pod (InvalidRequestError).
+    """Check a request without a pod (InvalidRequestError).
 
     Size, GCDs and IPU-Link domains are powers of two; GCDs and domains divide the size; GCDs divide
     the replicas, which divide the size; no more than 64 IPUs in a domain. A reconfigurable
@@ -105,11 +105,11 @@ def _check_power(what: str, number: int) -> None:
 
 
 def num_domains_of(request: PartitionRequest, domain_ipus: int) -> int:
-    """Return in how many IPU-Link domains a partition lies: as asked, or as few as hold it.
+    """Return the requested number of IPU-Link domains, or else the smallest possible number.
 
     Args:
-        request: what is asked for; its size is a power of two.
-        domain_ipus: how many IPUs of a domain it may have at most.
+        request: The requirements; the size is a power of two.
+        domain_ipus: The largest number of IPUs in a domain.
     """
     if request.num_ilds is not None:
         return request.num_ilds
@@ -118,11 +118,11 @@ def num_domains_of(request: PartitionRequest, domain_ipus: int) -> int:
 
 
 def misfit(partition: Partition, request: PartitionRequest) -> str:
-    """Say why a job that asks for ``request`` cannot use ``partition``; empty if it can.
+    """Return why a job with this request cannot use a partition; empty if it can.
 
-    A reconfigurable partition must be large enough; a preconfigured one must be equal in size,
-    GCDs, replicas, and, where asked for, IPU-Link domains and sync type. An allocation or cluster
-    that is asked for must be the partition's.
+    A reconfigurable partition must be large enough. A preconfigured one must have the same size,
+    GCDs and replicas. A requested number of IPU-Link domains, sync type, allocation or cluster must
+    be that of the partition.
     """
     wanted: list[tuple[str, object, object]] = []
     if partition.reconfigurable:
@@ -155,12 +155,11 @@ def free_ipus(
     taken: Collection[int],
     ipus: Sequence[int] | None = None,
 ) -> tuple[int, ...]:
-    """Return the IPUs of a partition that an attachment gets; empty where some are taken.
+    """Return the IPUs of a partition for an attachment; empty if too few are free.
 
-    A power of two of IPUs is the first free device of that size, or the first free whole domains;
-    IPUs that are named are those, however many.
+    Without named IPUs, these are the first free device of the size, or the first free domains.
 
-    InvalidRequestError, NotEnoughIpusError as ``PodStore.attach`` says.
+    It raises InvalidRequestError and NotEnoughIpusError as ``PodStore.attach`` does.
     """
     if ipus is not None:
         chosen = tuple(ipus)

@@ -61,22 +61,22 @@ __all__ = [
 
 Result = TypeVar("Result")
 
-# Counted up when a call changes so that older clients or servers would misunderstand it.
+# The version, which increases when older clients or servers would misunderstand a call.
 API: Final = 1
 VERSION_PATH: Final = f"/v{API}/version"
 USER_HEADER: Final = "X-Poprun-User"
 REQUEST_HEADER: Final = "X-Poprun-Request"
 
-# The largest request, a cluster of some thousand agents, has a tenth of it.
+# The largest request, for a cluster of some thousand agents, has a tenth of this size.
 MOST_REQUEST_BYTES: Final = 1 << 20
 _MOST_CHARACTERS: Final = 4096
-# What every reader of JSON holds exactly, and SQLite too.
+# All JSON parsers and SQLite represent integers up to this one exactly.
 _LARGEST_INTEGER: Final = (1 << 53) - 1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Lease:
-    """What attaching through a server gives: it has to be renewed within ``seconds``."""
+    """An attachment from a server, which must be renewed within ``seconds``."""
 
     attachment: Attachment
     seconds: float
@@ -84,7 +84,7 @@ class Lease:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """What an answer says in place of a result: an error's code (``errors.py``), and its text."""
+    """An error in an answer, with its code (``pod_errors.py``) and its text."""
 
     error: str
     message: str
@@ -92,10 +92,10 @@ class Refusal:
 
 @dataclass(frozen=True)
 class Call(Generic[Result]):
-    """One call of the server: its path, the types of its arguments, and of its result.
+    """A call of the server, with its path and the types of its arguments and its result.
 
-    ``changes`` are sent with POST and arguments in the body, what only asks with GET and arguments
-    (texts) in the query.
+    A call that ``changes`` the pod uses POST, with its arguments in the body. Other calls use GET,
+    with texts as arguments in the query.
     """
 
     name: str
@@ -105,14 +105,14 @@ class Call(Generic[Result]):
 
     @property
     def path(self) -> str:
-        """Where the server takes it."""
+        """The path of the call on the server."""
         return f"/v{API}/{self.name}"
 
     def read_arguments(self, value: object) -> dict[str, Any]:
-        """Return the arguments that stand in a decoded body or query.
+        """Return the arguments of a decoded body or query.
 
         Raises:
-            InvalidRequestError: they are not these; the message names the field.
+            InvalidRequestError: A field is unknown, missing or wrong; the message names it.
         """
         return _fields(self.arguments, {}, value, self.name)
 
@@ -140,9 +140,9 @@ ATTACH: Final = Call[Lease](
     {"partition": str, "num_ipus": int, "holder": Holder, "ipus": tuple[int, ...] | None},
     Lease,
 )
-# Ids are in bodies alone: paths are logged.
+# Ids are only in bodies, because paths are logged.
 DETACH: Final = Call[None]("detach", {"attachment": Attachment}, None)
-# Returns the ids of what is gone.
+# The result is the ids whose leases have ended.
 RENEW: Final = Call[tuple[str, ...]]("renew", {"ids": tuple[str, ...]}, tuple[str, ...])
 
 CALLS: Final[tuple[Call[Any], ...]] = (
@@ -157,7 +157,7 @@ def encode(value: object) -> bytes:
     """Return a value made of JSON's types as compact JSON.
 
     Raises:
-        InvalidRequestError: it holds text that is not Unicode, or a number that is not finite.
+        InvalidRequestError: A text is not valid Unicode, or a number is not finite.
     """
     try:
         text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
@@ -167,10 +167,10 @@ def encode(value: object) -> bytes:
 
 
 def decode(body: bytes) -> object:
-    """Return what a body says in JSON.
+    """Return the value of a JSON body.
 
     Raises:
-        InvalidRequestError: it is not JSON in UTF-8, nests too deeply, or names a field twice.
+        InvalidRequestError: The body is not JSON in UTF-8, nests too deeply, or repeats a field.
     """
     try:
         return json.loads(
@@ -185,7 +185,7 @@ def decode(body: bytes) -> object:
 
 
 def to_json(value: object) -> Any:
-    """Return a value in JSON's types."""
+    """Return a value as types of JSON."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {
             field.name: to_json(getattr(value, field.name)) for field in dataclasses.fields(value)
@@ -200,12 +200,12 @@ def to_json(value: object) -> Any:
 
 
 def from_json(kind: Any, value: object, name: str) -> Any:
-    """Return the value of type ``kind`` that ``value``, decoded JSON, says.
+    """Return a decoded JSON ``value`` as a value of type ``kind``.
 
-    A field with a default may be missing; ``name`` is how messages call the value.
+    A field with a default may be missing. Messages name the value ``name``.
 
     Raises:
-        InvalidRequestError: it is not such a value; the message names the field.
+        InvalidRequestError: The value has another type; the message names the field.
     """
     if dataclasses.is_dataclass(kind) and isinstance(kind, type):
         types_, defaults = _shape(kind)
@@ -236,7 +236,7 @@ def _plain(kind: Any, value: object, name: str) -> object:
     if kind is int and is_integer and abs(value) <= _LARGEST_INTEGER:  # type: ignore[arg-type]
         return value
     if kind is float and (is_integer or isinstance(value, float)):
-        # An integer beyond what a float holds is as wrong as infinity.
+        # An integer that is too large for a float is refused, as infinity is.
         if abs(value) < 1e300 and math.isfinite(value):  # type: ignore[arg-type]
             return float(value)  # type: ignore[arg-type]
     elif kind is None and value is None:
@@ -252,7 +252,7 @@ def _text(value: object, name: str) -> str:
         raise InvalidRequestError(
             f"{name} has {len(value)} characters; at most {_MOST_CHARACTERS} are accepted"
         )
-    # JSON can write halves of surrogate pairs, which no file or terminal takes.
+    # JSON can contain single surrogates, which files and terminals do not accept.
     if "\0" in value or any("\ud800" <= character <= "\udfff" for character in value):
         raise _wrong(name, value, "text without NUL and lone surrogates")
     return value
@@ -297,7 +297,7 @@ def _wrong(name: str, value: object, wanted: str) -> InvalidRequestError:
 
 
 def _shown(value: object) -> str:
-    """Return a value as a message can hold it: one short line of ASCII."""
+    """Return a value for a message, as one short line of ASCII."""
     if isinstance(value, (dict, list)):
         return "an object" if isinstance(value, dict) else "an array"
     if isinstance(value, int) and not isinstance(value, bool) and abs(value) > _LARGEST_INTEGER:

@@ -36,7 +36,7 @@ def check_pod(pod: Pod) -> None:
         if agent.name in names:
             raise NameTakenError(f"there are two agents {agent.name}: name each of them once")
         names.add(agent.name)
-        # A host is a name or an address, of either version.
+        # A host is a name, or an IPv4 or IPv6 address.
         if not agent.host or not agent.host.isprintable() or " " in agent.host:
             raise InvalidRequestError(f"agent {agent.name} has the host {agent.host!r}: name one")
         if not is_power_of_two(agent.num_ipus) or agent.num_ipus > LINK_DOMAIN_IPUS:
@@ -54,10 +54,10 @@ def check_pod(pod: Pod) -> None:
 
 
 def check_cluster(pod: Pod, cluster: Cluster) -> None:
-    """Check a cluster that is to be made: agents of no cluster, in equal IPU-Link domains.
+    """Check a new cluster. Its agents must be in no cluster and fill equal IPU-Link domains.
 
-    InvalidRequestError, NameTakenError, UnknownNameError of an agent; InUseError of one that
-    belongs to a cluster.
+    It raises InvalidRequestError, NameTakenError, UnknownNameError for an agent, and InUseError for
+    an agent of another cluster.
     """
     check_name("cluster", cluster.name)
     if cluster.name in {each.name for each in pod.clusters}:
@@ -101,9 +101,9 @@ def check_cluster(pod: Pod, cluster: Cluster) -> None:
 
 
 def check_allocation(pod: Pod, allocation: Allocation) -> None:
-    """Check an allocation that is to be made: agents of one cluster; they may be in others too.
+    """Check a new allocation. Its agents are of one cluster, and may be in several allocations.
 
-    InvalidRequestError, NameTakenError, UnknownNameError of the cluster or an agent.
+    It raises InvalidRequestError, NameTakenError, and UnknownNameError for the cluster or an agent.
     """
     check_name("allocation", allocation.name)
     if allocation.name in {each.name for each in pod.allocations}:

@@ -25,11 +25,11 @@ __all__ = [
 ]
 
 DATABASE = "pod.sqlite"
-# SQLite's log, which holds the last changes where a process was killed.
+# SQLite's log, which has the last changes if a process was killed.
 _LOG = f"{DATABASE}-wal"
 _ASIDE = f"put it and {_LOG} aside to begin anew"
 SCHEMA_VERSION = 1
-# That no IPU is given twice, neither to partitions nor to holders, the keys guarantee.
+# The keys guarantee that an IPU has at most one partition and one holder.
 _SCHEMA = """
 CREATE TABLE layout (
     id INTEGER PRIMARY KEY CHECK (id = 1),
@@ -87,9 +87,9 @@ CREATE INDEX attached_to ON attachments (partition);
 
 
 def check_folder(folder: Path) -> None:
-    """Refuse a pod's folder that is missing, somebody else's, or that others may change.
+    """Check that a pod's folder exists, and that no other user owns or can change it.
 
-    Whoever may write there decides what the database is. Root may use everybody's.
+    A user who can write to the folder can replace the database. Root may use all folders.
     """
     try:
         found = folder.stat()
@@ -106,16 +106,16 @@ def check_folder(folder: Path) -> None:
 
 
 def make_database(folder: Path, described: str) -> None:
-    """Make the database of a pod, whole or not at all; another process may be first.
+    """Make the database of a pod, whole or not at all. Another process may be first.
 
-    Refuses (DamagedError) where the log of a database that is gone is left: SQLite would write it
-    into the new one.
+    It raises DamagedError if there is the log of a removed database, because SQLite would apply it
+    to the new database.
 
     Args:
-        folder: the pod's.
-        described: what its file says, as it is kept.
+        folder: The pod's folder.
+        described: The text of its description.
     """
-    # In this order: another process that is first makes its database before its log.
+    # The log is checked first, because another process makes its database before its log.
     if (folder / _LOG).exists() and not (folder / DATABASE).exists():
         raise DamagedError(
             f"{folder / DATABASE} is gone and {_LOG}, its last changes, is there: bring it back, "
@@ -129,7 +129,7 @@ def make_database(folder: Path, described: str) -> None:
         raise PodError(f"{folder} cannot be written: {error.strerror}") from None
     try:
         with _plain_errors(partial), contextlib.closing(_connect(partial, 0)) as connection:
-            # Nobody sees it before it is whole and written.
+            # The database is renamed only when it is complete and on the disk.
             connection.execute("PRAGMA synchronous = OFF")
             connection.execute("PRAGMA journal_mode = MEMORY")
             connection.executescript(f"BEGIN; {_SCHEMA} PRAGMA user_version = {SCHEMA_VERSION};")
@@ -176,7 +176,7 @@ def check_integrity(folder: Path, patience: float) -> None:
 
 
 def _has_its_size(file: Path) -> bool:
-    """Tell whether a database file has the size that its header states.
+    """Return whether a database file has the size in its header.
 
     https://sqlite.org/fileformat2.html#the_database_header: bytes 16 and 17 are the size of a page,
     bytes 28 to 31 the number of pages.
@@ -201,24 +201,24 @@ def _check_version(file: Path, connection: sqlite3.Connection) -> None:
 
 @contextlib.contextmanager
 def transaction(folder: Path, patience: float) -> Iterator[sqlite3.Connection]:
-    """Yield a connection, the only one that writes; what it did counts if the block ends well.
+    """Yield the only connection that writes; commit at the end of the block, unless it raises.
 
     Args:
-        folder: the pod's.
-        patience: how long others may write first, in seconds.
+        folder: The pod's folder.
+        patience: The time to wait for other processes that write, in seconds.
 
     Raises:
-        PodError: the database is gone, busy, full or may not be written.
-        DamagedError: it cannot be read.
+        PodError: The database is missing, busy or full, or must not be written.
+        DamagedError: It cannot be read.
     """
     file = folder / DATABASE
     with _plain_errors(file), contextlib.closing(_connect(file, patience)) as connection:
         connection.execute("PRAGMA foreign_keys = ON")
-        # Killed processes lose nothing; a machine without power may lose the last changes.
+        # A killed process loses no changes. A power failure may lose the last changes.
         connection.execute("PRAGMA synchronous = NORMAL")
         connection.execute("BEGIN IMMEDIATE")
         try:
-            # A store may be open for days, and the file another one by now.
+            # A store may be open for days, and the file may have been replaced.
             _check_version(file, connection)
             yield connection
             connection.execute("COMMIT")
@@ -229,7 +229,7 @@ def transaction(folder: Path, patience: float) -> Iterator[sqlite3.Connection]:
 
 
 def _connect(file: Path, patience: float) -> sqlite3.Connection:
-    # mode=rw: a database that is gone is not made anew, empty.
+    # With mode=rw, SQLite does not make an empty database if the file is missing.
     uri = f"{file.absolute().as_uri()}?mode=rw"
     connection = sqlite3.connect(uri, uri=True, timeout=patience, isolation_level=None)
     connection.row_factory = sqlite3.Row
@@ -238,7 +238,7 @@ def _connect(file: Path, patience: float) -> sqlite3.Connection:
 
 @contextlib.contextmanager
 def _plain_errors(file: Path) -> Iterator[None]:
-    """Say in one line what SQLite says in several ways."""
+    """Convert errors of SQLite into PodErrors of one line."""
     try:
         yield
     except UnicodeDecodeError:

@@ -1,16 +1,16 @@
-"""What a pod refuses: one tree, each with the code by which it travels. Nothing else lives here.
+"""The errors of pods; each class has the code that a pod's server sends.
 
-PodError                     anything that a pod refuses, or that is wrong with it
+PodError                     the base class; itself for a pod's storage that failed
 |-- InvalidRequestError      a value or a combination that breaks a rule
-|-- UnknownNameError         no partition, allocation, cluster or agent of this name
-|-- NameTakenError           there is one of this name already
-|-- NotEnoughIpusError       fewer IPUs are free, or belong together, than are asked for
-|-- InUseError               somebody holds what is to be changed, reset, removed or attached
-|-- NotAllowedError          it belongs to another user, or the token is wrong
+|-- UnknownNameError         no partition, allocation, cluster or agent has this name
+|-- NameTakenError           the name is in use
+|-- NotEnoughIpusError       too few IPUs are free or connected
+|-- InUseError               the object or its IPUs are in use
+|-- NotAllowedError          the object belongs to another user, or the token is wrong
 |-- UnreachableError         the server does not answer
 `-- DamagedError             the pod's file or database cannot be read
 
-Messages are one line: what was given, what is accepted, what to do.
+A message is one line with what was given, what is accepted, and what to do.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ __all__ = [
 
 
 class PodError(Exception):
-    """Anything that a pod refuses, or that is wrong with it; ``code`` is its name on the wire."""
+    """The base class of all errors of pods; ``code`` is its name in the server's answers."""
 
     code: ClassVar[str] = "error"
 
@@ -44,31 +44,31 @@ class InvalidRequestError(PodError):
 
 
 class UnknownNameError(PodError):
-    """There is no partition, allocation, cluster or agent of this name."""
+    """No partition, allocation, cluster or agent has this name."""
 
     code = "unknown-name"
 
 
 class NameTakenError(PodError):
-    """There is a partition, allocation, cluster or agent of this name already."""
+    """Another partition, allocation, cluster or agent has this name."""
 
     code = "name-taken"
 
 
 class NotEnoughIpusError(PodError):
-    """Fewer IPUs are free, or belong together, than are asked for."""
+    """Too few IPUs for a request are free or connected."""
 
     code = "not-enough-ipus"
 
 
 class InUseError(PodError):
-    """Somebody holds what is to be changed, reset, removed or attached."""
+    """The object to change, or its IPUs, are in use."""
 
     code = "in-use"
 
 
 class NotAllowedError(PodError):
-    """It belongs to another user, or the token is wrong."""
+    """The object belongs to another user, or the token is wrong."""
 
     code = "not-allowed"
 

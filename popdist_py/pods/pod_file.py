@@ -1,7 +1,4 @@
-"""``pod.toml``: a pod's description in a file, and the systems that are known by name.
-
-Nothing here keeps what changes: partitions, and who holds IPUs.
-"""
+"""The file ``pod.toml``, which describes a pod, and the descriptions of Graphcore's systems."""
 
 from __future__ import annotations
 
@@ -47,7 +44,7 @@ SYSTEMS: dict[str, tuple[int, int]] = {
     "POD128": (32, 2),
     "POD256": (64, 4),
 }
-# As many IPUs as gc-info shows of a machine without a pod.
+# The number of IPUs that gc-info shows for a machine without a pod.
 MACHINE_IPUS = 16
 
 
@@ -57,12 +54,12 @@ def system_pod(system: str, name: str, hosts: Sequence[str] | None = None) -> Po
     Racks of 64 IPUs are a torus, and their GW-Links a ring; smaller systems are a mesh.
 
     Args:
-        system: a key of SYSTEMS, in any case.
-        name: the new pod's.
-        hosts: they share the IPU-Machines, in order and in equal parts; by default this one.
+        system: A key of SYSTEMS, in any case.
+        name: The name of the new pod.
+        hosts: The hosts of the IPU-Machines, in equal parts; by default this host.
 
     Raises:
-        InvalidRequestError: there is no such system; more hosts than IPU-Machines, or one twice.
+        InvalidRequestError: The system is unknown, or the hosts are too many or repeated.
     """
     if system.upper() not in SYSTEMS:
         raise InvalidRequestError(f"{system!r} is no system: give {', '.join(SYSTEMS)}")
@@ -73,10 +70,10 @@ def system_pod(system: str, name: str, hosts: Sequence[str] | None = None) -> Po
 def machine_pod(name: str, num_ipus: int = MACHINE_IPUS) -> Pod:
     """Return a pod of this host's IPUs: IPU-Machines of 4 in one IPU-Link domain, as a POD16.
 
-    NUMA nodes do not show: an IPU-Machine hangs on the network of its host, not on a socket.
+    NUMA nodes do not matter, because an IPU-Machine is attached by the network of its host.
 
     Raises:
-        InvalidRequestError: ``num_ipus`` is no power of two up to 64.
+        InvalidRequestError: ``num_ipus`` is not a power of two up to 64.
     """
     if not is_power_of_two(num_ipus) or num_ipus > LINK_DOMAIN_IPUS:
         raise InvalidRequestError(
@@ -145,7 +142,7 @@ def _entries(value: Any, names: Sequence[str]) -> list[str]:
 def _toml(value: object) -> str:
     if isinstance(value, tuple):
         return f"[{', '.join(map(_toml, value))}]"
-    # JSON's strings, numbers and truth values are TOML's too; checked names hold no odd characters.
+    # Strings, numbers and booleans are written alike in JSON and TOML for the checked names.
     return json.dumps(value, ensure_ascii=False)
 
 
@@ -153,8 +150,8 @@ def read_pod(file: Path) -> Pod:
     """Read a ``pod.toml``.
 
     Raises:
-        DamagedError: it is none; the message names the place.
-        PodError: it cannot be read.
+        DamagedError: The file is not a pod description; the message names the place.
+        PodError: The file cannot be read.
     """
     try:
         text = file.read_text(encoding="utf-8")
@@ -169,9 +166,9 @@ def parse_pod(text: str, source: str) -> Pod:
     """Read the text of ``pod.toml``; ``source`` is its name in messages.
 
     Raises:
-        DamagedError: it is no TOML, or describes no pod.
+        DamagedError: The text is not TOML, or does not describe a pod.
     """
-    # Not at the top: a launch without a pod does not pay for it.
+    # Imported here, because a launch without a pod does not need it.
     import tomllib
 
     try:
@@ -182,7 +179,7 @@ def parse_pod(text: str, source: str) -> Pod:
 
 
 def pod_of(document: dict[str, Any], source: str) -> Pod:
-    """Make a pod of its description as tables and lists (DamagedError, as ``parse_pod``)."""
+    """Return the pod for a parsed description (DamagedError as in ``parse_pod``)."""
     tables: dict[str, Any] = {"agents": [], "clusters": [], "allocations": []}
     try:
         pod: Pod = from_json(Pod, {**tables, **document}, "pod")

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = ["list_pods", "make_pod", "open_pod", "pods_root", "remove_pod"]
 
-# What a pod is asked for by these words is no name of one.
+# These words are not names of pods, because ``find_pod`` gives them another meaning.
 _WORDS = ("none", "server")
 _POD_FILE = "pod.toml"
 
@@ -37,17 +37,17 @@ def pods_root(environ: Mapping[str, str]) -> Path:
         state = environ.get("XDG_STATE_HOME") or "~/.local/state"
         return Path(state).expanduser() / "poprun-py" / "pods"
     except RuntimeError:
-        # A user without a home has no pods, and no place for one.
+        # A user without a home folder has no pods.
         return Path(os.devnull, "poprun-py", "pods")
 
 
 def list_pods(root: Path) -> tuple[str, ...]:
-    """Return the names of the pods below ``root``, sorted; none where there is no such folder.
+    """Return the sorted names of the pods below ``root``.
 
-    Nor are there any where this user may not look, as with another one's HOME.
+    A folder that is missing, or that this user must not read, has no pods.
 
     Raises:
-        PodError: it cannot be read.
+        PodError: The folder cannot be read.
     """
     try:
         entries = [entry.name for entry in root.iterdir()]
@@ -55,7 +55,7 @@ def list_pods(root: Path) -> tuple[str, ...]:
         return ()
     except OSError as error:
         raise PodError(f"{root} cannot be read: {error.strerror}") from None
-    # A name with a dot first is a pod that is being made or removed.
+    # A name that begins with a dot is that of a pod being made or removed.
     return tuple(
         sorted(
             name for name in entries if name[0] != "." and os.path.lexists(root / name / _POD_FILE)
@@ -67,9 +67,9 @@ def make_pod(root: Path, pod: Pod) -> Path:
     """Make the folder of a new pod below ``root``, whole or not at all, and return it.
 
     Raises:
-        InvalidRequestError: the pod breaks a rule, or is called as no pod can be.
-        NameTakenError: there is one of this name.
-        PodError: the folder cannot be written.
+        InvalidRequestError: The pod or its name breaks a rule.
+        NameTakenError: Another pod has this name.
+        PodError: The folder cannot be written.
     """
     from popdist_py.pods.folder_store import FolderStore
     from popdist_py.pods.pod_checks import check_pod
@@ -83,7 +83,7 @@ def make_pod(root: Path, pod: Pod) -> Path:
     try:
         root.mkdir(mode=0o700, parents=True, exist_ok=True)
         partial.mkdir(mode=0o700)
-        # Others' permissions do not follow from this process's.
+        # The permissions must not depend on the umask of this process.
         partial.chmod(0o700)
         file = os.open(partial / _POD_FILE, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
         with os.fdopen(file, "w", encoding="utf-8") as stream:
@@ -91,7 +91,7 @@ def make_pod(root: Path, pod: Pod) -> Path:
         FolderStore(partial).close()
         partial.rename(folder)
     except OSError as error:
-        # A folder takes the place of an empty one only, and of nothing else.
+        # The renamed folder can only replace an empty folder.
         if os.path.lexists(folder):
             raise NameTakenError(
                 f"there is a pod {pod.name} already ({folder}): choose another name, "
@@ -107,8 +107,8 @@ def open_pod(root: Path, name: str, *, user: str | None = None) -> FolderStore:
     """Open a pod below ``root``.
 
     Raises:
-        UnknownNameError: there is none of this name.
-        PodError, DamagedError: it cannot be used.
+        UnknownNameError: No pod has this name.
+        PodError, DamagedError: The pod cannot be used.
     """
     _refuse_unknown(root, name)
     from popdist_py.pods.folder_store import FolderStore
@@ -119,12 +119,12 @@ def open_pod(root: Path, name: str, *, user: str | None = None) -> FolderStore:
 def remove_pod(root: Path, name: str, *, force: bool = False) -> None:
     """Remove a pod and its folder.
 
-    ``force`` removes also what is in use or damaged.
+    With ``force``, a pod that is in use or damaged is removed too.
 
     Raises:
-        UnknownNameError: there is none of this name.
-        InUseError: it has partitions, or somebody holds IPUs.
-        PodError: the folder cannot be removed.
+        UnknownNameError: No pod has this name.
+        InUseError: The pod has partitions, or its IPUs are in use.
+        PodError: The folder cannot be removed.
     """
     _refuse_unknown(root, name)
     if not force:

@@ -1,6 +1,6 @@
 """The interface of a pod store, which a folder of this machine and a server implement.
 
-Every call is atomic: a process that is killed during a call leaves the pod as before or after it.
+Every call is atomic. A process that is killed during a call leaves the pod as before or after it.
 """
 
 from __future__ import annotations
@@ -24,38 +24,38 @@ __all__ = ["PodStore", "own_user"]
 
 
 def own_user() -> str:
-    """Return as whom a store asks by default: whose process this is; variables are not asked."""
+    """Return the user of this process, which is the default user of a store."""
     uid = os.geteuid()
     try:
         return pwd.getpwuid(uid).pw_name
-    except KeyError:  # containers run under numbers without a name
+    except KeyError:  # a container may run with a user id that has no name
         return str(uid)
 
 
 class PodStore(Protocol):
-    """A pod, as those who use it see it.
+    """The interface of a pod.
 
-    All methods raise PodError (``errors.py``): UnreachableError or DamagedError where the pod
-    cannot be asked, and what their own text names.
+    All methods raise a PodError (``pod_errors.py``): UnreachableError or DamagedError if the pod
+    cannot be used, and the errors that they name.
     """
 
-    where: str  # as messages name it: a folder or http://HOST:PORT
-    user: str  # as whom this process asks
+    where: str  # for messages: the folder or http://HOST:PORT
+    user: str  # the user who makes the calls
 
     def pod(self) -> Pod:
-        """Return what the pod consists of now, without its partitions."""
+        """Return the pod without its partitions."""
 
     def partitions(self) -> tuple[Partition, ...]:
         """Return all partitions, by name."""
 
     def partition(self, name: str) -> Partition:
-        """Return one partition as it is now (UnknownNameError)."""
+        """Return the current state of one partition (UnknownNameError)."""
 
     def create_partition(self, request: PartitionRequest) -> Partition:
         """Make a partition of free IPUs.
 
-        InvalidRequestError, NameTakenError, UnknownNameError of the allocation or cluster,
-        NotEnoughIpusError with what is asked for, what is free and who has the rest.
+        It raises InvalidRequestError, NameTakenError, UnknownNameError for the allocation or
+        cluster, and NotEnoughIpusError with the request, the free IPUs and the owners of others.
         """
 
     def reset_partition(self, name: str) -> Partition:
@@ -67,43 +67,43 @@ class PodStore(Protocol):
     def remove_partition(self, name: str, *, force: bool = False) -> None:
         """Free the IPUs of a partition.
 
-        ``force`` removes also what is in use or belongs to another user. UnknownNameError,
-        InUseError, NotAllowedError.
+        With ``force``, a partition is removed that is in use or belongs to another user. It raises
+        UnknownNameError, InUseError and NotAllowedError.
         """
 
     def create_cluster(self, cluster: Cluster) -> None:
-        """Join agents that belong to no cluster (InvalidRequestError, NameTakenError, ...)."""
+        """Make a cluster of agents without one (InvalidRequestError, NameTakenError, ...)."""
 
     def remove_cluster(self, name: str) -> None:
-        """Take a cluster apart (UnknownNameError; InUseError while it has allocations)."""
+        """Remove a cluster (UnknownNameError; InUseError while it has allocations)."""
 
     def create_allocation(self, allocation: Allocation) -> None:
-        """Let users have partitions of agents (InvalidRequestError, NameTakenError, ...)."""
+        """Make an allocation of agents (InvalidRequestError, NameTakenError, ...)."""
 
     def remove_allocation(self, name: str) -> None:
-        """Take an allocation away (UnknownNameError; InUseError while it has partitions)."""
+        """Remove an allocation (UnknownNameError; InUseError while it has partitions)."""
 
     def attach(
         self, partition: str, num_ipus: int, holder: Holder, *, ipus: Sequence[int] | None = None
     ) -> Attachment:
-        """Give ``holder`` IPUs of a partition to itself until ``detach``, or until it is dead.
+        """Attach IPUs of a partition for ``holder`` until ``detach``, or until its process ends.
 
         Args:
-            partition: its name; it must be ACTIVE.
-            num_ipus: how many; a power of two up to a domain's IPUs takes a device, more (or all)
-                takes whole domains. The first that are free.
-            holder: who it is; this process, or one whose death ends this process too.
-            ipus: just these, numbered within the partition, in place of the first that are free.
+            partition: The name of a partition that is ACTIVE.
+            num_ipus: The number of IPUs. A power of two up to the size of a domain takes the first
+                free device, and a larger number takes whole domains.
+            holder: This process, or a process whose end also ends this process.
+            ipus: The IPUs to take instead of the first free ones, numbered in the partition.
 
-        UnknownNameError, InvalidRequestError; InUseError with who holds them;
-        NotEnoughIpusError where the partition has never had so many.
+        It raises UnknownNameError, InvalidRequestError, InUseError with the holders, and
+        NotEnoughIpusError if the partition is too small.
         """
 
     def detach(self, attachment: Attachment) -> None:
-        """Give IPUs back; once more does nothing."""
+        """Release the IPUs of an attachment. A second call does nothing."""
 
     def attachments(self) -> tuple[Attachment, ...]:
-        """Return who holds what now: those of dead holders are gone."""
+        """Return the attachments of all holders that are alive."""
 
     def close(self) -> None:
-        """Give back what this store attached, and close it; once more does nothing."""
+        """Release the IPUs that this store attached, and close it. A second call does nothing."""

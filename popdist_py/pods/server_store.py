@@ -45,35 +45,34 @@ Result = TypeVar("Result")
 _ADDRESS: Final = re.compile(
     r"http://(\[[0-9A-Fa-f:.]+\]|[^\s/:@?#\[\]]+):([0-9]{1,5})/?", re.ASCII
 )
-# A server that is starting again is back within them; more would only delay the message.
+# A server that restarts is back within these pauses. More of them would only delay the error.
 _ATTEMPTS: Final = 4
 _FIRST_PAUSE: Final = 0.1
-# A host that is there answers a connection within milliseconds.
+# A reachable host accepts a connection within milliseconds.
 _CONNECT_SECONDS: Final = 10.0
-# Nobody wants to wait at the end of a job for a server that does not answer.
+# The end of a job must not wait for a server that does not answer.
 _CLOSE_SECONDS: Final = 3.0
 _LEAST_SECONDS: Final = 0.1
-# All of 256 IPUs, each its own partition with long names, are less than a tenth of it.
+# An answer with 256 partitions of one IPU and long names has less than a tenth of this size.
 _MOST_ANSWER_BYTES: Final = 16 << 20
 
 
 class ServerStore:
-    """The pod of a server (``PodStore``); safe to use from several threads.
+    """The pod of a server (``PodStore``), for several threads.
 
-    A request that got no answer is repeated a few times: what only asks as it is, what changes the
-    pod with the same request id, by which the server knows that it has done it. Attachments are
-    renewed by a daemon thread as long as this process lives; while the server is gone they stay,
-    since its clock stands still too. A forked child neither renews nor gives back.
+    A request without an answer is repeated a few times. A repeated change has the same request id,
+    so that the server does it once. A daemon thread renews the leases while this process runs.
+    Leases do not end while the server does not run. A forked child neither renews nor releases.
 
     Args:
         url: ``http://HOST:PORT``.
-        token: the server's, as its file says.
-        timeout: limit of every call, in seconds.
-        user: as whom to ask; without it the user of this process.
+        token: The server's token.
+        timeout: The time-out of each call, in seconds.
+        user: The user who makes the calls; by default the user of this process.
 
     Raises:
-        InvalidRequestError: ``url`` is no such address.
-        NotAllowedError: ``token`` is empty, or cannot be one.
+        InvalidRequestError: ``url`` is not an address of this form.
+        NotAllowedError: ``token`` is empty, or is not a token.
     """
 
     def __init__(
@@ -98,12 +97,12 @@ class ServerStore:
         }
         self._timeout = timeout
         self._is_closed = False
-        # Ids of the attachments of the processes that this one was forked from.
+        # The ids of attachments of the parent processes before a fork.
         self._of_parents: frozenset[str] = frozenset()
         self._start_over()
 
     def pod(self) -> Pod:
-        """Return what the pod consists of now, without its partitions."""
+        """Return the pod without its partitions."""
         return self._ask(pod_api.POD)
 
     def partitions(self) -> tuple[Partition, ...]:
@@ -111,7 +110,7 @@ class ServerStore:
         return self._ask(pod_api.PARTITIONS)
 
     def partition(self, name: str) -> Partition:
-        """Return one partition as it is now."""
+        """Return the current state of one partition."""
         return self._ask(pod_api.PARTITION, name=name)
 
     def create_partition(self, request: PartitionRequest) -> Partition:
@@ -131,46 +130,46 @@ class ServerStore:
         self._ask(pod_api.REMOVE_PARTITION, name=name, force=force)
 
     def create_cluster(self, cluster: Cluster) -> None:
-        """Join agents that belong to no cluster."""
+        """Make a cluster of agents."""
         self._ask(pod_api.CREATE_CLUSTER, cluster=cluster)
 
     def remove_cluster(self, name: str) -> None:
-        """Take a cluster apart."""
+        """Remove a cluster."""
         self._ask(pod_api.REMOVE_CLUSTER, name=name)
 
     def create_allocation(self, allocation: Allocation) -> None:
-        """Let users have partitions of agents."""
+        """Make an allocation of agents."""
         self._ask(pod_api.CREATE_ALLOCATION, allocation=allocation)
 
     def remove_allocation(self, name: str) -> None:
-        """Take an allocation away."""
+        """Remove an allocation."""
         self._ask(pod_api.REMOVE_ALLOCATION, name=name)
 
     def attach(
         self, partition: str, num_ipus: int, holder: Holder, *, ipus: Sequence[int] | None = None
     ) -> Attachment:
-        """Give ``holder`` IPUs of a partition to itself as long as this process renews them."""
+        """Attach IPUs of a partition for ``holder`` as long as this process renews the lease."""
         lease = self._attach(partition, num_ipus, holder, ipus)
         self._renewal.keep(lease)
         return lease.attachment
 
     def detach(self, attachment: Attachment) -> None:
-        """Give IPUs back; once more does nothing.
+        """Release the IPUs of an attachment. A second call does nothing.
 
-        A server that cannot be asked frees them by itself: they are no longer renewed.
+        If the server does not answer, it releases them when the lease ends.
         """
         if self._is_child() or attachment.id in self._of_parents:
             return
         self._ask(pod_api.DETACH, attachment=self._renewal.forget(attachment))
 
     def attachments(self) -> tuple[Attachment, ...]:
-        """Return who holds what now, with empty ids."""
+        """Return all attachments, with empty ids."""
         return self._ask(pod_api.ATTACHMENTS)
 
     def close(self) -> None:
-        """Give back what this store attached, and close it; once more does nothing.
+        """Release the IPUs that this store attached, and close it. A second call does nothing.
 
-        It does not wait for a server that is gone.
+        It does not wait for a server that does not answer.
         """
         if self._is_closed or self._is_child():
             return
@@ -179,7 +178,7 @@ class ServerStore:
         with contextlib.suppress(PodError):
             for attachment in self._renewal.end():
                 left = max(_LEAST_SECONDS, deadline - time.monotonic())
-                # Once more, since a connection that lay idle may be closed already.
+                # A second attempt, because the server may have closed the idle connection.
                 self._ask_within(left, 2, pod_api.DETACH, {"attachment": attachment})
         self._pool.close()
 
@@ -199,14 +198,14 @@ class ServerStore:
         return self._attach(lost.partition, len(lost.ipus), lost.holder, lost.ipus)
 
     def _renew(self, ids: tuple[str, ...], seconds: float) -> tuple[str, ...]:
-        # The next renewal is the repeat.
+        # The next renewal repeats the request.
         return self._ask_within(min(self._timeout, seconds), 1, pod_api.RENEW, {"ids": ids})
 
     def _is_child(self) -> bool:
         return self._pid != os.getpid()
 
     def _start_over(self) -> None:
-        """Open connections of this process; a forked child may not use its parent's."""
+        """Open connections for this process. A forked child must not use those of its parent."""
         self._pid = os.getpid()
         self._pool = urllib3.HTTPConnectionPool(self._host.strip("[]"), self._port, maxsize=4)
         self._renewal = Renewal(self._renew, self._attach_again)
@@ -272,10 +271,10 @@ class ServerStore:
             response.release_conn()
 
     def _read(self, call: Call[Result], status: int, body: bytes) -> Result:
-        """Return what an answer says.
+        """Return the result in an answer.
 
         Raises:
-            PodError: what the server refuses; UnreachableError where it is no pod's server.
+            PodError: The server refused the call. UnreachableError: It is not a pod's server.
         """
         try:
             if len(body) > _MOST_ANSWER_BYTES:
@@ -322,5 +321,5 @@ _TOKEN_ADVICE: Final = (
 
 
 def _took_all_time(error: HTTPError) -> bool:
-    # A host that drops packets takes the whole time to connect: once is enough.
+    # A host that drops packets uses the whole time-out, so one attempt is enough.
     return isinstance(error, TimeoutError) and not isinstance(error, NewConnectionError)
