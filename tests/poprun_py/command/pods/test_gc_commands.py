@@ -1,4 +1,4 @@
-"""gc-info and gc-monitor without a pod: their output, running jobs, and messages."""
+"""Tests of gc-info and gc-monitor without a pod."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""gc-info and gc-monitor with a configured pod: its partitions, their states and processes."""
+"""Tests of gc-info and gc-monitor with a configured pod."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def test_instances_of_a_job_are_shown_with_their_ipus(pod, show, jobs):
     ]  # fmt: skip
     assert [ipu["host"] for ipu in partition["ipus"]] == ["h0"] * 4 + ["h1"] * 4
     assert "in use by: 4711 (train.py)\n" in f"{show(GC_INFO, '-i', '-d', '0')[1]}"
-    jobs[launcher.pid] = None  # it does not answer: then its launcher holds them
+    jobs[launcher.pid] = None  # if the launcher does not answer, it is shown as the holder
     _, shown, said = show(GC_MONITOR, "--json")
     processes = json.loads(shown)["partitions"][0]["processes"]
     assert [each["pid"] for each in processes] == [4711, launcher.pid]

@@ -1,4 +1,4 @@
-"""poprun-py-pod with a pod in a folder: all verbs, their output, refusals, help and completion."""
+"""Tests of all verbs of poprun-py-pod with a pod in a folder, and of its help and completion."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ ANN = Holder(host="h0", pid=4711, user="ann", program="train.py", run_id="run-1"
 
 @pytest.fixture
 def held(pod):
-    """Return a pod with a partition of 8 IPUs, of which ann holds two, and a partition of bob."""
+    """Return a pod with a partition of 8 IPUs and a partition of bob. Ann holds two IPUs."""
     fill(pod)
     return pod
 
@@ -83,7 +83,7 @@ TABLES = {
 def test_tables(name, shared, golden):
     found = shared(*TABLES[name])
     assert (found.code, found.err) == (0, "")
-    # The rules are left out: their length depends on the folder's name.
+    # The rules are left out, because their length depends on the folder's name.
     text = found.out if name != "pods" else "\n".join(found.out.split("\n")[::2])
     golden(f"{name}.txt", text)
 

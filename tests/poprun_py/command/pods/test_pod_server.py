@@ -1,4 +1,4 @@
-"""The process of a pod's server: start, end, token file, locks and leases."""
+"""Tests of the process of a pod's server, its token file, its lock and its leases."""
 
 from __future__ import annotations
 
@@ -195,7 +195,7 @@ def test_a_pod_has_one_server_and_attachments_outlive_it(folder, capfd):
         assert (folder / "token").read_text() == token
         with pytest.raises(InUseError):
             other.attach("p4", 4, HOLDER)
-        # The client renews its leases again by itself.
+        # The client continues to renew its leases.
         wait_for_more_than(seconds)
         with pytest.raises(InUseError):
             other.attach("p4", 2, HOLDER, ipus=held.ipus)

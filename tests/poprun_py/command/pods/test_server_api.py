@@ -1,4 +1,4 @@
-"""Tests of the pod server's HTTP API: authentication, errors, repeats and limits."""
+"""Tests of the authentication, errors, repeated requests and limits of the pod server's API."""
 
 from __future__ import annotations
 
