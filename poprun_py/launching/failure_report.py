@@ -1,7 +1,7 @@
-"""What the user is told about a job that did not end well.
+"""The report for the user about a job that failed, hung or was stopped.
 
-Pure: results in, text out. The instance that failed first comes first; what it caused comes after.
-report_json.py has the same for programs.
+The instance that failed first comes first, and the failures that it caused come after it. The
+module is pure. report_json.py makes the report for programs.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from poprun_py.terminal import command_name
 
 _TAIL_LINES = 20
 _MOST_LINES = 60
-# SIGTERM, SIGKILL and SIGINT, with which the supervisor stops instances.
+# The exit codes after SIGTERM, SIGKILL and SIGINT, which the supervisor sends to stop instances.
 _STOPPED_CODES = (143, 137, 130)
 _TRACEBACK = re.compile(
     r"^(?:Traceback \(most recent call last\):"
     r"|  \+ Exception Group Traceback \(most recent call last\):|Fatal Python error: )",
     re.M,
 )
-# A program that Python could not parse has no traceback, only this.
+# Python's message about a program with a syntax error, which has no traceback.
 _NOT_PYTHON = re.compile(r'^  File "[^"\n]*", line \d+\n(?:    .*\n)*\w*Error: ', re.M)
 _CHAINED = re.compile(
     r"\n(?:The above exception was the direct cause|During handling of the above exception)"
@@ -43,7 +43,7 @@ Label = Callable[[int], str]
 
 
 def report_text(result: LaunchResult, label: Label) -> str:
-    """Return the report of a run; empty if there is nothing to tell.
+    """Return the report of a run; empty if the run ended well.
 
     Args:
         result: How the run ended.
@@ -84,7 +84,7 @@ def traceback_of(stderr: str) -> str:
 
 
 def _traceback_start(stderr: str) -> int | None:
-    """Return where the last traceback begins, or the first of those that led to it."""
+    """Return the start of the last traceback, with the exceptions that led to it."""
     matches = list(_TRACEBACK.finditer(stderr)) or list(_NOT_PYTHON.finditer(stderr))
     if not matches:
         return None
@@ -96,7 +96,7 @@ def _traceback_start(stderr: str) -> int | None:
 
 
 def stderr_excerpt(stderr: str) -> list[str]:
-    """Return the lines that explain a failure: from the traceback, and at least the last 20."""
+    """Return the lines from the last traceback to the end, and at least the last 20 lines."""
     lines = _drawn_lines(stderr)
     start = _traceback_start(stderr)
     explaining = len(_drawn_lines(stderr[start:])) if start is not None else 0
@@ -104,13 +104,13 @@ def stderr_excerpt(stderr: str) -> list[str]:
 
 
 def _drawn_lines(stderr: str) -> list[str]:
-    """Return the lines that are not empty; of a progress bar what was drawn last."""
+    """Return the lines that are not empty, and the last state of each progress bar."""
     drawn = (line.rstrip().rpartition("\r")[2] for line in stderr.split("\n"))
     return [line for line in drawn if line]
 
 
 def diagnosis(instance: InstanceResult) -> str:
-    """Return what memory had to do with it, or an empty text."""
+    """Return how a lack of memory or a lost host caused a failure, or an empty text."""
     peak = bytes_text(instance.max_rss_bytes)
     limit = instance.memory_limit_bytes
     of_limit = f" of {bytes_text(limit)} allowed" if limit else ""
@@ -152,7 +152,7 @@ def _hang_sentence(result: LaunchResult, index: int, label: Label) -> str:
 
 
 def _hung_places(result: LaunchResult, instance: InstanceResult) -> list[str]:
-    """Return where an instance hangs: of one without steps the line tells more."""
+    """Return where an instance hangs, by its steps, or by its collective and its source line."""
     if instance.progress is not None and instance.progress.counts:
         return [_step_place(instance.progress)]
     last = instance.collective
@@ -163,7 +163,7 @@ def _hung_places(result: LaunchResult, instance: InstanceResult) -> list[str]:
 
 
 def _place(instance: InstanceResult) -> str:
-    """Return where a program was, by its steps or collectives; empty if it counts neither."""
+    """Return where a program was, by its steps or collectives, or an empty text."""
     progress, collective = instance.progress, instance.collective
     if collective is not None and (progress is None or not progress.counts):
         return _collective_place(collective)
@@ -184,7 +184,7 @@ def _ordinal(number: int) -> str:
 
 
 def _step_place(progress: Progress) -> str:
-    """Return where a program was: ``in training step 25``, or ``after training step 24``."""
+    """Return ``in training step 25``, or ``after training step 24``."""
     step, calls = progress.step, progress.calls
     if progress.doing == TRAINING:
         return f"in training step {step + 1}"
@@ -204,7 +204,7 @@ def _call(number: int, step: int) -> str:
 
 
 def collateral_of(result: LaunchResult) -> list[InstanceResult]:
-    """Return the other instances that did not end well: stopped, or failed because of the first."""
+    """Return the other instances that were stopped, or failed because of the first failure."""
     first = result.first_failure
     return [r for r in result.instances if r.code not in (0, None, RESUME_EXIT_CODE) and r != first]
 

@@ -1,6 +1,6 @@
-"""Running a job again after a failure: how often, when, and on which hosts.
+"""Restarts of a job after a failure, with growing pauses, and without lost hosts.
 
-This module decides and waits; the run itself is a function that it is passed.
+The caller passes the function that runs the job.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ def backoff_seconds(restart: int) -> float:
 
 
 def pause(seconds: float) -> int:
-    """Wait between two runs; returns the signal that ended the wait early, 0 if none did.
+    """Wait between two runs; return the signal that ended the wait early, or 0.
 
-    SIGUSR2 is for the programs. None runs now, so it is dropped.
+    SIGUSR2 is for the programs, which are not running, so it is dropped.
     """
     numbers = {signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2}
     if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
@@ -48,14 +48,15 @@ def run_with_restarts(
     sleep: Callable[[float], int] = pause,
     has_time: Callable[[float], bool] = lambda _: True,
 ) -> LaunchResult:
-    """Call ``run(restart_count)`` until it ends well or may not be started again.
+    """Call ``run(restart_count)`` until the job ends well or must not be started again.
 
     Args:
-        run: One run of the job.
-        max_restarts: How often it may be started again.
-        failed: Told of a failure with the number of the coming restart and the pause before it.
-        sleep: Waits for some seconds; returns a signal that is to end the job instead, or 0.
-        has_time: Tells whether the job may still run after a pause of some seconds.
+        run: Runs the job once.
+        max_restarts: The most restarts.
+        failed: Called before each restart, with the failed result, the number of the restart and
+            the seconds of the pause before it.
+        sleep: Waits for some seconds. Returns a signal that ends the job instead, or 0.
+        has_time: Tells whether the job has time left after a pause of some seconds.
     """
     count = 0
     while True:
@@ -72,10 +73,10 @@ def run_with_restarts(
 
 
 def _ended_by(result: LaunchResult, number: int, restart: int) -> LaunchResult:
-    """Return the last run's result as that of a job which a signal ended before a restart."""
+    """Return the last result, changed for a signal that ended the job before a restart."""
     return replace(
         result,
-        # SIGUSR1 asks for a stop from which the job can go on. Between two runs it can.
+        # SIGUSR1 requests a stop after which the job can be resumed, as it can between two runs.
         exit_code=RESUME_EXIT_CODE if number == signal.SIGUSR1 else 128 + number,
         reason=f"{signal.Signals(number).name} received before restart {restart}",
         hung=(),

@@ -1,5 +1,5 @@
 """Supervision of a running job, from its start to its result.
 
-Contains the supervisor, time limits, hang detection, stopping, mpirun's process, the control
-channel, the clocks of hosts, and the values that describe a job and its end.
+Contains the supervisor, the mpirun process, the control channel, the start and the shutdown of a
+job, its time limits, hang detection, and the values that describe a job and its end.
 """

@@ -1,7 +1,8 @@
-"""Activity of instances between their steps: samples from the wrappers, and idle times.
+"""Activity of instances between their steps, from samples that the wrappers send.
 
-Activity is output, CPU time, bytes moved, and collectives of the library. A job whose instances
-count no steps hangs when no instance is active. Pure: the clock is an argument.
+Activity is output, CPU time, bytes moved, and collectives of the library. A job whose instances do
+not count steps hangs when no instance is active. The module is pure, and takes the clock as an
+argument.
 """
 
 from __future__ import annotations
@@ -12,8 +13,8 @@ from typing import Any, NamedTuple
 
 from poprun_py.instance.program_activity import BUSY_SHARE
 
-# The limit for programs without steps under "auto". There are no step times to compare with, and
-# a program may well sleep for a minute.
+# The limit for programs without steps under "auto". Their step times are unknown, and a program may
+# well sleep for a minute.
 AUTO_IDLE_SECONDS = 120.0
 # Before its first step, an instance connects to the others, loads data and compiles. It may compile
 # other models later.
@@ -21,10 +22,10 @@ _START_FACTOR, _START_FLOOR_SECONDS = 10, 30.0
 # A disk, a file server, or an upload at the end of a program may stall for minutes.
 _STORAGE_FACTOR, _STORAGE_FLOOR_SECONDS = 10, 300.0
 _MIN_SAMPLE_SECONDS, _MAX_SAMPLE_SECONDS = 0.1, 2.0
-# CPU time that counts as activity: more than a program uses that wakes up now and then. The kernel
-# counts CPU time in units of 0.01 s.
+# The least CPU time that counts as activity. A waiting program that wakes up now and then uses
+# less. The kernel counts CPU time in units of 0.01 s.
 _MIN_CPU_SECONDS, _MAX_CPU_SECONDS = 0.02, 0.2
-# Bytes that an idle program moves: events between threads, and the stacks that the launcher
+# Bytes that an idle program moves, for events between threads and for stacks that the launcher
 # requests.
 _IDLE_BYTES_PER_SECOND, _IDLE_BYTES = 16 << 10, 256 << 10
 # TCP bytes of an idle program, which may send a few kilobytes to a monitor now and then.
@@ -126,7 +127,7 @@ class _InstanceActivity:
     def __init__(self, limit: float, now: float) -> None:
         self.sample: ActivitySample | None = None
         self.sampled_at = now
-        # The last activity of any kind, and the last one that was more than CPU time in a C call.
+        # The last activity of any kind, and the last activity besides CPU time in a C call.
         self.last_activity = self.last_action = _Moment(0.0, now)
         self.ending_since: float | None = None  # on the launcher's clock
         self._cpu = _LeakyBucket(
@@ -181,11 +182,11 @@ class _InstanceActivity:
 class ActivityMonitor:
     """Follows the activity of all instances, and detects the hang of a job that counts no steps.
 
-    Such a job hangs when all its instances have been idle for the limit. An instance is idle if it
+    That job hangs when all its instances have been idle for the limit. An instance is idle if it
     writes nothing, makes no collective of the library, moves no bytes, and uses CPU time only to
     wait. CPU time counts as waiting if the library reports a wait. It also does if the main thread
     has run no Python for the whole time and is in a C call that waits for other instances. Only
-    the stack shows this: a caller that requests the stacks and sees no such call calls
+    the stack shows that call. A caller that requests the stacks and does not find the call uses
     ``mark_working``. An instance that saves or ends has ten times the limit, at least five minutes;
     with "auto", it has five minutes. Instances that end are ignored when the others are judged.
 
@@ -258,7 +259,7 @@ class ActivityMonitor:
     ) -> tuple[int, ...]:
         """Return the instances that have used CPU time within their limits.
 
-        If such an instance is also ``hung``, its stack tells whether it only waits.
+        The stack of a ``hung`` instance among them tells whether it only waits.
 
         Args:
             now: The time.

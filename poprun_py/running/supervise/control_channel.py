@@ -1,4 +1,4 @@
-"""The launcher's end of the control channel: connections to the wrappers, and their frames.
+"""The launcher's end of the control channel, which exchanges frames with the wrappers.
 
 The supervisor decides what the frames mean. The channel listens on a Unix socket in the launcher's
 folder. In a job of several hosts, it also listens on a network address until all instances have
@@ -41,7 +41,7 @@ class Peer:
     Attributes:
         index: The index of the instance.
         channel: The connection to its wrapper.
-        host: The name that its host gives itself.
+        host: The host's own name for itself.
         pid: The process id of its wrapper.
         stdout: Its standard output.
         stderr: Its standard error.
@@ -81,9 +81,9 @@ class Hello:
     Attributes:
         rank: The index of its instance.
         pid: The process id of the wrapper.
-        host: The name that its host gives itself.
+        host: The host's own name for itself.
         token: The token of the control channel, on a Unix socket.
-        port: A free port on its host for the programs; 0 for none.
+        port: A free port on its host for the programs; 0 if it is not sent.
         time_ns: The time on the clock of its host; 0 if it is not sent.
     """
 
@@ -108,14 +108,14 @@ def parse_hello(kind: bytes, payload: bytes) -> Hello:
     if kind != control_protocol.HELLO or not isinstance(value, dict):
         raise ValueError("this is not the first frame of a wrapper")
     texts, numbers = ("host", "token"), ("rank", "pid", "port", "time_ns")
-    is_right = all(isinstance(value.get(name, ""), str) for name in texts) and all(
+    is_valid = all(isinstance(value.get(name, ""), str) for name in texts) and all(
         type(value.get(name, 0)) is int for name in numbers
     )
     try:
         hello = Hello(**value)
     except TypeError:
-        is_right = False
-    if not is_right:
+        is_valid = False
+    if not is_valid:
         raise ValueError("the frame has other fields than those of a wrapper")
     return hello
 
@@ -142,18 +142,13 @@ class ChannelEvents(Protocol):
         """Handle the first connection from the network that did not show the token."""
 
     def inspected(self, want: str, answer: Callable[[str], None]) -> None:
-        """Handle an inspection by a process of this host.
-
-        Args:
-            want: The requested information.
-            answer: Takes the text of the answer, once, possibly later.
-        """
+        """Handle an inspection; ``answer`` takes the text of the answer, once, possibly later."""
 
 
 class ControlChannel:
     """Accepts the wrappers of one job and exchanges frames with them.
 
-    It has no sockets before ``open`` and after ``close``.
+    Its sockets exist only between ``open`` and ``close``.
 
     Args:
         num_instances: The number of instances.
@@ -216,7 +211,7 @@ class ControlChannel:
         self._flush(peer)
 
     def send_to(self, instance: int, kind: bytes, value: Any) -> None:
-        """Send one frame to an instance by its index."""
+        """Send one frame to the instance with this index."""
         self.send(self.peers[instance], kind, value)
 
     def send_bytes_to(self, instance: int, kind: bytes, payload: bytes) -> None:
@@ -226,7 +221,7 @@ class ControlChannel:
         self._flush(peer)
 
     def send_parts_to(self, instance: int, kind: bytes, payloads: Iterator[bytes]) -> None:
-        """Send frames, each of which is read only when the previous one is sent, to save memory.
+        """Send frames, and read each payload only when the previous frame is sent, to save memory.
 
         Other frames are sent between them.
         """
@@ -265,7 +260,7 @@ class ControlChannel:
     def drop_unfinished(self) -> None:
         """Close connections to wrappers that have not reported the end of their programs.
 
-        While reading is paused, they could not have reported it, and nothing is closed.
+        While reading is paused, the reports cannot arrive, so all connections stay open.
         """
         for peer in self.peers.values():
             if peer.is_open and peer.outcome is None and not self._paused:
@@ -294,8 +289,6 @@ class ControlChannel:
             self._selector.unregister(self._gate)
             self._gate.close()
             self._gate = None
-
-    # --- events ---------------------------------------------------------------------------
 
     def _open_gate(self, listener: Any, _: int) -> None:
         """After the first connection from the network, begin to check tokens."""

@@ -135,7 +135,7 @@ class FileTransfer:
         """Return the values about files that a wrapper gets before its program starts.
 
         A wrapper on another host gets the text before the path in each variable. With a timeline,
-        a wrapper gets the path of the spans, which is empty if it decides on the path itself.
+        a wrapper gets the path of the spans, or an empty path if it chooses the path.
         """
         told: dict[str, Any] = {}
         is_other = instance in self._others

@@ -1,4 +1,4 @@
-"""Frames of the instances: each is handed to the parts of the supervisor that need it."""
+"""Dispatch of the instances' frames to the parts of the supervisor that need them."""
 
 from __future__ import annotations
 

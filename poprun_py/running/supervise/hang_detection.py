@@ -1,9 +1,9 @@
-"""Hang detection: the instances that make no progress, and the end of a job that hangs.
+"""Detection of instances that make no progress, and the end of a job that hangs.
 
 An instance that counts steps hangs if it makes no step and shows no other activity, unless it waits
 for an instance that is working. If no instance counts steps, the activity of all instances decides.
-The detector is pure: the clock is an argument. The check confirms a hang by the stacks, which also
-show which instances caused it.
+The detector is pure, and takes the clock as an argument. The check confirms a hang by the stacks,
+which also show which instances caused it.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ _AUTO_FACTOR, _AUTO_FLOOR_SECONDS, _AUTO_SAMPLES = 20, 10.0, 5
 _AUTO_LONGEST_FACTOR = 2
 # The number of step durations to keep. One progress message may report several short steps.
 _KEPT_DURATIONS = 101
-# If the launcher has not checked for this long, it was stopped itself. The instances are not to
-# blame for that time.
+# If the launcher has not checked for this long, it was stopped. That time does not count against
+# the instances.
 _LATE_SECONDS = 1.0
 # A wrapper counts as stopped if it sends neither steps nor samples for the step limit, but at
 # least for this long and at most for the second time.
@@ -57,7 +57,7 @@ class HangDetector:
 
     def __init__(self, limit: float | str) -> None:
         self._fixed_limit = None if isinstance(limit, str) else limit
-        # For each instance, its progress, and the time at which it got there.
+        # For each instance, its progress, and the time of the last step.
         self._progress: dict[int, tuple[Progress, float]] = {}
         self._durations: dict[int, deque[float]] = {
             kind: deque(maxlen=_KEPT_DURATIONS) for kind in (TRAINING, INFERENCE)
@@ -93,7 +93,7 @@ class HangDetector:
         before, since = self._progress.get(instance, (progress, now))
         done = progress.calls_since(before)
         if done == 0:
-            # The instance may have begun a call. That is not progress.
+            # The instance may have begun a call, which is not progress.
             self._progress[instance] = (progress, since)
             return
         self.activity.mark_working(instance, now)
@@ -105,7 +105,7 @@ class HangDetector:
         self._progress[instance] = (progress, now)
 
     def reset_timers(self, now: float) -> None:
-        """Restart all times: the launcher, or the reader of the output, made all instances wait."""
+        """Restart all times, because the launcher or the reader of the output was late."""
         self._progress = {index: (progress, now) for index, (progress, _) in self._progress.items()}
         self.activity.reset_timers(now)
 
@@ -150,7 +150,7 @@ class HangDetector:
 
         An instance that only waits for another one, or for a core, may exceed the limit at the same
         time. So the caller then collects the stacks and calls ``confirm``. For a job without steps,
-        the result is all instances or none.
+        the result contains all instances, or is empty.
         """
         limits = [(since, self._step_limit(each)) for each, since in self._progress.values()]
         later = (since + limit for since, limit in limits if now - since <= limit)
@@ -309,12 +309,12 @@ class HangCheck:
         if not hung:
             return
         if detector.counts_steps:
-            blocking = stacks.blocking_instances(hung, detector.progress_counts(), groups)
+            blocking = stacks.blocking_by_steps(hung, detector.progress_counts(), groups)
             reason = f"no step for {max(detector.idle_seconds(i, now) for i in hung):.1f} s"
             if self._mpirun.is_stopped:
                 reason += f" while mpirun ({self._mpirun.pid}) is stopped"
         else:
-            blocking = stacks.odd_instances(hung, detector.progress_counts(), groups)
+            blocking = stacks.blocking_by_stacks(hung, detector.progress_counts(), groups)
             idle = max(detector.idle_seconds(index, now) for index in blocking)
             cpu = "CPU time for waiting only" if set(blocking) & set(busy) else "no CPU time"
             reason = f"silent for {idle:.1f} s (no output, {cpu})"

@@ -1,8 +1,7 @@
 """The clocks of other hosts, for the timeline of one attempt at a job.
 
-Each host is asked for its time when its program starts and when it has ended; what is known goes
-into the folder of the spans, so that a trace can be made of it also when the launcher is gone.
-Nothing here decides when it is called.
+Each host is asked for its time when its program starts and when the program has ended. The answers
+are written to the folder of the spans, so that a trace can be made even if the launcher is killed.
 """
 
 from __future__ import annotations
@@ -19,16 +18,16 @@ from poprun_py.instance import control_protocol
 if TYPE_CHECKING:
     from popdist_py.timeline.clocks import ClockSample
 
-# So many times a host is asked for its time, when its program starts and when it has ended.
+# The number of questions to a host when its program starts, and when the program has ended.
 _NUM_QUESTIONS: Final = 8
 
 
 class HostClocks:
-    """Compares clocks during one attempt at a job; without a folder it does nothing.
+    """Compares the clocks of other hosts with this host's clock, if there is a timeline.
 
     Args:
-        folder: Of the spans; None without a timeline.
-        others: The instances on other hosts; the clock of this one is ours.
+        folder: The folder of the spans; None without a timeline.
+        others: The instances on other hosts.
         send: Sends a frame to an instance.
     """
 
@@ -45,7 +44,7 @@ class HostClocks:
         self._questions: dict[int, int] = defaultdict(int)
 
     def ask(self, instance: int) -> None:
-        """Begin to ask the host of an instance for its time, if its clock is not ours."""
+        """Begin to ask the host of an instance for its time, if it is another host."""
         if instance in self._others:
             self._questions[instance] = _NUM_QUESTIONS
             self._ask(instance)
@@ -55,7 +54,7 @@ class HostClocks:
         received = time.monotonic_ns()
         if self._folder is None or instance not in self._others:
             return
-        # Imported by jobs with a timeline alone: the launcher's start is to be short.
+        # Imported only by jobs with a timeline, so that other jobs start faster.
         from popdist_py.timeline.clocks import ClockSample
         from popdist_py.timeline.folder import clock_path, instance_prefix, save_clock
 
@@ -65,7 +64,7 @@ class HostClocks:
         if self._questions[instance] > 0:
             self._ask(instance)
         else:
-            # Kept at once: the job may be lost later.
+            # Written at once, because the launcher may be killed later.
             with suppress(OSError):
                 save_clock(clock_path(instance_prefix(self._folder, instance)), samples)
 

@@ -1,9 +1,8 @@
-"""Asking the launchers of running jobs: for stacks, how the instances do, or what the jobs hold.
+"""Inspection of running jobs, for their stacks, the status of their instances, and their IPUs.
 
-``holdings`` is what a launcher answers to the last. Only the jobs of this user are found, and for
-root all: a launcher's socket is in a private folder. Everybody can make a folder of such a name in
-/tmp; one that is not of the launcher's own user is passed over, and nothing that an answer holds
-reaches the terminal but as text.
+A launcher's socket is in a folder that only its user can enter, so a user finds only jobs of that
+user, and root finds all jobs. Other users can make folders with equal names in /tmp. This module
+ignores a folder whose owner is not the launcher's user, and makes all texts of an answer printable.
 """
 
 from __future__ import annotations
@@ -27,14 +26,14 @@ if TYPE_CHECKING:
     from poprun_py.running.supervise.job import Job
 
 _ANSWER_SECONDS = 10.0
-# What a job holds is known at once; a launcher that was stopped (Ctrl-Z) does not answer.
+# A launcher knows its IPUs at once, but does not answer while it is stopped (Ctrl-Z).
 _HOLDINGS_SECONDS = 1.0
 _STATUS_SECONDS = 5.0
 # At most 64 MiB; the status of 4,096 instances takes 3 MiB.
 _MOST_FRAMES = 64
-# A launcher that was killed, or that ends while it is asked: its socket closes on whoever waits.
+# The errors if a launcher was killed, or ends before it has answered.
 _ENDED = (ConnectionError, FileNotFoundError)
-# In place of a job: the one that was started last.
+# Means the job that was started last.
 NEWEST = "newest"
 
 
@@ -42,7 +41,7 @@ def ask(pid: int) -> str:
     """Return the stacks of the running job that process ``pid`` launches or belongs to.
 
     Raises:
-        StartError: There is no such job, or its launcher does not answer.
+        StartError: The job is not found, or its launcher does not answer.
     """
     for path in _sockets_of(pid, f"--stacks {pid}"):
         try:
@@ -57,14 +56,14 @@ def ask(pid: int) -> str:
 
 
 def ask_status(job: str) -> tuple[dict[str, Any], list[int]]:
-    """Return how the instances of a running job do, and the launchers of others where one is meant.
+    """Return the status of a job's instances, and with ``NEWEST`` the launchers of other jobs.
 
     Args:
         job: The process id of its launcher or of one of its instances; the name of its run, or the
             run's folder; or ``NEWEST``.
 
     Raises:
-        StartError: There is no such job, or its launcher does not answer.
+        StartError: The job is not found, or its launcher does not answer.
     """
     option = "--status" if job == NEWEST else f"--status={job}"
     if job == NEWEST:
@@ -90,10 +89,10 @@ def _status_of_run(name: str, option: str) -> dict[str, Any] | None:
     """Return the status of a run's instances; None if no launcher runs it.
 
     Raises:
-        StartError: No launcher that answers runs it, and another one does not answer.
+        StartError: The job is not found, and a launcher that may run it does not answer.
     """
-    names = {name, Path(name).resolve().name}  # it may be the run's folder, or a link to it
-    silent = ""  # why a launcher did not answer; it may run this one
+    names = {name, Path(name).resolve().name}  # the name may be the run's folder, or a link to it
+    silent = ""  # why a launcher that may run the job did not answer
     for _, path in _sockets():
         try:
             status = _status(path, option)
@@ -108,7 +107,7 @@ def _status_of_run(name: str, option: str) -> dict[str, Any] | None:
 
 
 def launcher_status(pid: int) -> dict[str, Any] | None:
-    """Return how the instances of launcher ``pid`` do; None if it has no job now, or is silent."""
+    """Return the status of launcher ``pid``; None if it does not run a job or does not answer."""
     for path in _own_sockets(pid):
         with contextlib.suppress(StartError):
             if status := _status(path, "--status"):
@@ -117,12 +116,12 @@ def launcher_status(pid: int) -> dict[str, Any] | None:
 
 
 def _status(path: Path, option: str) -> dict[str, Any] | None:
-    """Return what a launcher says of its instances; None if the job has just ended.
+    """Return the status in a launcher's answer; None if the job has just ended.
 
     Raises:
-        StartError: It does not answer.
+        StartError: The launcher does not answer.
     """
-    from poprun_py.running.watch.job_view import JobView  # a launch, which imports this, needs none
+    from poprun_py.running.watch.job_view import JobView  # not needed by a launch
 
     pid = _launcher_of(path)
     if process_info.state_letter(pid) in "Tt":
@@ -134,7 +133,7 @@ def _status(path: Path, option: str) -> dict[str, Any] | None:
         answer = _answer(path, "status", _STATUS_SECONDS)
         if not answer:
             return None
-        status: dict[str, Any] = _told(answer)
+        status: dict[str, Any] = _printable_value(answer)
         JobView.from_json(status)
     except _ENDED:
         return None
@@ -148,13 +147,13 @@ def _status(path: Path, option: str) -> dict[str, Any] | None:
 
 
 def _launcher_of(path: Path) -> int:
-    """Return the process id of the launcher whose socket this is; 0 for none."""
+    """Return the process id of a socket's launcher; 0 if the folder has another name."""
     pid = path.parent.name.split("-")[1]
     return int(pid) if pid.isdigit() else 0
 
 
 def _age(path: Path) -> float:
-    """Return how long ago a job began, as a number to sort by."""
+    """Return a number to sort sockets by age, the newest first."""
     try:
         return -path.stat().st_mtime
     except OSError:
@@ -180,7 +179,7 @@ def holdings(job: Job, peers: Mapping[int, Peer]) -> dict[str, Any]:
 
 
 def running_jobs() -> dict[int, dict[str, Any] | None]:
-    """Return what the launcher of every running job says of it, by its process id.
+    """Return the holdings of every running job, by the process id of its launcher.
 
     None stands for a launcher that does not answer.
     """
@@ -189,7 +188,7 @@ def running_jobs() -> dict[int, dict[str, Any] | None]:
         try:
             answer = _answer(path, "holdings", _HOLDINGS_SECONDS)
             if answer:
-                found[pid] = _told(answer)
+                found[pid] = _printable_value(answer)
         except _ENDED:
             continue
         except (OSError, ValueError):
@@ -215,11 +214,11 @@ def _answer(path: Path, want: str, seconds: float) -> str | None:
     return b"".join(payloads).decode() if payloads else None
 
 
-def _told(answer: str) -> Any:
-    """Return what an answer says, its texts as they may be printed.
+def _printable_value(answer: str) -> Any:
+    """Return the value of an answer, with printable texts.
 
     Raises:
-        ValueError: It says nothing.
+        ValueError: The answer is not JSON.
     """
 
     def plain(value: Any) -> Any:
@@ -243,7 +242,7 @@ def _is_launchers(path: Path) -> bool:
         return False
     if not pid or os.geteuid() not in (0, owner):
         return False
-    # A process that has ended, or that its system hides, has no owner.
+    # The owner is None for a process that has ended or is hidden.
     return process_info.owner(pid) in (owner, None)
 
 
@@ -262,10 +261,10 @@ def _sockets() -> Iterator[tuple[int, Path]]:
 
 
 def _own_sockets(pid: int) -> list[Path]:
-    """Return the sockets of launcher ``pid``; an earlier one of this pid may have left another."""
+    """Return the sockets of launcher ``pid``, and of earlier launchers with the same pid."""
     found: list[Path] = []
     for folder in sorted(_temporary_folders(pid)):
-        # Other users may have put folders there that cannot be read or are not a launcher's.
+        # Folders of other users may not be readable.
         with contextlib.suppress(OSError):
             found += filter(_is_launchers, folder.glob(f"{folder_prefix(pid)}*/{SOCKET_NAME}"))
     return found
@@ -283,7 +282,7 @@ def _sockets_of(pid: int, option: str) -> list[Path]:
 
 
 def _temporary_folders(pid: int) -> set[Path]:
-    """Return where a launcher with this process id may have its private folder."""
+    """Return the folders in which a launcher with this process id may have its own folder."""
     import tempfile
 
     theirs = process_info.variable(pid, "TMPDIR")

@@ -1,4 +1,4 @@
-"""Answers to processes that inspect the job: they are sent as fast as the readers take them."""
+"""Answers to processes that inspect the job, sent as fast as the processes read them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _LAST_READ_SECONDS = 1.0
 
 @dataclass(slots=True)
 class _Answer:
-    """One answer: the bytes that are left to send, and when the reader last took some."""
+    """The unsent bytes of one answer, and when the reader last took some."""
 
     unsent: memoryview
     read_at: float

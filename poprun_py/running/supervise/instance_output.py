@@ -1,4 +1,4 @@
-"""The output of all instances: on the launcher's stdout and stderr, and in --output-dir.
+"""The output of all instances, on the launcher's stdout and stderr, and in --output-dir.
 
 Writing never blocks. The supervisor lets the instances wait while a reader does not keep up.
 """
@@ -22,7 +22,7 @@ from poprun_py.terminal import can_erase, command_name, has_cursor, may_colour
 if TYPE_CHECKING:
     from poprun_py.running.screen.tracebacks import InterruptTracebacks
 
-# How long a line waits for its end: a fixed time, a time for each instance, and the maximum. An
+# A line waits for its end for a fixed time and a time for each instance, up to the maximum. An
 # unbuffered print() writes the newline separately. If many programs share a CPU, all the others may
 # run before a program writes its newline.
 _IDLE_SECONDS, _IDLE_SECONDS_PER_INSTANCE, _MAX_IDLE_SECONDS = 0.2, 0.005, 2.0
@@ -55,7 +55,7 @@ class InstanceOutput:
         self, job: Job, descriptors: tuple[int, int], write_log: Callable[[str], None]
     ) -> None:
         self.stopped_at: float | None = None
-        # The number of lines on stderr: now, and after the last output of each instance.
+        # The number of lines on stderr now, and after the last output of each instance.
         self._num_lines = 0
         self._last_line: dict[int, int] = {}
         self._has_warned = False  # about incomplete files
@@ -127,17 +127,17 @@ class InstanceOutput:
         return stdout, stderr
 
     def feed_stdout(self, peer: Peer, data: bytes) -> None:
-        """Take what an instance wrote to its stdout."""
+        """Write output of an instance's stdout."""
         self._files.write(peer.index, _NAMES[_STDOUT], data)
         self._screens[_STDOUT].feed(peer.stdout, data)
 
     def feed_stderr(self, peer: Peer, data: bytes) -> None:
-        """Take what an instance wrote to its stderr."""
+        """Write output of an instance's stderr."""
         self._files.write(peer.index, _NAMES[_STDERR], data)
         if not peer.stderr.shown:
             return
         if self._job.watchers.output == "plain":
-            # Plain output has no tags, which could name the instances of a repeated traceback.
+            # Repeated tracebacks are not replaced, because plain output does not name instances.
             self._show_stderr(peer.index, data)
             return
         self._processes[peer.index] = (peer.host, peer.started.get("pid", 0))
@@ -201,7 +201,7 @@ class InstanceOutput:
         self._screens[_STDERR].insert(_line(sentence))
 
     def begin_report(self) -> None:
-        """End the unfinished line of a program on stderr, before the launcher writes there."""
+        """End the unfinished line of a program on stderr, before the launcher's report."""
         for screen in self._screens if self._is_one_file else self._screens[_STDERR:]:
             screen.interrupt()
 
@@ -245,7 +245,7 @@ class InstanceOutput:
         """Show the terminal output of this instance at once, without waiting for whole lines.
 
         Args:
-            instance: The instance that the user types into; None for none.
+            instance: The instance that the user types into; None without one.
             shows_hidden: Whether to show it even if --only-output-from hides it.
         """
         only = self._job.watchers.only_output_from
@@ -264,7 +264,7 @@ class InstanceOutput:
             screen.maps_newlines = mapped or not screen.is_terminal
 
     def enter_typed(self) -> None:
-        """Note that the terminal has moved the cursor to the next line itself."""
+        """Note that the terminal has moved the cursor to the next line, after a typed newline."""
         if self._panel is not None:
             self._panel.enter_typed()
         for screen in self._screens:
@@ -286,11 +286,11 @@ class InstanceOutput:
         return not any(sink.pending for sink in self._sinks)
 
     def on_time(self, now: float) -> None:
-        """Write as much as the readers take now."""
+        """Write the output that the readers take now."""
         self.write(now)
 
     def write(self, now: float, wait_seconds: float = 0.0) -> None:
-        """Write as much as the readers take within ``wait_seconds``."""
+        """Write the output that the readers take within ``wait_seconds``."""
         self._warn_of_incomplete_files()
         if self._panel is not None:
             self._panel.on_time(now)

@@ -1,4 +1,4 @@
-"""Values of a run: what to supervise, why it is stopped, and how it ended. They do nothing."""
+"""The values that describe a job, the cause of its stop, and its result."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ class Command:
     """The command that starts all instances.
 
     Attributes:
-        words: The command.
+        words: The words of the command.
         environ: Its environment.
         variables: For each instance, the variables that it gets over the control channel, so that
             no command line shows them; None unsets one.
         stdin_instance: The instance that reads standard input.
-        end_signal: The signal that ends mpirun in good order; other signals are kept from it.
+        end_signal: The signal that ends mpirun in good order. mpirun blocks the others.
     """
 
     words: tuple[str, ...]
-    # Both hold secrets.
+    # Both contain secrets, so the text of a command omits them.
     environ: Mapping[str, str] = field(repr=False)
     variables: tuple[Mapping[str, str | None], ...] = field(repr=False)
     stdin_instance: int = 0
@@ -51,18 +51,19 @@ class Command:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Hosts:
-    """The hosts of a job; all defaults are those of a job of this machine alone.
+    """The hosts of a job; the defaults are for a job on this host only.
 
     Attributes:
         listen: The address of this machine for the other hosts.
-        network: The only network at which mpirun may listen; None for all.
-        names: For each instance, the name that its host gives itself; empty if unknown.
+        network: The network of mpirun's listening ports; None for all networks.
+        names: For each instance, the host's own name for itself; empty if unknown.
         others: The instances on other hosts.
-        leases: For some instances, what they lease on their hosts before any program starts.
-        refusal_of: Takes such an instance and its answer; returns why the job cannot start, or an
-            empty text.
+        leases: For some instances, the request for a lease on their hosts. The hosts take the
+            leases before any program starts.
+        refusal_of: Takes an instance with a lease request and the answer of its host. Returns why
+            the job cannot start, or an empty text.
         explain_failed_start: Raises StartError with the reason why the job does not start, or
-            returns what may be wrong with the hosts; None if there is no other host to ask.
+            returns possible problems of the hosts. It is None for a job on this host only.
     """
 
     listen: str | None = None
@@ -79,10 +80,10 @@ class JobLimits:
     """The time limits of a job, in seconds.
 
     Attributes:
-        timeout: For the whole job; None for no limit.
+        timeout: The limit of the whole job; None for no limit.
         spent: The part of ``timeout`` that earlier attempts have used.
-        hang_timeout: For a job without progress, or "auto"; None to detect no hangs.
-        grace: Between asking a program to end and killing it.
+        hang_timeout: The longest time without progress, or "auto"; None to detect no hangs.
+        grace: The time between the request that a program end and SIGKILL.
     """
 
     timeout: float | None = None
@@ -93,13 +94,13 @@ class JobLimits:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class JobFiles:
-    """The files of a job; None for those that are not wanted.
+    """The files of a job; None for a file that the job does not need.
 
     Attributes:
         output_dir: An existing folder for the output of the instances.
-        places: Where the files that programs leave are collected.
+        places: The places for the files that programs leave.
         spans: The folder of the timeline's spans.
-        call: A file that every program reads; it is sent to the other hosts.
+        call: A file that every program reads. It is sent to the other hosts.
     """
 
     output_dir: str | None = None
@@ -110,7 +111,7 @@ class JobFiles:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Watchers:
-    """What is shown of a job, and what others are told who inspect or record it.
+    """The output and the records of a job, and its description for inspections.
 
     Attributes:
         output: The form of the instances' output, such as "tag".
@@ -151,11 +152,13 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far a program is, in the user's own steps.
+    """The progress of a program, in the user's own steps.
 
-    ``step`` training steps are done, those before the checkpoint of step ``resumed`` included, and
-    since the last of them ``calls`` others, such as of a validation. ``doing`` says what goes on
-    now.
+    Attributes:
+        step: The number of training steps done, with those before the checkpoint.
+        calls: The number of other calls since the last training step, such as for a validation.
+        resumed: The training step of the checkpoint from which the program resumed; 0 for none.
+        doing: The current activity.
     """
 
     step: int
@@ -165,23 +168,23 @@ class Progress:
 
     @property
     def kind(self) -> int:
-        """What has to end before there is progress again: between calls, one like the last."""
+        """The kind of call that makes the next progress; between calls, the kind of the last."""
         if self.doing in (TRAINING, INFERENCE, COMPILING):
             return self.doing
         return INFERENCE if self.calls else TRAINING
 
     @property
     def counts(self) -> bool:
-        """Whether anything was counted, or will be, as far as this tells."""
+        """Whether the program counts steps or calls, as far as is known."""
         return self.has_begun or self.resumed > 0 or self.doing != BETWEEN_CALLS
 
     @property
     def has_begun(self) -> bool:
-        """Whether any call has ended since the program began, or resumed."""
+        """Whether any call has ended since the program began or resumed."""
         return self.step > self.resumed or self.calls > 0
 
     def calls_since(self, before: Progress) -> int | None:
-        """Return how many calls of one kind ended since; None if there were several kinds."""
+        """Return the number of calls that have ended since ``before``; None for several kinds."""
         if (self.kind, self.resumed) != (before.kind, before.resumed) or self.step < before.step:
             return None
         if self.kind == TRAINING:
@@ -192,9 +195,13 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Collective:
-    """The last collective of the library that a program began: its number, counted from 1.
+    """The last collective of the library in a program.
 
-    ``goes_on``: it has not ended. It was begun ``seconds`` ago.
+    Attributes:
+        number: Its number in the program, counted from 1.
+        name: Its name.
+        goes_on: Whether it is still running.
+        seconds: The time since it began.
     """
 
     number: int
@@ -204,7 +211,7 @@ class Collective:
 
     @classmethod
     def of(cls, call: Sequence[float]) -> Collective | None:
-        """Return what a wrapper says; None before the first."""
+        """Return the collective in a wrapper's message; None before the first collective."""
         number, which, goes_on, seconds = call
         if not 0 < which < len(COLLECTIVES):
             return None
@@ -213,15 +220,26 @@ class Collective:
 
 @dataclass(frozen=True, kw_only=True, slots=True, repr=False)
 class InstanceResult(Displayed):
-    """How one instance ended. ``code`` is negative for a signal; None if it never reported.
+    """How one instance ended.
 
-    ``ended_ns`` is on this machine's clock. ``progress`` is None for a program that counts no
-    steps. ``collective`` is the last that such a one began; None before the first. ``was_stopped``:
-    the supervisor had asked it to end. ``was_lost``: it vanished together with its wrapper.
-    ``had_last_word``: its last lines, or a traceback that it wrote as well, are at the end of the
-    screen's stderr. ``oom_kills`` counts processes that the kernel killed in its control group for
-    want of memory while it ran. ``trained_alone``: it trained with torch, and called no collective
-    together with other instances.
+    Attributes:
+        index: The index of the instance.
+        host: The name of its host; empty if it never connected.
+        pid: The process id of its program; 0 if the program never started.
+        code: The exit code, negative for a signal; None if the instance never reported its end.
+        ended_ns: The time of its end, in nanoseconds on this machine's clock.
+        progress: Its steps; None for a program that does not count steps.
+        collective: The last collective that it began; None before the first.
+        max_rss_bytes: The peak of its resident memory.
+        memory_limit_bytes: The memory limit of its control group; None without a limit.
+        oom_kills: How many processes of its control group the kernel killed while it ran, because
+            memory was exhausted.
+        was_stopped: Whether the supervisor had asked it to end.
+        was_lost: Whether it vanished together with its wrapper.
+        had_last_word: Whether its last lines, or an equal traceback, are at the end of the
+            launcher's stderr.
+        stderr_tail: The end of its stderr.
+        trained_alone: Whether it trained with torch without any collective with other instances.
     """
 
     index: int
@@ -241,7 +259,7 @@ class InstanceResult(Displayed):
     trained_alone: bool = False
 
     def __repr__(self) -> str:
-        # What a program wrote may be long, and secret.
+        # The stderr of a program may be long, and may contain secrets.
         where = f", host={self.host!r}" if self.host else ""
         step = f", step={self.step}" if self.step is not None else ""
         stopped = ", was_stopped=True" if self.was_stopped else ""
@@ -249,7 +267,7 @@ class InstanceResult(Displayed):
 
     @property
     def step(self) -> int | None:
-        """The number of training steps done; None for a program that counts none."""
+        """The number of training steps done; None for a program that does not count steps."""
         return None if self.progress is None else self.progress.step
 
     @property
@@ -261,13 +279,19 @@ class InstanceResult(Displayed):
 
     @property
     def failed(self) -> bool:
-        """Whether it ended by itself, and neither well nor at a checkpoint."""
+        """Whether it failed by itself: it was not stopped, and did not end at a checkpoint."""
         return self.code not in (None, 0, RESUME_EXIT_CODE) and not self.was_stopped
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StackGroup:
-    """Instances whose Python stacks are the same; ``waits`` if they wait for other instances."""
+    """Instances with equal Python stacks.
+
+    Attributes:
+        instances: The instances.
+        text: Their stacks, or the reason why the stacks are missing.
+        waits: Whether they wait for other instances.
+    """
 
     instances: tuple[int, ...]
     text: str
@@ -275,24 +299,25 @@ class StackGroup:
 
     @property
     def has_stack(self) -> bool:
-        """Whether there is a stack, and not only the reason why there is none."""
+        """Whether ``text`` is a stack, not the reason why the stack is missing."""
         return "most recent call first" in self.text
 
 
 class Cause(enum.Enum):
-    """Why a job is stopped, the gravest first."""
+    """Why a job is stopped, the most severe cause first."""
 
-    REFUSED = enum.auto()  # it cannot start
+    REFUSED = enum.auto()  # the job cannot start
     TIME_LIMIT = enum.auto()
     HANG = enum.auto()
-    SIGNAL = enum.auto()  # sent to the launcher
-    FAILED = enum.auto()  # an instance did
-    STRAGGLER = enum.auto()  # instances go on after another has ended at a checkpoint
+    SIGNAL = enum.auto()  # a signal to the launcher
+    FAILED = enum.auto()  # an instance failed
+    STRAGGLER = enum.auto()  # instances run on after another one has ended at a checkpoint
     MPIRUN_ENDED = enum.auto()
 
 
-# Which cause counts when another follows before the job has ended; among equals the first.
-_GRAVITY = {
+# If several causes occur before the job has ended, the most severe one counts, or the first of
+# equally severe ones.
+_SEVERITY = {
     Cause.REFUSED: 3,
     Cause.TIME_LIMIT: 2,
     Cause.HANG: 2,
@@ -305,10 +330,15 @@ _GRAVITY = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Stop:
-    """Why a job was to end before all its instances had ended by themselves.
+    """The stop of a job before all its instances had ended by themselves.
 
-    ``at`` is on the monotonic clock. ``signal`` is what the launcher was sent, 0 for none. ``hung``
-    names the instances that made no more steps, ``stacks`` what all were doing then.
+    Attributes:
+        cause: The cause.
+        reason: The cause in words.
+        at: The time on the monotonic clock.
+        signal: The signal to the launcher that caused the stop; 0 without a signal.
+        hung: The instances that made no more steps.
+        stacks: The stacks of all instances at that time.
     """
 
     cause: Cause
@@ -319,23 +349,33 @@ class Stop:
     stacks: tuple[StackGroup, ...] = ()
 
     def followed_by(self, later: Stop) -> Stop:
-        """Return what counts when a later cause comes before the job has ended."""
-        graver = later if _GRAVITY[later.cause] > _GRAVITY[self.cause] else self
-        return replace(graver, at=self.at, signal=self.signal or later.signal)
+        """Return the stop that counts if ``later`` occurs before the job has ended."""
+        severer = later if _SEVERITY[later.cause] > _SEVERITY[self.cause] else self
+        return replace(severer, at=self.at, signal=self.signal or later.signal)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, repr=False)
 class LaunchResult(Displayed):
-    """How the job ended: its exit code, every instance, and the one that failed first.
+    """How a job ended.
 
-    ``cause`` is why it was to end before all instances had ended by themselves, None if it was not;
-    ``reason`` says that in words, ``advice`` what to do, where that is known. ``run_id`` names the
-    run, as the instances' POPRUN_RUN_ID does.
-    ``hung`` names the instances that made no more steps, ``stacks`` what all were doing then.
-    ``paused_seconds`` is the part of ``seconds`` in which the job was stopped (Ctrl-Z) or debugged:
-    it counts towards no limit.
-    ``view`` tells where the time of the instances went. ``was_interrupted`` tells of a Ctrl-C that
-    came when all had ended, and changed nothing of it.
+    Attributes:
+        exit_code: The exit code of the job.
+        instances: The results of all instances.
+        first_failure: The instance that failed first; None if no instance failed by itself.
+        reason: Why the job was stopped; empty if it was not.
+        advice: What the user can do about it, if that is known.
+        timed_out: Whether the job reached its time limit.
+        hung: The instances that made no more steps.
+        stacks: The stacks of all instances when the job hung or reached its time limit.
+        seconds: The duration of the job.
+        paused_seconds: The part of ``seconds`` in which the job was stopped (Ctrl-Z) or debugged,
+            which does not count towards the limits.
+        restart_count: The number of restarts.
+        may_restart: Whether another attempt may succeed.
+        cause: The cause of the stop; None if all instances ended by themselves.
+        run_id: The name of the run, as in POPRUN_RUN_ID.
+        view: How the instances spent their time.
+        was_interrupted: Whether the user typed Ctrl-C after all instances had ended.
     """
 
     exit_code: int
@@ -371,8 +411,8 @@ class LaunchResult(Displayed):
         """Return this result if the job ended well.
 
         Raises:
-            TimeLimitError: The job ran into its time limit, or hung.
-            JobFailedError: It ended with another exit code than 0, at a checkpoint included.
+            TimeLimitError: The job reached its time limit, or hung.
+            JobFailedError: The job ended with another exit code than 0, possibly at a checkpoint.
         """
         if self.exit_code == 0:
             return self
@@ -385,7 +425,7 @@ class LaunchResult(Displayed):
 
     @property
     def explanation(self) -> str:
-        """The reason, and what to do about it."""
+        """The reason and the advice."""
         return ". ".join(filter(None, (self.reason, self.advice)))
 
 

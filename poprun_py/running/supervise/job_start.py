@@ -1,4 +1,4 @@
-"""The start of a job: its diagnosis until all wrappers have connected, and then its programs.
+"""The start of a job, with its diagnosis until all wrappers have connected.
 
 When every wrapper has connected, the hosts take the leases of the job and store the file that their
 programs read. Then every wrapper gets the frame that starts its program. If a host is lost while
@@ -28,7 +28,7 @@ from poprun_py.running.supervise.shutdown import JobShutdown
 Explain = Callable[[], str]
 
 _FIRST_WAIT_SECONDS = 10.0
-# Added for each instance: the more wrappers there are, the longer they take to start.
+# Added for each instance, because many wrappers take longer to start.
 _SECONDS_PER_INSTANCE = 0.02
 # The time between two checks whether the hosts have answered.
 _ANSWER_SECONDS = 0.2
@@ -64,10 +64,10 @@ class Question:
     """A call of ``explain`` in a child process, so that the caller's loop continues meanwhile.
 
     It is a process and not a thread, because hosts that do not answer must not delay the end of the
-    launcher: a process can be killed, with the ssh processes that it started.
+    launcher. A process can be killed, with the ssh processes that it started.
 
     Raises:
-        OSError: The system has no process or descriptor left.
+        OSError: The system has reached its limit of processes or descriptors.
     """
 
     def __init__(self, explain: Explain) -> None:
@@ -162,7 +162,7 @@ class StartDiagnosis:
             self._check_at = now + self._wait_seconds
 
     def end(self) -> None:
-        """Ask no more: every instance has connected, or the job is stopped."""
+        """Stop asking, because every instance has connected or the job is stopped."""
         self._check_at = float("inf")
         if self._question is not None:
             self._question.close()
@@ -223,7 +223,7 @@ class ProgramStart:
         self._without_file = set(files.receivers)
 
     def begin(self) -> None:
-        """Start the programs, or begin with what their hosts have to do before."""
+        """Request the leases, send the files, and start the programs when both are done."""
         if problem := misplaced(self._job.hosts.names, self._control.peers):
             self._shutdown.end(Cause.REFUSED, problem)
             return

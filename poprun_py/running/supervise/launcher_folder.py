@@ -1,4 +1,4 @@
-"""The launcher's temporary folders: one for its socket and mpirun's files, one in shared memory.
+"""The launcher's temporary folders, for its socket and mpirun's files, and in shared memory.
 
 Their names contain the launcher's process id, so that ``--stacks`` finds them.
 ``instance/job_folders.py`` decides which process removes them, and when.

@@ -1,4 +1,4 @@
-"""The mpirun process, which starts the wrappers: its start, its output, and its end."""
+"""The mpirun process, which starts the wrappers, from its start to its end."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from poprun_py.instance.process_control import GracefulStop
 from poprun_py.running.supervise.job import Job, describe
 
 _CHUNK = 1 << 16
-# The time for mpirun to end after SIGTERM: it has nothing to save.
+# The time for mpirun to end after SIGTERM. It does not have to save anything.
 _GRACE_SECONDS = 2.0
 # The number of files that mpirun opens for itself, and for each instance of this host or each
 # other host.
 _FILES, _FILES_PER_CHILD = 32, 4
-# How long to search for processes that mpirun has left: each search may find another one.
+# How long to search for processes that mpirun has left. Each search may find another one.
 _KILL_SECONDS = 2.0
 # The times between two searches for listening ports. mpirun listens some 20 ms after its start, and
 # other hosts connect some 100 ms later.
@@ -34,13 +34,12 @@ _FIRST_PORTS_SECONDS, _MAX_PORTS_SECONDS = 0.01, 0.25
 # Users and schedulers end processes by these signals. mpirun blocks them, so that the launcher
 # decides what they do to the job.
 _BLOCKED_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGABRT)
-# The time between two checks whether mpirun was sent such a signal, and between the two checks that
-# find one.
+# The time between two checks for a signal to mpirun, and between the two checks that find a signal.
 _SIGNALS_SECONDS, _SIGNALS_AGAIN_SECONDS = 0.25, 0.05
 
 
 def mpirun_open_files(job: Job, limits: tuple[int, int]) -> tuple[int, int]:
-    """Return the (soft, hard) limit of open files with which mpirun can start its instances.
+    """Return a (soft, hard) limit of open files that lets mpirun start its instances.
 
     With a lower limit, mpirun kills instances that it has begun to start, and gives no reason.
 
@@ -133,11 +132,11 @@ class Mpirun:
         selector: Tells when mpirun has written output.
         log: Takes a line of the launcher's own log.
         open_files: Its (soft, hard) limit of open files, which this host's instances inherit.
-        network: The only network at which it may listen, as in ``popdist_listening.address_in``;
-            None for all.
-        on_signal: Takes a signal that was sent to mpirun. mpirun blocks it: otherwise it would kill
+        network: The network of its listening ports, as in ``popdist_listening.address_in``; None
+            for all networks.
+        on_signal: Takes a signal that was sent to mpirun. mpirun blocks it, because it would kill
             the wrappers within half a second, despite ``--grace``.
-        end_signal: The signal on which mpirun ends in good order.
+        end_signal: The signal that makes mpirun end in good order.
 
     Attributes:
         ended_at: When it ended; None before.
@@ -189,7 +188,7 @@ class Mpirun:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 env=dict(environ),
-                # Only the launcher handles Ctrl-C: mpirun must not get it from the terminal.
+                # Only the launcher handles Ctrl-C, so mpirun must not get it from the terminal.
                 start_new_session=True,
                 preexec_fn=prepare,  # safe in a launcher of one thread
             )
@@ -242,7 +241,7 @@ class Mpirun:
         self._graceful_stop.force_after(seconds, now)
 
     def all_connected(self) -> None:
-        """Move its ports for the last time: all instances have connected, so it opens no more."""
+        """Move its ports for the last time, because it opens no more after all have connected."""
         self._ports.move()
         self._ports.is_done = True
 
@@ -279,7 +278,7 @@ class Mpirun:
             for pid in left:
                 process_control.signal_process(pid, signal.SIGKILL)
             for pid in left:
-                # Only direct children can be waited for. The others become children one by one.
+                # waitpid collects only children. Other descendants become children one by one.
                 with contextlib.suppress(ChildProcessError):
                     os.waitpid(pid, os.WNOHANG)
             time.sleep(0.005)
@@ -288,8 +287,8 @@ class Mpirun:
         pending = process_info.pending_signals(self.pid)
         found = next((number for number in self._blocked if number in pending), 0)
         was_found, self._pending_signal = found == self._pending_signal, found
-        # A signal is reported at the second check. By then, if it was sent to all processes of the
-        # job, the launcher has received it itself.
+        # A signal is reported at the second check. By then, the launcher has received it as well if
+        # it was sent to all processes of the job.
         self._check_signals_at = now + (_SIGNALS_SECONDS if was_found else _SIGNALS_AGAIN_SECONDS)
         if found and was_found:
             self._on_signal(found)

@@ -1,4 +1,4 @@
-"""The result of a run: which instance failed first, the exit code, and the advice. Pure."""
+"""The result of a run, with the exit code, the first failure, and advice. The module is pure."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _NO_FOLDER = "unable to create the desired directory"
 _NO_PROCESS = os.strerror(errno.EAGAIN)
 # Open MPI's message about an instance that ended with 0 but without MPI_Finalize.
 _IMPROPER = re.compile(r"process rank (\d+) with PID \d+ on\s+node \S+\s+exiting\s+improperly")
-# Open MPI 5's message about a daemon that it cannot reach any more, or whose ssh has ended.
+# Open MPI 5's message about a lost daemon, or about the end of a daemon's ssh.
 _LOST_HOST = re.compile(r"^\s*Remote (?:host: +|daemon: \[\S*\] on node )(\S+)$", re.MULTILINE)
 
 
@@ -182,15 +182,15 @@ def _exit_code(
     if failures:
         _refuse_unstarted(end, failures[0].index)
     is_complete = len(end.peers) == len(results)
-    # No program starts before all wrappers have connected. A wrapper that ends before that has not
-    # failed itself: mpirun kills it because another one is missing.
+    # No program starts before all wrappers have connected. If a wrapper ends earlier, mpirun has
+    # killed it because another one is missing. It does not count as the first failure.
     if failures and (is_complete or end.peers[failures[0].index].started):
         return failures[0].exit_code, failures[0]
     if not is_complete:
         raise StartError(_start_failure(end))
     if codes == {0} and not any(result.was_stopped for result in results):
         return 0, None
-    # No instance failed by itself: mpirun was killed, or an instance never reported its end. A
+    # Either mpirun was killed, or an instance never reported its end, or instances were stopped. A
     # stopped instance has not done its work, even if it ends with 0.
     code = end.mpirun_code or 1
     return (code if code > 0 else 128 - code), None
@@ -251,7 +251,7 @@ def _start_failure(end: Ending) -> str:
 
 
 def _advice(end: Ending) -> str:
-    """Return advice that follows from the way in which the job ended; empty without any."""
+    """Return advice that follows from the end of the job, or an empty text."""
     if end.shortage.was_process_refused:
         return _too_many(end)
     # A program that writes to mapped memory of a full file system gets SIGBUS.

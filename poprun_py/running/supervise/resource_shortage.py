@@ -1,4 +1,4 @@
-"""Resources of this host that a job used up when it failed: disk space, memory, processes."""
+"""Disk space, shared memory and processes of this host, which a failed job may have used up."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class ShortageCheck:
 
 
 def is_full(folder: Path) -> bool:
-    """Whether the file system of ``folder`` takes no further file, or has become read-only."""
+    """Whether the file system of ``folder`` is full, or has become read-only."""
     try:
         status = os.statvfs(folder)
     except OSError:

@@ -1,6 +1,6 @@
-"""The shutdown of a job: its cause, and the steps from a request to SIGKILL.
+"""The shutdown of a job, from its cause and the first request to SIGKILL.
 
-Programs that call ``stopRequested()`` first agree on a common call at which they stop. The wrappers
+Programs that call ``stopRequested()`` first agree to stop at the same call. The wrappers
 send one signal to all other programs (SIGINT after Ctrl-C, otherwise SIGTERM) and, after the whole
 grace time, SIGKILL. The wrappers measure that time. A second signal to the launcher ends it early.
 """
@@ -33,13 +33,13 @@ class StopAction(enum.Enum):
 
 
 class StopConsensus:
-    """The consensus of all instances on the call of ``stopRequested()`` at which they stop.
+    """The consensus of all instances to stop at the same call of ``stopRequested()``.
 
-    Each instance counts its calls. A proposal names a call that no instance has reached yet, and an
-    instance that reaches it waits there. When every instance has confirmed that it is still before
+    Each instance counts its calls. A proposal names a call that no instance has reached yet. An
+    instance that reaches this call waits. When every instance has confirmed that it is still before
     this call, the proposal is agreed. If an instance was faster, a later call is proposed. The
-    first proposal is 0, which only requests the number of calls of each instance. Pure: nothing is
-    sent, and the next action is returned.
+    first proposal is 0, which only requests the number of calls of each instance. The class does
+    not send messages, but returns the next action.
 
     Args:
         members: The instances whose programs run.
@@ -140,7 +140,7 @@ class StopRequest:
         return self._after(self._consensus.remove(index), now) if self._consensus else None
 
     def next_deadline(self) -> float:
-        """Return the time at which the signal itself is delivered; inf for never."""
+        """Return when the signal itself is delivered; inf for never."""
         return self._deadline
 
     def on_time(self, now: float) -> StopAction | None:
@@ -161,7 +161,7 @@ class StopRequest:
         return action
 
     def _limit_saving(self, now: float) -> None:
-        """Set the deadline of programs that save: the grace time after SIGTERM, otherwise none."""
+        """After SIGTERM, limit the time of programs that save to the grace time."""
         if not self._is_saving:
             self._is_saving = True
             self._deadline = float("inf")
@@ -169,8 +169,8 @@ class StopRequest:
             self._deadline = min(self._deadline, now + self._grace_seconds)
 
 
-# The time after the grace time in which a wrapper kills its program and reports it, unless the
-# wrapper is stopped itself.
+# The time for a wrapper to kill its program after the grace time, and to report that. A stopped
+# wrapper does not report.
 _REPORT_SECONDS = 5.0
 # One request may come as several signals: Ctrl-C from the terminal and from a parent process that
 # passes it on, SIGTERM from timeout(1) to its child and to its group.
@@ -185,7 +185,7 @@ class JobShutdown:
         control: The connections to the instances.
         log: Takes a line of the launcher's own log.
         say: Takes a line that is shown at any verbosity.
-        begun: Called once with the time at which the programs are asked to end.
+        begun: Called once, when the programs are asked to end, with the time.
 
     Attributes:
         stop: Why the job is to end; None while it is to run.
@@ -227,7 +227,7 @@ class JobShutdown:
 
     @property
     def may_hang(self) -> bool:
-        """Whether a hang would be a new cause: the programs were at most asked to save."""
+        """Whether a hang would be a new cause, because the programs were at most asked to save."""
         is_open = self.stop is None or self.stop.cause is Cause.SIGNAL
         return is_open and self.asked_at is None
 
@@ -239,7 +239,7 @@ class JobShutdown:
         Args:
             cause: The cause.
             reason: The cause in words.
-            number: The signal that caused it; 0 for none.
+            number: The signal that caused it; 0 without a signal.
             hung: The instances that hang.
         """
         stop = Stop(cause=cause, reason=reason, at=time.monotonic(), signal=number, hung=hung)
@@ -287,7 +287,7 @@ class JobShutdown:
             self.stop = replace(self.stop, reason=reason)
 
     def on_answer(self, index: int, proposal: int, calls: int) -> None:
-        """Take an instance's answer to a proposed call at which to stop."""
+        """Take an instance's answer to a proposal to stop at a call."""
         self._act(self._request.answer(index, proposal, calls, time.monotonic()))
 
     def on_program_end(self, index: int) -> None:
@@ -337,7 +337,7 @@ class JobShutdown:
             self._ask_to_save(signal.SIGTERM)
 
     def _ask_to_save(self, number: int) -> None:
-        """Let the programs agree on the call at which they stop because of a signal."""
+        """Let the programs agree to stop at the same call, because of a signal."""
         peers = self._control.peers.values() if self._control.is_complete else ()
         members = [peer.index for peer in peers if peer.died is None]
         self._act(self._request.begin(number, members, time.monotonic()))

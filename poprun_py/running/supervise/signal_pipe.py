@@ -19,7 +19,7 @@ _PARENT_HAS_ENDED = "the process that started the job has ended"
 
 
 class SignalPipe:
-    """A context manager in which signals have no effect except to make a pipe readable."""
+    """A context manager that turns signals into bytes of a pipe."""
 
     def __enter__(self) -> SignalPipe:
         """Replace the signal handlers; after a failure the previous handlers are restored."""
@@ -37,7 +37,7 @@ class SignalPipe:
                 signal.SIGCHLD,
                 signal.SIGQUIT,
                 signal.SIGWINCH,
-                signal.SIGCONT,  # wakes the loop: the job may have come to the foreground
+                signal.SIGCONT,  # the job may have come to the foreground
                 *_ONCE,
             ]
             if signal.getsignal(signal.SIGTSTP) != signal.SIG_IGN:

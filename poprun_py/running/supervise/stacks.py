@@ -1,7 +1,7 @@
-"""Python stacks of all instances: their collection, groups of equal stacks, and their text.
+"""Collection, grouping and text of the Python stacks of all instances.
 
-The stacks also tell which instances wait for others, and which ones the others wait for. The clock
-is an argument.
+The stacks also tell which instances wait for others, and which instances the others wait for. The
+clock is an argument.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _MAX_SOURCE_LENGTH = 60
 _ANSWER_SECONDS = 3.0
 
 _FRAME = re.compile(r'^\s*File "(?P<file>.*)", line (?P<line>\d+) in (?P<function>.*)$')
-# Files and source lines at which an instance waits for the others. Importing mpi4py.MPI starts
+# Files and source lines of calls that wait for other instances. Importing mpi4py.MPI starts
 # MPI, which may also wait; popdist_mpi_finder wraps that import.
 _WAITING_FILE = re.compile(
     r"popdist_py/(collective|torch_backend|horovod)|/torch/distributed/|/mpi4py/"
@@ -53,7 +53,7 @@ _NO_FRAME = "<no Python frame>"
 _PROGRAM_FUNCTIONS = ("<module>", "_run_module_as_main")
 # Calls that wait for one other instance. All other waiting calls wait for all instances.
 _MESSAGE = re.compile(r"i?m?(recv|send|probe)\w*|i?[bsr]send", re.IGNORECASE)
-# DistributedDataParallel waits below these frames, in C++. The backward pass also computes there.
+# Frames of a backward pass, which computes or, in DistributedDataParallel, waits in C++.
 _BACKWARD_FILE = re.compile(r"/torch/autograd/")
 # Files outside the user's own code, whose lines tell the user little.
 _LIBRARY_FILE = re.compile(r"/lib/python\d|/(site|dist)-packages/|/p(opdist|oprun)_py/|^<")
@@ -141,14 +141,14 @@ def group_stacks(answers: Mapping[int, Any]) -> tuple[StackGroup, ...]:
     )
 
 
-def blocking_instances(
+def blocking_by_steps(
     hung: tuple[int, ...], done: Mapping[int, tuple[int, int]], groups: tuple[StackGroup, ...]
 ) -> tuple[int, ...]:
     """Return the instances that the ``hung`` instances are waiting for.
 
-    These are hung instances that do not wait in a collective. If there are none, they are other
-    instances that do not wait, because one of these may have made its last step a moment later. Of
-    the candidates, the ones with the fewest steps are returned.
+    These are hung instances that do not wait in a collective. If all hung instances wait, they are
+    other instances that do not wait: one of these may have made its last step a moment later. Of
+    the candidates, the instances with the fewest steps are returned.
 
     Args:
         hung: The instances that hang.
@@ -162,7 +162,7 @@ def blocking_instances(
     return tuple(index for index in suspects if done.get(index, (0, 0)) == fewest)
 
 
-def odd_instances(
+def blocking_by_stacks(
     hung: tuple[int, ...], done: Mapping[int, tuple[int, int]], groups: tuple[StackGroup, ...]
 ) -> tuple[int, ...]:
     """Return the ``hung`` instances that the others are waiting for, in a job without steps.
@@ -305,7 +305,7 @@ def is_ending(group: StackGroup) -> bool:
     """Tell whether the interpreters of these instances join threads or run atexit functions.
 
     The outermost frame then does not belong to the program any more. The text of a very deep stack
-    does not contain the outermost frame. Such an instance counts as not ending.
+    does not contain the outermost frame, so the instance does not count as ending.
     """
     program = group.text.partition("\nprocess 1, ")[0].rstrip()
     frames = _main_frames(program)

@@ -1,8 +1,8 @@
-"""The supervisor: runs a job from the start of mpirun to its result, in one loop.
+"""The supervisor, which runs a job from the start of mpirun to its result, in one loop.
 
-It needs no knowledge of MPI or of the hardware: a ``Job`` has the command, the values for each
-instance, and the limits. The other modules of this package hold a connection or a process, or
-decide what to do. The supervisor connects them.
+A ``Job`` has the command, the values for each instance, and the limits, so the supervisor does not
+depend on MPI or on the hardware. The other modules of this package hold a connection or a process,
+or make a decision. The supervisor connects them.
 """
 
 from __future__ import annotations
@@ -54,9 +54,9 @@ if TYPE_CHECKING:
     from poprun_py.running.watch.job_observer import JobObserver
     from poprun_py.running.watch.job_view import JobView
 
-# The time after the end of mpirun in which instances must report their ends.
+# The time for instances to report their ends after the end of mpirun.
 _REPORT_SECONDS = 10.0
-# The longest wait for an event: while a job ends, and before.
+# The longest wait for an event while a job ends, and before.
 _ENDING_WAIT_SECONDS, _WAIT_SECONDS = 0.2, 1.0
 # The time for mpirun to end after the last instance, and after the loss of a host, whose daemon
 # never answers mpirun.
@@ -172,7 +172,7 @@ class _Supervisor:
 
     @property
     def can_hosts_explain(self) -> bool:
-        """Whether other hosts may know why the job has not started: mpirun ran and failed."""
+        """Whether other hosts may know why the job has not started, because mpirun failed."""
         return self._mpirun is not None and not self._shutdown.is_refused
 
     def __enter__(self) -> _Supervisor:
@@ -301,7 +301,7 @@ class _Supervisor:
         if not self._keyboard.is_there:
             environ["POPRUN_STDIN"] = str(self._folder / SOCKET_NAME)
             environ["POPRUN_STDIN_READER"] = str(command.stdin_instance)
-        # MPICH 5 passes all variables to other hosts except the last. A shell sets this one too.
+        # MPICH 5 does not pass the last variable to other hosts, so an unimportant one comes last.
         environ["_"] = command.words[0]
         return environ
 
@@ -389,7 +389,7 @@ class _Supervisor:
             answer("")
 
     def _settings_of(self, peer: Peer) -> dict[str, Any]:
-        """Return what a wrapper needs to know when it starts its program."""
+        """Return the settings for a wrapper that starts its program."""
         settings: dict[str, Any] = {"sample_seconds": None}
         if self._hangs is not None:
             settings["sample_seconds"] = self._hangs.check_interval

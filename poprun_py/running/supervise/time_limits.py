@@ -1,4 +1,4 @@
-"""Time limits of a job, and the pauses that do not count: Ctrl-Z, and programs in the debugger."""
+"""Time limits of a job, and its pauses after Ctrl-Z or in the debugger, which do not count."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class TimeLimits:
         self._paused_at: float | None = None
 
     def begin(self, now: float, timeout_seconds: float, spent_seconds: float) -> None:
-        """Limit the job to ``timeout_seconds``, of which earlier attempts have used some."""
+        """Limit the job to ``timeout_seconds``, including the time of earlier attempts."""
         reason = f"the time limit of {timeout_seconds:g} s is over"
         self._limits[Cause.TIME_LIMIT] = (now + timeout_seconds - spent_seconds, reason)
 

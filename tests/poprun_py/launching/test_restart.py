@@ -1,4 +1,4 @@
-"""Running a job again: pauses, their end, and hosts that are left out."""
+"""Restarts of a job, their pauses, and lost hosts."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ def in_one_call(begin):
     """It is in one C call, which uses a CPU, since ``begin``."""
 
     def sample(now):
-        # The wrapper asks it at the first sample, and has no answer at the second.
+        # The wrapper checks it at the first sample, and gets the answer after the second.
         return Sample(at=now + 500, awake_seconds=now, away=max(0.0, now - begin - INTERVAL))
 
     return sample
@@ -181,7 +181,7 @@ def test_delayed_samples_count_for_the_time_at_which_they_were_made():
     assert monitor.hung(5.0) == ()  # no sample has arrived since
     monitor.record(0, Sample(at=105.0, written=1), 5.5)
     assert monitor.hung(5.5) == ()
-    assert monitor.hung(25.0) == (0,)  # its wrapper may be stopped too
+    assert monitor.hung(25.0) == (0,)  # its wrapper may also be stopped
 
 
 def test_samples_made_while_the_launcher_was_stopped_do_not_count():

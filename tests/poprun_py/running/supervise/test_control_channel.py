@@ -1,4 +1,4 @@
-"""Who connects to the launcher: its wrappers are let in, whatever strangers say; nobody else is."""
+"""Connections to the launcher, which admits its own wrappers and refuses all other processes."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ DEEP = b"[" * 100_000
 HELLO = {"rank": 0, "pid": 1, "host": "here"}
 
 
-class Listener:
-    """What a supervisor would be told, in order."""
+class Events:
+    """Records the events of a control channel."""
 
     def __init__(self):
         self.told = []
@@ -51,17 +51,17 @@ class Listener:
 
 @pytest.fixture
 def opened(tmp_path):
-    """Give a channel that listens on both kinds of sockets, and what turns its loop."""
-    channel = ControlChannel(1, listener := Listener())
+    """Yield a channel with both kinds of sockets, its events, and a function that runs its loop."""
+    channel = ControlChannel(1, events := Events())
     with selectors.DefaultSelector() as selector:
         channel.open(selector, tmp_path, "127.0.0.1")
 
         def turn(seconds=0.01):
-            for key, events in selector.select(seconds):
-                key.data(key.fileobj, events)
+            for key, mask in selector.select(seconds):
+                key.data(key.fileobj, mask)
             channel.on_time(time.monotonic())
 
-        yield channel, listener, turn
+        yield channel, events, turn
         channel.close()
         assert selector.get_map() is None or len(selector.get_map()) <= 1
 
@@ -90,7 +90,7 @@ def ended(process):
 
 
 def greeted(channel, turn):
-    """Return the end of a wrapper that has shown the token and said nothing else."""
+    """Return the connection of a wrapper that has shown the token and sent no frame yet."""
     calls, done = Calls(), []
     calls.begin("me", ("127.0.0.1", port_of(channel)), channel.token.encode(), b"")
     with contextlib.closing(calls):
@@ -98,22 +98,22 @@ def greeted(channel, turn):
     return done[0][1]
 
 
-def test_a_wrapper_of_another_host_joins_and_its_program_gets_a_secret_of_its_own(opened):
-    channel, listener, turn = opened
+def test_a_wrapper_of_another_host_connects_and_its_program_gets_its_own_secret(opened):
+    channel, events, turn = opened
     code = "import os; print(os.environ['POPDIST_SECRET'], 'POPRUN_TOKEN' in os.environ, end='')"
     with ended(wrapper(channel.address, channel.token, sys.executable, "-c", code)):
         wait_until(lambda: turn() or channel.is_complete)
         channel.send_to(0, control_protocol.GO, {"variables": {}})
-        wait_until(lambda: turn() or listener.said().endswith("False"))
-        assert listener.said().split() == [
+        wait_until(lambda: turn() or events.said().endswith("False"))
+        assert events.said().split() == [
             launcher_channel.programs_secret(channel.token),
             "False",
         ]
-        assert channel.token not in listener.said()
-        # Nobody else is expected.
+        assert channel.token not in events.said()
+        # The channel accepts no further connections.
         with pytest.raises(ConnectionRefusedError):
             socket.create_connection(("127.0.0.1", port_of(channel)))
-    assert "stranger_refused" not in listener.names()
+    assert "stranger_refused" not in events.names()
 
 
 @pytest.mark.parametrize(
@@ -132,8 +132,8 @@ def test_a_wrapper_of_another_host_joins_and_its_program_gets_a_secret_of_its_ow
     ],
     ids=["silent", "slow", "http", "token", "deep", "large", "huge", "inspect"],
 )
-def test_strangers_of_a_network_neither_join_nor_delay(opened, words):
-    channel, listener, turn = opened
+def test_strangers_on_a_network_are_refused_and_do_not_delay_wrappers(opened, words):
+    channel, events, turn = opened
     address = ("127.0.0.1", port_of(channel))
     with contextlib.ExitStack() as crowd:
         for _ in range(80):
@@ -141,7 +141,7 @@ def test_strangers_of_a_network_neither_join_nor_delay(opened, words):
             stranger.setblocking(False)
             with contextlib.suppress(OSError):
                 stranger.send(words)
-        # Nothing is kept of what they say, or of what they announce.
+        # The channel does not store their data, nor reserve memory for announced frames.
         tracemalloc.start()
         for _ in range(20):
             turn(0.001)
@@ -149,12 +149,12 @@ def test_strangers_of_a_network_neither_join_nor_delay(opened, words):
         tracemalloc.stop()
         with ended(wrapper(channel.address, channel.token, "true")):
             wait_until(lambda: turn() or channel.is_complete)
-            assert [name for name in listener.names() if name == "connected"] == ["connected"]
-            refused = [each for each in listener.told if each[0] == "stranger_refused"]
+            assert [name for name in events.names() if name == "connected"] == ["connected"]
+            refused = [each for each in events.told if each[0] == "stranger_refused"]
             assert [each[1].partition(" has ")[0] for each in refused] == ["127.0.0.1"]
 
 
-def test_a_wrapper_that_was_turned_away_by_a_crowd_calls_again(opened):
+def test_a_refused_wrapper_connects_again(opened):
     channel, _, turn = opened
     with socket.create_server(("127.0.0.1", 0)) as crowded:
         host, port = crowded.getsockname()
@@ -181,7 +181,7 @@ def _pass_on(one, other, is_done):
         wait_until(step)
 
 
-def test_a_launcher_that_is_not_ours_learns_nothing_and_starts_nothing(tmp_path):
+def test_a_wrapper_refuses_a_launcher_without_the_token(tmp_path):
     token = "a secret of thirty-two characters"
     with socket.create_server(("127.0.0.1", 0)) as listener:
         address = f"tcp:127.0.0.1:{listener.getsockname()[1]}"
@@ -201,8 +201,8 @@ def test_a_launcher_that_is_not_ours_learns_nothing_and_starts_nothing(tmp_path)
     assert not (tmp_path / "started").exists()
 
 
-def test_what_a_wrapper_said_proves_nothing_another_time(opened):
-    channel, listener, turn = opened
+def test_a_recorded_handshake_is_refused(opened):
+    channel, events, turn = opened
     recorded = []
     with socket.create_server(("127.0.0.1", 0)) as between:
         host, port = between.getsockname()
@@ -226,7 +226,7 @@ def test_what_a_wrapper_said_proves_nothing_another_time(opened):
         wait_until(lambda: turn() or _can_read(thief))
         with contextlib.suppress(ConnectionResetError):
             assert thief.recv(1000) == b""
-    assert "connected" not in listener.names()
+    assert "connected" not in events.names()
 
 
 def _can_read(connection):
@@ -236,18 +236,18 @@ def _can_read(connection):
 
 
 @pytest.mark.parametrize("nonsense", [DEEP, b"\xff", b"{", b"[1, ]"])
-def test_a_wrapper_that_talks_nonsense_is_lost_like_one_that_ends(opened, nonsense):
-    channel, listener, turn = opened
+def test_a_wrapper_that_sends_invalid_json_is_disconnected(opened, nonsense):
+    channel, events, turn = opened
     with greeted(channel, turn) as wrapped:
         wrapped.sendall(control_protocol.pack(control_protocol.HELLO, json.dumps(HELLO).encode()))
         wait_until(lambda: turn() or channel.is_complete)
         wrapped.sendall(control_protocol.pack(control_protocol.STARTED, nonsense))
-        wait_until(lambda: turn() or "disconnected" in listener.names())
-    assert listener.names() == ["connected", "disconnected"]
+        wait_until(lambda: turn() or "disconnected" in events.names())
+    assert events.names() == ["connected", "disconnected"]
 
 
-def test_who_has_shown_the_token_must_still_say_which_instance_it_is(opened):
-    channel, listener, turn = opened
+def test_an_invalid_first_frame_is_refused_even_with_the_token(opened):
+    channel, events, turn = opened
     for words in (b"x" * 9, control_protocol.pack(control_protocol.HELLO, DEEP),
                   control_protocol.pack(
                       control_protocol.HELLO, json.dumps({**HELLO, "rank": 1}).encode()
@@ -259,11 +259,11 @@ def test_who_has_shown_the_token_must_still_say_which_instance_it_is(opened):
             wait_until(lambda wrapped=wrapped: turn() or _can_read(wrapped))
             with contextlib.suppress(ConnectionResetError):
                 assert wrapped.recv(100) == b""
-    assert listener.told == []
+    assert events.told == []
 
 
-def test_within_the_host_the_token_is_said(opened, tmp_path):
-    channel, listener, turn = opened
+def test_a_wrapper_on_this_host_sends_the_token_in_its_first_frame(opened, tmp_path):
+    channel, events, turn = opened
     for token in ("", "\udcff", "x" * 32, channel.token):
         with socket.socket(socket.AF_UNIX) as wrapped:
             wrapped.connect(str(tmp_path / "control"))
@@ -271,10 +271,10 @@ def test_within_the_host_the_token_is_said(opened, tmp_path):
             wrapped.sendall(control_protocol.pack(control_protocol.HELLO, hello))
             wait_until(
                 lambda wrapped=wrapped: (
-                    turn() or _can_read(wrapped) or listener.names() == ["connected"]
+                    turn() or _can_read(wrapped) or events.names() == ["connected"]
                 )
             )
-    assert listener.names()[:1] == ["connected"]
+    assert events.names()[:1] == ["connected"]
 
 
 VALUES = st.recursive(
@@ -293,7 +293,7 @@ NAMES = st.sampled_from(["rank", "pid", "host", "token", "port", "time_ns", "els
 @example(control_protocol.HELLO, b'{"rank": 0, "pid": Infinity, "host": "h"}')
 @example(control_protocol.HELLO, b'{"rank": ' + b"9" * 5000 + b', "pid": 1, "host": "h"}')
 @example(control_protocol.HELLO, json.dumps(HELLO).encode())
-def test_any_bytes_are_a_hello_or_refused(kind, payload):
+def test_any_bytes_are_a_first_frame_or_refused(kind, payload):
     try:
         hello = parse_hello(kind, payload)
     except ValueError:
@@ -305,8 +305,8 @@ def test_any_bytes_are_a_hello_or_refused(kind, payload):
     assert isinstance(hello.host, str)
 
 
-def test_a_host_that_answers_no_more_is_lost_though_something_was_sent_to_it(opened, monkeypatch):
-    channel, listener, turn = opened
+def test_an_unreachable_host_is_disconnected_although_data_was_sent_to_it(opened, monkeypatch):
+    channel, events, turn = opened
     with ended(wrapper(channel.address, channel.token, "sleep", "60")):
         wait_until(lambda: turn() or channel.is_complete)
         seen = []
@@ -314,23 +314,23 @@ def test_a_host_that_answers_no_more_is_lost_though_something_was_sent_to_it(ope
             "popdist_py.peers.silence.is_silent",
             lambda _, seconds: seen.append(seconds) or len(seen) > 1,
         )
-        wait_until(lambda: turn() or "disconnected" in listener.names())
+        wait_until(lambda: turn() or "disconnected" in events.names())
         assert seen == [control_protocol.LOST_AFTER_SECONDS] * 2
         assert not channel.peers[0].is_open
 
 
-def inspect(folder, listener, turn):
-    """Return a connection that has asked for the status, and what takes the answer to it."""
+def inspect(folder, events, turn):
+    """Return a connection that has requested the status, and the function that answers it."""
     asked = socket.socket(socket.AF_UNIX)
     asked.connect(str(folder / SOCKET_NAME))
     asked.sendall(control_protocol.pack(control_protocol.INSPECT, b'"status"'))
-    wait_until(lambda: turn() or "inspected" in listener.names())
-    return asked, next(each[2] for each in listener.told if each[0] == "inspected")
+    wait_until(lambda: turn() or "inspected" in events.names())
+    return asked, next(each[2] for each in events.told if each[0] == "inspected")
 
 
-def test_a_long_answer_is_sent_whole_in_several_frames(opened, tmp_path):
-    _, listener, turn = opened
-    asked, answer = inspect(tmp_path, listener, turn)
+def test_a_long_answer_is_sent_in_several_frames(opened, tmp_path):
+    _, events, turn = opened
+    asked, answer = inspect(tmp_path, events, turn)
     text = "\u00e4" * (3 << 19)
     with asked:
         answer(text)
@@ -345,13 +345,13 @@ def test_a_long_answer_is_sent_whole_in_several_frames(opened, tmp_path):
     assert b"".join(payloads).decode() == text
 
 
-def test_who_asks_and_does_not_read_holds_up_nobody_and_is_left_after_a_while(
+def test_an_inspection_that_does_not_read_blocks_nothing_and_is_closed_after_a_while(
     opened, tmp_path, monkeypatch
 ):
-    channel, listener, turn = opened
-    asked, answer = inspect(tmp_path, listener, turn)
+    channel, events, turn = opened
+    asked, answer = inspect(tmp_path, events, turn)
     with asked:
-        # If one of these waited for the reader, it would never return.
+        # These calls must not wait for the reader.
         answer("x" * (3 << 20))
         turn()
         monkeypatch.setattr(inspection_answers, "_READER_SECONDS", 0.0)
@@ -363,8 +363,8 @@ def test_who_asks_and_does_not_read_holds_up_nobody_and_is_left_after_a_while(
 @pytest.mark.parametrize(
     "said", [b"", control_protocol.pack(control_protocol.INSPECT, b'"stacks"')]
 )
-def test_who_has_said_nothing_or_waits_for_an_answer_is_left_at_the_end(tmp_path, said):
-    channel = ControlChannel(1, listener := Listener())
+def test_other_connections_are_closed_at_the_end(tmp_path, said):
+    channel = ControlChannel(1, events := Events())
     with (
         selectors.DefaultSelector() as selector,
         socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asking,
@@ -373,13 +373,13 @@ def test_who_has_said_nothing_or_waits_for_an_answer_is_left_at_the_end(tmp_path
         asking.connect(str(tmp_path / SOCKET_NAME))
         asking.sendall(said)
         for _ in range(2):
-            for key, events in selector.select(1):
-                key.data(key.fileobj, events)
+            for key, mask in selector.select(1):
+                key.data(key.fileobj, mask)
         channel.close()
         assert not selector.get_map()
         asking.settimeout(30)
         assert asking.recv(1) == b""
-        for name, *what in listener.told:
+        for name, *what in events.told:
             assert name == "inspected"
             what[1]("an answer that comes too late")
-    assert len(listener.told) == (1 if said else 0)
+    assert len(events.told) == (1 if said else 0)

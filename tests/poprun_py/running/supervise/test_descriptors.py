@@ -1,6 +1,6 @@
-"""Descriptors: as many as the launcher may have, none left behind, and a line when there are none.
+"""The launcher's use of descriptors, and its messages when it has too few.
 
-Limits are those of a whole process, which cannot take them back: each case is a process of its own.
+A process cannot raise its limits again, so each case runs in its own process.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from poprun_py.running.supervise.job import Hosts
 from poprun_py.running.supervise.supervisor import supervise
 
 PR_SET_CHILD_SUBREAPER, PR_GET_CHILD_SUBREAPER = 36, 37
-# Wrappers that connect, say nothing and are not let go.
+# Processes that connect and send nothing.
 CROWD = """
 import os, socket, time
 path = os.environ["POPRUN_CONTROL"].removeprefix("unix:")
@@ -70,7 +70,7 @@ def limited(*cases: tuple) -> list[list[str]]:
     """Supervise commands with limits of open files; return the three lines printed for each.
 
     Args:
-        cases: soft and hard limit, number of instances, and the words of the command.
+        cases: Each has the soft and hard limit, the number of instances, and the command.
     """
     done = subprocess.run(
         [sys.executable, "-c", LIMITED, json.dumps(cases)],
@@ -83,15 +83,15 @@ def limited(*cases: tuple) -> list[list[str]]:
     return [lines[at : at + 3] for at in range(0, len(lines), 3)]
 
 
-def test_a_launcher_without_descriptors_says_what_to_do_and_does_not_spin():
+def test_a_launcher_without_descriptors_gives_advice_and_does_not_spin():
     ((line, _, turns),) = limited((40, 40, 1, sys.executable, "-c", CROWD))
     assert line.startswith("0 of 1 instance connected, no more can be (Too many open files)")
     assert "ulimit -n" in line
-    # A launcher that waits wakes up a few times a second.
+    # A waiting launcher wakes up a few times a second.
     assert int(turns) < 1000
 
 
-def test_the_launcher_takes_the_files_that_it_needs_and_mpirun_what_its_instances_do(tmp_path):
+def test_the_launcher_and_mpirun_get_the_open_files_that_they_need(tmp_path):
     few, many, started = tmp_path / "few", tmp_path / "many", tmp_path / "started"
 
     def told(file):
@@ -102,11 +102,11 @@ def test_the_launcher_takes_the_files_that_it_needs_and_mpirun_what_its_instance
         (100, 300, 43, *told(many)),
         (100, 200, 43, "touch", str(started)),
     )
-    # Only the launcher itself takes all that it may.
+    # Only the launcher itself uses the hard limit.
     assert of_few == "(200, 200); (100, 200)"
     assert few.read_text().split() == ["100", "200"]
     assert many.read_text().split() == ["204", "300"]
-    # A hard limit that is too low is told before anything starts.
+    # A hard limit that is too low is reported before anything starts.
     assert refusal == (
         "43 instances need 204 open files, and the hard limit is 200: raise it (ulimit -n 204 as "
         "root, or /etc/security/limits.conf), or start fewer instances"
@@ -127,12 +127,12 @@ def test_programs_keep_the_users_limit_where_mpirun_needs_more():
     assert sorted(line.partition(":")[2] for line in done.stdout.splitlines()) == ["40"] * 3
 
 
-def test_too_few_descriptors_to_begin_with_are_a_line_too():
+def test_too_few_descriptors_at_the_start_give_one_line():
     for line, *_ in limited(*((limit, limit, 1, "true") for limit in range(4, 12))):
         assert "Too many open files" in line or "1 instance needs 36 open files" in line
 
 
-def test_an_address_that_is_gone_is_named_and_nothing_stays_open(capsys):
+def test_an_address_of_another_machine_is_named_and_all_descriptors_are_closed(capsys):
     before = sorted(map(str, Path("/proc/self/fd").iterdir()))
     job = a_job(("true",), hosts=Hosts(listen="203.0.113.1"))
     with pytest.raises(StartError) as caught:
@@ -142,8 +142,8 @@ def test_an_address_that_is_gone_is_named_and_nothing_stays_open(capsys):
     assert sorted(map(str, Path("/proc/self/fd").iterdir())) == before
 
 
-def test_who_supervises_collects_orphans_only_meanwhile():
-    """A program that calls the launcher would otherwise keep others' orphans as zombies."""
+def test_a_process_is_a_subreaper_only_while_it_supervises():
+    """Otherwise, a program that calls the launcher would keep other orphans as zombies."""
     own = ctypes.c_int()
     ctypes.CDLL(None).prctl(PR_GET_CHILD_SUBREAPER, ctypes.byref(own), 0, 0, 0)
     for before in (0, 1):
@@ -158,7 +158,7 @@ def test_who_supervises_collects_orphans_only_meanwhile():
         assert after.value == before
 
 
-def test_trouble_of_the_system_is_not_taken_for_standard_output(capsys, monkeypatch):
+def test_an_error_of_the_system_is_not_reported_as_one_of_standard_output(capsys, monkeypatch):
     def launch(*_, **__):
         raise OSError(99, "Cannot assign requested address")
 

@@ -1,4 +1,4 @@
-"""The clocks of other hosts are asked for, those of this one are not."""
+"""The launcher asks other hosts for their time, but not its own host."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from poprun_py.running.supervise.host_clocks import HostClocks
 
 
 def test_another_host_is_asked_for_its_time_at_the_start_and_at_the_end(tmp_path):
-    """Its clock is an hour ahead here; the clock of an instance of this host is ours."""
+    """The clock of the other host is an hour ahead."""
     hour, asked = 3600 * 10**9, []
     clocks = HostClocks(tmp_path, frozenset({1}), lambda *frame: asked.append(frame))
     for _ in range(2):
@@ -24,11 +24,11 @@ def test_another_host_is_asked_for_its_time_at_the_start_and_at_the_end(tmp_path
     assert line.begin < line.end
     now = time.monotonic_ns()
     assert abs(line.ours(now + hour) - now) <= line.error + 1_000_000
-    clocks.take(0, 0, 0)  # nobody asked
+    clocks.take(0, 0, 0)  # was not asked
     assert not clock_path(instance_prefix(tmp_path, 0)).exists()
 
 
-def test_without_a_timeline_nobody_is_asked(tmp_path):
+def test_without_a_timeline_no_host_is_asked(tmp_path):
     asked = []
     clocks = HostClocks(None, frozenset({1}), lambda *frame: asked.append(frame))
     clocks.ask(1)

@@ -1,4 +1,4 @@
-"""Who is asked what a job does: launchers of this user, whatever others put in /tmp, or answer."""
+"""Inspection of the launchers of this user, despite folders of other users and invalid answers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ STATUS = view_of(2, 5.0).to_json()
 
 @pytest.fixture
 def launcher(tmp_path, monkeypatch):
-    """Return what answers like the launcher of a process, with any bytes."""
+    """Return a function that answers like the launcher of a process, with any bytes."""
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     monkeypatch.setattr(inspection, "_STATUS_SECONDS", 1.0)
     monkeypatch.setattr(inspection, "_ANSWER_SECONDS", 1.0)
@@ -58,13 +58,13 @@ def frame(text):
     )
 
 
-def test_an_answer_is_told(launcher):
+def test_a_valid_answer_is_returned(launcher):
     launcher(frame(json.dumps(STATUS)))
     assert inspection.ask_status(str(os.getpid())) == (STATUS, [])
     assert inspection.running_jobs()[os.getpid()] == STATUS
 
 
-def test_an_answer_of_thousands_of_instances_comes_in_several_frames(launcher):
+def test_a_long_answer_arrives_in_several_frames(launcher):
     status = view_of(3000, 5.0).to_json()
     text = json.dumps(status)
     assert len(text) > control_protocol.MAX_PAYLOAD
@@ -79,7 +79,7 @@ def test_an_answer_of_thousands_of_instances_comes_in_several_frames(launcher):
     frame(json.dumps({**STATUS, "slowest": 3})), b"\0\xff\xff\xff\xff", b"Y\0\0\0\x09half",
     frame(json.dumps(STATUS)[:-1] + ', "pid": 9}'),
 ], ids=repr)  # fmt: skip
-def test_a_launcher_that_says_nonsense_does_not_answer(launcher, answer):
+def test_an_invalid_answer_counts_as_no_answer(launcher, answer):
     launcher(answer)
     with pytest.raises(StartError, match=r"does not answer|has just ended") as caught:
         inspection.ask_status(str(os.getpid()))
@@ -87,19 +87,19 @@ def test_a_launcher_that_says_nonsense_does_not_answer(launcher, answer):
     inspection.running_jobs()
 
 
-def test_an_answer_does_not_reach_the_terminal_but_as_text(launcher):
+def test_the_texts_of_an_answer_are_printable(launcher):
     launcher(frame(json.dumps({**STATUS, "program": "\x1b]0;mine\x07train.py\r"})))
     status, _ = inspection.ask_status(str(os.getpid()))
     assert status["program"] == "?]0;mine?train.py?"
 
 
-def test_stacks_are_told_as_text(launcher):
+def test_stacks_are_printable(launcher):
     launcher(frame("instance 0:\n\t\x1b[2Jmain"))
     assert inspection.ask(os.getpid()) == "instance 0:\n\t?[2Jmain"
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root gives a folder to another user")
-def test_a_folder_that_another_user_made_for_our_process_is_passed_over(launcher):
+def test_a_folder_of_another_user_with_the_name_of_this_process_is_ignored(launcher):
     launcher(frame("lies"), owner=NOBODY)
     with pytest.raises(StartError, match="no job of yours"):
         inspection.ask(os.getpid())
@@ -112,7 +112,9 @@ def test_a_folder_that_another_user_made_for_our_process_is_passed_over(launcher
 
 
 @pytest.mark.parametrize("others_first", [True, False])
-def test_what_else_has_the_launchers_number_is_passed_over(launcher, monkeypatch, others_first):
+def test_other_folders_with_the_launchers_process_id_are_ignored(
+    launcher, monkeypatch, others_first
+):
     """A folder of another user, and one that a killed launcher of the same number left."""
     launcher(frame(json.dumps(STATUS)))
     (own,) = inspection._own_sockets(os.getpid())
@@ -136,7 +138,7 @@ def test_what_else_has_the_launchers_number_is_passed_over(launcher, monkeypatch
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes another user")
-def test_root_sees_the_jobs_of_others(launcher):
+def test_root_sees_the_jobs_of_other_users(launcher):
     with subprocess.Popen(["cat"], stdin=subprocess.PIPE, user=NOBODY) as theirs:
         launcher(frame(json.dumps(STATUS)), theirs.pid, NOBODY)
         assert inspection.ask_status(str(theirs.pid)) == (STATUS, [])

@@ -1,4 +1,4 @@
-"""The output of instances: which lines are shown, and in which order."""
+"""The shown lines of the instances' output, and their order."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_output_that_many_lines_follow_is_not_visible(start):
     assert output.visible_instances == {1}
 
 
-def test_a_held_end_without_a_newline_is_shown_although_its_instance_has_ended(start):
+def test_an_unfinished_line_after_a_held_traceback_is_shown_after_the_end_of_its_instance(start):
     output, peers, shown = start()
     output.feed_stderr(peers[0], TRACEBACK % 0)
     output.feed_stderr(peers[1], TRACEBACK % 1 + b"bye")
@@ -83,14 +83,14 @@ def test_a_hidden_instance_is_neither_shown_nor_compared(start):
     assert output.visible_instances == {1}
 
 
-def test_plain_output_holds_nothing(start):
+def test_plain_output_is_shown_at_once(start):
     output, peers, shown = start(output="plain")
     for peer in peers:
         output.feed_stderr(peer, TRACEBACK % 0)
     assert shown() == (TRACEBACK % 0).decode() * 3
 
 
-def test_a_bar_that_stands_still_is_waited_for(start):
+def test_a_progress_bar_is_shown_when_it_stands_still(start):
     output, peers, shown = start()
     assert output.next_deadline() == float("inf")
     output.feed_stderr(peers[0], b"\r 5%")
@@ -117,7 +117,7 @@ def test_a_path_that_is_not_utf_8_is_shown(start):
     assert shown() == "poprun-py: the folder b\\udcff is gone\n"
 
 
-def test_the_panel_is_written_whole_and_gone_at_the_end(monkeypatch):
+def test_the_panel_is_written_at_once_and_removed_at_the_end(monkeypatch):
     ours, theirs = pty.openpty()
     writes = []
     write = os.write

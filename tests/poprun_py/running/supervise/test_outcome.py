@@ -1,4 +1,4 @@
-"""The result of a job: the instance that failed first, the exit code, and the advice."""
+"""The result of a job, with its exit code, first failure and advice."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ def test_advice_names_a_limit_of_processes_that_was_reached():
     # Another wrapper could not start. This one was killed before its program started.
     with pytest.raises(StartError, match=cause):
         judged(peer(0, -9, at=1), **seen, **refused, **stop(Cause.FAILED))
-    # A wrapper that is killed because another one did not start has not failed itself.
+    # A wrapper that is killed because another one did not start is not the first failure.
     with pytest.raises(StartError, match=r"1 of 2 .* exit code 185: PRTE ERROR: Unknown error$"):
         judged(peer(0, -9, at=1), **seen, **stop(Cause.FAILED))
     ran = peer(0, 1, at=1)

@@ -1,4 +1,4 @@
-"""What the launcher sends in parts: each when the one before is out, words of others between."""
+"""Frames that the launcher sends in parts, with other frames between them."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def channel_and_wrapper(tmp_path):
         channel.close()
 
 
-def test_parts_are_taken_when_there_is_room_for_them(channel_and_wrapper):
+def test_parts_are_taken_as_fast_as_they_are_sent(channel_and_wrapper):
     channel, wrapper, turn = channel_and_wrapper
     taken = []
 
@@ -59,7 +59,7 @@ def test_parts_are_taken_when_there_is_room_for_them(channel_and_wrapper):
     channel.send_parts_to(0, control_protocol.INPUT_FILE, parts())
     for _ in range(5):
         turn()
-    # Nobody reads: what is not out is still where it was.
+    # The wrapper does not read, so most parts are not taken yet.
     assert len(taken) < 8
     channel.send_to(0, control_protocol.STOP, 5)
     reader, received = control_protocol.Reader(), []
@@ -73,7 +73,7 @@ def test_parts_are_taken_when_there_is_room_for_them(channel_and_wrapper):
     wait_until(lambda: turn() or channel.peers[0].parts is None)
 
 
-def test_parts_for_a_wrapper_that_is_gone_are_forgotten(channel_and_wrapper):
+def test_parts_for_a_closed_connection_are_dropped(channel_and_wrapper):
     channel, wrapper, turn = channel_and_wrapper
     channel.send_parts_to(0, control_protocol.INPUT_FILE, (bytes(PART) for _ in range(64)))
     wrapper.close()

@@ -1,4 +1,4 @@
-"""The steps of a job's end, with a channel that keeps what is sent."""
+"""The shutdown of a job, with a channel that records the frames."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from poprun_py.running.supervise.shutdown import JobShutdown
 
 
 class Channel:
-    """A control channel on which nobody listens."""
+    """A control channel that records the frames and has no wrappers."""
 
     def __init__(self, count):
-        # Our own process stands for the wrappers: SIGCONT does nothing to it.
+        # The process of the test stands for the wrappers, because SIGCONT has no effect on it.
         self.peers = {
             index: SimpleNamespace(index=index, pid=os.getpid(), died=None, outcome=None)
             for index in range(count)
@@ -38,7 +38,7 @@ def job_end(count=2):
     return JobShutdown(job, channel, lines.append, lines.append), channel, lines
 
 
-def test_a_failure_asks_all_once():
+def test_a_failure_asks_all_instances_once():
     policy, channel, lines = job_end()
     policy.end(Cause.FAILED, "instance 1 ended with exit code 3")
     policy.end(Cause.FAILED, "instance 0 ended with exit code 1")
@@ -50,7 +50,7 @@ def test_a_failure_asks_all_once():
 def test_after_sigint_programs_get_no_other_signal_within_the_grace_time():
     policy, channel, lines = job_end()
     policy.on_signal(signal.SIGINT)
-    # One instance has saved and ended with KeyboardInterrupt; the other still saves.
+    # One instance has saved and ended with KeyboardInterrupt, and the other is still saving.
     policy.end(Cause.FAILED, "instance 1 ended with signal SIGINT")
     assert channel.sent == [(control_protocol.STOP, [5, signal.SIGINT])]
     assert (policy.stop.cause, policy.stop.signal) == (Cause.SIGNAL, 2)
@@ -60,7 +60,7 @@ def test_after_sigint_programs_get_no_other_signal_within_the_grace_time():
     )
 
 
-def test_the_second_signal_forces(monkeypatch):
+def test_a_second_signal_kills_all_instances(monkeypatch):
     policy, channel, lines = job_end()
     policy.on_signal(signal.SIGTERM)
     assert channel.sent == [(control_protocol.PROPOSE_STOP, 0)]
@@ -103,7 +103,7 @@ def test_another_signal_kills_at_once():
 def test_a_signal_sent_to_mpirun_asks_the_instances_to_end(number, sent):
     policy, channel, _ = job_end(1)
     policy.on_signal_of_mpirun(number)
-    policy.on_signal_of_mpirun(number)  # it stays pending
+    policy.on_signal_of_mpirun(number)  # the signal stays pending
     assert channel.sent == [sent]
     policy.on_answer(0, 0, 0)
     policy.end(Cause.FAILED, "instance 0 ended with signal SIGTERM")
@@ -113,14 +113,14 @@ def test_a_signal_sent_to_mpirun_asks_the_instances_to_end(number, sent):
     assert policy.stop.reason == f"mpirun was ended by {name}"
 
 
-def test_a_signal_sent_to_launcher_and_mpirun_is_the_launchers():
+def test_a_signal_to_the_launcher_and_mpirun_counts_as_one_to_the_launcher():
     policy, _, _ = job_end(1)
     policy.on_signal_of_mpirun(signal.SIGTERM)
     policy.on_signal(signal.SIGTERM)
     assert (policy.stop.cause, policy.stop.reason) == (Cause.SIGNAL, "SIGTERM received")
 
 
-def test_how_mpirun_ended_is_told_also_where_its_wrappers_knew_first():
+def test_the_reason_has_the_end_of_mpirun_even_if_wrappers_reported_first():
     policy, _, _ = job_end()
     policy.end(Cause.MPIRUN_ENDED, "mpirun ended the instances")
     policy.on_end_of_mpirun("mpirun ended with exit code 1", is_early=False)
@@ -151,14 +151,14 @@ def test_sigusr1_is_passed_on_to_programs_that_never_ask_and_ends_nothing():
     assert policy.stop is None
 
 
-def test_a_signal_after_a_failure_is_what_ended_the_job():
+def test_a_signal_after_a_failure_is_the_cause():
     policy, _, _ = job_end()
     policy.end(Cause.FAILED, "instance 1 ended with exit code 3")
     policy.on_signal(signal.SIGINT)
     assert (policy.stop.cause, policy.stop.signal) == (Cause.SIGNAL, 2)
 
 
-def test_a_hang_is_decided_first_and_ended_when_the_stacks_are_there():
+def test_a_hung_job_is_ended_when_its_stacks_are_known():
     policy, channel, lines = job_end()
     assert policy.may_hang
     policy.decide(Cause.HANG, "no step for 3.0 s", hung=(0, 1))
@@ -170,7 +170,7 @@ def test_a_hang_is_decided_first_and_ended_when_the_stacks_are_there():
     assert (policy.stop.hung, policy.stop.stacks) == ((1,), groups)
 
 
-def test_a_job_that_saves_may_hang_and_one_that_ends_may_not():
+def test_a_saving_job_may_hang_and_an_ending_job_may_not():
     policy, _, _ = job_end()
     policy.on_signal(signal.SIGTERM)
     assert policy.may_hang
@@ -178,7 +178,7 @@ def test_a_job_that_saves_may_hang_and_one_that_ends_may_not():
     assert not policy.may_hang
 
 
-def test_what_cannot_start_says_why_also_while_it_ends():
+def test_a_refusal_is_the_cause_even_while_the_job_ends():
     policy, channel, lines = job_end()
     policy.end(Cause.MPIRUN_ENDED, "mpirun ended with exit code 1")
     policy.end(Cause.REFUSED, "host b does not answer")

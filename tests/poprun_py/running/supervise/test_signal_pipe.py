@@ -1,4 +1,4 @@
-"""What the launcher takes from the signals that it gets."""
+"""Signals to the launcher, and their reasons."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import signal
 from poprun_py.running.supervise.signal_pipe import HANGUP_ONCE, INTERRUPT_ONCE, SignalPipe
 
 
-def test_the_end_of_the_starting_process_is_told_from_sighup():
+def test_the_end_of_the_parent_process_is_distinguished_from_sighup():
     with SignalPipe() as caught:
         signal.raise_signal(signal.SIGUSR1)
         signal.raise_signal(HANGUP_ONCE)

@@ -1,4 +1,4 @@
-"""Collection of stacks: which instances are asked, and when a collection ends."""
+"""Collection of stacks from the running instances, until all have answered or a deadline."""
 
 from __future__ import annotations
 

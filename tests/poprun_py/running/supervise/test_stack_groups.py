@@ -1,4 +1,4 @@
-"""Stacks of many instances: grouped, and who among them is missing."""
+"""Groups of equal stacks, and the instances that the others wait for."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import pytest
 from poprun_py.running.supervise.job import StackGroup
 from poprun_py.running.supervise.stacks import (
     _waits,
-    blocking_instances,
+    blocking_by_stacks,
+    blocking_by_steps,
     group_stacks,
     groups_text,
     is_ending,
-    odd_instances,
     stack_place,
 )
 
@@ -56,7 +56,7 @@ def process(text, state="S"):
         ("client.send(request)", False),
     ],
 )
-def test_line_tells_who_waits_for_other_instances(tmp_path, line, waits):
+def test_the_source_line_tells_whether_an_instance_waits_for_others(tmp_path, line, waits):
     source = tmp_path / "train.py"
     source.write_text(line + "\n")
     text = f'Thread 0x01 (most recent call first):\n  File "{source}", line 1 in <module>\n'
@@ -88,11 +88,11 @@ TRAIN = ("/home/me/train.py", "<module>")
         ([*IMPORTING, ("/home/me/data.py", "<module>"), TRAIN], False),
     ],
 )  # fmt: skip
-def test_the_frames_of_an_import_do_not_hide_what_it_waits_for(frames, waits):
+def test_the_frames_of_an_import_do_not_hide_a_waiting_call(frames, waits):
     assert group_stacks({0: process(stack(*frames))})[0].waits is waits
 
 
-def test_a_call_of_pythons_own_modules_waits_for_no_instance(tmp_path):
+def test_a_call_in_pythons_own_modules_does_not_wait_for_instances(tmp_path):
     folder = tmp_path / "lib" / "python3.11"
     folder.mkdir(parents=True)
     (folder / "socket.py").write_text("return self._sock.recv_into(b)\n")
@@ -110,22 +110,22 @@ def test_a_call_of_pythons_own_modules_waits_for_no_instance(tmp_path):
         ([], False),
     ],
 )
-def test_the_end_of_a_program_is_seen_by_its_outermost_frame(frames, ends):
+def test_the_outermost_frame_shows_that_a_program_is_ending(frames, ends):
     (group,) = group_stacks({0: process(stack(*frames))})
     assert is_ending(group) is ends
 
 
-def test_a_main_thread_without_python_ends():
+def test_a_main_thread_without_python_is_ending():
     (group,) = group_stacks({0: process(stack() + "\n  <no Python frame>")})
     assert is_ending(group)
 
 
-def test_the_outermost_of_very_many_frames_is_not_known():
+def test_a_cut_stack_does_not_count_as_ending():
     (group,) = group_stacks({0: process(stack(("/home/me/deep.py", "call")) + "\n  ...")})
     assert not is_ending(group)
 
 
-def test_equal_stacks_are_one_group_and_the_odd_one_comes_first():
+def test_equal_stacks_are_one_group_and_the_smallest_group_comes_first():
     other = WAITING.replace("0x00007f0000000002", "0x00007f00000000aa")
     groups = group_stacks({0: process(WAITING), 1: process(LOADING), 2: process(other)})
     assert [(g.instances, g.waits) for g in groups] == [((1,), False), ((0, 2), True)]
@@ -135,27 +135,27 @@ def test_equal_stacks_are_one_group_and_the_odd_one_comes_first():
     assert "0x" not in text
 
 
-def test_the_one_that_does_not_wait_is_missing():
+def test_the_others_wait_for_an_instance_that_does_not_wait():
     groups = group_stacks({0: process(WAITING), 1: process(LOADING)})
-    assert blocking_instances((0, 1), {0: (7, 0), 1: (7, 0)}, groups) == (1,)
+    assert blocking_by_steps((0, 1), {0: (7, 0), 1: (7, 0)}, groups) == (1,)
 
 
-def test_the_one_that_does_not_wait_is_missing_though_its_last_step_was_later():
+def test_the_others_wait_for_an_instance_whose_last_step_was_later():
     groups = group_stacks({0: process(WAITING), 1: process(LOADING), 2: process(WAITING)})
-    assert blocking_instances((0,), {0: (7, 0), 1: (7, 0), 2: (7, 0)}, groups) == (1,)
-    assert blocking_instances((1,), {0: (7, 0), 1: (7, 0), 2: (7, 0)}, groups) == (1,)
+    assert blocking_by_steps((0,), {0: (7, 0), 1: (7, 0), 2: (7, 0)}, groups) == (1,)
+    assert blocking_by_steps((1,), {0: (7, 0), 1: (7, 0), 2: (7, 0)}, groups) == (1,)
 
 
-def test_the_one_that_gives_no_stack_is_missing():
+def test_the_others_wait_for_an_instance_without_a_stack():
     groups = group_stacks({0: process(WAITING), 1: process("", state="T")})
-    assert blocking_instances((0, 1), {0: (7, 0), 1: (7, 0)}, groups) == (1,)
+    assert blocking_by_steps((0, 1), {0: (7, 0), 1: (7, 0)}, groups) == (1,)
     assert "the process is stopped" in groups_text(groups)
 
 
-def test_the_slowest_is_missing_if_all_wait():
+def test_if_all_wait_the_slowest_instance_blocks_the_others():
     groups = group_stacks({0: process(WAITING), 1: process(WAITING)})
-    assert blocking_instances((0, 1), {0: (8, 0), 1: (7, 0)}, groups) == (1,)
-    assert blocking_instances((0, 1), {0: (8, 1), 1: (8, 2)}, groups) == (0,)
+    assert blocking_by_steps((0, 1), {0: (8, 0), 1: (7, 0)}, groups) == (1,)
+    assert blocking_by_steps((0, 1), {0: (8, 1), 1: (8, 2)}, groups) == (0,)
 
 
 def test_wrapper_that_does_not_answer_is_named():
@@ -194,7 +194,7 @@ IN_TORCH = (
         ([(*MAIN, "x" * 99)], f"at train.py:31: {'x' * 60}..."),
     ],
 )
-def test_place_is_the_users_own_line(frames, told):
+def test_the_place_of_a_stack_is_the_users_own_line(frames, told):
     assert stack_place(standing(*frames)) == told
 
 
@@ -216,16 +216,16 @@ def test_place_of_a_process_without_a_stack():
         ([IN_BARRIER, IN_BARRIER], (0, 1)),
     ],
 )
-def test_the_odd_one_is_the_one_that_waits_least(stacks, odd):
+def test_without_steps_the_others_wait_for_the_instance_that_waits_least(stacks, odd):
     groups = tuple(standing(each, instances=(i,)) for i, each in enumerate(stacks))
     hung = tuple(range(len(stacks)))
-    assert odd_instances(hung, {}, groups) == odd
+    assert blocking_by_stacks(hung, {}, groups) == odd
 
 
-def test_of_those_that_wait_alike_the_odd_one_made_fewer_collectives_or_is_elsewhere():
+def test_of_equally_waiting_instances_the_number_of_collectives_and_the_rarest_stack_decide():
     other = (*MAIN, "comm.bcast(1)")
     groups = (standing(other, instances=(2,)), standing(IN_BARRIER, instances=(0, 1, 3)))
     hung = (3, 2, 1, 0)
-    assert odd_instances(hung, {}, groups) == (2,)
-    assert odd_instances(hung, {0: (5, 0), 1: (4, 0), 2: (5, 0), 3: (5, 0)}, groups) == (1,)
-    assert odd_instances((7,), {}, groups) == (7,)  # its wrapper has gone
+    assert blocking_by_stacks(hung, {}, groups) == (2,)
+    assert blocking_by_stacks(hung, {0: (5, 0), 1: (4, 0), 2: (5, 0), 3: (5, 0)}, groups) == (1,)
+    assert blocking_by_stacks((7,), {}, groups) == (7,)  # its wrapper has gone

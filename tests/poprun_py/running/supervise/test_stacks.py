@@ -34,8 +34,8 @@ def test_both_ends_agree_on_the_shared_words():
     assert set(stacks_variables(0, ("sh",), {})) == {environment.STACKS}
 
 
-def test_a_program_that_began_to_count_stays_one():
-    """Compiling without ``init()`` is seen; what follows it is no return to the time before."""
+def test_a_program_that_has_compiled_has_progress_from_then_on():
+    """A program that has compiled has progress from then on, also without ``init()``."""
     shared = progress_memory.ProgressMemory()
     assert shared.progress() is None
     shared._words[progress_memory._DOING] = environment.COMPILING
@@ -110,7 +110,7 @@ def test_stacks_of_many_processes_fit_into_a_frame(monkeypatch):
 def test_launcher_with_another_folder_for_temporary_files_is_found():
     with subprocess.Popen(["sleep", "30"], env={**os.environ, "TMPDIR": "/else/where"}) as job:
         try:
-            # A program that has just begun has no environment yet.
+            # The environment of a program that has just begun is still empty.
             wait_until(lambda: Path("/else/where") in _temporary_folders(job.pid))
         finally:
             job.kill()
@@ -211,6 +211,6 @@ def is_program(pid, program):
     return Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[1:2] == [str(program).encode()]
 
 
-def test_stacks_of_no_job(capsys):
+def test_stacks_of_a_process_without_a_job(capsys):
     assert run(["--stacks", str(os.getpid())]) == 3
     assert "no job of yours" in capsys.readouterr().err

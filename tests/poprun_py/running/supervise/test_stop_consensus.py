@@ -1,4 +1,4 @@
-"""All instances stop at the same question, whatever the timing."""
+"""All instances stop at the same call of ``stopRequested()``, whatever the timing."""
 
 from __future__ import annotations
 
@@ -9,30 +9,30 @@ from poprun_py.running.supervise.shutdown import StopAction, StopConsensus
 
 
 class Instance:
-    """A program that asks whether to stop, as ``popdist_py.heartbeat`` does."""
+    """A program that calls ``stopRequested()``, as in ``popdist_py.heartbeat``."""
 
     def __init__(self):
         self.polls = self.proposed = self.agreed = 0
         self.stopped_at = None
 
     def run(self, calls):
-        """Ask up to ``calls`` times; stands still where it has to wait for the agreement."""
+        """Make up to ``calls`` calls; stop at a call that has to wait for the consensus."""
         for _ in range(calls):
             if self.stopped_at is not None or self.waits():
                 return
             self.polls += 1
-            self.look()
+            self.check()
 
     def waits(self):
         return 0 < self.proposed <= self.polls and self.agreed != self.proposed
 
-    def look(self):
+    def check(self):
         if 0 < self.proposed <= self.polls and self.agreed == self.proposed:
             self.stopped_at = self.polls
 
 
 @given(st.integers(1, 5), st.randoms(use_true_random=False))
-def test_all_stop_at_the_same_question_whatever_the_timing(count, dice):
+def test_all_stop_at_the_same_call_whatever_the_timing(count, dice):
     instances = [Instance() for _ in range(count)]
     for instance in instances:
         instance.run(dice.randrange(20) + 1)
@@ -52,18 +52,18 @@ def test_all_stop_at_the_same_question_whatever_the_timing(count, dice):
             assert move is not StopAction.SIGNAL
     for instance in instances:
         instance.agreed = agreement.proposal
-        instance.look()
+        instance.check()
         instance.run(10_000)
     assert {instance.stopped_at for instance in instances} == {agreement.proposal}
 
 
-def test_programs_that_never_ask_are_not_waited_for():
+def test_programs_that_never_call_get_the_signal():
     agreement = StopConsensus([0, 1])
     assert agreement.answer(0, 0, 0) is None
     assert agreement.answer(1, 0, 0) is StopAction.SIGNAL
 
 
-def test_instance_that_ends_leaves_the_agreement_to_the_others():
+def test_the_others_agree_without_an_instance_that_ends():
     agreement = StopConsensus([0, 1])
     agreement.answer(0, 0, 7)
     assert agreement.remove(1) is StopAction.PROPOSE

@@ -1,4 +1,4 @@
-"""Within which time there is an agreement where to stop, or the plain signal."""
+"""The time limits of a request to stop, after which programs get the signal."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from poprun_py.running.supervise.shutdown import StopAction, StopRequest
 NEVER = float("inf")
 
 
-def test_a_job_that_is_not_complete_gets_the_signal_at_once():
+def test_a_job_with_missing_instances_gets_the_signal_at_once():
     request = StopRequest(5)
     assert request.begin(SIGUSR1, (), 0.0) is StopAction.SIGNAL
     assert request.signal == SIGUSR1
@@ -60,7 +60,7 @@ def test_sigterm_limits_a_stop_that_sigusr1_began():
     assert request.signal == SIGTERM
 
 
-def test_an_instance_that_ends_leaves_the_others_to_agree():
+def test_the_others_agree_without_an_instance_that_ends():
     request = StopRequest(5)
     assert request.remove(0, 0.0) is None
     request.begin(SIGUSR1, (0, 1), 0.0)

@@ -9,7 +9,7 @@ NEVER = float("inf")
 
 
 def make_limits():
-    """Return limits with a grace time of 5 s, and the list of those that were reached."""
+    """Return limits with a grace time of 5 s, and the list of the limits that were reached."""
     reached = []
     return TimeLimits(5, lambda *limit: reached.append(limit)), reached
 

@@ -13,7 +13,7 @@ from poprun_py.running.metrics.endpoint_recorder import EndpointRecorder
 from poprun_py.running.supervise.activity_monitor import ActivitySample
 from poprun_py.running.supervise.hang_detection import HangDetector
 from poprun_py.running.supervise.job import Progress
-from poprun_py.running.supervise.stacks import group_stacks, odd_instances
+from poprun_py.running.supervise.stacks import blocking_by_stacks, group_stacks
 from poprun_py.running.watch.file_recorder import FileRecorder
 from poprun_py.running.watch.instance_state import ACTIVITIES
 from poprun_py.running.watch.job_observer import JobObserver, RoundTimes
@@ -138,7 +138,7 @@ def every_task(view, folder):
     yield "hangs, blocked", lambda: steps.check(2.0, is_blocked=True)
     yield "hangs, by activity", lambda: activity.hung(2.0)
     yield "hangs, idle", lambda: activity.hung(1e6)
-    yield "odd instances", lambda: odd_instances(everybody, {}, groups)
+    yield "blocking instances", lambda: blocking_by_stacks(everybody, {}, groups)
     file.close()
 
 
