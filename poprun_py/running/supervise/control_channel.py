@@ -48,9 +48,9 @@ class Peer:
         port: The port that its host offers to the programs as ``MASTER_PORT``.
         clock_offset_ns: The time to add to its host's clock to get this host's time.
         started: The report that its program has started; empty before.
-        died: How its program ended, reported at once.
-        outcome: The same, reported when no process of the program is left and all its output has
-            arrived.
+        program_end: How its program ended, reported at once.
+        instance_end: The same, reported when no process of the program is left and all its output
+            has arrived.
         tail: The end of its standard error.
         unsent: The bytes that the connection could not take yet.
         parts: Frames that follow when all bytes before them are sent.
@@ -66,8 +66,8 @@ class Peer:
     port: int = 0
     clock_offset_ns: int = 0
     started: dict[str, Any] = field(default_factory=dict)
-    died: dict[str, Any] | None = None
-    outcome: dict[str, Any] | None = None
+    program_end: dict[str, Any] | None = None
+    instance_end: dict[str, Any] | None = None
     tail: bytearray = field(default_factory=bytearray)
     unsent: bytearray = field(default_factory=bytearray)
     parts: Iterator[bytes] | None = None
@@ -263,7 +263,7 @@ class ControlChannel:
         While reading is paused, the reports cannot arrive, so all connections stay open.
         """
         for peer in self.peers.values():
-            if peer.is_open and peer.outcome is None and not self._paused:
+            if peer.is_open and peer.instance_end is None and not self._paused:
                 self._disconnect(peer)
 
     def close(self) -> None:

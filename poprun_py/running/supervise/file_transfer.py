@@ -21,7 +21,7 @@ from popdist_py.environment import CALL, CALL_FILES, RUN_FILE_MIB, RUN_FILES, TI
 
 # The largest part of a file that another host sends, and the parts that are sent to it.
 _MAX_PART_BYTES: Final = 1 << 20
-_GIVEN_PART_BYTES: Final = 1 << 19
+_CALL_PART_BYTES: Final = 1 << 19
 # The limit for a timeline's files is this many times the size of the spans, because traces of
 # torch.profiler are sent as well.
 _MOST_SENT: Final = 8
@@ -36,14 +36,14 @@ class FilePlace:
         variable: The environment variable whose value has the path up to ``instance-N``.
         names: The pattern of the names.
         most_bytes: How many bytes an instance on another host may send.
-        told: The text before the path in the value of the variable.
+        value_start: The text before the path in the value of the variable.
     """
 
     folder: Path
     variable: str
     names: re.Pattern[str]
     most_bytes: int
-    told: str = ""
+    value_start: str = ""
 
     def prefix(self, instance: int) -> Path:
         """Return the beginning of the paths of an instance's files."""
@@ -62,7 +62,7 @@ def place_of_spans(folder: Path, instance_bytes: int) -> FilePlace:
     return FilePlace(
         folder=folder,
         variable=TIMELINE,
-        told=f"{instance_bytes}:",
+        value_start=f"{instance_bytes}:",
         names=re.compile(r"\d+\.spans|ended|torch-\d+-\d+\.json"),
         most_bytes=_MOST_SENT * instance_bytes,
     )
@@ -96,7 +96,7 @@ class FileTransfer:
         self._places = tuple(places)
         self._others = others
         self._call = call
-        self._given: dict[int, str] = {}
+        self._call_paths: dict[int, str] = {}
         self._received: dict[tuple[int, str], int] = defaultdict(int)
 
     def variables(self, instance: int) -> dict[str, str]:
@@ -105,31 +105,32 @@ class FileTransfer:
         On another host, the wrapper decides where to leave files.
         """
         if instance in self._others:
-            return {CALL: self._given[instance]} if instance in self._given else {}
-        told = {
-            each.variable: each.told + _absolute(each.prefix(instance)) for each in self._places
+            return {CALL: self._call_paths[instance]} if instance in self._call_paths else {}
+        variables = {
+            each.variable: each.value_start + _absolute(each.prefix(instance))
+            for each in self._places
         }
-        return {**told, CALL: _absolute(self._call)} if self._call is not None else told
+        return variables if self._call is None else {**variables, CALL: _absolute(self._call)}
 
     @property
     def receivers(self) -> frozenset[int]:
         """The instances that must be sent the file that all programs read."""
         return self._others if self._call is not None else frozenset()
 
-    def given_parts(self) -> Iterator[bytes]:
+    def call_parts(self) -> Iterator[bytes]:
         """Yield the parts of the file that all programs read, and an empty part at the end.
 
         If the file cannot be read to its end, the program notices that it is incomplete.
         """
         if self._call is not None:
             with suppress(OSError), self._call.open("rb") as file:
-                while part := file.read(_GIVEN_PART_BYTES):
+                while part := file.read(_CALL_PART_BYTES):
                     yield part
         yield b""
 
-    def given(self, instance: int, path: str) -> None:
+    def on_call_stored(self, instance: int, path: str) -> None:
         """Note the path of the file that the program of an instance on another host reads."""
-        self._given[instance] = path
+        self._call_paths[instance] = path
 
     def start_of(self, instance: int) -> dict[str, Any]:
         """Return the values about files that a wrapper gets before its program starts.
@@ -137,14 +138,14 @@ class FileTransfer:
         A wrapper on another host gets the text before the path in each variable. With a timeline,
         a wrapper gets the path of the spans, or an empty path if it chooses the path.
         """
-        told: dict[str, Any] = {}
+        values: dict[str, Any] = {}
         is_other = instance in self._others
         if is_other and self._places:
-            told["files"] = {each.variable: each.told for each in self._places}
+            values["files"] = {each.variable: each.value_start for each in self._places}
         for each in self._places:
             if each.variable == TIMELINE:
-                told["spans"] = "" if is_other else _absolute(each.prefix(instance))
-        return told
+                values["spans"] = "" if is_other else _absolute(each.prefix(instance))
+        return values
 
     def take(self, instance: int, payload: bytes) -> None:
         """Append a part of a file that a wrapper sent; files with other names are dropped.

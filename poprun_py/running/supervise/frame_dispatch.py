@@ -99,7 +99,7 @@ class FrameDispatcher:
 
     def on_disconnect(self, peer: Peer) -> None:
         """Handle a closed connection; a wrapper that has not reported its end was killed."""
-        if peer.outcome is not None:
+        if peer.instance_end is not None:
             return
         program = peer.started.get("pid", 0)
         if program and self.job.hosts.listen is None:
@@ -110,7 +110,7 @@ class FrameDispatcher:
             "stopped": self.shutdown.asked_at is not None,
             "lost": True,
         }
-        self._on_instance_end(peer, peer.died or lost)
+        self._on_instance_end(peer, peer.program_end or lost)
         self.stacks.take(peer.index, None)
 
     def _keyboard_handler(self, kind: bytes) -> _Handler:
@@ -152,7 +152,7 @@ class FrameDispatcher:
         self.stacks.take(peer.index, value["processes"])
 
     def _on_stop_signal(self, peer: Peer, _: Any) -> None:
-        if peer.died is None:
+        if peer.program_end is None:
             self.shutdown.end(Cause.MPIRUN_ENDED, "mpirun ended the instances")
 
     def _on_leftovers(self, peer: Peer, killed: list[tuple[int, str]]) -> None:
@@ -160,9 +160,9 @@ class FrameDispatcher:
 
     def _on_program_end(self, peer: Peer, end: dict[str, Any]) -> None:
         """Note the end of a program; the first failure ends all the others."""
-        if peer.died is not None:
+        if peer.program_end is not None:
             return
-        peer.died = end
+        peer.program_end = end
         now, code = time.monotonic(), end["code"]
         if self.hangs is not None:
             self.hangs.remove(peer.index, now)
@@ -183,5 +183,5 @@ class FrameDispatcher:
     def _on_instance_end(self, peer: Peer, end: dict[str, Any]) -> None:
         """Note that no process of a program is left, and that all its output has arrived."""
         self._on_program_end(peer, end)
-        peer.outcome = end
+        peer.instance_end = end
         self.output.finish(peer)

@@ -162,7 +162,7 @@ def _age(path: Path) -> float:
 
 def holdings(job: Job, peers: Mapping[int, Peer]) -> dict[str, Any]:
     """Return the emulated IPUs of a job, and the programs that hold them."""
-    running = [peer for peer in peers.values() if peer.started and peer.died is None]
+    running = [peer for peer in peers.values() if peer.started and peer.program_end is None]
     return {
         "partition": job.watchers.partition,
         "num_ipus": sum(map(len, job.watchers.ipus)),

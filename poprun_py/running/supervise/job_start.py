@@ -251,14 +251,14 @@ class ProgramStart:
                 "folder",
             )
             return
-        self._files.given(peer.index, answer["path"])
+        self._files.on_call_stored(peer.index, answer["path"])
         if not self._without_file and self._shutdown.asked_at is None:
             self._start()
 
     def _send_files(self) -> None:
         for index in self._files.receivers:
             self._control.send_parts_to(
-                index, control_protocol.INPUT_FILE, self._files.given_parts()
+                index, control_protocol.INPUT_FILE, self._files.call_parts()
             )
         if not self._without_file:
             self._start()

@@ -203,7 +203,7 @@ def _refuse_unstarted(end: Ending, index: int) -> None:
         StartError: The program was not executed.
     """
     peer = end.peers[index]
-    error = peer.outcome.get("exec_error") if peer.outcome else ""
+    error = peer.instance_end.get("exec_error") if peer.instance_end else ""
     if error:
         advice = f": {_too_many(end)}" if error.endswith(_NO_PROCESS) else ""
         raise StartError(f"instance {index} on {peer.host} cannot run {error}{advice}")
@@ -214,9 +214,9 @@ def _refuse_unstarted(end: Ending, index: int) -> None:
 
 def _instance_result(end: Ending, index: int) -> InstanceResult:
     peer = end.peers.get(index)
-    if peer is None or peer.outcome is None:
+    if peer is None or peer.instance_end is None:
         return InstanceResult(index=index)
-    report = peer.outcome
+    report = peer.instance_end
     return InstanceResult(
         index=index,
         host=peer.host,

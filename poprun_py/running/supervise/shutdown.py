@@ -339,7 +339,7 @@ class JobShutdown:
     def _ask_to_save(self, number: int) -> None:
         """Let the programs agree to stop at the same call, because of a signal."""
         peers = self._control.peers.values() if self._control.is_complete else ()
-        members = [peer.index for peer in peers if peer.died is None]
+        members = [peer.index for peer in peers if peer.program_end is None]
         self._act(self._request.begin(number, members, time.monotonic()))
 
     def _act(self, action: StopAction | None) -> None:
@@ -362,5 +362,5 @@ class JobShutdown:
         if self._is_local:
             # Wrappers of this host that were stopped must run on to end their programs.
             for peer in self._control.peers.values():
-                if peer.outcome is None:
+                if peer.instance_end is None:
                     process_control.signal_process(peer.pid, signal.SIGCONT)

@@ -93,7 +93,7 @@ class StackCollector:
     def collect(self, reply: Callable[[tuple[StackGroup, ...]], None], now: float) -> None:
         """Request the stacks of every instance; ``reply`` gets them later, in groups."""
         peers = self._control.peers.values()
-        members = sorted(p.index for p in peers if p.outcome is None and p.started)
+        members = sorted(p.index for p in peers if p.instance_end is None and p.started)
         self._collections.append(_Collection(set(members), now + _ANSWER_SECONDS, reply))
         for index in members:
             self._control.send_to(index, control_protocol.DUMP_STACKS, None)

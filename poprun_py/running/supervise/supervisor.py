@@ -272,7 +272,7 @@ class _Supervisor:
         if self._control.is_complete and not self._is_any_running():
             if not mpirun.is_expected_to_end:
                 self._control.broadcast(control_protocol.BYE, None)
-                is_host_lost = any((p.outcome or {}).get("lost") for p in self._peers.values())
+                is_host_lost = any((p.instance_end or {}).get("lost") for p in self._peers.values())
                 mpirun.expect_end(
                     _MPIRUN_SECONDS_AFTER_LOSS if is_host_lost else _MPIRUN_SECONDS,
                     time.monotonic(),
@@ -283,7 +283,7 @@ class _Supervisor:
         )
 
     def _is_any_running(self) -> bool:
-        return any(peer.outcome is None for peer in self._peers.values())
+        return any(peer.instance_end is None for peer in self._peers.values())
 
     def _is_blocked(self) -> bool:
         """Tell whether the reader of the output, or a debugger, makes the instances wait."""

@@ -117,7 +117,7 @@ class JobPauses:
         """
         if self.suspension.is_asked:
             return
-        running = [p.index for p in self._control.peers.values() if p.died is None]
+        running = [p.index for p in self._control.peers.values() if p.program_end is None]
         if not self._control.is_complete or self._shutdown.asked_at is not None:
             running = []
         for index in running:

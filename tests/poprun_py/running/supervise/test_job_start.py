@@ -7,10 +7,20 @@ from types import SimpleNamespace
 
 import psutil
 import pytest
+from support.launcher.jobs import a_job
 from support.processes import wait_until
 
 from poprun_py.errors import StartError
-from poprun_py.running.supervise.job_start import Finding, Question, StartDiagnosis, misplaced
+from poprun_py.instance import control_protocol
+from poprun_py.running.supervise.file_transfer import FileTransfer
+from poprun_py.running.supervise.job import Cause, Hosts
+from poprun_py.running.supervise.job_start import (
+    Finding,
+    ProgramStart,
+    Question,
+    StartDiagnosis,
+    misplaced,
+)
 
 NEVER = float("inf")
 
@@ -115,3 +125,79 @@ def test_a_job_on_this_host_asks_no_hosts():
     diagnosis = StartDiagnosis(2, None, print)
     diagnosis.begin(0.0)
     assert diagnosis.next_deadline() == NEVER
+
+
+class Channel:
+    """A control channel that records the kinds of the frames for each instance."""
+
+    def __init__(self, count):
+        self.sent = []
+        self.peers = {
+            index: SimpleNamespace(index=index, host="b", port=7) for index in range(count)
+        }
+
+    def send(self, peer, kind, value):
+        self.sent.append((peer.index, kind))
+
+    def send_to(self, index, kind, value):
+        self.sent.append((index, kind))
+
+    send_parts_to = send_to
+
+
+class Shutdown:
+    """A shutdown that records its cause."""
+
+    asked_at = None
+
+    def __init__(self):
+        self.ended = []
+
+    def end(self, cause, reason):
+        self.ended.append((cause, reason))
+
+
+@pytest.fixture
+def start(tmp_path):
+    """The start of two instances on another host, which lease it and read a file."""
+    hosts = Hosts(
+        leases={0: {"cores": 2}},
+        refusal_of=lambda _, answer: answer.get("refusal", ""),
+        others=frozenset({0, 1}),
+    )
+    channel, shutdown, started = Channel(2), Shutdown(), []
+    files = FileTransfer((), hosts.others, tmp_path / "call")
+    job_start = ProgramStart(
+        a_job(count=2, hosts=hosts),
+        channel,
+        files,
+        shutdown,
+        lambda _: {},
+        lambda: started.append(1),
+    )
+    return job_start, channel, shutdown, started
+
+
+def test_programs_start_when_all_hosts_have_taken_leases_and_stored_the_file(start):
+    job_start, channel, shutdown, started = start
+    job_start.begin()
+    assert channel.sent == [(0, control_protocol.LEASE)]
+    job_start.on_lease(channel.peers[0], {})
+    assert channel.sent[1:] == [(index, control_protocol.INPUT_FILE) for index in (0, 1)]
+    job_start.on_file_stored(channel.peers[1], {"path": "/tmp/call"})
+    assert started == []
+    job_start.on_file_stored(channel.peers[0], {"path": "/tmp/call"})
+    assert channel.sent[3:] == [(index, control_protocol.GO) for index in (0, 1)]
+    assert (started, shutdown.ended) == ([1], [])
+
+
+def test_a_refused_lease_or_a_full_host_ends_the_job(start):
+    job_start, channel, shutdown, started = start
+    job_start.begin()
+    job_start.on_lease(channel.peers[0], {"refusal": "host b: its cores are in use"})
+    job_start.on_file_stored(channel.peers[1], {"problem": "No space left on device"})
+    (lease, reason), (full, advice) = shutdown.ended
+    assert (lease, full) == (Cause.REFUSED, Cause.REFUSED)
+    assert reason == "host b: its cores are in use"
+    assert advice.startswith("host b cannot keep the call")
+    assert (started, len(channel.sent)) == ([], 1)

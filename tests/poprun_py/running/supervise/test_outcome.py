@@ -25,7 +25,7 @@ def peer(index, code, at, offset=0, stopped=False):
     stream = make_stream(index, "stdout")
     return Peer(
         index=index, channel=None, host="h", pid=1, stdout=stream, stderr=stream,
-        clock_offset_ns=offset, outcome={"code": code, "time_ns": at, "stopped": stopped},
+        clock_offset_ns=offset, instance_end={"code": code, "time_ns": at, "stopped": stopped},
     )  # fmt: skip
 
 
@@ -42,7 +42,7 @@ def test_a_job_whose_instances_all_trained_alone_gets_a_warning():
     def warned(*alone, code=0):
         peers = [peer(index, code, at=1) for index in range(len(alone))]
         for each, is_alone in zip(peers, alone, strict=True):
-            each.outcome["trained_alone"] = is_alone
+            each.instance_end["trained_alone"] = is_alone
         return launch._separate_models(judged(*peers))
 
     assert "each of the 2 instances has trained a model of its own" in warned(True, True)
@@ -155,7 +155,7 @@ def test_advice_names_a_limit_of_processes_that_was_reached():
     ran.started["pid"] = 7
     assert cause in judged(ran, **seen, **refused, **stop(Cause.FAILED)).advice
     unable = peer(0, 126, at=1)
-    unable.outcome["exec_error"] = f"python: {os.strerror(errno.EAGAIN)}"
+    unable.instance_end["exec_error"] = f"python: {os.strerror(errno.EAGAIN)}"
     with pytest.raises(StartError, match=r"cannot run python: Resource .*: raise the limit"):
         judged(unable, **seen)
 

@@ -22,7 +22,9 @@ class Channel:
     def __init__(self, count):
         # The process of the test stands for the wrappers, because SIGCONT has no effect on it.
         self.peers = {
-            index: SimpleNamespace(index=index, pid=os.getpid(), died=None, outcome=None)
+            index: SimpleNamespace(
+                index=index, pid=os.getpid(), program_end=None, instance_end=None
+            )
             for index in range(count)
         }
         self.is_complete = True

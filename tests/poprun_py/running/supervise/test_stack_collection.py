@@ -19,7 +19,9 @@ class Channel:
     def __init__(self, *running):
         self.sent = []
         self.peers = {
-            index: SimpleNamespace(index=index, outcome=None, started={"pid": 7} if runs else {})
+            index: SimpleNamespace(
+                index=index, instance_end=None, started={"pid": 7} if runs else {}
+            )
             for index, runs in enumerate(running)
         }
 
@@ -60,7 +62,7 @@ def test_a_collection_ends_when_all_instances_have_answered(channel, collector):
 
 def test_only_instances_whose_programs_run_are_asked():
     channel = Channel(True, False, True)
-    channel.peers[2].outcome = {"code": 0}
+    channel.peers[2].instance_end = {"code": 0}
     StackCollector(channel).collect(print, 10.0)
     assert [index for index, *_ in channel.sent] == [0]
 
