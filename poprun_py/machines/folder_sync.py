@@ -1,7 +1,8 @@
-"""Copies of folders to the same path on other hosts, with rsync: only changed files are sent.
+"""Copying of folders to the same path on other hosts, with rsync, which sends only changed files.
 
-Files on the other hosts are never deleted, and symbolic links are not followed. A link to a place
-outside the folder is copied only with a Python environment, because its Python may be a link.
+Files on the other hosts are never deleted, and symbolic links are not followed. Symbolic links to
+places outside the folder are copied only if the folder is a Python environment, because
+``bin/python`` of an environment may be a link to another Python.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from poprun_py.machines.remote_shell import (
 
 _EXCLUDED = (".git", "__pycache__")
 _MAX_AT_ONCE = 16
-# The time-out for a stalled connection. The duration of the whole copy is not limited.
+# rsync's time-out for a stalled connection. The duration of a whole copy is not limited.
 _STALL_SECONDS = 15
 
 
@@ -36,7 +37,7 @@ def folder_to_sync(path: str, option: str = "--sync") -> Path:
     Symbolic links in the path are kept, because the paths of programs may contain them.
 
     Raises:
-        UsageError: The folder is missing, or it is a folder of the host such as ``/usr``.
+        UsageError: The folder is missing, or it is a system or home folder such as ``/usr``.
     """
     folder = Path(path).absolute()
     if not folder.is_dir():
@@ -70,7 +71,7 @@ def sync_command(
 def sync_folder(
     folder: Path, hosts: Sequence[Host], shell: Shell, *, links_out: bool = False
 ) -> None:
-    """Copy ``folder`` to all hosts except this one; ``links_out`` is as in ``sync_command``.
+    """Copy ``folder`` to all hosts except this machine; ``links_out`` is as in ``sync_command``.
 
     Raises:
         StartError: The command rsync is missing on this machine, or a copy failed.
@@ -110,7 +111,7 @@ def _failure(host: str, folder: Path, stderr: str) -> str:
 
 
 def environment_folder(option: str = "--synchronise-python-venv yes") -> Path:
-    """Return the folder of the current virtual environment; messages name ``option``.
+    """Return the folder of the current virtual environment; ``option`` is named in messages.
 
     Raises:
         UsageError: This Python does not run in a virtual environment.

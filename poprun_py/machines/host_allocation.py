@@ -1,6 +1,6 @@
 """The choice of the hosts for a launch, from options, Slurm, a Kubernetes MPIJob or this machine.
 
-Pure functions, except ``with_names``, which asks the resolver for the names of IPv6 addresses.
+Only ``with_names`` has side effects: it asks the resolver for the names of IPv6 addresses.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from poprun_py.machines.host_list import (
     parse_host_list,
 )
 
-# Open MPI reads the path of a host file from these variables. Kubernetes' MPIJob sets one of them.
+# Variables from which Open MPI reads the path of a host file. A Kubernetes MPIJob sets one of them.
 DEFAULT_HOST_FILES = ("OMPI_MCA_orte_default_hostfile", "PRTE_MCA_prte_default_hostfile")
 _LOCAL_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
 _TASKS = re.compile(r"(\d{1,7})(?:\(x(\d{1,7})\))?")
@@ -39,13 +39,13 @@ def resolve_hosts(
 ) -> tuple[Host, ...]:
     """Return the hosts of a launch, in order.
 
-    ``--host`` takes precedence over ``--host-file``. Without both, ``environ`` may describe a Slurm
-    allocation or name a host file for MPI. Hosts in ``local_names`` are this machine. ``read_text``
-    returns the text of a file. ``host_source`` and ``host_file_source`` name the options in
-    messages.
+    ``--host`` takes precedence over ``--host-file``. Without these two options, the hosts are those
+    of a Slurm allocation or of a host file for MPI, if ``environ`` names one. ``local_names`` are
+    the names of this machine. ``read_text`` returns the text of a file. ``host_source`` and
+    ``host_file_source`` are the names of the two options in messages.
 
     Raises:
-        UsageError: A malformed list, a host given twice, or an allocation that is too small.
+        UsageError: A list is malformed, a host is given twice, or the allocation is too small.
     """
     if host is not None:
         hosts = parse_host_list(host, source=host_source)
@@ -70,8 +70,8 @@ def resolve_hosts(
 def _slurm_hosts(environ: Mapping[str, str], num_instances: int) -> tuple[Host, ...]:
     """Return the hosts of a Slurm allocation; their slots are the tasks that the user asked for.
 
-    If each node has one task with several CPUs, that task is meant for the launcher, as with
-    torchrun. The instances then divide the CPUs of the task, and the hosts get no slots.
+    If each node has one task with several CPUs, the hosts get no slots. The task is then meant for
+    the launcher, as with torchrun, and the instances divide the CPUs of the task.
 
     Raises:
         UsageError: There are fewer tasks than instances.
@@ -79,8 +79,8 @@ def _slurm_hosts(environ: Mapping[str, str], num_instances: int) -> tuple[Host, 
     hosts = parse_host_list(environ["SLURM_JOB_NODELIST"], source="SLURM_JOB_NODELIST")
     requested = environ.get("SLURM_NTASKS") or environ.get("SLURM_NTASKS_PER_NODE")
     if not requested or environ.get("SLURM_STEP_ID"):
-        # Without a request, Slurm's default is one task for each node. In a step, the variables
-        # describe the step (the launcher alone), not the allocation.
+        # If the user did not ask for tasks, Slurm's default is one task for each node. In a Slurm
+        # step, the variables describe the step (the launcher alone), not the allocation.
         return hosts
     tasks = parse_tasks_per_node(
         environ.get("SLURM_TASKS_PER_NODE") or environ.get("SLURM_NTASKS_PER_NODE", ""), len(hosts)
@@ -103,10 +103,10 @@ def _slurm_hosts(environ: Mapping[str, str], num_instances: int) -> tuple[Host, 
 def slurm_tasks(
     hosts: Sequence[Host], instances_per_host: int, environ: Mapping[str, str]
 ) -> dict[str, str]:
-    """Return Slurm's variables with the hosts and instances of the plan, for Open MPI.
+    """Return values of Slurm's variables that describe the hosts and instances of the plan.
 
-    Open MPI starts as many instances on a node as Slurm's variables count tasks. The original
-    variables may count one task for each node, and name nodes that the plan does not use.
+    Open MPI starts one instance for each Slurm task that these variables count. The variables that
+    Slurm set may count one task for each node, and name nodes that the plan does not use.
     """
     if not environ.get("SLURM_JOB_NODELIST"):
         return {}
@@ -121,10 +121,10 @@ def slurm_tasks(
 
 
 def parse_tasks_per_node(text: str, num_hosts: int) -> list[int]:
-    """Return the tasks of each node from Slurm's short form: ``2(x3),1`` is 2, 2, 2, 1.
+    """Return the number of tasks of each node from Slurm's short form: ``2(x3),1`` is 2, 2, 2, 1.
 
     Raises:
-        UsageError: The text does not have that form, or describes another number of nodes.
+        UsageError: The text is not in Slurm's short form, or describes another number of nodes.
     """
     tasks: list[int] = []
     for part in text.split(","):
@@ -147,7 +147,7 @@ def parse_tasks_per_node(text: str, num_hosts: int) -> list[int]:
 
 
 def with_names(hosts: Sequence[Host]) -> tuple[Host, ...]:
-    """Return ``hosts`` with each IPv6 address replaced by its name, as mpirun takes names only.
+    """Replace each IPv6 address in ``hosts`` by a host name, because mpirun takes only host names.
 
     Raises:
         UsageError: The name of an address is unknown, or two hosts have the same name.

@@ -1,6 +1,6 @@
-"""The facts that a probe reports about a host, and the checks that find problems in them.
+"""The facts that a probe reports about a host, and the checks that find problems in a report.
 
-Pure functions on reports. probe.py asks the hosts for the reports.
+The functions use only reports that they are given. probe.py asks the hosts for the reports.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from poprun_py.machines.leases import OtherJobs, parse_other_jobs
 from poprun_py.machines.machine import HardwareError, Machine
 from poprun_py.machines.remote_shell import Problem
 
-# The name of the check that a host can connect to the launcher, as each instance has to.
+# The name of the check whether a host can connect to the launcher, as each instance must.
 CALLS_BACK = "calls back"
 _ROOT = Path(__file__).resolve().parents[2]
 _PACKAGES = ("mpi4py", "torch", "numpy")
@@ -28,17 +28,17 @@ _MIN_MEMORY, _MIN_SHM, _MIN_FILES = 512 << 20, 64 << 20, 1024
 _MAX_CLOCK_SECONDS = 1.0
 
 
-# --- reports ------------------------------------------------------------------------------------
+# --- reports of the hosts -----------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ProbeRequest:
     """The arguments of a probe, which are the same for all hosts.
 
-    ``root`` is the folder with the poprun-py packages. ``program`` is a file that must be readable,
-    or empty. ``folder`` is the working folder. ``packages`` are the distributions to look for.
-    ``call_back`` is the launcher's address and port for a test connection. ``leases`` tells whether
-    to list the jobs that hold CPUs.
+    ``root`` is the folder with the poprun-py packages. ``program`` is the path of a file that must
+    be readable, or empty. ``folder`` is the working folder of the job. ``packages`` are the Python
+    distributions whose versions are reported. ``call_back`` is the launcher's address and port for
+    a test connection. ``leases`` tells whether to list the jobs that hold CPUs of the host.
     """
 
     root: str
@@ -50,7 +50,7 @@ class ProbeRequest:
     leases: bool = False
 
     def to_json(self) -> dict[str, Any]:
-        """Return the request as JSON values."""
+        """Return this request as JSON values."""
         return asdict(self)
 
 
@@ -61,7 +61,7 @@ def make_request(
     *,
     leases: bool = False,
 ) -> ProbeRequest:
-    """Return the request for the command ``program`` in the working folder."""
+    """Return the probe request for a job that runs ``program`` in the working folder."""
     script = program[1] if len(program) > 1 and program[0] == sys.executable else ""
     named = script or (program[0] if program and "/" in program[0] else "")
     return ProbeRequest(
@@ -78,8 +78,9 @@ def make_request(
 class HostReport:
     """The facts that one host reported, or the problem that prevented a report.
 
-    ``facts`` are the JSON values of ``report`` in probe_script.py. ``clock_seconds`` is a lower
-    bound for the error of the host's clock, because a report takes time to arrive.
+    ``facts`` are the JSON values that ``report`` in probe_script.py returns. ``clock_seconds`` is
+    the least possible error of the host's clock in seconds: the exact error is unknown, because a
+    report takes time to arrive.
     """
 
     host: Host
@@ -89,7 +90,7 @@ class HostReport:
 
     @property
     def interfaces(self) -> tuple[Interface, ...]:
-        """The host's addresses."""
+        """The host's network addresses."""
         return tuple(Interface(*entry) for entry in (self.facts or {}).get("networks", ()))
 
     @property
@@ -106,23 +107,23 @@ class HostReport:
 
     @property
     def hostname(self) -> str:
-        """The host's own name for itself, or an empty text if it is unknown."""
+        """The name that the host has for itself; empty if unknown."""
         return str((self.facts or {}).get("host", ""))
 
     @property
     def has_fabric(self) -> bool:
-        """Whether the host has a network that is faster than TCP; True if that is unknown."""
+        """Whether the host has a network that is faster than TCP; True if unknown."""
         return bool((self.facts or {}).get("fabric", True))
 
 
-# --- checks -------------------------------------------------------------------------------------
+# --- checks of a host ---------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Check:
-    """The result of one check on one host, with the problem that it found.
+    """The result of one check of one host, with the problem that the check found.
 
-    A launch requires vital checks to pass. Other checks are only shown by ``--check``.
+    A launch fails if a vital check finds a problem. Only ``--check`` shows the other checks.
     """
 
     name: str
@@ -133,9 +134,9 @@ class Check:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HostChecks:
-    """The results of ``--check``: the checks of each group of equal hosts, and the network.
+    """The results of ``--check`` for each group of hosts with equal results, and for the network.
 
-    ``network`` is a sentence about the network between the hosts, or about the problem with it.
+    ``network`` is a sentence about the network between the hosts, or about a network problem.
     """
 
     groups: Mapping[tuple[Check, ...], Sequence[str]]
@@ -150,7 +151,7 @@ class HostChecks:
 
 
 def checks_of(report: HostReport, ours: Mapping[str, Any], request: ProbeRequest) -> list[Check]:
-    """Return the results of all checks on a host; ``ours`` are the facts about this machine."""
+    """Return the results of all checks of a host; ``ours`` are the facts about this machine."""
     reached = Check(name="reached", text="no" if report.problem else "yes", problem=report.problem)
     if report.facts is None:
         return [reached]
@@ -160,7 +161,7 @@ def checks_of(report: HostReport, ours: Mapping[str, Any], request: ProbeRequest
 def _installation(
     theirs: Mapping[str, Any], ours: Mapping[str, Any], request: ProbeRequest
 ) -> list[Check]:
-    """Check that the host has the same versions as this machine, at the same paths."""
+    """Check that the host has the same software as this machine, at the same paths."""
     copy = "install the same on every host, or copy it: --synchronise-python-venv yes"
     pairs = [
         ("Python", theirs["python"], ours["python"], copy),
@@ -189,7 +190,7 @@ def _compare(name: str, there: str, here: str, fix: str) -> Check:
 
 
 def _resources(report: HostReport) -> list[Check]:
-    """Check the network, clock, memory and limits of a host. These checks are not vital."""
+    """Check the network, clock, memory and limits of a host; none of these checks is vital."""
     facts = report.facts or {}
     interface = next((i for i in report.interfaces if i.carries_traffic), None)
     off = report.clock_seconds
@@ -227,7 +228,7 @@ def _resources(report: HostReport) -> list[Check]:
 
 
 def _size(count: int | None) -> str:
-    # Whole GiB, because hosts are shown together as long as their texts are equal.
+    # Sizes are rounded to whole units, because only hosts with equal texts are shown together.
     return "unknown" if count is None else bytes_text(count, decimals=0)
 
 
@@ -241,7 +242,7 @@ def raise_first_problem(
     """Raise an error if a host fails a vital check, or one of the checks named in ``also``.
 
     Raises:
-        StartError: The first problem, with the names of all hosts that have the same one.
+        StartError: The first problem, with the names of all hosts that have this problem.
     """
     problems: dict[Problem, list[str]] = {}
     for name, report in reports.items():
@@ -270,7 +271,7 @@ def all_problems(
 def grouped_checks(
     reports: Mapping[str, HostReport], ours: Mapping[str, Any], request: ProbeRequest
 ) -> dict[tuple[Check, ...], list[str]]:
-    """Return groups of hosts with equal checks, as their checks and the hosts' names."""
+    """Return the names of the hosts for each distinct list of check results."""
     groups: dict[tuple[Check, ...], list[str]] = {}
     for name, report in reports.items():
         groups.setdefault(tuple(checks_of(report, ours, request)), []).append(name)

@@ -1,6 +1,6 @@
 """The grammar of host lists and host files, and the short form of many host names.
 
-Pure functions on texts. host_allocation.py decides which list or file is used.
+host_allocation.py decides which list or file is used, and reads the file.
 """
 
 from __future__ import annotations
@@ -11,16 +11,17 @@ from dataclasses import dataclass, replace
 
 from poprun_py.errors import UsageError
 
-# Far more than any allocation has. A typing error such as a[0-999999999] is rejected, not expanded.
+# No allocation has so many hosts. The limit rejects a typing error such as a[0-999999999].
 MAX_HOSTS = 65_536
 
 _NAME = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9._-]*[A-Za-z0-9_])?|[0-9A-Fa-f:]*::?[0-9A-Fa-f:.]+")
 _ADDRESS = re.compile(r"\[([0-9A-Fa-f:.]*:[0-9A-Fa-f:.]*)\](?::(.*))?")
-# The name starts with a letter, so that the numbers of IPv4 addresses do not match.
+# Matches host names that start with a letter, so that IPv4 addresses do not match.
 _LAST_NUMBER = re.compile(r"([A-Za-z_](?:.*[^0-9])?)([0-9]+)([^0-9]*)")
 _RANGE = re.compile(r"(\d+)(?:-(\d+))?")
 _USER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
-# Keys that Open MPI accepts after a host name in a host file, in lower case and with "_" for "-".
+# Keys that Open MPI accepts after a host name in a host file. Before a key is looked up here, it is
+# converted to lower case, and "-" to "_".
 _SLOTS_KEYS = frozenset({"slots", "slot", "cpus", "cpu", "count"})
 _MAX_SLOTS_KEYS = frozenset(
     f"{before}{key}{after}" for key in _SLOTS_KEYS for before, after in (("max_", ""), ("", "_max"))
@@ -30,10 +31,10 @@ _USER_KEYS = frozenset({"user", "username", "user_name"})
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Host:
-    """A host with the name that the user gave.
+    """A host of a launch, with the name that the user gave.
 
-    ``slots`` is the maximum number of its instances; None if not given. ``user`` is the user name
-    for logging in to it; if it is empty, ssh chooses the name.
+    ``slots`` is the maximum number of instances on the host; None if not given. ``user`` is the
+    user name for logging in to the host; if it is empty, ssh chooses the user name.
     """
 
     name: str
@@ -48,11 +49,12 @@ LOCALHOST = Host(name="localhost", is_local=True)
 def parse_host_list(text: str, *, source: str) -> tuple[Host, ...]:
     """Parse a host list such as ``a,b[0-2,4]:2,me@[fd00::1]:2``.
 
-    It may contain ranges (zero padding is kept), IPv6 addresses, slots and users. ``source`` names
-    the list in messages.
+    A host list may contain ranges (zero padding is kept), IPv6 addresses, slots and users.
+    ``source`` is the name of the list in messages.
 
     Raises:
-        UsageError: An empty entry, a blank, an invalid range or name, or a host given twice.
+        UsageError: An entry is empty, the list contains a blank, a range or name is invalid, or a
+            host is given twice.
     """
     if any(c.isspace() for c in text):
         raise UsageError(
@@ -66,7 +68,7 @@ def parse_host_list(text: str, *, source: str) -> tuple[Host, ...]:
 def parse_host_file(text: str, *, source: str) -> tuple[Host, ...]:
     """Parse a host file, which has one entry in each line and ``#`` before comments.
 
-    An entry may have ranges and slots, as ``name:N`` or ``name slots=N``. As in Open MPI's host
+    An entry may have ranges and slots: ``name[0-2]:N`` or ``name slots=N``. As in Open MPI's host
     files, ``cpu=N`` and ``count=N`` mean ``slots=N``, and ``user=NAME`` means ``NAME@``. If several
     lines name the same host, their slots are added, and a line without slots counts as one slot.
 
@@ -91,7 +93,7 @@ def parse_host_file(text: str, *, source: str) -> tuple[Host, ...]:
 
 
 def _parse_settings(words: Sequence[str], where: str) -> tuple[int | None, str]:
-    """Return the slots (or None) and the user (or empty) from the words after a host's name."""
+    """Return the slots (None if not given) and the user (or empty) from the words after a name."""
     slots = max_slots = None
     user = ""
     for word in words:
@@ -112,7 +114,7 @@ def _parse_settings(words: Sequence[str], where: str) -> tuple[int | None, str]:
 
 
 def _merged(hosts: Sequence[Host], source: str) -> list[Host]:
-    """Merge the entries of each host by adding up their slots; keep the order of the first ones."""
+    """Merge all entries of the same host into the first of them, by adding up their slots."""
     found: dict[str, Host] = {}
     for host in hosts:
         before = found.setdefault(host.name.lower(), host)
@@ -175,7 +177,7 @@ def _parse_entry(entry: str, source: str) -> list[Host]:
 
 def _address(text: str, source: str) -> str:
     """Return the canonical form of an IPv6 address."""
-    # This module takes some milliseconds to import, and few lists contain IPv6 addresses.
+    # ipaddress takes some milliseconds to import, and few lists contain IPv6 addresses.
     from ipaddress import AddressValueError, IPv6Address
 
     try:
@@ -192,10 +194,10 @@ def _slots(text: str) -> int | None:
 
 
 def expand(name: str, source: str) -> list[str]:
-    """Return the names that ``name`` with ranges stands for: ``n[08-10]x[1,3]`` is ``n08x1``, ...
+    """Return all names that a name with ranges stands for: ``n[08-09]`` is ``n08`` and ``n09``.
 
     Raises:
-        UsageError: An invalid range, or more than 65,536 names.
+        UsageError: A range is invalid, or there are more than 65,536 names.
     """
     head, bracket, rest = name.partition("[")
     if not bracket:
@@ -222,7 +224,7 @@ def expand(name: str, source: str) -> list[str]:
 def compress(names: Sequence[str]) -> str:
     """Return the short form of many names: ``node0, node1, node3`` becomes ``node[0-1,3]``.
 
-    Names that differ in their last number only are combined. The other names are not changed.
+    Names that differ only in their last number are combined; all other names are kept unchanged.
     """
     groups: dict[tuple[str, str, int], list[int]] = {}
     plain: list[str] = []
@@ -240,7 +242,7 @@ def compress(names: Sequence[str]) -> str:
         if digits.startswith("0") and digits != "0"
     }
     for head, tail, digits in numbered:
-        # If one number of a length is padded, all of that length count as padded: node08, node10.
+        # If one number is zero-padded, as in node08, all numbers with as many digits are: node10.
         width = len(digits) if (head, tail, len(digits)) in padded else 0
         groups.setdefault((head, tail, width), []).append(int(digits))
     words = []
@@ -265,9 +267,9 @@ def _runs(numbers: Sequence[int]) -> list[tuple[int, int]]:
 
 
 def are_host_names(names: Sequence[str]) -> bool:
-    """Return whether each name is a valid host name or address, and no host is named twice."""
+    """Return whether all names are valid host names or addresses, and no host is named twice."""
     return len({name.lower() for name in names}) == len(names) <= MAX_HOSTS and all(
-        # A name with one colon has slots. An address has more colons.
+        # An entry with exactly one colon has slots, as in name:2. An IPv6 address has more colons.
         _NAME.fullmatch(name) and name.count(":") != 1
         for name in names
     )

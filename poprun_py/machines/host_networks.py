@@ -20,7 +20,7 @@ _THIS_MACHINE = "this machine"
 
 @dataclass(frozen=True, slots=True)
 class Interface:
-    """One address of a host: the interface, the address and the bits of its network's mask."""
+    """One address of a host, with the name of its interface and the number of network mask bits."""
 
     name: str
     address: str
@@ -34,16 +34,19 @@ class Interface:
 
     @property
     def carries_traffic(self) -> bool:
-        """Whether it may lead to other hosts, unlike loopback and bridges of containers."""
+        """Whether other hosts may be reachable through the interface.
+
+        Loopback interfaces and bridges of containers do not lead to other hosts.
+        """
         return not self.is_bridge and not ipaddress.ip_address(self.address).is_loopback
 
 
 @dataclass(frozen=True, slots=True)
 class Network:
-    """The chosen network (interface name or CIDR), and each host's address in it.
+    """The chosen network (interface name or CIDR), and each host's address in this network.
 
-    ``name`` is empty if the hosts share no network: MPI chooses then. ``interface`` is the name of
-    the interface if it is the same on all hosts, and empty otherwise.
+    ``name`` is empty if the hosts share no network, and MPI then chooses one. ``interface`` is the
+    name of the network's interface; it is empty if the hosts have different names for it.
     """
 
     name: str
@@ -63,7 +66,7 @@ def parse_subnet(text: str, option: str = "--host-subnet") -> Subnet | str:
     """Return the value of ``option``: a network, or the name of an interface.
 
     Raises:
-        UsageError: The text is not valid for either.
+        UsageError: The text is neither a network in CIDR notation nor the name of an interface.
     """
     if "/" in text:
         try:
@@ -90,14 +93,14 @@ def choose_network(
 ) -> Network:
     """Choose one network that all hosts share.
 
-    Without ``wanted``, an IPv4 network is preferred, then the network with most of the addresses in
-    ``resolved``, then the first one.
+    Without ``wanted``, IPv4 networks are preferred to IPv6 networks. Of several such networks, the
+    one with the most addresses in ``resolved`` is chosen, and of equal ones the first.
 
     Args:
         interfaces: The addresses of each host.
-        wanted: The network to use, by interface or CIDR.
-        option: The name of ``wanted`` in messages.
-        resolved: The known addresses of the hosts' names, from the resolver.
+        wanted: The interface name or the CIDR of the network to use.
+        option: The name of the option that gives ``wanted``, for messages.
+        resolved: The address of each host's name, if the resolver knows the name.
 
     Raises:
         UsageError: ``wanted`` is neither an interface name nor a CIDR.
@@ -131,14 +134,15 @@ def _make_network(name: str, members: Mapping[str, Interface]) -> Network:
 
 
 def _shared_networks(usable: Mapping[str, Sequence[Interface]]) -> list[Subnet]:
-    """Return the networks of all hosts where each host has a different address."""
+    """Return the networks that all hosts share, and in which no two hosts have the same address."""
     hosts = list(usable.values())
     first = dict.fromkeys(i.subnet for i in (hosts[0] if hosts else ()))
     return [
         network
         for network in first
         if all(any(i.subnet == network for i in own) for own in hosts)
-        # If hosts have equal addresses, each has a private network of its own, such as Docker's.
+        # Hosts with equal addresses are not on one network: each host has a private network, such
+        # as Docker's.
         and len({i.address for own in hosts for i in own if i.subnet == network})
         == sum(i.subnet == network for own in hosts for i in own)
     ]
@@ -169,7 +173,7 @@ def _wanted_network(
 
 
 def own_interfaces() -> tuple[Interface, ...]:
-    """Return this machine's addresses."""
+    """Return this machine's network addresses."""
     return tuple(Interface(*entry) for entry in probe_script.networks())
 
 
@@ -180,10 +184,10 @@ def network_of_hosts(
     wanted: str | None,
     option: str,
 ) -> tuple[Network, bool]:
-    """Choose the network of the hosts; return it, and whether this machine is on it.
+    """Return the network chosen for the hosts, and whether this machine is on that network.
 
-    A network that includes this machine is preferred. ``reported`` holds the addresses of the hosts
-    that reported them. ``wanted`` and ``option`` are as in ``choose_network``.
+    Networks that include this machine are preferred. ``reported`` has the addresses of each host
+    that was probed. ``wanted`` and ``option`` are as in ``choose_network``.
 
     Raises:
         UsageError: ``wanted`` is neither an interface name nor a CIDR.
@@ -194,7 +198,7 @@ def network_of_hosts(
               for h in hosts if h.is_local or h.name in reported}  # fmt: skip
     if len(theirs) < len(hosts):
         if wanted is not None:
-            # The known hosts are checked now; the others may be on the network.
+            # Only the hosts with known addresses can be checked; other hosts may be on the network.
             choose_network(theirs, wanted=wanted, option=option)
         return Network(wanted or "", {}), True
     resolved = {name: address for name in theirs if (address := _resolve(name))}
@@ -217,7 +221,7 @@ def own_address(hosts: Sequence[Host], network: Network) -> str:
 
 
 def _resolve(name: str) -> str:
-    """Return the address of a host name, IPv4 first; empty if only ssh knows the name."""
+    """Return the address of a host name, preferably IPv4; empty if the resolver lacks the name."""
     try:
         addresses = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError):
@@ -227,10 +231,12 @@ def _resolve(name: str) -> str:
 
 
 def listen_address(others: Sequence[Host], network: str) -> str:
-    """Return this machine's address on ``network``, or else on the route to the other hosts.
+    """Return this machine's address on ``network``.
+
+    If this machine is not on ``network``, return its address on the route to the other hosts.
 
     Raises:
-        StartError: The first of the other hosts cannot be reached.
+        StartError: There is no route to the first of the other hosts.
     """
     if network:
         with contextlib.suppress(StartError, UsageError):
@@ -240,7 +246,7 @@ def listen_address(others: Sequence[Host], network: str) -> str:
     try:
         family, _, _, _, address = socket.getaddrinfo(name, 22, type=socket.SOCK_DGRAM)[0]
         with socket.socket(family, socket.SOCK_DGRAM) as unsent:
-            # Connecting a datagram socket only asks the kernel for the route. It sends no packet.
+            # Connecting a datagram socket sends no packet. It only asks the kernel for the route.
             unsent.connect(address)
             return str(unsent.getsockname()[0])
     except (OSError, UnicodeError) as error:

@@ -1,8 +1,8 @@
 """The files of leases and queued jobs, with the locks that show whether a job is alive.
 
 Each file is locked by the process that created it. The kernel releases the lock when the process
-ends, so the file of a dead process is recognised at once. All users share the folder. Its files
-are therefore not trusted, and links and pipes in it are not followed.
+ends, so the file of a dead process is recognised at once. All users share the folder, so its files
+are not trusted, and symbolic links and named pipes in it are not opened.
 """
 
 from __future__ import annotations
@@ -26,37 +26,40 @@ from poprun_py.process_info import owner
 LEASE_PREFIX, QUEUE_PREFIX = "lease-", "ticket-"
 MAX_NUMBER = (1 << 53) - 1
 _VERSION = 1
-# Runs are compared by name, so their names must not be cut. No run name is longer than this.
+# Runs are compared by name, so _MAX_RUN_NAME is at least the length of the longest run name.
 _MAX_NAME, _MAX_RUN_NAME = 80, 128
-# Linux supports fewer CPUs than this.
+# An upper bound for CPU numbers: Linux supports fewer than 65,536 CPUs.
 _MAX_CPU = 1 << 16
 
 _MUTEX = "mutex"
 _UNFINISHED = ".new-"
-# All valid files are shorter. A lease of 4096 CPUs takes 20 kB.
+# The maximum size of a valid file, in bytes. The file of a lease of 4096 CPUs has 20 kB.
 _MAX_BYTES = 1 << 16
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-# Errors of the whole system. They do not mean that a file is invalid or its process dead.
+# These errors mean that the system has run out of resources, not that a lease file is invalid.
 _OUT_OF_RESOURCES = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
-# A process holds the mutex for about a millisecond. After this time its holder has been stopped, or
-# holds it on purpose.
+# A process usually holds the mutex for about a millisecond. A process that holds it for 5 seconds
+# has been stopped, or holds it on purpose.
 _MUTEX_SECONDS, _MUTEX_PAUSE_SECONDS = 5.0, 0.001
-# Every user can lock the mutex. If other users hold it for longer than this, go on without it.
+# Every user can lock the mutex. If other users hold the mutex for longer than 0.25 s, this process
+# goes on without it.
 _OTHER_USER_SECONDS, _OTHER_USER_PAUSE_SECONDS = 0.25, 0.02
-# The number of attempts to create a file that another process removes as a leftover.
+# The number of attempts to create a file, because other processes may remove a file that they take
+# for the file of a dead process.
 _MAX_TRIES = 5
 
 
-# --- records ------------------------------------------------------------------------------------
-# The records are named tuples because every launch imports this module: a data class takes eight
-# times as long to create.
+# --- records of leases and queued jobs ----------------------------------------------------------
+# The records are named tuples, because every launch imports this module, and defining a data class
+# takes eight times as long.
 
 
 class JobProcess(NamedTuple):
     """A job's launcher process, with the names of its program and of its run.
 
-    ``process_start`` is the start time of the process in clock ticks since boot. It distinguishes
-    the process from a later one with the same id. ``run_id`` is empty until the run has a name.
+    ``process_start`` is the start time of the process in clock ticks since boot, which
+    distinguishes the process from a later process with the same id. ``run_id`` is empty until the
+    run has a name.
     """
 
     pid: int
@@ -68,9 +71,9 @@ class JobProcess(NamedTuple):
 class LeaseRecord(NamedTuple):
     """A job's lease of CPUs.
 
-    ``user`` is the owner of the file: a user id, or a user name if the record comes from another
-    host. ``since`` is in seconds since the epoch. ``is_shared`` tells that other jobs already held
-    some of the CPUs when the lease was taken.
+    ``user`` is the owner of the lease file: a user id, or a user name if the record comes from
+    another host. ``since`` is the time of the lease in seconds since the epoch. ``is_shared`` is
+    True if other jobs already held some of the CPUs when the lease was taken.
     """
 
     name: str
@@ -85,9 +88,9 @@ class LeaseRecord(NamedTuple):
 class QueueRecord(NamedTuple):
     """A job that waits for CPUs.
 
-    The queue is sorted by ``number``, and jobs with equal numbers by the time of their arrival. If
-    the job runs inside an instance of another job, ``outer`` is the file name of that job's lease.
-    Otherwise it is empty.
+    The queue is sorted by ``number``, and jobs with equal numbers by the time of their arrival.
+    ``outer`` is empty unless the job runs inside an instance of another job. Then ``outer`` is the
+    file name of that other job's lease.
     """
 
     name: str
@@ -107,7 +110,7 @@ Record = LeaseRecord | QueueRecord
 
 
 def record_text(record: Record) -> str:
-    """Return the content of a record's file, which leaves out the user, the file's owner."""
+    """Return the content of a record's file, without the user, who is the owner of the file."""
     job = record.job
     data: dict[str, Any] = {
         "version": _VERSION,
@@ -182,7 +185,7 @@ def _indices(value: Any) -> tuple[int, ...]:
 
 
 def printable_name(value: Any, max_length: int = _MAX_NAME) -> str:
-    """Return the start of a name, without control codes that another user may have put into it.
+    """Return the first characters of a name from another user, with control codes replaced.
 
     Raises:
         TypeError: The value is not a string.
@@ -192,7 +195,7 @@ def printable_name(value: Any, max_length: int = _MAX_NAME) -> str:
     return printable(value[:max_length])
 
 
-# --- the folder ---------------------------------------------------------------------------------
+# --- the folder of lease files ------------------------------------------------------------------
 
 
 class LeaseFolder:
@@ -219,15 +222,15 @@ class LeaseFolder:
             )
 
     def close(self) -> None:
-        """Close the folder. The files that this process created stay."""
+        """Close the folder, and keep the files that this process created in it."""
         os.close(self._descriptor)
 
     @contextlib.contextmanager
     def mutex(self) -> Iterator[bool]:
-        """Hold the mutex within the block; yield False if another user prevents that.
+        """Hold the mutex within the block; yield False if another user keeps the mutex locked.
 
-        Without the mutex, other processes may create files at the same time. A process that creates
-        a file then has to read the files of the others again afterwards.
+        Without the mutex, several processes may create files at the same time. Each of them must
+        therefore read the files of the other processes again after creating its own.
 
         Raises:
             OSError: The mutex cannot be opened or locked.
@@ -236,14 +239,15 @@ class LeaseFolder:
         while True:
             try:
                 descriptor = self._open_mutex()
-            except PermissionError:  # another user made it unreadable for all others
+            except PermissionError:  # another user made the mutex unreadable for all other users
                 yield False
                 return
             try:
                 if not self._lock_before(descriptor, deadline):
                     yield False
                     return
-                # If the owner removed the file meanwhile, other processes lock a new one.
+                # If the mutex file was removed before it was locked, the lock is worthless: other
+                # processes create and lock a new file.
                 if self._is_mutex(descriptor):
                     yield True
                     return
@@ -251,7 +255,7 @@ class LeaseFolder:
                 os.close(descriptor)
 
     def _open_mutex(self) -> int:
-        """Open the mutex for reading, which is enough to lock it, whoever owns the file."""
+        """Open the mutex for reading only, because any user may read and therefore lock it."""
         while True:
             with contextlib.suppress(FileNotFoundError):
                 descriptor = os.open(_MUTEX, _READ, dir_fd=self._descriptor)
@@ -260,18 +264,18 @@ class LeaseFolder:
                 os.close(descriptor)
                 raise OSError(errno.EINVAL, "not a regular file", str(self.path / _MUTEX))
             with contextlib.suppress(FileExistsError):
-                # The call above must not have O_CREAT, because the kernel may then refuse to open
-                # another user's file in a sticky folder.
+                # An existing mutex is opened without O_CREAT, because with O_CREAT the kernel may
+                # refuse to open another user's file in a sticky folder.
                 flags = os.O_RDONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
                 descriptor = os.open(_MUTEX, flags, 0o600, dir_fd=self._descriptor)
                 os.fchmod(descriptor, 0o644)
                 return descriptor
 
     def _lock_before(self, descriptor: int, deadline: float) -> bool:
-        """Lock the mutex exclusively; return False if other users keep it locked.
+        """Lock the mutex exclusively; return False if other users keep the mutex locked.
 
         Raises:
-            TimeoutError: A process of this user, or of an unknown user, keeps it locked.
+            TimeoutError: A process of this user, or of an unknown user, keeps the mutex locked.
         """
         since, next_check = math.inf, 0.0
         while True:
@@ -292,7 +296,7 @@ class LeaseFolder:
                 users = _users_that_lock(os.fstat(descriptor), _locks())
                 since = min(since, now) if users and os.geteuid() not in users else math.inf
             if now - since >= self._other_user_seconds:
-                self._other_user_seconds = 0.0  # do not wait for them again
+                self._other_user_seconds = 0.0  # do not wait for the other users again
                 return False
             time.sleep(_MUTEX_PAUSE_SECONDS)
 
@@ -306,14 +310,15 @@ class LeaseFolder:
     def create(self, record: Record) -> int:
         """Create a record's file, which all users can read; return the descriptor that locks it.
 
-        Other processes see the file complete and locked, or not at all. The caller holds the mutex.
+        Other processes see the file only after it is complete and locked. The caller holds the
+        mutex.
 
         Raises:
-            OSError: The file cannot be created; no part of it is left.
+            OSError: The file cannot be created; no part of the file is left.
         """
         for _ in range(_MAX_TRIES):
-            # Without the mutex, another process may remove the file before it is locked, or lock it
-            # for a moment to test it.
+            # Without the mutex, another process may remove the new file before it is locked, or
+            # lock it for a moment to test whether its creator is alive.
             with contextlib.suppress(FileNotFoundError, BlockingIOError):
                 return self._create(record)
         raise FileNotFoundError(
@@ -358,17 +363,17 @@ class LeaseFolder:
         """Return the valid records whose processes are alive.
 
         Args:
-            cleans_up: Whether to remove the files of dead processes, except those of other users.
-                This requires the mutex, because without it an unfinished file may belong to a
-                process that is still writing it.
-            except_for: Names of files to leave out.
+            cleans_up: Whether to remove the files of this user's dead processes. The caller must
+                then hold the mutex, because an unfinished file may otherwise belong to a process
+                that is still writing it.
+            except_for: The names of files to leave out.
 
         Raises:
             OSError: The folder cannot be read.
         """
         found = []
         locks = functools.cache(_locks)
-        # Files with other names are kept, because the folder may hold the user's own files.
+        # Files with other prefixes are ignored, because the folder may hold the user's own files.
         names = (LEASE_PREFIX, QUEUE_PREFIX, *((_UNFINISHED,) if cleans_up else ()))
         for name in sorted(os.listdir(self._descriptor)):  # noqa: PTH208 (no path)
             if name in except_for or not name.startswith(names):
@@ -388,8 +393,8 @@ class LeaseFolder:
                         os.unlink(name, dir_fd=self._descriptor)
                 elif status.st_size <= _MAX_BYTES:
                     text = os.pread(descriptor, _MAX_BYTES, 0)
-                    # The user stays a number here, because looking up its name may take seconds
-                    # while other processes wait for the mutex.
+                    # The record has a user id, because looking up the user name may take seconds,
+                    # for which other processes would wait for the mutex.
                     found.append(parse_record(name, str(status.st_uid), text))
             except OSError:
                 continue
@@ -399,15 +404,15 @@ class LeaseFolder:
 
 
 def problem_text(error: OSError, folder: Path) -> str:
-    """Return a description of an error of a lease folder, with the path that it concerns."""
+    """Return a description of an error in a lease folder, with the path of the file or folder."""
     path = error.filename if isinstance(error.filename, str) else ""
-    # Files that were opened within the folder are named without their folder.
+    # Errors about files that were opened relative to the folder contain only the file name.
     return f"{path if path.startswith('/') else folder}: {error.strerror}"
 
 
 def _make_shared_folder(path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    # mkdir itself sets the mode, because another user could interfere before a later chmod.
+    # mkdir sets the mode, because another user could use the folder before a later chmod.
     before = os.umask(0)
     try:
         with contextlib.suppress(FileExistsError):
@@ -417,8 +422,8 @@ def _make_shared_folder(path: Path) -> None:
 
 
 def _is_locked(descriptor: int) -> bool:
-    # The test lock is shared, so that two processes that test a file at the same time do not
-    # mistake each other for its creator.
+    # The file is tested with a shared lock, so that two processes that test the file at the same
+    # time do not mistake each other for its creator.
     try:
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -427,15 +432,16 @@ def _is_locked(descriptor: int) -> bool:
 
 
 def _locks() -> dict[str, list[int]]:
-    """Return the ids of the processes that lock files, by the file's device and inode (proc(5)).
+    """Return the ids of the processes that lock each file; the keys are ``device:inode`` (proc(5)).
 
-    Reading the kernel's list keeps all processes from locking files for some 10 ms. It is therefore
-    read only when it is needed.
+    Reading the kernel's list of locks prevents all processes from locking files for some 10 ms, so
+    this function is called only when the list is needed.
     """
     found: dict[str, list[int]] = {}
     with contextlib.suppress(OSError):
         for line in Path("/proc/locks").read_text().splitlines():
-            # A process that only waits for a lock has an arrow in the second field instead.
+            # The second field of a line is the kind of lock, or an arrow for a process that waits
+            # for a lock.
             _, kind, _, _, pid, file, *_ = line.split()
             if kind == "FLOCK":
                 found.setdefault(file, []).append(int(pid))
@@ -443,7 +449,7 @@ def _locks() -> dict[str, list[int]]:
 
 
 def _users_that_lock(status: os.stat_result, locks: Mapping[str, Sequence[int]]) -> frozenset[int]:
-    """Return the users whose processes lock a file; empty if a process cannot be seen."""
+    """Return the ids of the users that lock a file; empty if a locking process is not visible."""
     device = status.st_dev
     users = set()
     for pid in locks.get(f"{os.major(device):02x}:{os.minor(device):02x}:{status.st_ino}", ()):
@@ -455,6 +461,6 @@ def _users_that_lock(status: os.stat_result, locks: Mapping[str, Sequence[int]])
 
 
 def _is_locked_by_other_user(status: os.stat_result, locks: Mapping[str, Sequence[int]]) -> bool:
-    """Return whether only users other than root and the file's owner lock it: its job is dead."""
+    """Return whether a file is locked, but not by root or its owner, so that its job is dead."""
     users = _users_that_lock(status, locks)
     return bool(users) and users.isdisjoint({status.st_uid, 0})

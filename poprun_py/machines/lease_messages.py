@@ -22,14 +22,14 @@ _COLUMNS = ("job", "user", "pid", "program", "CPUs", "NUMA nodes", "since")
 
 
 def job_text(record: Record) -> str:
-    """Return the description of a job: ``ann's train.py (run R, pid 7)``."""
+    """Return the description of a job, such as ``ann's train.py (run R, pid 7)``."""
     job = record.job
     run = f"run {job.run_id}, " if job.run_id else ""
     return f"{user_name(record.user)}'s {job.program or 'program'} ({run}pid {job.pid})"
 
 
 def leases_text(leases: Sequence[LeaseRecord]) -> str:
-    """Return one line that tells which jobs hold which CPUs since when."""
+    """Return one line that tells which jobs hold which CPUs, and since when."""
     jobs = [
         f"{job_text(each)} has {numbered('CPU', each.cpus)} since {_clock(each.since)}"
         for each in leases[:_MAX_LISTED]
@@ -39,13 +39,13 @@ def leases_text(leases: Sequence[LeaseRecord]) -> str:
 
 
 def queue_text(queue: Sequence[QueueRecord]) -> str:
-    """Return a text that tells which jobs wait in front of this one; there is at least one."""
+    """Return a text about the jobs in front of this job; ``queue`` has at least one job."""
     more = f" with {len(queue) - 1} more" if len(queue) > 1 else ""
     return f"{job_text(queue[0])} waits for CPUs{more} in front of this job"
 
 
 def sharing_text(cores: str, leases: Sequence[LeaseRecord]) -> str:
-    """Return the warning for a job that shares ``cores``, such as ``cores of host n``."""
+    """Return the warning that a job shares cores; ``cores`` names them, as ``cores of host n``."""
     return f"{cores} are shared with other jobs, which slows all of them: {leases_text(leases)}"
 
 

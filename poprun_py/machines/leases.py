@@ -1,7 +1,7 @@
 """Leases of a machine's CPUs, which jobs take, wait for in a queue, and return.
 
-The last section serves a launcher on another host. It sends a request as JSON, and the functions
-list or take leases of this host and answer as JSON.
+The last section serves a launcher on another host, which sends a request as JSON. Its functions
+list or take leases of this host, and answer as JSON.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ from poprun_py.process_info import read_stat
 FOLDER_VARIABLE = "POPRUN_LEASES"
 _NO_LEASES = "none"
 _FOLDER_NAME = "poprun-py-leases"
-# The first folder is in memory, so it is fast, and empty after a boot. Some systems lack it.
+# /dev/shm is in memory, so it is fast, and empty after a boot. Some systems lack /dev/shm.
 _BASES = ("/dev/shm", "/tmp")
-# How often a job tries to take CPUs if other jobs are faster, and the longest pause between tries.
+# If other jobs are faster, a job tries at most 20 times to take CPUs, with short pauses.
 _MAX_DECISIONS, _PAUSE_SECONDS = 20, 0.05
 
 Decision = TypeVar("Decision")
@@ -60,7 +60,7 @@ def leases_folder(environ: Mapping[str, str]) -> Path | None:
 
 
 def this_job(program: str) -> JobProcess:
-    """Return this process as the launcher of ``program``."""
+    """Return the process id and start time of this process, the launcher of ``program``."""
     return _job(os.getpid(), program)
 
 
@@ -70,11 +70,11 @@ def _job(pid: int, program: str) -> JobProcess:
 
 
 class OvertakenError(Exception):
-    """Another job took some of the same CPUs at the same moment, so the decision is void."""
+    """Another job took some of the same CPUs at the same moment, so this job must decide again."""
 
 
 class Lease:
-    """CPUs that this process has to itself until ``close`` or until it ends."""
+    """CPUs that this process holds until ``close`` is called or the process ends."""
 
     def __init__(
         self, folder: LeaseFolder | None, record: LeaseRecord | None, descriptor: int
@@ -84,12 +84,12 @@ class Lease:
 
     @classmethod
     def nothing(cls) -> Lease:
-        """Return the lease of a job on a machine where leases are turned off or unusable."""
+        """Return a lease of no CPUs, for a machine where leases are turned off or unusable."""
         return cls(None, None, -1)
 
     @property
     def cpus(self) -> tuple[int, ...]:
-        """The leased CPUs; empty where leases are turned off or unusable."""
+        """The leased CPUs; empty if leases are turned off or unusable on this machine."""
         return () if self._record is None else self._record.cpus
 
     def name_run(self, run_id: str) -> None:
@@ -98,12 +98,12 @@ class Lease:
             return
         job = self._record.job._replace(run_id=run_id)
         self._record = self._record._replace(job=job)
-        # On an error the lease stays valid without the name.
+        # If writing the name fails, the lease stays valid without it.
         with contextlib.suppress(OSError), self._folder.mutex():
             self._folder.rewrite(self._descriptor, self._record)
 
     def close(self) -> None:
-        """Return the CPUs. A second call does nothing."""
+        """Give the leased CPUs back. A second call of ``close`` does nothing."""
         if self._folder is not None and self._record is not None:
             self._folder.remove(self._record.name, self._descriptor)
             self._folder.close()
@@ -117,7 +117,7 @@ class Lease:
 
 
 class QueuePlace:
-    """This process's place in the queue, until ``close`` or until the process ends."""
+    """This process's place in the queue, until ``close`` is called or the process ends."""
 
     def __init__(self, folder: LeaseFolder, record: QueueRecord, descriptor: int) -> None:
         self.record = record
@@ -125,22 +125,22 @@ class QueuePlace:
         self._is_open = True
 
     def close(self) -> None:
-        """Leave the queue. A second call does nothing."""
+        """Leave the queue. A second call of ``close`` does nothing."""
         if self._is_open:
             self._folder.remove(self.record.name, self._descriptor)
         self._is_open = False
 
 
 class LeaseTable:
-    """All leases and waiting jobs of this machine, as read under the mutex by ``open_table``.
+    """All leases and waiting jobs of this machine, as ``open_table`` reads them under the mutex.
 
-    If this process runs inside an instance of another job, that job's lease is in
-    ``outer_leases`` and not in ``leases``, because this process may use its CPUs.
+    If this process runs inside an instance of another job, it may use the CPUs of that job. The
+    job's lease is then in ``outer_leases`` and not in ``leases``.
 
     Args:
         folder: The folder of the leases.
-        has_mutex: Whether this process holds the mutex. Otherwise, other processes may take CPUs
-            at the same time.
+        has_mutex: Whether this process holds the mutex. Without the mutex, other processes may take
+            CPUs at the same time.
     """
 
     def __init__(self, folder: LeaseFolder, *, has_mutex: bool = True) -> None:
@@ -162,11 +162,11 @@ class LeaseTable:
         return frozenset(cpu for each in self.leases for cpu in each.cpus)
 
     def ahead_of(self, place: QueuePlace | None) -> tuple[QueueRecord, ...]:
-        """Return the jobs in front of ``place`` in the queue, or all waiting jobs for None.
+        """Return the jobs in front of ``place`` in the queue; all waiting jobs if it is None.
 
-        Jobs inside another job wait only for one another, because that job's CPUs are free for
-        no other job. A job that is stopped (``Ctrl-Z``) is left out, so that it does not block the
-        queue.
+        Jobs that run inside the same outer job wait only for one another, because only they may
+        use the outer job's CPUs. A job that is stopped (``Ctrl-Z``) is left out, so that it does
+        not block the queue.
         """
         queue = (each for each in self.queue if each.outer == self._outer)
         if place is not None:
@@ -181,7 +181,7 @@ class LeaseTable:
         *,
         is_shared: bool = False,
     ) -> Lease:
-        """Lease CPUs for this process. The caller checks beforehand that they are free.
+        """Lease CPUs for this process; the caller must have checked that the CPUs are free.
 
         Raises:
             OvertakenError: Another job took some of the CPUs after this table was read.
@@ -198,8 +198,9 @@ class LeaseTable:
         )
         descriptor = self._folder.create(record)
         try:
-            # Each job creates its file before it looks for others. Of two jobs that take CPUs at
-            # the same time without the mutex, at least one therefore sees the other.
+            # Each job creates its lease file before it looks for files of other jobs. Of two jobs
+            # that take CPUs at the same time without the mutex, at least one therefore sees the
+            # other.
             if not is_shared and self._is_overtaken(record):
                 raise OvertakenError
             return Lease(LeaseFolder(self._folder.path), record, descriptor)
@@ -208,7 +209,7 @@ class LeaseTable:
             raise
 
     def _is_overtaken(self, record: LeaseRecord) -> bool:
-        """Return whether another lease of these CPUs was created after this table was read."""
+        """Return whether another job leased CPUs of ``record`` after this table was read."""
         known = {each.name for each in (*self.outer_leases, *self.leases, record)}
         return any(
             isinstance(each, LeaseRecord) and not set(each.cpus).isdisjoint(record.cpus)
@@ -221,7 +222,7 @@ class LeaseTable:
         Raises:
             OSError: The file of the place in the queue cannot be written.
         """
-        # Jobs that all have the highest number are served in the order of their times.
+        # If several jobs have the highest possible number, the time of arrival decides their order.
         number = max((each.number for each in self.queue), default=0) + 1
         record = QueueRecord(
             name=_file_name(QUEUE_PREFIX, job),
@@ -241,7 +242,7 @@ def _file_name(prefix: str, job: JobProcess) -> str:
 
 @contextlib.contextmanager
 def open_table(folder: LeaseFolder) -> Iterator[LeaseTable]:
-    """Read the table, and hold the mutex in the block unless another user keeps it locked.
+    """Read the table of leases, and hold its mutex in the block unless another user has locked it.
 
     Raises:
         OSError: The table cannot be read.
@@ -251,7 +252,7 @@ def open_table(folder: LeaseFolder) -> Iterator[LeaseTable]:
 
 
 def decide_on_table(folder: LeaseFolder, decide: Callable[[LeaseTable], Decision]) -> Decision:
-    """Return the result of ``decide``; call it again if another job took the CPUs first.
+    """Return the result of ``decide``, which is called again if another job took the CPUs first.
 
     Raises:
         OSError: The table cannot be read, or other jobs were faster every time.
@@ -266,7 +267,7 @@ def decide_on_table(folder: LeaseFolder, decide: Callable[[LeaseTable], Decision
 
 @functools.cache
 def user_name(user: str) -> str:
-    """Return the name of a user id. This may take seconds, so do not hold the mutex meanwhile."""
+    """Return the name of a user id; do not hold the mutex, because the look-up may take seconds."""
     import pwd
 
     try:
@@ -276,7 +277,7 @@ def user_name(user: str) -> str:
 
 
 def _ancestors() -> frozenset[tuple[int, int]]:
-    """Return process id and start time of all ancestors of this process."""
+    """Return the process id and the start time of each ancestor of this process."""
     found: set[tuple[int, int]] = set()
     stat = read_stat(os.getpid())
     while stat is not None and stat.parent > 0:
@@ -292,11 +293,11 @@ def _is_stopped(job: JobProcess) -> bool:
     return stat is not None and stat.state in "Tt" and stat.start_ticks == job.process_start
 
 
-# --- for a launcher on another host -------------------------------------------------------------
+# --- requests from a launcher on another host ---------------------------------------------------
 
 
 class OtherJobs(NamedTuple):
-    """The leases of other jobs on a host, and the jobs that wait for CPUs there."""
+    """The leases of other jobs on a host, and the jobs that wait for CPUs of this host."""
 
     leases: tuple[LeaseRecord, ...] = ()
     queue: tuple[QueueRecord, ...] = ()
@@ -330,15 +331,16 @@ def take_for_launcher(
 
     Args:
         request: ``cpus``, ``numa_nodes``, ``program`` and ``run_id`` of the job; ``may_share``,
-            which tells whether it may take CPUs that other jobs hold; and ``within``, as in
+            which tells whether the job may take CPUs that other jobs hold; and ``within``, as in
             ``parse_other_jobs``.
         environ: The environment variables of this process.
 
     Returns:
-        The answer as JSON values, and the lease. If other jobs hold some of the CPUs or wait for
-        some, and the job may not share, the answer lists them as ``other_jobs`` and the lease is
-        empty. If it may share, the answer lists the jobs that hold some as ``shared_with``. If no
-        lease can be taken, the answer gives the reason as ``problem``, and the job runs without.
+        The answer as JSON values, and the lease. If other jobs hold or wait for some of the CPUs
+        and this job may not share CPUs, the answer lists the other jobs as ``other_jobs``, and the
+        lease is empty. If this job may share CPUs, the answer lists the jobs that hold some of
+        them as ``shared_with``. If no lease can be taken, the answer has the reason as ``problem``,
+        and the job runs without a lease.
     """
     try:
         path = leases_folder(environ)
@@ -356,11 +358,13 @@ def _take(request: Mapping[str, Any], path: Path) -> tuple[dict[str, Any], Lease
     cpus = os.sched_getaffinity(0).intersection(request["cpus"])
     if not cpus:
         return {}, Lease.nothing()
-    # The process that started this one is above all instances of the job on this host.
+    # The lease names the parent process, because all instances of the job on this host descend
+    # from it.
     job = _job(os.getppid(), request["program"])._replace(run_id=request["run_id"])
 
     def decide(table: LeaseTable) -> tuple[Lease | None, OtherJobs]:
-        # This host may be the launcher's own under another name, so its own run is left out.
+        # This host may be the launcher's own host under another name. The job's own run is
+        # therefore not counted among the other jobs.
         runs = {request["run_id"], request["within"]}
         leases, queue = _other_jobs((*table.leases, *table.ahead_of(None)), runs)
         leases = tuple(each for each in leases if not cpus.isdisjoint(each.cpus))
@@ -377,12 +381,12 @@ def _take(request: Mapping[str, Any], path: Path) -> tuple[dict[str, Any], Lease
 
 
 def parse_other_jobs(answer: Any, within: str) -> OtherJobs:
-    """Return the other jobs on a host from its answer, on the launcher's side.
+    """Return the other jobs on a host from the answer that the host sent to this launcher.
 
     Args:
         answer: The list that the host sent; invalid entries are left out.
-        within: The name of the other job's run, if this job is launched inside an instance of
-            another job and may therefore use its CPUs. Otherwise empty.
+        within: The run name of the outer job, if this job is launched inside an instance of another
+            job and may therefore use the CPUs of that job. Empty if there is no outer job.
     """
     records = []
     for each in answer if isinstance(answer, list) else ():
@@ -398,11 +402,11 @@ def _other_jobs(records: Iterable[Record], own_runs: Collection[str]) -> OtherJo
     others = [e for e in records if e.job.run_id not in own_runs or not e.job.run_id]
     return OtherJobs(
         tuple(each for each in others if isinstance(each, LeaseRecord)),
-        # A job that waits inside another job waits for that job's CPUs only.
+        # Jobs that run inside an outer job are left out: they wait only for the outer job's CPUs.
         tuple(each for each in others if isinstance(each, QueueRecord) and not each.outer),
     )
 
 
 def _to_json(records: Iterable[Record]) -> list[list[str]]:
-    # The user is sent by name, because the number may belong to another user on another host.
+    # The answer has user names, because a user id may belong to another user on another host.
     return [[each.name, user_name(each.user), record_text(each)] for each in records]

@@ -1,6 +1,6 @@
-"""The hardware of one host as a value: NUMA nodes, cores, limits; its JSON form, and CPU lists.
+"""``Machine``, a description of one host's hardware, with its JSON form; and lists of CPUs.
 
-machine_reader.py reads a machine from the kernel.
+machine_reader.py creates the description of a machine from the kernel's files.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ _NO_MACHINE = "not a saved machine: expected the JSON written by --print-hardwar
 
 
 class HardwareError(UsageError):
-    """No machine can be read from a saved file or from a file system root."""
+    """A saved file or a folder with kernel files does not describe a machine correctly."""
 
 
 @dataclass(frozen=True, slots=True)
 class Core:
     """One physical core, with its online hardware threads (SMT siblings) and its location.
 
-    Cores that share a last-level cache have the same number ``l3``, which is None if unknown.
-    ``efficiency`` is 0 for the slowest class of cores, and higher for faster ones (hybrid
-    machines).
+    Cores that share a last-level cache have the same number ``l3``; None means unknown.
+    ``efficiency`` is 0 for the slowest class of cores, and higher for the faster classes of a
+    hybrid machine.
     """
 
     cpus: tuple[int, ...]
@@ -43,7 +43,7 @@ class Core:
 
 @dataclass(frozen=True, slots=True)
 class NumaNode:
-    """One NUMA node; ``distances`` holds the relative cost to each node, in the machine's order."""
+    """One NUMA node; ``distances`` are the relative costs of accessing the memory of each node."""
 
     index: int
     cpus: tuple[int, ...]
@@ -53,11 +53,11 @@ class NumaNode:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """The online hardware of one host, and the part of it that may be used.
+    """The online hardware of one host, and the part of the hardware that may be used.
 
-    ``allowed_cpus`` and ``allowed_memory_nodes`` are those that the affinity and cpusets allow.
-    ``cpu_quota`` is the limit of CPU time in CPUs; None for no limit. ``held_cpus`` are leased by
-    other jobs. The cores are in the order of the NUMA nodes.
+    ``allowed_cpus`` and ``allowed_memory_nodes`` are the CPUs and NUMA nodes that the affinity and
+    the cpusets allow. ``cpu_quota`` is the limit of CPU time, as a number of CPUs; None for no
+    limit. ``held_cpus`` are the CPUs that other jobs have leased. ``cores`` is sorted by NUMA node.
     """
 
     cores: tuple[Core, ...]
@@ -144,10 +144,11 @@ class Machine:
 
 
 def load_machines(text: str, path: str, host_names: Sequence[str]) -> tuple[Machine | None, ...]:
-    """Return the machine of each host from the text of a file of ``--print-hardware=json``.
+    """Return the machine of each host from the text of a file that --print-hardware=json wrote.
 
     A file with one machine describes all hosts. A file with several machines has the hosts' names,
-    and the result is None for a host without an entry. ``path`` names the file in messages.
+    and the machine of a host without an entry is None. ``path`` is the name of the file in
+    messages.
 
     Raises:
         HardwareError: The file is not valid, has another version, or describes none of the hosts.
@@ -265,7 +266,7 @@ def _cpus(value: Any, key: str) -> tuple[int, ...]:
 
 
 def parse_cpu_list(text: str) -> tuple[int, ...]:
-    """Return the sorted numbers of a list of the kernel, such as ``0-3,8`` or ``0-31:2/4``.
+    """Return the sorted numbers of a list in the kernel's form, such as ``0-3,8`` or ``0-31:2/4``.
 
     Raises:
         ValueError: The text is not a valid list.

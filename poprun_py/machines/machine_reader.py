@@ -1,7 +1,7 @@
 """Reads the hardware and limits of a machine from the kernel's files in ``/sys`` and ``/proc``.
 
-The files may be copies below another root. Some kernels lack some of the files, so a missing or
-unreadable file is not an error. Another file or a default takes its place.
+The files may be copies in another folder. Some kernels lack some of the files. Instead of a missing
+or unreadable file, another file or a default value is used.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _CPU = "sys/devices/system/cpu"
 _NODE = "sys/devices/system/node"
 # The kernel's default distances between NUMA nodes.
 _LOCAL, _REMOTE = 10, 20
-# Cores whose capacities differ by less than this fraction of the highest capacity are in one class:
+# Cores are in one class if their capacities differ by less than a tenth of the highest capacity:
 # firmware gives even equal cores capacities that differ by a few percent.
 _CLASS_GAP = 0.1
 _NUMBER = re.compile(r"-?\d{1,15}", re.ASCII)
@@ -35,12 +35,12 @@ def read_machine(root: Path = Path("/"), *, allowed_cpus: frozenset[int] | None 
     """Return the machine that the files in ``sys`` and ``proc`` under ``root`` describe.
 
     Args:
-        root: ``/`` for this machine, whose CPUs are then limited by this process's affinity too, or
-            a folder with copies of ``sys`` and ``proc``.
-        allowed_cpus: A further limit on the CPUs that may be used.
+        root: A folder with copies of ``sys`` and ``proc``, or ``/`` for this machine. On this
+            machine, the process's CPU affinity also limits the CPUs.
+        allowed_cpus: The only CPUs that may be used; None for no further limit.
 
     Raises:
-        HardwareError: No CPU is found, or none of them may be used.
+        HardwareError: No CPU is found, or none of the CPUs may be used.
     """
     files = _KernelFiles(root)
     online = _online_cpus(files)
@@ -63,14 +63,14 @@ def read_machine(root: Path = Path("/"), *, allowed_cpus: frozenset[int] | None 
         cores=_read_cores(files, online, nodes),
         numa_nodes=nodes,
         allowed_cpus=allowed,
-        # If a copied root allows only nodes that do not exist, all nodes are allowed.
+        # If copied files allow only NUMA nodes that do not exist, all NUMA nodes are allowed.
         allowed_memory_nodes=_intersect(indices, memory_limits) or frozenset(indices),
         cpu_quota=groups.cpu_quota(),
     )
 
 
 def _intersect(start: Iterable[int], limits: Iterable[Iterable[int] | None]) -> frozenset[int]:
-    """Return the numbers of ``start`` that all limits allow; a limit of None allows all."""
+    """Return the numbers of ``start`` that are in all limits; a limit of None is ignored."""
     left = set(start)
     for limit in limits:
         if limit is not None:
@@ -98,7 +98,7 @@ def _online_cpus(files: _KernelFiles) -> tuple[int, ...]:
 
 
 def _read_nodes(files: _KernelFiles, online: tuple[int, ...]) -> tuple[NumaNode, ...]:
-    """Return the NUMA nodes; each online CPU is in exactly one of them."""
+    """Return the NUMA nodes; each online CPU is in exactly one node."""
     indices = files.numbered(_NODE, "node")
     listed = {index: files.cpu_list(f"{_NODE}/node{index}/cpulist") or () for index in indices}
     seen: set[int] = set()
@@ -107,7 +107,7 @@ def _read_nodes(files: _KernelFiles, online: tuple[int, ...]) -> tuple[NumaNode,
     for index in indices:
         cpus_of[index] = [c for c in listed[index] if c in present and c not in seen]
         seen.update(cpus_of[index])
-    # CPUs that no node lists belong to the first node, as do all CPUs of a kernel without NUMA.
+    # CPUs that no node lists are assigned to the first node. Without NUMA, it has all CPUs.
     first = min(cpus_of)
     cpus_of[first] = sorted({*cpus_of[first], *(present - seen)})
     nodes = []
@@ -127,7 +127,7 @@ def _read_nodes(files: _KernelFiles, online: tuple[int, ...]) -> tuple[NumaNode,
 
 
 def _memory_total(meminfo: str) -> int:
-    """Return MemTotal in bytes; 0 if it is missing."""
+    """Return the bytes of the entry MemTotal in a meminfo file; 0 if the entry is missing."""
     for line in meminfo.splitlines():
         head, _, value = line.partition("MemTotal:")
         words = value.split()
@@ -154,7 +154,7 @@ def _read_cores(
     packages = _packages(files, online)
     leader_of = _core_leaders(files, online, packages, siblings)
     node_of = {cpu: node.index for node in nodes for cpu in node.cpus}
-    # Some virtual machines report SMT siblings in two nodes. It is split into two cores.
+    # Some virtual machines report SMT siblings in two NUMA nodes. This splits one core into two.
     members: dict[tuple[int, int], list[int]] = {}
     for cpu in online:
         members.setdefault((leader_of[cpu], node_of[cpu]), []).append(cpu)
@@ -182,10 +182,10 @@ def _core_order(core: Core) -> tuple[int, ...]:
 def _groups(
     files: _KernelFiles, online: tuple[int, ...], names: tuple[str | None, ...]
 ) -> dict[int, tuple[int, ...]]:
-    """Return the online CPUs of each CPU's group, from the first file in ``names`` that is valid.
+    """Return the group of each CPU, such as the CPUs that share its core, package or cache.
 
-    The list of a group is read for its first CPU only, because reading takes most of the time on a
-    machine with 256 CPUs.
+    Each group is read from the first valid file among ``names``, and only for the first CPU of the
+    group: on a machine with 256 CPUs, reading files takes most of the time.
     """
     present = set(online)
     group_of: dict[int, tuple[int, ...]] = {}
@@ -207,7 +207,7 @@ def _core_leaders(
     packages: dict[int, int],
     siblings: dict[int, tuple[int, ...]],
 ) -> dict[int, int]:
-    """Return, for each CPU, the lowest CPU of its core."""
+    """Return a mapping of each CPU to the CPU with the lowest number in its core."""
     leaders: dict[int, int] = {}
     by_number: dict[tuple[int, int], int] = {}
     for cpu in online:
@@ -220,7 +220,7 @@ def _core_leaders(
 
 
 def _l3_file(files: _KernelFiles, cpu: int) -> str | None:
-    """Return the file that lists the CPUs that share the L3 cache; None if it is missing."""
+    """Return the name of the file that lists the CPUs of an L3 cache; None if it is missing."""
     for index in reversed(files.numbered(f"{_CPU}/cpu{cpu}/cache", "index")):
         level = files.number(f"{_CPU}/cpu{cpu}/cache/index{index}/level")
         if (index if level is None else level) == 3:
@@ -229,7 +229,7 @@ def _l3_file(files: _KernelFiles, cpu: int) -> str | None:
 
 
 def _packages(files: _KernelFiles, online: tuple[int, ...]) -> dict[int, int]:
-    """Return the package number of each CPU; 0 if it is missing or -1 (unknown)."""
+    """Return the number of each CPU's package; 0 if the kernel does not know it."""
     groups = _groups(files, online, ("topology/package_cpus_list", "topology/core_siblings_list"))
     numbers: dict[int, int] = {}
     for cpu in online:
@@ -241,7 +241,10 @@ def _packages(files: _KernelFiles, online: tuple[int, ...]) -> dict[int, int]:
 
 
 def _efficiency_classes(files: _KernelFiles, cpus: list[int]) -> dict[int, int]:
-    """Return the class of each CPU, from Intel's PMUs or the CPU capacities; 0 is the slowest."""
+    """Return the efficiency class of each CPU; 0 is the slowest class.
+
+    The classes come from Intel's performance monitoring units or from the CPU capacities.
+    """
     hybrid = {
         cpu: rank
         for rank, name in enumerate(("cpu_lowpower", "cpu_atom", "cpu_core"))
@@ -261,7 +264,7 @@ def _efficiency_classes(files: _KernelFiles, cpus: list[int]) -> dict[int, int]:
 
 
 def _dense(ranks: dict[int, int]) -> dict[int, int]:
-    """Replace the ranks by consecutive numbers from 0, in the same order."""
+    """Replace the ranks by consecutive numbers from 0, and keep their order."""
     number = {rank: i for i, rank in enumerate(sorted(set(ranks.values())))}
     return {cpu: number[rank] for cpu, rank in ranks.items()}
 
@@ -270,12 +273,12 @@ def _dense(ranks: dict[int, int]) -> dict[int, int]:
 
 
 def _whole_number(text: str) -> int | None:
-    """Return the number in ``text``; None if a kernel would not write it."""
+    """Return the whole number in ``text``; None if ``text`` is not in the kernel's form."""
     return int(text) if _NUMBER.fullmatch(text) else None
 
 
 class _KernelFiles:
-    """Small files of the kernel below ``root``. Missing and invalid files are read as None."""
+    """Reads small files of the kernel below ``root``; a missing or invalid file is read as None."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -298,7 +301,7 @@ class _KernelFiles:
             return None
 
     def numbered(self, path: str, prefix: str) -> tuple[int, ...]:
-        """Return the sorted numbers N of the entries ``prefixN`` of a folder."""
+        """Return the sorted numbers N of a folder's entries whose name is ``prefix`` and N."""
         try:
             names = [entry.name for entry in Path(f"{self._prefix}/{path}").iterdir()]
         except OSError:
@@ -307,7 +310,7 @@ class _KernelFiles:
         return tuple(sorted(int(t) for t in tails if t.isascii() and t.isdigit() and len(t) < 9))
 
     def status_list(self, field: str) -> tuple[int, ...] | None:
-        """Return the list in a line of ``proc/self/status``, such as ``Cpus_allowed_list``."""
+        """Return the numbers in a field of ``proc/self/status``, such as ``Cpus_allowed_list``."""
         for line in (self.text("proc/self/status") or "").splitlines():
             name, _, value = line.partition(":")
             if name == field:
@@ -319,11 +322,12 @@ class _KernelFiles:
 
 
 class _ControlGroups:
-    """The limits of this process's control groups, version 1 or 2.
+    """The limits that control groups (version 1 or 2) set for this process.
 
-    The file ``proc/self/cgroup`` names the process's group in each hierarchy. A limit of a group
-    also applies to its descendants, so all ancestors up to the mount point are read. If
-    a container does not mount the named group, the mount point is the container's own group.
+    The file ``proc/self/cgroup`` names the process's control group in each hierarchy. The limits of
+    a group also apply to its descendants, so the limits of all ancestors up to the mount point are
+    read. If a container does not mount the named group, the mount point is the container's own
+    group.
     """
 
     def __init__(self, files: _KernelFiles) -> None:
@@ -372,7 +376,7 @@ class _ControlGroups:
         return min((quota for quota in quotas if quota is not None), default=None)
 
     def allowed(self, kind: str) -> list[tuple[int, ...]]:
-        """Return the lists of allowed ``cpus`` or ``mems`` of all cpusets of this process."""
+        """Return the allowed CPUs (``cpus``) or NUMA nodes (``mems``) of each cpuset."""
         sources = (
             (self._version_2(), (f"cpuset.{kind}.effective", f"cpuset.{kind}")),
             (self._version_1("cpuset"), (f"cpuset.effective_{kind}", f"cpuset.{kind}")),
@@ -380,7 +384,7 @@ class _ControlGroups:
         found = []
         for folders, names in sources:
             for folder in folders:
-                # The effective set may be smaller than the configured one.
+                # The effective set of a group may be smaller than its configured set.
                 lists = (self._files.cpu_list(f"{folder}/{name}") for name in names)
                 found.append(next((numbers for numbers in lists if numbers), ()))
         return [numbers for numbers in found if numbers]

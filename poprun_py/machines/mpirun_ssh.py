@@ -8,10 +8,10 @@ every host, so it imports only os and sys to start fast.
 import os
 import sys
 
-# Separates ssh and its own arguments from the arguments that mpirun adds.
+# This word separates ssh and its own arguments from the arguments that mpirun adds.
 MARK = "--"
-# If the login shell on this machine is a C shell, Open MPI 4 writes a remote command for a C shell,
-# which contains this text.
+# If the login shell on this machine is a C shell, Open MPI 4 writes a remote command for a C shell.
+# Each remote command for a C shell contains this text.
 _C_SHELL_TEXT = "set path = ("
 
 
@@ -20,7 +20,7 @@ def ssh_command(words: list[str]) -> list[str]:
 
     Args:
         words: The command ssh with its own arguments, then ``MARK``, then the arguments that mpirun
-            added. mpirun sometimes adds options, and then the host and the remote command.
+            added, which are options (or none), the host, and the remote command.
     """
     end = words.index(MARK)
     ssh, rest = words[:end], words[end + 1 :]
@@ -36,7 +36,7 @@ def ssh_command(words: list[str]) -> list[str]:
 
 def quoted(text: str) -> str:
     """Quote ``text`` so that any login shell reads it as one word."""
-    # Importing shlex for this would take as long as starting Python.
+    # shlex.quote is not used, because importing shlex would take as long as starting Python.
     return "'" + text.replace("'", "'\"'\"'") + "'"
 
 

@@ -1,6 +1,6 @@
-"""Probes, which ask the hosts of a launch for facts about themselves, for a launch or ``--check``.
+"""Probes, which ask the hosts for facts about themselves, for a launch or for ``--check``.
 
-All hosts are asked in parallel. On each host, one ssh command runs probe_script.py. Reports are
+All hosts are probed in parallel. On each host, one ssh command runs probe_script.py. Reports are
 cached, so that a dry run can plan for a host without contacting it. host_checks.py finds the
 problems that a report shows.
 """
@@ -55,28 +55,29 @@ from poprun_py.machines.remote_shell import (
 )
 from poprun_py.options.launch_config import LaunchConfig
 
-# The time-out for one host. A host that hangs must not delay the launch for longer than this.
+# The time-out for the report of one host. A host that hangs delays the launch by at most this time.
 _REPORT_SECONDS = 10.0
-# The time that each ssh adds: agreeing on keys takes 0.07 s of CPU time, and this machine may have
-# a single core.
+# The time that each ssh process adds to the time-out: a key exchange takes 0.07 s of CPU time, and
+# this machine may have a single core.
 _SECONDS_PER_SSH = 0.1
 _MAX_AT_ONCE = 128
 
 
-# --- for a launch -------------------------------------------------------------------------------
+# --- probes for a launch ------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ProbedHosts:
-    """How the hosts of a launch are reached, and the known facts about them.
+    """The known facts about the hosts of a launch, and how the hosts are reached.
 
-    ``shell`` runs commands on them. ``network`` is the network between them, and ``mpi_network``
-    is its name for MPI; an empty name lets MPI choose. ``shares_network`` tells whether this
-    machine is on that network, so that MPI's daemons can use it as the instances do.
-    ``own_address`` is this machine's address on it. ``addresses``, ``machines`` and ``hostnames``
-    are by the host's name in the options, and hosts without a known value are left out.
-    ``has_fabric`` tells whether some host has, or may have, a network that is faster than TCP.
-    ``other_jobs`` are the jobs that hold CPUs of the other hosts or wait for some.
+    ``shell`` runs commands on the hosts. ``network`` is the network between the hosts, and
+    ``mpi_network`` is the name of this network for MPI; an empty name lets MPI choose a network.
+    ``shares_network`` tells whether this machine is on ``network``, so that MPI's daemons can use
+    the network, too. ``own_address`` is this machine's address on ``network``. The keys of
+    ``addresses``, ``machines``, ``hostnames`` and ``other_jobs`` are the hosts' names in the
+    options; hosts without a known value are left out. ``has_fabric`` tells whether a host has, or
+    may have, a network that is faster than TCP. ``other_jobs`` are the jobs of others that hold
+    CPUs of a host or wait for CPUs.
     """
 
     shell: Shell
@@ -101,11 +102,11 @@ def probe_hosts(
 ) -> ProbedHosts:
     """Return the known facts about ``hosts``.
 
-    With ``contact``, the folders of ``--sync`` are copied to the hosts, and the hosts are probed.
-    Otherwise, only cached reports are used.
+    With ``contact``, the folder of ``--sync`` is copied to the hosts, and the hosts are probed.
+    Without ``contact``, only cached reports are used.
 
     Raises:
-        UsageError: Options for hosts that contradict each other.
+        UsageError: Options for hosts contradict each other.
         StartError: A host cannot be reached, fails a vital check, or is not on the network.
     """
     shell = shell_of(config, hosts, environ)
@@ -133,7 +134,9 @@ def probe_hosts(
 def probe_other_jobs(
     config: LaunchConfig, hosts: Sequence[Host], *, mpirun: str, environ: Mapping[str, str]
 ) -> dict[str, OtherJobs]:
-    """Ask the other hosts again which jobs hold their CPUs. Hosts without an answer are left out.
+    """Ask all hosts except this machine again which jobs hold or await their CPUs.
+
+    Hosts that do not answer are left out of the result.
 
     Raises:
         StartError: The command ssh cannot be run.
@@ -155,7 +158,7 @@ def _other_jobs(
 def _require_reports(
     config: LaunchConfig, hosts: Sequence[Host], shell: Shell, mpirun: str
 ) -> dict[str, HostReport]:
-    """Probe the hosts. Vital checks have to pass, except with ``--no-check``."""
+    """Probe the hosts; unless ``--no-check`` is given, raise StartError if a vital check fails."""
     request = make_request(config.program, mpirun, leases=True)
     reports = request_reports(hosts, shell, request)
     if not config.no_check:
@@ -165,7 +168,7 @@ def _require_reports(
 
 
 def _require_different_machines(reports: Mapping[str, HostReport]) -> None:
-    """Raise StartError if two host names are one machine, because mpirun would wait forever."""
+    """Raise StartError if two hosts are the same machine, because mpirun would wait forever."""
     seen: dict[object, str] = {}
     for name, report in reports.items():
         addresses = frozenset(i.address for i in report.interfaces if i.carries_traffic)
@@ -201,7 +204,7 @@ def _network(
 
 
 def _hostnames(hosts: Sequence[Host], reports: Mapping[str, HostReport]) -> dict[str, str]:
-    """Return the name of each host by which the host calls itself, as its instances do."""
+    """Return the name that each host has for itself, which its instances use as well."""
     here = socket.gethostname()
     names = {
         h.name: here if h.is_local else reports[h.name].hostname
@@ -211,7 +214,7 @@ def _hostnames(hosts: Sequence[Host], reports: Mapping[str, HostReport]) -> dict
     return {name: hostname for name, hostname in names.items() if hostname}
 
 
-# --- for --check and failed launches ------------------------------------------------------------
+# --- probes for --check and failed launches -----------------------------------------------------
 
 
 def check_hosts(
@@ -221,10 +224,10 @@ def check_hosts(
     mpirun: str,
     environ: Mapping[str, str],
 ) -> HostChecks:
-    """Return the results of ``--check``. Problems of the hosts are in the result.
+    """Return the results of ``--check``, with the problems of the hosts.
 
     Raises:
-        UsageError: Options for hosts that contradict each other.
+        UsageError: Options for hosts contradict each other.
     """
     shell = shell_of(config, hosts, environ)
     _copy_folders(config, hosts, shell)
@@ -251,13 +254,14 @@ def diagnose(
     environ: Mapping[str, str],
     network: str = "",
 ) -> str:
-    """Search for the reason of a failed start, with the checks of ``--check``.
+    """Search for the reason of a failed launch, with the checks of ``--check``.
 
     Returns:
-        Sentences about other problems of the hosts, which may be unrelated; or an empty text.
+        Sentences about problems of the hosts that may be unrelated to the failure, or an empty
+        text.
 
     Raises:
-        StartError: The reason, if a host shows one.
+        StartError: A host has a problem that explains the failure.
     """
     others = [host for host in hosts if not host.is_local]
     with _listening(others, network or config.host_subnet or "") as call_back:
@@ -271,14 +275,14 @@ def diagnose(
 
 @contextlib.contextmanager
 def _listening(others: Sequence[Host], network: str) -> Iterator[tuple[str, int] | None]:
-    """Listen for test connections of the other hosts; yield the address, or None on failure."""
+    """Listen for test connections of the other hosts; yield the address, or None if that fails."""
     with contextlib.ExitStack() as stack:
         call_back = None
         if others:
             with contextlib.suppress(StartError):
                 address = listen_address(others, network)
-                # The connections are never accepted, because the kernel alone completes them. That
-                # is enough to show that a host can connect.
+                # The connections are never accepted: the kernel completes them, and a completed
+                # connection is enough to show that a host can connect.
                 family = socket.AF_INET6 if ":" in address else socket.AF_INET
                 server = stack.enter_context(
                     socket.create_server((address, 0), family=family, backlog=128)
@@ -297,7 +301,7 @@ def request_reports(
     *,
     limit_seconds: float = _REPORT_SECONDS,
 ) -> dict[str, HostReport]:
-    """Probe all hosts at the same time and return the reports by host name."""
+    """Probe all hosts at the same time, and return a mapping of host names to reports."""
     reports = {host.name: own_report(request, host) for host in hosts if host.is_local}
     others = [host for host in hosts if not host.is_local]
     for start in range(0, len(others), _MAX_AT_ONCE):
@@ -309,14 +313,14 @@ def request_reports(
 
 
 def own_report(request: ProbeRequest, host: Host = LOCALHOST) -> HostReport:
-    """Return this machine's own report, without a test connection and without leases."""
+    """Return a report about this machine, without a test connection and without leases."""
     facts = probe_script.report(replace(request, call_back=None, leases=False).to_json())
     return HostReport(host=host, facts={**facts, "files": probe_script.open_files(hard=True)})
 
 
 @dataclass(frozen=True, slots=True)
 class _Pending:
-    """A request under way, its start time, and the files that take the output of its process."""
+    """A running probe of a host, with its start time, its process and the process's output."""
 
     host: Host
     began: float
@@ -352,8 +356,8 @@ def _start(
             f"cannot run {command[0]} to reach other hosts: {error.strerror}; install it"
         ) from None
     assert process.stdin is not None
-    # The script fits into the pipe's buffer in the kernel, so this call never waits for a host.
-    # Python's own buffer is not used: flushing it would fail if the process has already ended.
+    # The script fits into the pipe's buffer in the kernel, so writing never waits for a host.
+    # os.write bypasses Python's buffer, because flushing it fails if the process has already ended.
     with contextlib.suppress(BrokenPipeError):
         os.write(process.stdin.fileno(), text)
     process.stdin.close()
@@ -362,7 +366,7 @@ def _start(
 
 
 def _collect(pending: _Pending, deadline: float) -> HostReport:
-    """Return a host's report, or the problem if it does not arrive before ``deadline``."""
+    """Return a host's report; it contains a problem if no answer arrives before ``deadline``."""
     host, process = pending.host, pending.process
     try:
         process.wait(timeout=max(0.01, deadline - time.monotonic()))
@@ -389,7 +393,7 @@ def _explain_no_report(host: str, code: int, stderr: bytes) -> Problem:
     # Either ssh failed, or Python is missing on the host.
     text = stderr.decode(errors="replace")
     no_python = re.search(r"No such file|not found|Permission denied.*python", text)
-    # With exit code 255 ssh itself failed, and the missing file is one of its own.
+    # Exit code 255 means that ssh itself failed. A missing file is then a file of ssh.
     if code in (126, 127) or (no_python and code != 255):
         return Problem(
             f"{sys.executable} does not run there",
@@ -413,7 +417,7 @@ def _cache(report: HostReport) -> None:
     if report.facts is None or report.host.is_local:
         return
     with contextlib.suppress(OSError, RuntimeError):
-        # Leases are left out, because they will have changed when the report is read again.
+        # Leases are not cached, because they will have changed when the cached report is read.
         facts = {**report.facts, "leases": []}
         path = _cache_file(report.host.name)
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -421,10 +425,11 @@ def _cache(report: HostReport) -> None:
 
 
 def cached_reports(hosts: Iterable[Host]) -> dict[str, HostReport]:
-    """Return the reports of earlier probes; hosts without a valid cached report are left out."""
+    """Return the cached reports of earlier probes; hosts without a valid report are left out."""
     reports = {}
     for host in hosts:
-        # The user may lack a home folder, or another version may have written a different format.
+        # The user may lack a home folder, or another version of poprun-py may have written a
+        # different format.
         with contextlib.suppress(OSError, ValueError, TypeError, RuntimeError):
             facts = json.loads(_cache_file(host.name).read_text(encoding="utf-8"))
             if isinstance(facts, dict):

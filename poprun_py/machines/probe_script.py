@@ -1,4 +1,4 @@
-"""The program that a probe runs on another host, to print facts about it as a line of JSON.
+"""The program that a probe runs on another host, to print facts about the host as a line of JSON.
 
 probe.py sends this file to the host's Python through ssh. The file uses the standard library only,
 because poprun-py may be missing on the host. ``main`` takes the fields of ``ProbeRequest`` in
@@ -63,7 +63,7 @@ def version_of_poprun(root: str) -> str:
 
 
 def version_of_mpirun(path: str) -> str:
-    """Return the first line of ``mpirun --version``; empty if it does not run."""
+    """Return the first line that ``mpirun --version`` prints; empty if mpirun cannot be run."""
     try:
         done = subprocess.run(
             [path, "--version"],
@@ -79,14 +79,14 @@ def version_of_mpirun(path: str) -> str:
 
 
 def state_of(path: str) -> str:
-    """Return ``ok``, ``missing`` or ``unreadable`` for a file; ``ok`` for an empty path."""
+    """Return whether a file is ``ok``, ``missing`` or ``unreadable``; an empty path is ``ok``."""
     if not path or os.access(path, os.R_OK):
         return "ok"
     return "unreadable" if Path(path).exists() else "missing"
 
 
 def networks() -> list[list[Any]]:
-    """Return ``[interface, address, bits of the mask, is bridge]`` of each address that is up.
+    """Return ``[interface, address, number of mask bits, is bridge]`` for each usable address.
 
     IPv4 addresses come first. IPv6 addresses are left out unless they are global and permanent.
     """
@@ -111,7 +111,7 @@ def networks() -> list[list[Any]]:
 
 
 def ipv6_networks() -> list[list[Any]]:
-    """Return the IPv6 addresses of ``networks``."""
+    """Return the global, permanent IPv6 addresses of this host, in the form of ``networks``."""
     try:
         lines = Path("/proc/net/if_inet6").read_text(encoding="ascii").splitlines()
     except OSError:
@@ -119,8 +119,8 @@ def ipv6_networks() -> list[list[Any]]:
     addresses = []
     for line in lines:
         number, _, bits, scope, flags, name = line.split()
-        # Scope 0 is global. The flags are temporary (1), duplicate (8), deprecated (0x20) and
-        # tentative (0x40).
+        # Scope 0 is global. The flags of unwanted addresses are temporary (1), duplicate (8),
+        # deprecated (0x20) and tentative (0x40).
         if scope == "00" and not int(flags, 16) & 0x69:
             address = socket.inet_ntop(socket.AF_INET6, bytes.fromhex(number))
             bridge = Path("/sys/class/net", name, "bridge").is_dir()
@@ -129,7 +129,7 @@ def ipv6_networks() -> list[list[Any]]:
 
 
 def has_fabric() -> bool:
-    """Return whether this host has a network that is faster than TCP for MPI, as InfiniBand is."""
+    """Return whether this host has a network that is faster than TCP, such as InfiniBand."""
     classes = (Path("/sys/class", name) for name in ("infiniband", "cxi", "hfi1"))
     return any(True for folder in classes if folder.is_dir() for _ in folder.iterdir())
 
@@ -145,7 +145,7 @@ def available_memory() -> int | None:
 
 
 def free_space(path: str) -> int | None:
-    """Return the free bytes of a file system; None if the path is missing."""
+    """Return the free bytes of the file system at ``path``; None if the path is missing."""
     try:
         state = os.statvfs(path)
     except OSError:
@@ -157,8 +157,8 @@ def open_files(*, hard: bool = False) -> int | None:
     """Return how many files a process may have open; None for no limit.
 
     Args:
-        hard: Return the hard limit instead of the soft one. The launcher raises its soft limit to
-            the hard one for mpirun. MPI's daemons on other hosts do not do that.
+        hard: Whether to return the hard limit instead of the soft limit. The launcher raises its
+            soft limit to the hard limit for mpirun, but MPI's daemons on other hosts do not.
     """
     import resource
 
@@ -167,13 +167,13 @@ def open_files(*, hard: bool = False) -> int | None:
 
 
 def machine(root: str) -> Any:
-    """Return the saved form of this host's ``Machine``; None if it cannot be read."""
+    """Return this host's hardware as JSON values for ``Machine``; None if it cannot be read."""
     sys.path.insert(0, root)
     try:
         from poprun_py.machines.machine_reader import read_machine
 
         return read_machine().to_json()
-    except Exception:  # the other facts will show the problem
+    except Exception:  # the other facts in the report will show the problem
         return None
 
 
@@ -184,7 +184,7 @@ def leases(root: str) -> Any:
         from poprun_py.machines.leases import list_for_launcher
 
         return list_for_launcher(os.environ)
-    except Exception:  # the attempt to take a lease here will report the error
+    except Exception:  # a later attempt to take a lease on this host will report the error
         return None
 
 
@@ -200,5 +200,5 @@ def called_back(address: list[Any] | None) -> bool | None:
 
 
 def main(request: Mapping[str, Any]) -> None:
-    """Print the facts after a mark that distinguishes them from the output of a login shell."""
+    """Print the facts in a line that starts with ``MARK``; a login shell may print other lines."""
     sys.stdout.write("\n" + MARK + json.dumps(report(request)) + "\n")

@@ -1,6 +1,6 @@
-"""Commands that run on another host, by ssh or by Slurm's srun, and explanations of their errors.
+"""Commands that run programs on another host, by ssh or Slurm's srun, and explanations of errors.
 
-The processes are started by probe.py, folder_sync.py and mpirun.
+The commands are started by probe.py, folder_sync.py and mpirun.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _SSH_OPTIONS = ("-oBatchMode=yes", f"-oConnectTimeout={CONNECT_SECONDS}")
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """A short description of a problem, and the one thing to do about it."""
+    """A short description of a problem, and of the way to solve it."""
 
     text: str
     fix: str
@@ -38,7 +38,7 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class Shell:
-    """The way to other hosts: ``words`` are ssh with its arguments, or empty for Slurm's srun."""
+    """Runs commands on other hosts; ``words`` is ssh with its arguments, or empty for srun."""
 
     words: tuple[str, ...]
 
@@ -52,9 +52,10 @@ class Shell:
 
     @property
     def agent(self) -> tuple[str, ...]:
-        """The command that mpirun runs in place of ssh; ssh itself if mpirun cannot take it.
+        """The command that mpirun runs in place of ssh, to wrap remote commands in ``sh -c``.
 
-        mpirun splits the command at blanks and colons.
+        mpirun splits this command at blanks and colons. If a path in the command contains blanks or
+        colons, the command is ssh itself.
         """
         words = (sys.executable, "-I", "-S", mpirun_ssh.__file__, *self.words, mpirun_ssh.MARK)
         is_usable = self.words and not any(c.isspace() or c == ":" for c in "".join(words[:4]))
@@ -62,11 +63,12 @@ class Shell:
 
 
 def shell_of(config: LaunchConfig, hosts: Sequence[Host], environ: Mapping[str, str]) -> Shell:
-    """Return the shell for ``hosts``: srun if they are the first of a Slurm allocation, else ssh.
+    """Return the shell for ``hosts``: Slurm's srun inside a Slurm allocation, or else ssh.
 
-    ssh is used too if arguments for ssh are given, if the hosts are in another order than Slurm's,
-    and for a single host. In the last two cases, Open MPI 5 would put the instances on other
-    hosts if it started them through Slurm.
+    Inside an allocation, ssh is used nevertheless if arguments for ssh are given, if the hosts are
+    not the first hosts of the allocation in its order, and for a single host. If Open MPI 5 started
+    a single host or hosts in another order through Slurm, it would put the instances on other
+    hosts.
 
     Raises:
         UsageError: The arguments for ssh cannot be passed through mpirun, or the hosts have
@@ -100,10 +102,10 @@ def shell_of(config: LaunchConfig, hosts: Sequence[Host], environ: Mapping[str, 
 
 
 def _login(hosts: Sequence[Host]) -> tuple[str, ...]:
-    """Return the ssh arguments for logging in as the user of ``hosts``; empty if none is given.
+    """Return the ssh arguments for logging in as the user of ``hosts``; empty without a user.
 
     Raises:
-        UsageError: The hosts have different users, but mpirun uses the same arguments for all.
+        UsageError: The hosts have different users, but mpirun uses one user for all hosts.
     """
     others = [host for host in hosts if not host.is_local]
     user = others[0].user if others else ""
@@ -120,26 +122,26 @@ def _login(hosts: Sequence[Host]) -> tuple[str, ...]:
 def scratch_file() -> IO[bytes]:
     """Return a file in memory for the output of ssh.
 
-    A pipe might stay open after the end of ssh, because ssh may leave a process behind that shares
-    its connection with later commands.
+    A pipe would not do: ssh may leave a process behind that shares its connection with later
+    commands, and that process may keep the pipe open.
     """
     return os.fdopen(os.memfd_create("ssh"), "r+b", buffering=0)
 
 
 def read_back(file: IO[bytes]) -> bytes:
-    """Return the content of a ``scratch_file``."""
+    """Return the content of a file from ``scratch_file``."""
     file.seek(0)
     return file.read()
 
 
 def end_process(process: subprocess.Popen[bytes]) -> None:
-    """Kill a process unless it has ended, and wait for it."""
+    """Kill a process unless it has ended, and wait for its end."""
     if process.poll() is None:
         process.kill()
         process.wait()
 
 
-# Patterns in the output of ssh and srun, with the problem and the fix.
+# Patterns of error messages of ssh and srun, each with a description of the problem and a fix.
 _MEANINGS = (
     (r"REMOTE HOST IDENTIFICATION HAS CHANGED|host key .*changed",
      "its host key differs from the known one",
@@ -173,7 +175,7 @@ def explain_ssh_error(host: str, stderr: str, command: str) -> Problem:
     Args:
         host: The name of the host.
         stderr: The output of ssh or srun.
-        command: The name of the remote command, which is blamed if the error is unknown.
+        command: The name of the command that failed, for the description of an unknown error.
     """
     for pattern, text, fix in _MEANINGS:
         if re.search(pattern, stderr, re.IGNORECASE):

@@ -1,5 +1,6 @@
-"""The options of a launch, from their declarations to one LaunchConfig.
+"""The declarations, sources and values of a launch's options.
 
 The package has the types and declarations of options, the readers of their sources (command line,
-environment variables, configuration files, keyword arguments of Python), and the help.
+environment variables, configuration files, keyword arguments of Python), LaunchConfig, and the help
+pages.
 """

@@ -1,4 +1,4 @@
-"""Option types as parameter types of click, for commands whose words click parses."""
+"""Option types as parameter types of click, for commands whose arguments click parses."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ class ClickType(click.ParamType):  # type: ignore[type-arg]
 
     Args:
         option_type: The type of the values.
-        complete: Returns words for shell completion that only a context can tell, such as the
-            names of existing objects.
+        complete: Returns the words for shell completion from click's context, such as the names of
+            existing objects. Without this function, the words are the choices of the type.
     """
 
     def __init__(
@@ -30,7 +30,7 @@ class ClickType(click.ParamType):  # type: ignore[type-arg]
         self._complete = complete
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Return the value of a text."""
+        """Return the value of the option that a text on the command line gives."""
         if not isinstance(value, str):
             return value
         try:
@@ -44,7 +44,7 @@ class ClickType(click.ParamType):  # type: ignore[type-arg]
     def shell_complete(
         self, ctx: click.Context, param: click.Parameter, incomplete: str
     ) -> list[click.shell_completion.CompletionItem]:
-        """Return the words that begin with ``incomplete``."""
+        """Return the words that complete the text ``incomplete``."""
         from click.shell_completion import CompletionItem
 
         words = self._type.choices if self._complete is None else self._complete(ctx)

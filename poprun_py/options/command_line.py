@@ -1,8 +1,8 @@
-"""Command-line parsing: words to values of options, by PopRun's grammar.
+"""Parsing of the launcher's command line into values of options, with PopRun's grammar.
 
 Long options may be shortened to a unique prefix, and an option's value must not be another option.
-Spellings of mpirun and torchrun are accepted as well: ``-np``, underscores in place of hyphens, and
-``-m MODULE``, which ends the options as a program does.
+Some spellings of mpirun and torchrun are accepted as well: ``-np``, underscores in place of
+hyphens, and ``-m MODULE``. Like a program, ``-m MODULE`` ends the options.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ VERSION_FORMAT = Option(
     type=choice("text", "json", "full-text", "full-json"),
     help="Output format of --version; full also lists PopDist and every dependency.",
 )
-# The spellings of --verbose, with the levels that they add.
+# The spellings of --verbose, each with the number that it adds to the verbosity.
 _VERBOSE = {"-v": 1, "-vv": 2, "-vvv": 3, "--verbose": 1, "--vv": 2}
-# Options without a value. Even yes and no are not accepted.
+# Options that accept no value, not even yes or no.
 _BARE = ("--version", "--verbose")
 
 _OPTIONS: dict[str, Option] = {
@@ -32,10 +32,10 @@ _OPTIONS: dict[str, Option] = {
 }
 _SHORT = {opt.short: name for name, opt in _OPTIONS.items() if opt.short}
 _NAMES = (*_OPTIONS, *_BARE, "--help", "--module")
-# mpirun's names for options of poprun-py.
+# mpirun's names of options that poprun-py has under another name.
 _ALIASES = {"-np": "--num-instances", "--np": "--num-instances"}
-# Names of other launchers for options of poprun-py. A hint by spelling alone would suggest a wrong
-# option for them.
+# Option names of other launchers, with the corresponding option of poprun-py to suggest. The option
+# with the most similar name would be a wrong suggestion.
 _OTHER_LAUNCHERS = {
     **dict.fromkeys(("-c", "-N", "--num-processes"), "--num-instances"),
     **dict.fromkeys(("--nnodes", "--num-machines"), "--host"),
@@ -45,10 +45,10 @@ _OTHER_LAUNCHERS = {
 
 @dataclass(frozen=True, slots=True)
 class _Parsed:
-    """Parsed words.
+    """A parsed command line.
 
-    ``options`` has full names with the text of their values. ``topic`` is the topic of --help: None
-    without --help, and empty for the short help.
+    ``options`` has the full name of each option and the text of its value. ``topic`` is the topic
+    after --help: None without --help, and empty if no topic is given.
     """
 
     options: list[tuple[str, str]]
@@ -57,11 +57,11 @@ class _Parsed:
 
 
 def parse(words: Sequence[str]) -> dict[str, Any]:
-    """Return the values that a command line gives, by field name of LaunchConfig.
+    """Return the values that a command line gives; the keys are field names of LaunchConfig.
 
-    ``program`` has all words from the first one that is not an option. ``version`` and
-    ``version_format`` stand for these two options. If help is asked for, the result is only its
-    topic under ``help`` (empty for the short help), and an empty program.
+    The key ``program`` has the program and its arguments. The keys ``version`` and
+    ``version_format`` have the values of --version and --version-format. With --help, the result
+    has only the key ``help`` with the topic (empty for the short help), and an empty program.
 
     Raises:
         UsageError: An option is unknown or ambiguous, or a value is missing or not accepted.
@@ -118,7 +118,7 @@ def _parse_words(words: Sequence[str]) -> _Parsed:
 
 
 def _value(name: str, value: str | None, word: str, rest: Sequence[str]) -> tuple[str, int]:
-    """Return the text of an option's value, and the number of following words that it used."""
+    """Return the text of an option's value, and the number of words that were read for it."""
     opt = _OPTIONS[name]
     if value is not None:
         return value, 0
@@ -135,7 +135,7 @@ def _module(word: str, value: str | None, rest: Sequence[str]) -> tuple[str, ...
 
 
 def _next_word(word: str, rest: Sequence[str], type_: OptionType) -> str:
-    """Return the word after an option, which is its value unless it is an option, too."""
+    """Return the word after an option as the option's value; another option is not accepted."""
     if not rest:
         raise UsageError(f"{word} needs a value: expected {type_.expected}")
     following = rest[0]
@@ -148,7 +148,7 @@ def _next_word(word: str, rest: Sequence[str], type_: OptionType) -> str:
 
 
 def _split(word: str) -> tuple[str, str | None]:
-    """Return the full name of the option in ``word``, and the text after ``=``, if there is any."""
+    """Return the full name of the option in ``word``, and the text after ``=`` (None without)."""
     if word == "-h":
         return "--help", None
     if word == "-m":
@@ -157,7 +157,7 @@ def _split(word: str) -> tuple[str, str | None]:
     if spelled in _ALIASES:
         return _ALIASES[spelled], value if equals else None
     if not word.startswith("--"):
-        # -num-replicas is a long option with a hyphen missing, not -n with a value.
+        # -num-replicas is a mistyped --num-replicas, not -n with the value um-replicas.
         is_long = len(spelled) > 2 and any(name.startswith(f"-{spelled}") for name in _NAMES)
         if word[:2] in _SHORT and not is_long:
             return _SHORT[word[:2]], word[2:].removeprefix("=") if len(word) > 2 else None
@@ -169,11 +169,11 @@ def _split(word: str) -> tuple[str, str | None]:
 
 
 def complete(spelled: str, word: str) -> str:
-    """Return the full name of the option that ``spelled`` is, or is a unique prefix of.
+    """Return the full name of an option from its name or from a unique prefix of its name.
 
     Args:
-        spelled: The name or the prefix, with its hyphens.
-        word: The word of the command line, for messages.
+        spelled: The name or the prefix, with the hyphens at its start.
+        word: The word on the command line, for messages.
 
     Raises:
         UsageError: No option has this prefix, or several have it.
@@ -191,7 +191,7 @@ def complete(spelled: str, word: str) -> str:
 
 
 def _unknown(word: str, spelled: str) -> UsageError:
-    word = word.partition("=")[0]  # The value may be secret.
+    word = word.partition("=")[0]  # The message leaves out the value, which may be secret.
     ours = _OTHER_LAUNCHERS.get(word.replace("_", "-"))
     hint = f"; did you mean {ours}?" if ours else nearest(spelled, _NAMES)
     return UsageError(f"unknown option {word}{hint or '; --help all lists all options'}")

@@ -1,6 +1,6 @@
-"""Configuration files: TOML or JSON, by the suffix of the file, and pyproject.toml.
+"""Reading and writing of configuration files (.toml or .json), and reading of pyproject.toml.
 
-The keys are the field names of LaunchConfig, with hyphens or underscores.
+The keys in a file are the field names of LaunchConfig, with hyphens or underscores.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from poprun_py.options.option_origins import Origin, in_file
 from poprun_py.options.option_types import option_name
 
 _PROJECT_TABLE = "poprun-py"
-# Loading the TOML parser takes longer than all other work before a launch, so a file that does not
-# mention our table is not parsed.
+# Loading the TOML parser takes longer than all other work before a launch, so pyproject.toml is
+# parsed only if this pattern finds the table of poprun-py in it.
 _NAMES_OUR_TABLE = re.compile(r"""poprun[-_]py["']?\s*[].=]""")
-# --export-config writes the sources of the values under this key. They are ignored when read.
+# --export-config writes the sources of the values under this key. A reader ignores the key.
 _SOURCES = "sources"
 
 
 def checked_values(data: Any, path: str, text: str = "") -> dict[str, Any]:
-    """Return the values of a table of options, with their origins.
+    """Return the values in a table of options, with their origins.
 
     Args:
-        data: The table.
+        data: The table of options, as it was parsed from a file.
         path: The name of the file in messages.
-        text: The text of the file. If it is given, messages contain line numbers.
+        text: The text of the file, for line numbers in messages; empty for none.
 
     Raises:
         UsageError: ``data`` is not a table, or contains an unknown key or an invalid value.
@@ -63,7 +63,7 @@ def _require_known(key: str, place: str) -> None:
     name = key.replace("-", "_")
     if name not in OPTIONS:
         known = [option for option, declared in OPTIONS.items() if declared.saved]
-        # Suggest the nearest key in the spelling that the file uses.
+        # The message suggests a similar key, with hyphens or underscores as in the unknown key.
         known = known if "_" in key else [option.replace("_", "-") for option in known]
         hint = nearest(key, known) or "; --help all lists them"
         raise UsageError(f"{place}: unknown option {key!r}{hint}")
@@ -75,7 +75,7 @@ def _require_known(key: str, place: str) -> None:
 
 
 def _line_of(key: str, text: str) -> str:
-    """Return ``, line N`` for the line that gives ``key`` a value, or nothing if none is found."""
+    """Return ``, line N`` for the line that gives ``key`` a value; empty if no line is found."""
     found = re.search(rf"""^[ \t{{,]*["']?{re.escape(key)}["']?[ \t]*[=:]""", text, re.M)
     return f", line {text.count(chr(10), 0, found.end()) + 1}" if found else ""
 
@@ -84,7 +84,7 @@ def parse_config(text: str, path: str) -> dict[str, Any]:
     """Return the values in the text of a configuration file, with their origins.
 
     Raises:
-        UsageError: The suffix is unknown, or the text is not accepted.
+        UsageError: The suffix of the file is unknown, or its text is not valid.
     """
     if path.endswith(".json"):
         try:
@@ -99,10 +99,10 @@ def parse_config(text: str, path: str) -> dict[str, Any]:
 
 
 def parse_project_file(text: str, path: str) -> dict[str, Any] | None:
-    """Return the values in the table ``[tool.poprun-py]`` of a pyproject.toml; None without it.
+    """Return the values in the table ``[tool.poprun-py]`` of a pyproject.toml; None if missing.
 
     Raises:
-        UsageError: The text or the table is not accepted.
+        UsageError: The text is not TOML, or the table is not valid.
     """
     if not _NAMES_OUR_TABLE.search(text):
         return None
@@ -114,8 +114,8 @@ def parse_project_file(text: str, path: str) -> dict[str, Any] | None:
         raise UsageError(f"{path}: unknown table [tool.{wrong}]; did you mean [tool.poprun-py]?")
     if _PROJECT_TABLE not in tool:
         return None
-    # Other tables may use the same keys. The lines before our table are blanked, not removed, so
-    # that line numbers stay correct.
+    # Tables before [tool.poprun-py] may have the same keys. Empty lines replace these tables, so
+    # that the line numbers in messages stay correct.
     header = re.search(rf"""^[ \t]*\[.*{_PROJECT_TABLE}["' ]*\]""", text, re.M)
     before = text[: header.start()] if header else ""
     return checked_values(
@@ -133,18 +133,18 @@ def _parsed_toml(text: str, path: str) -> dict[str, Any]:
 
 
 def config_text(values: Mapping[str, Any], origins: Mapping[str, Origin], path: str) -> str:
-    """Return the text of configuration file ``path``, with the source of each value.
+    """Return the text to write to the configuration file ``path``, with the source of each value.
 
     Raises:
-        UsageError: The suffix is unknown, or a value is not valid UTF-8 text.
+        UsageError: The suffix of the file is unknown, or a value is not valid UTF-8 text.
     """
     sources = {name: " ".join(origins[name].label.split()) for name in values if name in origins}
     try:
         json.dumps([values, sources], ensure_ascii=False).encode()
     except UnicodeEncodeError:
         raise UsageError(f"{path}: an option contains bytes that are not UTF-8 text") from None
-    # Replicas that were not given follow the instances. The file notes their number, but does not
-    # fix it.
+    # If the number of replicas was not given, it follows the number of instances. The file then
+    # mentions the number of replicas without setting it.
     replicas = None if "num_replicas" in values else values.get("num_instances")
     if path.endswith(".json"):
         if replicas is not None:
@@ -163,7 +163,7 @@ def config_text(values: Mapping[str, Any], origins: Mapping[str, Origin], path: 
 
 
 def _toml(value: Any) -> str:
-    """Return a value as TOML, which differs from JSON only in escaping the character DEL."""
+    """Return a value as TOML, which differs from JSON only in that the character DEL is escaped."""
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
@@ -178,7 +178,7 @@ def read_text_file(path: str, option: str) -> str:
         UsageError: The file cannot be read, or is not UTF-8 text.
     """
     try:
-        # "utf-8-sig" skips the byte order mark that some editors write.
+        # The encoding utf-8-sig skips the byte order mark that some editors write.
         return Path(path).read_text(encoding="utf-8-sig")
     except OSError as error:
         raise UsageError(f"{option} {path}: {error.strerror}") from None

@@ -60,15 +60,16 @@ EXCLUSIVE = (
     ("wait_for_resources", "share_cores"),
 )
 
-# Configuration files contain these options, but saved plans do not: they concern a single launch.
+# Options that concern a single launch. Configuration files may contain these options, but saved
+# plans do not.
 OF_THIS_LAUNCH = ("verbosity", "wait_for_resources", "share_cores")
 
-# Larger than any IPU system. A plan lists every IPU, so a mistyped number must have a limit.
+# More IPUs than any IPU system has. A plan lists every IPU, so a mistyped number must be rejected.
 MAX_IPUS = 1_048_576
 
 
 def _option(group: str, default: Any, type: OptionType, help: str, **properties: Any) -> Any:
-    """Declare a field of DeclaredOptions as an option; ``properties`` are attributes of Option."""
+    """Declare a field of DeclaredOptions as an option, with further attributes of ``Option``."""
     declared = Option(group=group, default=default, type=type, help=help, **properties)
     return field(default=default, metadata={"option": declared})
 
@@ -85,12 +86,12 @@ _configuration = partial(_option, "Configuration")
 _ipu = partial(_option, "IPU hardware")
 
 
-# Formatted by hand: the first line of a declaration has its name, default and type, and the lines
-# below have the help and other properties.
+# The declarations are formatted by hand: the first line of each has the name, the default and the
+# type of the option, and the lines below have the help and other properties.
 # fmt: off
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DeclaredOptions:
-    """A dataclass with a field for every option; the fields' metadata are the declarations."""
+    """A dataclass with a field for every option; the field's metadata has the declaration."""
 
     num_instances: int = _job(1, whole_number(1, maximum=MAX_INSTANCES),
         "Number of instances (processes); the replicas are split evenly over them.", short="-n")
@@ -314,7 +315,7 @@ OPTIONS: dict[str, Option] = {f.name: f.metadata["option"] for f in fields(Decla
 
 
 def is_decided_by_plan(name: str) -> bool:
-    """Tell whether a saved plan fixes an option, so that it cannot be combined with a plan."""
+    """Tell whether a saved plan fixes an option, so that the option and --from-plan conflict."""
     return name in ("import_config", "export_config") or (
         OPTIONS[name].saved and name not in OF_THIS_LAUNCH
     )

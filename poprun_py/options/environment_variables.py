@@ -1,6 +1,6 @@
-"""Options from environment variables: POPRUN_NUM_INSTANCES is --num-instances.
+"""Options that environment variables set: POPRUN_NUM_INSTANCES sets --num-instances.
 
-The names of the launcher's other variables are here too, so that no option can take one of them.
+The module also has the names of the launcher's other variables, which options must not use.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ INTERNAL_VARIABLES = frozenset(
     {
         "POPRUN_CONTROL",
         "POPRUN_CPUS",
-        # The folder with the launchers' leases of cores, or ``none``.
+        # The folder with the launchers' leases of CPUs; ``none`` turns leases off.
         "POPRUN_LEASES",
         "POPRUN_MEMORY_NODES",
         "POPRUN_RUN_ID",
@@ -28,20 +28,20 @@ INTERNAL_VARIABLES = frozenset(
         "POPRUN_TOKEN",
     }
 )
-# The folder of the pods, and the token file of a pod server. The library reads these variables, too
-# (popdist_py/pods/find_pod.py).
+# The variables for the folder of the pods and for the token file of a pod server. The library
+# popdist_py reads these variables as well (popdist_py/pods/find_pod.py).
 POD_VARIABLES = frozenset({"POPRUN_PODS", "POPRUN_POD_TOKEN_FILE"})
 
 
 def variable_name(field: str) -> str:
-    """Return the environment variable of an option: ``num_ilds`` -> ``POPRUN_NUM_ILDS``."""
+    """Return the environment variable that sets an option: ``num_ilds`` -> ``POPRUN_NUM_ILDS``."""
     return f"{_PREFIX}{field.upper()}"
 
 
-# These options name one plan or one running job, so a variable for all launches is not useful.
+# These options name one plan or one running job, so no environment variable sets them.
 _NO_VARIABLE = ("from_plan", "stacks", "status")
 _WITHOUT_VARIABLE = {variable_name(field): option_name(field) for field in _NO_VARIABLE}
-# Field names of options, by variable.
+# A mapping of environment variables to the field names of the options that they set.
 OPTION_VARIABLES = {
     name: field for field in OPTIONS if (name := variable_name(field)) not in _WITHOUT_VARIABLE
 }
@@ -94,7 +94,7 @@ def _hint(name: str) -> str:
 
 def _read(opt: Option, name: str, text: str) -> Any:
     if opt.repeatable:
-        # str.splitlines would also split at other line boundaries of Unicode.
+        # The text is not split by str.splitlines, which also splits at Unicode's line boundaries.
         lines = (line.removesuffix("\r") for line in text.split("\n"))
         return tuple(opt.read(name, line) for line in lines if line)
     return opt.read(name, text)

@@ -1,7 +1,7 @@
 """Gathering of a command's options from all sources into one LaunchConfig.
 
 The sources are pyproject.toml, the file of --import-config, environment variables, and the command
-line. A later source in this list takes precedence over an earlier one.
+line. Each source takes precedence over the sources that are named before it.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ _QUERIES = {
     "status": ("status", "status_format", "verbosity"),
     "print_leases": ("print_leases", "verbosity"),
 }
-# The value of --import-config that turns off all files.
+# With this value of --import-config, no configuration file is read.
 _NO_FILE = "none"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GatheredOptions:
-    """A configuration, warnings about its sources, and lines for the log about them."""
+    """A configuration, with warnings about its sources, and with log lines about its sources."""
 
     config: LaunchConfig
     warnings: tuple[str, ...] = ()
@@ -44,12 +44,12 @@ class GatheredOptions:
 def gather_options(
     values: Mapping[str, Any], environ: Mapping[str, str], folder: Path | None = None
 ) -> GatheredOptions:
-    """Merge the options of the command line, the variables and the files.
+    """Merge the options of the command line, the environment variables and the files.
 
     Args:
-        values: The values of the command line, by field name.
-        environ: The launcher's environment.
-        folder: The start of the search for pyproject.toml. The default is the current folder.
+        values: The values that the command line gives; the keys are field names.
+        environ: The launcher's environment variables.
+        folder: The folder where the search for pyproject.toml starts; None for the current folder.
 
     Raises:
         UsageError: A value is not accepted, values contradict one another, or a file cannot be
@@ -58,7 +58,8 @@ def gather_options(
     typed = from_command_line(values)
     query = next((name for name in _QUERIES if values.get(name) is not None), None)
     if query is not None:
-        # A query needs no other option. An invalid file or variable must not prevent it.
+        # A query of running jobs needs no other option, so files and variables are not read: an
+        # invalid one must not prevent the query.
         warning = _query_warning(query, typed)
         return GatheredOptions(config=merged_config(typed), warnings=warning)
     variables, warnings = from_environment(environ)
@@ -89,7 +90,7 @@ def _query_warning(query: str, typed: Mapping[str, Any]) -> tuple[str, ...]:
 def _with_plan(
     typed: Mapping[str, Any], variables: Mapping[str, Any], warnings: tuple[str, ...]
 ) -> GatheredOptions:
-    """Return the options that may be combined with --from-plan; the plan decides all others."""
+    """Return the options that may be combined with --from-plan; the plan fixes all others."""
     decided = [name for name in OPTIONS if name in variables and is_decided_by_plan(name)]
     left = {name: value for name, value in variables.items() if name not in decided}
     origins = {n: o for n, o in variables["origins"].items() if n not in decided}
@@ -102,7 +103,7 @@ def _with_plan(
 
 
 def _log(config: LaunchConfig) -> tuple[str, ...]:
-    """Return a line for each source, with the names of its options. Values may be secret."""
+    """Return a line for each source, with the names of its options but without secret values."""
     found: dict[str, list[str]] = {}
     for origin in config.origins.values():
         if origin.source != COMMAND_LINE:
@@ -111,17 +112,17 @@ def _log(config: LaunchConfig) -> tuple[str, ...]:
 
 
 def _project_values(folder: Path) -> tuple[dict[str, Any] | None, tuple[str, ...]]:
-    """Return the options of the nearest pyproject.toml that has some, from ``folder`` upward.
+    """Return the options of the nearest pyproject.toml that has the table of poprun-py.
 
-    The search ends at the top of a repository.
+    The search starts in ``folder``, continues in its parents, and ends at the top of a repository.
 
     Returns:
-        The values, or None, and a warning about a file that is not trusted.
+        The values (None without such a table), and a warning if a file is not trusted.
     """
     for place in (folder, *folder.parents):
         path = place / _PROJECT_FILE
         values = None
-        # An unreadable file may belong to another project, so it is not an error.
+        # An unreadable pyproject.toml is not an error, because it may belong to another project.
         with contextlib.suppress(OSError):
             # is_file excludes a named pipe, which would block the reader.
             if path.is_file():
@@ -140,9 +141,9 @@ def _project_values(folder: Path) -> tuple[dict[str, Any] | None, tuple[str, ...
 
 
 def _relative_to(folder: Path, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return values of a file in ``folder``, with its paths taken as relative to that folder.
+    """Return the values of a file in ``folder``, with relative paths joined to that folder.
 
-    A program name without a slash, such as mpirun, is not a path: it is searched on PATH.
+    A program name without a slash, such as mpirun, is not changed, because it is searched on PATH.
     """
     found: dict[str, Any] = {}
     for name, value in values.items():

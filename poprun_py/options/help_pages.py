@@ -58,7 +58,7 @@ _DOCUMENTATION = (
 
 
 class DeclaredOption(click.Option):
-    """A click option of a declared option; ``field`` is its field in LaunchConfig, or empty."""
+    """An option for click; ``field`` is the option's field in LaunchConfig, or empty."""
 
     def __init__(self, names: list[str], group: str, field: str = "", **settings: Any) -> None:
         super().__init__(names, **settings)
@@ -104,7 +104,7 @@ def _click_option(field: str, opt: Option) -> DeclaredOption:
 
 
 def default_text(opt: Option) -> str:
-    """Return an option's default as text, which is empty for an option without a default."""
+    """Return an option's default as text; empty for an option without a default."""
     if opt.default is None or opt.default == ():
         return ""
     if isinstance(opt.default, bool):
@@ -127,9 +127,9 @@ def help_text(topic: str, columns: int) -> str:
     """Return a page of help.
 
     Args:
-        topic: ``all``, a group or an option, in any letter case. The name of a group may be
-            shortened. An empty topic is the short page.
-        columns: The width of the screen; lines have at most 100 columns.
+        topic: ``all``, a group or an option, in any letter case; empty for the short page. The name
+            of a group may be shortened.
+        columns: The width of the screen in columns; the page has at most 100 columns.
 
     Raises:
         UsageError: The topic is unknown.
@@ -150,11 +150,11 @@ def help_text(topic: str, columns: int) -> str:
     return formatter.getvalue().rstrip("\n")
 
 
-# --- topics -------------------------------------------------------------------------------------
+# --- topics of --help ---------------------------------------------------------------------------
 
 
 def _group(topic: str) -> str:
-    """Return the only group whose name begins with ``topic``, or an empty text."""
+    """Return the group whose name begins with ``topic``; empty unless there is exactly one."""
     wanted = topic.lower().replace("-", " ").replace("_", " ")
     groups = {group.lower(): group for group in GROUPS}
     found = [groups[wanted]] if wanted in groups else []
@@ -166,7 +166,7 @@ def _option(topic: str) -> DeclaredOption:
     """Return the option that ``topic`` names, with or without hyphens.
 
     Raises:
-        UsageError: No option has this name or prefix, or several have the prefix.
+        UsageError: No option has this name or prefix, or several options have the prefix.
     """
     by_name = {name: option for option in _declared() for name in option.opts}
     if topic in by_name:
@@ -186,7 +186,7 @@ def _declared() -> list[DeclaredOption]:
     return [param for param in COMMAND.params if isinstance(param, DeclaredOption)]
 
 
-# --- pages --------------------------------------------------------------------------------------
+# --- pages of help ------------------------------------------------------------------------------
 
 
 def _write_short(formatter: click.HelpFormatter) -> None:
@@ -234,7 +234,7 @@ def _write_group(formatter: click.HelpFormatter, group: str) -> None:
 
 
 def _write_option(formatter: click.HelpFormatter, option: DeclaredOption) -> None:
-    """Write one option, and the names of its variable and of its key in files."""
+    """Write one option, with its environment variable and its key in configuration files."""
     _write_options(formatter, option.group, (option,))
     variable = variable_name(option.field)
     if variable in OPTION_VARIABLES:
@@ -251,5 +251,5 @@ def _write_options(
     context = click.Context(COMMAND, info_name=command_name())
     rows = [record for option in options if (record := option.get_help_record(context))]
     with formatter.section(title):
-        # On a narrow screen, the names leave most of the width to the descriptions.
+        # On a narrow screen, the option names take at most two fifths of the width.
         formatter.write_dl(rows, col_max=min(32, formatter.width * 2 // 5))

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from os import PathLike
 from typing import Literal, TypeAlias, TypedDict
 
-# A value that can be converted to a word of a command line or to the value of a variable.
+# A value that can be converted to a command-line argument or to the value of a variable.
 Word: TypeAlias = str | int | float | PathLike[str]
 
 

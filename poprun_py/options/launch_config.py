@@ -1,7 +1,7 @@
 """LaunchConfig, which holds the program and the checked options of a launch.
 
-``declared_options.py`` declares the options. This module does not read the environment, and only
-``from_file`` reads a file.
+``declared_options.py`` declares the options. This module does not read environment variables, and
+only ``from_file`` reads a file.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from poprun_py.options.keyword_types import LaunchOptions, Word
 
-# With these forms of --print-topology, standard output is one file and must not contain other text.
+# Values of --print-topology that print a whole file. Standard output must not contain other text.
 _TOPOLOGY_FILES = ("svg", "html")
 _MOST_SUGGESTED = 4
 
@@ -37,9 +37,10 @@ _MOST_SUGGESTED = 4
 class LaunchConfig(DeclaredOptions, Displayed):
     """The program and the options of a launch.
 
-    A ``program`` that starts with ``-m`` is a Python module. ``num_replicas`` equals
-    ``num_instances`` if it is not given. With ``nproc_per_node``, both numbers are known only when
-    the hosts are known (``on_hosts``). ``origins`` tells where each option was given.
+    ``program`` may start with ``-m`` and the name of a Python module. ``num_replicas`` equals
+    ``num_instances`` if it is not given. With ``nproc_per_node``, the numbers of instances and
+    replicas are unknown until ``on_hosts`` is called with the number of hosts. ``origins`` tells
+    where each option was given.
 
     Raises:
         UsageError: A value is not accepted, or values contradict one another.
@@ -53,7 +54,7 @@ class LaunchConfig(DeclaredOptions, Displayed):
             value = getattr(self, name)
             if value is not None or opt.default is not None:
                 object.__setattr__(self, name, opt.check(self.named(name), value))
-        # A plain text is a sequence, too, but of letters.
+        # A single text as the program is rejected, although it is a sequence (of letters).
         words = self.program if isinstance(self.program, list | tuple) else [None]
         words = tuple(fspath(w) if isinstance(w, PathLike) else w for w in words)
         if not all(map(is_word, words)):
@@ -79,7 +80,7 @@ class LaunchConfig(DeclaredOptions, Displayed):
     ) -> LaunchConfig:
         """Return the configuration in a TOML or JSON file, as --import-config reads it.
 
-        The arguments of this call take precedence over the file.
+        The arguments of ``from_file`` take precedence over the values in the file.
 
         Raises:
             UsageError: The file cannot be read, or a value is not accepted.
@@ -99,10 +100,10 @@ class LaunchConfig(DeclaredOptions, Displayed):
     def replace(
         self, *, program: Sequence[Word] | None = None, **options: Unpack[LaunchOptions]
     ) -> LaunchConfig:
-        """Return this configuration with other values; None restores an option's default.
+        """Return a copy of this configuration with other values; None restores an option's default.
 
-        Of two options that exclude each other, the new one replaces the old one. If the number of
-        replicas was not given, it follows the number of instances.
+        If a new option and an old option exclude each other, the old option is removed. If the
+        number of replicas was not given, it follows the number of instances.
 
         Raises:
             UsageError: A value is not accepted, or values contradict one another.
@@ -110,7 +111,7 @@ class LaunchConfig(DeclaredOptions, Displayed):
         return changed_config(self, options, program)
 
     def __repr__(self) -> str:
-        # Logs may contain this text. It has no secrets, and only values that differ from defaults.
+        # Logs may contain this text, so secret values are hidden. Default values are left out.
         shown = [f"program={self.program!r}"] if self.program else []
         for name, opt in OPTIONS.items():
             value = getattr(self, name)
@@ -124,12 +125,12 @@ class LaunchConfig(DeclaredOptions, Displayed):
         return self.num_instances if name == "num_replicas" else OPTIONS[name].default
 
     def is_given(self, name: str) -> bool:
-        """Tell whether an option was given, or differs from its default."""
+        """Tell whether an option has an origin, or a value other than its default."""
         value = getattr(self, name)
         return name in self.origins or value not in (self._default(name), OPTIONS[name].default)
 
     def origin(self, name: str) -> Origin:
-        """Return where an option was given. A value without a recorded origin is from Python."""
+        """Return where an option was given; an option without a recorded origin is from Python."""
         if name in self.origins:
             return self.origins[name]
         if self.is_given(name):
@@ -137,11 +138,11 @@ class LaunchConfig(DeclaredOptions, Displayed):
         return as_default(name, "as many as instances" if name == "num_replicas" else "the default")
 
     def named(self, name: str) -> str:
-        """Return an option as it was written: ``--host``, or ``host in pyproject.toml``."""
+        """Return an option's name as it was written, such as ``--host`` or ``POPRUN_HOST``."""
         return self.origin(name).named
 
     def shown(self, name: str) -> str:
-        """Return an option with its value as they were written: ``POPRUN_NUM_INSTANCES=2``."""
+        """Return an option and its value as the user wrote them: ``POPRUN_NUM_INSTANCES=2``."""
         value = getattr(self, name)
         if isinstance(value, bool):
             value = "yes" if value else "no"
@@ -177,10 +178,10 @@ class LaunchConfig(DeclaredOptions, Displayed):
 
     @property
     def prints_file(self) -> bool:
-        """Whether --print-topology prints a whole file, so that no job starts."""
+        """Whether --print-topology prints a whole file; no job starts then."""
         return self.print_topology in _TOPOLOGY_FILES
 
-    # --- checks -------------------------------------------------------------------------------
+    # --- checks of values ---------------------------------------------------------------------
 
     def _check_counts(self) -> None:
         instances, replicas = self.num_instances, self.num_replicas
@@ -256,7 +257,7 @@ class LaunchConfig(DeclaredOptions, Displayed):
 
 
 def merged_config(*sources: Mapping[str, Any]) -> LaunchConfig:
-    """Return the configuration that several sources give; later sources take precedence.
+    """Return the configuration from values of several sources; later sources take precedence.
 
     Raises:
         UsageError: A value is not accepted, or values contradict one another.
@@ -265,7 +266,7 @@ def merged_config(*sources: Mapping[str, Any]) -> LaunchConfig:
 
 
 def config_of(program: Sequence[object], keywords: Mapping[str, object]) -> LaunchConfig:
-    """Return the configuration of a program and keyword arguments of Python.
+    """Return the configuration for a program and for options as keyword arguments of Python.
 
     Raises:
         UsageError: A keyword is unknown, or a value is not accepted.
@@ -276,7 +277,7 @@ def config_of(program: Sequence[object], keywords: Mapping[str, object]) -> Laun
 def changed_config(
     config: LaunchConfig, keywords: Mapping[str, object], program: Sequence[object] | None = None
 ) -> LaunchConfig:
-    """Return a configuration with other values, as ``LaunchConfig.replace`` does.
+    """Return a copy of a configuration with other values, as ``LaunchConfig.replace`` does.
 
     Raises:
         UsageError: A keyword is unknown, a value is not accepted, or values contradict one another.
@@ -294,16 +295,16 @@ def config_to_dict(config: LaunchConfig) -> dict[str, Any]:
     for name, opt in OPTIONS.items():
         if opt.saved and config.is_given(name):
             value = getattr(config, name)
-            # The only option that can be given as None is a list of indices. There it means "all".
+            # Only a list of indices can be given as None, which means all instances.
             values[name] = "all" if value is None else value
     return {name: list(v) if isinstance(v, tuple) else v for name, v in values.items()}
 
 
 def dump_config(config: LaunchConfig, path: str) -> str:
-    """Return the text of configuration file ``path``, with the source of each value.
+    """Return the text to write to the configuration file ``path``, with the source of each value.
 
     Raises:
-        UsageError: The suffix is unknown, or a value is not valid UTF-8 text.
+        UsageError: The suffix of the file is unknown, or a value is not valid UTF-8 text.
     """
     return config_text(config_to_dict(config), config.origins, path)
 
@@ -319,21 +320,21 @@ def config_from_dict(data: Any, source: str = "configuration") -> LaunchConfig:
 
 # --- IPU-Link domains ---------------------------------------------------------------------------
 
-# An IPU-Link domain is a rack with 64 IPUs. Each instance lies in one domain, and all domains have
-# the same number of instances.
+# An IPU-Link domain is a rack with 64 IPUs. All IPUs of an instance are in one IPU-Link domain, and
+# all domains have the same number of instances.
 
 
 def fewest_link_domains(num_instances: int, num_ipus: int) -> int:
-    """Return the smallest sufficient number of IPU-Link domains.
+    """Return the smallest number of IPU-Link domains that the instances and IPUs fit into.
 
-    An instance with more than 64 IPUs does not fit into a domain. Jobs on CPU hosts may still have
-    such instances, and each of them counts as a domain.
+    An instance with more than 64 IPUs does not fit into an IPU-Link domain. A job on CPU hosts may
+    still have instances with more IPUs. Each instance of the job then counts as one domain.
     """
     return next(iter(_sufficient_link_domains(num_instances, num_ipus)), num_instances)
 
 
 def _sufficient_link_domains(num_instances: int, num_ipus: int) -> list[int]:
-    """Return the smallest numbers of domains that hold the IPUs and divide the instances."""
+    """Return the smallest numbers of domains that have enough IPUs and divide the instances."""
     least = -(-num_ipus // LINK_DOMAIN_IPUS)
     found: list[int] = []
     for number in range(least, num_instances + 1):

@@ -13,10 +13,10 @@ TENSORBOARD, WANDB = "tensorboard", "wandb"
 
 @dataclass(frozen=True, slots=True)
 class MetricsDestination:
-    """A tool that stores a run's metrics.
+    """A tool that stores a run's metrics, and the place where it stores them.
 
     Attributes:
-        tool: ``tensorboard`` or ``wandb``.
+        tool: The name of the tool, ``tensorboard`` or ``wandb``.
         where: TensorBoard's folder or the project of Weights & Biases; empty for the default.
     """
 
@@ -25,10 +25,10 @@ class MetricsDestination:
 
     @classmethod
     def read(cls, text: str) -> MetricsDestination:
-        """Return the destination of a text such as ``tensorboard:logs``.
+        """Return the destination that a text such as ``tensorboard:logs`` describes.
 
         Raises:
-            ValueError: The tool is unknown, or the text ends with the colon.
+            ValueError: The tool is unknown, or no text follows the colon.
         """
         tool, colon, where = text.partition(":")
         tool = tool.lower()
@@ -40,14 +40,14 @@ class MetricsDestination:
         return f"{self.tool}:{self.where}" if self.where else self.tool
 
     def beside(self, folder: Path) -> MetricsDestination:
-        """Return this destination with a relative path taken as relative to ``folder``."""
+        """Return this destination with a relative path of TensorBoard joined to ``folder``."""
         if self.tool != TENSORBOARD or not self.where:
             return self
         return MetricsDestination(self.tool, str(folder / self.where))
 
 
 def read_destinations(texts: Iterable[str]) -> tuple[MetricsDestination, ...]:
-    """Return the destinations of an option's values, without repetitions."""
+    """Return the destinations that the values of an option describe, without repetitions."""
     return tuple(map(MetricsDestination.read, dict.fromkeys(texts)))
 
 

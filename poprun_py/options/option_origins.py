@@ -1,7 +1,7 @@
-"""Where the value of each option was given, and the merging of values from several sources.
+"""Origins of option values (where each value was given), and merging of several sources.
 
-The sources are the command line, environment variables, files, and Python. Each source gives a
-mapping of keyword arguments of LaunchConfig, which has the origin of each value under ``origins``.
+The sources are the command line, environment variables, files, and Python. Each source is a mapping
+with keyword arguments of LaunchConfig. The key ``origins`` has the origin of each value.
 """
 
 from __future__ import annotations
@@ -20,13 +20,14 @@ PYTHON = "Python"
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where the value of an option was given, so that a message can spell it as the user did.
+    """The place where the value of an option was given, and the option's spelling for messages.
 
     Attributes:
-        source: A file, or one of the constants of this module.
-        name: The option as the source spells it.
+        source: The name of a file, or ``COMMAND_LINE``, ``ENVIRONMENT`` or ``PYTHON``.
+        name: The option's name as the source spells it.
         separator: The text between the name and the value.
-        suffix: The text after the value. It names the source where the spelling does not tell it.
+        suffix: The text after the value, such as ``in pyproject.toml``; empty if the spelling of
+            the name shows the source.
     """
 
     source: str
@@ -36,51 +37,51 @@ class Origin:
 
     @property
     def named(self) -> str:
-        """The option as it was written: ``--host``, ``POPRUN_HOST``, ``host in pyproject.toml``."""
+        """The option's name as the user wrote it: ``--host`` or ``host in pyproject.toml``."""
         return f"{self.name}{self.suffix}"
 
     @property
     def label(self) -> str:
-        """The file, the variable, or the constant of the source."""
+        """The name of the source; for the environment, the name of the variable."""
         return self.name if self.source == ENVIRONMENT else self.source
 
     def shown(self, value: Any) -> str:
-        """Return the option and its value as they were written."""
+        """Return the option and its value as the user wrote them."""
         return f"{self.name}{self.separator}{value}{self.suffix}"
 
 
 def in_variable(name: str) -> Origin:
-    """Return the origin of an option that the environment variable ``name`` gives."""
+    """Return the origin of an option that the environment variable ``name`` sets."""
     return Origin(ENVIRONMENT, name, "=")
 
 
 def in_file(key: str, path: str) -> Origin:
-    """Return the origin of an option that a file gives under ``key``."""
+    """Return the origin of an option that the file ``path`` sets with ``key``."""
     return Origin(path, key, " = ", f" in {path}")
 
 
 def from_python(field: str) -> Origin:
-    """Return the origin of a keyword argument."""
+    """Return the origin of an option that is given as a keyword argument of Python."""
     return Origin(PYTHON, field, "=")
 
 
 def as_default(field: str, reason: str = "the default") -> Origin:
-    """Return the origin of a value that was not given, and the reason for the value."""
+    """Return the origin of a value that was not given; ``reason`` explains the value."""
     return Origin("default", field.replace("_", "-"), " = ", f" ({reason})")
 
 
 def from_command_line(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values of a command line with their origins, and without an empty program."""
+    """Return the values of a command line with their origins; an empty program is left out."""
     given = {name: value for name, value in values.items() if name != "program" or value}
     origins = {name: Origin(COMMAND_LINE, option_name(name)) for name in given if name in OPTIONS}
     return {**given, "origins": origins}
 
 
 def merge(*sources: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments of LaunchConfig that several sources give together.
+    """Return the keyword arguments of LaunchConfig that several sources give together.
 
-    A later source takes precedence, option by option. It also replaces an earlier option that
-    excludes one of its own. A list is replaced as a whole.
+    For each option, the last source that gives it takes precedence; lists are not joined. If two
+    sources give options that exclude each other, only the option of the later source is kept.
     """
     values: dict[str, Any] = {}
     origins: dict[str, Origin] = {}

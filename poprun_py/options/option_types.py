@@ -14,11 +14,11 @@ from typing import Any, TypeGuard
 
 from poprun_py.errors import UsageError, nearest
 
-# Larger than any job. A larger number is a typing mistake, and planning for it would take hours.
+# No job has more instances. A larger number is a typing mistake, and planning would take hours.
 MAX_INSTANCES = 65_536
-# The word for a value that the launcher chooses.
+# This word lets the launcher choose the value of an option.
 AUTO = "auto"
-# The word for an unlimited time.
+# This word means a time without a limit.
 FOREVER = "forever"
 # torchrun's words for one process per CPU.
 CPU_WORDS = ("auto", "cpu")
@@ -33,7 +33,7 @@ YES_NO_WORDS = {
     "false": False,
     "0": False,
 }
-# Python refuses to print integers with thousands of digits.
+# Messages leave out larger integers: Python refuses to print integers with thousands of digits.
 _HUGE = 1 << 1024
 
 
@@ -44,14 +44,14 @@ class OptionType:
     Attributes:
         metavar: The placeholder for a value in help texts.
         expected: A description of the accepted values, for error messages.
-        read: Converts text from a command line or a variable to a value. It raises ValueError,
-            KeyError or OverflowError for text that is not accepted.
+        read: Converts text from a command line or an environment variable to a value; raises
+            ValueError, KeyError or OverflowError for text that is not accepted.
         accepts: Tells whether a value from Python or from a file is accepted.
-        keyword: The annotation of the option as a keyword argument of Python.
+        keyword: The type annotation of the option as a keyword argument of Python.
         choices: The accepted words, for shell completion and for suggestions.
         normalise: Converts an accepted value to the form that LaunchConfig stores.
-        takes_text: Files and Python may also give the value as command-line text.
-        takes_path: Python may also give the value as a PathLike.
+        takes_text: Whether files and Python may also give the value as command-line text.
+        takes_path: Whether Python may also give the value as a PathLike.
     """
 
     metavar: str
@@ -71,12 +71,12 @@ class Option:
 
     Attributes:
         group: The group of the option in the help and in the documentation.
-        default: The value of an option that is not given.
-        type: The type of the value, or of each value of a repeatable option.
-        help: The description of the option, in sentences.
-        short: A second spelling with one letter, such as ``-n``.
-        repeatable: Whether the option may be given several times. Its value is then a tuple.
-        implied: The value of the bare option. None if a value must follow.
+        default: The value of the option if it is not given.
+        type: The type of the option's value, or of each value of a repeatable option.
+        help: The description of the option for the help.
+        short: A second name of the option with one letter, such as ``-n``; None for no such name.
+        repeatable: Whether the option may be given several times, so that its value is a tuple.
+        implied: The value if the option is given without one; None if a value is required.
         saved: Whether exported configurations and plans contain the option.
         secret: Whether messages must not show the value.
     """
@@ -95,8 +95,8 @@ class Option:
         """Return a value from Python or from a file in the form that LaunchConfig stores.
 
         Raises:
-            UsageError: The value is not accepted. The message contains ``name``, the value, and a
-                description of the accepted values.
+            UsageError: The value is not accepted. The error message contains ``name``, the value,
+                and a description of the accepted values.
         """
         if self.repeatable:
             if not isinstance(value, list | tuple):
@@ -106,7 +106,7 @@ class Option:
         return self._check_one(name, value)
 
     def check_or_read(self, name: str, value: Any) -> Any:
-        """Return a checked value; for some types, text is read as on the command line.
+        """Return a value in the form that LaunchConfig stores; some types also accept text.
 
         Raises:
             UsageError: The value is not accepted.
@@ -116,7 +116,7 @@ class Option:
         return self.check(name, value)
 
     def read(self, name: str, text: str) -> Any:
-        """Return the value that a command line or a variable gives as text.
+        """Return the value that a command line or an environment variable gives as text.
 
         Raises:
             UsageError: The text is not accepted.
@@ -138,7 +138,7 @@ class Option:
     def _error(self, name: str, value: Any) -> UsageError:
         shown = "a huge number" if isinstance(value, int) and abs(value) >= _HUGE else repr(value)
         if self.secret:
-            # The name in NAME=VALUE is not secret.
+            # For NAME=VALUE, the message has the name, which is not secret.
             given, equals, _ = value.partition("=") if isinstance(value, str) else ("", "", "")
             shown = f"{given!r}=..." if equals else f"of type {type(value).__name__}"
         shown = shown if len(shown) <= 80 else shown[:77] + "..."
@@ -159,7 +159,7 @@ def plain(value: Any) -> Any:
 
 
 def is_word(value: Any) -> TypeGuard[str]:
-    """Tell whether a value is text that a command line or a variable can hold."""
+    """Tell whether a value is text that a command line or an environment variable can hold."""
     if not isinstance(value, str) or "\0" in value:
         return False
     try:
@@ -169,7 +169,7 @@ def is_word(value: Any) -> TypeGuard[str]:
     return True
 
 
-# --- types with parameters ----------------------------------------------------------------------
+# --- option types with parameters ---------------------------------------------------------------
 
 
 def whole_number(minimum: int, metavar: str = "N", *, maximum: int = 2**31 - 1) -> OptionType:
@@ -184,7 +184,7 @@ def whole_number(minimum: int, metavar: str = "N", *, maximum: int = 2**31 - 1) 
 
 
 def choice(*words: str) -> OptionType:
-    """Return the type of a fixed set of lower-case words; text may use any letter case."""
+    """Return the type of a fixed set of lower-case words; a user may type upper case as well."""
     return OptionType(
         metavar="|".join(words),
         expected="one of " + ", ".join(words),
@@ -196,7 +196,7 @@ def choice(*words: str) -> OptionType:
 
 
 def exact_choice(*words: str) -> OptionType:
-    """Return the type of a fixed set of words. The letter case of a text is ignored."""
+    """Return the type of a fixed set of words; a user may type them in any letter case."""
     exact = {word.lower(): word for word in words}
     return OptionType(
         metavar="NAME",
@@ -212,7 +212,7 @@ def _literal(words: tuple[str, ...]) -> str:
     return "Literal[" + ", ".join(f'"{word}"' for word in words) + "]"
 
 
-# --- conversions --------------------------------------------------------------------------------
+# --- conversions of texts, and checks of values -------------------------------------------------
 
 
 def _whole_number(text: str) -> int:
@@ -227,7 +227,7 @@ _TIME = re.compile("".join(rf"(?:(\d+(?:\.\d*)?){unit})?" for unit in _UNITS), r
 
 
 def _seconds(text: str) -> float:
-    """Return the seconds of ``90``, ``90s``, ``5m``, ``1h30m`` or ``2d``."""
+    """Return the seconds in a time such as ``90``, ``90s``, ``5m``, ``1h30m`` or ``2d``."""
     if not text.isascii() or "_" in text:
         raise ValueError(text)
     match = _TIME.fullmatch(text.lower())
@@ -245,7 +245,7 @@ def _is_time(value: Any) -> bool:
 
 
 def _indices(text: str) -> tuple[int, ...] | None:
-    """Return the indices of ``0,2-3``; None for ``all``."""
+    """Return the indices in a list such as ``0,2-3``; None for ``all``."""
     if text.lower() == "all":
         return None
     found: set[int] = set()
@@ -281,14 +281,14 @@ def _yes_no(text: str) -> bool:
 
 
 def _yes_no_or_word(text: str) -> str:
-    """Return lower-case text, with ``yes`` and ``no`` for the other spellings of these two."""
+    """Return the text in lower case; other spellings of yes and no become ``yes`` and ``no``."""
     word = text.lower()
     if word not in YES_NO_WORDS:
         return word
     return "yes" if YES_NO_WORDS[word] else "no"
 
 
-# --- types --------------------------------------------------------------------------------------
+# --- option types -------------------------------------------------------------------------------
 
 
 TEXT = OptionType(
@@ -298,7 +298,7 @@ TEXT = OptionType(
     accepts=is_word,
     keyword="str",
 )
-# A name without blanks, such as that of a V-IPU server, partition or cluster.
+# The type of names without blanks, such as the name of a V-IPU server, partition or cluster.
 NAME = OptionType(
     metavar="NAME",
     expected="a name without blanks",
@@ -329,7 +329,8 @@ YES_NO = OptionType(
     keyword="bool",
     takes_text=True,
 )
-# An option without a value on the command line. Files and variables give it true or false.
+# The type of an option that has no value on the command line. In files and environment variables,
+# its value is true or false.
 FLAG = replace(YES_NO, metavar="", expected="true or false")
 TOPOLOGY_FORM = OptionType(
     metavar="|".join(TOPOLOGY_FORMS),

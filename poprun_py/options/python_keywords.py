@@ -15,7 +15,7 @@ from poprun_py.options.declared_options import OPTIONS
 from poprun_py.options.option_origins import from_python
 from poprun_py.options.option_types import plain
 
-# These options of the command replace or precede a launch. In Python, functions do that instead.
+# Options that only the command has. Python has functions in place of these options.
 COMMAND_LINE_ONLY = tuple(name for name, opt in OPTIONS.items() if not opt.saved and name != "live")
 KEYWORDS = (*(name for name in OPTIONS if name not in COMMAND_LINE_ONLY), "hosts")
 _INSTEAD = {
@@ -24,7 +24,7 @@ _INSTEAD = {
     "from_plan": "give the LaunchPlan itself",
     "import_config": "LaunchConfig.from_file(...) reads it",
 }
-# The other arguments of launch, start and plan.
+# Arguments of the functions launch, start and plan that are not options.
 _ARGUMENTS = (
     *("target", "args", "kwargs", "program", "environ"),
     *("show", "log", "warn", "tell_binding", "descriptors"),
@@ -32,10 +32,11 @@ _ARGUMENTS = (
 
 
 def words_of(program: Sequence[object]) -> tuple[str, ...]:
-    """Return a program and its arguments as texts; numbers and paths are converted.
+    """Return a program and its arguments as texts; numbers and paths are converted to text.
 
     Raises:
-        UsageError: The program is a single text, or contains a value of another type.
+        UsageError: The program is a single text, or contains a value that is not a text, a number
+            or a path.
     """
     if isinstance(program, str | bytes) or not isinstance(program, Sequence):
         shown = ascii(program)
@@ -49,11 +50,11 @@ def words_of(program: Sequence[object]) -> tuple[str, ...]:
 
 
 def from_keywords(keywords: Mapping[str, object]) -> dict[str, Any]:
-    """Return the values of keyword arguments with their origins; None means the default.
+    """Return the values that keyword arguments give, with their origins; None is the default.
 
     Args:
-        keywords: Options by field name. ``hosts`` is a list or a text, ``env`` may be a mapping,
-            and times and indices may be texts as on the command line.
+        keywords: Options; the keys are field names of LaunchConfig. ``hosts`` is a list or a text,
+            ``env`` may be a mapping, and times and indices may be texts as on the command line.
 
     Raises:
         UsageError: A keyword is unknown, or a value is not accepted.
@@ -102,7 +103,7 @@ def _host_list(hosts: object) -> str:
 
 
 def _variable(name: object, value: object) -> str:
-    """Return ``NAME=VALUE``; messages never contain the value, which may be secret."""
+    """Return ``NAME=VALUE``; error messages leave out the value, which may be secret."""
     if not isinstance(name, str) or not name or "=" in name:
         raise UsageError(f"env: {name!r} is not the name of a variable: expected a text without =")
     word = _word(value, f"variable {name} of env", is_secret=True)
@@ -119,11 +120,12 @@ def _word(value: object, place: str, *, is_secret: bool = False) -> str:
     number = plain(value)
     if isinstance(number, str):
         return str.__str__(number)
-    # Programs differ in how they spell true and false, so a bool is rejected.
+    # Python's bools are rejected, because programs expect different spellings of true and false.
     if isinstance(number, bool):
         given = "a bool" if is_secret else str(number)
     elif isinstance(number, Number):
-        # Converting float32's 0.1 to Python's float would add digits.
+        # A NumPy number is converted to text directly: as a Python float, a float32 of 0.1 would
+        # have more digits.
         return str(value if isinstance(value, Number) else number)
     else:
         given = f"of type {type(value).__name__}"
