@@ -23,10 +23,13 @@ def _agent_names(text: str) -> tuple[str, ...]:
     "create cluster c128 --num-ipulinkdomains 2 --topology torus --cluster-topology looped",
 )
 @NAME
-@click.option("--agents", metavar="A,B,...", help="Its agents. Unset: all that are in no cluster.")
+@click.option(
+    "--agents", metavar="A,B,...",
+    help="The cluster's agents. Unset: all agents without a cluster.",
+)  # fmt: skip
 @click.option(
     "--num-ipulinkdomains", "--num-ilds", "num_ilds", type=int, default=1, metavar="N",
-    show_default=True, help="The number of IPU-Link domains, which have equally many agents.",
+    show_default=True, help="The number of IPU-Link domains. Each gets the same number of agents.",
 )  # fmt: skip
 @click.option(
     "--topology", type=click.Choice(["mesh", "torus"]), default="mesh", show_default=True,
@@ -39,7 +42,7 @@ def _agent_names(text: str) -> tuple[str, ...]:
 def create_cluster(
     *, name: str, agents: str | None, num_ilds: int, topology: str, cluster_topology: str
 ) -> None:  # fmt: skip
-    """Make a cluster of agents that belong to no cluster."""
+    """Make a cluster of agents that do not yet belong to a cluster."""
     with changed_pod("create", "cluster", name) as store:
         if agents is None:
             pod = store.pod()
@@ -61,7 +64,7 @@ def create_cluster(
 @object_command("cluster")
 @click.argument("name", type=_CLUSTER_NAME)
 def remove_cluster(*, name: str) -> None:
-    """Remove a cluster, which must have no allocations."""
+    """Remove a cluster. Its allocations must be removed first."""
     with changed_pod("remove", "cluster", name) as store:
         store.remove_cluster(name)
 
@@ -76,11 +79,14 @@ def remove_cluster(*, name: str) -> None:
     "--cluster",
     type=_CLUSTER_NAME,
     metavar="NAME",
-    help="The cluster of the agents. Unset: the only cluster.",
+    help="The cluster that the agents belong to. Unset: the pod's only cluster.",
 )
-@click.option("--agents", metavar="A,B,...", help="Its agents. Unset: all of the cluster.")
+@click.option(
+    "--agents", metavar="A,B,...",
+    help="The allocation's agents. Unset: all agents of the cluster.",
+)  # fmt: skip
 def create_allocation(*, name: str, cluster: str | None, agents: str | None) -> None:
-    """Make an allocation, which lets users make partitions of agents of one cluster."""
+    """Make an allocation. Users make partitions from its agents, which belong to one cluster."""
     with changed_pod("create", "allocation", name) as store:
         snapshot = PodSnapshot(store)
         clusters = snapshot.pod.clusters
@@ -95,6 +101,6 @@ def create_allocation(*, name: str, cluster: str | None, agents: str | None) -> 
 @object_command("allocation")
 @click.argument("name", type=ObjectName(known_names(ALLOCATION)))
 def remove_allocation(*, name: str) -> None:
-    """Remove an allocation, which must have no partitions."""
+    """Remove an allocation. Its partitions must be removed first."""
     with changed_pod("remove", "allocation", name) as store:
         store.remove_allocation(name)

@@ -1,6 +1,7 @@
-"""The grammar of ``poprun-py-pod``, which is V-IPU's: ``VERB OBJECT [NAME] [options]``.
+"""Command-line grammar of ``poprun-py-pod``, as in V-IPU: ``VERB OBJECT [NAME] [options]``.
 
-An object may be singular or plural. Global options may stand before the verb or after the object.
+The name of an object may be singular or plural. Global options may stand before the verb or after
+the object.
 """
 
 from __future__ import annotations
@@ -15,21 +16,22 @@ from poprun_py.errors import nearest
 from poprun_py.terminal import PrintedHelp
 
 CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
-# The key of the given global options in the ``meta`` of click's context.
+# The dictionary ``meta`` of click's context has the given global options under this key.
 GLOBAL_OPTIONS = "poprun_py.command.pods"
 _COMMAND_NAME = "poprun-py-pod"
 _OTHER_VERBS = {"delete": "remove", "rm": "remove", "ls": "list", "show": "get"}
 
 
 def _keep(context: click.Context, param: click.Parameter, value: Any) -> Any:
-    # The option after the object is read later and so replaces one before the verb.
+    # A global option after the object is parsed last, so it replaces the same option before the
+    # verb.
     if value is not None and value is not False:
         context.meta.setdefault(GLOBAL_OPTIONS, {})[param.name] = value
     return value
 
 
 def _global_options() -> list[click.Option]:
-    """Return new option objects, because an option belongs to one command."""
+    """Return new option objects for one command, because commands cannot share them."""
 
     def option(*names: str, **settings: Any) -> click.Option:
         return click.Option(list(names), expose_value=False, callback=_keep, **settings)
@@ -53,9 +55,9 @@ _GLOBAL_NAMES = tuple(option.opts[-1] for option in _global_options())
 
 
 class ObjectCommand(PrintedHelp, click.Command):
-    """A verb for one kind of object, which also takes the global options.
+    """A command that applies a verb to one kind of object, such as ``create partition``.
 
-    Its help lists the global options separately.
+    It also takes the global options, which its help lists in a section of their own.
     """
 
     def __init__(self, *args: Any, examples: Sequence[str] = (), **settings: Any) -> None:
@@ -64,7 +66,7 @@ class ObjectCommand(PrintedHelp, click.Command):
         self._examples = examples
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the examples, the command's own options, and the global options."""
+        """Write the help's sections: examples, the command's own options, and global options."""
         if self._examples:
             with formatter.section("Examples"):
                 for example in self._examples:
@@ -75,12 +77,12 @@ class ObjectCommand(PrintedHelp, click.Command):
 def object_command(
     name: str, *examples: str, text: str | None = None
 ) -> Callable[[Callable[..., int | None]], ObjectCommand]:
-    """Return a decorator that makes a function the command of a verb for one kind of object.
+    """Return a decorator that turns a function into a command such as ``create partition``.
 
     Args:
-        name: The kind of object.
-        examples: For the help, without the name ``poprun-py-pod``.
-        text: The help; None for the function's docstring.
+        name: The name of the kind of object, such as ``partition``.
+        examples: Example command lines for the help, without ``poprun-py-pod`` at the start.
+        text: The command's help text; None for the function's docstring.
     """
     return click.command(
         name, cls=ObjectCommand, examples=examples, help=text, context_settings=CONTEXT
@@ -94,7 +96,7 @@ def _write_options(
     common: list[tuple[str, str]] = []
     for param in command.get_params(ctx):
         record = param.get_help_record(ctx)
-        # The usage line describes the arguments.
+        # Arguments are left out, because the usage line shows them.
         if record is not None and isinstance(param, click.Option):
             (common if param.opts[-1] in _GLOBAL_NAMES else own).append(record)
     for title, records in (("Options", own), ("Global options", common)):
@@ -104,21 +106,21 @@ def _write_options(
 
 
 class _CommandGroup(PrintedHelp, click.Group):
-    """A group of commands that answers an unknown name with the most similar one."""
+    """A click group that suggests the most similar subcommand for an unknown name."""
 
     member = "command"
 
     def hint(self, word: str, names: Sequence[str]) -> str:
-        """Return the end of the error about an unknown word."""
+        """Return the suggestion that ends the error message for an unknown subcommand."""
         return nearest(word, names) or f": expected one of {', '.join(names)}"
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Return the command for the first word.
+        """Return the subcommand that the first argument names, and the other arguments.
 
         Raises:
-            UsageError: The word is not the name of a command.
+            UsageError: The first argument is not the name of a subcommand.
         """
         found = self.get_command(ctx, args[0])
         if found is None and not ctx.resilient_parsing:
@@ -127,11 +129,11 @@ class _CommandGroup(PrintedHelp, click.Group):
         return (found.name if found else None), found, args[1:]
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Return the commands in the order of the help."""
+        """Return the names of the subcommands in the order in which the help lists them."""
         return list(self.commands)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse the words; without words, raise a UsageError that lists the commands."""
+        """Parse the arguments; without arguments, raise a UsageError that lists the subcommands."""
         if not args and not ctx.resilient_parsing:
             raise click.UsageError(
                 f"expected {'an' if self.member[0] in 'aeiou' else 'a'} {self.member}: "
@@ -151,7 +153,10 @@ class VerbGroup(_CommandGroup):
         self.params += _global_options()
 
     def hint(self, word: str, names: Sequence[str]) -> str:
-        """Suggest the verb for a verb of other commands, and for an object in a verb's place."""
+        """Return the suggestion that ends the error message for an unknown verb.
+
+        The user may have given a synonym of a verb (``rm``), or an object without a verb.
+        """
         if word in _OTHER_VERBS:
             return f"; did you mean {_OTHER_VERBS[word]}?"
         groups = (each for each in self.commands.values() if isinstance(each, ObjectGroup))
@@ -160,36 +165,36 @@ class VerbGroup(_CommandGroup):
         return super().hint(word, names)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the verbs and the options."""
+        """Write the help's sections: verbs, options, and global options."""
         self.format_commands(ctx, formatter)
         _write_options(self, ctx, formatter)
 
 
 class ObjectGroup(_CommandGroup):
-    """A verb, whose subcommands are kinds of objects."""
+    """The click group of one verb. Its subcommands are kinds of objects, such as ``partition``."""
 
     member = "object"
 
     def named(self, word: str) -> click.Command | None:
-        """Return the command for an object in the singular or plural."""
+        """Return the subcommand for the name of an object in the singular or plural."""
         other = word.removesuffix("s") if word.endswith("s") else f"{word}s"
         return self.commands.get(word) or self.commands.get(other)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Return the command for an object in the singular or plural."""
+        """Return the subcommand for the name of an object in the singular or plural."""
         return self.named(cmd_name)
 
 
-# click names the type of the value only from 8.4 on.
+# ParamType takes a type argument only since click 8.4.
 class SyncTypeName(click.ParamType):  # type: ignore[type-arg]
-    """A sync type, by its name in V-IPU's protocol or on V-IPU's command line."""
+    """A click type that converts a name from V-IPU's protocol or command line to a sync type."""
 
     name = "TYPE"
 
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> SyncType:
-        """Return the sync type of a name in any letter case."""
+        """Return the sync type with this name, in upper or lower case."""
         if isinstance(value, SyncType):
             return value
         wanted = str(value).lower().replace("_", "-")
@@ -202,17 +207,21 @@ class SyncTypeName(click.ParamType):  # type: ignore[type-arg]
     def shell_complete(
         self, ctx: click.Context, param: click.Parameter, incomplete: str
     ) -> list[click.shell_completion.CompletionItem]:
-        """Return the names that begin with ``incomplete``."""
+        """Return the names of sync types that begin with ``incomplete``."""
         return _items((sync_name(each) for each in SyncType), incomplete)
 
 
 def sync_name(sync_type: SyncType) -> str:
-    """Return the command line's name of a sync type: ``c2-compatible`` for ST_GS2_DEFAULT."""
+    """Return a sync type's name on the command line: ``c2-compatible`` for ST_GS2_DEFAULT."""
     return sync_type.name.lower().replace("_", "-")
 
 
 class ObjectName(click.ParamType):  # type: ignore[type-arg]
-    """The name of an existing object; ``known`` returns the names that a shell may complete."""
+    """A click type for the name of an existing object.
+
+    Args:
+        known: Returns the names that the shell can complete.
+    """
 
     name = "name"
 
@@ -220,13 +229,13 @@ class ObjectName(click.ParamType):  # type: ignore[type-arg]
         self._known = known
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """Accept any text, because only the pod knows the names."""
+        """Accept any text, because only the pod knows which objects exist."""
         return str(value)
 
     def shell_complete(
         self, ctx: click.Context, param: click.Parameter, incomplete: str
     ) -> list[click.shell_completion.CompletionItem]:
-        """Return the names that begin with ``incomplete``."""
+        """Return the names of existing objects that begin with ``incomplete``."""
         return _items(self._known(ctx), incomplete)
 
 
@@ -236,5 +245,5 @@ def _items(words: Iterable[str], incomplete: str) -> list[click.shell_completion
     return [CompletionItem(word) for word in words if word.startswith(incomplete)]
 
 
-# The name of a new object.
+# The argument NAME of a command that creates an object.
 NAME = click.argument("name")

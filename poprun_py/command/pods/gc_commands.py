@@ -38,7 +38,7 @@ from poprun_py.terminal import (
 )
 from poprun_py.versions import version_text
 
-# The variable of Graphcore's tools for the name of a partition.
+# The environment variable, also of Graphcore's tools, with the name of the partition to show.
 _PARTITION = "IPUOF_VIPU_API_PARTITION_ID"
 _HELP = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 
@@ -53,13 +53,13 @@ _ALL_PARTITIONS = click.option(
 
 
 def _selected_partitions(*, all_users: bool) -> tuple[list[GcPartition], bool]:
-    """Return the partitions to show, and whether they are those of a pod.
+    """Return the partitions to show, and whether a pod is configured.
 
     Args:
         all_users: Whether to return the partitions of all users of the pod.
 
     Raises:
-        UsageError: The variable names a partition that the pod does not have.
+        UsageError: IPUOF_VIPU_API_PARTITION_ID names a partition that the pod does not have.
         StartError: The pod cannot be reached or read.
     """
     pod = pod_partitions(os.environ)
@@ -94,11 +94,13 @@ def _of_pod(pod: PodPartitions, *, all_users: bool) -> list[GcPartition]:
 
 @click.command("gc-info", cls=_Command, context_settings=_HELP)
 @click.option("-l", "--list-devices", is_flag=True, help="List all devices.")
-@click.option("-d", "--device-id", type=int, metavar="ID", help="The device to show.")
-@click.option("-i", "--device-info", "shows_info", is_flag=True, help="Show one device: needs -d.")
+@click.option("-d", "--device-id", type=int, metavar="ID", help="The id of the device to show.")
+@click.option(
+    "-i", "--device-info", "shows_info", is_flag=True, help="Show the device that -d selects."
+)
 @click.option("--ipu-arch", is_flag=True, help="Show the architecture of a device.")
-@click.option("--ipu-count", is_flag=True, help="Show the number of IPUs of a device or of all.")
-@click.option("--tile-clock-speed", is_flag=True, help="Show the clock of the tiles.")
+@click.option("--ipu-count", is_flag=True, help="Show the number of IPUs of a device or partition.")
+@click.option("--tile-clock-speed", is_flag=True, help="Show the clock frequency of the tiles.")
 @_ALL_PARTITIONS
 @click.option("-v", "--version", is_flag=True, help="Show the version.")
 def GC_INFO(
@@ -115,11 +117,11 @@ def GC_INFO(
     """List the emulated IPUs of this machine, and the processes that hold them.
 
     The partition "emulated" has the IPUs that any program can take. Each running job of poprun-py
-    has its own partition. -d selects a device of the partition in IPUOF_VIPU_API_PARTITION_ID, or
-    else of the partition "emulated".
+    has its own partition. -d selects a device of the partition that IPUOF_VIPU_API_PARTITION_ID
+    names, or else of the partition "emulated".
 
-    If a pod is configured (poprun-py-pod --help), the IPUs of your partitions are listed, or only
-    those of the partition in the variable.
+    If a pod is configured (poprun-py-pod --help), the IPUs of your partitions are listed. If
+    IPUOF_VIPU_API_PARTITION_ID names a partition, only its IPUs are listed.
     """
     if version:
         print_out(version_text("text"))
@@ -148,10 +150,11 @@ def GC_INFO(
 
 
 def _only_partition(partitions: Sequence[GcPartition], is_pod: bool) -> GcPartition:
-    """Return the partition of the device that the options ask about.
+    """Return the partition in which --device-id selects a device.
 
     Raises:
-        UsageError: The pod does not have exactly one partition, and the variable is not set.
+        UsageError: The pod does not have exactly one partition, and IPUOF_VIPU_API_PARTITION_ID is
+            not set.
     """
     wanted = os.environ.get(_PARTITION)
     if is_pod and not wanted and len(partitions) != 1:
@@ -161,10 +164,10 @@ def _only_partition(partitions: Sequence[GcPartition], is_pod: bool) -> GcPartit
 
 
 def _device(partition: GcPartition, wanted: int | None) -> Device | None:
-    """Return the device with this id; None without an id.
+    """Return the device with the id ``wanted``; None if ``wanted`` is None.
 
     Raises:
-        UsageError: The partition does not have this device.
+        UsageError: The partition does not have a device with this id.
     """
     if wanted is None:
         return None
@@ -179,7 +182,7 @@ def _device(partition: GcPartition, wanted: int | None) -> Device | None:
 
 
 @click.command("gc-monitor", cls=_Command, context_settings=_HELP)
-@click.option("--no-card-info", is_flag=True, help="Show only the processes.")
+@click.option("--no-card-info", is_flag=True, help="Show only the processes, without the IPUs.")
 @click.option("-j", "--json", "as_json", is_flag=True, help="Print JSON.")
 @_ALL_PARTITIONS
 @click.option("-v", "--version", is_flag=True, help="Show the version.")
@@ -207,7 +210,7 @@ def GC_MONITOR(
 
 
 def run(command: click.Command, words: Sequence[str]) -> int:
-    """Run a command line and return its exit code."""
+    """Run ``command`` with the arguments ``words`` and return its exit code."""
 
     def answer() -> int:
         with usage_errors():

@@ -1,7 +1,8 @@
 """The partitions that ``gc-info`` and ``gc-monitor`` show, with the processes that hold their IPUs.
 
-Without a pod, the free IPUs of this machine are one partition, and each running job is another.
-With a pod, its partitions are shown, and jobs that run without the pod.
+If no pod is configured, the partition ``emulated`` shows the IPUs for programs without a launcher,
+and each running job is another partition. If a pod is configured, its partitions are shown,
+followed by the jobs of this machine that do not use the pod.
 """
 
 from __future__ import annotations
@@ -32,13 +33,14 @@ class GcProcess:
     """A process that holds IPUs. It is an instance of a job, or a program without a launcher.
 
     Attributes:
-        pid: Its process id.
-        instance: The index of the instance; None for a program without a launcher.
-        host: The host that it runs on.
-        ipus: The IPUs that it holds, numbered in the partition.
-        command: Its program; empty for an instance on another host.
-        user: Its user; empty for an instance on another host.
-        seconds: The time since its start; None for an instance on another host.
+        pid: The process id.
+        instance: The index of the instance in its job; None for a program without a launcher.
+        host: The host that runs the process.
+        ipus: The numbers, within the partition, of the IPUs that the process holds.
+        command: The start of the command line; empty for an instance on another host.
+        user: The user who runs the process; empty for an instance on another host.
+        seconds: The seconds since an instance started or a program took its IPUs; None for an
+            instance on another host.
     """
 
     pid: int
@@ -55,16 +57,16 @@ class GcPartition:
     """A partition as ``gc-info`` and ``gc-monitor`` show it.
 
     Attributes:
-        name: Its name for V-IPU.
+        name: The name of the partition; ``job-PID`` for a job without a named partition.
         num_ipus: The number of IPUs, a power of two.
-        host: The host of the IPUs that no instance holds.
-        processes: The processes that hold some of the IPUs.
-        launcher: The process id of the job's launcher; None if the partition is not a job's.
-        ipus: The IPUs of the pod; empty without a pod.
-        num_ilds: The number of its IPU-Link domains. No device is in two of them.
-        state: Its state, in lower case.
-        is_reconfigurable: Whether programs choose the size of their devices.
-        owner: The user who made it; empty without a pod.
+        host: The host that is shown for free IPUs if ``ipus`` is empty.
+        processes: The processes that hold IPUs of the partition.
+        launcher: The process id of a job's launcher; None if the partition does not show a job.
+        ipus: The IPUs of a pod's partition; empty for partitions outside a pod.
+        num_ilds: The number of IPU-Link domains. A device never spans two of them.
+        state: The state of the partition, in lower case.
+        is_reconfigurable: Whether programs choose the number of IPUs of their devices.
+        owner: The user who made the partition; empty for partitions outside a pod.
     """
 
     name: str
@@ -79,31 +81,31 @@ class GcPartition:
     owner: str = ""
 
     def devices(self) -> Iterator[Device]:
-        """Return all devices in the order of their ids."""
+        """Return all devices of the partition in the order of their ids."""
         return devices_of(self.num_ipus, self.num_ilds)
 
     def processes_by_ipu(self) -> Mapping[int, GcProcess]:
-        """Return the process that holds each IPU; free IPUs are left out."""
+        """Map each IPU in use to the process that holds it."""
         return {ipu: process for process in self.processes for ipu in process.ipus}
 
     def host_of(self, ipu: int) -> str:
-        """Return the host of an IPU; without a pod, the host of the instance that holds it."""
+        """Return the host of an IPU. Outside a pod, it is the host of the process that holds it."""
         if self.ipus:
             return self.ipus[ipu].host
         process = self.processes_by_ipu().get(ipu)
         return process.host if process is not None else self.host
 
     def number_of(self, ipu: int) -> int:
-        """Return the IPU# of an IPU, which counts down within an IPU-Machine."""
+        """Return the IPU# of an IPU: 3, 2, 1, 0 for the four IPUs of an IPU-Machine."""
         if self.ipus:
             return self.ipus[ipu].number
         return IPUS_PER_MACHINE - 1 - ipu % IPUS_PER_MACHINE
 
 
 def free_partition(host: str) -> GcPartition:
-    """Return the partition of the IPUs for programs without a launcher.
+    """Return the partition ``emulated``. Programs without a launcher can take its IPUs.
 
-    Emulated IPUs do not run out. The partition has the size of a usual system, a Pod16.
+    The number of emulated IPUs is unlimited. The partition shows 16, as many as a Pod16 system has.
     """
     return GcPartition(MACHINE_PARTITION, MACHINE_IPUS, host)
 
@@ -113,16 +115,16 @@ def find_partition(partitions: Sequence[GcPartition], name: str | None) -> GcPar
     return next((each for each in partitions if each.name == name), partitions[0])
 
 
-# --- this machine -------------------------------------------------------------------------------
+# --- partitions of this machine, outside a pod --------------------------------------------------
 
 
 def machine_partitions() -> tuple[list[GcPartition], list[int]]:
-    """Return the partitions of this machine, and the launchers that do not answer.
+    """Return the partitions of this machine, and the process ids of unresponsive launchers.
 
-    The partition of the free IPUs is the first; each running job is another one.
+    The first partition is ``emulated``. Each running job that uses IPUs is another partition.
 
     Raises:
-        StartError: The pod file of this machine cannot be read.
+        StartError: The list of this machine's IPUs in use cannot be read.
     """
     host = os.uname().nodename
     partitions = [replace(free_partition(host), processes=_programs_of_machine())]
@@ -132,13 +134,13 @@ def machine_partitions() -> tuple[list[GcPartition], list[int]]:
             if holdings is None or holdings["num_ipus"]:
                 partitions.append(_job_partition(launcher, holdings, host))
         except (LookupError, TypeError, ValueError):
-            # No answer, or not the answer of a launcher of this version.
+            # The launcher did not answer, or its answer has the form of another version.
             silent.append(launcher)
     return partitions, silent
 
 
 def _programs_of_machine() -> tuple[GcProcess, ...]:
-    """Return the programs without a launcher that hold IPUs of this machine."""
+    """Return the processes that hold IPUs of this machine and that no launcher has started."""
     from popdist_py.pods.machine_pod import existing_machine
 
     try:
@@ -165,14 +167,14 @@ def _attached_process(attachment: Attachment) -> GcProcess:
 
 
 def _job_partition(launcher: int, holdings: Any, host: str) -> GcPartition:
-    """Return the partition of a job of this ``host``.
+    """Return a partition that represents a job; ``host`` is this machine's host name.
 
     Raises:
-        LookupError, TypeError, ValueError: ``holdings`` is not the answer of a launcher.
+        LookupError, TypeError, ValueError: ``holdings`` is not a valid answer of a launcher.
     """
     return GcPartition(
         name=printable(str(holdings["partition"] or f"job-{launcher}")),
-        # Partitions have powers of two.
+        # The number of IPUs of a partition is a power of two.
         num_ipus=1 << (int(holdings["num_ipus"]) - 1).bit_length(),
         host=host,
         processes=_instances(holdings, host),
@@ -181,10 +183,10 @@ def _job_partition(launcher: int, holdings: Any, host: str) -> GcPartition:
 
 
 def _instances(holdings: Any, host: str) -> tuple[GcProcess, ...]:
-    """Return the instances of a job with their IPUs; ``host`` is this host.
+    """Return the instances of a job with their IPUs; ``host`` is this machine's host name.
 
     Raises:
-        LookupError, TypeError, ValueError: ``holdings`` is not the answer of a launcher.
+        LookupError, TypeError, ValueError: ``holdings`` is not a valid answer of a launcher.
     """
     processes = (
         GcProcess(
@@ -199,7 +201,7 @@ def _instances(holdings: Any, host: str) -> tuple[GcProcess, ...]:
 
 
 def _with_details(process: GcProcess) -> GcProcess:
-    """Add the command, user and age of a process of this host, unless it has ended."""
+    """Add the command, user and age to a process of this host, unless it has ended."""
     words = process_info.read_file(process.pid, "cmdline")
     stat, uid = process_info.read_stat(process.pid), process_info.owner(process.pid)
     if words is None or stat is None or uid is None:
@@ -214,23 +216,23 @@ def _with_details(process: GcProcess) -> GcProcess:
 
 
 def _short_command(words: Sequence[str]) -> str:
-    """Return the first two words of a command line, without folders."""
+    """Return the first two words of a command line, with paths cut to file names."""
     first = [word for word in words if word][:2]
     return printable(" ".join(Path(word).name if "/" in word else word for word in first))
 
 
-# --- a pod --------------------------------------------------------------------------------------
+# --- partitions of the configured pod -----------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class PodPartitions:
-    """The partitions of a pod, and of jobs of this machine that run without the pod.
+    """The partitions of a pod, and the jobs of this machine that do not use the pod.
 
     Attributes:
-        where: The pod, as messages name it.
-        user: The user who asks.
-        partitions: Those of the pod, by name, and then those of jobs.
-        silent: The launchers that do not answer.
+        where: The folder or URL of the pod, for messages.
+        user: The user who runs the command.
+        partitions: The partitions of the pod, sorted by name, and then one partition for each job.
+        silent: The process ids of the launchers that do not answer.
     """
 
     where: str
@@ -239,7 +241,7 @@ class PodPartitions:
     silent: list[int]
 
     def own(self) -> list[GcPartition]:
-        """Return the partitions that this user or a job has made."""
+        """Return the user's own partitions in the pod, and the partitions that show jobs."""
         return [each for each in self.partitions if each.owner in ("", self.user)]
 
 
@@ -263,7 +265,7 @@ def pod_partitions(environ: Mapping[str, str]) -> PodPartitions | None:
     partitions = [_pod_partition(each, attachments, jobs) for each in found]
     others, silent = machine_partitions()
     launchers = {each.holder.pid for each in attachments if _is_here(each)}
-    # With a pod, the first partition, that of the free IPUs, does not exist.
+    # The first partition is ``emulated``, which does not exist while a pod is configured.
     partitions += [each for each in others[1:] if each.launcher not in launchers]
     return PodPartitions(store.where, store.user, partitions, silent)
 
@@ -290,15 +292,17 @@ def _pod_partition(
 
 
 def _processes(attachment: Attachment, jobs: Mapping[int, Any]) -> Iterable[GcProcess]:
-    """Return the instances of a job of this host; else the process that attached.
+    """Return the processes that hold the IPUs of an attachment.
 
-    A pod only knows a job's launcher, and the launcher knows its instances.
+    For a job, the pod knows only the launcher. If ``jobs`` contains that launcher's answer, the
+    job's instances are returned. If not, the process that attached the IPUs is returned.
     """
     if _is_here(attachment) and (holdings := jobs.get(attachment.holder.pid)) is not None:
-        # A launcher of another version may answer in another form.
+        # A launcher of another version may give an answer in another form.
         with contextlib.suppress(LookupError, TypeError, ValueError):
             instances = _instances(holdings, os.uname().nodename)
-            # A job numbers its IPUs from 0, in the order of the attachment.
+            # A launcher numbers its job's IPUs from 0. The attachment lists, in the same order,
+            # their numbers in the partition.
             return [
                 replace(each, ipus=tuple(attachment.ipus[ipu] for ipu in each.ipus))
                 for each in instances

@@ -9,14 +9,14 @@ from popdist_py.errors import counted
 from popdist_py.pods.model import Device
 from poprun_py.command.pods.gc_partitions import GcPartition, GcProcess
 
-# The architecture of Mk2 IPUs, as ``poptorch.ipuHardwareVersion()`` names it, and its numbers.
+# The properties of Mk2 IPUs. ``poptorch.ipuHardwareVersion()`` returns ``ARCHITECTURE``.
 ARCHITECTURE = "ipu2"
 CLOCK_MHZ = 1330
 _TILES_PER_IPU = 1472
 _TILE_BYTES = 638_976
 _MACHINE_TYPE = "emulated"
 
-# The columns of the two tables of gc-monitor, with their widths.
+# The columns of the two tables of gc-monitor, with their widths in characters.
 _CARD_COLUMNS = {"IPU-M": 30, "Serial": 10, "IPU-M SW": 8, "Type": 10, "ID": 5, "IPU#": 4,
                  "Routing": 7, "Clock": 9}  # fmt: skip
 _PROCESS_COLUMNS = {"PID": 9, "Command": 30, "Time": 9, "User": 16, "Instance": 8, "ID": 5,
@@ -24,7 +24,7 @@ _PROCESS_COLUMNS = {"PID": 9, "Command": 30, "Time": 9, "User": 16, "Instance": 
 _UNKNOWN = "N/A"
 
 
-# --- gc-info ------------------------------------------------------------------------------------
+# --- output of gc-info --------------------------------------------------------------------------
 
 
 def device_listing(partitions: Sequence[GcPartition]) -> str:
@@ -76,19 +76,19 @@ def device_info(partition: GcPartition, device: Device) -> str:
 
 
 def _holder(process: GcProcess) -> str:
-    """Return a process with its instance, or its command if no launcher started it."""
+    """Return the process id with the instance, or with the command if no launcher started it."""
     what = process.command if process.instance is None else f"instance {process.instance}"
     return f"{process.pid} ({what})" if what else str(process.pid)
 
 
-# --- gc-monitor ---------------------------------------------------------------------------------
+# --- output of gc-monitor -----------------------------------------------------------------------
 
 
 def monitor_text(partitions: Sequence[GcPartition], *, card_info: bool = True) -> str:
     """Return the output of ``gc-monitor``: tables of IPUs and of the processes that hold them.
 
     Args:
-        partitions: In the order of the output.
+        partitions: The partitions to show, in this order.
         card_info: Whether to show the tables of IPUs.
     """
     tables = []
@@ -139,7 +139,7 @@ def _elapsed(seconds: float | None) -> str:
 
 
 def _table(title: str, columns: dict[str, int], rows: Sequence[Sequence[str]]) -> str:
-    """Return a table with a title; of a text that is too long, the end is shown."""
+    """Return a table with a title. A text that is wider than its column is cut at the start."""
     widths = [width + 2 for width in columns.values()]
     rule = f"+{'+'.join('-' * width for width in widths)}+"
     lines = [_box(title, len(rule) - 2), _row(list(columns), widths), rule]

@@ -1,7 +1,7 @@
-"""Extension of all leases after the pod server could not run for a while.
+"""Extension of all leases after a time in which the pod server could not run.
 
-A client renews its lease several times per lease duration. While the server is stopped or gets no
-CPU time, renewals cannot arrive, and no lease may end for that reason.
+A client renews its lease several times per lease duration. While the server is suspended or gets no
+CPU time, it cannot receive renewals. No lease may end for that reason.
 """
 
 from __future__ import annotations
@@ -14,18 +14,19 @@ from typing import Final
 
 from popdist_py.pods.pod_errors import PodError
 
-# In parts of a lease. After a shorter pause, the remaining renewals suffice.
+# Fractions of the lease duration. If the server paused for less than a third of it, the client's
+# later renewals arrive in time.
 _LONGEST_PAUSE: Final = 1 / 3
 _PERIOD: Final = 1 / 12
 
 
 class LeaseExtender:
-    """Notices that the server did not run for a while, and extends all leases then.
+    """Extends all leases when the server has not run for a third of the lease duration.
 
     Args:
-        renew_all: Renews all leases for a number of seconds from now.
-        seconds: The duration of a lease.
-        now: Returns the time in seconds.
+        renew_all: Renews all leases for the given number of seconds, counted from now.
+        seconds: The duration of a lease in seconds.
+        now: Returns the current time in seconds.
     """
 
     def __init__(
@@ -41,7 +42,10 @@ class LeaseExtender:
         self._last = now()
 
     def tick(self) -> None:
-        """Note that the server runs now. Called periodically and before each request."""
+        """Record that the server runs now. If it has paused for long, extend all leases.
+
+        The server calls this method periodically and before each request.
+        """
         with self._lock:
             now = self._now()
             if now - self._last > self._seconds * _LONGEST_PAUSE:
@@ -50,12 +54,12 @@ class LeaseExtender:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Call ``tick`` periodically in a thread during the block."""
+        """Call ``tick`` periodically in a background thread during the ``with`` block."""
         ended = threading.Event()
 
         def run() -> None:
             while not ended.wait(self._seconds * _PERIOD):
-                # If the store has failed, the next request reports the error.
+                # If the pod's storage has failed, the answer to the next request reports the error.
                 with suppress(PodError):
                     self.tick()
 

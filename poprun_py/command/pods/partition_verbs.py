@@ -19,7 +19,7 @@ from poprun_py.terminal import can_rewrite_lines, print_warning, rewrite_line
 if TYPE_CHECKING:
     from popdist_py.pods.pod_store import PodStore
 
-# The routings of --routing, by the names that V-IPU has given them, with their names in tables.
+# Maps each value of --routing, in all spellings of V-IPU, to the routing's name in tables.
 _ROUTINGS = {
     "default": "",
     "dnc": "DNC",
@@ -28,7 +28,7 @@ _ROUTINGS = {
     "ringswnc": "RINGSWNC",
     "ring-swnc": "RINGSWNC",
 }
-# The pauses between two queries of a partition's state.
+# The pause between two queries of a partition's state grows from the first value to the second.
 _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.01, 0.5
 _KNOWN_NAME = click.argument("name", type=ObjectName(known_names(PARTITION)))
 _WAIT = click.option(
@@ -51,7 +51,7 @@ _WAIT = click.option(
 )
 @click.option(
     "--num-gcds", "--gcds", type=int, default=1, metavar="N", show_default=True,
-    help="The number of graph compilation domains, which are parts for one process each.",
+    help="The number of graph compilation domains (GCDs), each for one process.",
 )  # fmt: skip
 @click.option(
     "--num-ilds", "--num-ipulink-segments", type=int, metavar="N",
@@ -72,8 +72,8 @@ _WAIT = click.option(
 )  # fmt: skip
 @click.option(
     "--routing", type=click.Choice(list(_ROUTINGS), case_sensitive=False),
-    help="The expected routing of the IPU-Links. Size and topology determine it; a warning says if "
-    "it differs.",
+    help="The expected routing of the IPU-Links. Size and topology determine the routing; a "
+    "warning is printed if it is another one.",
 )  # fmt: skip
 @click.option(
     "--allocation", type=ObjectName(known_names(ALLOCATION)), metavar="NAME",
@@ -119,7 +119,7 @@ def create_partition(
 @_KNOWN_NAME
 @_WAIT
 def reset_partition(*, name: str, wait: float | None) -> None:
-    """Bring a partition into its initial state; its IPUs must be free."""
+    """Bring a partition into its initial state. Its IPUs must not be in use."""
     with changed_pod("reset", "partition", name) as store:
         partition = store.reset_partition(name)
         if wait is not None:
@@ -130,12 +130,12 @@ def reset_partition(*, name: str, wait: float | None) -> None:
 @_KNOWN_NAME
 @click.option(
     "--reason", default="failed on request", show_default=True, metavar="TEXT",
-    help="The reason that get partition and failing programs show.",
+    help="The reason to show in get partition and in the errors of programs.",
 )  # fmt: skip
 def fail_partition(*, name: str, reason: str) -> None:
     """Put a partition into the state ERROR, as broken hardware would, to test programs.
 
-    reset partition makes it usable again.
+    The command "reset partition" makes the partition usable again.
     """
     with changed_pod("fail", "partition", name) as store:
         store.fail_partition(name, reason)
@@ -144,7 +144,9 @@ def fail_partition(*, name: str, reason: str) -> None:
 @object_command("partition", "remove partition p64", "remove partition p64 --force")
 @_KNOWN_NAME
 @click.option(
-    "--force", is_flag=True, help="Remove it even if it is in use or belongs to another user."
+    "--force",
+    is_flag=True,
+    help="Remove the partition even if it is in use or belongs to another user.",
 )
 def remove_partition(*, name: str, force: bool) -> None:
     """Remove a partition and free its IPUs."""
@@ -153,10 +155,10 @@ def remove_partition(*, name: str, force: bool) -> None:
 
 
 def _wait_until_active(store: PodStore, verb: str, partition: Partition, seconds: float) -> None:
-    """Wait until a partition is ACTIVE. A terminal shows a line during the wait.
+    """Wait until a partition is ACTIVE, and show a line on a terminal meanwhile.
 
     Raises:
-        RefusedError: It is in the state ERROR, or not ACTIVE after ``seconds``.
+        RefusedError: The partition is in the state ERROR, or still PENDING after ``seconds``.
     """
     name = partition.name
     deadline, pause = time.monotonic() + seconds, _FIRST_PAUSE_SECONDS

@@ -1,7 +1,7 @@
-"""Access to the pod that the command line names, and the lines about refused and done requests.
+"""Access to the pod that the command line selects, and output about done and refused requests.
 
-RefusedError (exit code 1) is the pod's refusal; its message is V-IPU's line ``VERB OBJECT (NAME):
-failed: ...``. StartError (exit code 3) means that the pod cannot be reached or read.
+RefusedError (exit code 1) means that the pod refused a request. Its message has V-IPU's form ``VERB
+OBJECT (NAME): failed: ...``. StartError (exit code 3) means that the pod cannot be reached or read.
 """
 
 from __future__ import annotations
@@ -28,23 +28,23 @@ if TYPE_CHECKING:
     from poprun_py.command.pods.pod_objects import ObjectKind
 
 _REQUEST_SECONDS = 30.0
-# For the completion of words, because a user waits for it while typing.
+# The time-out of shell completion is shorter, because the user waits for it while typing.
 _COMPLETION_SECONDS = 2.0
 _HOST = re.compile(r"[^\s/@?#\[\]]+|\[[0-9A-Fa-f:.]+\]")
 
 
 class RefusedError(LaunchError):
-    """The pod refused a request; the message is the whole line to print."""
+    """The pod refused a request. The message is the complete line to print."""
 
 
 def pod_address(given: Mapping[str, Any], environ: Mapping[str, str]) -> str | None:
-    """Return the name, folder or URL of the pod for ``find_pod``; None if nothing names one.
+    """Return the name, folder or URL of the pod for ``find_pod``; None if no pod is named.
 
     The command line takes precedence over POPRUN_POD, and POPRUN_POD over V-IPU's variables
     VIPU_CLI_API_HOST and VIPU_CLI_API_PORT.
 
     Args:
-        given: The global options of the command line.
+        given: The global options that the command line gives, keyed by parameter name.
         environ: The environment variables.
 
     Raises:
@@ -75,7 +75,7 @@ def _global_options() -> Mapping[str, Any]:
 
 @contextlib.contextmanager
 def opened_pod(name: str | None = None) -> Iterator[PodStore]:
-    """Open the pod ``name``, or else the pod that the global options select.
+    """Open the pod ``name``; for None, the pod that the global options select.
 
     Raises:
         UsageError: The global options contradict one another.
@@ -102,10 +102,10 @@ def _find(given: Mapping[str, Any], seconds: float) -> PodStore | None:
 
 @contextlib.contextmanager
 def refusals(verb: str, kind: str, name: str = "") -> Iterator[None]:
-    """Turn a refusal of the pod in this block into V-IPU's line.
+    """Convert the pod's errors in the ``with`` block into errors of the command.
 
     Raises:
-        RefusedError: The pod refused.
+        RefusedError: The pod refused the request. The message is V-IPU's line about it.
         StartError: The pod cannot be reached or read, or its storage failed.
     """
     try:
@@ -113,23 +113,23 @@ def refusals(verb: str, kind: str, name: str = "") -> Iterator[None]:
     except (UnreachableError, DamagedError) as error:
         raise StartError(str(error)) from None
     except PodError as error:
-        # Refusals are subclasses: PodError itself means that the pod's storage failed.
+        # Refusals are subclasses of PodError. PodError itself means that the storage failed.
         if type(error) is PodError:
             raise StartError(str(error)) from None
         raise RefusedError(f"{_request(verb, kind, name)}: failed: {error}") from None
 
 
 def print_success(verb: str, kind: str, name: str) -> None:
-    """Print V-IPU's line for a request that was done."""
+    """Print V-IPU's line for a successful request, such as ``create pod (lab): success.``."""
     print_out(f"{_request(verb, kind, name)}: success.")
 
 
 @contextlib.contextmanager
 def changed_pod(verb: str, kind: str, name: str) -> Iterator[PodStore]:
-    """Open the pod for a change in this block, and print V-IPU's line for its success.
+    """Open the pod for a change in the ``with`` block. Then print V-IPU's line for success.
 
     Raises:
-        UsageError, StartError, RefusedError: As for ``opened_pod`` and ``refusals``.
+        UsageError, StartError, RefusedError: As in ``opened_pod`` and ``refusals``.
     """
     with opened_pod() as store, refusals(verb, kind, name):
         yield store
@@ -146,14 +146,14 @@ def wants_json() -> bool:
 
 
 def json_text(document: Any) -> str:
-    """Return a JSON document as it is printed."""
+    """Return a JSON document as indented text."""
     return json.dumps(document, indent=2)
 
 
 def known_names(kind: ObjectKind[Any]) -> Callable[[click.Context], list[str]]:
-    """Return a function that completes the names of a kind of object for a shell.
+    """Return a function that lists the names of a kind of object for shell completion.
 
-    If the pod cannot be reached, no names are completed and no error is printed.
+    If the pod cannot be reached, the list is empty and no error is printed.
     """
 
     def complete(context: click.Context) -> list[str]:

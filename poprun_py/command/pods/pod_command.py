@@ -44,7 +44,7 @@ from poprun_py.versions import version_text
 
 _HELP = """Make, show, reset and remove partitions of a pod of emulated IPUs.
 
-Commands have the form of V-IPU's: VERB OBJECT [NAME] [OPTIONS]. Objects may be singular or plural.
+Commands have V-IPU's form: VERB OBJECT [NAME] [OPTIONS]. Objects may be singular or plural.
 A pod consists of agents (IPU-Machines attached to hosts), which are joined into clusters. Users
 make partitions of the agents in an allocation, and jobs run on partitions. VERB OBJECT --help
 describes each command.
@@ -104,7 +104,7 @@ COMMAND = VerbGroup(
         "list": _verb("list", "List all objects of a kind, one line each.", *LIST_VERBS, list_pods),
         "get": _verb("get", "Show one object in detail.", *GET_VERBS, get_pod),
         "reset": _verb("reset", "Bring a partition into its initial state.", reset_partition),
-        "fail": _verb("fail", "Let a partition fail, as broken hardware would.", fail_partition),
+        "fail": _verb("fail", "Put a partition into the state ERROR, as broken hardware would.", fail_partition),
         "remove": _verb(
             "remove", "Remove a partition, an allocation, a cluster, or a pod.",
             *(remove_partition, remove_allocation, remove_cluster, remove_pod),
@@ -115,7 +115,7 @@ COMMAND = VerbGroup(
 
 
 def main() -> NoReturn:
-    """Run the command line of this process and exit with its code."""
+    """Run ``poprun-py-pod`` with the arguments of this process and exit with its exit code."""
     name = command_name()
     if f"_{name.replace('-', '_').upper()}_COMPLETE" in os.environ:
         COMMAND.main(prog_name=name)
@@ -124,7 +124,7 @@ def main() -> NoReturn:
 
 
 def run(words: Sequence[str]) -> int:
-    """Run a command line and return its exit code."""
+    """Run ``poprun-py-pod`` with the arguments ``words`` and return its exit code."""
     return exit_code_of(lambda: _run(words))
 
 
@@ -134,7 +134,8 @@ def _run(words: Sequence[str]) -> int:
             code = COMMAND.main(list(words), prog_name=command_name(), standalone_mode=False)
         return code if isinstance(code, int) else 0
     except RefusedError as error:
-        # A refusal is printed as V-IPU does, without our prefix, because scripts look for its line.
+        # A refusal is printed in V-IPU's form, without poprun-py's prefix for errors, because
+        # scripts search the output for V-IPU's line.
         with contextlib.suppress(UnwritableError):
             flush_stdout()
         print_error(" ".join(str(error).split()))

@@ -1,7 +1,7 @@
-"""The objects of a pod, each with its columns, facts and JSON document for ``poprun-py-pod``.
+"""The kinds of objects of a pod, with the tables, texts and JSON that ``poprun-py-pod`` prints.
 
-An ``ObjectKind`` declares how one kind of object is read and shown. The verbs ``list`` and ``get``
-are made from these declarations (show_verbs.py).
+An ``ObjectKind`` declares how one kind of object is read and shown. The module show_verbs makes the
+verbs ``list`` and ``get`` from these declarations.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from poprun_py.display.tables import aligned_rows
 from poprun_py.errors import nearest
 
 T = TypeVar("T")
-# The name of a value for each heading, label or JSON key; a JSON document may be nested.
+# Maps each heading, label or JSON key to the name of the value to show there. The layout of a JSON
+# document may be nested.
 Layout = Mapping[str, Any]
 _MISSING = "-"
 
@@ -37,15 +38,16 @@ class IpuAttribute(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObjectKind(Generic[T]):
-    """A kind of object, with the values that are shown of it.
+    """The declaration of a kind of object, such as partitions: how it is read and shown.
 
     Attributes:
-        name: The word of the command line, in the singular.
+        name: The name of the kind on the command line, in the singular.
         find_all: Returns all objects of this kind in a pod.
-        values: Functions for the values that are not attributes of the object, by name.
-        columns: The table of ``list``.
-        facts: The text of ``get``.
-        document: The JSON document of ``--showjson``.
+        values: Functions that compute the values that are not attributes of the object, keyed by
+            the name of the value.
+        columns: The columns of the table that ``list`` prints.
+        facts: The lines of the text that ``get`` prints.
+        document: The layout of the JSON document that ``--showjson`` prints.
     """
 
     name: str
@@ -56,7 +58,7 @@ class ObjectKind(Generic[T]):
     document: Layout
 
     def value(self, snapshot: PodSnapshot, item: T, name: str) -> Any:
-        """Return a value of an object; ``name`` may be an attribute of an attribute (``a.b``)."""
+        """Return the value ``name`` of an object; ``a.b`` is the attribute ``b`` of ``a``."""
         read = self.values.get(name)
         return attrgetter(name)(item) if read is None else read(snapshot, item)
 
@@ -73,18 +75,18 @@ class ObjectKind(Generic[T]):
         return named[name]
 
     def cells(self, snapshot: PodSnapshot, item: T | None, columns: Layout) -> list[str]:
-        """Return the texts of a row of a table; None is a row without values."""
+        """Return the cells of an object's row in a table; for None, cells without a value."""
         if item is None:
             return [_MISSING] * len(columns)
         return [_text(self.value(snapshot, item, name), ",") for name in columns.values()]
 
     def table(self, snapshot: PodSnapshot, items: Iterable[T]) -> str:
-        """Return the table of ``list``."""
+        """Return the table that ``list`` prints for ``items``."""
         rows = [self.cells(snapshot, each, self.columns) for each in items]
         return ruled_table(tuple(self.columns), rows)
 
     def fact_lines(self, snapshot: PodSnapshot, item: T) -> str:
-        """Return the text of ``get``: a line for each value that is not an empty text."""
+        """Return the text that ``get`` prints, with a line for each value that is not empty."""
         lines = [f"{self.name.capitalize()} {attrgetter('name')(item)}:"]
         for label, name in self.facts.items():
             text = _text(self.value(snapshot, item, name), ", ")
@@ -94,7 +96,7 @@ class ObjectKind(Generic[T]):
     def to_json(
         self, snapshot: PodSnapshot, item: T, document: Layout | None = None
     ) -> dict[str, Any]:
-        """Return the JSON document of an object, or another ``document`` with its values."""
+        """Return the JSON document of an object; ``document`` may give another layout."""
         return {
             key: self.to_json(snapshot, item, name)
             if isinstance(name, Mapping)
@@ -114,7 +116,7 @@ def _text(value: Any, separator: str) -> str:
 
 
 def ruled_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return a table in the style of V-IPU, which has bars only between columns."""
+    """Return a table in V-IPU's style, with vertical bars only between the columns."""
     lines = aligned_rows([columns, *rows], " | ")
     rule = "-" * (len(lines[0]) + 1)
     heading, *shown = (f" {line}".rstrip() for line in lines)
@@ -143,7 +145,7 @@ ATTACHMENT: ObjectKind[Attachment] = ObjectKind(
         "User": "holder.user", "Program": "holder.program", "PID": "process",
         "Since": "since_text",
     },
-    # The id is left out, because a process that knows it could release the IPUs.
+    # An attachment's id is left out, because a process that knows it could release the IPUs.
     document={
         "user": "holder.user", "program": "holder.program", "pid": "holder.pid",
         "host": "holder.host", "run_id": "holder.run_id", "ipus": "ipus", "since": "since",
@@ -176,7 +178,7 @@ DEVICE: ObjectKind[PlacedIpu] = ObjectKind(
     },
     document={**_IPU_DOCUMENT, "partition": "partition_name", "id": "number", "holder": "holder"},
 )  # fmt: skip
-# The table of the IPUs of one partition, and their JSON documents.
+# The layouts of a partition's IPUs: the columns of their table, and their JSON document.
 _PARTITION_COLUMNS = {
     "ID": "number", "GCD": "gcd", "ILD": "segment", "Agent": "ipu.agent", "Host": "ipu.host",
     "IPU#": "ipu.number",
@@ -400,13 +402,13 @@ POD: ObjectKind[Pod] = ObjectKind(
 
 
 def partition_text(snapshot: PodSnapshot, partition: Partition) -> str:
-    """Return the text of ``get partition``: its facts, and a table of its IPUs with holders."""
+    """Return the text of ``get partition``: facts, and a table of the IPUs and their holders."""
     devices = _device_table(snapshot, snapshot.devices_of(partition), _PARTITION_COLUMNS)
     return f"{PARTITION.fact_lines(snapshot, partition)}\n\n{devices}"
 
 
 def devices_text(snapshot: PodSnapshot) -> str:
-    """Return the text of ``list devices``: all IPUs with partitions and holders, and a summary."""
+    """Return the text of ``list devices``: a table of all IPUs and their holders, and totals."""
     devices = snapshot.devices()
     num_taken = sum(each.partition is not None for each in devices)
     num_held = sum(each.attachment is not None for each in devices)

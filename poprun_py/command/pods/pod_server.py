@@ -1,4 +1,4 @@
-"""The pod server of ``poprun-py-pod serve``: its socket, its token file, its limits and its end."""
+"""The pod server of ``poprun-py-pod serve``: its socket, token file, limits and shutdown."""
 
 from __future__ import annotations
 
@@ -31,20 +31,20 @@ from poprun_py.command.pods.server_api import make_application
 from poprun_py.terminal import print_error, print_problem
 
 HOST: Final = "127.0.0.1"
-# The duration of a lease, after which an attachment ends unless its holder renews it. A holder
-# renews it six times in this time.
+# The duration of a lease in seconds. An attachment ends when its lease ends. A holder renews its
+# lease six times within this duration.
 SECONDS: Final = 30.0
 
 _NETWORK_ADVICE: Final = (
     "The server uses plain HTTP, so the token can be read in the network. Let it listen on another "
-    "address than 127.0.0.1 only in a network that you trust. Otherwise, connect other hosts "
-    "through a tunnel (ssh -N -L 8090:127.0.0.1:8090 HOST)."
+    "address than 127.0.0.1 only in a network that you trust. In other networks, connect other "
+    "hosts through a tunnel (ssh -N -L 8090:127.0.0.1:8090 HOST)."
 )
 
 _COULD_NOT_START: Final = 3
 _THREADS: Final = 4
 _MAX_CONNECTIONS: Final = 512
-# The server begins to close connections when only this number can still be opened.
+# The server begins to close connections when it can accept fewer than this number of new ones.
 _SPARE_CONNECTIONS: Final = 64
 _MAX_HEADER_BYTES: Final = 16 << 10
 # The time-out of idle connections and of incomplete requests. A client that renews leases sends
@@ -63,17 +63,17 @@ def serve(
 ) -> int:
     """Serve the pod of a folder until SIGTERM or SIGINT, and return the exit code.
 
-    This must run in the main thread. It prints its address in one line on standard error.
+    This function must run in the main thread. It prints the server's address on standard error.
 
     Args:
-        folder: The pod's folder, which also has the server's token.
+        folder: The pod's folder, which also contains the server's token file.
         host: The address to listen on.
         port: The port to listen on; 0 chooses a free port.
         verbose: Whether to log each request on standard error.
-        seconds: The duration of a lease, after which an attachment ends unless it is renewed.
+        seconds: The seconds after which a lease ends unless its holder renews it.
 
     Returns:
-        0 after a signal; 3 if the server could not start, after one line with the reason.
+        0 after a signal; 3 if the server could not start, after printing the reason.
     """
     try:
         with contextlib.closing(FolderStore(folder)) as store, _only_server(folder):
@@ -98,12 +98,12 @@ def _serve(
             access_log=_log_access if verbose else None,
             extender=extender,
         )
-        # Leases could not be renewed while the server was not running.
+        # Clients could not renew their leases while the server was not running.
         store.renew_all(seconds)
         name = store.pod().name
         server = PodServer(application, listener)
-        # Before this line a signal ends the process at once. The handlers only set a flag, because
-        # waitress would catch an exception that a handler raises.
+        # Until the handlers are set, a signal ends the process at once. The handlers only set a
+        # flag, because waitress would catch an exception that a handler raises.
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: server.end())
         _announce(name, folder, listener)
@@ -114,14 +114,16 @@ def _serve(
 
 @contextlib.contextmanager
 def _only_server(folder: Path) -> Iterator[None]:
-    """Hold the lock of the pod's server during the block.
+    """During the ``with`` block, hold a lock that allows only one server for the pod.
 
-    Two servers of one pod would end each other's leases, and would repeat each other's requests.
+    Two servers of one pod would end each other's leases, and a client that repeats a request at the
+    other server would change the pod twice.
 
     Raises:
-        InUseError: The pod has a server.
+        InUseError: Another server is serving the pod.
     """
-    # The inner folder can only be opened by its owner. Each user could lock the outer folder.
+    # The lock is on the inner folder ``holders``, which only its owner can open. Any user could
+    # lock the pod's folder itself.
     descriptor = os.open(folder / HOLDERS, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         try:
@@ -136,11 +138,11 @@ def _only_server(folder: Path) -> Iterator[None]:
 
 
 def own_token(folder: Path) -> str:
-    """Return the token of the pod in ``folder`` from its token file, which is made if needed.
+    """Return the token from the token file in the pod's folder, and make the file if needed.
 
     Raises:
         NotAllowedError: Other users can read or write the file.
-        DamagedError: The file holds no token.
+        DamagedError: The file does not contain a valid token.
         OSError: The file cannot be read or written.
     """
     path = folder / TOKEN
@@ -168,17 +170,18 @@ def own_token(folder: Path) -> str:
 
 
 def _make_token(path: Path) -> None:
-    """Write a new token; raise FileExistsError if there is a file."""
+    """Write a new token to ``path``; raise FileExistsError if the file exists."""
     if path.is_symlink() or path.exists():
         raise FileExistsError(path)
     with beside(path, private=True) as partial:
         partial.write_text(secrets.token_urlsafe(32) + "\n", encoding="ascii")
-        # A hard link does not replace a file, so two servers that start at once use the same token.
+        # A hard link cannot replace an existing file, so two servers that start at the same time
+        # use the same token.
         path.hardlink_to(partial)
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Return a socket that listens on an address.
+    """Return a socket that listens on ``host`` and ``port``.
 
     Raises:
         OSError: The address is in use, or is not an address of this machine.
@@ -216,8 +219,8 @@ class PodServer(TcpWSGIServer):  # type: ignore[misc]
 
     Args:
         application: The WSGI application.
-        listener: The socket that listens.
-        idle_seconds: The time-out of idle connections and of incomplete requests.
+        listener: The listening socket.
+        idle_seconds: The time-out of idle connections and incomplete requests, in seconds.
     """
 
     channel_class = _Channel
@@ -253,7 +256,7 @@ class PodServer(TcpWSGIServer):  # type: ignore[misc]
         )
 
     def readable(self) -> bool:
-        """Return whether connections are accepted, after closing some if there are very many."""
+        """Return whether new connections are accepted. If many are open, close old ones first."""
         self._close_excess()
         accepts: bool = super().readable()
         return accepts
@@ -265,14 +268,15 @@ class PodServer(TcpWSGIServer):  # type: ignore[misc]
             return
         waiting = [each for each in self.active_channels.values() if not each.requests]
         counts = Counter(each.addr[0] for each in waiting)
-        for each in waiting[: len(waiting) - _SPARE_CONNECTIONS]:  # the others are new
+        # The newest connections stay open.
+        for each in waiting[: len(waiting) - _SPARE_CONNECTIONS]:
             if over > 0 and counts[each.addr[0]] == max(counts.values()):
                 each.will_close = True
                 counts[each.addr[0]] -= 1
                 over -= 1
 
     def maintenance(self, now: float) -> None:
-        """Close connections that are idle, or that take too long for one request."""
+        """Close idle connections, and connections whose request does not arrive in time."""
         oldest = now - self._idle_seconds
         for channel in self.active_channels.values():
             is_slow = channel.request is not None and channel.begun < oldest
@@ -280,10 +284,10 @@ class PodServer(TcpWSGIServer):  # type: ignore[misc]
                 channel.will_close = True
 
     def run(self) -> None:
-        """Serve until ``end`` is called, and then end all threads and connections."""
+        """Serve requests until ``end`` is called, then stop all threads and close connections."""
         limits = self.adj
         while not self._is_ending:
-            # One event at a time, to check the flag after each.
+            # With ``count=1``, the loop returns after one poll, so that ``_is_ending`` is checked.
             self.asyncore.loop(
                 timeout=limits.asyncore_loop_timeout,
                 use_poll=limits.asyncore_use_poll,
@@ -294,9 +298,9 @@ class PodServer(TcpWSGIServer):  # type: ignore[misc]
         self.asyncore.close_all(self._map, ignore_all=True)
 
     def end(self) -> None:
-        """Let ``run`` return. A second call does nothing.
+        """Make ``run`` return. A second call does nothing.
 
-        It must be called in the thread of ``run``, by a signal handler or by the server's trigger.
+        Call it in the thread that executes ``run``, from a signal handler or the server's trigger.
         """
         if not self._is_ending:
             self._is_ending = True
@@ -328,6 +332,6 @@ def _log_access(line: str) -> None:
 
 
 def _quieten_waitress() -> None:
-    # waitress warns of each request that waits for a thread.
+    # waitress would log a warning for each request that waits for a thread.
     logging.getLogger("waitress.queue").setLevel(logging.ERROR)
     logging.getLogger("waitress").setLevel(logging.ERROR)

@@ -1,4 +1,4 @@
-"""The state of a pod as it is read for display, and the routing of its partitions' links."""
+"""A snapshot of a pod's state for display, and the link routing of its partitions."""
 
 from __future__ import annotations
 
@@ -18,7 +18,11 @@ from popdist_py.pods.pod_store import PodStore
 
 
 class PlacedIpu(NamedTuple):
-    """An IPU with its partition, its number in the partition, and its holder; None if free."""
+    """An IPU with its partition, its number in the partition, and its holder.
+
+    ``partition`` and ``number`` are None if the IPU is not in a partition. ``attachment`` is None
+    if no process holds the IPU.
+    """
 
     ipu: Ipu
     partition: Partition | None = None
@@ -27,19 +31,19 @@ class PlacedIpu(NamedTuple):
 
     @property
     def partition_name(self) -> str | None:
-        """The name of its partition."""
+        """The name of the IPU's partition; None if the IPU is not in a partition."""
         return self.partition.name if self.partition is not None else None
 
     @property
     def gcd(self) -> int | None:
-        """The number of its graph compilation domain in the partition."""
+        """The number of the partition's graph compilation domain (GCD) that has the IPU."""
         if self.partition is None or self.number is None:
             return None
         return self.number * self.partition.num_gcds // self.partition.size
 
     @property
     def segment(self) -> int | None:
-        """The number of its IPU-Link domain in the partition."""
+        """The number of the partition's IPU-Link domain that has the IPU."""
         if self.partition is None or self.number is None:
             return None
         return self.partition.domain_of(self.number)
@@ -59,20 +63,20 @@ class PodSnapshot:
 
     @cached_property
     def partitions(self) -> tuple[Partition, ...]:
-        """All partitions, by name."""
+        """All partitions of the pod, sorted by name."""
         return self._store.partitions()
 
     @cached_property
     def attachments(self) -> tuple[Attachment, ...]:
-        """The processes that hold IPUs now."""
+        """The processes that hold IPUs of the pod now."""
         return self._store.attachments()
 
     def num_ipus(self, agents: Sequence[str]) -> int:
-        """Return the number of IPUs of these agents."""
+        """Return the total number of IPUs of ``agents``."""
         return sum(each.num_ipus for each in self.pod.agents if each.name in agents)
 
     def devices_of(self, partition: Partition) -> list[PlacedIpu]:
-        """Return the IPUs of a partition, in the order of their numbers in it."""
+        """Return the IPUs of a partition and their holders, in the order of their numbers."""
         holders = {
             number: attachment
             for attachment in self.attachments
@@ -85,7 +89,7 @@ class PodSnapshot:
         ]
 
     def devices(self) -> list[PlacedIpu]:
-        """Return all IPUs of the pod, with or without a partition."""
+        """Return all IPUs of the pod, each with its partition and holder, which may be None."""
         taken = {
             each.ipu.index: each
             for partition in self.partitions
@@ -95,10 +99,10 @@ class PodSnapshot:
 
 
 def ild_routing(partition: Partition, pod: Pod) -> str:
-    """Return the routing within an IPU-Link domain that V-IPU would choose.
+    """Return the routing that V-IPU would choose within each IPU-Link domain of a partition.
 
-    Within one IPU-Machine every IPU is connected to every other (DNC). A larger partition uses a
-    sliding window (SWNC). A whole IPU-Link domain of a torus uses the ring.
+    The routing is DNC within one IPU-Machine, where each IPU is connected to every other. It is
+    RINGSWNC for whole IPU-Link domains of a torus, and SWNC (sliding window) for all others.
     """
     num_ipus = partition.size // partition.num_ilds
     if num_ipus <= IPUS_PER_MACHINE:
@@ -110,7 +114,7 @@ def ild_routing(partition: Partition, pod: Pod) -> str:
 
 
 def gw_routing(partition: Partition, pod: Pod) -> str:
-    """Return the routing between IPU-Link domains, which depends on the cluster's GW-Links."""
+    """Return the routing over the GW-Links between the IPU-Link domains of a partition."""
     if partition.num_ilds == 1:
         return "DEFAULT"
     is_ring = any(each.name == partition.cluster and each.is_looped for each in pod.clusters)

@@ -31,10 +31,10 @@ from poprun_py.terminal import print_out
 if TYPE_CHECKING:
     from popdist_py.pods.model import Pod
 
-# The type of a pod with the IPUs of this host, in addition to Graphcore's systems.
+# The value of --type for a pod with the IPUs of this host. The others are Graphcore's systems.
 _MACHINE = "machine"
 _TYPES = (*SYSTEMS, _MACHINE)
-# The table of ``list pods``: for each heading the key of the JSON document.
+# Maps each heading of the table of ``list pods`` to a key of the JSON document.
 _COLUMNS = {
     "Pod": "id", "IPUs": "num_ipus", "Free": "num_free_ipus", "Partitions": "num_partitions",
     "Folder": "where",
@@ -72,7 +72,7 @@ _KNOWN_NAME = ObjectName(_pod_names)
     type=click.Choice(_TYPES),
     help="The Graphcore system to emulate; machine: the IPUs of this host.",
 )
-@click.option("--hosts", metavar="H1,H2,...", help="The hosts of its IPU-Machines.")
+@click.option("--hosts", metavar="H1,H2,...", help="The hosts of the pod's IPU-Machines.")
 @click.option(
     "--file", type=click.Path(exists=True, dir_okay=False, path_type=Path), metavar="POD.TOML",
     help="The description of a pod, such as the pod.toml of another pod.",
@@ -81,7 +81,8 @@ def create_pod(*, name: str, system: str | None, hosts: str | None, file: Path |
     """Make a pod of emulated IPUs on this machine.
 
     The pod has its own folder below POPRUN_PODS (~/.local/state/poprun-py/pods), with its
-    description in pod.toml. Other hosts use the pod through its server: poprun-py-pod serve.
+    description in pod.toml. The command "poprun-py-pod serve" lets other hosts use
+    the pod.
     """
     if (system is None) == (file is None):
         raise UsageError("expected one of --type TYPE and --file POD.TOML")
@@ -106,7 +107,7 @@ def _requested_pod(name: str, system: str | None, hosts: tuple[str, ...], file: 
 
 @object_command("pods")
 def list_pods() -> None:
-    """List the pods of this machine, by name."""
+    """List the pods of this machine, sorted by name."""
     from popdist_py.pods import pod_folders
 
     with refusals("list", "pods"):
@@ -121,7 +122,10 @@ def list_pods() -> None:
 
 
 def _summary(root: Path, name: str) -> dict[str, str | int | None]:
-    """Return a pod as JSON values; the counts are None if it cannot be read."""
+    """Return the JSON document of a pod for ``list pods``.
+
+    If the pod cannot be read, its numbers of IPUs and partitions are None.
+    """
     from popdist_py.pods.pod_folders import open_pod
 
     counts: dict[str, str | int | None] = dict.fromkeys(
@@ -152,7 +156,7 @@ def get_pod(*, name: str | None) -> None:
 
 @object_command("pod")
 @click.argument("name", type=_KNOWN_NAME)
-@click.option("--force", is_flag=True, help="Remove it even while its IPUs are in use.")
+@click.option("--force", is_flag=True, help="Remove the pod even while its IPUs are in use.")
 def remove_pod(*, name: str, force: bool) -> None:
     """Remove a pod of this machine, with its partitions and its folder."""
     from popdist_py.pods import pod_folders

@@ -1,7 +1,7 @@
-"""The HTTP API of a pod's server. Each call of a pod store is a route, protected by a token.
+"""The HTTP API of a pod's server, with a route for each method of a pod store.
 
-Only ``GET /v1/version`` needs no token. An answer is the result of the call in JSON, or
-``{"error": code, "message": text}``.
+Every request except ``GET /v1/version`` needs the server's token. The answer is the method's result
+in JSON, or ``{"error": code, "message": text}``.
 """
 
 from __future__ import annotations
@@ -50,9 +50,10 @@ _STATUS: Final[tuple[tuple[type[PodError], int], ...]] = (
     (DamagedError, 500),
     (PodError, 500),
 )
-# The error codes for falcon's own errors, such as an unknown path, by HTTP status.
+# Maps the HTTP status of falcon's own errors, such as an unknown path, to this API's error codes.
 _CODES: Final = {401: NotAllowedError.code, 404: "unknown-call", 405: "unknown-call"}
-# Answers are kept for longer than a client repeats a request. An answer has at most about 30 kB.
+# The server keeps its answers for longer than a client repeats a request. An answer has at most
+# about 30 kB.
 _KEPT_SECONDS: Final = 300.0
 _MAX_KEPT: Final = 1024
 
@@ -66,15 +67,16 @@ def make_application(
     access_log: Log | None = None,
     extender: LeaseExtender | None = None,
 ) -> falcon.App[Any, Any]:
-    """Return the WSGI application.
+    """Return the WSGI application that serves the pod in ``store``.
 
     Args:
         store: The store of the pod, which several threads may use.
         token: The token that clients must send as ``Authorization: Bearer TOKEN``.
-        seconds: The duration of a lease, after which an attachment ends unless it is renewed.
-        log: Called with each line about an internal error.
-        access_log: Called with a line for each request.
-        extender: Its ``tick`` is called before each request.
+        seconds: The seconds after which a lease ends unless its holder renews it.
+        log: A function that is called with the traceback of each internal error.
+        access_log: A function that is called with a line about each request; None for no log.
+        extender: The lease extender, whose ``tick`` is called before each request; None for a new
+            one.
     """
     extender = extender or LeaseExtender(store.renew_all, seconds)
     middleware: list[Any] = [_AccessLog(access_log), _Authentication(token, extender)]
@@ -96,11 +98,10 @@ def make_application(
 
 
 class RepeatedAnswers:
-    """The answers to recent requests that changed the pod, by user and request id.
+    """The answers to recent requests that changed the pod, keyed by user and request id.
 
-    A client repeats a request if the answer was lost. The repeat gets the answer of the first
-    request, or its error, and waits while the first request is in progress. The answers are not
-    kept beyond the end of the server.
+    A client repeats a request if it received no answer. The server then returns the answer or error
+    of the first request, once that has been handled. When the server ends, the answers are lost.
     """
 
     def __init__(self) -> None:
@@ -108,10 +109,10 @@ class RepeatedAnswers:
         self._requests: dict[tuple[str, str], _KnownRequest] = {}
 
     def once(self, user: str, request_id: str, digest: bytes, act: Callable[[], bytes]) -> bytes:
-        """Return the result of ``act``, which is called only for the first of equal requests.
+        """Call ``act`` and return its result; for a repeated request, return the first result.
 
         Raises:
-            InvalidRequestError: Another request has the same id.
+            InvalidRequestError: A different request of this user had the same id.
         """
         own = _KnownRequest(digest, time.monotonic(), Future())
         with self._lock:
@@ -128,7 +129,7 @@ class RepeatedAnswers:
         return own.answer.result()
 
     def _forget_old(self, now: float) -> None:
-        for key, known in list(self._requests.items()):  # from the oldest on
+        for key, known in list(self._requests.items()):  # oldest first
             if now - known.since <= _KEPT_SECONDS and len(self._requests) < _MAX_KEPT:
                 break
             if known.answer.done():
@@ -143,7 +144,7 @@ class _KnownRequest:
 
 
 class _Authentication:
-    """Refuses requests without the token, and reads the name of the user."""
+    """Middleware that refuses requests without the token, and reads the name of the user."""
 
     def __init__(self, token: str, extender: LeaseExtender) -> None:
         self._digest = _digest(token)
@@ -153,7 +154,8 @@ class _Authentication:
         if request.path == pod_api.VERSION_PATH:
             return
         scheme, _, given = (request.auth or "").partition(" ")
-        # Digests have equal length, so the duration of the comparison does not reveal the token's.
+        # Digests have equal length, so the duration of the comparison does not reveal the length of
+        # the token.
         is_same = hmac.compare_digest(_digest(given.strip()), self._digest)
         if scheme.lower() != "bearer" or not is_same:
             raise falcon.HTTPUnauthorized(
@@ -164,7 +166,7 @@ class _Authentication:
 
 
 class _AccessLog:
-    """Logs the client, user, call and status of each request, but no headers and no body."""
+    """Middleware that logs each request's client, user, URL and status, no headers, no bodies."""
 
     def __init__(self, log: Log | None) -> None:
         self._log = log
@@ -186,7 +188,7 @@ class _AccessLog:
 
 
 class _VersionRoute:
-    """Returns the version of the API and of the server."""
+    """The route that returns the versions of the API and of the server."""
 
     def on_get(self, request: falcon.Request, response: falcon.Response) -> None:
         ours = versions(full=False)
@@ -194,7 +196,7 @@ class _VersionRoute:
 
 
 class _QueryRoute:
-    """A call that changes nothing; its arguments are in the query of the URL."""
+    """The route of a call that changes nothing. Its arguments are in the URL's query string."""
 
     def __init__(self, call: Call[Any], store: FolderStore) -> None:
         self._call = call
@@ -205,13 +207,16 @@ class _QueryRoute:
         store = self._store.with_user(request.context.user)
         result = _store_call(store, self._call, arguments)
         if self._call is pod_api.ATTACHMENTS:
-            # A client that knows an id could release the IPUs.
+            # A client that knows an attachment's id could release its IPUs.
             result = tuple(replace(each, id="") for each in result)
         response.data = pod_api.encode(pod_api.to_json(result))
 
 
 class _ChangeRoute:
-    """A call that changes the pod; its arguments are in the body, and a repeat is done once."""
+    """The route of a call that changes the pod. Its arguments are in the request's body.
+
+    If a client repeats a request, the call is made only once.
+    """
 
     def __init__(
         self, call: Call[Any], store: FolderStore, seconds: float, answers: RepeatedAnswers
@@ -263,7 +268,7 @@ class _ChangeRoute:
 
 
 class _ErrorHandlers:
-    """Turn exceptions into answers."""
+    """Falcon's error handlers, which turn exceptions into HTTP answers."""
 
     def __init__(self, log: Log) -> None:
         self._log = log
@@ -297,7 +302,7 @@ class _ErrorHandlers:
 
 
 def _store_call(store: FolderStore, call: Call[Any], arguments: dict[str, Any]) -> Any:
-    """Call the method of the store that has the name of the call."""
+    """Call the method of ``store`` that has the name of ``call``."""
     return getattr(store, call.name.replace("-", "_"))(**arguments)
 
 

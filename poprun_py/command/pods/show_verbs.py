@@ -32,7 +32,7 @@ from poprun_py.errors import UsageError
 from poprun_py.terminal import print_out
 
 T = TypeVar("T")
-# The architecture of Mk2 IPUs.
+# The name of the architecture of Mk2 IPUs in an IPUoF configuration.
 _IPU_ARCHITECTURE = "ipu2"
 _FIRST_PORT = 50051
 
@@ -40,7 +40,13 @@ _FIRST_PORT = 50051
 def _list_verb(
     kind: ObjectKind[T], text: str, table: Callable[[PodSnapshot], str] | None = None
 ) -> ObjectCommand:
-    """Return the command that lists all objects of a kind; ``table`` replaces its table."""
+    """Return the command that lists all objects of a kind.
+
+    Args:
+        kind: The kind of object.
+        text: The command's help text.
+        table: Returns the table to print; None for the table of ``kind``.
+    """
 
     def show() -> None:
         with opened_pod() as store, refusals("list", f"{kind.name}s"):
@@ -77,14 +83,16 @@ def _get_verb(kind: ObjectKind[T], text: str) -> ObjectCommand:
     return object_command(kind.name, text=text)(show)
 
 
-# --- partitions ---------------------------------------------------------------------------------
+# --- get partition ------------------------------------------------------------------------------
 
 
 @object_command("partition", "get partition p64", "get partition p64 --gcd 1 --ipuof-configs")
 @click.argument("name", type=ObjectName(known_names(PARTITION)))
-@click.option("--gcd", type=click.IntRange(min=0), metavar="K", help="The number of the GCD.")
 @click.option(
-    "--ipuof-configs", is_flag=True, help="Print the IPUoF configuration of the GCD (0) as JSON."
+    "--gcd", type=click.IntRange(min=0), metavar="K", help="The GCD for --ipuof-configs. Unset: 0."
+)
+@click.option(
+    "--ipuof-configs", is_flag=True, help="Print the IPUoF configuration of a GCD as JSON."
 )
 def _get_partition(*, name: str, gcd: int | None, ipuof_configs: bool) -> None:
     """Show a partition with its IPUs and their holders."""
@@ -104,8 +112,8 @@ def _get_partition(*, name: str, gcd: int | None, ipuof_configs: bool) -> None:
 def _ipuof_config(partition: Partition, gcd: int) -> Mapping[str, Any]:
     """Return the IPUoF configuration of one GCD, with the field names of V-IPU's protocol.
 
-    Emulated IPUs do not listen on ports. The numbers only distinguish the IPUs of a host. The
-    attribute with the number of the GCD is left out for GCD 0.
+    Emulated IPUs do not listen on ports. The port numbers only distinguish the IPUs of a host. For
+    GCD 0, the attribute ``GCD Id`` is left out.
 
     Raises:
         UsageError: The partition does not have this GCD.
@@ -134,7 +142,7 @@ def _ipuof_config(partition: Partition, gcd: int) -> Mapping[str, Any]:
     return {"devices": devices, "attributes": {"GCD Id": str(gcd)} if gcd else {}}
 
 
-# --- attributes of IPUs -------------------------------------------------------------------------
+# --- get ipu-attrs ------------------------------------------------------------------------------
 
 
 @object_command("ipu-attrs")
@@ -152,7 +160,7 @@ def _get_attributes(*, agent: str) -> None:
 # --- the commands, in the order of the help ------------------------------------------------------
 
 LIST_VERBS = (
-    _list_verb(PARTITION, "List the partitions of the pod, by name."),
+    _list_verb(PARTITION, "List the partitions of the pod, sorted by name."),
     _list_verb(
         DEVICE,
         "List all IPUs of the pod, with their partitions and holders.\n\n"
