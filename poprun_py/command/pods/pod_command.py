@@ -104,7 +104,10 @@ COMMAND = VerbGroup(
         "list": _verb("list", "List all objects of a kind, one line each.", *LIST_VERBS, list_pods),
         "get": _verb("get", "Show one object in detail.", *GET_VERBS, get_pod),
         "reset": _verb("reset", "Bring a partition into its initial state.", reset_partition),
-        "fail": _verb("fail", "Put a partition into the state ERROR, as broken hardware would.", fail_partition),
+        "fail": _verb(
+            "fail", "Put a partition into the state ERROR, as broken hardware would.",
+            fail_partition,
+        ),
         "remove": _verb(
             "remove", "Remove a partition, an allocation, a cluster, or a pod.",
             *(remove_partition, remove_allocation, remove_cluster, remove_pod),
