@@ -20,7 +20,7 @@ from poprun_py.machines.host_list import (
     parse_host_list,
 )
 
-# Variables from which Open MPI reads the path of a host file. A Kubernetes MPIJob sets one of them.
+# Variables with the path of a host file for Open MPI; a Kubernetes MPIJob sets one of them.
 DEFAULT_HOST_FILES = ("OMPI_MCA_orte_default_hostfile", "PRTE_MCA_prte_default_hostfile")
 _LOCAL_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
 _TASKS = re.compile(r"(\d{1,7})(?:\(x(\d{1,7})\))?")
@@ -39,10 +39,10 @@ def resolve_hosts(
 ) -> tuple[Host, ...]:
     """Return the hosts of a launch, in order.
 
-    ``--host`` takes precedence over ``--host-file``. Without these two options, the hosts are those
-    of a Slurm allocation or of a host file for MPI, if ``environ`` names one. ``local_names`` are
-    the names of this machine. ``read_text`` returns the text of a file. ``host_source`` and
-    ``host_file_source`` are the names of the two options in messages.
+    ``--host`` takes precedence over ``--host-file``. Without ``--host`` and ``--host-file``, the
+    hosts of a Slurm allocation or of a host file for MPI are used, if ``environ`` names one, or
+    else this machine. ``local_names`` are the names of this machine. ``read_text`` returns the text
+    of a file. ``host_source`` and ``host_file_source`` are the options' names in messages.
 
     Raises:
         UsageError: A list is malformed, a host is given twice, or the allocation is too small.
@@ -70,8 +70,8 @@ def resolve_hosts(
 def _slurm_hosts(environ: Mapping[str, str], num_instances: int) -> tuple[Host, ...]:
     """Return the hosts of a Slurm allocation; their slots are the tasks that the user asked for.
 
-    If each node has one task with several CPUs, the hosts get no slots. The task is then meant for
-    the launcher, as with torchrun, and the instances divide the CPUs of the task.
+    If each node has one task with several CPUs, the hosts get no slots: the task is meant for the
+    launcher, as with torchrun, and the instances divide the CPUs of the task.
 
     Raises:
         UsageError: There are fewer tasks than instances.

@@ -1,6 +1,6 @@
 """The facts that a probe reports about a host, and the checks that find problems in a report.
 
-The functions use only reports that they are given. probe.py asks the hosts for the reports.
+The functions only evaluate reports; probe.py asks the hosts for the reports.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ class HostReport:
 class Check:
     """The result of one check of one host, with the problem that the check found.
 
-    A launch fails if a vital check finds a problem. Only ``--check`` shows the other checks.
+    A launch fails if a vital check finds a problem; the results of other checks are only shown.
     """
 
     name: str
@@ -228,7 +228,7 @@ def _resources(report: HostReport) -> list[Check]:
 
 
 def _size(count: int | None) -> str:
-    # Sizes are rounded to whole units, because only hosts with equal texts are shown together.
+    # Sizes are rounded to whole units, so that hosts with similar sizes are in the same group.
     return "unknown" if count is None else bytes_text(count, decimals=0)
 
 
@@ -271,7 +271,7 @@ def all_problems(
 def grouped_checks(
     reports: Mapping[str, HostReport], ours: Mapping[str, Any], request: ProbeRequest
 ) -> dict[tuple[Check, ...], list[str]]:
-    """Return the names of the hosts for each distinct list of check results."""
+    """Return a mapping of check results to the names of the hosts with exactly these results."""
     groups: dict[tuple[Check, ...], list[str]] = {}
     for name, report in reports.items():
         groups.setdefault(tuple(checks_of(report, ours, request)), []).append(name)

@@ -11,17 +11,17 @@ from dataclasses import dataclass, replace
 
 from poprun_py.errors import UsageError
 
-# No allocation has so many hosts. The limit rejects a typing error such as a[0-999999999].
+# The maximum number of hosts, which rejects a typing error such as a[0-999999999].
 MAX_HOSTS = 65_536
 
 _NAME = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9._-]*[A-Za-z0-9_])?|[0-9A-Fa-f:]*::?[0-9A-Fa-f:.]+")
 _ADDRESS = re.compile(r"\[([0-9A-Fa-f:.]*:[0-9A-Fa-f:.]*)\](?::(.*))?")
-# Matches host names that start with a letter, so that IPv4 addresses do not match.
+# This pattern splits a host name at its last number; IPv4 addresses do not match.
 _LAST_NUMBER = re.compile(r"([A-Za-z_](?:.*[^0-9])?)([0-9]+)([^0-9]*)")
 _RANGE = re.compile(r"(\d+)(?:-(\d+))?")
 _USER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
-# Keys that Open MPI accepts after a host name in a host file. Before a key is looked up here, it is
-# converted to lower case, and "-" to "_".
+# Keys that Open MPI accepts after a host name in a host file. The parser converts a key to lower
+# case, and its hyphens to underscores, before it looks up the key.
 _SLOTS_KEYS = frozenset({"slots", "slot", "cpus", "cpu", "count"})
 _MAX_SLOTS_KEYS = frozenset(
     f"{before}{key}{after}" for key in _SLOTS_KEYS for before, after in (("max_", ""), ("", "_max"))
@@ -93,7 +93,7 @@ def parse_host_file(text: str, *, source: str) -> tuple[Host, ...]:
 
 
 def _parse_settings(words: Sequence[str], where: str) -> tuple[int | None, str]:
-    """Return the slots (None if not given) and the user (or empty) from the words after a name."""
+    """Return the slots (or None) and the user (or empty) that the words after a host name give."""
     slots = max_slots = None
     user = ""
     for word in words:

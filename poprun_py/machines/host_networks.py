@@ -1,4 +1,4 @@
-"""The network for the traffic between the hosts, and this machine's address in it."""
+"""The network for the traffic between the hosts, and this machine's address in this network."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Network:
     """The chosen network (interface name or CIDR), and each host's address in this network.
 
     ``name`` is empty if the hosts share no network, and MPI then chooses one. ``interface`` is the
-    name of the network's interface; it is empty if the hosts have different names for it.
+    name of the network's interface, or empty if this name is not the same on all hosts.
     """
 
     name: str
@@ -93,8 +93,8 @@ def choose_network(
 ) -> Network:
     """Choose one network that all hosts share.
 
-    Without ``wanted``, IPv4 networks are preferred to IPv6 networks. Of several such networks, the
-    one with the most addresses in ``resolved`` is chosen, and of equal ones the first.
+    Without ``wanted``, IPv4 networks are preferred to IPv6 networks, then networks with more of the
+    addresses in ``resolved``, then networks that come first in ``interfaces``.
 
     Args:
         interfaces: The addresses of each host.
@@ -141,7 +141,7 @@ def _shared_networks(usable: Mapping[str, Sequence[Interface]]) -> list[Subnet]:
         network
         for network in first
         if all(any(i.subnet == network for i in own) for own in hosts)
-        # Hosts with equal addresses are not on one network: each host has a private network, such
+        # Hosts with equal addresses do not share a network. Each host has a private network, such
         # as Docker's.
         and len({i.address for own in hosts for i in own if i.subnet == network})
         == sum(i.subnet == network for own in hosts for i in own)
@@ -236,7 +236,7 @@ def listen_address(others: Sequence[Host], network: str) -> str:
     If this machine is not on ``network``, return its address on the route to the other hosts.
 
     Raises:
-        StartError: There is no route to the first of the other hosts.
+        StartError: A route to the first of the other hosts is not found.
     """
     if network:
         with contextlib.suppress(StartError, UsageError):
@@ -246,7 +246,7 @@ def listen_address(others: Sequence[Host], network: str) -> str:
     try:
         family, _, _, _, address = socket.getaddrinfo(name, 22, type=socket.SOCK_DGRAM)[0]
         with socket.socket(family, socket.SOCK_DGRAM) as unsent:
-            # Connecting a datagram socket sends no packet. It only asks the kernel for the route.
+            # Connecting a datagram socket sends no packet, but makes the kernel choose the route.
             unsent.connect(address)
             return str(unsent.getsockname()[0])
     except (OSError, UnicodeError) as error:

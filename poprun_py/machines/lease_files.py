@@ -38,14 +38,14 @@ _MAX_BYTES = 1 << 16
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 # These errors mean that the system has run out of resources, not that a lease file is invalid.
 _OUT_OF_RESOURCES = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
-# A process usually holds the mutex for about a millisecond. A process that holds it for 5 seconds
-# has been stopped, or holds it on purpose.
+# A process usually holds the mutex for about a millisecond. If a process holds the mutex for 5 s,
+# it has been stopped, or holds the mutex on purpose.
 _MUTEX_SECONDS, _MUTEX_PAUSE_SECONDS = 5.0, 0.001
 # Every user can lock the mutex. If other users hold the mutex for longer than 0.25 s, this process
 # goes on without it.
 _OTHER_USER_SECONDS, _OTHER_USER_PAUSE_SECONDS = 0.25, 0.02
-# The number of attempts to create a file, because other processes may remove a file that they take
-# for the file of a dead process.
+# The number of attempts to create a file. Other processes may remove a new file, because they take
+# it for the file of a dead process.
 _MAX_TRIES = 5
 
 
@@ -88,9 +88,9 @@ class LeaseRecord(NamedTuple):
 class QueueRecord(NamedTuple):
     """A job that waits for CPUs.
 
-    The queue is sorted by ``number``, and jobs with equal numbers by the time of their arrival.
-    ``outer`` is empty unless the job runs inside an instance of another job. Then ``outer`` is the
-    file name of that other job's lease.
+    The queue is sorted by ``number``, and jobs with equal numbers by the time of their arrival. If
+    the job runs inside an instance of an outer job, ``outer`` is the name of the outer job's lease
+    file; without an outer job, ``outer`` is empty.
     """
 
     name: str
@@ -102,7 +102,7 @@ class QueueRecord(NamedTuple):
 
     @property
     def sort_key(self) -> tuple[int, float, str]:
-        """The key that sorts the queue."""
+        """The sort key of this job in the queue."""
         return self.number, self.since, self.name
 
 
@@ -132,7 +132,7 @@ def record_text(record: Record) -> str:
 
 
 def parse_record(name: str, user: str, text: bytes) -> Record | None:
-    """Return the record in the file ``name``; None if its name or content is not valid."""
+    """Return the record that a file contains; None if the file's name or content is not valid."""
     try:
         data = _load(text)
         job, since = _job(data), _seconds(data["since"])
@@ -202,7 +202,7 @@ class LeaseFolder:
     """A folder of locked files, with a mutex for the processes that create or read them.
 
     Args:
-        path: The folder. If it is missing, it is created so that all users can write to it.
+        path: The path of the folder; a missing folder is created, with write access for all users.
 
     Raises:
         OSError: The folder cannot be used, or other users could replace this user's files in it.
@@ -229,8 +229,8 @@ class LeaseFolder:
     def mutex(self) -> Iterator[bool]:
         """Hold the mutex within the block; yield False if another user keeps the mutex locked.
 
-        Without the mutex, several processes may create files at the same time. Each of them must
-        therefore read the files of the other processes again after creating its own.
+        Without the mutex, several processes may create files at the same time, so a process must
+        read the files of other processes again after it has created a file.
 
         Raises:
             OSError: The mutex cannot be opened or locked.
@@ -363,9 +363,9 @@ class LeaseFolder:
         """Return the valid records whose processes are alive.
 
         Args:
-            cleans_up: Whether to remove the files of this user's dead processes. The caller must
-                then hold the mutex, because an unfinished file may otherwise belong to a process
-                that is still writing it.
+            cleans_up: Whether to remove the files of this user's dead processes. Removing files
+                requires the mutex: without it, an unfinished file may belong to a process that is
+                still writing the file.
             except_for: The names of files to leave out.
 
         Raises:
@@ -393,8 +393,8 @@ class LeaseFolder:
                         os.unlink(name, dir_fd=self._descriptor)
                 elif status.st_size <= _MAX_BYTES:
                     text = os.pread(descriptor, _MAX_BYTES, 0)
-                    # The record has a user id, because looking up the user name may take seconds,
-                    # for which other processes would wait for the mutex.
+                    # The record has a user id instead of a name, because looking up the name may
+                    # take seconds, and other processes wait for the mutex meanwhile.
                     found.append(parse_record(name, str(status.st_uid), text))
             except OSError:
                 continue
@@ -412,7 +412,7 @@ def problem_text(error: OSError, folder: Path) -> str:
 
 def _make_shared_folder(path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    # mkdir sets the mode, because another user could use the folder before a later chmod.
+    # The mode is an argument of mkdir, because another user could interfere before a later chmod.
     before = os.umask(0)
     try:
         with contextlib.suppress(FileExistsError):
@@ -461,6 +461,6 @@ def _users_that_lock(status: os.stat_result, locks: Mapping[str, Sequence[int]])
 
 
 def _is_locked_by_other_user(status: os.stat_result, locks: Mapping[str, Sequence[int]]) -> bool:
-    """Return whether a file is locked, but not by root or its owner, so that its job is dead."""
+    """Return whether a file is locked, but not by its owner or root; its job is dead then."""
     users = _users_that_lock(status, locks)
     return bool(users) and users.isdisjoint({status.st_uid, 0})

@@ -1,7 +1,7 @@
-"""Leases of a machine's CPUs, which jobs take, wait for in a queue, and return.
+"""Leases of a machine's CPUs, and the queue of jobs that wait for CPUs.
 
-The last section serves a launcher on another host, which sends a request as JSON. Its functions
-list or take leases of this host, and answer as JSON.
+The functions in the last section list or take leases of this host for a launcher on another host.
+Requests and answers are JSON values.
 """
 
 from __future__ import annotations
@@ -134,8 +134,8 @@ class QueuePlace:
 class LeaseTable:
     """All leases and waiting jobs of this machine, as ``open_table`` reads them under the mutex.
 
-    If this process runs inside an instance of another job, it may use the CPUs of that job. The
-    job's lease is then in ``outer_leases`` and not in ``leases``.
+    If this process runs inside an instance of an outer job, it may use the CPUs of the outer job.
+    The lease of the outer job is in ``outer_leases`` and not in ``leases``.
 
     Args:
         folder: The folder of the leases.
@@ -338,9 +338,9 @@ def take_for_launcher(
     Returns:
         The answer as JSON values, and the lease. If other jobs hold or wait for some of the CPUs
         and this job may not share CPUs, the answer lists the other jobs as ``other_jobs``, and the
-        lease is empty. If this job may share CPUs, the answer lists the jobs that hold some of
-        them as ``shared_with``. If no lease can be taken, the answer has the reason as ``problem``,
-        and the job runs without a lease.
+        lease is empty. If this job may share CPUs, the answer lists the other jobs that hold some
+        of the CPUs as ``shared_with``. If no lease can be taken, the answer has the reason as
+        ``problem``, and the job runs without a lease.
     """
     try:
         path = leases_folder(environ)
@@ -385,8 +385,8 @@ def parse_other_jobs(answer: Any, within: str) -> OtherJobs:
 
     Args:
         answer: The list that the host sent; invalid entries are left out.
-        within: The run name of the outer job, if this job is launched inside an instance of another
-            job and may therefore use the CPUs of that job. Empty if there is no outer job.
+        within: The run name of the outer job, if this job is launched inside an instance of an
+            outer job and may therefore use its CPUs; empty without an outer job.
     """
     records = []
     for each in answer if isinstance(answer, list) else ():
@@ -402,7 +402,7 @@ def _other_jobs(records: Iterable[Record], own_runs: Collection[str]) -> OtherJo
     others = [e for e in records if e.job.run_id not in own_runs or not e.job.run_id]
     return OtherJobs(
         tuple(each for each in others if isinstance(each, LeaseRecord)),
-        # Jobs that run inside an outer job are left out: they wait only for the outer job's CPUs.
+        # Jobs inside an outer job are left out, because they wait only for the outer job's CPUs.
         tuple(each for each in others if isinstance(each, QueueRecord) and not each.outer),
     )
 

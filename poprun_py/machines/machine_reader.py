@@ -1,7 +1,7 @@
 """Reads the hardware and limits of a machine from the kernel's files in ``/sys`` and ``/proc``.
 
-The files may be copies in another folder. Some kernels lack some of the files. Instead of a missing
-or unreadable file, another file or a default value is used.
+The files may be copies in another folder. If a file is missing or unreadable, as on some kernels,
+another file or a default value is used.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ def _read_nodes(files: _KernelFiles, online: tuple[int, ...]) -> tuple[NumaNode,
     for index in indices:
         cpus_of[index] = [c for c in listed[index] if c in present and c not in seen]
         seen.update(cpus_of[index])
-    # CPUs that no node lists are assigned to the first node. Without NUMA, it has all CPUs.
+    # CPUs that no node lists are assigned to the first node; without NUMA, these are all CPUs.
     first = min(cpus_of)
     cpus_of[first] = sorted({*cpus_of[first], *(present - seen)})
     nodes = []
@@ -154,7 +154,7 @@ def _read_cores(
     packages = _packages(files, online)
     leader_of = _core_leaders(files, online, packages, siblings)
     node_of = {cpu: node.index for node in nodes for cpu in node.cpus}
-    # Some virtual machines report SMT siblings in two NUMA nodes. This splits one core into two.
+    # If a virtual machine reports SMT siblings in two NUMA nodes, their core is split into two.
     members: dict[tuple[int, int], list[int]] = {}
     for cpu in online:
         members.setdefault((leader_of[cpu], node_of[cpu]), []).append(cpu)
@@ -184,8 +184,8 @@ def _groups(
 ) -> dict[int, tuple[int, ...]]:
     """Return the group of each CPU, such as the CPUs that share its core, package or cache.
 
-    Each group is read from the first valid file among ``names``, and only for the first CPU of the
-    group: on a machine with 256 CPUs, reading files takes most of the time.
+    Each group is read from the first valid file among ``names``, for the first CPU of the group
+    only, because reading files takes most of the time on a machine with 256 CPUs.
     """
     present = set(online)
     group_of: dict[int, tuple[int, ...]] = {}
@@ -273,7 +273,7 @@ def _dense(ranks: dict[int, int]) -> dict[int, int]:
 
 
 def _whole_number(text: str) -> int | None:
-    """Return the whole number in ``text``; None if ``text`` is not in the kernel's form."""
+    """Return the number in ``text``; None if ``text`` is not a whole number of up to 15 digits."""
     return int(text) if _NUMBER.fullmatch(text) else None
 
 
@@ -301,7 +301,7 @@ class _KernelFiles:
             return None
 
     def numbered(self, path: str, prefix: str) -> tuple[int, ...]:
-        """Return the sorted numbers N of a folder's entries whose name is ``prefix`` and N."""
+        """Return the sorted numbers N for which a folder has an entry ``prefixN``."""
         try:
             names = [entry.name for entry in Path(f"{self._prefix}/{path}").iterdir()]
         except OSError:

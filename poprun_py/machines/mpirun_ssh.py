@@ -10,8 +10,8 @@ import sys
 
 # This word separates ssh and its own arguments from the arguments that mpirun adds.
 MARK = "--"
-# If the login shell on this machine is a C shell, Open MPI 4 writes a remote command for a C shell.
-# Each remote command for a C shell contains this text.
+# This text is in remote commands for a C shell. Open MPI 4 writes remote commands for a C shell if
+# the login shell on this machine is a C shell.
 _C_SHELL_TEXT = "set path = ("
 
 

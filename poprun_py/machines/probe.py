@@ -55,7 +55,7 @@ from poprun_py.machines.remote_shell import (
 )
 from poprun_py.options.launch_config import LaunchConfig
 
-# The time-out for the report of one host. A host that hangs delays the launch by at most this time.
+# The time-out for the report of one host, because a host that hangs must not delay the launch.
 _REPORT_SECONDS = 10.0
 # The time that each ssh process adds to the time-out: a key exchange takes 0.07 s of CPU time, and
 # this machine may have a single core.
@@ -76,8 +76,8 @@ class ProbedHosts:
     the network, too. ``own_address`` is this machine's address on ``network``. The keys of
     ``addresses``, ``machines``, ``hostnames`` and ``other_jobs`` are the hosts' names in the
     options; hosts without a known value are left out. ``has_fabric`` tells whether a host has, or
-    may have, a network that is faster than TCP. ``other_jobs`` are the jobs of others that hold
-    CPUs of a host or wait for CPUs.
+    may have, a network that is faster than TCP. ``other_jobs`` are the other jobs that hold or
+    await CPUs of each host.
     """
 
     shell: Shell
@@ -275,7 +275,7 @@ def diagnose(
 
 @contextlib.contextmanager
 def _listening(others: Sequence[Host], network: str) -> Iterator[tuple[str, int] | None]:
-    """Listen for test connections of the other hosts; yield the address, or None if that fails."""
+    """Listen for test connections of the other hosts; yield the address, or None on an error."""
     with contextlib.ExitStack() as stack:
         call_back = None
         if others:
@@ -291,7 +291,7 @@ def _listening(others: Sequence[Host], network: str) -> Iterator[tuple[str, int]
         yield call_back
 
 
-# --- requests and reports -----------------------------------------------------------------------
+# --- probe requests, and reports of hosts -------------------------------------------------------
 
 
 def request_reports(
@@ -393,7 +393,7 @@ def _explain_no_report(host: str, code: int, stderr: bytes) -> Problem:
     # Either ssh failed, or Python is missing on the host.
     text = stderr.decode(errors="replace")
     no_python = re.search(r"No such file|not found|Permission denied.*python", text)
-    # Exit code 255 means that ssh itself failed. A missing file is then a file of ssh.
+    # With exit code 255, ssh itself failed, and a missing file in its message is a file of ssh.
     if code in (126, 127) or (no_python and code != 255):
         return Problem(
             f"{sys.executable} does not run there",

@@ -200,5 +200,8 @@ def called_back(address: list[Any] | None) -> bool | None:
 
 
 def main(request: Mapping[str, Any]) -> None:
-    """Print the facts in a line that starts with ``MARK``; a login shell may print other lines."""
+    """Print the facts about this host as one line of JSON.
+
+    The line starts with ``MARK``, because a login shell may print other lines.
+    """
     sys.stdout.write("\n" + MARK + json.dumps(report(request)) + "\n")

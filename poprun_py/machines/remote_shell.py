@@ -65,10 +65,9 @@ class Shell:
 def shell_of(config: LaunchConfig, hosts: Sequence[Host], environ: Mapping[str, str]) -> Shell:
     """Return the shell for ``hosts``: Slurm's srun inside a Slurm allocation, or else ssh.
 
-    Inside an allocation, ssh is used nevertheless if arguments for ssh are given, if the hosts are
-    not the first hosts of the allocation in its order, and for a single host. If Open MPI 5 started
-    a single host or hosts in another order through Slurm, it would put the instances on other
-    hosts.
+    Inside an allocation, ssh is used in three cases: if arguments for ssh are given, if there is a
+    single host, or if the hosts are not the first hosts of the allocation in the same order. With a
+    single host or another order, Open MPI 5 through Slurm would put the instances on other hosts.
 
     Raises:
         UsageError: The arguments for ssh cannot be passed through mpirun, or the hosts have

@@ -17,7 +17,7 @@ class ClickType(click.ParamType):  # type: ignore[type-arg]
     Args:
         option_type: The type of the values.
         complete: Returns the words for shell completion from click's context, such as the names of
-            existing objects. Without this function, the words are the choices of the type.
+            existing objects; if not given, the choices of ``option_type`` are completed.
     """
 
     def __init__(

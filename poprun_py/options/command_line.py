@@ -2,7 +2,7 @@
 
 Long options may be shortened to a unique prefix, and an option's value must not be another option.
 Some spellings of mpirun and torchrun are accepted as well: ``-np``, underscores in place of
-hyphens, and ``-m MODULE``. Like a program, ``-m MODULE`` ends the options.
+hyphens, and ``-m MODULE``. The launcher's options end at the program or at ``-m MODULE``.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ _OPTIONS: dict[str, Option] = {
 }
 _SHORT = {opt.short: name for name, opt in _OPTIONS.items() if opt.short}
 _NAMES = (*_OPTIONS, *_BARE, "--help", "--module")
-# mpirun's names of options that poprun-py has under another name.
+# mpirun's names of options that have another name in poprun-py.
 _ALIASES = {"-np": "--num-instances", "--np": "--num-instances"}
-# Option names of other launchers, with the corresponding option of poprun-py to suggest. The option
-# with the most similar name would be a wrong suggestion.
+# Option names of other launchers, with the corresponding option of poprun-py. An error message for
+# an unknown option suggests it instead of the option with the most similar name.
 _OTHER_LAUNCHERS = {
     **dict.fromkeys(("-c", "-N", "--num-processes"), "--num-instances"),
     **dict.fromkeys(("--nnodes", "--num-machines"), "--host"),
@@ -47,8 +47,8 @@ _OTHER_LAUNCHERS = {
 class _Parsed:
     """A parsed command line.
 
-    ``options`` has the full name of each option and the text of its value. ``topic`` is the topic
-    after --help: None without --help, and empty if no topic is given.
+    ``options`` has the full name of each option and the text of its value. ``topic`` is the word
+    after --help, or empty if no word follows; None if the command line has no --help.
     """
 
     options: list[tuple[str, str]]
@@ -59,9 +59,9 @@ class _Parsed:
 def parse(words: Sequence[str]) -> dict[str, Any]:
     """Return the values that a command line gives; the keys are field names of LaunchConfig.
 
-    The key ``program`` has the program and its arguments. The keys ``version`` and
-    ``version_format`` have the values of --version and --version-format. With --help, the result
-    has only the key ``help`` with the topic (empty for the short help), and an empty program.
+    ``program`` is the program with its arguments. ``version`` and ``version_format`` are the values
+    of --version and --version-format. If the command line has --help, the result has only two keys:
+    ``help`` with the topic (empty for the short help), and ``program``, which is empty.
 
     Raises:
         UsageError: An option is unknown or ambiguous, or a value is missing or not accepted.
@@ -148,7 +148,7 @@ def _next_word(word: str, rest: Sequence[str], type_: OptionType) -> str:
 
 
 def _split(word: str) -> tuple[str, str | None]:
-    """Return the full name of the option in ``word``, and the text after ``=`` (None without)."""
+    """Return the full name of the option in ``word``, and its value if ``word`` has one."""
     if word == "-h":
         return "--help", None
     if word == "-m":
@@ -176,7 +176,7 @@ def complete(spelled: str, word: str) -> str:
         word: The word on the command line, for messages.
 
     Raises:
-        UsageError: No option has this prefix, or several have it.
+        UsageError: No option has this prefix, or several options have it.
     """
     spelled = spelled.replace("_", "-")
     if spelled in _NAMES:

@@ -21,7 +21,7 @@ _PROJECT_TABLE = "poprun-py"
 # Loading the TOML parser takes longer than all other work before a launch, so pyproject.toml is
 # parsed only if this pattern finds the table of poprun-py in it.
 _NAMES_OUR_TABLE = re.compile(r"""poprun[-_]py["']?\s*[].=]""")
-# --export-config writes the sources of the values under this key. A reader ignores the key.
+# The key under which --export-config writes the sources of the values. Reading a file ignores it.
 _SOURCES = "sources"
 
 
@@ -99,7 +99,7 @@ def parse_config(text: str, path: str) -> dict[str, Any]:
 
 
 def parse_project_file(text: str, path: str) -> dict[str, Any] | None:
-    """Return the values in the table ``[tool.poprun-py]`` of a pyproject.toml; None if missing.
+    """Return the values in the table ``[tool.poprun-py]`` of pyproject.toml; None without a table.
 
     Raises:
         UsageError: The text is not TOML, or the table is not valid.
@@ -114,8 +114,8 @@ def parse_project_file(text: str, path: str) -> dict[str, Any] | None:
         raise UsageError(f"{path}: unknown table [tool.{wrong}]; did you mean [tool.poprun-py]?")
     if _PROJECT_TABLE not in tool:
         return None
-    # Tables before [tool.poprun-py] may have the same keys. Empty lines replace these tables, so
-    # that the line numbers in messages stay correct.
+    # Tables before [tool.poprun-py] may have the same keys. These tables are replaced by empty
+    # lines, so that the line numbers in messages stay correct.
     header = re.search(rf"""^[ \t]*\[.*{_PROJECT_TABLE}["' ]*\]""", text, re.M)
     before = text[: header.start()] if header else ""
     return checked_values(
@@ -143,8 +143,8 @@ def config_text(values: Mapping[str, Any], origins: Mapping[str, Origin], path: 
         json.dumps([values, sources], ensure_ascii=False).encode()
     except UnicodeEncodeError:
         raise UsageError(f"{path}: an option contains bytes that are not UTF-8 text") from None
-    # If the number of replicas was not given, it follows the number of instances. The file then
-    # mentions the number of replicas without setting it.
+    # If the number of replicas was not given, it follows the number of instances. In that case, the
+    # exported file mentions the number of replicas without setting it.
     replicas = None if "num_replicas" in values else values.get("num_instances")
     if path.endswith(".json"):
         if replicas is not None:

@@ -60,11 +60,12 @@ EXCLUSIVE = (
     ("wait_for_resources", "share_cores"),
 )
 
-# Options that concern a single launch. Configuration files may contain these options, but saved
-# plans do not.
+# Options that concern a single launch, so that saved plans do not contain them. Configuration files
+# may contain these options.
 OF_THIS_LAUNCH = ("verbosity", "wait_for_resources", "share_cores")
 
-# More IPUs than any IPU system has. A plan lists every IPU, so a mistyped number must be rejected.
+# The maximum number of IPUs, more than any IPU system has. It rejects mistyped numbers, because a
+# plan lists every IPU.
 MAX_IPUS = 1_048_576
 
 
@@ -315,7 +316,7 @@ OPTIONS: dict[str, Option] = {f.name: f.metadata["option"] for f in fields(Decla
 
 
 def is_decided_by_plan(name: str) -> bool:
-    """Tell whether a saved plan fixes an option, so that the option and --from-plan conflict."""
+    """Tell whether a saved plan fixes an option, so that --from-plan excludes the option."""
     return name in ("import_config", "export_config") or (
         OPTIONS[name].saved and name not in OF_THIS_LAUNCH
     )

@@ -45,7 +45,7 @@ _WITHOUT_VARIABLE = {variable_name(field): option_name(field) for field in _NO_V
 OPTION_VARIABLES = {
     name: field for field in OPTIONS if (name := variable_name(field)) not in _WITHOUT_VARIABLE
 }
-# PopRun's variable for the verbosity.
+# PopRun's environment variable for the verbosity.
 _LOG_LEVEL = "POPRUN_LOG_LEVEL"
 _VERBOSITY = {"TRACE": 2, "DEBUG": 2, "INFO": 1, "WARN": 0, "ERR": 0, "ERROR": 0, "CRITICAL": 0,
               "OFF": 0}  # fmt: skip
@@ -94,7 +94,7 @@ def _hint(name: str) -> str:
 
 def _read(opt: Option, name: str, text: str) -> Any:
     if opt.repeatable:
-        # The text is not split by str.splitlines, which also splits at Unicode's line boundaries.
+        # str.splitlines is not used, because it also splits at Unicode's other line boundaries.
         lines = (line.removesuffix("\r") for line in text.split("\n"))
         return tuple(opt.read(name, line) for line in lines if line)
     return opt.read(name, text)

@@ -34,7 +34,7 @@ _NO_FILE = "none"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GatheredOptions:
-    """A configuration, with warnings about its sources, and with log lines about its sources."""
+    """A configuration, with warnings and log lines about the sources of its options."""
 
     config: LaunchConfig
     warnings: tuple[str, ...] = ()
@@ -58,8 +58,8 @@ def gather_options(
     typed = from_command_line(values)
     query = next((name for name in _QUERIES if values.get(name) is not None), None)
     if query is not None:
-        # A query of running jobs needs no other option, so files and variables are not read: an
-        # invalid one must not prevent the query.
+        # A query of running jobs needs no other options. Files and environment variables are not
+        # read, because an invalid value in them must not prevent the query.
         warning = _query_warning(query, typed)
         return GatheredOptions(config=merged_config(typed), warnings=warning)
     variables, warnings = from_environment(environ)
@@ -103,7 +103,7 @@ def _with_plan(
 
 
 def _log(config: LaunchConfig) -> tuple[str, ...]:
-    """Return a line for each source, with the names of its options but without secret values."""
+    """Return a log line for each source with the names, but not the values, of its options."""
     found: dict[str, list[str]] = {}
     for origin in config.origins.values():
         if origin.source != COMMAND_LINE:
@@ -160,7 +160,8 @@ def _relative_to(folder: Path, values: Mapping[str, Any]) -> dict[str, Any]:
 def _may_be_of_another_user(path: Path) -> bool:
     """Tell whether another user may have put a file into a shared folder such as /tmp.
 
-    Options name programs to run, so a file of an untrusted user must not be used.
+    A configuration file of an untrusted user must not be used, because options name programs to
+    run.
     """
     is_shared = path.parent.stat().st_mode & 0o002
     return bool(is_shared) and path.stat().st_uid not in (0, os.geteuid())

@@ -154,7 +154,7 @@ def help_text(topic: str, columns: int) -> str:
 
 
 def _group(topic: str) -> str:
-    """Return the group whose name begins with ``topic``; empty unless there is exactly one."""
+    """Return the group whose name begins with ``topic``; empty unless exactly one group does."""
     wanted = topic.lower().replace("-", " ").replace("_", " ")
     groups = {group.lower(): group for group in GROUPS}
     found = [groups[wanted]] if wanted in groups else []

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from poprun_py.options.keyword_types import LaunchOptions, Word
 
-# Values of --print-topology that print a whole file. Standard output must not contain other text.
+# With these values of --print-topology, standard output is a file and must not have other text.
 _TOPOLOGY_FILES = ("svg", "html")
 _MOST_SUGGESTED = 4
 
@@ -54,7 +54,7 @@ class LaunchConfig(DeclaredOptions, Displayed):
             value = getattr(self, name)
             if value is not None or opt.default is not None:
                 object.__setattr__(self, name, opt.check(self.named(name), value))
-        # A single text as the program is rejected, although it is a sequence (of letters).
+        # A single text is rejected as a program, although a text is a sequence (of letters).
         words = self.program if isinstance(self.program, list | tuple) else [None]
         words = tuple(fspath(w) if isinstance(w, PathLike) else w for w in words)
         if not all(map(is_word, words)):
@@ -111,7 +111,7 @@ class LaunchConfig(DeclaredOptions, Displayed):
         return changed_config(self, options, program)
 
     def __repr__(self) -> str:
-        # Logs may contain this text, so secret values are hidden. Default values are left out.
+        # Logs may contain the result, so secret values are hidden. Default values are left out.
         shown = [f"program={self.program!r}"] if self.program else []
         for name, opt in OPTIONS.items():
             value = getattr(self, name)
@@ -295,7 +295,7 @@ def config_to_dict(config: LaunchConfig) -> dict[str, Any]:
     for name, opt in OPTIONS.items():
         if opt.saved and config.is_given(name):
             value = getattr(config, name)
-            # Only a list of indices can be given as None, which means all instances.
+            # None is a value only of an option with instance indices, where it means all instances.
             values[name] = "all" if value is None else value
     return {name: list(v) if isinstance(v, tuple) else v for name, v in values.items()}
 
@@ -327,8 +327,8 @@ def config_from_dict(data: Any, source: str = "configuration") -> LaunchConfig:
 def fewest_link_domains(num_instances: int, num_ipus: int) -> int:
     """Return the smallest number of IPU-Link domains that the instances and IPUs fit into.
 
-    An instance with more than 64 IPUs does not fit into an IPU-Link domain. A job on CPU hosts may
-    still have instances with more IPUs. Each instance of the job then counts as one domain.
+    An instance with more than 64 IPUs does not fit into an IPU-Link domain. If a job on CPU hosts
+    has instances with more than 64 IPUs, each of its instances counts as one domain.
     """
     return next(iter(_sufficient_link_domains(num_instances, num_ipus)), num_instances)
 

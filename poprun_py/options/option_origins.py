@@ -1,7 +1,8 @@
 """Origins of option values (where each value was given), and merging of several sources.
 
-The sources are the command line, environment variables, files, and Python. Each source is a mapping
-with keyword arguments of LaunchConfig. The key ``origins`` has the origin of each value.
+The sources are the command line, environment variables, files, and Python. The values of a source
+are a mapping of keyword arguments of LaunchConfig, with the origin of each value under the key
+``origins``.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ class Origin:
 
     @property
     def label(self) -> str:
-        """The name of the source; for the environment, the name of the variable."""
+        """The name of the source; for an environment variable, the name of the variable."""
         return self.name if self.source == ENVIRONMENT else self.source
 
     def shown(self, value: Any) -> str:

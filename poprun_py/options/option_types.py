@@ -1,4 +1,4 @@
-"""Types of option values, and the properties that an option is declared with.
+"""``OptionType`` (a type of option values), ``Option`` (a declared option), and all option types.
 
 ``declared_options.py`` declares every option of a launch with these types.
 """
@@ -14,11 +14,12 @@ from typing import Any, TypeGuard
 
 from poprun_py.errors import UsageError, nearest
 
-# No job has more instances. A larger number is a typing mistake, and planning would take hours.
+# The maximum number of instances. A larger number is a typing mistake, and planning for it would
+# take hours.
 MAX_INSTANCES = 65_536
-# This word lets the launcher choose the value of an option.
+# As the value of an option, this word lets the launcher choose the value.
 AUTO = "auto"
-# This word means a time without a limit.
+# As the value of an option for a time limit, this word means no limit.
 FOREVER = "forever"
 # torchrun's words for one process per CPU.
 CPU_WORDS = ("auto", "cpu")
@@ -138,7 +139,7 @@ class Option:
     def _error(self, name: str, value: Any) -> UsageError:
         shown = "a huge number" if isinstance(value, int) and abs(value) >= _HUGE else repr(value)
         if self.secret:
-            # For NAME=VALUE, the message has the name, which is not secret.
+            # Of a secret NAME=VALUE, the message contains only the name.
             given, equals, _ = value.partition("=") if isinstance(value, str) else ("", "", "")
             shown = f"{given!r}=..." if equals else f"of type {type(value).__name__}"
         shown = shown if len(shown) <= 80 else shown[:77] + "..."
@@ -329,8 +330,8 @@ YES_NO = OptionType(
     keyword="bool",
     takes_text=True,
 )
-# The type of an option that has no value on the command line. In files and environment variables,
-# its value is true or false.
+# The type of an option that needs no value on the command line, such as --dry-run. In files and
+# environment variables, the value of such an option is true or false.
 FLAG = replace(YES_NO, metavar="", expected="true or false")
 TOPOLOGY_FORM = OptionType(
     metavar="|".join(TOPOLOGY_FORMS),

@@ -15,7 +15,7 @@ from poprun_py.options.declared_options import OPTIONS
 from poprun_py.options.option_origins import from_python
 from poprun_py.options.option_types import plain
 
-# Options that only the command has. Python has functions in place of these options.
+# Options of the command that are not keyword arguments, because Python has functions for them.
 COMMAND_LINE_ONLY = tuple(name for name, opt in OPTIONS.items() if not opt.saved and name != "live")
 KEYWORDS = (*(name for name in OPTIONS if name not in COMMAND_LINE_ONLY), "hosts")
 _INSTEAD = {
@@ -50,7 +50,7 @@ def words_of(program: Sequence[object]) -> tuple[str, ...]:
 
 
 def from_keywords(keywords: Mapping[str, object]) -> dict[str, Any]:
-    """Return the values that keyword arguments give, with their origins; None is the default.
+    """Return the values that keyword arguments give, with their origins; None means the default.
 
     Args:
         keywords: Options; the keys are field names of LaunchConfig. ``hosts`` is a list or a text,
