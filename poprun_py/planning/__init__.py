@@ -1,6 +1,7 @@
 """The plan of a launch, which says where each instance runs and by which command.
 
-Contains the inputs of a plan, the topology, the placement on CPUs, the variables of instances, the
-command lines of the MPI implementations, the decision about a partition, and the plan with its file
-and its warnings. The modules here start no process of the job.
+The package gathers the inputs of a plan, assigns replicas and IPUs to instances, places instances
+on CPUs, sets their environment variables, decides about the partition, and writes the command line
+of the installed MPI. It also saves plans in files, and warns about problems of a plan. The modules
+here do not start processes of the job.
 """

@@ -1,6 +1,7 @@
-"""Comparison of the instances' bindings, as the kernel reports them, with the plan.
+"""Check that the instances run on the CPUs and memory nodes of the plan.
 
-Pure. The reports come from the wrappers (``binding.read_back``).
+The wrapper of each instance reads the actual binding from the kernel (``binding.read_back``) and
+reports it to the launcher.
 """
 
 from __future__ import annotations
@@ -20,10 +21,11 @@ def check_binding(
 ) -> None:
     """Log the binding of every instance, and warn of each difference from the plan.
 
-    ``started`` has the reports that the wrappers sent after starting their program, by instance.
+    ``started`` maps the index of an instance to the report that its wrapper sent after starting the
+    program.
 
     Raises:
-        StartError: There is a difference, and --strict-binding is given.
+        StartError: A binding differs from the plan, and --strict-binding is given.
     """
     problems = []
     for index, report in sorted(started.items()):
@@ -51,12 +53,12 @@ def _planned_binding(instance: InstancePlan) -> dict[str, Any]:
 def binding_differences(plan: Mapping[str, Any], actual: Mapping[str, Any]) -> list[str]:
     """Return one sentence for each difference between a planned and an actual binding.
 
-    A process that has ended has no differences.
+    If the process has ended, the list is empty.
 
     Args:
-        plan: The wanted ``cpus`` and ``memory_nodes``; empty if any will do. ``threads`` is the
-            wanted OMP_NUM_THREADS; 0 or None if any will do.
-        actual: As returned by ``binding.read_back``.
+        plan: The planned ``cpus`` and ``memory_nodes``; empty if the plan does not restrict them.
+            ``threads`` is the planned OMP_NUM_THREADS; 0 or None if the plan does not set it.
+        actual: The actual binding, as returned by ``binding.read_back``.
     """
     sentences: list[str] = []
     if actual.get("ended"):
@@ -74,7 +76,7 @@ def binding_differences(plan: Mapping[str, Any], actual: Mapping[str, Any]) -> l
         on = f" on {_named('node', in_effect)}" if in_effect else ""
         sentences.append(f"memory policy {shown}{on} instead of bind on {_named('node', nodes)}")
     threads, actual_threads = plan.get("threads"), actual.get("omp_num_threads")
-    # A value that cannot be read belongs to a program that is ending; it does not differ.
+    # The thread count cannot be read while a program is ending. That is not a difference.
     if threads and actual_threads is not None and actual_threads != threads:
         sentences.append(f"OMP_NUM_THREADS is {actual_threads or 'not set'} instead of {threads}")
     return sentences

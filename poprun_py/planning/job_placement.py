@@ -1,7 +1,7 @@
 """Placement of a whole job on the machines of its hosts, alone or beside other jobs.
 
-Pure. A job with --cores-per-instance prefers NUMA nodes without CPUs of other jobs. Any other
-job takes all CPUs that other jobs leave free.
+A job with --cores-per-instance prefers NUMA nodes on which no other job holds CPUs. A job without
+this option takes all CPUs that other jobs leave free. The functions here have no side effects.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from poprun_py.planning.topology import Topology
 class HostShare(NamedTuple):
     """The CPUs and NUMA nodes that a job uses on one host.
 
-    ``machines`` and ``placements`` belong to all hosts of the job. On the machines, the CPUs of
-    other jobs are marked as held.
+    ``machines`` are the machines of all hosts of the job, and ``placements`` are the placements of
+    all its instances. In the machines, the CPUs of other jobs are marked as held.
     """
 
     machines: tuple[Machine | None, ...]
@@ -36,11 +36,11 @@ def local_host_index(topology: Topology) -> int | None:
 def place_instances(
     config: LaunchConfig, topology: Topology, machines: tuple[Machine | None, ...]
 ) -> tuple[list[Placement], str]:
-    """Place the instances of every host on its machine; equal machines are placed once.
+    """Place the instances of every host on the CPUs of the host.
 
     Returns:
-        The placements, and an error text from the first machine that is too small for its
-        instances. The text is empty if the job fits.
+        The placements of all instances, and an error text about the first machine that is too small
+        for its instances. The error text is empty if the job fits.
     """
     mode = config.process_placement
     if config.numa_aware is not None:
@@ -77,10 +77,10 @@ def share_beside_jobs(
     held: frozenset[int],
     index: int | None = None,
 ) -> HostShare | None:
-    """Return the part of a host that the job uses beside other jobs; None if it does not fit.
+    """Return the part of a host that the job uses beside other jobs; None if the job does not fit.
 
-    ``held`` are the CPUs that other jobs hold on the host. ``index`` is the index of the host; by
-    default this machine.
+    ``held`` are the CPUs that other jobs hold on the host. ``index`` is the index of the host among
+    the hosts of the job; None for this machine.
     """
     index = local_host_index(topology) if index is None else index
     machine = None if index is None else machines[index]
@@ -106,8 +106,8 @@ def share_of_placements(
 ) -> HostShare:
     """Return the part of a host that the job uses with the given placements.
 
-    ``index`` is the index of the host; by default this machine. The share is
-    empty if the job does not run on this machine.
+    ``index`` is the index of the host among the hosts of the job; None for this machine. The share
+    has no CPUs if the job does not run on this machine.
     """
     index = local_host_index(topology) if index is None else index
     machine = None if index is None else machines[index]
@@ -125,7 +125,7 @@ def share_of_placements(
 def _excluded_cpus(
     config: LaunchConfig, machine: Machine, held: frozenset[int]
 ) -> tuple[frozenset[int], ...]:
-    """Return the sets of CPUs that may be left to other jobs, the preferred one first."""
+    """Return the sets of CPUs that the job may leave to other jobs, the preferred set first."""
     if config.cores_per_instance is None or not held:
         return (held,)
     whole_nodes = {

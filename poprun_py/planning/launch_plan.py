@@ -1,7 +1,9 @@
-"""LaunchPlan, a value with everything that a launch will do. It can be shown, saved and launched.
+"""LaunchPlan, which describes a launch completely before it starts.
 
-``make_plan`` is a pure function of the options, the hosts, their machines and the environment.
-plan_file.py writes a plan as JSON and reads it.
+A plan can be shown, saved in a file, and launched.
+
+``make_plan`` computes the plan from the options, the hosts, their machines and the environment,
+without side effects. plan_file.py writes plans as JSON and reads them.
 """
 
 from __future__ import annotations
@@ -57,8 +59,8 @@ if TYPE_CHECKING:
     from poprun_py.planning.partition_decision import PartitionDecision
 
 _WRAPPER = str(Path(__file__).parents[1] / "instance" / "start_wrapper.py")
-# Variables of the supervisor for instances on other hosts. They are forwarded by name, because
-# every user of a host can read the values on a command line.
+# Variables with which the wrapper of an instance connects to the supervisor. mpirun forwards them
+# to other hosts by name, because every user of a host can read the values on a command line.
 _TO_REMOTE = ("POPRUN_CONTROL", "POPRUN_TOKEN")
 
 
@@ -66,9 +68,11 @@ _TO_REMOTE = ("POPRUN_CONTROL", "POPRUN_TOKEN")
 class InstancePlan:
     """One instance with its replicas, IPUs, CPUs and environment variables.
 
-    ``env`` is part of the command line. ``user_env`` (from --env and --env-file) is not: the
-    launcher sends it to the instance over its own channel. ``unset`` names variables that the MPI
-    arguments of other instances set; for this instance they have the launcher's value or none.
+    The variables of ``env`` are part of the mpirun command line. The variables of ``user_env`` come
+    from --env and --env-file. They are not on the command line, because the launcher sends them to
+    the wrapper of the instance. ``unset`` contains the names of variables that only the MPI
+    arguments of other instances set. In this instance, such a variable has the value of the
+    launcher's environment, or is not set.
     """
 
     instance: Instance
@@ -84,22 +88,24 @@ class LaunchPlan(Displayed):
 
     Attributes:
         config: The options of the launch.
-        topology: The hosts and the instances, replicas and IPUs on each.
-        machines: The machine of each host; None if it is not known.
+        topology: The hosts, and the instances, replicas and IPUs of each host.
+        machines: The hardware of each host; None if it is not known.
         instances: The plan of each instance.
         command: The command line of mpirun.
-        environ: The launcher's environment when the plan was made. A launch of the plan uses it
-            instead of the environment at that time.
-        compact: Whether the command has one part for all instances, because one part for each would
-            be too long for the kernel. The launcher then sends each instance its variables.
-        user_threads: The thread counts that the user set, by variable.
+        environ: The environment variables of the launcher that made the plan. When the plan is
+            launched later, these variables are used.
+        compact: Whether the mpirun command has one part for all instances, because a command with
+            one part for each instance would be too long for the kernel. The launcher then sends
+            each instance its variables.
+        user_threads: The thread counts that the user set, with the names of the variables as keys.
         network: The network between the hosts; empty if it is not known.
-        refusal: An error text that says why the plan cannot be launched: the job does not fit the
-            machines, or a saved plan lacks values. Empty if the plan can be launched.
-        hostnames: The names that other hosts report for themselves, by their names in the options.
-        folder: The working folder of the job; empty for the folder of the launch.
+        refusal: An error text that says why the plan cannot be launched; empty if it can. The job
+            does not fit the machines, or values are missing from a saved plan.
+        hostnames: The host names that other hosts report. The keys are the names of these hosts in
+            the options.
+        folder: The working folder of the job; empty for the folder in which the plan is launched.
         partition: The decision about the partition when the plan was made; None if no pod is
-            configured. A launch of the plan decides again.
+            configured. When the plan is launched, the decision is made again.
     """
 
     config: LaunchConfig
@@ -107,7 +113,7 @@ class LaunchPlan(Displayed):
     machines: tuple[Machine | None, ...]
     instances: tuple[InstancePlan, ...]
     command: tuple[str, ...]
-    # Not part of the repr, because it may contain secrets.
+    # The environment is not part of the repr, because it may contain secrets.
     environ: Mapping[str, str] = field(repr=False)
     compact: bool = False
     user_threads: Mapping[str, int] = field(default_factory=dict)
@@ -118,7 +124,7 @@ class LaunchPlan(Displayed):
     partition: PartitionDecision | None = None
 
     def __repr__(self) -> str:
-        # Without machines and the command, which are long.
+        # The repr does not contain the machines and the command, because they are long.
         refused = f", refusal={self.refusal!r}" if self.refusal else ""
         return f"LaunchPlan({self.config!r}, hosts={len(self.topology.hosts)}{refused})"
 
@@ -129,7 +135,7 @@ class LaunchPlan(Displayed):
 
     @property
     def mpirun_environ(self) -> dict[str, str]:
-        """The environment variables of mpirun."""
+        """The environment variables with which the launcher starts mpirun."""
         topology = self.topology
         slurm = (
             slurm_tasks(topology.hosts, topology.instances_per_host, self.environ)
@@ -140,9 +146,9 @@ class LaunchPlan(Displayed):
 
     @property
     def settings_for_other_hosts(self) -> dict[str, str]:
-        """Settings of our libraries in the launcher's environment, for instances on other hosts.
+        """The launcher's variables that instances on other hosts need, such as POPLAR_ settings.
 
-        Empty for a job on this machine, because its instances inherit them.
+        Empty for a job on this machine, because its instances inherit the launcher's variables.
         """
         if not self.spans_hosts:
             return {}
@@ -150,11 +156,12 @@ class LaunchPlan(Displayed):
         return settings_for_other_hosts(self.config, self.environ, by_user)
 
     def channel_variables(self, index: int) -> dict[str, str | None]:
-        """Return the variables that the launcher sends to an instance; the value None unsets one.
+        """Return the variables that the launcher sends to the wrapper of an instance.
 
-        They include the variables of --env, which are not on the command line. They also include
-        the variables that only another instance's MPI arguments set, because Open MPI would also
-        give them to this instance.
+        The wrapper unsets a variable whose value is None. The variables of --env are sent, because
+        they are not on the command line. Variables that only the MPI arguments of another instance
+        set are also sent, because Open MPI would pass their values on to this instance. If the plan
+        is ``compact``, all variables of the instance are sent.
         """
         instance = self.instances[index]
         return {
@@ -164,14 +171,14 @@ class LaunchPlan(Displayed):
         }
 
     def instance_label(self, index: int) -> str:
-        """Return the name of an instance with its replicas: ``instance 1 (replicas 4-7)``."""
+        """Return a label of an instance for messages, such as ``instance 1 (replicas 4-7)``."""
         replicas = self.topology.instances[index].replicas
         first, last = replicas.start, replicas.stop - 1
         span = f"replica {first}" if first == last else f"replicas {first}-{last}"
         return f"instance {index} ({span})"
 
     def require_fit(self) -> None:
-        """Raise UsageError if the plan can be shown but not launched."""
+        """Raise UsageError if the plan cannot be launched."""
         if self.refusal:
             raise UsageError(self.refusal)
 
@@ -187,12 +194,12 @@ def make_plan(
 ) -> LaunchPlan:
     """Return the plan of a launch.
 
-    Instances on an unknown machine are not bound to CPUs. ``partition`` is None if no pod is
-    configured.
+    Instances on a host whose hardware is not known are not bound to CPUs. ``partition`` is None if
+    no pod is configured.
 
     Raises:
-        UsageError: The job does not fit the machines. Without ``enforce``, the plan stores the
-            error text as its ``refusal`` instead.
+        UsageError: The job does not fit the machines, and ``enforce`` is True. If ``enforce`` is
+            False, the error text is stored as the ``refusal`` of the plan.
     """
     environ, probed = inputs.environ, inputs.probed
     placements, refusal = place_instances(config, topology, inputs.machines)
@@ -240,10 +247,10 @@ def make_plan(
 def user_thread_counts(
     local_args: Sequence[str], user_env: Pairs, environ: Mapping[str, str]
 ) -> dict[str, int]:
-    """Return the thread counts that the user set for an instance, by variable.
+    """Return the thread counts that the user set for an instance, with the variables as keys.
 
-    A variable of --env overrides one of the MPI arguments ``local_args``, because the launcher sets
-    it after mpirun.
+    A variable of --env overrides the same variable in the MPI arguments ``local_args``, because the
+    wrapper of the instance sets it after mpirun.
     """
     by_mpi = variables_set_by(local_args, environ)
     return thread_counts({**environ, **by_mpi, **dict(user_env)})
@@ -256,7 +263,7 @@ def _mpi_request(
     inputs: PlanInputs,
     contexts: tuple[Context, ...],
 ) -> MpiRequest:
-    """Return the launch as mpi_commands.py needs it, for any MPI implementation."""
+    """Return a description of the launch that does not depend on the MPI implementation."""
     hosts, probed, environ = topology.hosts, inputs.probed, inputs.environ
     spans_hosts = topology.spans_hosts
     named = next((host for host in hosts if host.user and not host.is_local), None)
@@ -291,7 +298,7 @@ def _planned_variables(
     user_env: Pairs,
     partition: PartitionDecision | None,
 ) -> Iterator[Pairs]:
-    """Yield the variables of each instance; POPLAR_TARGET_OPTIONS is the last one."""
+    """Yield the environment variables of each instance, with POPLAR_TARGET_OPTIONS last."""
     environ, mpi = inputs.environ, inputs.installed_mpi
     common = common_variables(config, topology, environ, inputs.probed, mpi.library)
     inherited = {name for name in THREAD_VARIABLES if name in environ}
@@ -316,9 +323,10 @@ def _instance_plan(
 ) -> InstancePlan:
     """Return the plan of an instance.
 
-    Variables that the user's -x arguments set for this instance (``by_user``) are left out, because
-    Open MPI would use the first value of a name and ignore the user's. ``for_any`` has the names
-    that such arguments set for at least one instance.
+    ``by_user`` are the variables that the user's -x arguments set for this instance. They are left
+    out of ``variables``, because Open MPI uses the first value that a command gives a variable, and
+    would ignore the user's value. ``for_any`` contains the names of the variables that -x arguments
+    set for at least one instance.
     """
     env = tuple(pair for pair in variables if pair[0] not in by_user)
     threads = thread_counts({**environ, **by_user, **dict(user_env)})
@@ -339,7 +347,7 @@ def _contexts(
     by_user: Sequence[Mapping[str, str]],
     environ: Mapping[str, str],
 ) -> tuple[Context, ...]:
-    """Return each instance's part of the command."""
+    """Return each instance's part of the mpirun command."""
     names = [*FORWARDED_VARIABLES, *sorted(name for name in THREAD_VARIABLES if name in environ)]
     forwarded = [name for name in names if name in environ]
     if topology.spans_hosts:

@@ -1,6 +1,7 @@
-"""Command lines of Open MPI 5, Open MPI 4 and MPICH for one description of a launch.
+"""The mpirun command line of a launch, for Open MPI 5, Open MPI 4 and MPICH.
 
-Pure. installed_mpi.py finds the ``mpirun`` and tells which implementation it is.
+The functions here have no side effects. installed_mpi.py finds the installed ``mpirun``, and
+detects which MPI implementation it belongs to.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ OPEN_MPI_4 = "Open MPI 4"
 MPICH = "MPICH"
 
 _LOOPBACK_ADDRESS = "127.0.0.1"
-# Linux accepts 2 MiB of arguments and environment together, or less if the stack is limited.
+# The longest mpirun command. Linux accepts at most 2 MiB of arguments and environment together, and
+# less if the size of the stack is limited.
 _MAX_BYTES = 1_500_000
 
 
@@ -27,7 +29,8 @@ _MAX_BYTES = 1_500_000
 class Mpi:
     """An installed MPI with the path of its ``mpirun``, its implementation and its version.
 
-    ``library`` is the MPI library that programs must load; empty if they find it without help.
+    ``library`` is the path of the MPI library that programs must load; empty if programs find the
+    library without the path.
     """
 
     path: str
@@ -41,12 +44,12 @@ class Context:
     """One instance's part of the command line (Open MPI calls it an app context).
 
     Attributes:
-        count: The number of equal instances that share the part.
-        variables: The variables that the command sets.
-        last_variables: Variables that stand after the user's arguments.
+        count: The number of instances that this part starts.
+        variables: The variables that this part sets before the user's MPI arguments.
+        last_variables: The variables that this part sets after the user's MPI arguments.
         forwarded: The names of variables that mpirun forwards from its own environment.
-        local_args: The user's MPI arguments.
-        command: The program with its arguments.
+        local_args: The user's MPI arguments for these instances.
+        command: The command that each instance runs.
     """
 
     count: int = 1
@@ -59,22 +62,23 @@ class Context:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MpiRequest:
-    """A launch, described independently of the MPI implementation.
+    """A description of a launch that does not depend on the MPI implementation.
 
     Attributes:
-        contexts: The parts of the command.
+        contexts: The parts of the mpirun command.
         hosts: Pairs of host name and number of instances; empty for a job on this machine.
-        agent: The command that starts a program on another host; empty if Slurm starts it.
-        network: The interface or CIDR of the traffic between hosts; empty for any.
-        network_is_ours: Whether this machine is also on that network.
-        address: The address of this machine on that network; empty if it is not known.
+        agent: The command (such as ssh) that starts programs on other hosts; empty if Slurm starts
+            them.
+        network: The network interface or the CIDR for traffic between hosts; empty if MPI chooses.
+        network_is_ours: Whether this machine is also connected to ``network``.
+        address: The address of this machine in ``network``; empty if it is not known.
         is_launched_inside: Whether this machine is one of the hosts.
         ignores_slurm: Whether a job on this machine ignores a Slurm allocation of other hosts.
         ignores_host_file: Whether a job on this machine ignores the default host file.
         global_args: The user's arguments for mpirun.
         allow_run_as_root: Whether root may start the job.
         fast_start: Whether Open MPI skips the search for fast networks.
-        grace_seconds: The time that instances have to end after SIGTERM.
+        grace_seconds: The seconds that instances have to end after SIGTERM.
     """
 
     contexts: tuple[Context, ...]
@@ -93,10 +97,10 @@ class MpiRequest:
 
 
 def escape_colon(word: str) -> str:
-    """Return a word of the program in a form that mpirun does not interpret.
+    """Return a word of the program's command line in a form that mpirun does not interpret.
 
-    mpirun reads a lone ``:`` as the beginning of another part. It becomes ``%:``, and ``%:``
-    becomes ``%%:``. The wrapper restores the word.
+    mpirun reads the word ``:`` as the separator between two parts of its command. The word ``:`` is
+    therefore replaced by ``%:``, and the word ``%:`` by ``%%:``. The wrapper restores the words.
     """
     return f"%{word}" if word.endswith(":") and not word[:-1].strip("%") else word
 
@@ -107,7 +111,7 @@ def make_command(mpi: Mpi, request: MpiRequest) -> tuple[str, ...]:
 
 
 def split_command(command: Sequence[str]) -> list[tuple[str, ...]]:
-    """Return the parts of a command, which are separated by ``:``."""
+    """Return the parts of an mpirun command, which are separated by the word ``:``."""
     parts: list[list[str]] = [[]]
     for word in command:
         if word == ":":
@@ -118,11 +122,10 @@ def split_command(command: Sequence[str]) -> list[tuple[str, ...]]:
 
 
 def network_of_mpirun(command: Sequence[str], network: str) -> str | None:
-    """Return the only network that the command's daemons may use to connect to mpirun.
+    """Return the only network on which MPI's daemons may connect to mpirun; None for any network.
 
-    None means any network.
-
-    ``network`` is the network between the hosts; empty if it is not known.
+    ``command`` is the mpirun command. ``network`` is the network between the hosts; empty if it is
+    not known.
     """
     for word, value in pairwise(command):
         if word in {"prte_if_include", "oob_tcp_if_include"}:
@@ -133,24 +136,27 @@ def network_of_mpirun(command: Sequence[str], network: str) -> str | None:
 
 
 def end_signal_of_mpirun(command: Sequence[str]) -> int:
-    """Return the signal that makes a command's mpirun end its instances as SIGTERM would.
+    """Return the signal that makes the mpirun of a command end its instances as SIGTERM would.
 
-    SIGTERM itself is kept from mpirun, because schedulers send it to all processes of a job. Open
-    MPI accepts SIGHUP instead. MPICH does not catch SIGHUP, but accepts SIGQUIT.
+    The launcher shields mpirun from SIGTERM, because schedulers send SIGTERM to all processes of a
+    job. The signal is SIGHUP for Open MPI. It is SIGQUIT for MPICH, which does not catch SIGHUP.
     """
     return signal.SIGHUP if "odls_base_sigkill_timeout" in command else signal.SIGQUIT
 
 
 def is_too_long(command: Sequence[str]) -> bool:
-    """Tell whether the kernel may refuse ``command`` for its length."""
+    """Tell whether ``command`` may be too long for the kernel."""
     return sum(len(word.encode(errors="surrogateescape")) + 9 for word in command) > _MAX_BYTES
 
 
 def with_one_part(request: MpiRequest, option: str = "--instance-mpi-local-args") -> MpiRequest:
-    """Return ``request`` with one part for all instances, with the variables that they share.
+    """Return ``request`` with one part of the command for all instances.
+
+    The part sets only the variables that have the same value in every instance.
 
     Raises:
-        UsageError: An instance has its own MPI arguments, given with ``option``.
+        UsageError: An instance has its own MPI arguments. The message names ``option``, the option
+            that gave them.
     """
     first = request.contexts[0]
     if any(context.local_args != first.local_args for context in request.contexts):
@@ -166,21 +172,22 @@ def with_one_part(request: MpiRequest, option: str = "--instance-mpi-local-args"
     )
 
 
-# --- Open MPI ---------------------------------------------------------------------------------
+# --- commands of Open MPI ---------------------------------------------------------------------
 
 
 def _open_mpi(
     path: str, request: MpiRequest, settings: Sequence[tuple[str, ...]]
 ) -> tuple[str, ...]:
-    """Return the command with the user's global arguments first, as in PopRun."""
+    """Return the mpirun command, with the user's global arguments first, as in PopRun."""
     user = request.global_args
     words = [path, *user]
     for setting in settings:
         if not _is_set_by_user(user, setting):
             words += setting
     if not request.hosts and not _is_set_by_user(user, ("--mca", "btl_tcp_if_exclude")):
-        # Instances on one machine use shared memory. TCP is for processes that the program starts
-        # later, or if shared memory is missing, so the loopback interface is enough.
+        # On one machine, instances communicate through shared memory. They use TCP only if there is
+        # no shared memory, or with MPI processes that the program itself starts. The loopback
+        # interface is sufficient for both.
         alone = ("--mca", "btl_tcp_if_include", LOOPBACK)
         words += () if _is_set_by_user(user, alone) else alone
     if request.hosts:
@@ -190,7 +197,7 @@ def _open_mpi(
         words += [":"] if number else []
         words += ["-np", str(context.count)]
         if request.hosts and len(request.contexts) > 1:
-            # Without --host, Open MPI 5 starts every part on the host of the launcher.
+            # Without --host, Open MPI 5 starts every part of the command on the launcher's host.
             words += ["--host", places[number]]
         for name, value in context.variables:
             words += ["-x", f"{name}={value}"]
@@ -204,7 +211,10 @@ def _open_mpi(
 
 
 def _is_set_by_user(user: Sequence[str], setting: tuple[str, ...]) -> bool:
-    """Tell whether the user's arguments already contain a setting, which then overrides ours."""
+    """Tell whether the user's MPI arguments contain a setting of the launcher.
+
+    The launcher then leaves the setting out, so that the user's value counts.
+    """
     flag = setting[0].lstrip("-")
     spelled = [word.lstrip("-") for word in user]
     if flag in {"mca", "prtemca", "pmixmca"}:
@@ -223,9 +233,10 @@ def _is_set_by_user(user: Sequence[str], setting: tuple[str, ...]) -> bool:
 def _open_mpi_5(path: str, request: MpiRequest) -> tuple[str, ...]:
     settings: list[tuple[str, ...]] = [("--bind-to", "none")]
     if not request.hosts:
-        # There may be more instances than slots, because the plan decides placement. For other
-        # hosts, their numbers of slots allow that. This setting would start all instances on the
-        # first host.
+        # There may be more instances than Open MPI's slots, because the plan decides where they
+        # run. A job on several hosts does not need this setting, because its list of hosts contains
+        # the numbers of slots. The setting would start all instances of such a job on the first
+        # host.
         settings.append(("--map-by", ":OVERSUBSCRIBE"))
     if request.ignores_slurm:
         settings += [("--prtemca", "plm", "ssh"), ("--prtemca", "ras", "^slurm")]
@@ -233,31 +244,36 @@ def _open_mpi_5(path: str, request: MpiRequest) -> tuple[str, ...]:
         settings.append(("--prtemca", "prte_default_hostfile", "none"))
     if request.allow_run_as_root:
         settings.append(("--allow-run-as-root",))
-    # An instance that ends with an error must not wait for the others in MPI_Finalize.
+    # An instance that ends with an error must not wait for other instances in MPI_Finalize.
     settings.append(("--mca", "async_mpi_finalize", "1"))
-    # The launcher asks instances to stop and waits for them. mpirun's own limit must be longer.
+    # This setting is the number of seconds after which mpirun kills instances that it asked to end.
+    # It is longer than the grace time, because the launcher itself kills them after the grace time.
     limit = str(int(request.grace_seconds) + 2)
     settings.append(("--prtemca", "odls_base_sigkill_timeout", limit))
     if request.hosts:
         settings += _between_hosts(path, request, "prtemca", "plm_ssh", "prte_if_include")
-        # With these settings, daemons notice the loss of a host within half a minute instead of
-        # eight minutes, but after the launcher, whose report is better.
+        # With these settings, Open MPI's daemons notice within 30 seconds instead of eight minutes
+        # that a host was lost. The launcher notices it earlier, and its report is better.
         settings += [
             ("--prtemca", "oob_tcp_keepalive_time", "15"),
             ("--prtemca", "oob_tcp_keepalive_intvl", "5"),
             ("--prtemca", "oob_tcp_keepalive_probes", "3"),
         ]
         if request.agent:
-            # Even inside a Slurm allocation, neither its list of tasks nor srun is used.
+            # Inside a Slurm allocation, mpirun uses ssh instead of srun, and the hosts of the
+            # command instead of Slurm's list of tasks.
             settings += [("--prtemca", "plm", "ssh"), ("--prtemca", "ras", "^slurm")]
         else:
-            # With this, Slurm starts the step even while another step of the allocation is running.
+            # With --overlap, Slurm starts this job step even while another step of the allocation
+            # is running.
             settings.append(("--prtemca", "plm_slurm_args", "--overlap"))
             if not request.is_launched_inside:
-                # Otherwise instances start on this machine, although it is not one of the hosts.
+                # Without this setting, mpirun would start instances on this machine, although it
+                # is not one of the job's hosts.
                 settings.append(("--prtemca", "ras", "^slurm"))
     if request.fast_start:
-        # Probing every transport takes 1.2 s. Without a special network, these are sufficient.
+        # Probing every transport takes Open MPI 1.2 s. Between hosts without a faster network than
+        # TCP, these transports are sufficient.
         settings += [
             ("--mca", "pml", "ob1"),
             ("--mca", "btl", "self,sm,tcp"),
@@ -275,8 +291,9 @@ def _open_mpi_4(path: str, request: MpiRequest) -> tuple[str, ...]:
     if request.allow_run_as_root:
         settings.append(("--allow-run-as-root",))
     settings.append(("--mca", "async_mpi_finalize", "1"))
-    # mpirun sleeps for this long after an instance that ended without MPI_Finalize. The grace time
-    # of an instance is not affected, because its wrapper runs until the instance has ended.
+    # When an instance ends without MPI_Finalize, mpirun sleeps for this number of seconds. It does
+    # not shorten the grace time, because the wrapper of an instance runs until the instance has
+    # ended.
     settings.append(("--mca", "odls_base_sigkill_timeout", "1"))
     if request.hosts:
         settings += _between_hosts(path, request, "mca", "plm_rsh", "oob_tcp_if_include")
@@ -290,34 +307,41 @@ def _between_hosts(
 ) -> list[tuple[str, ...]]:
     """Return the settings that Open MPI needs to start instances on other hosts and connect them.
 
-    The installation of the mpirun must have the same path on every host. ``daemon`` is the flag for
-    parameters of Open MPI's daemons, ``starter`` the component that starts them through a remote
-    shell, and ``control`` the parameter for their network.
+    Open MPI must be installed in the same folder on every host.
+
+    Args:
+        path: The path of mpirun.
+        request: The launch.
+        daemon: The name of mpirun's option that sets a parameter of Open MPI's daemons.
+        starter: The component of Open MPI that starts daemons through a remote shell.
+        control: The parameter that sets the network of the daemons.
     """
     settings: list[tuple[str, ...]] = []
     folder = Path(path).parent
-    # The files of the system's MPI do not share a prefix. Its daemons are found without one.
+    # An MPI of the system's packages is not installed below one folder, so it cannot be given as a
+    # prefix. Its daemons are found without --prefix.
     if folder.name == "bin" and folder.parent not in (Path("/usr"), Path("/")):
         settings.append(("--prefix", str(folder.parent)))
     if request.agent:
         settings += [
             (f"--{daemon}", f"{starter}_agent", " ".join(request.agent)),
-            # Only this machine needs an ssh key for the other hosts.
+            # This machine starts the daemons of all hosts, so no other host needs an ssh key.
             (f"--{daemon}", f"{starter}_no_tree_spawn", "1"),
         ]
     if request.network:
         settings.append(("--mca", "btl_tcp_if_include", request.network))
         if request.network_is_ours:
             settings.append((f"--{daemon}", control, request.network))
-    # With "put", the requests of one direction wait behind the data of the other direction.
-    # Exchanging 25 MB at 1 Gbit/s took 220 or 440 ms by chance; with "send" it takes 220 ms.
+    # Without this setting, Open MPI uses "put" for large messages. Requests in one direction then
+    # wait behind the data in the other direction. With "put", exchanging 25 MB at 1 Gbit/s took
+    # either 220 or 440 ms. With "send", the exchange always takes 220 ms.
     settings.append(("--mca", "btl_tcp_flags", "send,inplace"))
-    # Waiting instances yield their core to instances that compute on it.
+    # An instance that waits for a message yields its core to instances that compute on this core.
     settings.append(("--mca", "mpi_yield_when_idle", "1"))
     return settings
 
 
-# --- MPICH ------------------------------------------------------------------------------------
+# --- commands of MPICH ------------------------------------------------------------------------
 
 
 def _mpich(path: str, request: MpiRequest) -> tuple[str, ...]:
@@ -326,7 +350,8 @@ def _mpich(path: str, request: MpiRequest) -> tuple[str, ...]:
         words += ["-genv", "UCX_NET_DEVICES", LOOPBACK]
     user = {word.lstrip("-") for word in request.global_args}
     if address := request.address if request.hosts else _LOOPBACK_ADDRESS:
-        # mpirun's proxies connect to this address. The name of this machine may resolve to another.
+        # MPICH's proxies on the hosts connect to mpirun at this address. Without -localhost, they
+        # use the address to which this machine's name resolves, which may be a different one.
         words += [] if user & {"localhost", "iface"} else ["-localhost", address]
     if "bind-to" not in user:
         words += ["-bind-to", "none"]
@@ -347,7 +372,7 @@ def _mpich(path: str, request: MpiRequest) -> tuple[str, ...]:
 
 
 def _translate_local_args(args: Sequence[str]) -> list[str]:
-    """Translate Open MPI's ``-x NAME`` and ``-x NAME=VALUE`` for MPICH; keep all other words."""
+    """Translate Open MPI's ``-x NAME`` and ``-x NAME=VALUE`` for MPICH; keep other arguments."""
     words: list[str] = []
     names: list[str] = []
     position = 0

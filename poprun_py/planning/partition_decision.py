@@ -1,7 +1,7 @@
 """The decision whether a launch uses, resets, creates, replaces or inherits its partition.
 
-Pure: this module neither asks nor changes a pod. launching/job_ipus.py asks the pod, and carries
-the decision out.
+The functions here have no side effects, and do not contact a pod. launching/job_ipus.py queries the
+pod, and carries the decision out.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from poprun_py.planning.temporary_partitions import is_temporary
 # An error message names at most this many partitions.
 _MOST_NAMED = 4
 _ADVICE = "wait with --wait-for-resources, or use another partition"
-# The spellings of V-IPU's command line.
+# The sync types that --sync-type accepts in the spelling of V-IPU's command line.
 _SYNC_TYPES = {
     "c2-compatible": SyncType.C2_COMPATIBLE,
     "pod-native-default": SyncType.POD_NATIVE_DEFAULT,
@@ -40,7 +40,10 @@ _SYNC_TYPES = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PodState:
-    """A pod, its partitions and attachments at one moment, as seen by ``user``."""
+    """A pod with its partitions and attachments at one moment.
+
+    ``where`` is the pod as ``POPRUN_POD`` names it. ``user`` is the user who launches the job.
+    """
 
     where: str
     user: str
@@ -52,8 +55,9 @@ class PodState:
 class Action(StrEnum):
     """The launcher's action on the partition before the job starts.
 
-    ``UPDATE`` removes the partition and creates it again with another shape. ``INHERIT`` runs the
-    job on the IPUs of the instance that started this launch.
+    ``UPDATE`` removes the partition and creates it again with another shape. ``INHERIT`` is for a
+    launch that an instance of another job started. The new job then runs on the IPUs of that
+    instance.
     """
 
     USE = "use"
@@ -69,19 +73,20 @@ class PartitionDecision:
     """The partition of a launch, and the action that prepares it.
 
     Attributes:
-        action: The action before the job starts.
+        action: The launcher's action on the partition before the job starts.
         where: The pod, as ``POPRUN_POD`` names it.
         name: The name of the partition; empty if the launch is refused before one is chosen.
-        reason: One line that explains the action. For ``REFUSE`` it also contains advice.
-        busy: The holders of the IPUs as a text, if the launch is refused only because other jobs
-            hold them. The launch may then wait for them. Otherwise empty.
+        reason: A text that explains the action. For ``REFUSE``, it also tells the user what to do.
+        busy: A text that names the jobs that hold the IPUs, if the launch is refused only because
+            of these jobs. The launch may then wait for them. In all other cases, ``busy`` is empty.
         num_ipus: The number of IPUs that the job attaches.
         partition: The partition before the action; None if it does not exist yet.
         request: The partition to create; None if the launch does not create one.
         removes: Whether the launcher removes the partition after the job.
-        is_temporary: Whether the launch creates the partition under a name made from its process.
-        inherited: For ``INHERIT``, the IPUs of the instance that started this launch.
-        inherited_gcd: For ``INHERIT``, the graph compilation domain of those IPUs.
+        is_temporary: Whether the launch creates a partition whose name is made from the host and
+            the process of the launch.
+        inherited: For ``INHERIT``, the IPUs of the instance that started this launch; else None.
+        inherited_gcd: For ``INHERIT``, the graph compilation domain of these IPUs; else None.
     """
 
     action: Action
@@ -99,7 +104,7 @@ class PartitionDecision:
 
     @property
     def is_refused(self) -> bool:
-        """Whether the job cannot get its IPUs."""
+        """Whether the launch is refused, because the job cannot get its IPUs."""
         return self.action is Action.REFUSE
 
     @property
@@ -110,17 +115,17 @@ class PartitionDecision:
         return None if self.partition is None else self.partition.num_ilds
 
     def gcd(self, instance: int) -> str | None:
-        """Return the GCD of an instance; None if the partition has only one."""
+        """Return the graph compilation domain of an instance; None if the partition has one."""
         if self.inherited is not None:
             return self.inherited_gcd
         made = self.request or self.partition
         return str(instance) if made is not None and made.num_gcds > 1 else None
 
     def variables(self, instance: int) -> dict[str, str | None]:
-        """Return the variables of an instance as far as they are known; None unsets a variable.
+        """Return the environment variables that describe the partition to an instance.
 
-        The name of a temporary partition is made from the process that launches the plan, so it is
-        not known when the plan is made.
+        A variable whose value is None is unset. The name of a temporary partition is not known when
+        the plan is made, because the process that later launches the plan chooses the name.
         """
         if not self.name:
             return {}
@@ -149,7 +154,7 @@ class PartitionDecision:
 
 
 def refusal(where: str, reason: str) -> PartitionDecision:
-    """Return the decision that the job cannot get IPUs of the pod ``where``."""
+    """Return a decision that refuses the launch, because the pod ``where`` has no IPUs for it."""
     return PartitionDecision(action=Action.REFUSE, where=where, reason=reason)
 
 
@@ -158,9 +163,9 @@ def decide_partition(
 ) -> PartitionDecision:
     """Decide which partition a launch uses, and how the launcher prepares it.
 
-    The environment may name a partition, and tells whether the launcher itself runs in an instance
-    of another job. ``new_name`` is the name of a new partition if no partition is named and the pod
-    has only temporary ones.
+    ``environ`` may name a partition. It also tells whether an instance of another job started this
+    launch. ``new_name`` is the name of the partition that is created if neither the options nor
+    ``environ`` name a partition, and the pod has only temporary partitions.
     """
     named = config.vipu_partition or environ.get(PARTITION)
     permanent = [each for each in now.partitions if not is_temporary(each.name)]
@@ -188,9 +193,10 @@ def decide_partition(
 def wanted_request(config: LaunchConfig, name: str) -> PartitionRequest:
     """Return the partition that fits the job exactly.
 
-    R replicas of P IPUs in I instances need R x P IPUs in I GCDs. V-IPU accepts only powers of two.
-    For other numbers, the partition has the next power of two of IPUs and one GCD. It is
-    reconfigurable if one IPU-Link domain holds it and the sync type allows it.
+    R replicas of P IPUs in I instances need R x P IPUs in I graph compilation domains (GCDs). V-IPU
+    accepts only powers of two for both numbers. If one of them is not a power of two, the partition
+    has one GCD, and its number of IPUs is rounded up to a power of two. Such a partition is
+    reconfigurable if one IPU-Link domain is large enough for it and the sync type allows it.
     """
     assert config.num_replicas is not None
     needed = config.num_replicas * config.ipus_per_replica
@@ -219,7 +225,7 @@ def _sync_type(config: LaunchConfig) -> SyncType | None:
 
 
 def _num_ipus(config: LaunchConfig) -> int:
-    """Return the number of IPUs that a job attaches, which is a power of two."""
+    """Return the number of IPUs that a job attaches, rounded up to a power of two."""
     assert config.num_replicas is not None
     return _rounded_up(config.num_replicas * config.ipus_per_replica)
 
@@ -231,8 +237,8 @@ def _rounded_up(count: int) -> int:
 def _fits(partition: Partition, wanted: PartitionRequest, config: LaunchConfig) -> bool:
     """Tell whether a partition fits the job.
 
-    A reconfigurable partition fits if it is large enough. Any other partition must have exactly the
-    shape that the job would ask for.
+    A reconfigurable partition fits if it is large enough. A partition that is not reconfigurable
+    fits only if it has the shape of ``wanted``.
     """
     if wanted.sync_type not in (None, partition.sync_type):
         return False
@@ -249,10 +255,11 @@ def _fits(partition: Partition, wanted: PartitionRequest, config: LaunchConfig) 
 def _outer_ipus(
     environ: Mapping[str, str], attachments: Collection[Attachment], partition: str
 ) -> Attachment | None:
-    """Return the IPUs of the job's instance that started this launch, in ``partition``.
+    """Return the IPUs in ``partition`` of the instance that started this launch.
 
-    They are neighbours, their number is a power of two, and the first is a multiple of that number.
-    None if no instance of a job that holds IPUs of the partition started this launch.
+    None if no instance started this launch, or if its job holds no IPUs of the partition. The
+    returned IPUs are neighbours. Their number is a power of two, and the position of the first one
+    among the job's IPUs is a multiple of that number.
     """
     run_id = environ.get(RUN_ID)
     found = (
@@ -321,7 +328,10 @@ def _create_partition(
 def _use_partition(
     config: LaunchConfig, now: PodState, existing: Partition, why: str
 ) -> PartitionDecision:
-    """Use a partition that fits. By default, only a reconfigurable partition is not reset."""
+    """Use a partition that fits the job.
+
+    By default, the partition is reset unless it is reconfigurable.
+    """
     resets = config.reset_partition
     if resets is None:
         resets = not existing.reconfigurable
@@ -360,7 +370,11 @@ def _use_partition(
 def _update_partition(
     config: LaunchConfig, now: PodState, existing: Partition, request: PartitionRequest
 ) -> PartitionDecision:
-    """Replace a partition that does not fit, if --update-partition allows it and it is possible."""
+    """Replace a partition that does not fit the job, or refuse the launch.
+
+    The launch is refused if --update-partition is not given, if the partition belongs to another
+    user, if other jobs use the partition, or if the pod has no room for the new partition.
+    """
     contrast = f"partition {existing.name} does not fit: it has {shape_text(existing)}; "
     needs = f"{shape_text(request)} {are(request.size)} needed"
     if not config.update_partition:
@@ -391,14 +405,17 @@ def _update_partition(
 
 
 def _busy(decision: PartitionDecision, busy: str, advice: str) -> PartitionDecision:
-    """Refuse an action that becomes possible when other jobs have ended."""
+    """Return a refusal of an action that becomes possible when other jobs have ended."""
     return replace(decision, action=Action.REFUSE, reason=f"{busy}: {advice}", busy=busy)
 
 
 def _refused_without_room(
     decision: PartitionDecision, now: PodState, others: Sequence[Partition]
 ) -> PartitionDecision:
-    """Return the decision, or a refusal if its partition does not fit beside ``others``."""
+    """Return ``decision``, or a refusal if the pod has no room for its partition.
+
+    ``others`` are the partitions that stay in the pod.
+    """
     assert decision.request is not None
     request, ipus = decision.request, now.pod.ipus()
     try:
@@ -408,7 +425,7 @@ def _refused_without_room(
         pass
     except PodError as error:
         return refusal(now.where, str(error))
-    # If it fits into the empty pod, the job may wait for other partitions to be removed.
+    # If the partition fits into an empty pod, the job may wait until other partitions are removed.
     try:
         made = place_partition(now.pod, (), request, owner=now.user, created=0.0)
     except PodError as error:
@@ -426,7 +443,7 @@ def _refused_without_room(
     )
 
 
-# --- texts --------------------------------------------------------------------------------------
+# --- texts for messages about partitions --------------------------------------------------------
 
 
 def _first_of(texts: Sequence[str]) -> str:
@@ -450,7 +467,7 @@ def _holders(held: Sequence[Attachment]) -> str:
 
 
 def shape_text(of: Partition | PartitionRequest) -> str:
-    """Return the size and division of a partition: ``16 IPUs in 4 GCDs with 16 replicas``."""
+    """Return a text about a partition, such as ``16 IPUs in 4 GCDs with 16 replicas``."""
     size = counted(of.size, "IPU")
     sync = "" if of.sync_type in (None, SyncType.C2_COMPATIBLE) else f", {of.sync_type}"
     many = of.num_ilds is not None and of.num_ilds > 1

@@ -1,6 +1,7 @@
 """The partition that a running job holds, and the environment variables that describe it.
 
-Pure. Every launch imports this module, so it does not import popdist_py.pods.
+The functions here have no side effects. Every launch imports this module. It does not import
+popdist_py.pods, because only a launch with a pod needs that package.
 """
 
 from __future__ import annotations
@@ -21,8 +22,9 @@ class HeldPartition(NamedTuple):
     """The partition of a job while the job runs.
 
     ``where`` is the pod. It is ``none`` if programs shall not use a pod, and empty if no pod is
-    configured. In both cases ``partition`` and ``attachment`` are None. ``inherited_gcd`` is the
-    graph compilation domain of IPUs that belong to the job whose instance started this launch.
+    configured. Without a pod, ``partition`` and ``attachment`` are None. ``inherited_gcd`` is set
+    if an instance of another job started this launch and the job uses IPUs of that instance. It is
+    the graph compilation domain of these IPUs.
     """
 
     where: str = ""
@@ -32,16 +34,17 @@ class HeldPartition(NamedTuple):
 
     @property
     def first_ipu(self) -> int:
-        """The number within the partition of the first IPU that the job holds."""
+        """The index of the job's first IPU, counted from the first IPU of the partition."""
         return min(self.attachment.ipus) if self.attachment is not None else 0
 
     def ipus(self, of_job: range, domain: int, domain_ipus: int) -> range:
-        """Return the numbers that IPUs of the job have within the partition.
+        """Convert indices of IPUs in the job to indices in the partition.
 
         Args:
-            of_job: Neighbouring IPUs of one IPU-Link domain, numbered within the job.
-            domain: The index of their IPU-Link domain.
-            domain_ipus: The number of IPUs of the job in each domain. The partition may have more.
+            of_job: The indices, in the job, of neighbouring IPUs of one IPU-Link domain.
+            domain: The index of the IPU-Link domain of these IPUs.
+            domain_ipus: The number of IPUs that the job has in each IPU-Link domain. A domain of
+                the partition may have more IPUs.
         """
         first = self.first_ipu
         if self.partition is not None and self.partition.num_ilds > 1 and domain:
@@ -49,7 +52,10 @@ class HeldPartition(NamedTuple):
         return range(of_job.start + first, of_job.stop + first)
 
     def variables(self, instance: int) -> dict[str, str | None]:
-        """Return the environment variables of an instance; the value None unsets a variable."""
+        """Return the environment variables that describe the partition to an instance.
+
+        A variable whose value is None is unset.
+        """
         if self.partition is None or self.attachment is None:
             return {POD: self.where} if self.where else {}
         of = self.partition
@@ -65,11 +71,11 @@ class HeldPartition(NamedTuple):
 def known_variables(
     where: str, name: str | None, *, is_reconfigurable: bool, gcd: str | None
 ) -> dict[str, str | None]:
-    """Return the variables of an instance that are known before the job attaches IPUs.
+    """Return an instance's variables about the partition that are known before IPUs are attached.
 
-    The value None unsets a variable. Like PopRun, the launcher attaches a parent device
-    (POPDIST_NODE_DEVICE_ID) only in a reconfigurable partition. In any other partition, each
-    instance opens a GCD.
+    A variable whose value is None is unset. Like PopRun, the launcher attaches a parent device
+    (POPDIST_NODE_DEVICE_ID) only in a reconfigurable partition. In a partition that is not
+    reconfigurable, each instance opens its own graph compilation domain.
     """
     from urllib.parse import urlsplit
 

@@ -1,9 +1,9 @@
-"""Check for faults in a command that was copied from a document. One error names all of them.
+"""Check for faults in a command that was copied from a document, such as a PDF file.
 
 Documents break lines, and print blanks, dashes and commas that a shell takes literally. After such
-a fault, the parser takes the rest of the command for the program. This module corrects the fault
-and parses the rest again, so that the error also names later faults. Pure, except that it looks for
-files and programs of this machine.
+a character, the command-line parser takes the rest of the command as the program. This module
+corrects the fault and parses the rest again, so that one error message names all faults. The module
+has no side effects, but it checks which files and programs exist on this machine.
 """
 
 from __future__ import annotations
@@ -20,30 +20,32 @@ from poprun_py.options.launch_config import LaunchConfig
 from poprun_py.options.option_types import option_name
 from poprun_py.planning.user_mpi_arguments import split_args
 
-# Hyphens, dashes and the minus sign, which word processors put in place of "-" and "--".
+# The hyphens, dashes and minus sign that word processors put in place of "-" and "--".
 _DASHES = "\u2010\u2011\u2012\u2013\u2014\u2015\u2212"
 _PYTHON = re.compile(r"python(\d+(\.\d+)?)?")
-# Python's own long options. Any other long option before a script belongs to a missing script.
+# Python's own long options. After "python3", any other long option was meant for a script whose
+# name is missing in the command.
 _PYTHON_OPTIONS = (
     "--check-hash-based-pycs", "--help", "--help-all", "--help-env", "--help-xoptions", "--version",
 )  # fmt: skip
-# Python's options whose value may be the next word.
+# Python's options whose value may be a separate word.
 _OPTIONS_WITH_VALUE = ("-W", "-X", "--check-hash-based-pycs")
-# Python's options that name the program.
+# Python's options that give the program in place of a script.
 _PROGRAM_OPTIONS = ("-c", "-m")
 _MPI_ARGUMENTS = ("mpi_global_args", "mpi_local_args")
 _INTERFACES = ("_if_include", "_if_exclude")
 _MCA = ("--mca", "-mca", "--prtemca", "--pmixmca", "--omca")
-# Documents print xxx.xxx.xxx.0/xx for a network; a dry run also accepts that.
+# A network, such as 10.3.0.0/16. Documents print xxx.xxx.xxx.0/xx as a placeholder for a network,
+# which the pattern also accepts, so that such a command can be tried with --dry-run.
 _NETWORK = re.compile(r"[^./]+(?:\.[^./]+){3}/(?:[12]?\d|3[0-2]|x+)|[^/]*:[^/]*/\d{1,3}")
 _CONTINUED = "a backslash continues a line only if it is the line's last character"
 
 
 def check_pasted_command(config: LaunchConfig) -> None:
-    """Check a command line for faults that copying it from a document makes.
+    """Check a command line for faults that arise when it is copied from a document.
 
     Raises:
-        UsageError: The command has faults. The message names each with the expected text.
+        UsageError: The command has faults. The message names each fault with the expected text.
     """
     faults = list(_faults(config))
     if len(faults) == 1:
@@ -59,7 +61,7 @@ def _faults(config: LaunchConfig) -> Iterator[str]:
         (config.named(field), text) for field in _MPI_ARGUMENTS for text in getattr(config, field)
     ]
     while (found := _parse_fault(host, program)) is not None:
-        # Imported here, because a command without faults does not need the parser again.
+        # The parser is imported only here, because a command without faults is not parsed again.
         from poprun_py.options.command_line import parse
 
         fault, words = found
@@ -78,9 +80,11 @@ def _faults(config: LaunchConfig) -> Iterator[str]:
 
 
 def _parse_fault(host: str | None, program: Sequence[str]) -> tuple[str, tuple[str, ...]] | None:
-    """Return the fault that ended the options early, and the following words without the fault.
+    """Return the fault that made the parser take an option or a host as the program.
 
-    None if the program exists, or no fault is found.
+    Returns:
+        An error text about the fault, and the words from there on with the fault corrected. None if
+        the program exists, or if no such fault is found.
     """
     if not program or not program[0] or _is_program(program[0]):
         return None
@@ -101,7 +105,10 @@ def _parse_fault(host: str | None, program: Sequence[str]) -> tuple[str, tuple[s
 
 
 def _host_list_fault(host: str, program: Sequence[str]) -> tuple[str, tuple[str, ...]] | None:
-    """Return the fault of a host list that contains blanks, and the words after the whole list."""
+    """Return an error text about blanks in a host list, and the words after the list.
+
+    None if the list contains no blanks.
+    """
     parts, rest = [host], list(program)
     while rest and _is_part_of_list(parts[-1], rest[0]):
         parts.append(rest.pop(0))
@@ -123,7 +130,7 @@ def _host_list_fault(host: str, program: Sequence[str]) -> tuple[str, tuple[str,
 
 
 def _is_part_of_list(before: str, word: str) -> bool:
-    """Tell whether a word after a host list continues the list, and is not the program."""
+    """Tell whether ``word`` continues the host list that ends with ``before``."""
     if "," not in f"{before[-1:]}{word}" or word.endswith(".py") or _is_program(word):
         return False
     return are_host_names(word.strip(",").split(","))
@@ -132,17 +139,17 @@ def _is_part_of_list(before: str, word: str) -> bool:
 def _is_program(word: str) -> bool:
     try:
         is_file = Path(word).exists()
-    except OSError:  # The word is too long for a file name.
+    except OSError:  # The word is too long to be the name of a file.
         is_file = False
     return is_file or shutil.which(word) is not None
 
 
 def _network_faults(text: str, option: str) -> Iterator[str]:
-    """Yield the faults of the lists of interfaces and networks in arguments of MPI."""
+    """Yield error texts about the lists of interfaces and networks in MPI arguments."""
     try:
         words = split_args(text, option)
     except UsageError:
-        return  # The planner reports this error.
+        return  # The launch plan reports arguments with unclosed quotes.
     for index, word in enumerate(words):
         if word not in _MCA or len(words) < index + 3:
             continue
@@ -163,7 +170,7 @@ def _network_faults(text: str, option: str) -> Iterator[str]:
 
 
 def _missing_script(program: Sequence[str]) -> str:
-    """Return the fault of ``python --option`` without a script; empty if there is no such fault."""
+    """Return an error text if ``python`` has an option of a script, but no script; else empty."""
     if not program or not _PYTHON.fullmatch(Path(program[0]).name):
         return ""
     words = iter(program[1:])

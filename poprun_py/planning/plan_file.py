@@ -1,6 +1,7 @@
 """Launch plans as JSON, for --export-plan and --from-plan.
 
-Pure. A saved plan may have been edited, so every value is checked when it is read.
+The functions here have no side effects. A user may have edited a saved plan, so every value of the
+plan is checked when it is read.
 """
 
 from __future__ import annotations
@@ -26,17 +27,18 @@ from poprun_py.planning.user_mpi_arguments import split_mpi_arguments
 from poprun_py.planning.user_program import absolute_program
 
 PLAN_VERSION = 2
-# A plan of version 1 has no folder. It runs in the folder of the launch.
+# The versions that can be read. A plan of version 1 does not store the working folder of the job,
+# so the job runs in the folder where the plan is launched.
 _READABLE = (1, PLAN_VERSION)
-# The numbers of the topology that a saved plan contains.
+# The keys of the topology's numbers in a saved plan.
 _NUMBERS = ("num_replicas", "num_instances", "num_local_replicas", "ipus_per_replica", "num_ilds")
 _MAX_NUMBER = 1 << 31
-# An error text names at most this many variables.
+# An error message about unset variables names at most this many of them.
 _MOST_NAMED = 8
 
 
 def portable(plan: LaunchPlan) -> LaunchPlan:
-    """Return ``plan`` with its program as an absolute path, so that it runs from any folder."""
+    """Return ``plan`` with the absolute path of its program, so that any folder can launch it."""
     program = absolute_program(
         plan.config.program, plan.folder, plan.environ, is_local=not plan.spans_hosts
     )
@@ -53,8 +55,8 @@ def portable(plan: LaunchPlan) -> LaunchPlan:
 def plan_to_json(plan: LaunchPlan) -> dict[str, Any]:
     """Return ``plan`` as JSON values, with null for the values of --env and --env-file.
 
-    These values may be secret, so they do not belong in a file. They are read from the environment
-    of the launch.
+    The values of --env and --env-file may be secret, so they are not saved. When the saved plan is
+    launched, the values are read from the environment.
     """
     topology = plan.topology
     return {
@@ -115,7 +117,10 @@ def topology_to_json(plan: LaunchPlan) -> dict[str, Any]:
 
 
 def _partition(plan: LaunchPlan) -> dict[str, Any]:
-    """Return the partition of the plan as information; a launch of the plan decides again."""
+    """Return the decision about the partition as JSON values.
+
+    They inform the reader of the file. A launch of the saved plan makes the decision again.
+    """
     use = plan.partition
     if use is None:
         return {}
@@ -133,13 +138,13 @@ def _nodes(machine: Machine | None) -> list[dict[str, Any]]:
 
 
 def plan_from_json(data: Any, environ: Mapping[str, str]) -> LaunchPlan:
-    """Return the plan that ``plan_to_json`` wrote; values of --env come from ``environ``.
+    """Return the plan that ``plan_to_json`` wrote, with the values of --env from ``environ``.
 
-    A plan whose values are not all in ``environ`` can be shown but not launched. Files of earlier
-    versions may contain values.
+    If ``environ`` does not contain all variables of --env, the plan can be shown but not launched.
+    Plans that earlier versions of the launcher saved may contain the values of --env.
 
     Raises:
-        UsageError: The data is not a plan, has another version, or contradicts itself.
+        UsageError: ``data`` is not a plan, is a plan of an unknown version, or contradicts itself.
     """
     if not isinstance(data, dict) or "version" not in data:
         raise UsageError("not a launch plan: expected the JSON written by --export-plan")
@@ -173,7 +178,8 @@ def _plan_from_json(data: dict[str, Any], environ: Mapping[str, str]) -> LaunchP
         Machine.from_json(machine) if machine is not None else None
         for _, machine in zip(hosts, data["machines"], strict=True)
     )
-    # The refusal is not read but computed again, so that editing a plan cannot remove it.
+    # Whether the job fits its machines is computed again, so that a user cannot launch a refused
+    # plan by editing the file.
     _, refusal = place_instances(config, topology, machines)
     plan = LaunchPlan(
         config=config,
@@ -189,7 +195,7 @@ def _plan_from_json(data: dict[str, Any], environ: Mapping[str, str]) -> LaunchP
         user_threads=user_thread_counts(
             split_mpi_arguments(config)[1].of_every_instance,
             instances[0].user_env,
-            # Values from the plan file override those of this environment.
+            # Variables in the plan file override those of this process's environment.
             {**environ, **dict(instances[0].env)},
         ),
         network=_text(data["network"], "network"),
@@ -216,7 +222,7 @@ def _hosts(data: dict[str, Any]) -> tuple[Host, ...]:
 
 
 def _check_topology(data: dict[str, Any], topology: Topology) -> None:
-    """Raise UsageError if the numbers of a saved plan differ from those of its options."""
+    """Raise UsageError if numbers in a saved plan differ from those that its options give."""
     for key in _NUMBERS:
         if data[key] != getattr(topology, key):
             raise UsageError(
@@ -231,7 +237,7 @@ def _check_topology(data: dict[str, Any], topology: Topology) -> None:
 
 
 def _unset_variables(instances: list[Any], environ: Mapping[str, str]) -> str:
-    """Return an error text with the variables that are not set; empty if all are set."""
+    """Return an error text if variables of --env are not set in ``environ``; else empty."""
     unset = (
         name
         for entry in instances
@@ -249,7 +255,10 @@ def _unset_variables(instances: list[Any], environ: Mapping[str, str]) -> str:
 
 
 def _num_ilds(config: LaunchConfig, saved: Any) -> int | None:
-    """Return the number of IPU-Link domains of a partition; None if the options decide it."""
+    """Return a saved plan's number of IPU-Link domains; None if the options give the number.
+
+    None also if the saved number is not possible for the job.
+    """
     if config.num_ilds is not None or type(saved) is not int:
         return None
     num_ipus = config.num_replicas * config.ipus_per_replica
@@ -265,7 +274,8 @@ def _check_command(plan: LaunchPlan) -> None:
     """Check that the program, variables and CPUs of every instance agree with the command.
 
     Raises:
-        UsageError: They differ, for example because the plan was edited in one place only.
+        UsageError: The plan and its command differ, for example because a user edited only one of
+            them.
     """
     parts = split_command(plan.command)
     program = tuple(escape_colon(word) for word in plan.config.program)
@@ -282,7 +292,8 @@ def _check_command(plan: LaunchPlan) -> None:
             continue
         words = frozenset(parts[index])
         for name, value in instance.env:
-            # Open MPI takes NAME=VALUE, MPICH two words.
+            # A command of Open MPI contains NAME=VALUE as one word. A command of MPICH contains
+            # NAME and VALUE as two words.
             if f"{name}={value}" not in words and not words.issuperset((name, value)):
                 raise _contradiction(f"{name} of instance {index}")
 

@@ -1,7 +1,7 @@
-"""Gathering the inputs of a plan: hosts, machines, MPI and environment.
+"""Collection of everything that a plan depends on: hosts, machines, MPI and environment.
 
-This module reads files and this machine and, for a launch, asks other hosts. It decides nothing,
-and starts nothing of the job.
+The functions here read files, read the hardware of this machine and, for a launch, probe the other
+hosts. They do not start processes of the job. launch_plan.py computes the plan from these inputs.
 """
 
 from __future__ import annotations
@@ -28,11 +28,13 @@ if TYPE_CHECKING:
 
 
 class Purpose(Enum):
-    """The purpose of inputs, which decides what is gathered.
+    """The purpose for which inputs are gathered, which decides what is gathered.
 
-    ``DRY_RUN`` uses stored reports about other hosts instead of contacting them. ``LAUNCH`` copies
-    files to the other hosts and probes them. ``CHECK`` gathers no machines, because the caller
-    probes the hosts and reports failures. ``HARDWARE`` needs MPI only to probe other hosts.
+    For ``DRY_RUN``, other hosts are not contacted; stored reports about them are used instead. For
+    ``LAUNCH``, files are copied to the other hosts, and the hosts are probed. For ``CHECK``,
+    machines are not gathered, because the caller probes the hosts itself and reports failures. For
+    ``HARDWARE``, the MPI is gathered only if other hosts are probed, because only the probe needs
+    it.
     """
 
     DRY_RUN = auto()
@@ -48,10 +50,11 @@ class PlanInputs:
     Attributes:
         environ: The launcher's environment.
         hosts: The hosts of the job.
-        machines: The machine of each host; None if it is not known. Empty for ``CHECK``.
-        mpi: The MPI; None if only the hardware of this machine is needed.
-        probed: The reports of other hosts and the way to reach them; None for a local job.
-        env_file_text: The content of ``--env-file``.
+        machines: The hardware of each host; None for a host whose hardware is not known. For
+            ``CHECK``, ``machines`` is empty.
+        mpi: The installed MPI; None for ``HARDWARE`` without a probe of other hosts.
+        probed: The reports of other hosts and the command that reaches them; None for a local job.
+        env_file_text: The content of the file that ``--env-file`` names; None without that option.
     """
 
     environ: Mapping[str, str] = field(repr=False)
@@ -63,7 +66,7 @@ class PlanInputs:
 
     @property
     def installed_mpi(self) -> Mpi:
-        """The MPI, for purposes that need one."""
+        """The installed MPI. Callers may read it only if their purpose gathers the MPI."""
         assert self.mpi is not None
         return self.mpi
 
@@ -78,11 +81,12 @@ def gather_inputs(
 ) -> PlanInputs:
     """Gather the inputs that ``purpose`` needs.
 
-    By default, the hosts are ``hosts_of(config, environ)``, and the MPI is the installed one.
+    If ``hosts`` is None, the hosts are ``hosts_of(config, environ)``. If ``mpi`` is None, the
+    installed MPI is searched.
 
     Raises:
-        UsageError: A file cannot be read, or options do not fit together.
-        StartError: No MPI is installed, or a host cannot take part.
+        UsageError: A file cannot be read, or the value of an option is not valid.
+        StartError: No MPI is installed, or a host cannot be used.
     """
     hosts = hosts_of(config, environ) if hosts is None else hosts
     if config.host_subnet is not None:
@@ -120,10 +124,10 @@ def gather_inputs(
 
 
 def hosts_of(config: LaunchConfig, environ: Mapping[str, str]) -> tuple[Host, ...]:
-    """Return the hosts that ``config`` names, else those of the environment, else this machine.
+    """Return the hosts that ``config`` names, else the hosts in ``environ``, else this machine.
 
     Raises:
-        UsageError: The list of hosts is malformed, or its file cannot be read.
+        UsageError: The list of hosts is malformed, or the file with the list cannot be read.
     """
     hosts = resolve_hosts(
         host=config.host,
@@ -145,10 +149,11 @@ def hosts_of(config: LaunchConfig, environ: Mapping[str, str]) -> tuple[Host, ..
 
 
 def with_instances(config: LaunchConfig, hosts: tuple[Host, ...]) -> LaunchConfig:
-    """Return ``config`` with the number of instances that --nproc-per-node gives on ``hosts``.
+    """Return ``config`` with the number of instances that follows from --nproc-per-node.
 
     Raises:
-        UsageError: The numbers contradict one another, or the CPUs of a host are not known.
+        UsageError: The numbers of instances, replicas and IPUs contradict one another, or the
+            number of instances depends on the CPUs of a host whose hardware is not known.
     """
     if isinstance(config.nproc_per_node, int):
         return config.on_hosts(len(hosts))
@@ -168,7 +173,10 @@ def _usable_cpus(machine: Machine) -> int:
 
 
 def _own_names(with_addresses: bool) -> frozenset[str]:
-    """Return the names and addresses of this machine. A host with one of them needs no ssh."""
+    """Return the names and addresses of this machine.
+
+    A host of the job with one of these names or addresses is this machine, and needs no ssh.
+    """
     name = socket.gethostname()
     addresses: list[str] = []
     if with_addresses:
@@ -179,17 +187,17 @@ def _own_names(with_addresses: bool) -> frozenset[str]:
 
 
 def is_described(config: LaunchConfig) -> bool:
-    """Tell whether an option names a file or a folder that describes the machines."""
+    """Tell whether an option names a file or folder that describes the hardware of the hosts."""
     return config.hardware is not None or config.hardware_root is not None
 
 
 def _machines_of(
     config: LaunchConfig, hosts: tuple[Host, ...], reported: Mapping[str, Machine]
 ) -> tuple[Machine | None, ...]:
-    """Return the machine of each host; None if it is not known.
+    """Return the hardware of each host; None for a host whose hardware is not known.
 
-    ``reported`` are the machines that other hosts report, by name. They are ignored if an option
-    describes the machines.
+    ``reported`` maps the names of other hosts to the hardware that they report. It is ignored if an
+    option names a file or folder that describes the hardware.
     """
     if config.hardware is not None:
         text = read_text_file(config.hardware, config.named("hardware"))

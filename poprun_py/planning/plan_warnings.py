@@ -1,6 +1,6 @@
 """Warnings about a plan, such as idle hosts, uneven placements and options without effect.
 
-Pure. A warning is a sentence.
+The functions here have no side effects. They return each warning as a sentence.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from poprun_py.options.option_origins import COMMAND_LINE, PYTHON
 from poprun_py.planning.cpu_placement import placement_warnings
 from poprun_py.planning.launch_plan import LaunchPlan
 
-# A warning names at most this many hosts.
+# The warning about idle hosts names at most this many of them.
 _MOST_NAMED = 8
 
 
 def plan_warnings(planned: LaunchPlan, *, is_launched: bool = False) -> tuple[str, ...]:
-    """Return a sentence for each problem of a plan; equal hosts share a sentence.
+    """Return a warning for each problem of a plan. Hosts with the same problem share a warning.
 
-    For a plan that ``is_launched``, a refused partition is not reported: the launch decides again
-    whether the job gets its IPUs.
+    If ``is_launched`` is True, the plan is about to be launched. There is then no warning about a
+    refused partition, because the launch decides again whether the job gets its IPUs.
     """
     warnings: dict[str, None] = {}
     if planned.refusal:
@@ -44,7 +44,8 @@ def plan_warnings(planned: LaunchPlan, *, is_launched: bool = False) -> tuple[st
             f"{planned.config.shown('num_instances')} leaves {len(topology.idle_hosts)} of "
             f"{len(topology.hosts) + len(topology.idle_hosts)} hosts idle: {idle}{more}"
         ] = None
-    # fewest_link_domains plans a larger domain only if one instance needs more IPUs than a domain.
+    # fewest_link_domains plans more IPUs in a domain than real domains have only if one instance
+    # needs more IPUs than a domain has.
     if topology.ipus_per_ild > LINK_DOMAIN_IPUS:
         warnings[
             f"{planned.config.shown('num_instances')}: one instance drives "
@@ -56,7 +57,7 @@ def plan_warnings(planned: LaunchPlan, *, is_launched: bool = False) -> tuple[st
 
 
 def _placement_warnings(planned: LaunchPlan) -> list[str]:
-    """Return the warnings about placements, each with the hosts that it is about."""
+    """Return the warnings about placements, each with the names of the hosts concerned."""
     hosts, count = planned.topology.hosts, planned.topology.instances_per_host
     hosts_of: dict[str, list[str]] = {}
     for index, machine in enumerate(planned.machines):
@@ -70,7 +71,7 @@ def _placement_warnings(planned: LaunchPlan) -> list[str]:
     return [f"{compress(names)}: {sentence}" for sentence, names in hosts_of.items()]
 
 
-# --- options without effect ---------------------------------------------------------------------
+# --- warnings about options without effect ------------------------------------------------------
 
 
 def _always(_: LaunchPlan) -> bool:
@@ -82,12 +83,12 @@ class _Rule:
     """A rule about options that have no effect in some plans.
 
     Attributes:
-        names: The options, by field name.
-        reason: The end of the warning, which gives the reason.
-        applies: Whether the rule applies to a plan.
-        neutral: Values that ask for nothing, so there is nothing to warn about.
-        of_one_job: Whether the rule depends on the job. Then options from a file or a variable,
-            which are meant for all jobs, cause no warning.
+        names: The field names of the options.
+        reason: The end of the warning, which says why the options have no effect.
+        applies: A function that tells whether the options have no effect in a plan.
+        neutral: Values with which an option changes nothing, so there is no warning about them.
+        of_one_job: Whether the options have an effect in other jobs. Options from a configuration
+            file or an environment variable, which apply to all jobs, then cause no warning.
     """
 
     names: tuple[str, ...]
@@ -241,7 +242,7 @@ _RULES = (
 
 
 def unused_option_warnings(planned: LaunchPlan) -> tuple[str, ...]:
-    """Return a sentence for each rule that applies to some of the given options."""
+    """Return a warning for each group of given options that have no effect in the plan."""
     reported: set[str] = set()
     sentences = []
     for rule in _RULES:

@@ -1,8 +1,9 @@
-"""Names of temporary partitions, and detection of partitions whose launch is dead.
+"""Names of temporary partitions, and detection of temporary partitions that were left behind.
 
-A launch that finds no partition creates a temporary one and removes it after the job. A launch that
-is killed leaves its partition in the pod. The name contains the host and the process, so the next
-launch can tell that the partition is abandoned.
+A launch that finds no partition in the pod creates a temporary partition, and removes it after the
+job. A launch that is killed leaves its partition in the pod. The name of a temporary partition
+contains the host and the process of its launch. The next launch can therefore detect that the
+process has ended.
 """
 
 from __future__ import annotations
@@ -16,23 +17,25 @@ from popdist_py.pods.model import Attachment, Partition
 from poprun_py.process_info import start_ticks
 
 _NAME = re.compile(r"poprun_(?P<host>[A-Za-z0-9-]+)_(?P<pid>[0-9]+)_(?P<started>[0-9]+)")
-# A partition's name has at most 64 characters. Up to 32 of them are needed for its other parts.
+# The most characters of a host's name in a partition's name, and of the digest that a shortened
+# host name ends with. A partition's name has at most 64 characters. The prefix, the process ID and
+# the start time need up to 32 of them.
 _MOST_HOST, _DIGEST = 32, 10
 _HOST = re.compile(rf"[A-Za-z0-9-]{{1,{_MOST_HOST}}}")
-# The longest time between the moment when a partition is ready and the moment when its launch holds
-# the IPUs. It includes the difference between the clocks of two hosts.
+# The longest time that a launch needs to attach the IPUs of its partition after the partition is
+# ready. It includes the difference between the clocks of two hosts.
 _GRACE_SECONDS = 600.0
 
 
 def temporary_name(host: str) -> str:
-    """Return the name for a temporary partition of a launch in this process."""
+    """Return the name of the temporary partition that a launch in this process creates."""
     return f"poprun_{_host(host)}_{os.getpid()}_{start_ticks(os.getpid()) or 0}"
 
 
 def permanent_name(host: str) -> str:
-    """Return the name for a partition that this process creates and does not remove.
+    """Return the name of a partition that this process creates and does not remove.
 
-    Later launches treat it as a partition that a user created.
+    Later launches treat a partition with this name as one that a user created.
     """
     return temporary_name(host).replace("poprun_", "kept_", 1)
 
@@ -50,15 +53,20 @@ def is_abandoned(
     now: float | None = None,
     create_seconds: float = 0.0,
 ) -> bool:
-    """Tell whether ``partition`` is temporary and its launch is dead.
+    """Tell whether ``partition`` is temporary and its launch has ended without removing it.
 
-    A partition with attached IPUs is never abandoned. A launch of this host is dead if its process
-    has ended. It is also dead if its process is this one, because the launch that calls this
-    function has not created a partition yet. A launch of another host is taken for dead if its
-    partition has been ready for longer than a launch needs to attach the IPUs.
+    A partition with attached IPUs is not abandoned. If the launch ran on this host, the partition
+    is abandoned if the process of the launch has ended. It is also abandoned if the name contains
+    the ID of the calling process, which has not created a partition yet. If the launch ran on
+    another host, the partition is assumed to be abandoned once it has been ready for longer than a
+    launch needs to attach the IPUs.
 
-    ``attachments`` are all attachments of the pod, ``host`` is the name of this host, and
-    ``create_seconds`` is the time that the pod needs to create a partition.
+    Args:
+        partition: A partition of the pod.
+        attachments: All attachments of the pod.
+        host: The name of this host.
+        now: The present time, in seconds since 1970; None for the time of the system clock.
+        create_seconds: The seconds that the pod needs to create a partition.
     """
     match = _NAME.fullmatch(partition.name)
     if match is None or any(each.partition == partition.name for each in attachments):
@@ -73,12 +81,13 @@ def is_abandoned(
 def _host(name: str) -> str:
     """Return the part of a partition's name that identifies a host.
 
-    A host name that is too long or has characters that partition names may not contain is changed.
-    It then ends with a digest of the whole name, so that no two hosts share a part.
+    A host name is changed if it is too long, or has characters that partition names may not
+    contain. The changed name ends with a digest of the whole host name, so that the names of two
+    hosts stay different.
     """
     if _HOST.fullmatch(name):
         return name
-    import hashlib  # imported here because few hosts need it
+    import hashlib  # Imported here, because the names of most hosts need no digest.
 
     digest = hashlib.sha256(name.encode(errors="surrogateescape")).hexdigest()[:_DIGEST]
     return f"{re.sub(r'[^A-Za-z0-9-]', '-', name)[: _MOST_HOST - _DIGEST - 1]}-{digest}"

@@ -1,9 +1,9 @@
-"""The topology of a job, which assigns instances, replicas and IPUs to hosts. Pure arithmetic.
+"""The topology of a job, which assigns instances, replicas and IPUs to hosts.
 
 A job has R replicas of P IPUs in I instances, so each instance has L = R/I replicas. Instance i has
 the replicas iL to iL + L - 1, and replica r has the IPUs rP to rP + P - 1. Each host gets a
-contiguous block of instances. Of D IPU-Link domains (at most 64 IPUs each), instance i and its
-replicas lie in domain iD / I, rounded down.
+contiguous block of instances. If a job has D IPU-Link domains (of at most 64 IPUs each), instance i
+and its replicas are in domain iD / I, rounded down.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Instance:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Topology:
-    """The topology of a job. Its instances are in the order of their indices."""
+    """The topology of a job, with the instances in the order of their indices."""
 
     num_replicas: int
     num_instances: int
@@ -42,12 +42,12 @@ class Topology:
 
     @property
     def num_local_replicas(self) -> int:
-        """The number of replicas of one instance: L = R / I."""
+        """The number of replicas of each instance: replicas / instances."""
         return self.num_replicas // self.num_instances
 
     @property
     def instances_per_host(self) -> int:
-        """The number of instances on one host: I / H."""
+        """The number of instances on each host: instances / hosts."""
         return self.num_instances // len(self.hosts)
 
     @property
@@ -57,27 +57,32 @@ class Topology:
 
     @property
     def num_ipus(self) -> int:
-        """The number of IPUs of the whole job: R x P."""
+        """The number of IPUs of the whole job: replicas x IPUs per replica."""
         return self.num_replicas * self.ipus_per_replica
 
     @property
     def ipus_per_ild(self) -> int:
-        """The IPUs of one IPU-Link domain: R x P / D. Above 64 only if one instance has more."""
+        """The number of the job's IPUs in each IPU-Link domain: IPUs / domains.
+
+        The number is above 64 only if one instance has more than 64 IPUs.
+        """
         return self.num_ipus // self.num_ilds
 
 
 def make_topology(
     config: LaunchConfig, hosts: tuple[Host, ...], *, num_ilds: int | None = None
 ) -> Topology:
-    """Spread the instances of ``config`` over ``hosts``; hosts beyond the last instance stay idle.
+    """Divide the instances of ``config`` evenly among ``hosts``.
 
-    ``num_ilds`` is the number of IPU-Link domains of the job's partition. Without a partition, the
-    number is that of ``config`` or the smallest possible one.
+    If there are more hosts than instances, the last hosts stay idle. ``num_ilds`` is the number of
+    IPU-Link domains of the job's partition; None without a partition. The number of domains is then
+    that of ``config`` or the smallest possible number.
 
     Raises:
-        UsageError: The instances do not divide evenly, or exceed a host's slots.
-        StartError: The partition has another number of domains than ``config`` asks for, or a
-            number that does not divide the number of instances.
+        UsageError: The number of instances is not a multiple of the number of hosts, or exceeds the
+            slots of a host.
+        StartError: The partition does not have the number of domains that ``config`` requests, or
+            the number of instances is not a multiple of the partition's number of domains.
     """
     num_instances = config.num_instances
     hosts, idle_hosts = hosts[:num_instances], hosts[num_instances:]
@@ -122,7 +127,7 @@ def make_topology(
 
 
 def _num_ilds(config: LaunchConfig, of_partition: int | None) -> int:
-    """Return the number of IPU-Link domains, which is that of the partition if there is one."""
+    """Return the number of IPU-Link domains of the partition, or of the job without a partition."""
     if of_partition is None:
         num_ipus = config.num_replicas * config.ipus_per_replica
         return config.num_ilds or fewest_link_domains(config.num_instances, num_ipus)

@@ -1,6 +1,6 @@
 """The user's MPI arguments, split into words for mpirun and for each instance.
 
-Pure: options in, words out. mpi_commands.py writes the words into the command line.
+The functions here have no side effects. mpi_commands.py writes the words into the mpirun command.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _OUTPUT_FILENAME = "output-filename"
 class MpiArguments:
     """The words of --mpi-global-args, --mpi-local-args and --instance-mpi-local-args.
 
-    ``of_instance`` holds the words for single instances, by the index of the instance.
+    ``of_instance`` maps the indices of instances to the words for these instances only.
     """
 
     for_mpirun: tuple[str, ...] = ()
@@ -29,15 +29,15 @@ class MpiArguments:
     of_instance: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
 
     def local(self, index: int) -> tuple[str, ...]:
-        """Return the words for one instance's part of the command."""
+        """Return the user's MPI arguments for one instance."""
         return (*self.of_every_instance, *self.of_instance.get(index, ()))
 
     def variables(self, index: int, environ: Mapping[str, str]) -> dict[str, str]:
-        """Return the variables that the words for one instance set."""
+        """Return the environment variables that the MPI arguments for one instance set."""
         return variables_set_by(self.local(index), environ)
 
     def names_for_any(self, environ: Mapping[str, str]) -> frozenset[str]:
-        """Return the names of all variables that the words set for at least one instance."""
+        """Return the names of all variables that MPI arguments set for at least one instance."""
         words = (self.of_every_instance, *self.of_instance.values())
         return frozenset(name for each in words for name in variables_set_by(each, environ))
 
@@ -45,14 +45,16 @@ class MpiArguments:
 def split_mpi_arguments(config: LaunchConfig) -> tuple[LaunchConfig, MpiArguments]:
     """Split the MPI arguments of ``config`` into words.
 
-    Open MPI's ``--output-filename DIR`` is removed and becomes ``output_dir``, because mpirun does
-    not see the output of the instances. An ``--output-dir`` overrides it.
+    The output of the instances does not pass through mpirun, so Open MPI's argument
+    ``--output-filename DIR`` would have no effect. It is removed, and sets the option
+    ``--output-dir`` unless the user gave that option.
 
     Returns:
         The options without ``--output-filename``, and the words.
 
     Raises:
-        UsageError: A quotation is not closed, or an instance does not exist.
+        UsageError: A quotation mark is missing, or an argument is for an instance that does not
+            exist.
     """
     folder, by_option = None, []
     for text in config.mpi_global_args:
@@ -81,10 +83,10 @@ def split_mpi_arguments(config: LaunchConfig) -> tuple[LaunchConfig, MpiArgument
 
 
 def split_args(text: str, option: str) -> tuple[str, ...]:
-    """Split an argument string as a shell would.
+    """Split a string of arguments into words, as a shell would.
 
     Raises:
-        UsageError: A quotation is not closed.
+        UsageError: A quotation mark is missing. The message contains the name ``option``.
     """
     try:
         return tuple(shlex.split(text))
@@ -95,7 +97,7 @@ def split_args(text: str, option: str) -> tuple[str, ...]:
 
 
 def _without_output_filename(words: Sequence[str]) -> tuple[list[str], str | None]:
-    """Return the other words, and the folder of the last ``--output-filename`` if there is one."""
+    """Return the words without ``--output-filename FOLDER``, and the last FOLDER or None."""
     rest, others, folder = list(words), [], None
     while rest:
         word = rest.pop(0)
@@ -109,7 +111,7 @@ def _without_output_filename(words: Sequence[str]) -> tuple[list[str], str | Non
 
 
 def _by_instance(config: LaunchConfig) -> dict[int, tuple[str, ...]]:
-    """Return the words of --instance-mpi-local-args by instance index."""
+    """Return the words of --instance-mpi-local-args, with the indices of instances as keys."""
     option = config.named("instance_mpi_local_args")
     by_instance: dict[int, tuple[str, ...]] = {}
     for entry in config.instance_mpi_local_args:
@@ -128,8 +130,8 @@ def _by_instance(config: LaunchConfig) -> dict[int, tuple[str, ...]]:
 def variables_set_by(local_args: Sequence[str], environ: Mapping[str, str]) -> dict[str, str]:
     """Return the variables that ``-x NAME=VALUE`` and ``-x NAME`` arguments set, with their values.
 
-    The value of a bare NAME comes from ``environ``; if it is not set there, NAME is left out. If a
-    name is given twice, the first value counts, as in Open MPI.
+    For ``-x NAME``, the value is that in ``environ``. If NAME is not set in ``environ``, it is left
+    out. If a variable is given twice, its first value counts, as in Open MPI.
     """
     variables: dict[str, str] = {}
     for option, argument in pairwise(local_args):

@@ -1,7 +1,7 @@
-"""The program of a job as a command, and checks before the launch that it can run.
+"""The program of a job as a command, and checks before the launch that the program can run.
 
-This module reads files of this machine and starts nothing. machines/host_checks.py checks whether
-other hosts have the program.
+The functions here read files of this machine, and do not start processes. machines/host_checks.py
+checks whether other hosts have the program.
 """
 
 from __future__ import annotations
@@ -18,22 +18,25 @@ from pathlib import Path
 from poprun_py.errors import StartError, UsageError
 from poprun_py.terminal import command_name
 
-# The script that every instance runs for a function call, and the file that it reads in the folder
-# of the call.
+# The script that every instance runs if a Python function is launched instead of a program.
 _RUN_CALL = str(Path(__file__).resolve().parents[1] / "python_api" / "functions" / "run_call.py")
+# The name of the file that contains the pickled call of a launched function.
 CALL_FILE = "call"
 
 _SETTING = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=")
-# The option before the name of a Python module, as in Python's own command line.
+# Python's option to run a module. It is followed by the name of the module.
 _MODULE = "-m"
 
 
 def resolve_program(program: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the command that runs a program; a script or ``-m MODULE`` runs with this Python."""
+    """Return the command that runs a program.
+
+    A Python script or ``-m MODULE`` runs with the Python interpreter that runs the launcher.
+    """
     if program and program[0] == _MODULE:
         return (sys.executable, *program)
     if program and program[0].endswith(".py"):
-        # Python would read a name such as -train.py as an option.
+        # Without ./ in front, Python would read a script name such as -train.py as an option.
         script = f"./{program[0]}" if program[0].startswith("-") else program[0]
         return (sys.executable, script, *program[1:])
     return program
@@ -42,10 +45,11 @@ def resolve_program(program: tuple[str, ...]) -> tuple[str, ...]:
 def absolute_program(
     program: tuple[str, ...], folder: str, environ: Mapping[str, str], *, is_local: bool
 ) -> tuple[str, ...]:
-    """Return the command with absolute paths for the program and its Python script.
+    """Return the command with absolute paths of the program and of its Python script.
 
-    The other words do not change. If the job is not local, a bare name does not change either,
-    because each host finds the program on its own PATH.
+    The other words of the command do not change. A program name without a folder does not change if
+    the job runs on other hosts (``is_local`` is False), because each host searches the program on
+    its own PATH.
     """
     if not program or not program[0]:
         return program
@@ -63,7 +67,7 @@ def require_program(program: tuple[str, ...], environ: Mapping[str, str]) -> Non
 
     Raises:
         UsageError: No program is given.
-        StartError: The program does not exist, or cannot be run.
+        StartError: The program does not exist or cannot be run, or the working folder was deleted.
     """
     if not program or not program[0]:
         raise UsageError(
@@ -94,10 +98,10 @@ def require_program(program: tuple[str, ...], environ: Mapping[str, str]) -> Non
 def _problem_of_module(module: str, folder: Path, environ: Mapping[str, str]) -> str:
     """Return a text that says why ``python -m`` cannot run a module; empty if it can.
 
-    The module is not imported. Its packages are searched one inside the other, in the folders that
-    Python would search.
+    The module is not imported. It is searched as Python would search it: first the outermost
+    package, then each package or module in the folders of its parent package.
     """
-    # An empty entry is the working folder.
+    # An empty entry in PYTHONPATH stands for the working folder.
     named = environ["PYTHONPATH"].split(os.pathsep) if environ.get("PYTHONPATH") else []
     search = [*(str(folder / place) for place in named), *sys.path]
     if not environ.get("PYTHONSAFEPATH"):
@@ -120,7 +124,11 @@ def _problem_of_module(module: str, folder: Path, environ: Mapping[str, str]) ->
 
 
 def _spec(name: str, search: Sequence[str], *, is_outermost: bool = False) -> ModuleSpec | None:
-    """Find a module in folders, or with Python's other finders (of editable installs)."""
+    """Find a module in the folders ``search``.
+
+    An outermost package or module is also searched with Python's other finders, such as the finders
+    of editable installs.
+    """
     spec = PathFinder.find_spec(name, search)
     for finder in sys.meta_path if is_outermost else ():
         spec = spec or finder.find_spec(name, None)
@@ -135,7 +143,7 @@ def _changes_its_path(spec: ModuleSpec) -> bool:
 
 def _problem_of_script(script: str, folder: Path) -> str:
     """Return a text that says why Python cannot run a script; empty if it can."""
-    # Python also runs a folder that contains a __main__.py.
+    # Python can also run a folder that contains a file __main__.py.
     if Path(script).is_file() or Path(script, "__main__.py").is_file():
         return ""
     if Path(script).is_dir():
@@ -144,9 +152,9 @@ def _problem_of_script(script: str, folder: Path) -> str:
 
 
 def _problem_of_interpreter(path: str) -> str:
-    """Return an error text if the interpreter in a ``#!`` line does not exist; else empty.
+    """Return an error text if a file's ``#!`` line names a missing interpreter; else empty.
 
-    The kernel would only report "No such file or directory".
+    The kernel would only report "No such file or directory", which seems to mean the file.
     """
     interpreter = next(iter(_interpreter(path)), "")
     if not interpreter or Path(interpreter).exists():
@@ -156,7 +164,7 @@ def _problem_of_interpreter(path: str) -> str:
 
 
 def _problem(name: str, environ: Mapping[str, str]) -> str:
-    """Return a text that says why a program cannot be run, and a command to type instead."""
+    """Return a text that says why a program cannot be run, with a remedy if there is one."""
     if hint := _hint(name, environ):
         return f"was not found{hint}"
     if "/" not in name:
@@ -170,19 +178,19 @@ def _problem(name: str, environ: Mapping[str, str]) -> str:
 
 
 def _interpreter(path: str) -> list[str]:
-    """Return the words of a file's ``#!`` line; empty if there is no ``#!``."""
+    """Return the words of a file's ``#!`` line; empty if the file does not begin with ``#!``."""
     try:
         with Path(path).open("rb") as file:
             line = file.readline(256)
     except PermissionError:
-        return []  # The file may be executable without being readable.
+        return []  # A program may be executable without being readable.
     return os.fsdecode(line[2:]).strip(" \t\n").split(" ") if line.startswith(b"#!") else []
 
 
 def _hint(word: str, environ: Mapping[str, str]) -> str:
-    """Return a hint for a word that only a shell understands; empty for all other words.
+    """Return a hint if ``word`` is not a program but makes sense to a shell; else empty.
 
-    The word may be a whole command in one pair of quotes, or an assignment (``NAME=VALUE``).
+    Such a word is a whole command in one pair of quotes, or an assignment (``NAME=VALUE``).
     """
     if Path(word).exists():
         return ""
@@ -199,17 +207,20 @@ def _hint(word: str, environ: Mapping[str, str]) -> str:
 
 
 def function_program(folder: Path, name: str) -> tuple[str, ...]:
-    """Return the command that makes the function call ``name`` that is stored in ``folder``."""
+    """Return the command that calls a Python function.
+
+    ``folder`` is the folder that contains the pickled call. ``name`` is the name of the function.
+    """
     return (sys.executable, _RUN_CALL, str(folder), name)
 
 
 def call_folder(program: tuple[str, ...]) -> Path | None:
-    """Return the folder of a command of ``function_program``; None for any other command."""
+    """Return the folder of the pickled call that a command runs; None if it runs a program."""
     return Path(program[2]) if program[1:2] == (_RUN_CALL,) and len(program) == 4 else None
 
 
 def short_name(program: tuple[str, ...]) -> str:
-    """Return the name of the script, module, function or program that a command runs."""
+    """Return the short name of the script, module, function or program that a command runs."""
     if call_folder(program) is not None:
         return f"{program[3]}()"
     scripts = (word for word in program[:3] if word.endswith((".py", ".sh")))

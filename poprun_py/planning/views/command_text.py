@@ -1,4 +1,4 @@
-"""The commands of mpirun and of the launcher, as text that can be pasted into a shell."""
+"""Commands of mpirun and of the launcher, as text that a user can paste into a shell."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from poprun_py.options.option_types import FLAG, option_name
 from poprun_py.planning.mpi_commands import split_command
 from poprun_py.terminal import command_name
 
-# Options with two values. The second value may begin with a dash. Every other option takes the
-# words up to the next option.
+# The options of mpirun that have two values, such as --mca. The second value may begin with a dash.
+# The values of every other option are the words up to the next word that begins with a dash.
 _TWO_VALUES = {"mca", "gmca", "prtemca", "pmixmca", "env", "genv"}
 _NEXT_LINE = " \\\n"
 _INDENT = "  "
@@ -24,8 +24,8 @@ _ONE_LINE = 80
 def folded(command: Sequence[str]) -> str:
     """Return an mpirun command as text with a line for each option and its values.
 
-    A shell reads the same words from it. Each part of the command (Open MPI's app contexts,
-    separated by ``:``) is a block that begins with its number of processes.
+    A shell splits the text into the words of ``command``. Each part of the command (which Open MPI
+    calls an app context) is an indented block that begins with the part's number of processes.
     """
     lines: list[str] = []
     for part, words in enumerate(split_command(command)):
@@ -36,7 +36,7 @@ def folded(command: Sequence[str]) -> str:
             depth = 0 if not lines else 1 if number <= counted else 2
             separator = ": " if part and not number else ""
             lines.append(_INDENT * depth + separator + shlex.join(option))
-        # A line for the wrapper, and a line for the program.
+        # The wrapper and the program are on separate lines.
         end = program.index("--") + 1 if "--" in program else len(program)
         lines += [
             _INDENT * 2 + shlex.join(words) for words in (program[:end], program[end:]) if words
@@ -45,7 +45,10 @@ def folded(command: Sequence[str]) -> str:
 
 
 def _program_start(words: Sequence[str]) -> int:
-    """Return the index of the wrapper's command, ``PYTHON -I -S FILE --``; the end if missing."""
+    """Return the index of the first word of the wrapper's command, ``PYTHON -I -S FILE --``.
+
+    If there is no such command, the index is the number of words.
+    """
     for number in range(1, len(words)):
         if words[number : number + 2] == ("-I", "-S") and words[number + 3 : number + 4] == ("--",):
             return number - 1
@@ -53,7 +56,10 @@ def _program_start(words: Sequence[str]) -> int:
 
 
 def _options(words: Sequence[str]) -> Iterator[list[str]]:
-    """Yield the options of a part, each with its values; the first part begins with mpirun."""
+    """Yield each option of a part of an mpirun command, with the option's values.
+
+    In the first part of a command, the first option yielded is the word mpirun.
+    """
     position = 0
     while position < len(words):
         end = position + 1
@@ -67,10 +73,11 @@ def _options(words: Sequence[str]) -> Iterator[list[str]]:
 
 
 def launch_command(config: LaunchConfig) -> str:
-    """Return a poprun-py command with all options of ``config``, even if they come from files.
+    """Return a poprun-py command with all options that are given in ``config``.
 
-    A value of --env may be secret. The command has only its name, so that the launcher forwards the
-    variable of its own environment.
+    They include options from configuration files. The values of --env may be secret, so the command
+    contains only the names of these variables. The launcher then takes the values from its own
+    environment.
     """
     given = [shlex.join(words) for words in _given(config) if words]
     parts = [command_name(), *given, shlex.join(config.program or ("PROGRAM",))]
@@ -79,7 +86,7 @@ def launch_command(config: LaunchConfig) -> str:
 
 
 def _given(config: LaunchConfig) -> Iterator[list[str]]:
-    """Yield the words of each given option; an option is repeated for each of its values."""
+    """Yield the words of each given option; an option with several values is repeated."""
     for name, declared in OPTIONS.items():
         value = getattr(config, name)
         if not declared.saved or not config.is_given(name):
@@ -91,17 +98,18 @@ def _given(config: LaunchConfig) -> Iterator[list[str]]:
         else:
             for each in value if declared.repeatable else [value]:
                 shown = each.partition("=")[0] if declared.secret else _typed(each)
-                # A value that begins with a dash would be read as an option.
+                # A separate word that begins with a dash would be parsed as an option, so such a
+                # value is joined to its option with "=".
                 is_like_option = shown.startswith("-")
                 option = option_name(name)
                 yield [f"{option}={shown}"] if is_like_option else [option, shown]
 
 
 def _typed(value: Any) -> str:
-    """Return a value as a user types it."""
+    """Return the value of an option as a user types it on the command line."""
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, tuple):
         return ranges_text(value)
-    # The only given value that is stored as None is "all" (instances).
+    # An option with the value "all" (all instances) is stored as None.
     return "all" if value is None else str(value)

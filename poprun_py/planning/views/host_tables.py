@@ -26,14 +26,14 @@ _NAME = "NUMA node"
 _COLUMNS = (_NAME, "package", "cores", "CPUs", "L3 groups", "memory", "distances")
 
 
-# --- hardware -----------------------------------------------------------------------------------
+# --- table of a host's hardware -----------------------------------------------------------------
 
 
 def hardware_table(machine: Machine, style: TextStyle | None = None) -> str:
-    """Return a summary of a machine and its NUMA nodes, without a final newline.
+    """Return a summary of a machine and a table of its NUMA nodes, without a final newline.
 
-    The nodes are a table, or a tree if the terminal is too narrow for the table. Without ``style``,
-    it is drawn as for a file.
+    If the terminal is too narrow for the table, the NUMA nodes are drawn as a tree. If ``style`` is
+    None, the text is drawn for a file.
     """
     style = style or TextStyle()
     summary = [line for text in machine_summary(machine) for line in wrapped(text, style.width)]
@@ -42,7 +42,7 @@ def hardware_table(machine: Machine, style: TextStyle | None = None) -> str:
 
 
 def _table(nodes: list[dict[str, str]], style: TextStyle) -> str:
-    """Return the table, or an empty text if the terminal is too narrow."""
+    """Return the table of NUMA nodes; empty if it is too wide for the terminal."""
     from rich import box
     from rich.table import Table
 
@@ -71,7 +71,7 @@ def _tree(nodes: list[dict[str, str]], style: TextStyle) -> str:
 
 
 def machine_summary(machine: Machine) -> list[str]:
-    """Return lines describing a machine's CPUs and memory, and which of them may be used."""
+    """Return lines of text about a machine's CPUs and memory, and which of them may be used."""
     cpus = sum(len(core.cpus) for core in machine.cores)
     packages = {core.package for core in machine.cores}
     lines = [
@@ -109,7 +109,7 @@ def _row(machine: Machine, node: NumaNode) -> tuple[str, ...]:
 
 
 def _core_counts(cores: list[Core]) -> str:
-    """Return the number of cores, by hardware threads of a core: ``8`` or ``6 x 2 + 8 x 1``."""
+    """Return the number of cores as text; ``6 x 2`` stands for six cores with two threads each."""
     sizes = [len(core.cpus) for core in cores]
     counts = {size: sizes.count(size) for size in sorted(set(sizes), reverse=True)}
     if set(counts) <= {1}:
@@ -121,14 +121,14 @@ def _memory(count: int) -> str:
     return bytes_text(count) if count else "-"
 
 
-# --- checks -------------------------------------------------------------------------------------
+# --- table of the checks of hosts ---------------------------------------------------------------
 
 
 def check_table(checked: HostChecks, *, colour: bool = False) -> str:
     """Return the table of ``--check`` and a hint for each failed check, without a final newline.
 
-    The table has a row for each check and a column for each group of equal hosts. ``!`` marks a
-    failed check, which is red with ``colour``.
+    The table has a row for each check, and a column for each group of hosts with equal results. A
+    failed check is marked with ``!``. If ``colour`` is True, it is also red.
     """
     hints = [
         f"{compress(names)}: {check.problem}"
@@ -145,7 +145,8 @@ def _check_grid(checked: HostChecks, colour: bool) -> str:
     from rich.text import Text
 
     table = Table.grid(padding=(0, 2, 0, 0))
-    # Names are Text objects, because rich would read the brackets of node[0-3] as markup.
+    # Host names are passed to rich as Text objects, because rich would interpret the brackets in a
+    # string such as "node[0-3]" as markup.
     table.add_row("", *(Text(f"  {compress(names)}") for names in checked.groups.values()))
     columns = [{check.name: check for check in checks} for checks in checked.groups]
     for name in dict.fromkeys(name for column in columns for name in column):

@@ -1,4 +1,4 @@
-"""A plan as an HTML page: pictures of its hosts, a table of its instances, and its command."""
+"""A plan as an HTML page with pictures of the hosts, a table of the instances, and the command."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from poprun_py.planning.views.plan_tree import COLUMNS, PlanTree, instance_rows,
 
 
 def plan_page(plan: LaunchPlan) -> str:
-    """Return a plan as an HTML document, in ASCII, without a final newline.
+    """Return a plan as an HTML page, in ASCII, without a final newline.
 
-    The document is also well-formed XML.
+    The page is also well-formed XML.
     """
     tree = plan_tree(plan)
     hidden = Sentence("Values of --env are not shown: set these variables first.")
@@ -33,5 +33,5 @@ def plan_page(plan: LaunchPlan) -> str:
 
 
 def instances_table(tree: PlanTree) -> Table:
-    """Return the table of the instances."""
+    """Return a table with the CPUs, replicas and IPUs of each instance."""
     return Table("Instances", COLUMNS, instance_rows(tree))

@@ -1,6 +1,7 @@
 """A plan as an SVG picture of hosts with their NUMA nodes, cores and instances.
 
-Each group of equal hosts is a card. svg.py draws and arranges the blocks of a card.
+Each group of equal hosts is drawn as one card, a frame that shows the first host of the group. The
+functions of svg.py draw and arrange the parts of a card.
 """
 
 from __future__ import annotations
@@ -45,18 +46,21 @@ from poprun_py.planning.views.svg import (
 )
 from poprun_py.planning.views.text_drawing import TextStyle
 
-# The width of a card fits a telephone's screen. A row has at most three cards.
+# The width of a card in pixels, so that it fits on a telephone's screen, and the most cards in a
+# row.
 _CARD, _MOST_COLUMNS = 368, 3
 _PAD, _INNER_PAD, _GAP, _CELL_GAP, _CACHE_GAP = 12, 7, 10, 2, 5
 _THREAD_HEIGHT = 12
-# A group of hosts looks like a pile of cards; each card below is shifted by this many pixels.
+# A group of several hosts is drawn as a pile of cards. Each lower card of the pile is shifted to
+# the right and down by this many pixels.
 _PILE_SHIFT = 4
 _COLOURS = 8
 _CLASSES = {IDLE: "idle", FORBIDDEN: "closed", MANY: "many"}
-# NUMA nodes with at most this many cores are drawn two in a row.
+# NUMA nodes are drawn two in a row if no node has more cores than this.
 _MOST_IN_HALF = 8
-# Of longer lists, only the first entries and the last one are drawn. The domains of a host share
-# the limit for its instances.
+# The most IPU-Link domains, instances, replicas and IPUs that a picture shows. In a longer list,
+# the first entries and the last one are drawn. The limit for instances applies to a host, and is
+# divided among the host's IPU-Link domains.
 _MOST_DOMAINS, _MOST_INSTANCES, _MOST_REPLICAS, _MOST_IPUS = 4, 12, 8, 8
 _FEWEST_INSTANCES = 3
 
@@ -64,13 +68,13 @@ _FEWEST_INSTANCES = 3
 def plan_svg(plan: LaunchPlan) -> str:
     """Return the picture of a plan as an SVG document, in ASCII, without a final newline.
 
-    Its colours follow the reader's preference for light or dark pages. Its description contains the
-    whole plan as text.
+    The colours of the picture follow the reader's preference for light or dark pages. The
+    description in the SVG document contains the whole plan as text.
     """
     tree = plan_tree(plan)
     cards = [_card(tree, host, is_wide=len(tree.hosts) == 1) for host in tree.hosts]
     widest = max(card.width for card in cards)
-    # Four cards form a square, as for a POD256 with a card for each IPU-Link domain.
+    # Four cards are arranged as a square. A POD256 has four, one for each IPU-Link domain.
     columns = 2 if len(cards) == 4 else min(len(cards), _MOST_COLUMNS)
     width = columns * (widest + _GAP) - _GAP
     parts = [
@@ -95,7 +99,7 @@ def host_pictures(tree: PlanTree) -> InlineSvgs:
 
 
 def legend(tree: PlanTree) -> str:
-    """Return the meaning of the signs that occur in the pictures of a plan."""
+    """Return a sentence that explains the signs in the pictures of a plan."""
     drawn = [
         (host.machine, CoreLabels(host.machine, host.placements))
         for host in tree.hosts
@@ -121,11 +125,14 @@ def _has_gaps(machine: Machine) -> bool:
     return len(caches) > len({node for node, _, _ in caches})
 
 
-# --- a host -------------------------------------------------------------------------------------
+# --- drawing a host with its NUMA nodes and cores -----------------------------------------------
 
 
 def _card(tree: PlanTree, host: HostGroup, *, is_wide: bool = False) -> Block:
-    """Draw the first host of a group. A wide card has the instances beside the cores."""
+    """Draw the first host of a group as a card.
+
+    The instances are drawn below the cores; in a wide card, beside the cores.
+    """
     machine, others = host.machine, host.others
     width = _CARD - 2 * _PAD
     title = f"{host.name}, and {len(host.names) - 1} like it" if others else host.name
@@ -142,7 +149,7 @@ def _card(tree: PlanTree, host: HostGroup, *, is_wide: bool = False) -> Block:
 
 
 def _piled(card: Block) -> Block:
-    """Draw a card on top of two other cards."""
+    """Draw the edges of two more cards behind a card, as for a pile of cards."""
     edges = "".join(
         f'<rect class="card" x="{_PILE_SHIFT * n}" y="{_PILE_SHIFT * n}" width="{card.width}" '
         f'height="{card.height}" rx="4"/>'
@@ -152,7 +159,7 @@ def _piled(card: Block) -> Block:
 
 
 def _nodes(machine: Machine, host: HostGroup, width: int) -> Block:
-    """Draw the NUMA nodes, two in a row if they have few cores."""
+    """Draw the NUMA nodes of a host, two in a row if they have few cores."""
     labels = CoreLabels(machine, host.placements)
     sizes = [sum(c.numa_node == n.index for c in machine.cores) for n in machine.numa_nodes]
     is_half = len(sizes) > 1 and max(sizes) <= _MOST_IN_HALF
@@ -164,7 +171,7 @@ def _nodes(machine: Machine, host: HostGroup, width: int) -> Block:
 
 
 def _node(machine: Machine, node: NumaNode, labels: CoreLabels, first: int, width: int) -> Block:
-    """Draw a NUMA node with a cell for each core, and wider gaps between L3 caches."""
+    """Draw a NUMA node with a cell for each core. Cores of different L3 caches have a wider gap."""
     inner = width - 2 * _INNER_PAD
     cores = [core for core in machine.cores if core.numa_node == node.index]
     caches = [
@@ -183,12 +190,12 @@ def _node_title(node: NumaNode, width: int) -> Iterator[Block]:
 
 
 def _threads(core: Core) -> list[Core]:
-    """Return each hardware thread of a core as a core of its own."""
+    """Return a core for each hardware thread of a core."""
     return [replace(core, cpus=(cpu,)) for cpu in core.cpus]
 
 
 def _core(core: Core, labels: CoreLabels, first: int) -> Block:
-    """Draw a core as one cell, or as a cell for each hardware thread if their labels differ."""
+    """Draw a core as one cell, or with one cell per hardware thread if their labels differ."""
     texts = [labels.of(thread) for thread in _threads(core)]
     widest = max(texts, key=len)
     if len(set(texts)) == 1:
@@ -204,7 +211,7 @@ def _core(core: Core, labels: CoreLabels, first: int) -> Block:
 
 
 def _label_cell(label: str, first: int, *, height: int, notches: int = 0, least: int = 17) -> Block:
-    """Draw a cell in the colours of the instances that its label names."""
+    """Draw a cell for a core, in the colours of the instances that the label names."""
     sign = label.rstrip(SLOW)
     kinds = [_CLASSES[sign]] if sign in _CLASSES else [
         f"own{(int(index) - first) % _COLOURS}" for index in sign.split("/")
@@ -212,11 +219,14 @@ def _label_cell(label: str, first: int, *, height: int, notches: int = 0, least:
     return cell(label, *kinds, height=height, notches=notches, least=least)
 
 
-# --- instances ----------------------------------------------------------------------------------
+# --- drawing the instances of a host ------------------------------------------------------------
 
 
 def _instances(tree: PlanTree, host: HostGroup, width: int) -> Iterator[Block]:
-    """Draw the instances of a host in their IPU-Link domains, or the first ones and the last."""
+    """Yield a frame for each IPU-Link domain of a host, with the instances in the domain.
+
+    If there are too many domains or instances, the first ones and the last one are drawn.
+    """
     domains = [list(groups) for _, groups in groupby(host.instances, key=lambda group: group.ild)]
     shown = _first_and_last(range(len(domains)), _MOST_DOMAINS)
     most = max(_FEWEST_INSTANCES, _MOST_INSTANCES // len(shown))
@@ -239,7 +249,7 @@ def _instances(tree: PlanTree, host: HostGroup, width: int) -> Iterator[Block]:
 
 
 def _likewise(hidden: Sequence[InstanceGroup], width: int, *, where: str = "") -> Block:
-    """Name the instances that are not drawn."""
+    """Return a line that names the instances that are not drawn."""
     indices = [index for group in hidden for index in group.indices]
     return paragraph(f"{numbered('instance', indices)} likewise{where}", "note", width)
 
@@ -253,7 +263,7 @@ def _domain_heading(tree: PlanTree, index: int, width: int) -> Block:
 
 
 def _instance(group: InstanceGroup, first: int, width: int) -> Block:
-    """Draw a group of instances with its placement and its replicas."""
+    """Draw a group of instances with their CPUs, memory nodes, threads and replicas."""
     is_single = len(group.indices) == 1
     kind = f"own{(group.indices[0] - first) % _COLOURS}" if is_single else "many"
     sign = cell(ranges_text(group.indices), kind, least=20, height=20)
@@ -290,7 +300,7 @@ def _replicas(group: InstanceGroup, width: int) -> Block:
 
 
 def _first_and_last(numbers: range, most: int) -> list[int | None]:
-    """Return all numbers, or the first ones, None and the last if there are more than ``most``."""
+    """Return ``numbers`` as a list. If they are more than ``most``, None replaces the middle."""
     if len(numbers) <= most:
         return list(numbers)
     return [*numbers[: most - 2], None, numbers[-1]]

@@ -1,4 +1,4 @@
-"""A plan as text, either as a tree of its hosts or as a map of the cores of each host."""
+"""A plan as text: a tree of hosts and instances, or a map of the cores of each host."""
 
 from __future__ import annotations
 
@@ -21,13 +21,14 @@ from poprun_py.planning.views.text_drawing import Branch, TextStyle, draw_tree, 
 _MAP_WIDTH = 92
 
 
-# --- the tree -----------------------------------------------------------------------------------
+# --- the tree of hosts and instances ------------------------------------------------------------
 
 
 def tree_text(tree: PlanTree, style: TextStyle) -> str:
     """Return the tree of hosts, NUMA nodes, instances and replicas, with CPUs, threads and IPUs.
 
-    The replicas of an instance share a line, as do the instances or hosts of a group.
+    All replicas of an instance are on one line. A group of equal instances has one line. In a group
+    of equal hosts, all hosts after the first are on one line.
     """
     branches = []
     for host in tree.hosts:
@@ -93,9 +94,9 @@ def _joined(*details: object) -> str:
 
 
 def cores_text(tree: PlanTree, style: TextStyle) -> str:
-    """Return a map of the cores of every host, with the instance that runs on each core.
+    """Return a map of the cores of every host, with the instances that may run on each core.
 
-    A group of equal hosts has one map, and a line that names the other hosts.
+    In a group of equal hosts, only the first host has a map. A line names the other hosts.
     """
     parts = []
     for host in tree.hosts:
@@ -112,9 +113,9 @@ def core_map(
 ) -> str:
     """Return a row for each NUMA node with a cell for each core, then a line for each instance.
 
-    A cell holds the index of the instance that may run on the core; ``|`` separates L3 groups. The
-    ``placements`` have the indices of the instances as keys. Without ``style``, the map is drawn as
-    for a file.
+    A cell contains the index of the instance that may run on the core. ``|`` separates cores with
+    different L3 caches. ``placements`` maps the indices of instances to their placements. If
+    ``style`` is None, the map is drawn for a file.
     """
     style = style or TextStyle()
     labels = CoreLabels(machine, placements)
@@ -143,7 +144,10 @@ def core_map(
 
 
 def _rows(groups: list[list[str]], width: int) -> list[str]:
-    """Return the groups in rows of limited width; a group is broken only if it is wider."""
+    """Arrange groups of cells in rows of at most ``width`` columns.
+
+    A group is divided between rows only if it is wider than a row.
+    """
     rows = [""]
     for group in groups or [["memory only"]]:
         whole = " ".join([*group, "|"])
@@ -156,7 +160,7 @@ def _rows(groups: list[list[str]], width: int) -> list[str]:
 
 
 def placement_text(placement: Placement) -> str:
-    """Return a placement as one line: ``CPUs 0-7,16-23; memory of node 0; 8 threads``."""
+    """Return a placement as text, such as ``CPUs 0-7,16-23; memory of node 0; 8 threads``."""
     cpus = numbered("CPU", placement.cpus) if placement.cpus else "any CPU"
     memory = placement.memory_nodes
     where = f"memory of {numbered('node', memory)}" if memory else "any memory"

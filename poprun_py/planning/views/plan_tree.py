@@ -1,8 +1,9 @@
 """A plan as a tree of values, with groups of hosts, groups of instances, and IPU-Link domains.
 
-Every view of a plan draws this tree: text (plan_text.py), SVG (plan_svg.py) and HTML
-(plan_page.py). Neighbouring hosts that look the same are one group, and so are neighbouring
-instances. The views of a large job therefore stay short.
+The text of a plan (plan_text.py), its SVG picture (plan_svg.py) and its HTML page (plan_page.py)
+are drawn from this tree. Neighbouring hosts with equal machines and equal placements are one group,
+and so are neighbouring instances with the same placement. Texts and pictures of a large job
+therefore stay short.
 """
 
 from __future__ import annotations
@@ -19,21 +20,22 @@ from poprun_py.planning.cpu_placement import Placement
 from poprun_py.planning.launch_plan import InstancePlan, LaunchPlan
 from poprun_py.planning.topology import Topology
 
-# A plan with at most this many hosts has a group for each. A plan with at most this many IPU-Link
-# domains has groups that do not cross domains.
+# In a plan with at most this many hosts, each host is a group of its own. In a plan with at most
+# this many IPU-Link domains, hosts of different domains are not in the same group.
 _MOST_UNGROUPED = 4
-# The label of a core names at most this many instances.
+# The label of a core names at most this many instances. If more instances may run on the core, the
+# label is the sign ``MANY``.
 _MOST_OWNERS = 2
 
 IDLE, FORBIDDEN, MANY, SLOW = ".", "x", "*", "'"
-# The meaning of the signs in the labels of cores.
+# The meanings of the signs in the labels of cores.
 LEGEND = {
     IDLE: "no instance",
     FORBIDDEN: "not allowed",
     MANY: "several instances",
     SLOW: "slower core",
 }
-# The columns of ``instance_rows``.
+# The columns of the table of instances.
 COLUMNS = (
     *("host", "instance", "NUMA nodes", "CPUs", "memory of nodes", "threads"),
     *("replicas", "IPUs", "IPU-Link domain"),
@@ -42,9 +44,10 @@ COLUMNS = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class InstanceGroup:
-    """Neighbouring instances with the same placement in one IPU-Link domain; nearly always one.
+    """Neighbouring instances with the same placement in one IPU-Link domain.
 
-    ``replicas`` and ``ipus`` are those of all instances of the group.
+    Nearly every group has one instance. ``replicas`` and ``ipus`` are the replicas and IPUs of all
+    instances of the group.
     """
 
     indices: range
@@ -55,20 +58,21 @@ class InstanceGroup:
 
     @property
     def replicas_each(self) -> int:
-        """The number of replicas of each instance."""
+        """The number of replicas of each instance of the group."""
         return len(self.replicas) // len(self.indices)
 
     @property
     def ipus_per_replica(self) -> int:
-        """The number of IPUs of each replica."""
+        """The number of IPUs of each replica of the group."""
         return len(self.ipus) // len(self.replicas)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OtherHosts:
-    """All hosts of a group but the first. Views show one line for them.
+    """All hosts of a group except the first, which are shown on one line.
 
-    ``names`` is their names in a short form. ``ilds`` is empty if the job has one IPU-Link domain.
+    ``names`` contains the names of these hosts in a short form, such as ``node[1-3]``. ``ilds`` are
+    the indices of their IPU-Link domains; empty if the job has one domain.
     """
 
     names: str
@@ -78,9 +82,10 @@ class OtherHosts:
     ilds: range
 
     def details(self, domain: str = "ILD") -> str:
-        """Return the end of the line: ``as n0, instances 1-3, replicas 4-15, ILD 0``.
+        """Return a text about the hosts, such as ``as n0, instances 1-3, replicas 4-15, ILD 0``.
 
-        ``domain`` is the word for an IPU-Link domain.
+        ``as n0`` says that the hosts look like host n0. ``domain`` is the word to use for an
+        IPU-Link domain.
         """
         where = f", {numbered(domain, self.ilds)}" if self.ilds else ""
         return (
@@ -91,7 +96,10 @@ class OtherHosts:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HostGroup:
-    """Neighbouring hosts that look the same. ``instances`` are those of the first host."""
+    """Neighbouring hosts with equal machines and equal placements.
+
+    ``instances`` are the instances of the first host only.
+    """
 
     names: tuple[str, ...]
     machine: Machine | None
@@ -100,23 +108,23 @@ class HostGroup:
 
     @property
     def name(self) -> str:
-        """The name of the first host."""
+        """The name of the first host of the group."""
         return self.names[0]
 
     @property
     def first_index(self) -> int:
-        """The index of the first instance."""
+        """The index of the first instance on the first host of the group."""
         return self.instances[0].indices.start
 
     @property
     def placements(self) -> dict[int, Placement]:
-        """The placements of the instances by their indices."""
+        """The placements on the first host, with the indices of the instances as keys."""
         return {index: group.placement for group in self.instances for index in group.indices}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LinkDomain:
-    """An IPU-Link domain of a job, with the names of the hosts that its instances are on."""
+    """An IPU-Link domain of a job, with its IPUs and the hosts on which its instances run."""
 
     hosts: tuple[str, ...]
     ipus: range
@@ -124,9 +132,9 @@ class LinkDomain:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlanTree:
-    """A plan as the views draw it.
+    """A plan as a tree, from which the text, the picture and the page of the plan are drawn.
 
-    ``headline`` describes it in numbers: ``2 instances, 8 replicas, 8 IPUs on localhost``.
+    ``headline`` is a text such as ``2 instances, 8 replicas, 8 IPUs on localhost``.
     """
 
     headline: str
@@ -170,7 +178,7 @@ def _instances_of(plan: LaunchPlan, host: int) -> tuple[InstancePlan, ...]:
 
 
 def _equal_hosts(plan: LaunchPlan) -> Iterator[range]:
-    """Yield the indices of neighbouring hosts with equal machines and equal placements."""
+    """Yield the indices of the hosts of each group of equal hosts."""
     hosts = range(len(plan.topology.hosts))
     if len(hosts) <= _MOST_UNGROUPED:
         yield from (range(host, host + 1) for host in hosts)
@@ -222,9 +230,10 @@ def _instance_group(members: Sequence[InstancePlan]) -> InstanceGroup:
 
 
 def instance_rows(tree: PlanTree) -> list[tuple[str, ...]]:
-    """Return the rows of a table of the instances, with the cells of ``COLUMNS``.
+    """Return the rows of a table of the instances, with a cell for each column of ``COLUMNS``.
 
-    A row with one cell stands for all hosts of a group but the first.
+    The instances of a group's first host have rows of their own. A row with only one cell describes
+    all other hosts of the group.
     """
     rows: list[tuple[str, ...]] = []
     for host in tree.hosts:
@@ -250,9 +259,9 @@ def instance_rows(tree: PlanTree) -> list[tuple[str, ...]]:
 
 
 class CoreLabels:
-    """Labels for the cores of a host, which name the instances that may run on a core.
+    """Labels of the cores of a host, which name the instances that may run on each core.
 
-    ``placements`` are the placements of the host's instances, by the indices of the instances.
+    ``placements`` maps the indices of the host's instances to their placements.
     """
 
     def __init__(self, machine: Machine, placements: Mapping[int, Placement]) -> None:
@@ -264,7 +273,7 @@ class CoreLabels:
                 self._owners.setdefault(cpu, []).append(index)
 
     def of(self, core: Core) -> str:
-        """Return the label of a core, which is a sign or the indices of instances (``0/4``)."""
+        """Return the label of a core: the indices of its instances (``0/4``), or a sign."""
         return self._owner(core) + (SLOW if core.efficiency < self._fastest else "")
 
     def _owner(self, core: Core) -> str:

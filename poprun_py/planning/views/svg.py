@@ -1,8 +1,8 @@
 """Blocks of SVG with a known size (text, cells, frames), and arrangements of blocks.
 
-A block is drawn from its own origin. The arrangements (``flowing``, ``stacked``, ``beside``)
-compute all coordinates, so that blocks never overlap. The reader's typeface is not known, so text
-is measured for a wide one.
+The coordinates in a block start at the block's own upper left corner. The functions ``flowing``,
+``stacked`` and ``beside`` arrange blocks so that they do not overlap. The reader's typeface is not
+known, so the width of a text is computed for a wide typeface.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from poprun_py.planning.views.text_drawing import wrapped
 
 _FONT = "system-ui,-apple-system,'Segoe UI','DejaVu Sans',sans-serif"
-# The kinds of text, each with its size in pixels and its font weight.
+# The font size in pixels and the font weight of each kind of text.
 _TEXTS = {
     "title": (17, 700),
     "name": (13, 600),
@@ -25,16 +25,18 @@ _TEXTS = {
     "note": (11, 400),
     "label": (10, 400),
 }
-# Widths of letters relative to the size. They are at least those of DejaVu Sans, a wide typeface.
+# The widths of characters, relative to the font size. They are not smaller than the widths in
+# DejaVu Sans, which is a wide typeface.
 _LETTERS = {" ,.;:-!'()[]/|ijlftr": 0.42, "mwMW@%": 1.0, "abcdeghknopqsuvxyz0123456789": 0.64}
 _WIDTHS = {letter: width for letters, width in _LETTERS.items() for letter in letters}
 _NARROWEST = min(_LETTERS.values())
 _CAPITAL, _OTHER, _BOLD = 0.79, 1.1, 1.12
 _LINE = 1.35
-# The distance from the middle of the letters down to the baseline, relative to the size.
+# The distance from the middle of the letters down to the baseline, relative to the font size.
 _BELOW_MIDDLE = 0.36
 _RADIUS = 4
-# The attribute of each class, with its colour on light and on dark ground.
+# For each class of the style sheet: the SVG attribute that is coloured, the colour on light pages,
+# and the colour on dark pages.
 _COLOURS = {
     "title": ("fill", "#0f172a", "#f1f5f9"),
     "name": ("fill", "#0f172a", "#f1f5f9"),
@@ -87,17 +89,17 @@ def _style() -> str:
     )
     dashes = "".join(f".{kind}{{stroke-dasharray:3 2}}" for kind in _DASHED)
     middle = ".label{text-anchor:middle}"
-    # Paper is light.
+    # Dark colours are for screens only, because paper is light.
     return (
         f"{''.join(texts)}{middle}{light}{dashes}"
         f"@media screen and (prefers-color-scheme:dark){{{dark}}}"
     )
 
 
-# The style sheet of all classes, for a picture or for a page with several pictures.
+# The style sheet with the colours and fonts of all pictures.
 STYLE = _style()
-# Characters that XML does not allow or that are not visible. A pattern of the allowed characters
-# would take ten times as long to compile.
+# The characters that XML does not allow or that are not visible. A regular expression of the
+# allowed characters would take ten times as long to compile.
 _UNSHOWABLE = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")
 
 
@@ -111,19 +113,23 @@ class Block:
 
 
 def escaped(text: str) -> str:
-    """Return ``text`` for XML and HTML in ASCII, which is the same in every encoding."""
+    """Return ``text`` escaped for XML and HTML, with only ASCII characters.
+
+    ASCII text has the same bytes in all common encodings.
+    """
     shown = html.escape(_UNSHOWABLE.sub("\ufffd", text))
     return shown.encode("ascii", "xmlcharrefreplace").decode()
 
 
-# --- blocks -------------------------------------------------------------------------------------
+# --- kinds of blocks ----------------------------------------------------------------------------
 
 
 def paragraph(text: str, kind: str, width: int) -> Block:
-    """Return ``text`` in lines of at most ``width`` pixels, broken after commas or at blanks."""
+    """Return a block of text, broken after commas or at blanks to be ``width`` pixels wide."""
     size, _ = _TEXTS[kind]
     lines = [text]
-    # Start with the number of the narrowest letters that fit into a line.
+    # Start with the longest line possible, which has only the narrowest letters, and shorten the
+    # lines until each of them fits.
     columns = min(len(text), int(width / (size * _NARROWEST))) + 1
     while columns > 1 and max(_text_width(line, kind) for line in lines) > width:
         columns -= 1
@@ -139,8 +145,14 @@ def paragraph(text: str, kind: str, width: int) -> Block:
 def cell(label: str, *kinds: str, least: int = 17, height: int = 17, notches: int = 0) -> Block:
     """Return a box with a label in its middle, wide enough for the label.
 
-    ``kinds`` are the classes of the box; several classes divide it from left to right. ``least`` is
-    the smallest width. Pairs of marks at the edges (``notches``) divide it from top to bottom.
+    Args:
+        label: The text in the box.
+        kinds: The classes of the box in the style sheet. If there are several classes, the box is
+            divided from left to right into a part for each class.
+        least: The smallest width of the box, in pixels.
+        height: The height of the box, in pixels.
+        notches: The number of pairs of marks on the left and right edges, which divide the box from
+            top to bottom.
     """
     width = max(least, _text_width(label, "label") + 4)
     cuts = [width * number // max(1, len(kinds)) for number in range(len(kinds) + 1)]
@@ -158,22 +170,25 @@ def cell(label: str, *kinds: str, least: int = 17, height: int = 17, notches: in
 
 
 def framed(block: Block, kind: str, *, pad: int, width: int = 0) -> Block:
-    """Return ``block`` in a frame with ``pad`` pixels around it, of at least ``width`` pixels."""
+    """Return a frame around ``block``, with ``pad`` pixels between the frame and the block.
+
+    The frame is at least ``width`` pixels wide.
+    """
     wide, high = max(width, block.width + 2 * pad), block.height + 2 * pad
     frame = f'<rect class="{kind}" width="{wide}" height="{high}" rx="{_RADIUS}"/>'
     return Block(wide, high, frame + _moved(block, pad, pad))
 
 
 def described(block: Block, text: str) -> Block:
-    """Return ``block`` with a text that is shown while the pointer is on it."""
+    """Return ``block`` with a tooltip that contains ``text``."""
     return Block(block.width, block.height, f"<g><title>{escaped(text)}</title>{block.body}</g>")
 
 
-# --- arrangements -------------------------------------------------------------------------------
+# --- arrangements of blocks ---------------------------------------------------------------------
 
 
 def flowing(blocks: Iterable[Block], width: float, *, gap: int) -> Block:
-    """Return blocks arranged like words, in lines of at most ``width`` pixels."""
+    """Return blocks arranged like words of a text, in lines of at most ``width`` pixels."""
     body: list[str] = []
     x = y = widest = line_height = 0
     for block in blocks:
@@ -186,17 +201,17 @@ def flowing(blocks: Iterable[Block], width: float, *, gap: int) -> Block:
 
 
 def stacked(blocks: Iterable[Block], *, gap: int) -> Block:
-    """Return blocks one below another."""
+    """Return blocks arranged in a column, from top to bottom."""
     return flowing(blocks, 0, gap=gap)
 
 
 def beside(blocks: Iterable[Block], *, gap: int) -> Block:
-    """Return blocks in a line, one to the right of another."""
+    """Return blocks arranged in a row, from left to right."""
     return flowing(blocks, math.inf, gap=gap)
 
 
 def document(block: Block, *, title: str, description: str = "", style: str = "") -> str:
-    """Return an SVG document; screen readers read its ``title`` and ``description``."""
+    """Return an SVG document with a title and a description, which screen readers read aloud."""
     desc = f"<desc>{escaped(description)}</desc>" if description else ""
     styled = f"<style>{style}</style>" if style else ""
     size = f'width="{block.width}" height="{block.height}"'
@@ -215,12 +230,12 @@ def _place(x: int) -> str:
 
 
 def _split(text: str, columns: int) -> list[str]:
-    """Return ``text`` in lines of at most ``columns`` letters; longer words are broken."""
+    """Split ``text`` into lines of at most ``columns`` characters; longer words are broken."""
     return [piece for line in wrapped(text, columns) for piece in textwrap.wrap(line, columns)]
 
 
 def _text_width(text: str, kind: str) -> int:
-    """Return the width of a line in pixels."""
+    """Return the width of a line of text, in pixels."""
     size, weight = _TEXTS[kind]
     letters = (_WIDTHS.get(letter, _CAPITAL if letter.isascii() else _OTHER) for letter in text)
     return math.ceil(sum(letters) * size * (_BOLD if weight > 400 else 1))

@@ -1,4 +1,4 @@
-"""Drawing with text on a terminal or in a file, with colours, trees and line breaks."""
+"""Drawing of coloured text and of trees on a terminal or in a file, with line breaks."""
 
 from __future__ import annotations
 
@@ -6,30 +6,33 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-# The colours of all text drawings, by their names in rich.
+# The colour or style of each kind of name in text drawings. rich uses the same names of colours.
 PALETTE = {"host": "bold", "node": "yellow", "instance": "green", "replica": "cyan"}
 _CODES = {"bold": 1, "yellow": 33, "green": 32, "cyan": 36}
-# The characters beyond ASCII that the lines of trees and tables need.
+# The characters beyond ASCII that are needed to draw the lines of trees and tables.
 BOX_CHARACTERS = "└├│─┌┐┘┤┬┴┼"
-# The beginnings of lines in a tree: before a child, before the last child, and below a child.
+# The beginnings of lines in a tree. The first stands before the name of a child, the second before
+# the name of the last child, and the third before the lines below a child that is not the last.
 _BOX_LINES = ("├─ ", "└─ ", "│  ")
 _ASCII_LINES = ("|- ", "`- ", "|  ")
 _BLANK = "   "
-# Lines are never broken to fewer columns than this, even if a deep tree exceeds the terminal.
+# A line of text has room for at least this many characters, even if a deep tree then becomes wider
+# than the terminal.
 _LEAST_TEXT = 12
-# Lines are broken after a comma or semicolon, and only if that is not enough, at a blank.
+# Lines are broken after a comma or semicolon. A phrase that is still too long is broken at a blank.
 _PHRASE = re.compile(r"[^,;]+[,;]*\s*|[,;]+\s*")
 _WORD = re.compile(r"\S+\s*|\s+")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TextStyle:
-    """The abilities of the terminal or file that a text is drawn for.
+    """The colours, characters and width with which a text is drawn.
 
     Attributes:
-        colour: Whether names have the colours of ``PALETTE``.
-        box_lines: Whether lines are drawn with box-drawing characters instead of ASCII.
-        width: The columns of the terminal; None for a file or a pipe, where no line is broken.
+        colour: Whether names are written in the colours of ``PALETTE``.
+        box_lines: Whether lines are drawn with box-drawing characters instead of ASCII characters.
+        width: The number of columns of the terminal; None for a file or a pipe, for which lines are
+            not broken.
     """
 
     colour: bool = False
@@ -37,13 +40,16 @@ class TextStyle:
     width: int | None = None
 
     def paint(self, text: str, kind: str) -> str:
-        """Return ``text`` in the colour of a ``kind`` of ``PALETTE``."""
+        """Return ``text`` in the colour that ``PALETTE`` has for ``kind``."""
         return f"\x1b[{_CODES[PALETTE[kind]]}m{text}\x1b[0m" if self.colour else text
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Branch:
-    """A node of a tree, with its name in the colour of ``kind``, details, and child nodes."""
+    """A node of a tree, with a name, details and child nodes.
+
+    The name is drawn in the colour that ``PALETTE`` has for ``kind``.
+    """
 
     kind: str
     name: str
@@ -52,12 +58,15 @@ class Branch:
 
 
 def draw_tree(root: Branch, style: TextStyle) -> str:
-    """Return a tree with one line for each branch, or several lines if the width is limited."""
+    """Return a tree as text. A branch has one line, or several if one is too long for the style."""
     return "\n".join(_draw(root, style, "", ""))
 
 
 def _draw(branch: Branch, style: TextStyle, start: str, indent: str) -> Iterator[str]:
-    """Yield the lines of a branch. The first begins with ``start``, all others with ``indent``."""
+    """Yield the lines of a branch and of its child branches.
+
+    The first line begins with ``start``, and all other lines begin with ``indent``.
+    """
     middle, last, below = _BOX_LINES if style.box_lines else _ASCII_LINES
     text = f"{branch.name}: {branch.details}" if branch.details else branch.name
     room = style.width - len(indent) - len(below) if style.width is not None else None
@@ -76,9 +85,9 @@ def _draw(branch: Branch, style: TextStyle, start: str, indent: str) -> Iterator
 
 
 def wrapped(text: str, width: int | None, *, unbroken: int = 0) -> list[str]:
-    """Break a line after commas, and at blanks where necessary, into lines of limited width.
+    """Break a text after commas, and at blanks where necessary, into lines of limited width.
 
-    The first ``unbroken`` characters stay together.
+    The first ``unbroken`` characters stay on one line.
     """
     if width is None or len(text) <= width:
         return [text]

@@ -1,4 +1,4 @@
-"""PopRun's topology table, reproduced character for character, and a short form for terminals."""
+"""PopRun's topology table in exactly PopRun's form, and a shortened form for terminals."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from poprun_py.display.formatting import ranges_text
 from poprun_py.machines.host_list import compress
 from poprun_py.planning.topology import Topology
 
-# Without a terminal, the table of a job with more replicas than this is elided to this width,
-# unless --print-topology asks for the table.
+# If the output is not a terminal and --print-topology was not given, the table of a job with more
+# than ``UNASKED_REPLICAS`` replicas is shortened to ``UNASKED_WIDTH`` columns.
 UNASKED_WIDTH, UNASKED_REPLICAS = 120, 256
 _LABEL_WIDTH = 11
 _TITLE = "poprun topology"
@@ -20,7 +20,7 @@ _TITLE = "poprun topology"
 def topology_table(topology: Topology, *, max_width: int | None = None) -> str:
     """Return PopRun's topology table, without a final newline.
 
-    A table that is wider than ``max_width`` columns is elided in the middle.
+    If the table is wider than ``max_width`` columns, replicas in the middle are left out.
     """
     table = _table(topology, range(topology.num_replicas), None)
     if max_width is None or len(table.split("\n", 2)[1]) <= max_width:
@@ -29,7 +29,7 @@ def topology_table(topology: Topology, *, max_width: int | None = None) -> str:
 
 
 def _table(topology: Topology, replicas: Sequence[int], gap: int | None) -> str:
-    """Draw the columns of ``replicas``, with a column of dots at position ``gap``."""
+    """Draw the table with a column for each replica, and a column of dots at position ``gap``."""
     columns: list[int | None] = list(replicas)
     if gap is not None:
         columns.insert(gap, None)
@@ -60,7 +60,7 @@ def _table(topology: Topology, replicas: Sequence[int], gap: int | None) -> str:
 
 
 def _cells(indices: list[int | None], names: list[str] | None, column_width: int) -> str:
-    """Join neighbouring columns with equal indices into one cell."""
+    """Return the cells of a row; neighbouring columns with equal indices share a cell."""
     cells = []
     for index, columns in groupby(indices):
         width = len(list(columns)) * (column_width + 1) - 1
@@ -69,7 +69,7 @@ def _cells(indices: list[int | None], names: list[str] | None, column_width: int
 
 
 def _label(index: int | None, names: list[str] | None, width: int) -> str:
-    """Return the text of a cell; a host name that is too long becomes an index in brackets."""
+    """Return the text of a cell; if a host name is too long, the host's index in brackets."""
     if index is None:
         return "..."
     if names is None:
@@ -83,7 +83,7 @@ def _centre(text: str, width: int) -> str:
 
 
 def _elided(topology: Topology, max_width: int) -> str:
-    """Draw as much of the table as fits: the first and the last replicas, with dots between."""
+    """Draw the first and the last replicas, as many as fit, with a column of dots between them."""
     column_width = max(len(str(topology.num_replicas - 1)) + 2, 5)
     fitting = max(2, (max_width - _LABEL_WIDTH - 3) // (column_width + 1) - 1)
     total = topology.num_replicas
@@ -103,7 +103,7 @@ def _elided(topology: Topology, max_width: int) -> str:
 
 
 def _ranges(topology: Topology) -> list[str]:
-    """Return a line with the instances of each host; no line if there is only one host."""
+    """Return a line that says which instances run on each host; none if there is only one host."""
     hosts, share = topology.hosts, topology.instances_per_host
     if len(hosts) == 1:
         return []
@@ -117,7 +117,7 @@ def _ranges(topology: Topology) -> list[str]:
 
 
 def _legend(topology: Topology, table: str) -> list[str]:
-    """Return lines that explain the host indices in brackets."""
+    """Return a line for each host index in brackets, with the name of the host."""
     row = table.split("\n")[3]
     return [
         f"[{index}] = {host.name}"
