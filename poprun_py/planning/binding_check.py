@@ -76,7 +76,7 @@ def binding_differences(plan: Mapping[str, Any], actual: Mapping[str, Any]) -> l
         on = f" on {_named('node', in_effect)}" if in_effect else ""
         sentences.append(f"memory policy {shown}{on} instead of bind on {_named('node', nodes)}")
     threads, actual_threads = plan.get("threads"), actual.get("omp_num_threads")
-    # The thread count cannot be read while a program is ending. That is not a difference.
+    # A thread count that could not be read, because the program is ending, is not a difference.
     if threads and actual_threads is not None and actual_threads != threads:
         sentences.append(f"OMP_NUM_THREADS is {actual_threads or 'not set'} instead of {threads}")
     return sentences

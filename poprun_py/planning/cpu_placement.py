@@ -56,10 +56,10 @@ class Placement:
 
     Attributes:
         numa_nodes: The NUMA nodes of the instance's CPUs; empty if placement is disabled.
-        memory_nodes: The NUMA nodes on which the instance may allocate memory; empty for all nodes.
+        memory_nodes: The NUMA nodes whose memory the instance may use; empty for all nodes.
         cpus: The CPUs that the instance is bound to; empty if it may use all CPUs.
-        threads: The number of compute threads of the instance (OMP_NUM_THREADS). It is at least 1,
-            or the number that the user set.
+        threads: The number of compute threads of the instance (OMP_NUM_THREADS), as planned or as
+            set by the user.
     """
 
     numa_nodes: tuple[int, ...]
@@ -75,8 +75,8 @@ def place(machine: Machine, num_instances: int, policy: PlacementPolicy) -> tupl
     jobs leave free.
 
     Raises:
-        UsageError: The machine has too few CPUs or cores for the instances. The message says how
-            many it has.
+        UsageError: The machine has too few CPUs or cores for the instances. The message contains
+            the numbers of instances and CPUs or cores.
     """
     cores = machine.usable_cores
     _check(cores, num_instances, policy)
@@ -87,7 +87,8 @@ def place(machine: Machine, num_instances: int, policy: PlacementPolicy) -> tupl
         shares = _trimmed(shares, policy)
     allowed = shares
     if policy.mode == "roundrobin" and policy.cores_per_instance is None:
-        # --numa-aware yes binds an instance to a whole node and divides only the threads.
+        # With --numa-aware yes, each instance is bound to a whole NUMA node, even if several
+        # instances share the node. Only the compute threads are divided among these instances.
         by_node = _by_node(cores)
         allowed = [by_node[i % len(by_node)] for i in range(num_instances)]
     threads = _threads(machine, shares, len(cores) < num_instances, policy)
@@ -298,8 +299,8 @@ def _divide_cores(cores: _Cores, parts: int) -> list[_Cores]:
     for of_class in _grouped(cores, lambda core: (-core.efficiency,)):
         for i, (start, stop) in enumerate(_cuts(len(of_class), parts)):
             shares[(i + offset) % parts] += of_class[start:stop]
-        # If the cores of a class do not divide evenly, some shares get one core more than the
-        # others. These shares are the last to get an additional core of the next class.
+        # Shares that got one core more than other shares, because the cores of a class do not
+        # divide evenly, are the last to get an additional core of the next class.
         offset = (offset + len(of_class)) % parts
     return shares
 
@@ -386,9 +387,9 @@ def _threads(
 def _memory_nodes(machine: Machine, numa_nodes: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
     """Return the memory nodes of each instance, given the NUMA nodes of its CPUs.
 
-    The CPUs of a node use the node's own memory. If the node has no memory, they use the memory of
-    the nearest nodes. The memory of a node without CPUs is used by the nearest nodes with CPUs. If
-    every instance may use all memory, the memory nodes of every instance are empty.
+    The CPUs of a node use the node's own memory. The CPUs of a node without memory use the memory
+    of the nearest nodes. The memory of a node without CPUs is used by the nearest nodes with CPUs.
+    If every instance may use all memory, the memory nodes of every instance are empty.
     """
     # If the kernel reports no memory sizes, every node is assumed to have memory.
     stated = any(node.memory_bytes for node in machine.numa_nodes)

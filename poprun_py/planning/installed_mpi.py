@@ -1,7 +1,7 @@
 """Search for the installed MPI, and detection of its implementation, version and library.
 
-This module starts one process, ``mpirun --version``. It does so only if the version cannot be read
-from the metadata of an installed wheel.
+The version is read from the metadata of an installed wheel, or else from the output of
+``mpirun --version``, which is the only process that this module starts.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def find_mpi(wanted: str | None, environ: Mapping[str, str], option: str = "--mp
     that error messages show for ``wanted``.
 
     Raises:
-        StartError: There is no mpirun, or it belongs to an MPI that is not supported.
+        StartError: No mpirun was found, or the mpirun belongs to an MPI that is not supported.
     """
     path = _wanted_path(wanted, option) if wanted is not None else _default_path(environ)
     wheel = _wheel_version(path, sys.path)
@@ -79,9 +79,9 @@ def find_mpi(wanted: str | None, environ: Mapping[str, str], option: str = "--mp
 def _library(mpi: Mpi) -> str:
     """Return the path of the MPI library that belongs to an mpirun.
 
-    Empty if the mpirun is installed in this Python's environment, or if the library is not found.
-    mpi4py loads the library of its Python environment by default. With another MPI's mpirun, each
-    instance would then be alone in its MPI job.
+    The path is empty if the mpirun is installed in this Python's environment, or if the library is
+    not found. By default, the package mpi4py loads the MPI library of its Python environment. If
+    mpirun belongs to another MPI, each instance would then be alone in its MPI job.
     """
     if Path(mpi.path).parent.resolve() == Path(sys.executable).parent.resolve():
         return ""

@@ -47,8 +47,8 @@ if TYPE_CHECKING:
 
 Pairs = tuple[tuple[str, str], ...]
 
-# The variable in which PopRun passes the thread count to an instance. A library uses this count if
-# the library's own variable, such as MKL_NUM_THREADS, is not set.
+# The only variable that PopRun sets to pass a thread count to an instance. A library uses this
+# count if the library's own variable, such as MKL_NUM_THREADS, is not set.
 PLANNED_THREADS = "OMP_NUM_THREADS"
 # The variables of the launcher's environment that PopRun forwards by name.
 FORWARDED_VARIABLES = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "POPLAR_ENGINE_OPTIONS")
@@ -57,8 +57,8 @@ FORWARDED_VARIABLES = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "POPLAR_ENGINE_O
 # (popdist_thread_waiting.py) sets GOMP_SPINCOUNT. If the user sets OMP_WAIT_POLICY, the start hook
 # does not set GOMP_SPINCOUNT.
 _OWN_IF_UNSET = ("ACCELERATE_USE_CPU", "GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
-# Prefixes of the names of variables that the launcher also sends to instances on other hosts. They
-# are the settings of PopDist, PopTorch and Poplar, and the variables of ``_OWN_IF_UNSET``. Thread
+# Prefixes of the names of variables that the launcher also sends to instances on other hosts: the
+# settings of PopDist, PopTorch and Poplar, and the variables of ``_OWN_IF_UNSET``. Thread
 # counts are not sent, because they are planned for each host. Paths and limits of this machine are
 # not sent, because they do not apply to other hosts.
 _SENT_TO_HOSTS = ("POPDIST_", "POPTORCH_", "POPLAR_", *_OWN_IF_UNSET)
@@ -66,8 +66,9 @@ TARGET_OPTIONS = "POPLAR_TARGET_OPTIONS"
 _EXPORT = re.compile(r"^export\s+")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
-# Variables that a launcher inherits if an instance of another job started it. They describe that
-# instance. They are removed, because the launcher does not set all of them for its own job.
+# Variables that describe an instance, which a launcher inherits if an instance of another job
+# started it. mpirun is started without these variables, because the launcher does not set all of
+# them for its own job.
 _OF_OUTER_JOB = {
     *("POPRUN_CPUS", "POPRUN_MEMORY_NODES", RUN_ID),
     *(DEBUGGER, HEARTBEAT, NETWORK, NODE_DEVICE_ID, RESTART_COUNT, STACKS),
@@ -175,8 +176,8 @@ def settings_for_other_hosts(
 ) -> dict[str, str]:
     """Return the launcher's variables that instances on other hosts need, such as POPLAR_ settings.
 
-    Variables that the mpirun command sets are left out. ``by_user`` are the names of variables that
-    the user's MPI arguments set there.
+    Variables that the mpirun command sets are left out. ``by_user`` contains the names of the
+    variables that the user's MPI arguments set in this command.
     """
     decided = {*INSTANCE_VARIABLES, *FORWARDED_VARIABLES, TARGET_OPTIONS, *by_user}
     if config.executable_cache_path is not None:
@@ -233,8 +234,8 @@ def target_options(topology: Topology, environ: Mapping[str, str]) -> str:
     The options in the environment are kept, unless the launcher sets the same option.
 
     The IPUs of a whole IPU-Link domain form a torus with loop links. The IPUs of a part of a domain
-    form a mesh. Both facts are from PopRun's logs of jobs with 4 and 64 IPUs. Gateway mode is on in
-    all of these jobs, because every IPU-Machine has a gateway.
+    form a mesh. Gateway mode is always on, because every IPU-Machine has a gateway. The source of
+    these values is PopRun's logs of jobs with 4 and 64 IPUs.
     """
     of_user: Any = {}
     text = environ.get(TARGET_OPTIONS)

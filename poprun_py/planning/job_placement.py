@@ -1,7 +1,8 @@
 """Placement of a whole job on the machines of its hosts, alone or beside other jobs.
 
-A job with --cores-per-instance prefers NUMA nodes on which no other job holds CPUs. A job without
-this option takes all CPUs that other jobs leave free. The functions here have no side effects.
+A job with --cores-per-instance prefers NUMA nodes whose CPUs are all free of other jobs. A job
+without this option takes all CPUs that other jobs leave free. The functions here only compute
+values.
 """
 
 from __future__ import annotations
@@ -107,7 +108,7 @@ def share_of_placements(
     """Return the part of a host that the job uses with the given placements.
 
     ``index`` is the index of the host among the hosts of the job; None for this machine. The share
-    has no CPUs if the job does not run on this machine.
+    is empty if the job does not run on this machine.
     """
     index = local_host_index(topology) if index is None else index
     machine = None if index is None else machines[index]

@@ -59,7 +59,7 @@ if TYPE_CHECKING:
     from poprun_py.planning.partition_decision import PartitionDecision
 
 _WRAPPER = str(Path(__file__).parents[1] / "instance" / "start_wrapper.py")
-# Variables with which the wrapper of an instance connects to the supervisor. mpirun forwards them
+# Variables that the wrapper of an instance needs to connect to the supervisor. mpirun forwards them
 # to other hosts by name, because every user of a host can read the values on a command line.
 _TO_REMOTE = ("POPRUN_CONTROL", "POPRUN_TOKEN")
 
@@ -69,10 +69,10 @@ class InstancePlan:
     """One instance with its replicas, IPUs, CPUs and environment variables.
 
     The variables of ``env`` are part of the mpirun command line. The variables of ``user_env`` come
-    from --env and --env-file. They are not on the command line, because the launcher sends them to
-    the wrapper of the instance. ``unset`` contains the names of variables that only the MPI
-    arguments of other instances set. In this instance, such a variable has the value of the
-    launcher's environment, or is not set.
+    from --env and --env-file. The launcher sends these variables to the wrapper of the instance, so
+    they are not on the command line. ``unset`` contains the names of variables that only the MPI
+    arguments of other instances set. In this instance, these variables have the values of the
+    launcher's environment, or are unset.
     """
 
     instance: Instance
@@ -103,7 +103,7 @@ class LaunchPlan(Displayed):
             does not fit the machines, or values are missing from a saved plan.
         hostnames: The host names that other hosts report. The keys are the names of these hosts in
             the options.
-        folder: The working folder of the job; empty for the folder in which the plan is launched.
+        folder: The working folder of the job; empty for the working folder of the launcher.
         partition: The decision about the partition when the plan was made; None if no pod is
             configured. When the plan is launched, the decision is made again.
     """
@@ -135,7 +135,7 @@ class LaunchPlan(Displayed):
 
     @property
     def mpirun_environ(self) -> dict[str, str]:
-        """The environment variables with which the launcher starts mpirun."""
+        """The environment variables of the mpirun process."""
         topology = self.topology
         slurm = (
             slurm_tasks(topology.hosts, topology.instances_per_host, self.environ)
@@ -148,7 +148,8 @@ class LaunchPlan(Displayed):
     def settings_for_other_hosts(self) -> dict[str, str]:
         """The launcher's variables that instances on other hosts need, such as POPLAR_ settings.
 
-        Empty for a job on this machine, because its instances inherit the launcher's variables.
+        The result is empty for a job on this machine, because all its instances inherit the
+        launcher's variables.
         """
         if not self.spans_hosts:
             return {}
@@ -158,7 +159,7 @@ class LaunchPlan(Displayed):
     def channel_variables(self, index: int) -> dict[str, str | None]:
         """Return the variables that the launcher sends to the wrapper of an instance.
 
-        The wrapper unsets a variable whose value is None. The variables of --env are sent, because
+        The value None unsets a variable. The variables of --env are sent, because
         they are not on the command line. Variables that only the MPI arguments of another instance
         set are also sent, because Open MPI would pass their values on to this instance. If the plan
         is ``compact``, all variables of the instance are sent.
@@ -323,10 +324,10 @@ def _instance_plan(
 ) -> InstancePlan:
     """Return the plan of an instance.
 
-    ``by_user`` are the variables that the user's -x arguments set for this instance. They are left
-    out of ``variables``, because Open MPI uses the first value that a command gives a variable, and
-    would ignore the user's value. ``for_any`` contains the names of the variables that -x arguments
-    set for at least one instance.
+    ``by_user`` are the variables that the user's -x arguments set for this instance. The plan sets
+    no other values for these variables, because Open MPI uses the first value that a command gives
+    a variable, and would ignore the user's value. ``for_any`` contains the names of the variables
+    that -x arguments set for at least one instance.
     """
     env = tuple(pair for pair in variables if pair[0] not in by_user)
     threads = thread_counts({**environ, **by_user, **dict(user_env)})

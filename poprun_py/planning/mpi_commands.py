@@ -1,7 +1,7 @@
 """The mpirun command line of a launch, for Open MPI 5, Open MPI 4 and MPICH.
 
-The functions here have no side effects. installed_mpi.py finds the installed ``mpirun``, and
-detects which MPI implementation it belongs to.
+The functions here only compute values. installed_mpi.py finds the installed ``mpirun``, and detects
+which MPI implementation it belongs to.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ OPEN_MPI_4 = "Open MPI 4"
 MPICH = "MPICH"
 
 _LOOPBACK_ADDRESS = "127.0.0.1"
-# The longest mpirun command. Linux accepts at most 2 MiB of arguments and environment together, and
-# less if the size of the stack is limited.
+# The greatest length of an mpirun command in bytes. Linux accepts at most 2 MiB of arguments and
+# environment together, and less if the size of the stack is limited.
 _MAX_BYTES = 1_500_000
 
 
@@ -122,7 +122,7 @@ def split_command(command: Sequence[str]) -> list[tuple[str, ...]]:
 
 
 def network_of_mpirun(command: Sequence[str], network: str) -> str | None:
-    """Return the only network on which MPI's daemons may connect to mpirun; None for any network.
+    """Return the network that MPI's daemons must use to connect to mpirun; None for any network.
 
     ``command`` is the mpirun command. ``network`` is the network between the hosts; empty if it is
     not known.
@@ -139,7 +139,8 @@ def end_signal_of_mpirun(command: Sequence[str]) -> int:
     """Return the signal that makes the mpirun of a command end its instances as SIGTERM would.
 
     The launcher shields mpirun from SIGTERM, because schedulers send SIGTERM to all processes of a
-    job. The signal is SIGHUP for Open MPI. It is SIGQUIT for MPICH, which does not catch SIGHUP.
+    job. The signal for Open MPI is SIGHUP. The signal for MPICH, which does not catch SIGHUP, is
+    SIGQUIT.
     """
     return signal.SIGHUP if "odls_base_sigkill_timeout" in command else signal.SIGQUIT
 
@@ -185,9 +186,9 @@ def _open_mpi(
         if not _is_set_by_user(user, setting):
             words += setting
     if not request.hosts and not _is_set_by_user(user, ("--mca", "btl_tcp_if_exclude")):
-        # On one machine, instances communicate through shared memory. They use TCP only if there is
-        # no shared memory, or with MPI processes that the program itself starts. The loopback
-        # interface is sufficient for both.
+        # On one machine, instances communicate through shared memory. Instances use TCP only if
+        # shared memory is not available, or with MPI processes that the program itself starts. TCP
+        # on the loopback interface is sufficient for both cases.
         alone = ("--mca", "btl_tcp_if_include", LOOPBACK)
         words += () if _is_set_by_user(user, alone) else alone
     if request.hosts:
@@ -213,7 +214,7 @@ def _open_mpi(
 def _is_set_by_user(user: Sequence[str], setting: tuple[str, ...]) -> bool:
     """Tell whether the user's MPI arguments contain a setting of the launcher.
 
-    The launcher then leaves the setting out, so that the user's value counts.
+    The launcher does not add a setting that the user gave, so that the user's value counts.
     """
     flag = setting[0].lstrip("-")
     spelled = [word.lstrip("-") for word in user]
@@ -233,10 +234,10 @@ def _is_set_by_user(user: Sequence[str], setting: tuple[str, ...]) -> bool:
 def _open_mpi_5(path: str, request: MpiRequest) -> tuple[str, ...]:
     settings: list[tuple[str, ...]] = [("--bind-to", "none")]
     if not request.hosts:
-        # There may be more instances than Open MPI's slots, because the plan decides where they
-        # run. A job on several hosts does not need this setting, because its list of hosts contains
-        # the numbers of slots. The setting would start all instances of such a job on the first
-        # host.
+        # OVERSUBSCRIBE allows more instances than Open MPI's slots, because the plan decides where
+        # instances run. A job on several hosts does not need OVERSUBSCRIBE, because its list of
+        # hosts contains the numbers of slots. With OVERSUBSCRIBE, all instances of a job on several
+        # hosts would start on the first host.
         settings.append(("--map-by", ":OVERSUBSCRIBE"))
     if request.ignores_slurm:
         settings += [("--prtemca", "plm", "ssh"), ("--prtemca", "ras", "^slurm")]
@@ -246,14 +247,15 @@ def _open_mpi_5(path: str, request: MpiRequest) -> tuple[str, ...]:
         settings.append(("--allow-run-as-root",))
     # An instance that ends with an error must not wait for other instances in MPI_Finalize.
     settings.append(("--mca", "async_mpi_finalize", "1"))
-    # This setting is the number of seconds after which mpirun kills instances that it asked to end.
-    # It is longer than the grace time, because the launcher itself kills them after the grace time.
+    # mpirun's own limit for instances that were asked to end must be longer than the launcher's
+    # grace time, because the launcher kills these instances itself.
     limit = str(int(request.grace_seconds) + 2)
     settings.append(("--prtemca", "odls_base_sigkill_timeout", limit))
     if request.hosts:
         settings += _between_hosts(path, request, "prtemca", "plm_ssh", "prte_if_include")
-        # With these settings, Open MPI's daemons notice within 30 seconds instead of eight minutes
-        # that a host was lost. The launcher notices it earlier, and its report is better.
+        # With the keep-alive settings, Open MPI's daemons notice the loss of a host within 30
+        # seconds instead of eight minutes. The launcher notices the loss even earlier, and reports
+        # it better.
         settings += [
             ("--prtemca", "oob_tcp_keepalive_time", "15"),
             ("--prtemca", "oob_tcp_keepalive_intvl", "5"),
@@ -268,12 +270,12 @@ def _open_mpi_5(path: str, request: MpiRequest) -> tuple[str, ...]:
             # is running.
             settings.append(("--prtemca", "plm_slurm_args", "--overlap"))
             if not request.is_launched_inside:
-                # Without this setting, mpirun would start instances on this machine, although it
-                # is not one of the job's hosts.
+                # Without ^slurm, mpirun would start instances on the launcher's machine, although
+                # this machine is not one of the job's hosts.
                 settings.append(("--prtemca", "ras", "^slurm"))
     if request.fast_start:
-        # Probing every transport takes Open MPI 1.2 s. Between hosts without a faster network than
-        # TCP, these transports are sufficient.
+        # If Open MPI probes all of its transports, the start takes 1.2 s longer. The transports
+        # self, sm and tcp are sufficient for hosts without a faster network than TCP.
         settings += [
             ("--mca", "pml", "ob1"),
             ("--mca", "btl", "self,sm,tcp"),
@@ -291,9 +293,9 @@ def _open_mpi_4(path: str, request: MpiRequest) -> tuple[str, ...]:
     if request.allow_run_as_root:
         settings.append(("--allow-run-as-root",))
     settings.append(("--mca", "async_mpi_finalize", "1"))
-    # When an instance ends without MPI_Finalize, mpirun sleeps for this number of seconds. It does
-    # not shorten the grace time, because the wrapper of an instance runs until the instance has
-    # ended.
+    # When an instance ends without MPI_Finalize, mpirun sleeps for odls_base_sigkill_timeout
+    # seconds. A short time-out does not shorten the grace time, because the wrapper of an instance
+    # runs until the instance has ended.
     settings.append(("--mca", "odls_base_sigkill_timeout", "1"))
     if request.hosts:
         settings += _between_hosts(path, request, "mca", "plm_rsh", "oob_tcp_if_include")
@@ -318,22 +320,23 @@ def _between_hosts(
     """
     settings: list[tuple[str, ...]] = []
     folder = Path(path).parent
-    # An MPI of the system's packages is not installed below one folder, so it cannot be given as a
-    # prefix. Its daemons are found without --prefix.
+    # --prefix names the installation folder of Open MPI on other hosts. If Open MPI comes
+    # from the system's packages, its files are not in one folder, and --prefix is not needed.
     if folder.name == "bin" and folder.parent not in (Path("/usr"), Path("/")):
         settings.append(("--prefix", str(folder.parent)))
     if request.agent:
         settings += [
             (f"--{daemon}", f"{starter}_agent", " ".join(request.agent)),
-            # This machine starts the daemons of all hosts, so no other host needs an ssh key.
+            # The launcher's machine starts the daemons on all hosts, so that only this machine
+            # needs an ssh key.
             (f"--{daemon}", f"{starter}_no_tree_spawn", "1"),
         ]
     if request.network:
         settings.append(("--mca", "btl_tcp_if_include", request.network))
         if request.network_is_ours:
             settings.append((f"--{daemon}", control, request.network))
-    # Without this setting, Open MPI uses "put" for large messages. Requests in one direction then
-    # wait behind the data in the other direction. With "put", exchanging 25 MB at 1 Gbit/s took
+    # By default, Open MPI uses "put" for large messages over TCP. With "put", requests in one
+    # direction wait behind the data in the other direction: exchanging 25 MB at 1 Gbit/s took
     # either 220 or 440 ms. With "send", the exchange always takes 220 ms.
     settings.append(("--mca", "btl_tcp_flags", "send,inplace"))
     # An instance that waits for a message yields its core to instances that compute on this core.
@@ -350,8 +353,9 @@ def _mpich(path: str, request: MpiRequest) -> tuple[str, ...]:
         words += ["-genv", "UCX_NET_DEVICES", LOOPBACK]
     user = {word.lstrip("-") for word in request.global_args}
     if address := request.address if request.hosts else _LOOPBACK_ADDRESS:
-        # MPICH's proxies on the hosts connect to mpirun at this address. Without -localhost, they
-        # use the address to which this machine's name resolves, which may be a different one.
+        # MPICH's proxies on the hosts connect to mpirun at the address that -localhost gives.
+        # Without -localhost, the proxies resolve the name of the launcher's machine, which may give
+        # a different address.
         words += [] if user & {"localhost", "iface"} else ["-localhost", address]
     if "bind-to" not in user:
         words += ["-bind-to", "none"]

@@ -1,7 +1,7 @@
 """The decision whether a launch uses, resets, creates, replaces or inherits its partition.
 
-The functions here have no side effects, and do not contact a pod. launching/job_ipus.py queries the
-pod, and carries the decision out.
+The functions here only compute values. launching/job_ipus.py queries the pod, and carries the
+decision out.
 """
 
 from __future__ import annotations
@@ -76,17 +76,17 @@ class PartitionDecision:
         action: The launcher's action on the partition before the job starts.
         where: The pod, as ``POPRUN_POD`` names it.
         name: The name of the partition; empty if the launch is refused before one is chosen.
-        reason: A text that explains the action. For ``REFUSE``, it also tells the user what to do.
+        reason: A text that explains the action and, for ``REFUSE``, tells the user what to do.
         busy: A text that names the jobs that hold the IPUs, if the launch is refused only because
-            of these jobs. The launch may then wait for them. In all other cases, ``busy`` is empty.
+            of these jobs and may therefore wait for them; empty in all other cases.
         num_ipus: The number of IPUs that the job attaches.
         partition: The partition before the action; None if it does not exist yet.
         request: The partition to create; None if the launch does not create one.
         removes: Whether the launcher removes the partition after the job.
         is_temporary: Whether the launch creates a partition whose name is made from the host and
             the process of the launch.
-        inherited: For ``INHERIT``, the IPUs of the instance that started this launch; else None.
-        inherited_gcd: For ``INHERIT``, the graph compilation domain of these IPUs; else None.
+        inherited: The IPUs of the instance that started this launch; only for ``INHERIT``.
+        inherited_gcd: The graph compilation domain of the ``inherited`` IPUs.
     """
 
     action: Action
@@ -115,7 +115,7 @@ class PartitionDecision:
         return None if self.partition is None else self.partition.num_ilds
 
     def gcd(self, instance: int) -> str | None:
-        """Return the graph compilation domain of an instance; None if the partition has one."""
+        """Return an instance's graph compilation domain; None if all instances share one."""
         if self.inherited is not None:
             return self.inherited_gcd
         made = self.request or self.partition
@@ -124,7 +124,7 @@ class PartitionDecision:
     def variables(self, instance: int) -> dict[str, str | None]:
         """Return the environment variables that describe the partition to an instance.
 
-        A variable whose value is None is unset. The name of a temporary partition is not known when
+        The value None unsets a variable. The name of a temporary partition is not known when
         the plan is made, because the process that later launches the plan chooses the name.
         """
         if not self.name:
@@ -154,7 +154,7 @@ class PartitionDecision:
 
 
 def refusal(where: str, reason: str) -> PartitionDecision:
-    """Return a decision that refuses the launch, because the pod ``where`` has no IPUs for it."""
+    """Return a decision that refuses the launch on the pod ``where``, with the reason."""
     return PartitionDecision(action=Action.REFUSE, where=where, reason=reason)
 
 
@@ -163,7 +163,7 @@ def decide_partition(
 ) -> PartitionDecision:
     """Decide which partition a launch uses, and how the launcher prepares it.
 
-    ``environ`` may name a partition. It also tells whether an instance of another job started this
+    ``environ`` may name a partition, and tells whether an instance of another job started this
     launch. ``new_name`` is the name of the partition that is created if neither the options nor
     ``environ`` name a partition, and the pod has only temporary partitions.
     """
@@ -195,8 +195,8 @@ def wanted_request(config: LaunchConfig, name: str) -> PartitionRequest:
 
     R replicas of P IPUs in I instances need R x P IPUs in I graph compilation domains (GCDs). V-IPU
     accepts only powers of two for both numbers. If one of them is not a power of two, the partition
-    has one GCD, and its number of IPUs is rounded up to a power of two. Such a partition is
-    reconfigurable if one IPU-Link domain is large enough for it and the sync type allows it.
+    has one GCD, and its number of IPUs is rounded up to a power of two. A rounded partition is
+    reconfigurable if it fits into one IPU-Link domain and its sync type allows it.
     """
     assert config.num_replicas is not None
     needed = config.num_replicas * config.ipus_per_replica
@@ -257,9 +257,9 @@ def _outer_ipus(
 ) -> Attachment | None:
     """Return the IPUs in ``partition`` of the instance that started this launch.
 
-    None if no instance started this launch, or if its job holds no IPUs of the partition. The
-    returned IPUs are neighbours. Their number is a power of two, and the position of the first one
-    among the job's IPUs is a multiple of that number.
+    The result is None if this launch was not started by an instance of a job that holds IPUs of the
+    partition. The returned IPUs are neighbours. The number of returned IPUs is a power of two, and
+    the position of the first one among the job's IPUs is a multiple of this number.
     """
     run_id = environ.get(RUN_ID)
     found = (
@@ -373,7 +373,7 @@ def _update_partition(
     """Replace a partition that does not fit the job, or refuse the launch.
 
     The launch is refused if --update-partition is not given, if the partition belongs to another
-    user, if other jobs use the partition, or if the pod has no room for the new partition.
+    user, if other jobs use the partition, or if the new partition does not fit into the pod.
     """
     contrast = f"partition {existing.name} does not fit: it has {shape_text(existing)}; "
     needs = f"{shape_text(request)} {are(request.size)} needed"
@@ -412,7 +412,7 @@ def _busy(decision: PartitionDecision, busy: str, advice: str) -> PartitionDecis
 def _refused_without_room(
     decision: PartitionDecision, now: PodState, others: Sequence[Partition]
 ) -> PartitionDecision:
-    """Return ``decision``, or a refusal if the pod has no room for its partition.
+    """Return ``decision``, or a refusal if its partition does not fit into the pod.
 
     ``others`` are the partitions that stay in the pod.
     """

@@ -1,7 +1,7 @@
 """The partition that a running job holds, and the environment variables that describe it.
 
-The functions here have no side effects. Every launch imports this module. It does not import
-popdist_py.pods, because only a launch with a pod needs that package.
+The functions here only compute values. Every launch imports this module, but only a launch with a
+pod needs the package popdist_py.pods, so this module does not import that package.
 """
 
 from __future__ import annotations
@@ -21,10 +21,12 @@ GCD, HOST, PORT = "IPUOF_VIPU_API_GCD_ID", "IPUOF_VIPU_API_HOST", "IPUOF_VIPU_AP
 class HeldPartition(NamedTuple):
     """The partition of a job while the job runs.
 
-    ``where`` is the pod. It is ``none`` if programs shall not use a pod, and empty if no pod is
-    configured. Without a pod, ``partition`` and ``attachment`` are None. ``inherited_gcd`` is set
-    if an instance of another job started this launch and the job uses IPUs of that instance. It is
-    the graph compilation domain of these IPUs.
+    Attributes:
+        where: The pod; ``none`` if programs shall not use a pod, and empty if no pod is configured.
+        partition: The partition; None without a pod.
+        attachment: The IPUs that the job holds; None without a pod.
+        inherited_gcd: The graph compilation domain of the job's IPUs, if the job uses IPUs of the
+            instance that started its launch; None for all other jobs.
     """
 
     where: str = ""
@@ -54,7 +56,7 @@ class HeldPartition(NamedTuple):
     def variables(self, instance: int) -> dict[str, str | None]:
         """Return the environment variables that describe the partition to an instance.
 
-        A variable whose value is None is unset.
+        The value None unsets a variable.
         """
         if self.partition is None or self.attachment is None:
             return {POD: self.where} if self.where else {}
@@ -73,7 +75,7 @@ def known_variables(
 ) -> dict[str, str | None]:
     """Return an instance's variables about the partition that are known before IPUs are attached.
 
-    A variable whose value is None is unset. Like PopRun, the launcher attaches a parent device
+    The value None unsets a variable. Like PopRun, the launcher attaches a parent device
     (POPDIST_NODE_DEVICE_ID) only in a reconfigurable partition. In a partition that is not
     reconfigurable, each instance opens its own graph compilation domain.
     """

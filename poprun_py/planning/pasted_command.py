@@ -1,9 +1,9 @@
 """Check for faults in a command that was copied from a document, such as a PDF file.
 
-Documents break lines, and print blanks, dashes and commas that a shell takes literally. After such
-a character, the command-line parser takes the rest of the command as the program. This module
-corrects the fault and parses the rest again, so that one error message names all faults. The module
-has no side effects, but it checks which files and programs exist on this machine.
+Documents break lines, and print blanks, dashes and commas that a shell takes literally. After an
+unexpected blank or dash, the command-line parser takes the rest of the command as the program. This
+module corrects each fault and parses the rest again, so that one error message names all faults. To
+recognise the program, the module checks which files and programs exist on this machine.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ _PROGRAM_OPTIONS = ("-c", "-m")
 _MPI_ARGUMENTS = ("mpi_global_args", "mpi_local_args")
 _INTERFACES = ("_if_include", "_if_exclude")
 _MCA = ("--mca", "-mca", "--prtemca", "--pmixmca", "--omca")
-# A network, such as 10.3.0.0/16. Documents print xxx.xxx.xxx.0/xx as a placeholder for a network,
-# which the pattern also accepts, so that such a command can be tried with --dry-run.
+# The pattern of a network, such as 10.3.0.0/16. The pattern also accepts xxx.xxx.xxx.0/xx, which
+# documents print as a placeholder, so that the printed command can be tried with --dry-run.
 _NETWORK = re.compile(r"[^./]+(?:\.[^./]+){3}/(?:[12]?\d|3[0-2]|x+)|[^/]*:[^/]*/\d{1,3}")
 _CONTINUED = "a backslash continues a line only if it is the line's last character"
 
@@ -83,8 +83,8 @@ def _parse_fault(host: str | None, program: Sequence[str]) -> tuple[str, tuple[s
     """Return the fault that made the parser take an option or a host as the program.
 
     Returns:
-        An error text about the fault, and the words from there on with the fault corrected. None if
-        the program exists, or if no such fault is found.
+        An error text about the fault, and the rest of the command with the fault corrected; None if
+        the program exists, or if the parser did not stop at such a fault.
     """
     if not program or not program[0] or _is_program(program[0]):
         return None
@@ -107,7 +107,7 @@ def _parse_fault(host: str | None, program: Sequence[str]) -> tuple[str, tuple[s
 def _host_list_fault(host: str, program: Sequence[str]) -> tuple[str, tuple[str, ...]] | None:
     """Return an error text about blanks in a host list, and the words after the list.
 
-    None if the list contains no blanks.
+    The result is None for a list without blanks.
     """
     parts, rest = [host], list(program)
     while rest and _is_part_of_list(parts[-1], rest[0]):

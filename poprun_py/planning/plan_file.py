@@ -1,6 +1,6 @@
 """Launch plans as JSON, for --export-plan and --from-plan.
 
-The functions here have no side effects. A user may have edited a saved plan, so every value of the
+The functions here only compute values. A user may have edited a saved plan, so every value of the
 plan is checked when it is read.
 """
 
@@ -38,7 +38,7 @@ _MOST_NAMED = 8
 
 
 def portable(plan: LaunchPlan) -> LaunchPlan:
-    """Return ``plan`` with the absolute path of its program, so that any folder can launch it."""
+    """Return ``plan`` with its program's absolute path, so that it can run from any folder."""
     program = absolute_program(
         plan.config.program, plan.folder, plan.environ, is_local=not plan.spans_hosts
     )
@@ -119,7 +119,7 @@ def topology_to_json(plan: LaunchPlan) -> dict[str, Any]:
 def _partition(plan: LaunchPlan) -> dict[str, Any]:
     """Return the decision about the partition as JSON values.
 
-    They inform the reader of the file. A launch of the saved plan makes the decision again.
+    The decision is saved only as information. A launch of the saved plan decides again.
     """
     use = plan.partition
     if use is None:
@@ -144,7 +144,7 @@ def plan_from_json(data: Any, environ: Mapping[str, str]) -> LaunchPlan:
     Plans that earlier versions of the launcher saved may contain the values of --env.
 
     Raises:
-        UsageError: ``data`` is not a plan, is a plan of an unknown version, or contradicts itself.
+        UsageError: ``data`` is not a plan of a known version, or contradicts itself.
     """
     if not isinstance(data, dict) or "version" not in data:
         raise UsageError("not a launch plan: expected the JSON written by --export-plan")
@@ -255,9 +255,10 @@ def _unset_variables(instances: list[Any], environ: Mapping[str, str]) -> str:
 
 
 def _num_ilds(config: LaunchConfig, saved: Any) -> int | None:
-    """Return a saved plan's number of IPU-Link domains; None if the options give the number.
+    """Return a saved plan's number of IPU-Link domains; None if it is not to be used.
 
-    None also if the saved number is not possible for the job.
+    The saved number is not used if the options give the number, or if it is not possible for the
+    job.
     """
     if config.num_ilds is not None or type(saved) is not int:
         return None

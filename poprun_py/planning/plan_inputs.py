@@ -1,7 +1,7 @@
-"""Collection of everything that a plan depends on: hosts, machines, MPI and environment.
+"""Collection of the inputs of a plan, which are the hosts, machines, MPI and environment.
 
 The functions here read files, read the hardware of this machine and, for a launch, probe the other
-hosts. They do not start processes of the job. launch_plan.py computes the plan from these inputs.
+hosts. No processes of the job are started. launch_plan.py computes the plan from these inputs.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class Purpose(Enum):
-    """The purpose for which inputs are gathered, which decides what is gathered.
+    """The purpose of a plan's inputs, which decides what is gathered.
 
     For ``DRY_RUN``, other hosts are not contacted; stored reports about them are used instead. For
     ``LAUNCH``, files are copied to the other hosts, and the hosts are probed. For ``CHECK``,
@@ -81,8 +81,8 @@ def gather_inputs(
 ) -> PlanInputs:
     """Gather the inputs that ``purpose`` needs.
 
-    If ``hosts`` is None, the hosts are ``hosts_of(config, environ)``. If ``mpi`` is None, the
-    installed MPI is searched.
+    The default of ``hosts`` is ``hosts_of(config, environ)``, and the default of ``mpi`` is the
+    installed MPI.
 
     Raises:
         UsageError: A file cannot be read, or the value of an option is not valid.
@@ -196,8 +196,8 @@ def _machines_of(
 ) -> tuple[Machine | None, ...]:
     """Return the hardware of each host; None for a host whose hardware is not known.
 
-    ``reported`` maps the names of other hosts to the hardware that they report. It is ignored if an
-    option names a file or folder that describes the hardware.
+    ``reported`` maps the names of other hosts to the hardware that they report. The reports are
+    ignored if an option names a file or folder that describes the hardware.
     """
     if config.hardware is not None:
         text = read_text_file(config.hardware, config.named("hardware"))

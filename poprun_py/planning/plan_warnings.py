@@ -1,6 +1,6 @@
 """Warnings about a plan, such as idle hosts, uneven placements and options without effect.
 
-The functions here have no side effects. They return each warning as a sentence.
+Each warning is a sentence. The functions here only compute values.
 """
 
 from __future__ import annotations
@@ -84,9 +84,9 @@ class _Rule:
 
     Attributes:
         names: The field names of the options.
-        reason: The end of the warning, which says why the options have no effect.
-        applies: A function that tells whether the options have no effect in a plan.
-        neutral: Values with which an option changes nothing, so there is no warning about them.
+        reason: The end of the warning, which explains why the options have no effect.
+        applies: A function that tells whether the rule applies to a plan.
+        neutral: The values of an option that need no warning, because they change nothing.
         of_one_job: Whether the options have an effect in other jobs. Options from a configuration
             file or an environment variable, which apply to all jobs, then cause no warning.
     """

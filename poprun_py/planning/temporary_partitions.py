@@ -23,7 +23,7 @@ _NAME = re.compile(r"poprun_(?P<host>[A-Za-z0-9-]+)_(?P<pid>[0-9]+)_(?P<started>
 _MOST_HOST, _DIGEST = 32, 10
 _HOST = re.compile(rf"[A-Za-z0-9-]{{1,{_MOST_HOST}}}")
 # The longest time that a launch needs to attach the IPUs of its partition after the partition is
-# ready. It includes the difference between the clocks of two hosts.
+# ready, including a difference between the clocks of two hosts.
 _GRACE_SECONDS = 600.0
 
 

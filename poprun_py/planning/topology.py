@@ -42,12 +42,12 @@ class Topology:
 
     @property
     def num_local_replicas(self) -> int:
-        """The number of replicas of each instance: replicas / instances."""
+        """The number of replicas of each instance."""
         return self.num_replicas // self.num_instances
 
     @property
     def instances_per_host(self) -> int:
-        """The number of instances on each host: instances / hosts."""
+        """The number of instances on each host."""
         return self.num_instances // len(self.hosts)
 
     @property
@@ -57,12 +57,12 @@ class Topology:
 
     @property
     def num_ipus(self) -> int:
-        """The number of IPUs of the whole job: replicas x IPUs per replica."""
+        """The number of IPUs of the whole job."""
         return self.num_replicas * self.ipus_per_replica
 
     @property
     def ipus_per_ild(self) -> int:
-        """The number of the job's IPUs in each IPU-Link domain: IPUs / domains.
+        """The number of the job's IPUs in each IPU-Link domain.
 
         The number is above 64 only if one instance has more than 64 IPUs.
         """

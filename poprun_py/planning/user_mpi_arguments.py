@@ -1,6 +1,6 @@
 """The user's MPI arguments, split into words for mpirun and for each instance.
 
-The functions here have no side effects. mpi_commands.py writes the words into the mpirun command.
+The functions here only compute values. mpi_commands.py writes the words into the mpirun command.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ def split_mpi_arguments(config: LaunchConfig) -> tuple[LaunchConfig, MpiArgument
     """Split the MPI arguments of ``config`` into words.
 
     The output of the instances does not pass through mpirun, so Open MPI's argument
-    ``--output-filename DIR`` would have no effect. It is removed, and sets the option
-    ``--output-dir`` unless the user gave that option.
+    ``--output-filename DIR`` would not have an effect. The argument is removed, and DIR becomes the
+    value of the option ``--output-dir`` unless the user gave that option.
 
     Returns:
         The options without ``--output-filename``, and the words.
@@ -97,7 +97,7 @@ def split_args(text: str, option: str) -> tuple[str, ...]:
 
 
 def _without_output_filename(words: Sequence[str]) -> tuple[list[str], str | None]:
-    """Return the words without ``--output-filename FOLDER``, and the last FOLDER or None."""
+    """Remove ``--output-filename FOLDER``, and return the other words and the last FOLDER."""
     rest, others, folder = list(words), [], None
     while rest:
         word = rest.pop(0)

@@ -24,7 +24,7 @@ _RUN_CALL = str(Path(__file__).resolve().parents[1] / "python_api" / "functions"
 CALL_FILE = "call"
 
 _SETTING = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=")
-# Python's option to run a module. It is followed by the name of the module.
+# Python's option to run a module, whose name is the next word.
 _MODULE = "-m"
 
 
@@ -98,8 +98,8 @@ def require_program(program: tuple[str, ...], environ: Mapping[str, str]) -> Non
 def _problem_of_module(module: str, folder: Path, environ: Mapping[str, str]) -> str:
     """Return a text that says why ``python -m`` cannot run a module; empty if it can.
 
-    The module is not imported. It is searched as Python would search it: first the outermost
-    package, then each package or module in the folders of its parent package.
+    The module is searched as Python would search it, but not imported. The outermost package is
+    searched first, then each package or module in the folders of its parent package.
     """
     # An empty entry in PYTHONPATH stands for the working folder.
     named = environ["PYTHONPATH"].split(os.pathsep) if environ.get("PYTHONPATH") else []
@@ -190,7 +190,7 @@ def _interpreter(path: str) -> list[str]:
 def _hint(word: str, environ: Mapping[str, str]) -> str:
     """Return a hint if ``word`` is not a program but makes sense to a shell; else empty.
 
-    Such a word is a whole command in one pair of quotes, or an assignment (``NAME=VALUE``).
+    Examples are a whole command in one pair of quotes, and an assignment (``NAME=VALUE``).
     """
     if Path(word).exists():
         return ""

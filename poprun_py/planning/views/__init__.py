@@ -1,4 +1,4 @@
 """Plans and machines as text, tables, trees, SVG and HTML.
 
-The functions here turn values into text. They print nothing and decide nothing.
+The functions here return text, but do not print it.
 """

@@ -47,7 +47,7 @@ def folded(command: Sequence[str]) -> str:
 def _program_start(words: Sequence[str]) -> int:
     """Return the index of the first word of the wrapper's command, ``PYTHON -I -S FILE --``.
 
-    If there is no such command, the index is the number of words.
+    For a command without the wrapper, the index is the number of words.
     """
     for number in range(1, len(words)):
         if words[number : number + 2] == ("-I", "-S") and words[number + 3 : number + 4] == ("--",):
@@ -73,9 +73,9 @@ def _options(words: Sequence[str]) -> Iterator[list[str]]:
 
 
 def launch_command(config: LaunchConfig) -> str:
-    """Return a poprun-py command with all options that are given in ``config``.
+    """Return a poprun-py command with all options of ``config``, even those from files.
 
-    They include options from configuration files. The values of --env may be secret, so the command
+    The values of --env may be secret, so the command
     contains only the names of these variables. The launcher then takes the values from its own
     environment.
     """
@@ -98,8 +98,8 @@ def _given(config: LaunchConfig) -> Iterator[list[str]]:
         else:
             for each in value if declared.repeatable else [value]:
                 shown = each.partition("=")[0] if declared.secret else _typed(each)
-                # A separate word that begins with a dash would be parsed as an option, so such a
-                # value is joined to its option with "=".
+                # A value that begins with a dash is joined to its option with "=", because a
+                # separate word with a dash would be parsed as an option.
                 is_like_option = shown.startswith("-")
                 option = option_name(name)
                 yield [f"{option}={shown}"] if is_like_option else [option, shown]
@@ -111,5 +111,5 @@ def _typed(value: Any) -> str:
         return "yes" if value else "no"
     if isinstance(value, tuple):
         return ranges_text(value)
-    # An option with the value "all" (all instances) is stored as None.
+    # Options store the value "all" (all instances) as None.
     return "all" if value is None else str(value)

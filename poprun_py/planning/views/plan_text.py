@@ -1,4 +1,4 @@
-"""A plan as text: a tree of hosts and instances, or a map of the cores of each host."""
+"""A plan as text, either as a tree of hosts and instances or as a map of each host's cores."""
 
 from __future__ import annotations
 
@@ -114,8 +114,8 @@ def core_map(
     """Return a row for each NUMA node with a cell for each core, then a line for each instance.
 
     A cell contains the index of the instance that may run on the core. ``|`` separates cores with
-    different L3 caches. ``placements`` maps the indices of instances to their placements. If
-    ``style`` is None, the map is drawn for a file.
+    different L3 caches. ``placements`` maps the indices of instances to their placements. The
+    default of ``style`` is the style for files.
     """
     style = style or TextStyle()
     labels = CoreLabels(machine, placements)

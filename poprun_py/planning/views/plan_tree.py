@@ -124,7 +124,7 @@ class HostGroup:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LinkDomain:
-    """An IPU-Link domain of a job, with its IPUs and the hosts on which its instances run."""
+    """An IPU-Link domain of a job, with its IPUs and the names of its hosts."""
 
     hosts: tuple[str, ...]
     ipus: range
@@ -132,7 +132,7 @@ class LinkDomain:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlanTree:
-    """A plan as a tree, from which the text, the picture and the page of the plan are drawn.
+    """The tree of a plan, which is drawn as text, as a picture and as an HTML page.
 
     ``headline`` is a text such as ``2 instances, 8 replicas, 8 IPUs on localhost``.
     """
@@ -273,7 +273,7 @@ class CoreLabels:
                 self._owners.setdefault(cpu, []).append(index)
 
     def of(self, core: Core) -> str:
-        """Return the label of a core: the indices of its instances (``0/4``), or a sign."""
+        """Return the label of a core, which is a sign or the indices of instances (``0/4``)."""
         return self._owner(core) + (SLOW if core.efficiency < self._fastest else "")
 
     def _owner(self, core: Core) -> str:

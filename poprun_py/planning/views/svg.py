@@ -25,7 +25,7 @@ _TEXTS = {
     "note": (11, 400),
     "label": (10, 400),
 }
-# The widths of characters, relative to the font size. They are not smaller than the widths in
+# The widths of characters, relative to the font size, which are not smaller than the widths in
 # DejaVu Sans, which is a wide typeface.
 _LETTERS = {" ,.;:-!'()[]/|ijlftr": 0.42, "mwMW@%": 1.0, "abcdeghknopqsuvxyz0123456789": 0.64}
 _WIDTHS = {letter: width for letters, width in _LETTERS.items() for letter in letters}

@@ -26,13 +26,13 @@ _WORD = re.compile(r"\S+\s*|\s+")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TextStyle:
-    """The colours, characters and width with which a text is drawn.
+    """The colours, characters and width of a text drawing.
 
     Attributes:
         colour: Whether names are written in the colours of ``PALETTE``.
         box_lines: Whether lines are drawn with box-drawing characters instead of ASCII characters.
-        width: The number of columns of the terminal; None for a file or a pipe, for which lines are
-            not broken.
+        width: The number of columns of the terminal. For a file or a pipe, the width is None, and
+            lines are not broken.
     """
 
     colour: bool = False

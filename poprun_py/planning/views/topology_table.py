@@ -83,7 +83,7 @@ def _centre(text: str, width: int) -> str:
 
 
 def _elided(topology: Topology, max_width: int) -> str:
-    """Draw the first and the last replicas, as many as fit, with a column of dots between them."""
+    """Draw as many replicas as fit, with a column of dots in place of those in the middle."""
     column_width = max(len(str(topology.num_replicas - 1)) + 2, 5)
     fitting = max(2, (max_width - _LABEL_WIDTH - 3) // (column_width + 1) - 1)
     total = topology.num_replicas
