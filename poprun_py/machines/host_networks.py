@@ -236,7 +236,7 @@ def listen_address(others: Sequence[Host], network: str) -> str:
     If this machine is not on ``network``, return its address on the route to the other hosts.
 
     Raises:
-        StartError: A route to the first of the other hosts is not found.
+        StartError: This machine has no route to the first of the other hosts.
     """
     if network:
         with contextlib.suppress(StartError, UsageError):

@@ -148,7 +148,7 @@ def _distances(files: _KernelFiles, index: int, position: int, count: int) -> tu
 def _read_cores(
     files: _KernelFiles, online: tuple[int, ...], nodes: tuple[NumaNode, ...]
 ) -> tuple[Core, ...]:
-    """Return the cores, ordered by NUMA node, package, L3 group and lowest CPU."""
+    """Return the cores, sorted by NUMA node, package, L3 group and lowest CPU number."""
     siblings = _groups(files, online, ("topology/core_cpus_list", "topology/thread_siblings_list"))
     caches = _groups(files, online, (_l3_file(files, online[0]),))
     packages = _packages(files, online)

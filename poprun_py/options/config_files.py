@@ -21,7 +21,7 @@ _PROJECT_TABLE = "poprun-py"
 # Loading the TOML parser takes longer than all other work before a launch, so pyproject.toml is
 # parsed only if this pattern finds the table of poprun-py in it.
 _NAMES_OUR_TABLE = re.compile(r"""poprun[-_]py["']?\s*[].=]""")
-# The key under which --export-config writes the sources of the values. Reading a file ignores it.
+# --export-config writes the sources of the values under this key, which --import-config ignores.
 _SOURCES = "sources"
 
 

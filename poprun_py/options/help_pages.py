@@ -251,5 +251,5 @@ def _write_options(
     context = click.Context(COMMAND, info_name=command_name())
     rows = [record for option in options if (record := option.get_help_record(context))]
     with formatter.section(title):
-        # On a narrow screen, the option names take at most two fifths of the width.
+        # On a narrow screen, the column of the option names has at most two fifths of the width.
         formatter.write_dl(rows, col_max=min(32, formatter.width * 2 // 5))
