@@ -31,7 +31,7 @@ def _keep(context: click.Context, param: click.Parameter, value: Any) -> Any:
 
 
 def _global_options() -> list[click.Option]:
-    """Return new option objects for one command, because commands cannot share them."""
+    """Return new global options for one command, because commands cannot share option objects."""
 
     def option(*names: str, **settings: Any) -> click.Option:
         return click.Option(list(names), expose_value=False, callback=_keep, **settings)

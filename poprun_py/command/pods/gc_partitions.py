@@ -105,7 +105,7 @@ class GcPartition:
 def free_partition(host: str) -> GcPartition:
     """Return the partition ``emulated``. Programs without a launcher can take its IPUs.
 
-    The number of emulated IPUs is unlimited. The partition shows 16, as many as a Pod16 system has.
+    The number of emulated IPUs is unlimited. The partition shows 16 IPUs, like a Pod16 system.
     """
     return GcPartition(MACHINE_PARTITION, MACHINE_IPUS, host)
 

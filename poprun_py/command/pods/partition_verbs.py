@@ -19,7 +19,7 @@ from poprun_py.terminal import can_rewrite_lines, print_warning, rewrite_line
 if TYPE_CHECKING:
     from popdist_py.pods.pod_store import PodStore
 
-# Maps each value of --routing, in all spellings of V-IPU, to the routing's name in tables.
+# Maps the values of --routing, in all of V-IPU's spellings, to the names that tables show.
 _ROUTINGS = {
     "default": "",
     "dnc": "DNC",
@@ -155,7 +155,7 @@ def remove_partition(*, name: str, force: bool) -> None:
 
 
 def _wait_until_active(store: PodStore, verb: str, partition: Partition, seconds: float) -> None:
-    """Wait until a partition is ACTIVE, and show a line on a terminal meanwhile.
+    """Wait until a partition is ACTIVE. During the wait, a terminal shows a progress line.
 
     Raises:
         RefusedError: The partition is in the state ERROR, or still PENDING after ``seconds``.

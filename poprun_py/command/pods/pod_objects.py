@@ -75,7 +75,7 @@ class ObjectKind(Generic[T]):
         return named[name]
 
     def cells(self, snapshot: PodSnapshot, item: T | None, columns: Layout) -> list[str]:
-        """Return the cells of an object's row in a table; for None, cells without a value."""
+        """Return the cells of an object's table row; if ``item`` is None, each cell is ``-``."""
         if item is None:
             return [_MISSING] * len(columns)
         return [_text(self.value(snapshot, item, name), ",") for name in columns.values()]

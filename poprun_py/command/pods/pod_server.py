@@ -61,7 +61,7 @@ def serve(
     verbose: bool | int = False,
     seconds: float = SECONDS,
 ) -> int:
-    """Serve the pod of a folder until SIGTERM or SIGINT, and return the exit code.
+    """Serve the pod in ``folder`` until SIGTERM or SIGINT, and return the exit code.
 
     This function must run in the main thread. It prints the server's address on standard error.
 

@@ -36,21 +36,21 @@ class PlacedIpu(NamedTuple):
 
     @property
     def gcd(self) -> int | None:
-        """The number of the partition's graph compilation domain (GCD) that has the IPU."""
+        """The number of the partition's graph compilation domain (GCD) that contains the IPU."""
         if self.partition is None or self.number is None:
             return None
         return self.number * self.partition.num_gcds // self.partition.size
 
     @property
     def segment(self) -> int | None:
-        """The number of the partition's IPU-Link domain that has the IPU."""
+        """The number of the partition's IPU-Link domain that contains the IPU."""
         if self.partition is None or self.number is None:
             return None
         return self.partition.domain_of(self.number)
 
 
 class PodSnapshot:
-    """The state of a pod; each part is read from the store when it is first used."""
+    """The state of a pod. Each part is read from the pod store when it is first used."""
 
     def __init__(self, store: PodStore) -> None:
         self._store = store

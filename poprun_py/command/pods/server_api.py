@@ -166,7 +166,10 @@ class _Authentication:
 
 
 class _AccessLog:
-    """Middleware that logs each request's client, user, URL and status, no headers, no bodies."""
+    """Middleware that logs the client, user, URL and status of each request.
+
+    Headers and bodies are not logged.
+    """
 
     def __init__(self, log: Log | None) -> None:
         self._log = log
@@ -215,7 +218,7 @@ class _QueryRoute:
 class _ChangeRoute:
     """The route of a call that changes the pod. Its arguments are in the request's body.
 
-    If a client repeats a request, the call is made only once.
+    If a client repeats a request, the pod is changed only once.
     """
 
     def __init__(

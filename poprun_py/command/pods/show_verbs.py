@@ -157,7 +157,7 @@ def _get_attributes(*, agent: str) -> None:
     print_out(shown)
 
 
-# --- the commands, in the order of the help ------------------------------------------------------
+# --- the commands of list and get, in the order of the help -------------------------------------
 
 LIST_VERBS = (
     _list_verb(PARTITION, "List the partitions of the pod, sorted by name."),
