@@ -1,4 +1,4 @@
-"""Readers of finished runs, with their measurement and comparison.
+"""Code that reads the files of earlier runs, and measures and compares these runs.
 
 No module of this package starts a job.
 """

@@ -1,12 +1,15 @@
-"""Comparison of runs with the first run, by speedup and efficiency, and notes on its fairness.
+"""Comparison of several runs with the first run, in speedup and scaling efficiency.
 
-The speeds of all runs are compared by one measure: samples per second if every run counts samples,
-or else steps per second, or else the duration of the whole run. The comparison of steps assumes
-that each step trains every replica on the same number of samples. The comparison of durations
-assumes that all runs do the same work.
+All runs are compared by the same measure of speed. It is samples per second if every run with
+training steps counts samples, steps per second if one of them does not, and the duration of the
+whole run if no run counts steps. A comparison by steps assumes that, in all runs, each step trains
+each replica on the same number of samples. A comparison by duration assumes that all runs do the
+same work.
 
-The speedup of a run is its speed divided by the first run's speed. The scaling efficiency is the
-speedup divided by the ratio of the numbers of instances (or replicas).
+The speedup of a run is its speed divided by the first run's speed. The scaling efficiency of a run
+is its speedup divided by the ratio of its number of instances (or replicas) to the first run's.
+
+Remarks name differences between the runs that make the comparison unfair.
 """
 
 from __future__ import annotations
@@ -29,7 +32,8 @@ SAMPLES: Final = "samples/s"
 STEPS: Final = "steps/s"
 SECONDS: Final = "seconds"
 
-# Smaller differences between batch sizes come from incomplete batches at the end of an epoch.
+# Global batches that differ by at most this fraction count as equal, because the last batch of an
+# epoch may be incomplete.
 _BATCH_TOLERANCE: Final = 0.02
 _MOST_NAMED: Final = 3
 _VERSION: Final = 1
@@ -46,7 +50,7 @@ NUMBERS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """The values of one number in several runs."""
+    """The values of one measured quantity, such as the loss, in several runs."""
 
     values: tuple[float, ...]
 
@@ -71,7 +75,7 @@ class Spread:
         return max(self.values)
 
     def to_json(self) -> dict[str, float | None]:
-        """Return a JSON object with None in place of NaN and infinity."""
+        """Return the statistics as a JSON object, with None in place of NaN and infinity."""
         found = {"median": self.median, "mean": self.mean, "min": self.least, "max": self.most}
         shown = {name: v if math.isfinite(v) else None for name, v in found.items()}
         return {**shown, "runs": len(self.values)}
@@ -83,11 +87,13 @@ class RunGroup:
 
     Attributes:
         runs: The repetitions.
-        numbers: The known numbers, by field of ``Measured``.
-        speed: The speed in the measure of the comparison; None if it is unknown.
-        speedup: The speed divided by that of the base; None if one of them is unknown.
-        efficiency: The speedup divided by the ratio of the numbers of instances.
-        efficiency_by_replicas: The speedup divided by the ratio of the numbers of replicas.
+        numbers: The measured quantities. The keys are fields of ``Measured``; unknown quantities
+            are left out.
+        speed: The speeds of the runs, in the unit of ``Comparison.measure``; None if unknown.
+        speedup: The median speed divided by the base group's median speed; None if one is unknown.
+        efficiency: The speedup divided by the ratio of this group's instances to the base group's.
+        efficiency_by_replicas: The speedup divided by the ratio of this group's replicas to the
+            base group's.
     """
 
     runs: tuple[Measured, ...]
@@ -99,7 +105,7 @@ class RunGroup:
 
     @property
     def label(self) -> str:
-        """The name of the first repetition, and the number of the other repetitions."""
+        """The name of the first run, followed by ``+ N`` if the group has N more runs."""
         more = len(self.runs) - 1
         return f"{self.runs[0].name} + {more}" if more else self.runs[0].name
 
@@ -115,7 +121,7 @@ class RunGroup:
 
     @property
     def missing(self) -> dict[str, str]:
-        """The reason for each number that is unknown in every run, by field of ``Measured``."""
+        """Why quantities are unknown in all runs of the group. The keys are their names."""
         return {
             name: self.runs[0].missing.get(name, "")
             for name in NUMBERS
@@ -128,11 +134,13 @@ class Comparison:
     """A comparison of runs with the first run.
 
     Attributes:
-        groups: The runs, or their repetitions. The first group is the base.
+        groups: The compared groups of runs. The first group is the base of the comparison.
         measure: The measure of speed, which is ``SAMPLES``, ``STEPS`` or ``SECONDS``.
         scaling: ``strong`` if all global batches are equal although the numbers of instances or
-            replicas differ, ``weak`` if the batch grows with one of them, or empty.
-        target: The target whose time was measured.
+            replicas differ, ``weak`` if the global batch grows in proportion to one of these
+            numbers. Empty in all other cases.
+        target: The training target, such as ``accuracy>=0.9``; None if the comparison does not use
+            one.
         remarks: Sentences about differences that make the comparison unfair or incomplete.
     """
 
@@ -144,11 +152,11 @@ class Comparison:
 
     @property
     def base(self) -> RunGroup:
-        """The group that the others are compared with."""
+        """The first group, with which all groups are compared."""
         return self.groups[0]
 
     def ideal_speedup(self, group: RunGroup) -> float:
-        """Return the speedup of a group whose instances are as fast as those of the base."""
+        """Return the speedup of ``group`` if its instances were as fast as the base group's."""
         return group.instances / self.base.instances
 
     def to_json(self) -> dict[str, Any]:
@@ -170,12 +178,13 @@ def compare(
     grouped: bool = False,
     remarks: Sequence[str] = (),
 ) -> Comparison:
-    """Compare at least one run with the first one.
+    """Compare one or more runs with the first of them.
 
     Args:
         runs: The measured runs.
-        target: The target whose time they measured.
-        grouped: Whether runs with the same program, arguments, numbers and hosts are repetitions.
+        target: The training target, if ``runs`` measured the time until they reached one.
+        grouped: Whether runs with the same program, arguments, hosts, and numbers of instances and
+            replicas form a group of repetitions.
         remarks: Sentences to add to the remarks of the comparison.
     """
     repetitions = _repetitions(runs) if grouped else [(run,) for run in runs]
@@ -195,7 +204,7 @@ def compare(
 
 
 def _partly_reached(groups: Sequence[RunGroup], target: Target | None) -> list[str]:
-    """Return a remark for each group whose repetitions only partly reached the target."""
+    """Return a remark for each group in which some runs reached the target and others did not."""
     found = []
     for group in groups:
         reached = len(group.numbers["reached"].values) if "reached" in group.numbers else 0
@@ -294,13 +303,13 @@ def _group_json(group: RunGroup) -> dict[str, Any]:
     }
 
 
-# --- remarks ------------------------------------------------------------------------------------
+# --- remarks on unfair comparisons --------------------------------------------------------------
 
 
 def remarks_on(runs: Sequence[Measured]) -> tuple[str, ...]:
-    """Return sentences about differences between runs, and about runs that are not complete.
+    """Return sentences about differences that make a comparison unfair, and about incomplete runs.
 
-    Different numbers of instances and replicas are not mentioned.
+    Different numbers of instances and replicas are expected, so they are not mentioned.
     """
     found = [
         _differing("not the same program", runs, lambda run: " ".join(run.program[:1])),
@@ -315,7 +324,7 @@ def remarks_on(runs: Sequence[Measured]) -> tuple[str, ...]:
 
 
 def slow_instances(runs: Sequence[Measured]) -> tuple[str, ...]:
-    """Return sentences about instances that were much slower than the others."""
+    """Return a sentence for each instance that was much slower than the others of its run."""
     found: dict[tuple[object, ...], list[tuple[str, Slowest]]] = {}
     for run in runs:
         if run.slowest is not None:
@@ -331,7 +340,7 @@ def slow_instances(runs: Sequence[Measured]) -> tuple[str, ...]:
 
 
 def _differing(what: str, runs: Sequence[Measured], key: Callable[[Measured], object]) -> str:
-    """Return a sentence with the different values and their runs; empty if all are equal."""
+    """Return a sentence that lists different values and their runs; empty if all are equal."""
     by_value: dict[object, list[str]] = {}
     for run in runs:
         by_value.setdefault(key(run), []).append(run.name)
@@ -347,7 +356,7 @@ def _differing(what: str, runs: Sequence[Measured], key: Callable[[Measured], ob
 
 
 def _short_paths(values: Sequence[str]) -> list[str]:
-    """Return paths without their folders if the file names differ."""
+    """Replace paths by their file names, unless two of the file names are equal."""
     short = [PurePath(value).name if value.startswith("/") else value for value in values]
     return short if len(set(short)) == len(values) else list(values)
 
@@ -358,7 +367,8 @@ def _names(names: Sequence[str]) -> str:
 
 
 def _differing_versions(runs: Sequence[Measured]) -> list[str]:
-    # The report of a running or killed run lacks some versions.
+    # Compare only packages that every report names, because the report of a running or killed run
+    # lacks some packages.
     known = [run for run in runs if run.versions]
     common = set.intersection(*(set(run.versions) for run in known)) if known else set()
 

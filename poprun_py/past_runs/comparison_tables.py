@@ -19,7 +19,7 @@ _TITLES: Final[Mapping[str, str]] = {
     "seconds": "seconds",
     "loss": "loss",
 }
-#: A description of each measure of speed.
+# The description of each measure of speed for users.
 MEASURES: Final[Mapping[str, str]] = {
     SAMPLES: "samples per second of all instances, without the first steps of each",
     STEPS: (
@@ -37,13 +37,13 @@ _SCALINGS: Final[Mapping[str, str]] = {
 def comparison_lines(
     comparison: Comparison, *, width: int, colour: bool = False, blocks: bool = True
 ) -> list[str]:
-    """Return the table of a comparison, its measure of speed, and the reasons for missing numbers.
+    """Return the lines that show a comparison, with a table and the reasons for missing values.
 
     Args:
-        comparison: The comparison.
+        comparison: The comparison to show.
         width: The width of the terminal in columns. Table columns that do not fit are left out.
         colour: Whether the bars are coloured.
-        blocks: Whether the bars may consist of block characters.
+        blocks: Whether bars are drawn with Unicode block characters, not with ``#``.
     """
     columns = comparison_columns(comparison, bar_length=_bar_length(width), blocks=blocks)
     measure = f"compared with {comparison.base.label} by {MEASURES[comparison.measure]}"
@@ -56,13 +56,13 @@ def comparison_lines(
 def scaling_lines(
     comparison: Comparison, *, width: int, colour: bool = False, blocks: bool = True
 ) -> list[str]:
-    """Return a table with a row for each number of instances, and its measure of speed.
+    """Return the lines that show a scaling, with a table row for each number of instances.
 
     Args:
-        comparison: The comparison of the grouped repetitions.
+        comparison: The comparison of the runs, which are grouped by their number of instances.
         width: The width of the terminal in columns. Table columns that do not fit are left out.
         colour: Whether the bars are coloured.
-        blocks: Whether the bars may consist of block characters.
+        blocks: Whether bars are drawn with Unicode block characters, not with ``#``.
     """
     columns = scaling_columns(comparison, bar_length=_bar_length(width), blocks=blocks)
     measure = f"median of each count, by {MEASURES[comparison.measure]}"
@@ -77,13 +77,13 @@ def _table_lines(columns: Sequence[Column], *, width: int, colour: bool) -> list
 
 
 def _notes(comparison: Comparison, measure: str, missing: Sequence[str] = ()) -> list[str]:
-    """Return the lines below a table."""
+    """Return the lines that explain a table and are shown below it."""
     scaling = [_SCALINGS[comparison.scaling]] if comparison.scaling else []
     return ["", measure, *scaling, *missing, *(f"note: {each}" for each in comparison.remarks)]
 
 
 def _missing_lines(comparison: Comparison) -> list[str]:
-    """Return lines with the missing numbers, the runs that lack them, and the reason."""
+    """Return lines that name the missing values, the runs without them, and the reason."""
     by_reason: dict[str, dict[str, list[str]]] = {}
     for group in comparison.groups:
         for name, reason in group.missing.items():
@@ -101,13 +101,16 @@ def _missing_lines(comparison: Comparison) -> list[str]:
     return lines
 
 
-# --- columns ------------------------------------------------------------------------------------
+# --- columns of the tables ----------------------------------------------------------------------
 
 
 def comparison_columns(
     comparison: Comparison, *, bar_length: int = 0, blocks: bool = True
 ) -> list[Column]:
-    """Return the columns with at least one number, and bars of at most ``bar_length``."""
+    """Return the columns of a comparison that have a value in some row.
+
+    Bars have at most ``bar_length`` characters.
+    """
     groups = comparison.groups
 
     def column(title: str, cell: Callable[[RunGroup], str], drop_order: int = 0) -> Column:
@@ -146,11 +149,15 @@ def comparison_columns(
 def scaling_columns(
     comparison: Comparison, *, bar_length: int = 0, blocks: bool = True
 ) -> list[Column]:
-    """Return the columns of a scaling, with bars of at most ``bar_length`` if it is not 0."""
+    """Return the columns of a scaling.
+
+    Bars have at most ``bar_length`` characters. If ``bar_length`` is 0, the column of bars is left
+    out.
+    """
     groups = comparison.groups
     by_seconds = comparison.measure == SECONDS
     shown = [each.numbers.get("seconds") if by_seconds else each.speed for each in groups]
-    # The speed by steps is multiplied by the number of replicas.
+    # For ``STEPS``, the speed is steps per second times replicas, so the column has another title.
     title = "replica steps/s" if comparison.measure == STEPS else comparison.measure
     columns = [
         Column("instances", tuple(str(each.instances) for each in groups)),
@@ -177,11 +184,11 @@ def _speed_column(groups: Sequence[RunGroup], bar_length: int, *, blocks: bool) 
     return Column("speed", bars, 5, is_text=True, style="cyan")
 
 
-# --- cells --------------------------------------------------------------------------------------
+# --- text of the cells --------------------------------------------------------------------------
 
 
 def _cell(spread: Spread | None, show: Callable[[float], str]) -> str:
-    """Return the median, with the range of several runs; a hyphen for an unknown number."""
+    """Return the median as text, with the range of several runs; a hyphen if it is unknown."""
     if spread is None:
         return "-"
     if len(spread.values) == 1:
@@ -198,12 +205,12 @@ def _milliseconds(seconds: float) -> str:
 
 
 def factor(value: float | None) -> str:
-    """Return a speedup, such as ``1.98x``."""
+    """Return a speedup as text, such as ``1.98x``."""
     return "-" if value is None else f"{value:.2f}x"
 
 
 def percent(value: float | None) -> str:
-    """Return an efficiency, such as ``99%``."""
+    """Return an efficiency as text, such as ``99%``."""
     return "-" if value is None else f"{value:.0%}"
 
 
@@ -214,9 +221,11 @@ def _bar_length(width: int) -> int:
 def bar(
     value: float | None, among: Sequence[float | None], length: int, *, blocks: bool = True
 ) -> str:
-    """Return a bar for ``value``; the bar of the largest value in ``among`` has ``length`` signs.
+    """Return a text bar for ``value``.
 
-    The bar consists of block characters, or of ``#`` without ``blocks``.
+    The bar of the largest value in ``among`` has ``length`` characters.
+
+    If ``blocks`` is true, the bar consists of Unicode block characters; if not, of ``#``.
     """
     most = max((each for each in among if each is not None), default=0.0)
     if value is None or most <= 0 or length == 0:

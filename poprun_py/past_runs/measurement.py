@@ -1,9 +1,10 @@
-"""Measurement of one run, which gives the numbers to compare or the reasons why they are missing.
+"""Measurement of one run's speed, loss and duration, with a reason for each value that is unknown.
 
-The speed is measured in the steady state of the attempt with the most recorded steps (the last of
-several). The first step and the first tenth of the steps of each instance are left out, because
-programs are compiled and caches are filled in them. For a run without recorded steps, the speed is
-read from the last periodic observation, which covers the steps before it.
+The speed is measured in the attempt with the most recorded steps. If several attempts have equally
+many, the last of them is measured. The first tenth of each instance's steps, and at least the first
+step, is left out, because compiling and filling caches slows these steps down. If no steps were
+recorded, the speed is taken from the last periodic observation of the job, which contains the
+durations of the latest steps.
 """
 
 from __future__ import annotations
@@ -39,8 +40,9 @@ class Slowest:
 
     Attributes:
         instance: The index of the instance.
-        own_seconds: The median time of its steps, without waiting for other instances.
-        median_seconds: The same time of the median instance.
+        own_seconds: The median duration of its steps in seconds, without waiting for other
+            instances.
+        median_seconds: The median of ``own_seconds`` over all instances of the run.
     """
 
     instance: int
@@ -50,28 +52,29 @@ class Slowest:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Measured:
-    """The numbers of one run, or None for numbers that are unknown.
+    """The measured values of one run. A value that is unknown is None.
 
     Attributes:
         name: The name of the run.
         program: The program and its arguments, without the Python interpreter.
-        hosts: The hosts of the last attempt.
-        versions: The version of each package.
+        hosts: The names of the hosts on which the last attempt ran.
+        versions: The installed versions. The keys are the names of the packages.
         instances: The number of instances.
-        replicas: The number of replicas on all instances.
-        samples_per_second: The median of each instance, summed over the instances.
+        replicas: The number of replicas of all instances together.
+        samples_per_second: The median speed of each instance, summed over all instances.
         batch: The global batch, which is the number of samples of all instances in one step.
-        step_seconds: The median duration of the steps of all instances.
-        p95_seconds: The 95th percentile of these durations.
+        step_seconds: The median duration in seconds of the steps of all instances.
+        p95_seconds: The 95th percentile in seconds of the durations of the steps of all instances.
         slowest: The slowest instance; None if no instance is much slower than the others.
-        seconds: The duration of the run with all attempts.
+        seconds: The duration of the whole run in seconds, with all its attempts.
         steps: The number of the last training step.
-        loss: The mean loss over the instances in the last step.
+        loss: The loss of the last step, averaged over the instances.
         reached: The seconds from the start of the run until it reached the target.
-        exit_code: None while the run has not ended.
-        attempts: The number of attempts.
-        resumed_step: The step of the checkpoint that the first attempt continued, or 0.
-        missing: The reason for each unknown number, by field.
+        exit_code: The exit code of the run; None while the run has not ended.
+        attempts: The number of attempts, which is 1 plus the number of restarts.
+        resumed_step: The training step of the checkpoint from which the first attempt continued; 0
+            without a checkpoint.
+        missing: The reason for each unknown value. The keys are the names of the fields.
     """
 
     name: str
@@ -106,7 +109,7 @@ class _Speed:
 
 
 def measure(run: RecordedRun, target: Target | None = None) -> Measured:
-    """Return the numbers of a run, and the time until it reached ``target``.
+    """Measure a run, and the time that it took to reach ``target``.
 
     Raises:
         UsageError: The report has missing or impossible values.
@@ -153,7 +156,10 @@ def _since(began: float | None, at: float | None) -> float | None:
 
 
 def _missing(made: Measured, target: Target | None, is_logged: bool) -> dict[str, str]:
-    """Return the reason for each unknown number; ``is_logged``: the target's value was logged."""
+    """Return the reason for each unknown value. The keys are names of fields.
+
+    ``is_logged`` tells whether the run logged the value that the target names.
+    """
     no_time = _FEW_STEPS if made.steps else _NO_STEPS
     no_samples = no_time if made.step_seconds is None else _NO_SAMPLES
     reasons = {
@@ -175,11 +181,11 @@ def began_at(run: RecordedRun) -> float | None:
     return seconds_since_epoch(run.report.get("began_at"))
 
 
-# --- speed --------------------------------------------------------------------------------------
+# --- speed of a run -----------------------------------------------------------------------------
 
 
 def _steady_speed(run: RecordedRun) -> _Speed | None:
-    """Return the speed computed from the recorded steps; None if they are too few."""
+    """Return the speed computed from the recorded steps; None if too few steps were recorded."""
     attempt = max(run.attempts, key=lambda each: (len(each.steps), each.number), default=None)
     by_instance = _steady_steps(attempt.steps) if attempt is not None else {}
     if not by_instance:
@@ -205,7 +211,7 @@ def _slowest(by_instance: Mapping[int, Sequence[StepRecord]]) -> Slowest | None:
 
 
 def _steady_steps(steps: Sequence[StepRecord]) -> dict[int, list[StepRecord]]:
-    """Return the steps in the steady state of each instance that has such steps."""
+    """Return the timed steps of each instance, without the slower steps at the beginning."""
     by_instance: defaultdict[int, list[StepRecord]] = defaultdict(list)
     for each in steps:
         by_instance[each.instance].append(each)
@@ -217,7 +223,7 @@ def _steady_steps(steps: Sequence[StepRecord]) -> dict[int, list[StepRecord]]:
 
 
 def _observed_speed(run: RecordedRun) -> _Speed | None:
-    """Return the speed in the last observation with timed steps, or None."""
+    """Return the speed from the last observation with timed steps; None if all lack them."""
     for attempt in reversed(run.attempts):
         view = attempt.last_view()
         timed = [each for each in view.instances if each.num_steps] if view else []
@@ -234,7 +240,7 @@ def _observed_speed(run: RecordedRun) -> _Speed | None:
     return None
 
 
-# --- loss, steps and program --------------------------------------------------------------------
+# --- loss, last step and program of a run -------------------------------------------------------
 
 
 def _last_loss(run: RecordedRun) -> float | None:
@@ -245,7 +251,7 @@ def _last_loss(run: RecordedRun) -> float | None:
 
 
 def _last_step(run: RecordedRun) -> int | None:
-    """Return the number of the last training step that an instance completed."""
+    """Return the highest number of a training step that any instance completed."""
     for attempt in reversed(run.attempts):
         reported = [each.get("training_step") for each in attempt.report.get("instances") or ()]
         known = [step for step in reported if isinstance(step, int) and step]
@@ -255,9 +261,10 @@ def _last_step(run: RecordedRun) -> int | None:
 
 
 def _program(report: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the program and its arguments without the interpreter; a script has its folder.
+    """Return the program, with the path of its script, and its arguments, without the interpreter.
 
-    A function is returned by its name, because the folder of the call differs between runs.
+    For a function that was launched from Python, only its name is returned, because the folder in
+    its command differs between runs.
     """
     words = [str(word) for word in report.get("program") or ()]
     if call_folder(tuple(words)) is not None:

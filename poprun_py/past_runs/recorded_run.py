@@ -1,8 +1,8 @@
 """Reader of the report, the recorded steps, the observations and the logged values of a run.
 
-Lines that cannot be read are skipped and mentioned in ``RecordedRun.problems``. An incomplete last
-line is not mentioned, because every killed launcher leaves one behind. Of a very long run, only
-evenly spaced steps and observations are read, so that they fit into memory.
+Lines of the files that cannot be parsed are skipped and mentioned in ``RecordedRun.problems``. An
+incomplete last line is not mentioned, because every killed launcher leaves one behind. Of a very
+long run, only evenly spaced steps and observations are kept, so that they fit into memory.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ DAMAGE_ERRORS: Final = (
 )
 
 _Read = TypeVar("_Read")
-# Limits of one attempt. Observations are limited by the instance states in all of them together.
+# The most steps of one attempt to keep in memory, the most instance states in its observations, and
+# the number of observations that are kept even if they exceed this limit.
 _MOST_STEPS: Final = 100_000
 _MOST_STATES, _LEAST_OBSERVATIONS = 20_000, 100
 _STEP: Final = re.compile(r'"step": ?(\d+)')
@@ -41,7 +42,7 @@ _STEP: Final = re.compile(r'"step": ?(\d+)')
 
 @dataclass(frozen=True, slots=True)
 class LoggedValues:
-    """Values that a program logged at one step; ``at`` is in seconds since the epoch."""
+    """Values that a program logged at one step; ``at`` is the time in seconds since the epoch."""
 
     at: float
     step: int
@@ -50,17 +51,19 @@ class LoggedValues:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RecordedAttempt:
-    """One attempt.
+    """One attempt of a recorded run.
 
     Attributes:
         number: The number of the attempt, from 1.
         report: The attempt's part of report.json.
         plan: The content of plan.json; None if the file is missing.
-        steps: The training steps, by time. Each stands for ``StepRecord.every`` steps.
-        observations: The states of all instances, each with its time in seconds since the epoch.
-        values: The values that the program logged, by time.
-        devices: The document about emulated IPUs of each instance.
-        outputs: The names of the output files of each instance, without empty files.
+        steps: The recorded training steps of all instances, sorted by time. Each record stands for
+            ``StepRecord.every`` steps.
+        observations: The views of the job, each with its time in seconds since the epoch.
+        values: The values that the program logged, sorted by time.
+        devices: The content of each instance's file about emulated IPUs. The keys are instances.
+        outputs: The names of each instance's output files that are not empty. The keys are
+            instances.
     """
 
     number: int
@@ -73,7 +76,7 @@ class RecordedAttempt:
     outputs: Mapping[int, Sequence[str]] = field(default_factory=dict)
 
     def last_view(self) -> JobView | None:
-        """Return the last observation of the instances, from the report or else from the file."""
+        """Return the last view of the job, from the report if it contains one that can be read."""
         observation = self.report.get("observation")
         if isinstance(observation, dict):
             try:
@@ -85,7 +88,7 @@ class RecordedAttempt:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RecordedRun:
-    """A run; ``problems`` describes the parts of its files that could not be read."""
+    """A run as read from its files; ``problems`` describes the parts that could not be read."""
 
     files: RunFiles
     report: Mapping[str, Any]
@@ -166,7 +169,7 @@ def _outputs(files: AttemptFiles) -> dict[int, list[str]]:
 
 
 def _steps(path: Path, problems: list[str]) -> list[StepRecord]:
-    """Return the steps of an attempt; of very many, every second or every fourth, and so on."""
+    """Return the steps of an attempt, thinned out evenly if they are very many."""
     kept: list[StepRecord] = []
     every, most = 1, _MOST_STEPS
 
@@ -179,7 +182,7 @@ def _steps(path: Path, problems: list[str]) -> list[StepRecord]:
         if len(kept) > most:
             every *= 2
             kept = [each for each in kept if each.step % every == 0]
-            most = max(_MOST_STEPS, 2 * len(kept))  # all steps may have the same number
+            most = max(_MOST_STEPS, 2 * len(kept))  # all may have one number
     return [each if each.every >= every else replace(each, every=every) for each in kept]
 
 

@@ -26,13 +26,13 @@ from poprun_py.errors import UsageError
 
 _ATTEMPT: Final = re.compile(r"attempt-(\d+)")
 DEFAULT_PARENT: Final = "runs"
-# The link to the newest run, beside the folders of all runs.
+# The name of the symbolic link to the newest run; it lies beside the folders of the runs.
 LATEST: Final = "latest"
 
 
 @dataclass(frozen=True, slots=True)
 class AttemptFiles:
-    """The files of one attempt; each of them may be missing."""
+    """The paths of the files of one attempt. Each of the files may be missing."""
 
     folder: Path
     number: int
@@ -68,7 +68,7 @@ class AttemptFiles:
 
 @dataclass(frozen=True, slots=True)
 class RunFiles:
-    """The files of one run."""
+    """The paths of the files of one run."""
 
     folder: Path
 
@@ -84,7 +84,7 @@ class RunFiles:
 
     @property
     def timeline(self) -> Path:
-        """The trace of --timeline."""
+        """The trace that --timeline recorded."""
         return self.folder / "timeline.json.gz"
 
     def attempts(self) -> list[AttemptFiles]:
@@ -101,8 +101,9 @@ def find_run(named: str, parent: str = DEFAULT_PARENT) -> RunFiles:
     """Return the files of the run that a user names.
 
     Args:
-        named: The folder of a run, or a name in ``parent``; ``latest`` is the newest run.
-        parent: The folder of runs, as in ``--output-dir``.
+        named: The path of a run's folder, or the name of a folder in ``parent``; ``latest`` means
+            the newest run.
+        parent: The folder that contains the folders of all runs, as given with ``--output-dir``.
 
     Raises:
         UsageError: The run does not exist.

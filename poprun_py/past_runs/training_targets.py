@@ -13,13 +13,16 @@ from poprun_py.past_runs.recorded_run import RecordedAttempt, RecordedRun
 
 LOSS: Final = "loss"
 _SPELLING: Final = re.compile(r"\s*([^<>=]+?)\s*(>=|<=|=)\s*([^<>=\s]+)\s*")
-# Values with these words in their names are better the smaller they are.
+# For values with these words in their names, smaller is better.
 _SHRINKS: Final = ("loss", "error", "perplexity")
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A bound for the value ``name``: at least ``bound``, or at most if ``at_most``."""
+    """A bound for the logged value ``name``.
+
+    The value must be at most ``bound`` if ``at_most`` is true, and at least ``bound`` if not.
+    """
 
     name: str
     bound: float
@@ -36,11 +39,11 @@ class Target:
 def parse_target(text: str) -> Target:
     """Parse ``NAME>=NUMBER``, ``NAME<=NUMBER`` or ``NAME=NUMBER``.
 
-    The last form needs no quotes in a shell. It means at most NUMBER if the name contains loss,
-    error or perplexity, and at least NUMBER otherwise.
+    ``NAME=NUMBER`` needs no quotes in a shell. It means at most NUMBER if the name contains loss,
+    error or perplexity. For all other names, it means at least NUMBER.
 
     Raises:
-        UsageError: The text has another form.
+        UsageError: The text does not have one of these forms.
     """
     match = _SPELLING.fullmatch(text)
     try:
@@ -58,9 +61,9 @@ def parse_target(text: str) -> Target:
 
 
 def losses(attempt: RecordedAttempt) -> list[tuple[float, int, float]]:
-    """Return the time, the number and the mean loss over the instances of each training step.
+    """Return the time, the step number and the loss (mean over instances) of each training step.
 
-    The time is the end of the step on the last instance, in seconds since the epoch. If the steps
+    The time is when the last instance completed the step, in seconds since the epoch. If the steps
     were recorded without a loss, the logged values with the name ``loss`` are used.
     """
     by_step: defaultdict[int, list[tuple[float, float]]] = defaultdict(list)
@@ -75,10 +78,11 @@ def losses(attempt: RecordedAttempt) -> list[tuple[float, int, float]]:
 
 
 def reached_at(run: RecordedRun, target: Target) -> tuple[float | None, bool]:
-    """Return the time when a run first reached a target, and whether the value was measured.
+    """Return the time when a run first reached a target, and whether the value was logged at all.
 
-    The time is in seconds since the epoch; None if the target was not reached. Logged values are
-    used; for ``loss``, the loss of the steps if it was not logged.
+    The time is in seconds since the epoch; None if the target was not reached. The target's value
+    is taken from the values that the program logged. If it did not log ``loss``, the losses of the
+    recorded steps are used.
     """
     found: list[tuple[float, int, float]] = []
     for attempt in run.attempts:

@@ -1,1 +1,1 @@
-"""HTML pages of one run, of compared runs and of a scaling, which work without a network."""
+"""HTML pages that show one run, compared runs or a scaling, and that work without a network."""

@@ -1,6 +1,6 @@
 """Page sections about the attempts of a run, with failures, instances, placement and environment.
 
-Every value of a report may be missing, because other versions of the launcher wrote other reports.
+Any value of a report may be missing, because another version of the launcher may have written it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from poprun_py.past_runs.recorded_run import RecordedAttempt, RecordedRun
 from poprun_py.planning.launch_plan import LaunchPlan
 from poprun_py.planning.plan_file import plan_from_json
 
-# Names on the page for numbers in the report.
+# The names that the page shows for keys of the plan in the report.
 _NAMES: Final = {
     "num_replicas": "replicas",
     "num_instances": "instances",
@@ -37,7 +37,7 @@ _NAMES: Final = {
 
 
 def failure_parts(run: RecordedRun, folder: str = "") -> list[Part]:
-    """Return the reason of a failed run, with the traceback, stderr and stacks of the instances.
+    """Return page parts that say why a run failed, with tracebacks, stderr and stacks of instances.
 
     ``folder`` is the address of the run's folder relative to the page; it ends with a slash.
     """
@@ -87,7 +87,7 @@ def _stack_text(stack: Mapping[str, Any]) -> str:
 
 
 def attempts_section(run: RecordedRun, folder: str = "") -> Section:
-    """Return the attempts, and the instances of each attempt.
+    """Return a section with a table of the attempts, and tables of their instances.
 
     ``folder`` is the address of the run's folder relative to the page; it ends with a slash.
     """
@@ -173,7 +173,7 @@ def _instances(run: RecordedRun, folder: str, attempt: Mapping[str, Any]) -> Ite
 
 
 def environment_section(run: RecordedRun) -> Section:
-    """Return the program, its folder, the numbers of the plan, and the installed versions."""
+    """Return a section with the program, its folder, the job's size and installed versions."""
     report = run.report
     plan, launcher, versions = (
         each if isinstance(each := report.get(key), dict) else {}
@@ -192,11 +192,14 @@ def environment_section(run: RecordedRun) -> Section:
     return Section("Environment", tuple(parts))
 
 
-# --- plan ---------------------------------------------------------------------------------------
+# --- plan of a run, and commands that repeat it -------------------------------------------------
 
 
 def read_plan(run: RecordedRun) -> tuple[LaunchPlan | None, RecordedAttempt | None]:
-    """Return the plan of the last attempt with a plan, without values of --env, and the attempt."""
+    """Return the last recorded plan, without values of --env, and the attempt that recorded it.
+
+    The plan is None if it cannot be read.
+    """
     for attempt in reversed(run.attempts):
         if attempt.plan is None:
             continue
@@ -209,7 +212,7 @@ def read_plan(run: RecordedRun) -> tuple[LaunchPlan | None, RecordedAttempt | No
 
 
 def placement_section(plan: LaunchPlan | None) -> Section:
-    """Return pictures of the hosts with their instances, replicas and IPUs."""
+    """Return a section with pictures of the hosts and their instances, replicas and IPUs."""
     if plan is None:
         return Section("Placement", ())
     from poprun_py.planning.views.plan_svg import host_pictures, legend
@@ -223,7 +226,7 @@ def placement_section(plan: LaunchPlan | None) -> Section:
 def rerun_section(
     run: RecordedRun, plan: LaunchPlan | None, attempt: RecordedAttempt | None
 ) -> Section:
-    """Return the commands that run the same job again, from the result of ``read_plan``."""
+    """Return a section with commands that run the job of ``plan`` and ``attempt`` again."""
     import shlex
 
     if attempt is None:
@@ -248,7 +251,7 @@ def rerun_section(
     return Section("Run it again", tuple(parts))
 
 
-# --- values of a report -------------------------------------------------------------------------
+# --- reading values of a report -----------------------------------------------------------------
 
 
 def _attempts(run: RecordedRun) -> list[Mapping[str, Any]]:

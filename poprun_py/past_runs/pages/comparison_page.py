@@ -34,12 +34,12 @@ from poprun_py.past_runs.recorded_run import RecordedRun
 from poprun_py.past_runs.training_targets import LOSS, losses
 
 _MOST_VALUES = 24
-# The unit of the speed in charts.
+# The unit of speed that charts show, for each measure of speed.
 _UNITS = {SAMPLES: "samples/s", STEPS: "steps/s of all replicas", SECONDS: "s"}
 
 
 def comparison_page(comparison: Comparison, runs: Sequence[RecordedRun]) -> str:
-    """Return the page of a comparison; ``runs`` are the compared runs with their records."""
+    """Return the HTML page of a comparison; ``runs`` has the losses and values for charts."""
     columns = comparison_columns(comparison)
     speed: list[Part] = [_table("Runs", columns)]
     if any(each.speed is not None for each in comparison.groups):
@@ -60,10 +60,10 @@ def comparison_page(comparison: Comparison, runs: Sequence[RecordedRun]) -> str:
 
 
 def scaling_page(comparison: Comparison, counts: Sequence[int]) -> str:
-    """Return the page of a scaling.
+    """Return the HTML page of ``poprun-py scale``.
 
     Args:
-        comparison: The comparison of the grouped repetitions.
+        comparison: The comparison of the runs, which are grouped by their number of instances.
         counts: The numbers of instances that the user asked for.
     """
     script, *arguments = comparison.base.runs[0].program or ("",)
@@ -83,11 +83,11 @@ def scaling_page(comparison: Comparison, counts: Sequence[int]) -> str:
     )
 
 
-# --- parts --------------------------------------------------------------------------------------
+# --- facts and table at the top of a page -------------------------------------------------------
 
 
 def _facts(comparison: Comparison) -> list[Part]:
-    """Return the fastest run, and the scaling efficiency of the largest run."""
+    """Return facts about the fastest run, and about the scaling efficiency of the largest run."""
     known = [each for each in comparison.groups if each.speed is not None and each.speedup]
     if len(known) < 2:
         return []
@@ -143,7 +143,7 @@ def _speed_title(comparison: Comparison) -> str:
 
 
 def _values_to_draw(comparison: Comparison, group: RunGroup) -> Spread | None:
-    """Return the speed, or the duration if the runs do not count steps."""
+    """Return the values of a group that charts show, which are durations if no run counts steps."""
     return group.numbers.get("seconds") if comparison.measure == SECONDS else group.speed
 
 
@@ -224,11 +224,11 @@ def _step_points(comparison: Comparison) -> Chart:
     )
 
 
-# --- charts of learning -------------------------------------------------------------------------
+# --- charts of the loss and of logged values ----------------------------------------------------
 
 
 def _loss_charts(comparison: Comparison, runs: Sequence[RecordedRun]) -> list[Part]:
-    """Return the loss of all runs over time, and over samples or else steps."""
+    """Return charts of the losses over time and over samples (or steps if samples are unknown)."""
     batches = {run.name: run.batch for each in comparison.groups for run in each.runs}
     by_samples = all(batches.get(run.run_id) for run in runs)
     over_seconds, over_steps, last = [], [], []
@@ -254,7 +254,7 @@ def _loss_charts(comparison: Comparison, runs: Sequence[RecordedRun]) -> list[Pa
 
 
 def _value_charts(comparison: Comparison, runs: Sequence[RecordedRun]) -> list[Part]:
-    """Return a chart over time for each logged value but the loss."""
+    """Return a chart over time for each logged value except the loss."""
     values = (each.values for run in runs for attempt in run.attempts for each in attempt.values)
     names = sorted({name for each in values for name in each} - {LOSS})
     target = comparison.target

@@ -15,7 +15,7 @@ from poprun_py.past_runs.recorded_run import RecordedRun
 from poprun_py.running.watch.instance_state import ACTIVITIES, InstanceState
 from poprun_py.running.watch.job_view import JobView
 
-# The colour of each activity, and whether its bar is hatched.
+# The colour of each activity in charts, and whether its bar is hatched.
 _ACTIVITY_STYLES: Final = {
     "computing": (series_colour(0), False),
     "transferring": (series_colour(2), False),
@@ -31,12 +31,12 @@ _ACTIVITY_STYLES: Final = {
 _LEAST_SHARE: Final = 0.001
 _MIB: Final = 1 << 20
 _GIB: Final = 1 << 30
-# The capacity of an IPU is marked if at least this part of it is used.
+# A chart marks the capacity of an IPU only if more than this fraction of its memory is needed.
 _NEAR_CAPACITY: Final = 0.2
 
 
 def activity_section(view: JobView | None) -> Section:
-    """Return the share of each activity in the time of each instance."""
+    """Return a chart of the fraction of time that each instance spent on each activity."""
     states = [state for state in view.instances if any(_times(state))] if view else []
     if not states:
         return Section("Where time went", ())
@@ -64,7 +64,7 @@ def activity_section(view: JobView | None) -> Section:
 
 
 def _times(state: InstanceState) -> Sequence[float]:
-    """Return the seconds of the activities, or their shares if the seconds are unknown."""
+    """Return the seconds spent on each activity, or fractions if the seconds are unknown."""
     return state.seconds if any(state.seconds) else state.shares
 
 
@@ -110,10 +110,10 @@ def resource_section(run: RecordedRun, began: float) -> Section:
 
 
 def device_section(run: RecordedRun) -> Section:
-    """Return the memory of each IPU and the schedule of each model.
+    """Return a section with the memory of each IPU and the schedule of each model.
 
-    The documents come from files that users may have edited. Values that cannot be drawn are left
-    out, and the picture of the schedule is embedded as an image, so that its scripts do not run.
+    Users may have edited the files about emulated IPUs. Models that cannot be drawn are left out.
+    The picture of a schedule is embedded as an image, so that scripts in it do not run.
     """
     documents = [attempt.devices for attempt in run.attempts if attempt.devices]
     parts: list[Part] = []
@@ -149,7 +149,7 @@ def _model(model: Mapping[str, Any]) -> Iterator[Part]:
         [f"IPU {own['ipu']}" for own in ipus],
         [Bars(name, [own["by_category"].get(name, 0) / _MIB for own in ipus]) for name in shown],
         unit="MiB",
-        # A line far beyond the bars would squeeze them together.
+        # A mark far to the right of the bars would make the bars very short.
         marks=[Mark(capacity / _MIB, "capacity")] if needed > _NEAR_CAPACITY * capacity else [],
     )
     call = model.get("call")

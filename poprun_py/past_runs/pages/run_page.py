@@ -1,4 +1,4 @@
-"""The page of a run as HTML, and as the file ``report.html``.
+"""The HTML page that shows one run, and its file ``report.html``.
 
 Its sections follow the questions of an engineer: how did the run end, how fast was it, which
 instance was slow, what used time and memory, what ran where, and how is it run again?
@@ -68,7 +68,7 @@ _WITHOUT_STEPS: Final = (
 def write_page(files: RunFiles, path: Path | None = None) -> Path:
     """Write the page of a run to ``path``, by default ``report.html`` in its folder.
 
-    Only the user can read the page. An existing page is replaced in one step.
+    Only the user can read the page. An existing page is replaced atomically.
 
     Returns:
         The path of the page.
@@ -87,7 +87,8 @@ def page_text(files: RunFiles, page_folder: Path | None = None) -> str:
 
     Args:
         files: The files of the run.
-        page_folder: The folder of the page, by default the folder of the run.
+        page_folder: The folder in which the page will be stored, by default the folder of the run.
+            Links on the page are relative to it.
 
     Raises:
         UsageError: The report cannot be read, or has missing or impossible values.
@@ -122,7 +123,7 @@ def run_page(
     Args:
         run: The run.
         made_at: The current time in ISO format.
-        excerpt: Some steps of its timeline.
+        excerpt: A few steps of the run's timeline; None without a timeline.
         folder: The address of the run's folder relative to the page; it ends with a slash.
     """
     began = seconds_since_epoch(run.report.get("began_at"))
@@ -153,12 +154,12 @@ def run_page(
 def _measured(
     run: RecordedRun, began: float, view: JobView | None
 ) -> tuple[list[StepTimes], list[Section]]:
-    """Return the step times, and the sections about measurements."""
+    """Return the step times of the instances, and the page sections with measured values."""
     is_observed = view is not None and any(s.num_steps or any(s.seconds) for s in view.instances)
     if not is_observed and not any(
         a.steps or a.values or len(a.observations) > 1 for a in run.attempts
     ):
-        # Modules of charts are not imported for a job without measurements.
+        # The modules that draw charts are not imported for a job without measurements.
         return [], [Section("Training", (Sentence(_WITHOUT_STEPS),))]
     from poprun_py.past_runs.pages.resource_sections import activity_section, resource_section
     from poprun_py.past_runs.pages.training_sections import (
@@ -216,7 +217,7 @@ def _badge(run: RecordedRun) -> Badge:
 
 
 def _lead(run: RecordedRun, made_at: str) -> str:
-    """Return a line with the exit code, the duration and the start of the run."""
+    """Return the page's first line, with the exit code, the duration and the start of the run."""
     report = run.report
     is_running = report.get("state") == "running"
     began = seconds_since_epoch(report.get("began_at"))
@@ -248,7 +249,7 @@ def _opening(
 
 
 def _speed(run: RecordedRun, view: JobView | None) -> list[Fact]:
-    """Return the samples per second of all instances in the last attempt."""
+    """Return a fact with the samples per second of all instances in the last attempt."""
     trained = [attempt for attempt in run.attempts if attempt.steps]
     rate, note = (_samples_per_second(trained[-1]), "") if trained else (0.0, "")
     if not rate and view is not None:
@@ -261,7 +262,7 @@ def _speed(run: RecordedRun, view: JobView | None) -> list[Fact]:
 
 
 def _samples_per_second(attempt: RecordedAttempt) -> float:
-    """Return the sum of the means of the instances, without first steps, which are not timed."""
+    """Return the sum of the instances' mean speeds, without first steps, which are not timed."""
     samples: dict[int, int] = {}
     seconds: dict[int, float] = {}
     for record in attempt.steps:
@@ -272,7 +273,7 @@ def _samples_per_second(attempt: RecordedAttempt) -> float:
 
 
 def _steps(times: list[StepTimes], view: JobView | None) -> list[Fact]:
-    """Return the median step time, and the instance with the longest steps."""
+    """Return facts about the median step time and the slowest instance."""
     facts = _recorded_steps(times) if times else []
     if len(times) < 2 and view is not None and (last := view.worst) is not None:
         facts.append(_slowest(last.instance, last.own_seconds, last.median_seconds, last.is_slow))

@@ -1,7 +1,7 @@
 """A chart of a few training steps from the middle of a run's timeline (``timeline.json.gz``).
 
-Only the first part of a large trace is read; it contains the first instances. Its lines are events
-in the format of popdist_py/timeline/trace_events.py.
+Only the first part of a large trace is read, which contains the first instances. Each line of a
+trace is an event in the format of popdist_py/timeline/trace_events.py.
 """
 
 from __future__ import annotations
@@ -21,13 +21,14 @@ from poprun_py.display.formatting import duration_text, milliseconds_text
 from poprun_py.display.page import Chart, Section, Sentence
 from poprun_py.past_runs.recorded_run import DAMAGE_ERRORS
 
-# Uncompressed bytes to read, which hold about 80,000 spans.
+# The number of uncompressed bytes to read from a trace, which hold about 80,000 spans.
 _MOST_BYTES: Final = 8 << 20
 _STEPS, _MOST_SPANS = 3, 1500
 _STEP: Final = '"name":"step"'
-# The overlap of consecutive spans in microseconds that rounding may cause.
+# Spans that overlap by at most this many microseconds are consecutive: times are rounded.
 _ROUNDING: Final = 0.01
-# The thickness of a bar, its reduction for each enclosing span, and the smallest thickness.
+# In the chart, the thickness of a bar without enclosing spans, the reduction of the thickness for
+# each enclosing span, and the smallest thickness.
 _THICK, _THINNER, _THIN = 0.86, 0.24, 0.2
 _MOST_ROWS: Final = 40
 
@@ -39,9 +40,9 @@ class TraceSpan:
     Attributes:
         row: The process and thread of the span.
         name: The activity.
-        begin: Seconds since the start of the excerpt.
+        begin: The start of the span, in seconds since the start of the excerpt.
         seconds: The duration.
-        depth: The number of enclosing spans.
+        depth: The number of spans that enclose this one.
     """
 
     row: str
@@ -53,7 +54,7 @@ class TraceSpan:
 
 @dataclass(frozen=True, slots=True)
 class Excerpt:
-    """Spans by row and time; ``at`` is the start in seconds since the start of the trace."""
+    """A part of a trace, with spans sorted by row and time; it starts at ``at`` seconds."""
 
     at: float
     seconds: float
@@ -61,7 +62,7 @@ class Excerpt:
     spans: tuple[TraceSpan, ...]
 
 
-# --- reading ------------------------------------------------------------------------------------
+# --- reading a trace ----------------------------------------------------------------------------
 
 
 def read_excerpt(path: Path) -> Excerpt | None:
@@ -85,14 +86,14 @@ def read_excerpt(path: Path) -> Excerpt | None:
                 break
         return Excerpt(begin / 1e6, (end - begin) / 1e6, len(chosen), tuple(spans[:_MOST_SPANS]))
     except (OSError, EOFError, zlib.error, *DAMAGE_ERRORS):
-        return None  # missing, incomplete, or not a trace
+        return None  # the file is missing, incomplete, or not a trace
 
 
 def _lines(path: Path) -> list[str]:
     with gzip.open(path, "rb") as file:
         text = file.read(_MOST_BYTES).decode("utf-8", "replace")
     lines = text.split("\n")
-    # The last line may be incomplete.
+    # Leave out the last line, which may be incomplete.
     return [line for line in lines[:-1] if line.startswith('{"ph":"')]
 
 
@@ -105,7 +106,7 @@ class _RowNames:
     positions: dict[tuple[int, int], int] = field(default_factory=dict)
 
     def add(self, event: Mapping[str, Any]) -> None:
-        """Add the name or position in a metadata event."""
+        """Store the name or the position that a metadata event assigns to a process or thread."""
         row, arguments = (event["pid"], event["tid"]), event["args"]
         match event["name"]:
             case "process_name":
@@ -116,18 +117,18 @@ class _RowNames:
                 self.positions[row] = arguments["sort_index"]
 
     def sort_key(self, event: Mapping[str, Any]) -> tuple[float, ...]:
-        """Return a key that sorts spans by row and start, and an enclosing span first."""
+        """Return a key that sorts spans by row and start, outer spans before inner spans."""
         process, thread = event["pid"], event["tid"]
         position = self.positions.get((process, thread), 0)
         return process, position, thread, event["ts"], -event["dur"]
 
     def name_of(self, row: tuple[int, int]) -> str:
-        """Return the name of a row."""
+        """Return the label of a row, which names its process and thread."""
         return f"{self.processes.get(row[0], row[0])}: {self.threads.get(row, row[1])}"
 
 
 def _spans_between(lines: Sequence[str], begin: float, end: float) -> list[TraceSpan]:
-    """Return the spans that overlap with an interval in microseconds, clipped to it."""
+    """Return the spans between ``begin`` and ``end`` (microseconds), clipped to this interval."""
     names = _RowNames()
     found: list[dict[str, Any]] = []
     for line in lines:
@@ -161,15 +162,15 @@ def _spans_between(lines: Sequence[str], begin: float, end: float) -> list[Trace
 
 
 def _start_of(line: str) -> float:
-    """Return the start of a span without parsing the whole line, which is several times slower."""
+    """Return the start of a span; parsing the whole line as JSON would be several times slower."""
     return float(line.partition('"ts":')[2].partition(",")[0])
 
 
-# --- drawing ------------------------------------------------------------------------------------
+# --- drawing an excerpt -------------------------------------------------------------------------
 
 
 def timeline_section(excerpt: Excerpt, trace: Path) -> Section:
-    """Return the excerpt as a chart, and the path of the whole trace."""
+    """Return a page section with a chart of the excerpt and the path of the whole trace."""
     rows = list(dict.fromkeys(span.row for span in excerpt.spans))
     whole = Sentence(f"The whole timeline is {trace}: open it at ui.perfetto.dev.")
     return Section("Timeline", (_chart(excerpt, rows[:_MOST_ROWS]), whole))
@@ -188,7 +189,7 @@ def _chart(excerpt: Excerpt, rows: list[str]) -> Chart:
         if span.row in shown:
             by_name[span.name].append(span)
     ranked = sorted(by_name, key=lambda name: -sum(span.seconds for span in by_name[name]))
-    # Inner spans are drawn after the spans around them.
+    # Inner spans are drawn after the spans around them, so that they are not covered.
     drawn = sorted(ranked, key=lambda name: min(span.depth for span in by_name[name]))
     data = [_trace(name, by_name[name], ranked.index(name)) for name in drawn]
     layout = {**empty.figure["layout"], "barmode": "overlay", "hovermode": "closest"}

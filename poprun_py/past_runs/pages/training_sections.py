@@ -16,7 +16,7 @@ from poprun_py.running.watch.instance_state import median, percentile
 from poprun_py.running.watch.records import StepRecord
 from poprun_py.running.watch.stragglers import waited_for
 
-# The number of time windows that the throughput is averaged over.
+# The number of time windows in a chart of throughput; each point is the mean of one window.
 _WINDOWS = 200
 _MOST_LINES, _MOST_HISTOGRAMS, _MOST_VALUES = 64, 8, 12
 _P95 = 0.95
@@ -28,10 +28,10 @@ class StepTimes:
 
     Attributes:
         instance: The index of the instance.
-        seconds: The durations of the recorded steps.
-        own: The same durations without waiting for other instances.
-        count: The number of all steps, which is larger if only some steps were recorded.
-        every: The number of steps that each of the last recorded steps stands for.
+        seconds: The durations of the recorded steps, in seconds.
+        own: The durations of the same steps in seconds, without waiting for other instances.
+        count: The number of steps made, which exceeds the number of records if steps were left out.
+        every: The largest number of steps that one record stands for.
     """
 
     instance: int
@@ -62,7 +62,7 @@ def slow_instances(times: Sequence[StepTimes]) -> frozenset[int]:
 
 
 def step_times(run: RecordedRun) -> list[StepTimes]:
-    """Return the step times of each instance with timed steps, by instance."""
+    """Return the step times of each instance that has timed steps, sorted by instance."""
     timed: dict[int, list[StepRecord]] = defaultdict(list)
     for attempt in run.attempts:
         for index, records in _by_instance(attempt).items():
@@ -88,12 +88,12 @@ def _by_instance(attempt: RecordedAttempt) -> dict[int, list[StepRecord]]:
 
 
 def _is_timed(record: StepRecord) -> bool:
-    """Tell whether the time of a step can be drawn; files may contain any number."""
+    """Tell whether a chart can show the times in a record; a file may contain NaN or infinity."""
     return math.isfinite(record.at) and 0 < record.seconds < math.inf
 
 
 def restart_marks(run: RecordedRun, began: float) -> list[Mark]:
-    """Return marks at the start of each attempt after the first, in seconds since ``began``."""
+    """Return chart marks for the starts of later attempts, in seconds since ``began``."""
     return [
         Mark(at - began, f"attempt {attempt.number}")
         for attempt in run.attempts[1:]
@@ -102,7 +102,7 @@ def restart_marks(run: RecordedRun, began: float) -> list[Mark]:
 
 
 def drawn_instances(instances: Iterable[int]) -> list[int]:
-    """Return the instances that a chart shows: all, or evenly spaced ones of very many."""
+    """Return the instances that a chart shows, evenly spaced ones if there are very many."""
     ordered = sorted(set(instances))
     if len(ordered) <= _MOST_LINES:
         return ordered
@@ -129,7 +129,7 @@ def joined(
 
 
 def training_section(run: RecordedRun, began: float) -> Section:
-    """Return charts of throughput, loss and logged values over time or steps."""
+    """Return a section with charts of throughput, loss and logged values."""
     parts: list[Part] = []
     if any(attempt.steps for attempt in run.attempts):
         parts.append(_throughput(run, began))
@@ -173,7 +173,7 @@ def _throughput(run: RecordedRun, began: float) -> Chart:
 def _rates(
     steps: Sequence[StepRecord], began: float, *, has_samples: bool
 ) -> list[tuple[float, float]]:
-    """Return the mean time since ``began`` and the throughput in windows of equal length."""
+    """Return chart points (seconds since ``began``, throughput), one for each time window."""
     if not steps:
         return []
     first, last = steps[0].at, steps[-1].at
@@ -189,7 +189,7 @@ def _rates(
 
 
 def _rate(steps: Sequence[StepRecord], *, has_samples: bool) -> float:
-    """Return samples or steps per second of step time."""
+    """Return the number of samples (or steps) divided by the seconds that the steps took."""
     seconds = sum(record.seconds for record in steps)
     done = sum(record.samples if has_samples else 1 for record in steps)
     return done / seconds if seconds else 0.0
@@ -216,7 +216,7 @@ def _loss(run: RecordedRun) -> Chart | None:
 
 
 def _values(run: RecordedRun) -> tuple[list[Chart], list[str]]:
-    """Return charts of the first logged values, and the names of the other values."""
+    """Return charts of the first logged values, and the names of values without a chart."""
     names = list(dict.fromkeys(n for a in run.attempts for v in a.values for n in v.values))
     charts = []
     for number, name in enumerate(names[:_MOST_VALUES]):
@@ -238,7 +238,7 @@ def _values(run: RecordedRun) -> tuple[list[Chart], list[str]]:
 
 
 def step_time_section(times: Sequence[StepTimes]) -> Section:
-    """Return charts and a table of the step times, and which instances wait for others."""
+    """Return a section with charts and a table of step times, and of waiting for others."""
     if not times:
         return Section("Step time", ())
     waiting = any(
@@ -299,7 +299,10 @@ def _waiting_chart(times: Sequence[StepTimes]) -> Chart:
 def _histogram(
     title: str, times: Sequence[StepTimes], values: Mapping[int, Sequence[float]]
 ) -> Chart:
-    """Return the distribution of step times; of many instances, the fastest and slowest."""
+    """Return a histogram of step times, which shows at most 8 instances.
+
+    Of more instances, the fastest 4 and the slowest 4 are shown.
+    """
     ordered = sorted(times, key=lambda each: median(values[each.instance]))
     half = _MOST_HISTOGRAMS // 2
     shown = ordered if len(ordered) <= _MOST_HISTOGRAMS else ordered[:half] + ordered[-half:]

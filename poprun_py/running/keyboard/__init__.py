@@ -1,4 +1,4 @@
 """Input for one instance, from the user's terminal or another standard input.
 
-The package also handles the modes of the terminal, debuggers that wait for it, and Ctrl-Z.
+The package also handles terminal modes, debuggers that wait for the keyboard, and Ctrl-Z.
 """

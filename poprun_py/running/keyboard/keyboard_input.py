@@ -1,8 +1,8 @@
 """Input from the keyboard, which is passed on to one instance at a time.
 
 The owner of the keyboard is the instance that reads standard input, or an instance in a debugger.
-The user's terminal gets the modes that the owner's program wants. If standard input is not a
-terminal, it is passed on to an instance on another host.
+The user's terminal is set to the modes that the owner's program asks for. Standard input that is
+not a terminal is passed on only to an instance on another host.
 """
 
 from __future__ import annotations
@@ -21,44 +21,49 @@ if TYPE_CHECKING:
     from poprun_py.running.keyboard.user_terminal import Modes, UserTerminal
 
 _CHUNK = 4096
-# How often a job in the background checks whether it has come to the foreground.
+# The seconds between two checks of a background job whether it has come to the foreground.
 _CHECK_SECONDS = 0.2
 
 
-# The next two classes describe objects of running.supervise, which imports this package.
+# The next two classes are interfaces of objects in running.supervise. That package imports this
+# one, so it cannot be imported here.
 
 
 class Connections(Protocol):
-    """The connections to the instances."""
+    """The launcher's connections to the wrappers of the instances."""
 
     def send_to(self, instance: int, kind: bytes, value: Any) -> None:
-        """Send a frame with a value to an instance."""
+        """Send a message with a value to an instance's wrapper."""
 
     def send_bytes_to(self, instance: int, kind: bytes, payload: bytes) -> None:
-        """Send a frame to an instance."""
+        """Send a message with raw bytes to an instance's wrapper."""
 
     def broadcast(self, kind: bytes, value: Any) -> None:
-        """Send a frame with a value to all instances."""
+        """Send a message with a value to the wrappers of all instances."""
 
 
 class Output(Protocol):
     """The output of the instances on the same terminal."""
 
     def give_keyboard(self, instance: int | None, *, shows_hidden: bool) -> None:
-        """Set the owner of the keyboard; ``shows_hidden`` shows it even if it is hidden."""
+        """Set the instance that owns the keyboard.
+
+        ``shows_hidden`` tells whether its output is shown even if the user has hidden this
+        instance.
+        """
 
     def map_newlines(self, mapped: bool) -> None:
         """Set whether the terminal returns to the first column after a newline."""
 
     def enter_typed(self) -> None:
-        """Note that the terminal has moved the cursor to the next line."""
+        """Handle the Enter key, which has moved the terminal's cursor to the next line."""
 
 
 def open_terminal() -> UserTerminal | None:
-    """Return the terminal that is standard input, if it controls this process."""
+    """Return standard input as a terminal; None if it does not control this process."""
     if not os.isatty(0):
         return None
-    # Imported here, so that other jobs do not wait for it.
+    # Imported here, so that jobs without a terminal do not wait for the import.
     from poprun_py.running.keyboard.user_terminal import UserTerminal
 
     try:
@@ -68,10 +73,10 @@ def open_terminal() -> UserTerminal | None:
 
 
 class DebuggerQueue:
-    """The instances in a debugger, in the order of their calls. The first has the keyboard."""
+    """The instances in a debugger, in the order of their calls. The first one has the keyboard."""
 
     def __init__(self) -> None:
-        self._queue: deque[tuple[int, int]] = deque()  # instances and their calls
+        self._queue: deque[tuple[int, int]] = deque()  # (instance, number of the call)
 
     @property
     def current(self) -> int | None:
@@ -79,12 +84,12 @@ class DebuggerQueue:
         return self._queue[0][0] if self._queue else None
 
     def enter(self, instance: int, call: int) -> bool:
-        """Add an instance that calls its debugger; return whether it gets the keyboard now."""
+        """Add an instance that has called its debugger; return whether it gets the keyboard now."""
         self._queue.append((instance, call))
         return len(self._queue) == 1
 
     def leave(self, instance: int) -> int | None:
-        """Remove an instance, and return its last call if it was in the queue."""
+        """Remove an instance. Return the number of its last call; None if it was not queued."""
         calls = [call for each, call in self._queue if each == instance]
         self._queue = deque(entry for entry in self._queue if entry[0] != instance)
         return max(calls) if calls else None
@@ -95,13 +100,14 @@ class KeyboardInput:
 
     Args:
         instance: The instance that reads standard input.
-        on_debugger: Takes the instance whose debugger has the keyboard now, or None.
-        terminal: The user's terminal, if standard input is one that controls the launcher.
-        is_passed_on: Whether standard input is passed on although it is not a terminal, because
-            the instance is on another host.
-        is_shown: Whether the launcher's stdout and stderr are terminals. The program's stdout and
-            stderr are terminals in the same cases.
-        tag_width: Returns the width of the tag before each line of an instance.
+        on_debugger: A function that is called with the instance whose debugger gets the keyboard,
+            or None.
+        terminal: The user's terminal, if standard input is the terminal that controls the launcher.
+        is_passed_on: Whether standard input is passed on to an instance on another host, although
+            it is not a terminal.
+        is_shown: Whether the launcher's stdout is a terminal, and whether its stderr is one. The
+            same is then true of the program's stdout and stderr.
+        tag_width: A function that returns the columns of the tag before each line of an instance.
     """
 
     def __init__(
@@ -126,25 +132,26 @@ class KeyboardInput:
         self._tag_width = tag_width
         self._selector: selectors.BaseSelector | None = None
         self._owner: int | None = None
-        self._unconfirmed: set[int] = set()  # instances that have not read their last input
-        self._modes: dict[int, Modes] = {}  # the modes that programs have set
+        self._unconfirmed: set[int] = set()  # Instances that have not read the last input sent.
+        self._modes: dict[int, Modes] = {}  # The modes that programs have set.
         self._first_modes = terminal.own_modes if terminal is not None else None
         self._ended: set[int] = set()
         self._debuggers = DebuggerQueue()
-        # The last call of breakpoint() that other instances wait in, by the awaited instance.
+        # The keys are instances whose debugger other instances wait for. The values are the numbers
+        # of the breakpoint() calls in which the others wait.
         self._awaited_calls: dict[int, int] = {}
-        self._is_watched = False  # whether the selector watches standard input
-        self._is_always_ready = False  # whether it is a file, which a selector does not accept
+        self._is_watched = False  # Whether the selector watches standard input.
+        self._is_always_ready = False  # Whether standard input is a file.
 
     @property
     def is_debugging(self) -> bool:
         """Whether an instance is in the debugger."""
         return self._debuggers.current is not None
 
-    # --- start and end --------------------------------------------------------------------
+    # --- start and end of the input -------------------------------------------------------
 
     def start_of(self, instance: int) -> dict[str, Any]:
-        """Return the values about the keyboard that a wrapper gets before its program starts."""
+        """Return the keyboard settings that a wrapper receives before its program starts."""
         if not self.is_there:
             return {}
         setup: dict[str, Any] = {}
@@ -155,28 +162,28 @@ class KeyboardInput:
         return {"keyboard": setup}
 
     def begin(self, selector: selectors.BaseSelector) -> None:
-        """Pass on input from now on, because all programs start."""
+        """Start to pass on input. This is called when all programs start."""
         self._selector = selector
         if self.is_there:
             self._give_to(self._reader)
 
     def close(self) -> None:
-        """Stop reading, and restore the terminal."""
+        """Stop reading standard input, and restore the terminal's modes."""
         self._watch(False)
         if self._terminal is not None:
             self._terminal.close()
         self.is_there, self._terminal = False, None
 
     def let_go(self) -> None:
-        """Restore the terminal, because the launcher stops or ends."""
+        """Restore the terminal's modes, because the launcher stops or ends."""
         if self._terminal is not None:
             self._watch(False)
             self._terminal.restore()
 
-    # --- events ---------------------------------------------------------------------------
+    # --- messages of wrappers and other events --------------------------------------------
 
     def received(self, instance: int, kind: bytes, value: Any) -> None:
-        """Handle a frame of an instance."""
+        """Handle a message from an instance's wrapper."""
         if kind == control_protocol.KEYS_READ:
             self._unconfirmed.discard(instance)
             self._read_or_wait()
@@ -188,7 +195,7 @@ class KeyboardInput:
             self._on_debug(instance, *value)
 
     def ended(self, instance: int) -> None:
-        """Note that the program of an instance has ended."""
+        """Handle the end of an instance's program."""
         self._ended.add(instance)
         if instance in self._awaited_calls:
             self._connections.broadcast(
@@ -205,7 +212,7 @@ class KeyboardInput:
             self._connections.send_to(self._owner, control_protocol.WINDOW_SIZE, window)
 
     def on_time(self, now: float) -> None:
-        """Check whether the launcher may use its terminal now."""
+        """Check whether the launcher may use its terminal now, and if so, read from it."""
         del now
         if self._terminal is not None and self._selector is not None and self.is_there:
             if self._terminal.has_come_to_foreground():
@@ -216,7 +223,7 @@ class KeyboardInput:
             self._read_or_wait()
 
     def next_deadline(self) -> float:
-        """Return when ``on_time`` has something to do; inf for never."""
+        """Return the time when ``on_time`` must be called next; inf if it need not be called."""
         if self._owner is None or not self.is_there or self._owner in self._unconfirmed:
             return float("inf")
         if self._is_always_ready:
@@ -225,7 +232,7 @@ class KeyboardInput:
             return float("inf")
         return time.monotonic() + _CHECK_SECONDS
 
-    # --- the owner ------------------------------------------------------------------------
+    # --- the owner of the keyboard --------------------------------------------------------
 
     def _give_to(self, instance: int | None) -> None:
         self._owner = instance if instance not in self._ended else None
@@ -235,7 +242,7 @@ class KeyboardInput:
         self._read_or_wait()
 
     def _on_debug(self, instance: int, event: str, call: int, awaited: int = -1) -> None:
-        """Handle a program that enters or leaves its debugger, or waits for another program's."""
+        """Handle a program that enters its debugger, leaves it, or waits for another debugger."""
         if event == "leave":
             self._leave_debugger(instance)
         elif event == "wait":
@@ -264,10 +271,10 @@ class KeyboardInput:
             self._on_debugger(None)
             self._give_to(self._reader)
 
-    # --- the terminal ---------------------------------------------------------------------
+    # --- the user's terminal --------------------------------------------------------------
 
     def _terminal_setup(self, instance: int) -> dict[str, Any]:
-        """Return the modes, the size and the stream of a program's terminal."""
+        """Return the settings of a program's terminal, such as modes, size and output streams."""
         assert self._first_modes is not None
         is_stdout, is_stderr = self._is_shown
         stream = control_protocol.STDOUT if is_stdout else control_protocol.STDERR
@@ -294,7 +301,7 @@ class KeyboardInput:
             self._set_modes(drop_input=is_flushed)
 
     def _set_modes(self, *, drop_input: bool = False) -> None:
-        """Set the modes of the user's terminal as the owner's program wants them."""
+        """Set the user's terminal to the modes that the owner's program asks for."""
         if self._terminal is None:
             return
         wanted = self._terminal.own_modes
@@ -303,10 +310,10 @@ class KeyboardInput:
         self._terminal.set(wanted, drop_input=drop_input)
         self._output.map_newlines(self._terminal.modes.maps_newlines)
 
-    # --- reading --------------------------------------------------------------------------
+    # --- reading standard input -----------------------------------------------------------
 
     def _read_or_wait(self) -> None:
-        """Read a file, or let the selector watch another input, if it may be read now."""
+        """If input may be read now, read it from a file or let the selector watch it."""
         may_read = self.is_there and self._owner is not None
         may_read = may_read and self._owner not in self._unconfirmed
         if self._terminal is not None:
@@ -330,9 +337,9 @@ class KeyboardInput:
         self._is_watched = wanted
 
     def _seek_back(self, count: int) -> None:
-        """Move back in a file by the ``count`` bytes that the program has not read.
+        """Move the position in a file back by the ``count`` bytes that the program has not read.
 
-        The next reader of the file then finds them. Bytes that were read from a pipe are lost.
+        The next reader of the file then finds these bytes. Unread bytes of a pipe are lost.
         """
         with contextlib.suppress(OSError):
             os.lseek(0, -count, os.SEEK_CUR)
@@ -349,7 +356,7 @@ class KeyboardInput:
             except BlockingIOError:
                 keys = None
             except OSError:
-                keys = b""  # an input that cannot be read counts as ended
+                keys = b""  # treat an input that cannot be read as ended
         if keys is None:
             self._read_or_wait()
             return

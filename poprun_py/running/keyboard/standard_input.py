@@ -1,9 +1,9 @@
-"""The launcher's own standard input, for the instance on this host that reads it.
+"""Functions that hand the launcher's standard input to the instance on this host that reads it.
 
-The instance gets the descriptor itself and not a copy of the data. The next reader of a file or
-pipe therefore finds everything that the program has not read, and the program can read sockets and
-pipes of other users as well. Input from a terminal, and input for an instance on another host, is
-passed on by keyboard_input.py.
+The instance gets the file descriptor itself and not a copy of the data. The next reader of a file
+or pipe therefore finds everything that the program has not read, and the program can read sockets
+and pipes of other users as well. Input from a terminal, and input for an instance on another host,
+is passed on by keyboard_input.py.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import stat
 
 
 def pass_on(channel: socket.socket) -> None:
-    """Send the descriptor of standard input over a Unix socket.
+    """Send the file descriptor of standard input over a Unix socket.
 
     If standard input cannot be read, send a descriptor of /dev/null. For example, ``nohup`` gives
     its command a standard input that can only be written.
@@ -41,7 +41,7 @@ def _is_readable() -> bool:
 
 
 def position() -> int | None:
-    """Return the position in the file that is standard input; None if it is not a file."""
+    """Return the position in standard input if it is a file; None if it is not a file."""
     try:
         return os.lseek(0, 0, os.SEEK_CUR) if stat.S_ISREG(os.fstat(0).st_mode) else None
     except OSError:
@@ -49,7 +49,7 @@ def position() -> int | None:
 
 
 def rewind(before: int | None) -> None:
-    """Return to the position ``before``, so that a restarted job reads the same file again."""
+    """Move standard input back to position ``before``, so that a restarted job reads it again."""
     if before is not None:
         with contextlib.suppress(OSError):
             os.lseek(0, before, os.SEEK_SET)

@@ -1,4 +1,4 @@
-"""Ctrl-Z, which stops all programs and then the launcher."""
+"""Handling of Ctrl-Z, which stops all programs and then the launcher."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import os
 import signal
 from collections.abc import Callable, Iterable
 
-# The launcher stops after this time even if a host does not answer, so the user gets the shell.
+# The launcher stops after this many seconds even if a host does not answer, so that the user gets
+# the shell prompt.
 _ANSWER_SECONDS = 1.0
 
 
@@ -14,7 +15,7 @@ class Suspension:
     """Waits until the programs of a job have stopped, and then stops the launcher.
 
     Args:
-        stop: Stops the launcher, and returns when the user continues it.
+        stop: A function that stops the launcher, and returns when the user continues the launcher.
     """
 
     def __init__(self, stop: Callable[[], None]) -> None:
@@ -28,22 +29,22 @@ class Suspension:
         return self._stop_at != float("inf")
 
     def begin(self, instances: Iterable[int], now: float) -> None:
-        """Wait for these instances, which were asked to stop."""
+        """Start to wait for instances that were asked to stop."""
         self._awaited = set(instances)
         self._stop_at = now + _ANSWER_SECONDS
 
     def stopped(self, instance: int) -> None:
-        """Note that an instance has stopped or ended."""
+        """Handle the message that an instance has stopped or ended."""
         self._awaited.discard(instance)
 
     def next_deadline(self) -> float:
-        """Return when ``on_time`` has something to do; inf for never."""
+        """Return the time when ``on_time`` must be called next; inf if it need not be called."""
         if self._awaited:
             return self._stop_at
         return 0.0 if self.is_asked else float("inf")
 
     def on_time(self, now: float) -> None:
-        """Stop the launcher after the last answer or the time-out."""
+        """Stop the launcher, if all instances have answered or the time-out is over."""
         if self.is_asked and (not self._awaited or now >= self._stop_at):
             self._stop_at = float("inf")
             self._stop()

@@ -1,8 +1,9 @@
-"""The user's terminal, and the modes of terminals.
+"""The user's terminal, and the modes (flags and control characters) of terminals.
 
 The kernel stops a background process that reads or sets its terminal, so the launcher does both
 only in the foreground. Other programs may be in the foreground as well, such as the pager of
-``poprun-py ... | less``. Then the program that has set the modes reads the terminal.
+``poprun-py ... | less``. In this case, only the program that has set the terminal's modes reads the
+terminal.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ from poprun_py.process_info import all_stats
 
 _CHUNK = 4096
 _IFLAG, _OFLAG, _LFLAG, _CC = 0, 1, 3, 6
-# A shell clears some of these flags while its command line is edited, and sets all of them again
-# before it starts a program.
+# The flags that a shell sets before it starts a program. While a command line is edited, some of
+# them are cleared.
 _SANE_IFLAG = termios.ICRNL
 _SANE_OFLAG = termios.OPOST | termios.ONLCR
 _SANE_LFLAG = termios.ICANON | termios.ECHO | termios.ECHOE | termios.ISIG | termios.IEXTEN
@@ -36,12 +37,12 @@ class Modes:
 
     @classmethod
     def of(cls, attributes: list[Any]) -> Modes:
-        """Read the result of ``termios.tcgetattr``."""
+        """Create modes from the result of ``termios.tcgetattr``."""
         codes = (code if isinstance(code, int) else code[0] for code in attributes[_CC])
         return cls(attributes[_IFLAG], attributes[_OFLAG], attributes[_LFLAG], tuple(codes))
 
     def put_into(self, attributes: list[Any]) -> list[Any]:
-        """Return the attributes, with these modes, for ``termios.tcsetattr``."""
+        """Return a copy of the attributes with these modes, for ``termios.tcsetattr``."""
         changed = list(attributes)
         changed[_IFLAG], changed[_OFLAG], changed[_LFLAG] = self.iflag, self.oflag, self.lflag
         changed[_CC] = [bytes([code]) for code in self.codes]
@@ -53,12 +54,12 @@ class Modes:
 
     @property
     def is_canonical(self) -> bool:
-        """Whether programs read whole lines."""
+        """Whether programs receive whole lines, not single keys."""
         return bool(self.lflag & termios.ICANON)
 
     @property
     def is_plain(self) -> bool:
-        """Whether programs read whole lines, which are echoed, as in a terminal's usual mode."""
+        """Whether programs receive whole lines and typed text is echoed, as in the usual mode."""
         return self.is_canonical and bool(self.lflag & termios.ECHO)
 
     @property
@@ -81,7 +82,7 @@ class Modes:
         )
 
     def with_changes(self, before: Modes, after: Modes) -> Modes:
-        """Return these modes with the changes from ``before`` to ``after``.
+        """Return these modes, after changing all that differs between ``before`` and ``after``.
 
         A program that has restored its terminal therefore leaves the user's terminal unchanged.
         """
@@ -91,7 +92,8 @@ class Modes:
         ]
         lflag = _with_changed_bits(self.lflag, before.lflag, after.lflag)
         if not lflag & termios.ICANON:
-            # The launcher reads every key at once, whatever the program waits for.
+            # The launcher must receive each key immediately, even if the program waits for several
+            # keys.
             codes[termios.VMIN], codes[termios.VTIME] = 1, 0
         return Modes(
             _with_changed_bits(self.iflag, before.iflag, after.iflag),
@@ -102,34 +104,34 @@ class Modes:
 
 
 def _with_changed_bits(own: int, before: int, after: int) -> int:
-    """Return ``own`` with the changed bits from ``before`` to ``after``."""
+    """Return ``own``, after changing the bits that differ between ``before`` and ``after``."""
     changed = before ^ after
     return own & ~changed | after & changed
 
 
 def window(size: tuple[int, int], tag_width: int) -> list[int]:
-    """Return the rows and columns of a terminal without the tag of each line."""
+    """Return a terminal's rows, and its columns without the tag before each line."""
     rows, columns = size
-    # The size may be unknown, which is 0 rows and columns.
+    # If the size is unknown, rows and columns are 0.
     left = max(columns - tag_width, min(columns, _FEWEST_COLUMNS))
     return [rows, left]
 
 
 class UserTerminal:
-    """The terminal that is standard input. Its modes are unchanged until ``set`` is called.
+    """The user's terminal as standard input. Its modes are unchanged until ``set`` is called.
 
     Attributes:
-        own_modes: The modes without the changes of a program.
-        modes: The current modes.
+        own_modes: The terminal's modes without the changes that programs of the job asked for.
+        modes: The current modes of the terminal.
 
     Raises:
-        OSError: It is not the controlling terminal of this process.
+        OSError: Standard input is not the controlling terminal of this process.
     """
 
     def __init__(self) -> None:
         os.tcgetpgrp(0)
-        # A read must not block if another process was quicker. A new descriptor can be non-blocking
-        # without changing the descriptors of other processes.
+        # A read must not block if another process has read the typed keys first. A new descriptor
+        # can be non-blocking without changing the descriptors of other processes.
         self._descriptor = os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY | os.O_NONBLOCK)
         self._attributes = termios.tcgetattr(self._descriptor)
         now = Modes.of(self._attributes)
@@ -154,7 +156,7 @@ class UserTerminal:
         return False
 
     def fileno(self) -> int:
-        """Return the descriptor, which is readable when the user has typed."""
+        """Return the terminal's descriptor, which is readable when the user has typed."""
         return self._descriptor
 
     def close(self) -> None:
@@ -168,14 +170,14 @@ class UserTerminal:
         if was_in_foreground or not self._is_in_foreground:
             return False
         with contextlib.suppress(termios.error):
-            # The shell may have changed the modes.
+            # The shell may have changed the modes in the meantime.
             self._attributes = termios.tcgetattr(self._descriptor)
             now = Modes.of(self._attributes)
             self.own_modes = self.modes = now if now.is_plain else self.own_modes
         return True
 
     def size(self) -> tuple[int, int]:
-        """Return the rows and columns, or zeros if they are unknown."""
+        """Return the rows and columns of the terminal, or zeros if they are unknown."""
         try:
             size: tuple[int, int] = termios.tcgetwinsize(self._descriptor)
         except (OSError, termios.error):
@@ -183,7 +185,7 @@ class UserTerminal:
         return size
 
     def read(self) -> bytes | None:
-        """Return typed keys; b"" for the end of input, None if the launcher must not read now."""
+        """Return typed keys; b"" at the end of input, None if the launcher must not read now."""
         if not self.may_use():
             return None
         try:
@@ -192,7 +194,7 @@ class UserTerminal:
             return None
 
     def set(self, modes: Modes, *, drop_input: bool = False) -> None:
-        """Set the modes, if the launcher may do so now."""
+        """Set the terminal's modes, if the launcher may use the terminal now."""
         if not self.may_use():
             return
         with contextlib.suppress(termios.error):
@@ -205,7 +207,7 @@ class UserTerminal:
                 self.modes = Modes.of(termios.tcgetattr(self._descriptor))
 
     def restore(self) -> None:
-        """Restore the modes, before the launcher stops or ends."""
+        """Restore the terminal's own modes, before the launcher stops or ends."""
         self.set(self.own_modes)
         self._is_in_foreground = False
 
@@ -217,7 +219,7 @@ class UserTerminal:
 
 
 def _has_other_group_members() -> bool:
-    """Return whether our process group has members apart from this process and its ancestors."""
+    """Return whether this process's group has members other than the process and its ancestors."""
     group = os.getpgrp()
     parents, members = {}, []
     for pid, stat in all_stats():

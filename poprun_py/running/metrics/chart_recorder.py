@@ -1,6 +1,6 @@
-"""The recorder that sends a job's numbers to the process for TensorBoard or Weights & Biases.
+"""The recorder that sends metrics to the child process for TensorBoard or Weights & Biases.
 
-Each number has a name such as ``loss/instance-0``, so one section of charts compares the instances.
+Each metric has a name such as ``loss/instance-0``, so one section of charts compares the instances.
 The training step is the axis of all charts.
 """
 
@@ -13,9 +13,11 @@ from poprun_py.running.watch.instance_state import ACTIVITIES, InstanceState, me
 from poprun_py.running.watch.job_view import JobView
 from poprun_py.running.watch.records import StepRecord
 
-# Views come about once per second, and each of them is to be sent.
+# The least seconds between two documents. It is less than the second between two views, so that
+# every view is sent.
 _APART_SECONDS: Final = 0.9
-# With more instances, charts show the least, the median and the greatest of all.
+# With more instances than this, charts show the least, the median and the greatest value of all
+# instances, not one value for each.
 _MOST_INSTANCES: Final = 32
 _INSTANCE_VALUES: Final[Mapping[str, Callable[[InstanceState], float | None]]] = {
     "loss": lambda state: state.loss,
@@ -27,10 +29,11 @@ _INSTANCE_VALUES: Final[Mapping[str, Callable[[InstanceState], float | None]]] =
 
 
 class ChartRecorder:
-    """Sends the numbers of one attempt after new training steps, at most once per second.
+    """Sends the metrics of one attempt after new training steps, at most once per second.
 
     Args:
-        send: Sends a document. The first one announces the attempt.
+        send: A function that sends a document to the child process. The first document announces
+            the attempt.
     """
 
     def __init__(self, send: Callable[[Mapping[str, Any]], object]) -> None:
@@ -40,10 +43,13 @@ class ChartRecorder:
         send({"begins": True})
 
     def steps(self, records: Sequence[StepRecord], /) -> None:
-        """Do nothing, because views include the medians of the last steps."""
+        """Do nothing with single steps, because views include the medians of the last steps."""
 
     def view(self, view: JobView, at: float, /) -> None:
-        """Send the numbers of a view, if it is time or the job has ended."""
+        """Send the metrics of a view, unless metrics were sent less than a second ago.
+
+        After the end of the job they are sent in any case.
+        """
         step = training_step(view)
         if step is None or step == self._last_step:
             return
@@ -55,13 +61,13 @@ class ChartRecorder:
 
 
 def training_step(view: JobView) -> int | None:
-    """Return the training step that all instances have done; None before the first."""
+    """Return the last training step that all instances have completed; None before the first."""
     steps = [state.step for state in view.instances if state.step is not None]
     return min(steps, default=0) or None
 
 
 def chart_values(view: JobView) -> dict[str, float]:
-    """Return the numbers of a view by name, without unknown ones."""
+    """Return the metrics of a view by name; unknown values are left out."""
     states = view.instances
     values: dict[str, float] = {}
     if view.samples_per_second:
@@ -82,7 +88,7 @@ def chart_values(view: JobView) -> dict[str, float]:
 
 
 def _by_instance(name: str, numbers: Mapping[int, float], num_instances: int) -> dict[str, float]:
-    """Return the number of each instance, or the range of many instances."""
+    """Return one metric of each instance; of many instances, only the range and the median."""
     if num_instances <= _MOST_INSTANCES:
         return {f"{name}/instance-{index}": number for index, number in numbers.items()}
     if not numbers:

@@ -1,7 +1,7 @@
 """The HTTP endpoint of --metrics-port, which runs in a process of its own.
 
-The process reads JSON documents of ``EndpointRecorder`` from standard input, serves the numbers of
-the last one as metrics, and ends with its standard input. The names of the metrics follow
+The process reads JSON documents of ``EndpointRecorder`` from standard input, and serves the values
+of the last one as metrics. It ends when standard input ends. The names of the metrics follow
 https://prometheus.io/docs/practices/naming (base units, ``_total``, ``_info``).
 """
 
@@ -32,9 +32,9 @@ from prometheus_client.registry import Collector
 
 from poprun_py.running.metrics.endpoint_recorder import BOUNDS
 
-# The time-out for receiving a request, and for sending its answer.
+# The time-out in seconds for receiving a request, and for sending its answer.
 _SECONDS: Final = 5.0
-# The number of scrapers served at a time, and the largest request that is read.
+# The most scrapers that are served at a time, and the most bytes of a request that are read.
 _MOST_SCRAPERS: Final = 256
 _MOST_BYTES: Final = 16 << 10
 _HEAD_END: Final = b"\r\n\r\n"
@@ -42,7 +42,7 @@ _PATH: Final = "/metrics"
 
 _LABELS: Final = ("instance", "host")
 _ENDED: Final = "ended"
-# The name, the key in the state of an instance, and the help text of each gauge.
+# The name of each gauge, its key in the JSON state of an instance, and its help text.
 _GAUGES: Final = (
     ("poprun_step", "step", "Training steps done, including steps before a loaded checkpoint."),
     ("poprun_loss", "loss", "Loss of the last training step."),
@@ -63,7 +63,7 @@ _GAUGES: Final = (
         "Memory of the instance's processes that is swapped to disk.",
     ),
 )
-# Gauges that stay valid after the instance has ended.
+# Gauges that are still served for an instance that has ended.
 _LASTING: Final = ("poprun_step", "poprun_loss")
 _HISTOGRAMS: Final = (
     (
@@ -80,7 +80,10 @@ _HISTOGRAMS: Final = (
 
 
 def main() -> None:
-    """Serve until standard input ends. Its first document has the descriptor of the socket."""
+    """Serve metrics until standard input ends.
+
+    The first document in standard input contains the descriptor of the listening socket.
+    """
     first = json.loads(sys.stdin.buffer.readline())
     collector = _Collector(first)
     registry = CollectorRegistry()
@@ -100,7 +103,7 @@ def metric_families(first: Mapping[str, Any], last: Mapping[str, Any]) -> Iterat
     Args:
         first: The first document: ``run_id``, ``program``, ``began`` (seconds since the epoch) and
             ``num_instances``.
-        last: The last document of the recorder.
+        last: The last document that the recorder sent.
     """
     facts = {name: str(first[name]) for name in ("run_id", "program")}
     yield InfoMetricFamily("poprun_run", "Name of the run and its program.", value=facts)
@@ -200,7 +203,8 @@ def _labels(state: Mapping[str, Any]) -> list[str]:
 class _Collector(Collector):
     def __init__(self, first: Mapping[str, Any]) -> None:
         self._first = first
-        # The main thread replaces the whole document, and other threads read it.
+        # The main thread replaces the whole document and other threads only read it, so a lock is
+        # not needed.
         self.last = b"{}"
 
     def collect(self) -> Iterator[Metric]:
@@ -208,7 +212,7 @@ class _Collector(Collector):
 
 
 def _request_head(connection: socket.socket, seconds: float) -> bytes:
-    """Receive the head of a request; return b"" if it is too long or comes too late."""
+    """Receive and return the head of an HTTP request; b"" if it is too long or too late."""
     head, deadline = b"", time.monotonic() + seconds
     while _HEAD_END not in head:
         left = deadline - time.monotonic()
@@ -248,8 +252,8 @@ class _Handler(BaseHTTPRequestHandler):
             "HTTP_ACCEPT_ENCODING": self.headers.get("Accept-Encoding", ""),
         }
         body = b"".join(make_wsgi_app(self.registry)(request, self._send_status))
-        # This process may end in the middle of an answer. Without the length, a scraper would take
-        # the beginning for the whole answer, and read 12 instead of 123.
+        # This process may end while it sends an answer. The length tells a scraper that the answer
+        # is incomplete, so that it does not read 12 instead of 123.
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         self.wfile.write(body)
@@ -286,7 +290,7 @@ class _Server(ThreadingHTTPServer):
         super().process_request(request, client_address)
 
     def _close_oldest(self) -> None:
-        """Close the oldest connection. A scraper that asks promptly has had its answer by now."""
+        """Close the oldest connection. A prompt scraper would have received its answer by now."""
         for connection in list(self._connections)[:1]:
             with suppress(OSError):
                 connection.shutdown(socket.SHUT_RDWR)
@@ -299,4 +303,4 @@ class _Server(ThreadingHTTPServer):
             self._free_places.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Ignore errors of connections."""
+        """Ignore errors of a connection, such as a scraper that hangs up."""

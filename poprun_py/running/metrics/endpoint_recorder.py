@@ -1,8 +1,8 @@
-"""The recorder that gathers the numbers of --metrics-port and sends them to the endpoint process.
+"""The recorder that gathers the metrics of --metrics-port and sends them to the endpoint process.
 
-All numbers are cumulative, so a document that a busy endpoint misses does no harm. The JSON text of
-an instance's steps is made when the steps come, so sending a view of thousands of instances only
-joins texts.
+All counts are cumulative, so a document that a busy endpoint misses does no harm. The JSON text of
+an instance's step counts is updated when steps arrive. To send a view of thousands of instances,
+only these texts have to be joined.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ def listen(port: int, option: str) -> socket.socket:
 
     Args:
         port: The port.
-        option: The name of the option in an error message.
+        option: The name of the option, for the error message.
 
     Raises:
         UsageError: The port cannot be used.
     """
     listener = socket.socket()
     try:
-        # The port can be used again as soon as the previous job has ended.
+        # Allow the port to be used again as soon as the previous job has ended.
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((_HOST, port))
         listener.listen(_WAITING_CONNECTIONS)
@@ -53,12 +53,12 @@ def listen(port: int, option: str) -> socket.socket:
 
 
 class EndpointRecorder:
-    """Counts the steps of one attempt and sends them with each view.
+    """Counts the steps of one attempt, and sends the counts with each view to the endpoint process.
 
     Args:
-        send: Sends a JSON document, given as text.
-        restart_count: How often the job was restarted before this attempt.
-        continue_sending: Sends more of a document that has been sent only in part.
+        send: A function that sends a JSON document, given as text.
+        restart_count: The number of restarts of the job before this attempt.
+        continue_sending: A function that sends more of a document that has been sent only in part.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class EndpointRecorder:
         send(json.dumps({"restarts": restart_count}))
 
     def steps(self, records: Sequence[StepRecord], /) -> None:
-        """Count steps and their durations."""
+        """Add new steps of one instance to the counts and to the histograms of durations."""
         for record in records:
             self._steps.setdefault(record.instance, _StepCounts()).add(record)
         for instance in {record.instance for record in records}:
@@ -81,8 +81,8 @@ class EndpointRecorder:
         self._continue_sending()
 
     def view(self, view: JobView, at: float, /) -> None:
-        """Send a view with the steps counted so far."""
-        # Joining cached texts is quicker than encoding the values again.
+        """Send a view, with the counts of all steps so far."""
+        # Joining the cached JSON texts is quicker than encoding all values again.
         steps = ", ".join([f'"{index}": {each.text}' for index, each in self._steps.items()])
         restarts, text = self._restart_count, view.json_text()
         self._send(f'{{"restarts": {restarts}, "view": {text}, "steps": {{{steps}}}}}')
@@ -99,12 +99,12 @@ class _StepCounts:
 
     def add(self, record: StepRecord) -> None:
         self._count += record.every
-        if record.seconds > 0:  # the first step of an attempt has no duration
+        if record.seconds > 0:  # the first step is not timed
             self._seconds.add(record.seconds, record.every)
             self._own_seconds.add(record.own_seconds, record.every)
 
     def update_text(self) -> None:
-        """Set ``text`` to the current numbers as JSON."""
+        """Set ``text`` to the current counts and histograms as JSON."""
         self.text = json.dumps(
             {
                 "count": self._count,
@@ -124,5 +124,5 @@ class _Histogram:
         self._sum += seconds * count
 
     def to_json(self) -> dict[str, Any]:
-        """Return the count of each bucket, which does not include lower buckets, and the sum."""
+        """Return the number of durations in each bucket, without lower buckets, and their sum."""
         return {"counts": self._counts, "sum": self._sum}

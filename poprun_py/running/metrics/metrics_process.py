@@ -1,7 +1,7 @@
-"""A child process that reads JSON documents, one per line, without delaying the launcher.
+"""A child process that receives JSON documents, one per line, and never delays the launcher.
 
-The child process ends when its pipe is closed, so it also ends when the launcher is killed. At its
-end it prints what went wrong, one sentence per line.
+The child process ends when its pipe is closed, so it also ends when the launcher is killed. Before
+it ends, it prints its problems, one sentence per line.
 """
 
 from __future__ import annotations
@@ -22,25 +22,28 @@ from typing import Any, Final
 from poprun_py.errors import StartError, explain_os_error
 
 _ROOT: Final = Path(__file__).resolve().parents[3]
-# The folder of the packages is the last one on the path, so that other modules in it do not hide
-# the standard library. Python's option -P keeps the working folder out of the path.
+# The code that the child process runs. It appends the folder of our packages to the end of
+# sys.path, so that other modules in that folder do not hide the standard library. Python's option
+# -P keeps the working folder out of sys.path.
 _START: Final = (
     "import importlib, sys; sys.path.append(sys.argv[1]); "
     "importlib.import_module(sys.argv[2]).main()"
 )
-# A pipe of this size holds some hundred documents for a busy process. It is the kernel's limit for
-# unprivileged processes.
+# The size of the pipe to the child process, which holds some hundred documents while the process is
+# busy. It is the kernel's limit for unprivileged processes.
 _PIPE_BYTES: Final = 1 << 20
-# The time from the end of the job until the user is told to wait, and until the process is killed.
+# The seconds from the end of the job until the user is told to wait for the child process, and
+# until the child process is killed.
 _SAID_SECONDS, _END_SECONDS = 2.0, 30.0
 _READ_BYTES: Final = 1 << 16
 
 
 class MetricsProcess:
-    """A child process that serves or writes the documents that it is sent.
+    """A child process that receives JSON documents, and serves or writes them.
 
     Args:
-        module: A module whose function ``main`` reads the documents from standard input.
+        module: The name of a module whose function ``main`` reads the documents from standard
+            input.
         what: The name of the process in messages, such as ``the metrics for TensorBoard``.
 
     Raises:
@@ -69,7 +72,8 @@ class MetricsProcess:
                 env=dict(environ),
                 pass_fds=tuple(pass_fds),
                 umask=0o077,
-                # Ctrl-C and Ctrl-Z must not reach it, because the last numbers come after them.
+                # Ctrl-C and Ctrl-Z must not reach the process, which receives the last metrics
+                # later.
                 start_new_session=True,
             )
         except OSError as error:
@@ -100,18 +104,18 @@ class MetricsProcess:
         return True
 
     def continue_sending(self) -> None:
-        """Send more of a document that did not fit into the pipe."""
+        """Send more of the last document, if it did not fit into the pipe."""
         if self._rest:
             self._write()
 
     def finish(self, tell: Callable[[str], None]) -> list[str]:
-        """Wait for the end of the process; return problems as sentences.
+        """Wait until the process has ended; return its problems as sentences.
 
         Args:
-            tell: Tells the user to wait.
+            tell: A function that tells the user to wait for the process.
         """
         began, said, was_told = time.monotonic(), b"", False
-        is_killed = True  # unless its output ends in time
+        is_killed = True  # False after its output has ended in time
         try:
             while (seconds := time.monotonic() - began) < _END_SECONDS:
                 self._write()
@@ -137,7 +141,7 @@ class MetricsProcess:
             self._end(True)
 
     def _end(self, is_killed: bool) -> list[str]:
-        """Close the pipe and reap the process; return problems as sentences."""
+        """Close the pipe, and wait for the process or kill it; return problems as sentences."""
         self._close_input()
         with contextlib.suppress(subprocess.TimeoutExpired):
             if not is_killed:

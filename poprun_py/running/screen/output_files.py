@@ -1,4 +1,4 @@
-"""The files with each instance's output, in the folder of an attempt."""
+"""Files with the output of each instance, in the folder of an attempt."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from popdist_py.atomic_file import open_private
 
 
 class OutputFiles:
-    """Files ``instance-INDEX.stdout`` and ``.stderr`` in a folder; does nothing without a folder.
+    """Writes output to files ``instance-INDEX.stdout`` and ``.stderr``, if a folder is given.
 
     The files are unbuffered, so they are complete even if the launcher is killed.
 
     Attributes:
-        trouble: A sentence about the first error, or an empty string.
+        trouble: A sentence that describes the first error; empty if no error has occurred.
     """
 
     def __init__(self, folder: str | None, num_instances: int) -> None:
@@ -29,7 +29,7 @@ class OutputFiles:
         self.write(instance, "stderr", b"")
 
     def write(self, instance: int, stream: str, data: bytes) -> None:
-        """Append output of an instance to its file. After an error nothing more is written."""
+        """Append output of an instance to its file. After the first error, output is dropped."""
         if self._folder is None or self.trouble:
             return
         try:
@@ -41,7 +41,7 @@ class OutputFiles:
             while rest:
                 rest = rest[file.write(rest) or 0 :]
         except OSError as error:
-            # A full disk must not end the job.
+            # An error such as a full disk must not end the job.
             self._note(error)
 
     def close(self) -> None:
@@ -49,7 +49,7 @@ class OutputFiles:
         for file in self._files.values():
             try:
                 file.close()
-            except OSError as error:  # a full network file system may report it only now
+            except OSError as error:  # a full network disk may report it only now
                 self._note(error)
         self._files.clear()
 

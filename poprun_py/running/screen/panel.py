@@ -2,8 +2,8 @@
 
 The cursor stays at the place where the output continues. The panel is drawn below it, and the
 cursor is put back, so an unfinished line, a prompt and typed text are not disturbed. Output is held
-for a moment. It is then written together with the codes that erase the panel and draw it again, so
-the terminal never shows output without the panel.
+for at most 0.1 seconds. It is then written together with the codes that erase the panel and draw it
+again, so the terminal never shows output without the panel.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from collections.abc import Callable, Sequence
 
 Size = tuple[int, int] | None
 
-# The pause between two drawings while output comes. More output than _MAX_HELD is written at once.
+# The seconds between two drawings of the panel while output arrives. If more than _MAX_HELD bytes
+# of output are held, they are written immediately.
 _PAUSE_SECONDS, _MAX_HELD = 0.1, 1 << 14
 _SAVE, _RESTORE = b"\x1b7", b"\x1b8"
 # The code _DOWN moves down one row in the same column, and scrolls at the bottom. The code
@@ -26,9 +27,9 @@ class Panel:
     """The lines below the output of one terminal.
 
     Args:
-        write: Writes to the terminal.
-        size: Returns the columns and rows of the terminal.
-        is_ready: Returns whether the terminal has taken all earlier output.
+        write: A function that writes to the terminal.
+        size: A function that returns the columns and rows of the terminal.
+        is_ready: A function that returns whether the terminal has taken all earlier output.
     """
 
     def __init__(
@@ -56,7 +57,7 @@ class Panel:
             self.on_time(time.monotonic())
 
     def show(self, lines: Sequence[str]) -> None:
-        """Show these lines until the terminal is resized; an empty sequence removes the panel.
+        """Show these lines as the panel until the terminal is resized. No lines remove the panel.
 
         The lines must be narrower than the terminal, and fewer than its rows.
         """
@@ -74,16 +75,16 @@ class Panel:
         self._write_frame(time.monotonic())
 
     def enter_typed(self) -> None:
-        """Note that the Enter key has moved the cursor into the panel's first row."""
+        """Handle the Enter key, which has moved the cursor into the panel's first row."""
         self._is_entered = self._is_drawn
 
     def on_time(self, now: float) -> None:
-        """Write the held output and draw the panel, if the pause between drawings is over."""
+        """Write the held output and draw the panel, if 0.1 s have passed since the last drawing."""
         if now >= self.next_deadline() and self._is_ready():
             self._write_frame(now)
 
     def next_deadline(self) -> float:
-        """Return when ``on_time`` has something to do; inf for never."""
+        """Return the time when ``on_time`` must be called next; inf if it need not be called."""
         if self._is_entered:
             return float("-inf")  # draw at once, because typed text would appear in the panel
         if not self._lines or (self._is_drawn and not self._held):
@@ -93,7 +94,7 @@ class Panel:
     def _write_frame(self, now: float) -> None:
         """Erase the panel, write the held output and draw the panel, in one write."""
         if self._size() != self._size_of_lines:
-            self._lines = []  # these lines may not fit into the new size
+            self._lines = []  # the lines may not fit into the resized terminal
         frame = self._erased() + self._taken()
         if self._lines:
             frame += self._drawn()

@@ -4,41 +4,42 @@ from __future__ import annotations
 
 import re
 
-# Often enough to see that the job makes progress, and seldom enough for the log of a day.
+# The time between two lines that show a progress bar. It is short enough to see progress, and long
+# enough to keep the log of a day small.
 INTERVAL_SECONDS = 10.0
-# A longer redrawn line is not a progress bar, and is passed on.
+# A redrawn line with more bytes than this is not a progress bar, so it is passed on unchanged.
 _MOST_OF_LINE = 1 << 16
-# The end of a line or of a state of a bar: a newline, a carriage return alone, or the code that
-# moves the cursor up to a bar above.
+# The codes that end a line or a state of a progress bar. These are a newline, a carriage return
+# without a newline, and the code that moves the cursor up to a bar above.
 _MOVE = re.compile(rb"(\r+\n|\n|\r|\x1b\[A)")
 _UP = b"\x1b[A"
 _MOST_ROWS = 32
 
 
 class ProgressLines:
-    """Turns the progress bars of one stream into lines.
+    """Turns the progress bars in one stream of output into whole lines.
 
-    The lines are the first state of a bar, one state every 10 s, and the last state. If a bar
-    begins within 10 s after another, only its last state is shown.
+    The lines show the first state of a bar, one state every 10 s, and the last state. If a bar
+    begins within 10 s after another bar, only its last state is shown.
     """
 
     def __init__(self) -> None:
-        self._carried = b""  # a carriage return that may be the first half of a line's end
-        self._is_redrawn = False  # whether the current line has been begun again
-        self._has_text = False  # whether unfinished text has been passed on
-        self._rows_up = 0  # how many rows the cursor was moved up
+        self._carried = b""  # A carriage return that may be followed by a newline.
+        self._is_redrawn = False  # Whether a carriage return has restarted the line.
+        self._has_text = False  # Whether the beginning of a line has been passed on.
+        self._rows_up = 0  # The rows by which the cursor has been moved up.
         self._has_just_moved_down = False
-        self._line = b""  # the current state of the line, so far
-        self._states: dict[int, bytes] = {}  # the last complete state of each row
+        self._line = b""  # The beginning of the current state of a bar.
+        self._states: dict[int, bytes] = {}  # The last complete state of each row.
         self._shown: dict[int, bytes] = {}
         self._shown_at = float("-inf")
         self._fed_at = 0.0
 
     def feed(self, data: bytes, now: float) -> bytes:
-        """Take more of the stream, and return the bytes to show."""
+        """Process more of the stream, and return the bytes to show now."""
         self._fed_at = now
         data = self._carried + data
-        # Output without progress bars, which is the usual case, is passed on.
+        # Output without progress bars, which is the usual case, is passed on unchanged.
         if not self._is_redrawn and b"\r" not in data:
             self._carried = b""
             if data:
@@ -60,25 +61,25 @@ class ProgressLines:
         return bytes(shown)
 
     def overdue(self, before: float) -> bytes:
-        """Return the state of a bar that has been due, without new output, since ``before``."""
+        """Return the state of a bar that was due to be shown at the time ``before`` or earlier."""
         shown = bytearray()
         if self.due_at() <= before:
             self._end_state(before, shown)
         return bytes(shown)
 
     def due_at(self) -> float:
-        """Return when the current state is due to be shown if nothing follows; inf for never."""
+        """Return the time to show the current state of the bar; inf if it has been shown."""
         if not self._line.strip() and self._states == self._shown:
             return float("inf")
         return max(self._fed_at, self._shown_at + INTERVAL_SECONDS)
 
     @property
     def is_open(self) -> bool:
-        """Whether a line is being redrawn."""
+        """Whether a line is being redrawn, as progress bars are."""
         return self._is_redrawn
 
     def _take(self, text: bytes, move: bytes, now: float, shown: bytearray) -> None:
-        """Take some text and the move of the cursor after it."""
+        """Process some text, and the code after it that ends a line or moves the cursor."""
         if text and self._has_just_moved_down:
             # Ordinary text below the bars shows that they have ended.
             self._end_bar(now, shown)
@@ -111,7 +112,7 @@ class ProgressLines:
             self._has_text = not data.endswith(b"\n")
 
     def _end_state(self, now: float, shown: bytearray) -> None:
-        """Keep a complete state of a row, and show it if it is time."""
+        """Store the complete state of the current row, and show it if 10 s have passed."""
         if self._line.strip():
             self._states[-self._rows_up] = self._line.rstrip()
         self._line = b""
@@ -119,7 +120,7 @@ class ProgressLines:
             self._show(now, shown)
 
     def _show(self, now: float, shown: bytearray) -> None:
-        """Show the state of every changed row, from top to bottom."""
+        """Show the states of all rows that have changed, from top to bottom."""
         if self._states != self._shown:
             self._shown_at = now
             changed = sorted(self._states.items() - self._shown.items())

@@ -1,15 +1,16 @@
-"""Equal tracebacks that several instances write within a second are shown only once.
+"""Filter that shows equal tracebacks only once if several instances write them within a second.
 
-The first traceback is shown as it comes. Later ones are held until they are complete, for at most a
-second, and compared with the shown ones. An equal traceback is replaced by one line, and a
-different one is shown. All other output passes at once. The memory for held output is bounded.
+The first traceback is shown as it arrives. Later tracebacks are held until they are complete, for
+at most a second, and compared with the tracebacks that were shown. An equal traceback is replaced
+by one line, and a different one is shown. All other output is shown immediately. The memory for
+held output is bounded.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-# A traceback that begins later than this after the first belongs to another failure.
+# A traceback that begins more than this many seconds after the first belongs to another failure.
 _TOGETHER_SECONDS = 1.0
 _HELD_SECONDS = 1.0
 _MOST_OF_ONE, _MOST_HELD = 1 << 16, 1 << 22
@@ -33,7 +34,7 @@ class _TracebackOutput:
         self._size_of_lines = 0
 
     def lines(self) -> list[str]:
-        """Return its lines in a form that can be compared."""
+        """Return the lines, with instance-specific parts such as process ids replaced."""
         from poprun_py.running.screen.tracebacks import normal_line
 
         if len(self.data) != self._size_of_lines:
@@ -44,7 +45,7 @@ class _TracebackOutput:
 
 
 def _find_traceback(data: bytes) -> int:
-    # Output without a traceback, which is the usual case, does not need the import.
+    # This quick check avoids the import for output without a traceback, which is the usual case.
     if b"Traceback (most" not in data and b'  File "' not in data:
         return -1
     from poprun_py.running.screen.tracebacks import find_traceback
@@ -56,9 +57,12 @@ class RepeatedTracebacks:
     """Passes on the stderr of instances, and replaces equal tracebacks by one line.
 
     Args:
-        show: Takes the index of an instance and the output to show.
-        begin: Takes an instance that begins a traceback, after its earlier output was shown.
-        tell: Takes instances, and the instance whose traceback equals theirs and was shown.
+        show: A function that shows output. Its arguments are the index of an instance and the
+            output.
+        begin: A function that is called when an instance begins a traceback, after its earlier
+            output was shown. Its argument is the index of the instance.
+        tell: A function that reports tracebacks that are not shown. Its arguments are their
+            instances, and the instance whose equal traceback was shown.
     """
 
     def __init__(self, show: Show, begin: Callable[[int], None], tell: Tell) -> None:
@@ -66,8 +70,9 @@ class RepeatedTracebacks:
         self._begin = begin
         self._tell = tell
         self._writing: set[int] = set()
-        # The current failure: when it began, the tracebacks that were shown and that are held, and
-        # for each repeated one the instance whose equal traceback was shown.
+        # The state of the current failure. It consists of the time of its beginning, the tracebacks
+        # that were shown, the tracebacks that are held, and a map from each instance with a
+        # repeated traceback to the instance whose equal traceback was shown.
         self._began = 0.0
         self._shown: dict[int, _TracebackOutput] = {}
         self._held: dict[int, _TracebackOutput] = {}
@@ -75,17 +80,20 @@ class RepeatedTracebacks:
         self._repeated: dict[int, int] = {}
 
     def joined(self, index: int) -> None:
-        """Add an instance that will write."""
+        """Add an instance whose output will be fed."""
         self._writing.add(index)
 
     def ended(self, index: int) -> None:
-        """Remove an instance. After the last one no output is held."""
+        """Remove an instance that has ended. After the last one, all held output is shown."""
         self._writing.discard(index)
         if not self._writing:
             self._finish()
 
     def feed(self, index: int, data: bytes, now: float, *, host: str = "", pid: int = 0) -> None:
-        """Take output of an instance; its host name and process id may occur in the traceback."""
+        """Process output of an instance.
+
+        Tracebacks that differ only in the instance's host name or process id count as equal.
+        """
         self.on_time(now)
         if index in self._held:
             self._hold(self._held[index], data)
@@ -106,7 +114,7 @@ class RepeatedTracebacks:
         self._pass(index, data[start:])
 
     def on_time(self, now: float) -> None:
-        """Show or replace tracebacks that have been held long enough."""
+        """Show or replace tracebacks that have been held for a second."""
         for held in list(self._held.values()):
             if now >= held.began + _HELD_SECONDS:
                 self._decide(held)
@@ -114,7 +122,7 @@ class RepeatedTracebacks:
             self._finish()
 
     def next_deadline(self) -> float:
-        """Return when ``on_time`` has something to do; inf for never."""
+        """Return the time when ``on_time`` must be called next; inf if it need not be called."""
         if not self._shown:
             return float("inf")
         held = (output.began + _HELD_SECONDS for output in self._held.values())
@@ -127,7 +135,7 @@ class RepeatedTracebacks:
             self._decide(held)
 
     def _pass(self, index: int, data: bytes) -> None:
-        """Show output of an instance, after the line about its repeated traceback."""
+        """Show output of an instance. First, report its repeated traceback if that is still due."""
         if not data:
             return
         if index in self._repeated:
@@ -137,7 +145,7 @@ class RepeatedTracebacks:
         self._show(index, data)
 
     def _decide(self, held: _TracebackOutput) -> None:
-        """Show a held traceback, unless an equal one was shown."""
+        """Show a held traceback, unless an equal traceback was shown before."""
         from poprun_py.running.screen.tracebacks import equal_lines
 
         index, data = held.index, bytes(held.data)
@@ -160,7 +168,7 @@ class RepeatedTracebacks:
         self._tell(members, shown)
 
     def _finish(self) -> None:
-        """End the failure, and show or replace all held tracebacks."""
+        """End the current failure, and show or replace all held tracebacks."""
         for held in list(self._held.values()):
             self._decide(held)
         while self._repeated:

@@ -23,13 +23,14 @@ from poprun_py.terminal import command_name
 
 MAX_HELD = 1 << 22
 _MAX_PENDING = 1 << 22
-# keep_end keeps this many bytes of a stream, and of lines that are too long this many bytes of each
-# end.
+# The function keep_end keeps _KEPT bytes of a stream. Of each line longer than _TOO_LONG bytes, it
+# keeps _KEPT_OF_LINE bytes at both ends.
 _KEPT, _KEPT_OF_LINE, _TOO_LONG = 1 << 15, 1000, 3000
-# A pipe that is ready takes PIPE_BUF bytes without blocking, and a terminal takes fewer.
+# The bytes to write at once. A pipe that is ready takes PIPE_BUF bytes without blocking, and a
+# terminal takes fewer.
 _PIPE_CHUNK, _TERMINAL_CHUNK, _WHOLE_CHUNK = 4096, 512, 1 << 16
 _BARE_RETURN = re.compile(rb"\r(?!\n)")
-# Green, yellow, blue, magenta and cyan, and the bright colours.
+# The colours of tags are green, yellow, blue, magenta and cyan, then the bright colours.
 _COLOURS = (32, 33, 34, 35, 36, 92, 93, 94, 95, 96)
 
 
@@ -38,11 +39,12 @@ class OutputStream:
     """One stream (stdout or stderr) of one instance, and its output that is not shown yet.
 
     Attributes:
-        shown: Whether its output is shown at all.
+        shown: Whether the stream's output is shown at all.
         timed: Whether the time of day is written before each line.
-        live: Whether unfinished lines are shown at once, because the user types into them.
-        held: The beginning of a line whose end has not come yet.
-        progress: Turns progress bars into lines without a terminal; None to keep them as they are.
+        live: Whether unfinished lines are shown immediately, because the user types into them.
+        held: The beginning of a line whose end has not arrived yet.
+        progress: The converter that turns progress bars into whole lines if the output is not a
+            terminal; None to leave progress bars unchanged.
     """
 
     tag: bytes
@@ -60,7 +62,10 @@ class OutputStream:
         return not self.tag and not self.timed
 
     def prefix(self) -> bytes:
-        """Return the tag of a line that begins now."""
+        """Return the text before a line that begins now.
+
+        It is the tag. If ``timed`` is true, the time of day comes before the tag.
+        """
         if not self.timed:
             return self.tag
         return f"{clock_text(time.time())} ".encode() + self.tag
@@ -69,10 +74,11 @@ class OutputStream:
 def make_stream(
     index: int | str, name: str, *, form: str = "tag", shown: bool = True, colour: bool = False
 ) -> OutputStream:
-    """Return the stream ``name`` of instance ``index``.
+    """Create the object for the stream ``name`` of instance ``index``.
 
     Args:
-        index: The instance, or a text such as ``0-3`` for several instances without a colour.
+        index: The index of the instance, or a text such as ``0-3`` for a tag of several instances,
+            which is not coloured.
         name: ``stdout`` or ``stderr``.
         form: ``tag`` for PopRun's tag, ``time`` for the time of day before the tag, or ``plain``
             for the unchanged bytes of the program.
@@ -87,15 +93,19 @@ def make_stream(
 
 
 def tag_width(index: int, form: str) -> int:
-    """Return the width of the tag before each line of instance ``index``'s stdout."""
+    """Return the number of columns of the tag before each line of an instance's stdout."""
     stream = make_stream(index, "stdout", form=form)
     return len(stream.prefix())
 
 
 def keep_end(kept: bytearray, data: bytes) -> bytearray:
-    """Return the end of a stream with new data; the middle of very long lines is left out."""
+    """Append ``data`` to ``kept``, the end of a stream, and return the stream's new end.
+
+    The middle of very long lines is left out.
+    """
     kept = kept + data
-    # This quick check finds every long line, because long lines fill at least one whole piece.
+    # This quick check finds every long line, because a long line fills at least one piece, which
+    # then does not contain a newline.
     piece = _TOO_LONG // 2
     if all(kept.find(b"\n", i, i + piece) >= 0 for i in range(0, len(kept) - piece, piece)):
         return kept[-_KEPT:]
@@ -109,7 +119,7 @@ def keep_end(kept: bytearray, data: bytes) -> bytearray:
 class Sink:
     """Writes to one of the launcher's descriptors without blocking.
 
-    Files are written at once. For pipes and terminals, output that they do not take now is kept.
+    A file takes all output immediately. Output that a pipe or terminal cannot take now is kept.
     """
 
     def __init__(self, descriptor: int) -> None:
@@ -129,12 +139,12 @@ class Sink:
 
     @property
     def pending(self) -> int:
-        """The number of bytes that the reader has not taken yet."""
+        """The number of bytes that the reader of the descriptor has not taken yet."""
         return len(self._pending)
 
     @property
     def is_full(self) -> bool:
-        """Whether the instances should be paused until the reader has taken more."""
+        """Whether so much output is pending that the instances should be paused."""
         return len(self._pending) >= _MAX_PENDING
 
     def write(self, data: bytes) -> None:
@@ -167,7 +177,7 @@ class Sink:
         self._pending.clear()
 
     def _write_some(self) -> bool:
-        """Write a piece of the pending output; return whether to go on with the next one."""
+        """Write a piece of the pending output; return whether another piece may be written."""
         piece = bytes(self._pending) if self._always_ready else bytes(self._pending[: self._chunk])
         try:
             del self._pending[: os.write(self._target, piece)]
@@ -186,8 +196,8 @@ class Sink:
 def _open_again(descriptor: int) -> int | None:
     """Open a terminal again in non-blocking mode; None if it belongs to another user.
 
-    A write to the new descriptor can have any size if the terminal is ready. Other processes keep
-    their own descriptor in blocking mode.
+    If the terminal is ready, a write of any size to the new descriptor does not block. Other
+    processes keep their own descriptor in blocking mode.
     """
     flags = os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
     try:
@@ -206,16 +216,17 @@ def _report_loss(descriptor: int, error: OSError) -> None:
 class Screen:
     """Writes the streams of all instances to one descriptor without mixing their lines.
 
-    An unfinished line (a progress bar or a prompt) is shown when it has a carriage return, or when
-    ``flush_idle`` finds that its end has not come for some time. This is the open line. There is
-    one open line at a time, and unfinished lines of other streams wait until it has ended. If a
-    whole line of another stream comes, a terminal erases the open line and shows it again below. A
-    terminal that cannot erase shows both copies. Without a terminal, a newline ends the open line.
+    An unfinished line (a progress bar or a prompt) is shown when it contains a carriage return, or
+    when ``flush_idle`` finds that its end has not arrived for some time. It is then called the open
+    line. There is one open line at a time, and unfinished lines of other streams wait until the
+    open line has ended. If a whole line of another stream arrives, a terminal erases the open line
+    and shows it again below. A terminal that cannot erase lines shows both copies. If the output is
+    not a terminal, a newline ends the open line.
 
     Args:
-        write: Writes to the descriptor.
-        is_terminal: Whether it is a terminal. If it is not, progress bars are written as whole
-            lines from time to time.
+        write: A function that writes to the descriptor.
+        is_terminal: Whether the descriptor is a terminal. If it is not, progress bars are written
+            as whole lines from time to time.
     """
 
     def __init__(
@@ -224,12 +235,12 @@ class Screen:
         self._write = write
         self.is_terminal = is_terminal
         self._can_erase = can_erase
-        self.maps_newlines = True  # whether a newline also returns to the first column
-        self._open: OutputStream | None = None  # the stream of the open line
-        self._bars: dict[int, OutputStream] = {}  # streams whose line is a progress bar, by id
-        self._unfinished: dict[int, OutputStream] = {}  # streams with the beginning of a line
-        self._drawn = b""  # the text of the open line since its last carriage return
-        self._is_bar = False  # whether the open line has a carriage return
+        self.maps_newlines = True  # Whether a newline returns to the first column.
+        self._open: OutputStream | None = None  # The stream of the open line.
+        self._bars: dict[int, OutputStream] = {}  # Streams with a progress bar, by id.
+        self._unfinished: dict[int, OutputStream] = {}  # Streams with an unfinished line.
+        self._drawn = b""  # The open line's text after its last carriage return.
+        self._is_bar = False  # Whether the open line contains a carriage return.
 
     def feed(self, stream: OutputStream, data: bytes) -> None:
         """Write new output of a stream, or hold the beginning of a line."""
@@ -252,11 +263,11 @@ class Screen:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether a stream holds the beginning of a line."""
+        """Whether any stream holds the beginning of a line."""
         return bool(self._unfinished)
 
     def flush_idle(self, before: float) -> None:
-        """Show lines, such as a prompt, whose end has not come since ``before``."""
+        """Show unfinished lines, such as a prompt, of streams without output since ``before``."""
         for bar in list(self._bars.values()):
             if bar.progress is not None and (lines := bar.progress.overdue(before)):
                 self._write_lines(bar, lines)
@@ -269,7 +280,8 @@ class Screen:
     def finish(self, stream: OutputStream) -> None:
         """Write the rest of a stream that has ended, and add a missing newline at its end.
 
-        Without a terminal, the newline is added to a plain stream only before other output.
+        If the descriptor is not a terminal, a plain stream gets the newline only before other
+        output.
         """
         self._unfinished.pop(id(stream), None)
         if self._bars.pop(id(stream), None) and stream.progress is not None:
@@ -303,12 +315,12 @@ class Screen:
         return self._open is None or self._open is stream or self._open.has_ended
 
     def next_bar_at(self) -> float:
-        """Return when the state of a progress bar is due to be shown; inf for never."""
+        """Return the time to show the state of a progress bar next; inf if no bar is due."""
         bars = (s.progress for s in self._bars.values() if s.progress is not None)
         return min((bar.due_at() for bar in bars), default=float("inf"))
 
     def _with_bars_as_lines(self, stream: OutputStream, data: bytes) -> bytes:
-        """Return ``data``, with progress bars turned into whole lines without a terminal."""
+        """Return ``data``, in which progress bars become whole lines if this is not a terminal."""
         if self.is_terminal or stream.progress is None:
             return data
         data = stream.progress.feed(data, stream.fed_at)
@@ -319,7 +331,7 @@ class Screen:
         return data
 
     def insert(self, line: bytes) -> None:
-        """Write a line of the launcher; on a terminal, the open line is shown again below."""
+        """Write a message of the launcher. On a terminal, the open line is shown again below."""
         redraw = self._close_open_line()
         self._write(line + self._end_of_row + redraw)
 
@@ -336,7 +348,7 @@ class Screen:
         return b"\n" if self.maps_newlines else b"\r\n"
 
     def end_by_terminal(self) -> None:
-        """Note that the terminal has ended the open line by echoing the Enter key."""
+        """Forget the open line, because the terminal has ended it by echoing the Enter key."""
         self._open = None
 
     def redraw(self) -> None:
@@ -361,7 +373,7 @@ class Screen:
 
     def _write_partial(self, stream: OutputStream) -> None:
         """Write the unfinished line of one stream, which becomes the open line."""
-        # A carriage return at the end may be the first half of the line's end.
+        # Keep a carriage return at the end, because a newline may follow.
         is_half = stream.held.endswith(b"\r") and not (stream.live or stream.has_ended)
         data = bytes(stream.held[:-1] if is_half else stream.held)
         if not data:
@@ -380,7 +392,11 @@ class Screen:
         self._write(start + _retag(data, tag))
 
     def _shorten_held(self, stream: OutputStream) -> None:
-        """Drop the part of a very long line that a carriage return overwrote, or else write it."""
+        """Shorten the held beginning of a very long line.
+
+        Drop the text that a carriage return has overwritten, or write the text if it is not
+        overwritten.
+        """
         last = stream.held.rfind(b"\r")
         if self.is_terminal and last > 0:
             del stream.held[:last]
@@ -389,5 +405,5 @@ class Screen:
 
 
 def _retag(data: bytes, tag: bytes) -> bytes:
-    """Repeat the tag after each carriage return, because the next text overwrites it."""
+    """Repeat the tag after each carriage return, because the following text overwrites it."""
     return _BARE_RETURN.sub(lambda _: b"\r" + tag, data) if tag else data

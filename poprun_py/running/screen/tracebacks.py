@@ -16,13 +16,15 @@ _MOST_HELD = 1 << 16
 _RANK_PREFIX = re.compile(r"^\[rank\d+\]: ?")
 _BEGIN = "Traceback (most recent call last):"
 _HEADER = rf"(?:\[rank\d+\]: ?)?(?:  \+ Exception Group )?{re.escape(_BEGIN)}"
-# Python writes only the place, without a header, for a syntax error of the program itself.
+# For a syntax error in the program's own script, Python writes only file and line, without the
+# header of a traceback.
 _PLACE = r'  File "[^"\n]+", line \d+'
 _START = re.compile(rf"(?:{_HEADER}|^{_PLACE})[ ]*(?=\r?\n|\Z)".encode(), re.M)
 _START_LINE = re.compile(rf"{_HEADER}|{_PLACE}$")
 # The line between two chained tracebacks.
 _CHAIN = re.compile("The above exception was the direct cause|During handling of the above")
-# The line of the exception is the first that is not indented. An exception group ends with a rule.
+# The last line of a traceback is the first line that is not indented. An exception group ends with
+# a horizontal rule.
 _LAST_LINE = re.compile(rf"(?!{_CHAIN.pattern})\S|\s+\+-+$")
 _VARYING = (
     (re.compile(r"0x[0-9a-fA-F]{4,}"), "0x"),
@@ -35,7 +37,7 @@ _VARYING = (
 _BEFORE = re.compile(r"Process \S+:$|Exception ignored in:? ")
 _INTERRUPT = re.compile(r"KeyboardInterrupt:?\s*$")
 _FRAME = re.compile(r'\s+File "([^"]+)", line (\d+)(?:, in (.+))?$')
-# The paths of files that are not the user's own code.
+# The paths of files that do not contain the user's own code.
 _LIBRARIES = re.compile(r"/site-packages/|/lib/python3|^<|/(?:popdist_py|poprun_py)/")
 _FIRST_OF_HELD = re.compile(
     rb"^(?:Process \S+:$|Exception ignored in|(?:\[rank\d+\]: ?)?Traceback \(most recent)",
@@ -50,10 +52,10 @@ def find_traceback(data: bytes) -> int:
 
 
 def normal_line(line: str, index: int, host: str, pid: int) -> str:
-    """Return a line of a traceback without differences between the instances of one job.
+    """Return a line of a traceback without the parts that differ between the instances of one job.
 
-    Addresses, dates, times, and the instance's number, host (may be empty) and process id (0 if
-    unknown) are replaced.
+    Addresses, dates, times, the instance's index, its host name (empty if unknown) and its process
+    id (0 if unknown) are replaced by fixed words.
     """
     line = _RANK_PREFIX.sub("", line.rstrip())
     for pattern, replacement in _VARYING:
@@ -67,11 +69,11 @@ def normal_line(line: str, index: int, host: str, pid: int) -> str:
 
 
 def equal_lines(one: list[str], other: list[str]) -> int:
-    """Return the number of lines of a whole traceback that two outputs have in common.
+    """Return the number of lines of the whole traceback with which both outputs begin.
 
-    The result is 0 if the common lines at the beginning are not a whole traceback, or if the
-    traceback or its chain continues differently in one of the outputs. Both outputs consist of
-    lines from ``normal_line`` and begin with a traceback.
+    The result is 0 if the outputs do not begin with the same whole traceback, or if its chain of
+    tracebacks continues in only one output or differently. Both outputs consist of lines from
+    ``normal_line`` and begin with a traceback.
     """
     equal = 0
     for line, other_line in zip(one, other, strict=False):
@@ -89,8 +91,9 @@ def equal_lines(one: list[str], other: list[str]) -> int:
 def shorten_interrupts(text: str) -> str:
     """Return ``text`` with each traceback of KeyboardInterrupt reduced to one line.
 
-    Most of its frames are in libraries, for example in a data loader that waits for its workers.
-    The line names the last frame in the user's own code. Other text is unchanged.
+    Most frames of these tracebacks are in libraries, for example in a data loader that waits for
+    its workers. The remaining line names the last frame in the user's own code. Other text is
+    unchanged.
     """
     lines = text.splitlines(keepends=True)
     bare = [_RANK_PREFIX.sub("", line).rstrip() for line in lines]
@@ -112,7 +115,7 @@ def shorten_interrupts(text: str) -> str:
 
 
 def _end_of_traceback(lines: list[str], start: int) -> int | None:
-    """Return the end of a traceback and its chain; None if it is incomplete."""
+    """Return the position after a traceback with its chained tracebacks; None if incomplete."""
     end = start + 1
     while end < len(lines) and (not lines[end] or lines[end][0] == " "):
         end += 1
@@ -143,7 +146,7 @@ class InterruptTracebacks:
         self._held: dict[int, tuple[bytearray, float]] = {}
 
     def feed(self, index: int, data: bytes, now: float) -> None:
-        """Show output of an instance, or hold it from the first traceback on."""
+        """Show output of an instance up to its first traceback, and hold the rest."""
         if index not in self._held:
             first = _FIRST_OF_HELD.search(data)
             start = len(data) if first is None else first.start()
@@ -166,10 +169,10 @@ class InterruptTracebacks:
             self._show(index, shorten_interrupts(text).encode(errors="surrogateescape"))
 
     def on_time(self, now: float) -> None:
-        """Show output that has been held long enough."""
+        """Show output that has been held for half a second."""
         for index in [index for index, (_, until) in self._held.items() if now >= until]:
             self.ended(index)
 
     def next_deadline(self) -> float:
-        """Return when held output is to be shown; inf if no output is held."""
+        """Return the time when held output must be shown; inf if no output is held."""
         return min((until for _, until in self._held.values()), default=float("inf"))

@@ -1,4 +1,4 @@
-"""The recorder that writes a job's steps and views to files whose size stays bounded for days.
+"""The recorder that writes a job's steps and views to files, more rarely as the files grow.
 
 Readers of these files are in poprun_py/past_runs.
 """
@@ -14,32 +14,33 @@ from typing import TYPE_CHECKING, BinaryIO, Final
 
 from popdist_py.atomic_file import open_private
 
-# FileRecorder is created before mpirun starts, so importing these would delay the job.
+# FileRecorder is created before mpirun starts, so importing these modules would delay the job.
 if TYPE_CHECKING:
     from poprun_py.running.watch.job_view import JobView
     from poprun_py.running.watch.records import StepRecord
 
-# Each time a file has grown by this many bytes, only one in _THINNING of the lines so far is kept.
+# Each time a file has grown by _PART_BYTES, lines are written _THINNING times more rarely.
 _PART_BYTES: Final = 64 << 20
 _THINNING: Final = 8
 
 
 class FileRecorder:
-    """Appends to ``steps.jsonl`` and ``looks.jsonl``, which only the owner can read.
+    """Appends steps to ``steps.jsonl`` and views to ``looks.jsonl``, which only the user can read.
 
-    After 64 MiB of a file only every 8th line is written, after 128 MiB every 64th, and so on.
-    These lines have the key ``every``. Steps are chosen by their number and views by their count.
-    The last view is always written. Call ``close`` at the end.
+    When a file has 64 MiB, only every 8th line is written from then on, after 128 MiB only every
+    64th, and so on. These lines contain the factor, such as 8, with the key ``every``. Of all
+    steps, those with a number divisible by the factor are written. The last view is always written.
+    Call ``close`` at the end.
     """
 
     def __init__(self, folder: Path, part_bytes: int = _PART_BYTES) -> None:
         self._steps = _JsonLines(folder / "steps.jsonl", part_bytes)
         self._views = _JsonLines(folder / "looks.jsonl", part_bytes)
         self._num_views = 0
-        self._skipped: tuple[JobView, float] | None = None  # the last view, if not written
+        self._skipped: tuple[JobView, float] | None = None  # the last view, if it was not written
 
     def steps(self, records: Sequence[StepRecord]) -> None:
-        """Write steps of one instance.
+        """Write new steps of one instance.
 
         Raises:
             OSError: The file cannot be written.
@@ -64,12 +65,12 @@ class FileRecorder:
 
     def _write_view(self, view: JobView, at: float) -> None:
         every = self._views.every
-        # Adding keys to the cached text is quicker than encoding the values again.
+        # Adding keys to the view's cached JSON text is quicker than encoding the view again.
         text = f'{{"at": {round(at, 6)!r}, {view.json_text()[1:]}'
         self._views.write([f'{text[:-1]}, "every": {every}}}' if every > 1 else text])
 
     def close(self) -> None:
-        """Write the last view if it was skipped, and close the files; errors are ignored."""
+        """Write the last view if it was left out, and close the files. Errors are ignored."""
         if self._skipped is not None:
             with contextlib.suppress(OSError):
                 self._write_view(*self._skipped)
@@ -88,11 +89,11 @@ class _JsonLines:
 
     @property
     def every(self) -> int:
-        """The number of lines of which one is written now."""
+        """The current factor; 8 means that one of 8 lines is written."""
         return int(_THINNING ** (self._num_bytes // self._part_bytes))
 
     def write(self, documents: Iterable[str]) -> None:
-        """Append one line per document, all of them at once."""
+        """Append the documents, one per line, without buffering."""
         text = "".join([f"{each}\n" for each in documents])
         if not text:
             return

@@ -1,6 +1,6 @@
 """Snapshots of one instance's counters, and the instance's state computed from two snapshots.
 
-This module only computes values. Comparisons between instances are in stragglers.py.
+Comparisons between instances are in stragglers.py.
 """
 
 from __future__ import annotations
@@ -11,17 +11,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-# In the order of popdist_py/activities/ledger.py. "other" is the program's own code.
+# The activities, in the order of popdist_py/activities/ledger.py. "other" is the program's own
+# code.
 ACTIVITIES: Final = (
     "other", "compiling", "computing", "loading", "transferring",
     "reducing", "waiting", "updating", "saving", "validating",
 )  # fmt: skip
 _POSITIONS: Final = {name: position for position, name in enumerate(ACTIVITIES)}
-# Waiting or loading for longer than this is shown as the instance's phase. Shorter waits occur in
-# every training step.
+# If an instance has been waiting or loading for more than this many seconds, its phase is shown as
+# waiting or loading. Shorter waits occur in every training step.
 _LONG_SECONDS = 1.0
 _P95 = 0.95
-# Stands in for the ledger of a program that does not keep one.
+# The ledger (record of steps and activities) that is assumed for a program that does not keep one.
 _EMPTY_LEDGER: Final[Mapping[str, Any]] = {
     "began": None, "activity": 0, "nanoseconds": [0] * len(ACTIVITIES),
     "samples": 0, "timed": 0, "steps": [], "own": [],
@@ -33,18 +34,21 @@ class Snapshot:
     """The counters of one instance at one time, as its wrapper reports them; times in seconds.
 
     Attributes:
-        at: When the counters were read, on the clock of the instance's host.
-        started: When the program started, on the same clock.
+        at: The time when the counters were read, on the clock of the instance's host.
+        started: The time when the program started, on the clock of the instance's host.
         is_counting: Whether the program counts its steps and activities.
-        spent: Total time spent on each activity.
-        activity: The index of the current activity, which has lasted for ``lasting``.
+        spent: The total time spent on each of ``ACTIVITIES``.
+        activity: The index of the current activity in ``ACTIVITIES``. It began ``lasting`` seconds
+            ago.
         timed: The number of training steps that have a duration.
-        steps: The durations of the last steps, the oldest first.
-        own: The durations of the last ten steps without waiting for other instances.
-        step: The last training step done, with its ``loss``; None if unknown.
-        calls: The number of other calls since that step, such as calls of a validation.
-        queued_seconds: How long the program was ready to run, but had to wait for a CPU.
-        throttled_seconds: How long its control group was not allowed to run.
+        steps: The durations of the last training steps, the oldest first.
+        own: The durations of the last ten training steps, without waiting for other instances.
+        step: The number of the last completed training step, which had ``loss``; None if unknown.
+        calls: The number of calls since step ``step`` that do not train, such as calls of a
+            validation.
+        queued_seconds: The total time that the program was ready to run, but waited for a CPU.
+        throttled_seconds: The total time that the program's control group had used up its CPU quota
+            and was not allowed to run.
     """
 
     at: float = 0.0
@@ -69,7 +73,7 @@ class Snapshot:
 
     @classmethod
     def of(cls, message: Mapping[str, Any]) -> Snapshot | None:
-        """Read a wrapper's message; return None if the wrapper was lost."""
+        """Create a snapshot from a wrapper's message; None if the wrapper was lost."""
         now = message.get("now")
         if now is None:
             return None
@@ -99,7 +103,7 @@ class Snapshot:
 
     @property
     def phase(self) -> str:
-        """The current phase of the instance, as views show it."""
+        """The current phase of the instance, such as ``training``, for views of the job."""
         if not self.is_counting:
             return "running"
         name = ACTIVITIES[self.activity]
@@ -117,16 +121,18 @@ class InstanceState:
     """Speed and resource use of an instance between two snapshots; times in seconds.
 
     Attributes:
-        step: The last training step done, with its ``loss``; None if unknown.
+        step: The number of the last completed training step, which had ``loss``; None if unknown.
         num_steps: The number of training steps that have a duration.
-        step_seconds: The median duration of the last steps; 0 before the first.
-        p95_seconds: The 95th percentile of these durations.
-        own_seconds: The median of the last ten steps without waiting for other instances.
-        shares: The fraction of the time spent on each activity.
-        queued: The fraction of the time that it was ready to run, but had to wait for a CPU.
-        throttled: The fraction of the time that its control group was not allowed to run.
-        num_samples: The number of samples trained on since counting began.
-        seconds: The time spent on each activity since counting began.
+        step_seconds: The median duration of the last training steps; 0 before the first timed step.
+        p95_seconds: The 95th percentile of the durations of the last training steps.
+        own_seconds: The median duration of the last ten training steps, without waiting for other
+            instances.
+        shares: The fractions of the time that were spent on each of ``ACTIVITIES``.
+        queued: The fraction of the time that the program was ready to run, but waited for a CPU.
+        throttled: The fraction of the time that the program's control group had used up its CPU
+            quota and was not allowed to run.
+        num_samples: The number of samples trained on since the program began to count.
+        seconds: The time spent on each of ``ACTIVITIES`` since the program began to count.
     """
 
     index: int
@@ -155,8 +161,12 @@ class InstanceState:
     def between(
         cls, before: Snapshot | None, now: Snapshot, *, index: int, host: str = "", pid: int = 0
     ) -> InstanceState:
-        """Return the state between two snapshots; without ``before``, since the program's start."""
-        # The control group may be older than the program, so its counter cannot start at 0.
+        """Return the state between two snapshots.
+
+        If ``before`` is None, the state covers the time since the program's start.
+        """
+        # The control group may be older than the program, and its counter may include earlier
+        # times. The first snapshot therefore shows no throttling.
         before = before or Snapshot(at=now.started, throttled_seconds=now.throttled_seconds)
         seconds = max(now.at - before.at, 1e-9)
         spent = [max(0.0, b - a) for a, b in zip(before.spent, now.spent, strict=True)]
@@ -168,7 +178,7 @@ class InstanceState:
             phase=now.phase,
             step=now.step,
             num_steps=now.timed,
-            # The samples include those of the first step, which does not have a duration.
+            # ``samples`` includes the first step, which is not timed, so one more step is counted.
             samples_per_second=now.samples / (now.timed + 1) / mean if mean else 0.0,
             step_seconds=median(now.steps),
             p95_seconds=percentile(now.steps, _P95),
@@ -188,7 +198,7 @@ class InstanceState:
         )
 
     def share(self, *names: str) -> float:
-        """Return the fraction of the time spent on these activities."""
+        """Return the fraction of the time that was spent on the named activities."""
         shares = self.shares
         return sum([shares[_POSITIONS[name]] for name in names])
 
@@ -224,14 +234,14 @@ class InstanceState:
         }
 
     def json_text(self) -> str:
-        """Return ``to_json`` as text. The text is cached, because several callers need it."""
+        """Return the state as JSON text. The text is cached, because several callers need it."""
         if not self._json_text:
             object.__setattr__(self, "_json_text", json.dumps(self.to_json()))
         return self._json_text
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> InstanceState:
-        """Read a state from the values of ``to_json``."""
+        """Create a state from JSON values that ``to_json`` returned."""
         steps = data["step_seconds"]
         return cls(
             index=data["index"],
@@ -263,7 +273,7 @@ def loss_to_json(loss: float | None) -> float | str | None:
 
 
 def loss_from_json(loss: float | str | None) -> float | None:
-    """Read a loss from the value of ``loss_to_json``.
+    """Return the loss from a JSON value that ``loss_to_json`` returned.
 
     Raises:
         TypeError, ValueError: The value is not a loss.
@@ -277,7 +287,7 @@ def median(values: Sequence[float]) -> float:
 
 
 def percentile(values: Sequence[float], part: float) -> float:
-    """Return the percentile ``part`` (0 to 1) by nearest rank; 0 for an empty sequence."""
+    """Return the percentile ``part`` (0 to 1, nearest-rank method); 0 for an empty sequence."""
     ordered = sorted(values)
     rank = math.ceil(part * len(ordered))
     return ordered[max(rank, 1) - 1] if ordered else 0.0

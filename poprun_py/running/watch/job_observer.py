@@ -1,6 +1,6 @@
 """The observer of one running job, which asks the instances for snapshots in rounds.
 
-It calls functions that it is given, takes the time as an argument, and returns views of the job.
+All input and output is done by functions that the observer is given. The time is an argument.
 """
 
 from __future__ import annotations
@@ -15,31 +15,34 @@ from poprun_py.running.watch.job_view import JobView
 from poprun_py.running.watch.records import Recorders, StepReader
 from poprun_py.running.watch.stragglers import Straggler, slowest, stragglers
 
-# Seconds between rounds for --live and recorders; between rounds that only look for stragglers; and
-# from the start to the first of those, because short jobs need no search for stragglers.
+# The seconds between rounds for --live and recorders, the seconds between rounds that only look for
+# stragglers, and the seconds from the start of the job to the first search for stragglers. Short
+# jobs end before this search.
 _SHOWN_SECONDS, _SECONDS, _FIRST_SECONDS = 1.0, 2.0, 10.0
-# The launcher handles at most this many answers per second, to have time for its other work.
+# In large jobs, rounds are further apart, so that at most this many answers arrive per second and
+# the launcher has time for its other work.
 _ANSWERS_PER_SECOND = 500
-# The number of instances that are asked at once, and the pause before the next ones. In the pauses
-# the launcher does its other work.
+# The number of instances that are asked at once in a round, and the pause in seconds before the
+# next instances are asked. In the pauses the launcher does its other work.
 _ASKED_AT_ONCE, _ASK_PAUSE_SECONDS = 128, 0.02
-# A round ends after this time, even if an instance on a busy host has not answered.
+# A round ends after this many seconds, even if an instance on a busy host has not answered.
 _ANSWER_SECONDS = 2.0
-# An instance is reported as slow if it was slow in this many rounds in a row.
+# An instance is reported as slow after it was slow in this many consecutive rounds.
 _CONFIRMED = 2
-# Two snapshots with less time between them say too little about that time.
+# A snapshot is ignored if less than this many seconds have passed since the last one, because
+# speeds over a shorter time are inaccurate.
 _APART_SECONDS = 0.5
 _ENDED = "ended"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RoundTimes:
-    """When the observer starts rounds by itself, in seconds.
+    """The schedule of the rounds that the observer starts by itself; times in seconds.
 
     Attributes:
-        between: Time between two rounds; None for rounds on request only.
-        first: Time from the start of the programs to the first round.
-        judged: Time from the start until stragglers are reported.
+        between: The time between two rounds; None if rounds start only on request.
+        first: The time from the start of the programs to the first round.
+        judged: The time from the start of the programs until stragglers may be reported.
     """
 
     between: float | None
@@ -48,7 +51,10 @@ class RoundTimes:
 
     @classmethod
     def of(cls, num_instances: int, *, is_live: bool, is_recorded: bool) -> RoundTimes:
-        """Return the times for a job; a single instance without a view needs no rounds."""
+        """Return the schedule for a job.
+
+        A single instance without --live and recorders is observed only on request.
+        """
         between = max(_SHOWN_SECONDS, num_instances / _ANSWERS_PER_SECOND)
         if is_live:
             return cls(between=between, first=between)
@@ -59,11 +65,11 @@ class RoundTimes:
 
 @dataclass(slots=True)
 class _ObservedInstance:
-    """One instance, its last snapshots, and its state.
+    """An observed instance, its last snapshots, and its state.
 
-    ``training`` is its state over a time with training steps, which shows whether it is slow, and
-    ``slow_rounds`` counts the rounds in a row that found it slow. ``asked_at`` is the time of a
-    question that it has not answered yet.
+    ``training`` is the instance's state over the last period with new training steps.
+    ``slow_rounds`` is the number of consecutive rounds, up to the last one, in which the instance
+    was slow. ``asked_at`` is the time of a request that the instance has not answered yet.
     """
 
     index: int
@@ -85,7 +91,10 @@ class _ObservedInstance:
         )
 
     def take(self, snapshot: Snapshot | None) -> None:
-        """Update the state. The first state covers the time since the program started."""
+        """Update the state with a new snapshot.
+
+        The first state covers the time since the program started.
+        """
         if snapshot is None or not snapshot.memory_bytes:  # the program has just ended
             return
         last, with_steps = self.last, self.last_with_steps
@@ -100,13 +109,14 @@ class _ObservedInstance:
             self.training = self._between(with_steps, snapshot)
 
     def end(self, snapshot: Snapshot | None) -> None:
-        """Set the state of a program that has ended, which covers the whole run."""
+        """Set the final state of a program that has ended, which covers its whole run time."""
         self.is_running = False
         if snapshot is None:
             self._set_state(replace(self.state, phase=_ENDED))
             return
         last = self.last or snapshot
-        # The last snapshot lacks values that only a running process has.
+        # Take memory and CPUs from the snapshot before, because a process that has ended lacks
+        # them.
         whole = replace(
             snapshot,
             memory_bytes=max(snapshot.memory_bytes, last.memory_bytes),
@@ -116,7 +126,8 @@ class _ObservedInstance:
 
     def _set_state(self, state: InstanceState) -> None:
         self.state = state
-        # Cache the text now, because a view needs the texts of all instances at once.
+        # Make and cache the state's JSON text now, because a view needs the texts of all instances
+        # at once.
         state.json_text()
 
     def _between(self, before: Snapshot | None, now: Snapshot) -> InstanceState:
@@ -128,10 +139,11 @@ class JobObserver:
 
     Args:
         pid: The process id of the launcher.
-        ask: Asks an instance for a snapshot, which ``observed`` receives later.
-        tell: Reports a straggler, once for each instance and cause.
-        show: Shows the view after each round, with ``--live``.
-        epoch: Returns the seconds between the epoch and the zero of the launcher's clock.
+        ask: A function that asks an instance for a snapshot, which ``observed`` receives later.
+        tell: A function that reports a straggler to the user. It is called once for each instance
+            and cause.
+        show: A function that shows the view after each round, for ``--live``; None without it.
+        epoch: A function that returns the seconds from the epoch to time 0 of the launcher's clock.
     """
 
     def __init__(
@@ -158,25 +170,25 @@ class JobObserver:
         self._epoch = epoch
         self._observed: dict[int, _ObservedInstance] = {}
         self._awaited: set[int] = set()
-        self._unasked: deque[int] = deque()  # the awaited instances that are still to be asked
-        self._ask_at = float("inf")  # when to ask the next of them
+        self._unasked: deque[int] = deque()  # Instances to ask in this round.
+        self._ask_at = float("inf")  # When to ask the next instances.
         self._told: dict[tuple[int, str], Straggler] = {}
         self._told_instances: set[int] = set()
         self._slow: Straggler | None = None
         self._next_round_at = float("inf")
         self._judge_at = float("inf")
-        self._deadline = float("inf")  # for the answers of this round
+        self._deadline = float("inf")  # when the current round ends even without all answers
         self._replies: list[Callable[[JobView], None]] = []
 
     def started(self, index: int, host: str, pid: int, now: float) -> None:
-        """Observe an instance whose program has started."""
+        """Start to observe an instance whose program has started."""
         self._observed[index] = _ObservedInstance(index, host, pid, StepReader(index))
         self._judge_at = min(self._judge_at, now + self._times.judged)
         if self._times.between is not None:
             self._next_round_at = min(self._next_round_at, now + self._times.first)
 
     def observed(self, index: int, message: Mapping[str, Any], now: float) -> None:
-        """Take the answer of an instance's wrapper."""
+        """Process the answer of an instance's wrapper to a request for a snapshot."""
         instance = self._observed[index]
         asked, instance.asked_at = instance.asked_at, None
         self._record(instance, message, asked, now)
@@ -184,16 +196,17 @@ class JobObserver:
         self._answered(index, now)
 
     def ended(self, index: int, message: Mapping[str, Any], now: float) -> None:
-        """Take the last message of an instance's wrapper, after its program has ended."""
+        """Process the last message of an instance's wrapper, after its program has ended."""
         instance = self._observed.get(index)
         if instance is not None and instance.is_running:
-            # The message may have been sent before the question of this round arrived.
+            # The message may have been sent before the request of this round arrived, so the time
+            # of the request is not used.
             self._record(instance, message, None, now)
             instance.end(Snapshot.of({"memory_bytes": message.get("max_rss_bytes", 0), **message}))
         self._answered(index, now)
 
     def request(self, reply: Callable[[JobView], None], now: float) -> None:
-        """Start a round and call ``reply`` with the view at its end."""
+        """Start a round. When it ends, call ``reply`` with the resulting view."""
         self._replies.append(reply)
         self._begin_round(now)
 
@@ -203,7 +216,7 @@ class JobObserver:
             self._show(self.view(now), now)
 
     def finish(self, now: float) -> JobView:
-        """Return the last view, after the end of the job."""
+        """Pass the last view to the recorders after the end of the job, and return it."""
         view = self.view(now)
         self._show = None
         if self._observed:
@@ -223,7 +236,7 @@ class JobObserver:
         )
 
     def on_time(self, now: float) -> None:
-        """Start a round, ask the next instances or end a round, if it is time."""
+        """Start a round, ask the next instances or end the round, whichever is due."""
         if now >= self._ask_at:
             self._ask_some(now)
         if now >= self._deadline:
@@ -234,13 +247,13 @@ class JobObserver:
                 self._begin_round(now)
 
     def next_deadline(self) -> float:
-        """Return when ``on_time`` has something to do; inf for never."""
+        """Return the time when ``on_time`` must be called next; inf if it need not be called."""
         is_running = any(each.is_running for each in self._observed.values())
         next_round_at = self._next_round_at if is_running else float("inf")
         return min(next_round_at, self._deadline, self._ask_at)
 
     def _worst(self) -> Straggler | None:
-        """Return the slowest instance; after the end of a job, the straggler that was reported."""
+        """Return the slowest instance; after the end of a job, the straggler reported last."""
         instances = self._observed.values()
         if self._slow is not None and not any(each.is_running for each in instances):
             return self._slow
@@ -248,7 +261,7 @@ class JobObserver:
 
     def _begin_round(self, now: float) -> None:
         running = [each.index for each in self._observed.values() if each.is_running]
-        # Instances that have not answered yet are not asked again, or their answers would pile up.
+        # Instances that have not answered yet are not asked again, so that answers do not pile up.
         self._unasked = deque(i for i in running if self._observed[i].asked_at is None)
         self._awaited.update(running)
         self._ask_some(now)
@@ -271,7 +284,7 @@ class JobObserver:
             self._end_round(now)
 
     def _end_round(self, now: float) -> None:
-        """Report stragglers and pass on a view, after all answers or after the deadline."""
+        """End a round after all answers or the time-out. Report stragglers, and pass on a view."""
         self._awaited.clear()
         self._unasked.clear()
         self._ask_at = float("inf")
@@ -293,7 +306,7 @@ class JobObserver:
         asked: float | None,
         now: float,
     ) -> None:
-        """Pass the steps in a message on to the recorders."""
+        """Pass the training steps in a wrapper's message on to the recorders."""
         epoch = self._epoch()
         asked_at = float("-inf") if asked is None else asked + epoch
         self._recorders.steps(instance.steps.read(message, asked_at, now + epoch))
@@ -310,7 +323,8 @@ class JobObserver:
         if confirmed:
             worst = confirmed[0]
             told = self._told.get((worst.instance, worst.cause), worst)
-            # Keep the first detail, because a later round may include the end of the program.
+            # Keep the detail that was reported first, because the numbers of a later round may
+            # include the end of the program.
             self._slow = replace(worst, detail=told.detail)
 
     def _is_confirmed(self, index: int) -> bool:
@@ -318,7 +332,10 @@ class JobObserver:
         return instance.has_new_steps and instance.slow_rounds >= _CONFIRMED
 
     def _tell_once(self, straggler: Straggler) -> None:
-        """Report each cause once per instance; without a cause only if it was never reported."""
+        """Report a straggler, unless the instance was reported before with the same cause.
+
+        A straggler without a known cause is reported only if the instance was never reported.
+        """
         key = (straggler.instance, straggler.cause)
         is_known = straggler.instance in self._told_instances
         if key not in self._told and (straggler.cause or not is_known):

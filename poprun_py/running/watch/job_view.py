@@ -1,6 +1,6 @@
 """Views of a running job as tables, as lines for ``--live``, and as a summary at the end.
 
-rich is imported only when a table is made.
+The package rich is imported only when a table is made.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from poprun_py.display.tables import Column, fitted_table, rich_lines
 from poprun_py.running.watch.instance_state import InstanceState
 from poprun_py.running.watch.stragglers import Straggler, stands_out
 
-# The seconds between two lines of LiveView without a panel, and the rows of a panel that do not
-# show instances.
+# The seconds between two outputs of --live if the terminal cannot show a panel, and the number of a
+# panel's rows that do not show instances.
 _LINE_SECONDS, _PANEL_EXTRA_ROWS = 30.0, 5
 _COMPUTING = ("computing", "transferring", "updating")
 _PARTS = (
@@ -48,9 +48,9 @@ _DROP_ORDER = {
 
 @dataclass(frozen=True, kw_only=True, slots=True, repr=False)
 class JobView(Displayed):
-    """The state of a job after ``seconds``, with the slowest of its instances.
+    """The state of a job ``seconds`` after its start; ``worst`` is its slowest instance.
 
-    The process id is that of the launcher.
+    ``pid`` is the process id of the launcher.
     """
 
     run_id: str
@@ -73,7 +73,7 @@ class JobView(Displayed):
 
     @property
     def samples_per_second(self) -> float:
-        """The sum over all instances."""
+        """The samples per second of all instances together."""
         return sum(state.samples_per_second for state in self.instances)
 
     def to_json(self) -> dict[str, Any]:
@@ -81,12 +81,12 @@ class JobView(Displayed):
         return {**self._head(), "instances": [state.to_json() for state in self.instances]}
 
     def json_text(self) -> str:
-        """Return ``to_json`` as text, joined from the cached texts of the instance states."""
+        """Return the view as JSON text, joined from the cached texts of the instance states."""
         instances = ", ".join([state.json_text() for state in self.instances])
         return f'{json.dumps(self._head())[:-1]}, "instances": [{instances}]}}'
 
     def _head(self) -> dict[str, Any]:
-        """Return the values of ``to_json`` without the instances."""
+        """Return the view as JSON values, without the states of the instances."""
         return {
             "version": _STATUS_VERSION,
             "run_id": self.run_id,
@@ -99,7 +99,7 @@ class JobView(Displayed):
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> JobView:
-        """Read a view from the values of ``to_json``."""
+        """Create a view from JSON values that ``to_json`` returned."""
         worst = data["slowest"]
         return cls(
             run_id=data["run_id"],
@@ -127,10 +127,10 @@ def table_lines(
     """Return the headline and the table, one row for each instance.
 
     Args:
-        view: What to show.
-        width: The width of the terminal. Table columns that do not fit are left out.
-        most_rows: The largest number of rows. Among more instances, the ones with the longest
-            steps are shown.
+        view: The view to show.
+        width: The width of the terminal in columns. Table columns that do not fit are left out.
+        most_rows: The largest number of rows. If there are more instances, the instances with the
+            longest steps are shown.
         colour: Whether the slowest instance is coloured.
     """
     states: Sequence[InstanceState] = view.instances
@@ -157,7 +157,7 @@ def table_lines(
 
 
 def summary_lines(view: JobView) -> list[str]:
-    """Return five lines for the end of a job; none if no training step has a duration."""
+    """Return a summary for the end of a job in five lines; empty if no training step was timed."""
     timed = [state for state in view.instances if state.num_steps]
     if not timed:
         return []
@@ -231,14 +231,16 @@ def _duration(seconds: float) -> str:
 class LiveView:
     """Shows views of a job during the run, for ``--live``.
 
-    Without a panel, two lines are printed from time to time.
+    If the terminal cannot show a panel, two lines are printed every 30 seconds.
 
     Attributes:
-        panel_size: Returns the columns and rows of the terminal, or None without a panel.
-        show_panel: Shows lines below all output. An empty sequence hides the panel.
-        say: Prints a line between the lines of the instances.
+        panel_size: A function that returns the columns and rows of the terminal; None if it cannot
+            show a panel.
+        show_panel: A function that shows lines below all output. An empty sequence hides the panel.
+        say: A function that prints a line between the output lines of the instances.
         has_colour: Whether the table has colours.
-        is_hidden: Returns whether the panel must stay hidden, such as during debugging.
+        is_hidden: A function that returns whether the panel must be hidden, such as while an
+            instance is in a debugger.
     """
 
     panel_size: Callable[[], tuple[int, int] | None]

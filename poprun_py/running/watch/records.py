@@ -17,13 +17,14 @@ class StepRecord:
     """One training step of one instance.
 
     Attributes:
-        at: When it ended, in seconds since the epoch, on the launcher's clock.
+        at: The time when the step ended, in seconds since the epoch, on the launcher's clock.
         step: The number of training steps done, including those before a loaded checkpoint.
-        seconds: Time since the end of the step before, without compiling, validating and saving.
-            The first step of a program has 0, because its start is unknown.
-        own_seconds: The part of ``seconds`` without waiting for other instances.
+        seconds: The duration since the end of the previous step in seconds, without the time for
+            compiling, validating and saving. It is 0 for a program's first step, whose start is
+            unknown.
+        own_seconds: ``seconds`` without the time that the instance waited for other instances.
         samples: The number of samples that the instance trained on; 0 if unknown.
-        every: How many steps this record stands for, in a file that leaves steps out.
+        every: The number of steps that this record stands for; above 1 in a file that omits steps.
     """
 
     at: float
@@ -36,7 +37,7 @@ class StepRecord:
     every: int = 1
 
     def to_json(self) -> dict[str, Any]:
-        """Return the record as JSON values for one line of a file, without unknown values."""
+        """Return the record as JSON values for one line of a file; unknown values are left out."""
         return {
             "at": round(self.at, 6),
             "instance": self.instance,
@@ -50,7 +51,7 @@ class StepRecord:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> StepRecord:
-        """Read a record from the values of ``to_json``.
+        """Create a record from JSON values that ``to_json`` returned.
 
         Raises:
             KeyError, TypeError, ValueError: The values are not a record.
@@ -68,29 +69,31 @@ class StepRecord:
 
 
 class StepReader:
-    """Makes step records from the messages of one instance's wrapper.
+    """Converts the messages of one instance's wrapper to step records.
 
-    Each answer shows the difference between the clocks of the host and the launcher, because the
-    host read its clock between the question and the answer. The earlier estimate is kept as long as
-    it fits, so a late answer does not shift the times of steps.
+    The reader estimates the difference between the host's clock and the launcher's clock. Each
+    answer gives bounds for it, because the host read its clock after the launcher's request and
+    before the answer arrived. The estimate changes only if it is outside the bounds, so a delayed
+    answer does not shift the times of steps.
 
     Attributes:
-        lost: The number of steps that are missing because they were too quick to be reported.
+        lost: The number of steps without a record, because they were too quick to be reported.
     """
 
     def __init__(self, index: int) -> None:
         self.lost = 0
         self._index = index
-        self._clock_offset: float | None = None  # the launcher's clock minus the host's, seconds
+        self._clock_offset: float | None = None  # launcher's minus host's clock, in seconds
         self._last_at = 0.0
 
     def read(self, message: Mapping[str, Any], asked: float, came: float) -> list[StepRecord]:
         """Return the steps that a message reports, in order.
 
         Args:
-            message: The wrapper's message, with its ``ledger`` and the new ``steps``.
-            asked: When the launcher asked for it, in seconds since the epoch; -inf if it did not.
-            came: When the message arrived, in seconds since the epoch.
+            message: The wrapper's message, which contains its ``ledger`` and the new ``steps``.
+            asked: The time when the launcher asked for the message, in seconds since the epoch;
+                -inf if the wrapper sent it without being asked.
+            came: The time when the message arrived, in seconds since the epoch.
         """
         ledger, steps = message.get("ledger"), message.get("steps")
         if ledger is None or steps is None:
@@ -117,33 +120,36 @@ class StepReader:
 
 
 class Recorder(Protocol):
-    """Receives the steps and views of a job in the supervisor's loop, so it must not block."""
+    """The interface of recorders. The supervisor's loop calls the methods, which must not block."""
 
     def steps(self, records: Sequence[StepRecord], /) -> None:
-        """Take new steps of one instance, in order."""
+        """Receive new steps of one instance, in order."""
 
     def view(self, view: JobView, at: float, /) -> None:
-        """Take a view of the job, and its time in seconds since the epoch."""
+        """Receive a view of the job, and its time in seconds since the epoch."""
 
 
 class Recorders:
-    """Passes steps and views on to all recorders of a job; a recorder that fails is left out."""
+    """Passes steps and views on to all recorders of a job, except recorders that have failed."""
 
     def __init__(self, recorders: Sequence[Recorder], warn: Callable[[str], None]) -> None:
         self._recorders = list(recorders)
         self._warn = warn
 
     def steps(self, records: Sequence[StepRecord]) -> None:
-        """Pass on steps of one instance."""
+        """Pass new steps of one instance on to all recorders."""
         if records:
             self._each(lambda recorder: recorder.steps(records))
 
     def view(self, view: JobView, at: float) -> None:
-        """Pass on a view of the job."""
+        """Pass a view of the job on to all recorders."""
         self._each(lambda recorder: recorder.view(view, at))
 
     def end(self, view: JobView, at: float, lost: Mapping[int, int]) -> None:
-        """Pass on the last view, and warn if steps are missing, by ``lost`` of each instance."""
+        """Pass the last view on to all recorders, and warn if steps were not recorded.
+
+        ``lost`` maps each instance to the number of its steps that were not recorded.
+        """
         self.view(view, at)
         missing = [index for index, number in lost.items() if number]
         if missing:
@@ -157,7 +163,7 @@ class Recorders:
         for recorder in tuple(self._recorders):
             try:
                 pass_on(recorder)
-            # The job continues, whatever a recorder raises.
+            # An error of a recorder must not end the job.
             except Exception as error:
                 self._recorders.remove(recorder)
                 self._warn(_failure_text(recorder, error))

@@ -1,6 +1,6 @@
-"""Stragglers, which are the instances that the others wait for, and the likely causes.
+"""Stragglers, which are the instances that other instances wait for, and the likely causes.
 
-Instances that train together all take as long per step as the slowest one. They are therefore
+Instances that train together all take as long per step as the slowest one. Instances are therefore
 compared by the duration of a step without waiting for others.
 """
 
@@ -15,11 +15,11 @@ from typing import Any, Final
 from poprun_py.display.formatting import bytes_text
 from poprun_py.running.watch.instance_state import ACTIVITIES, InstanceState, median
 
-# A straggler is slower than the median by this factor, over this many steps.
+# A straggler's steps take more than _FACTOR times the median, measured over _STEPS steps.
 _FACTOR, _STEPS = 1.2, 10
-# A smaller difference per step is not worth reporting.
+# The smallest difference per step that is worth reporting, in seconds.
 _NOTICED_SECONDS = 0.5e-3
-# The fraction of the excess time that a cause has to explain.
+# The fraction of a straggler's excess time that a cause must explain to be reported.
 _EXPLAINS = 0.4
 _CAUSES = {
     "other": "the program's own code takes longer",
@@ -29,7 +29,7 @@ _CAUSES = {
     "reducing": "its collectives take longer",
     "updating": "its update takes longer",
 }
-# Activities that are not work of a training step.
+# Activities that do not count as work in a training step.
 _NO_WORK = ("waiting", "compiling", "saving", "validating")
 
 
@@ -37,7 +37,7 @@ def _seconds_of(activity: int) -> Callable[[InstanceState], float]:
     return lambda state: state.shares[activity] * state.step_seconds
 
 
-# Functions that compute the seconds of each part of an instance's step.
+# For each part of a training step, a function that computes its seconds from an instance's state.
 _PARTS: Final[Mapping[str, Callable[[InstanceState], float]]] = {
     "work": lambda state: (1.0 - state.share(*_NO_WORK)) * state.step_seconds,
     "throttled": lambda state: state.throttled * state.step_seconds,
@@ -48,14 +48,15 @@ _PARTS: Final[Mapping[str, Callable[[InstanceState], float]]] = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Straggler:
-    """One instance compared with the others of its job.
+    """One instance compared with the other instances of its job.
 
     Attributes:
-        own_seconds: The duration of its last ten steps without waiting for others (median).
-        median_seconds: The median of this duration over all instances.
-        is_slow: Whether the others lose a noticeable part of each step by waiting for it.
-        cause: The cause, such as ``it swaps``; empty if unknown.
-        detail: Numbers that support the cause; empty if unknown.
+        own_seconds: The median duration of its last ten steps, without waiting for others.
+        median_seconds: The median of ``own_seconds`` over all instances of the job.
+        is_slow: Whether the other instances lose a noticeable part of each step by waiting for this
+            one.
+        cause: The likely cause, such as ``it swaps``; empty if unknown.
+        detail: A text with measured values that support the cause; empty if unknown.
     """
 
     instance: int
@@ -68,7 +69,7 @@ class Straggler:
 
     @property
     def reason(self) -> str:
-        """The cause with its numbers."""
+        """The cause, followed by its detail in parentheses."""
         return f"{self.cause} ({self.detail})" if self.detail else self.cause
 
     @property
@@ -95,7 +96,7 @@ class Straggler:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Straggler:
-        """Read a straggler from the values of ``to_json``."""
+        """Create a straggler from JSON values that ``to_json`` returned."""
         return cls(
             instance=data["instance"],
             host=data["host"],
@@ -108,21 +109,23 @@ class Straggler:
 
 
 def stragglers(states: Sequence[InstanceState]) -> list[Straggler]:
-    """Return the instances that others wait for, over ten steps; the slowest comes first.
+    """Return the instances that others wait for, judged by the last ten steps, the slowest first.
 
-    The step of a straggler is more than 20 % longer than the median step, and the others wait
-    longer than it does by the same time. If it also waits for an even slower instance, the
-    difference must exceed 20 % of its whole step. Of two instances, the median is the faster one.
+    A straggler's step is more than 20 % longer than the median step, and the others wait longer
+    than the straggler by more than 20 % of the median step. If the straggler also waits for an even
+    slower instance, both differences must exceed 20 % of its whole step. In a job of two instances,
+    the faster one is the median.
     """
     peers = _Peers(_comparable(states))
-    # Only these can be slow, so most instances of a large job need no further comparison.
+    # Only instances with long steps can be stragglers, so most instances of a large job need no
+    # further comparison.
     suspects = [each for each in peers.states if stands_out(each.own_seconds, peers.usual)]
     slow = [each for each in map(peers.straggler, suspects) if each.is_slow]
     return sorted(slow, key=lambda each: -each.own_seconds)
 
 
 def stands_out(own: float, usual: float) -> bool:
-    """Return whether a step without waiting takes noticeably longer than the median (``usual``)."""
+    """Return whether a step of ``own`` seconds is noticeably longer than the median ``usual``."""
     return own - usual > max((_FACTOR - 1) * usual, _NOTICED_SECONDS)
 
 
@@ -130,8 +133,8 @@ def waited_for(steps: Mapping[int, tuple[float, float]]) -> frozenset[int]:
     """Return the instances that others wait for.
 
     Args:
-        steps: For each instance, the seconds of a step without waiting for others, and of the
-            whole step.
+        steps: For each instance, the seconds of a step without waiting for others, and the seconds
+            of the whole step.
     """
     usual = median([own for own, _ in steps.values()])
     waiting = {index: max(0.0, whole - own) for index, (own, whole) in steps.items()}
@@ -145,19 +148,20 @@ def waited_for(steps: Mapping[int, tuple[float, float]]) -> frozenset[int]:
 
 
 def _costs_time(lost: float, usual: float, own: float, waiting: float) -> bool:
-    """Return whether the others lose a noticeable part of each step to an instance.
+    """Return whether others lose a noticeable part of each step by waiting for an instance.
 
     Args:
-        lost: Seconds of a step that the others lose. This instance's step is longer than the
-            median one by at least this time, and the others wait longer by at least this time.
-        usual: Seconds of the median instance's step without waiting.
-        own: Seconds of this instance's step without waiting.
-        waiting: How many seconds longer it waits than the instance that waits least.
+        lost: The seconds of each step that the others lose. This instance's step is longer than the
+            median one by at least this time, and the others wait longer than this instance by at
+            least this time.
+        usual: The seconds of the median instance's step without waiting.
+        own: The seconds of this instance's step without waiting.
+        waiting: The seconds that this instance waits longer than the instance that waits least.
     """
     if not stands_out(usual + lost, usual):
         return False
-    # An instance that itself waits for a slower one counts only if the loss is large compared with
-    # its whole step.
+    # An instance that itself waits for a slower one is a straggler only if the others lose a large
+    # part of its whole step.
     return not stands_out(own + waiting, own) or lost > (_FACTOR - 1) * (own + waiting)
 
 
@@ -175,7 +179,7 @@ def _comparable(states: Sequence[InstanceState]) -> list[InstanceState]:
 
 
 class _MedianOfOthers:
-    """The lower median of all values but one."""
+    """Computes the lower median of given values without one of them."""
 
     def __init__(self, values: Iterable[float]) -> None:
         ordered = sorted(values)
@@ -183,7 +187,7 @@ class _MedianOfOthers:
         self._lower, self._upper = ordered[middle - 1 : middle + 1] if middle else (0.0, 0.0)
 
     def without(self, value: float) -> float:
-        """Return the median of the other values; 0 if there are none."""
+        """Return the lower median without ``value``; 0 if ``value`` is the only one."""
         return self._upper if value <= self._lower else self._lower
 
 
@@ -191,7 +195,7 @@ class _Peers:
     """The instances of a job, for comparing each of them with all others.
 
     The medians of each part of a step are computed once for all instances, so the time for all
-    comparisons does not grow with the square of their number.
+    comparisons does not grow with the square of the number of instances.
     """
 
     def __init__(self, states: Sequence[InstanceState]) -> None:
@@ -206,8 +210,8 @@ class _Peers:
         excess = longer("work")
         cause, detail = self._reason(state, excess) if excess > 0 else ("", "")
         waiting = _PARTS["waiting"](state) - self._least_waiting
-        # A long step alone is not enough: a busy host may delay ten steps by chance, and instances
-        # that do not train together do not wait for the slowest one.
+        # A long step alone does not make a straggler. A busy host may delay ten steps by chance,
+        # and instances that do not train together do not wait for the slowest one.
         lost = min(state.own_seconds - self.usual, excess, -longer("waiting"))
         return Straggler(
             instance=state.index,
@@ -220,7 +224,7 @@ class _Peers:
         )
 
     def _longer(self, state: InstanceState, part: str) -> float:
-        """Return by how many seconds a part of a step exceeds the median of the other instances."""
+        """Return the seconds by which a part of a step exceeds the other instances' median."""
         seconds_of = _PARTS[part]
         if part not in self._medians:
             self._medians[part] = _MedianOfOthers(map(seconds_of, self.states))
@@ -228,7 +232,7 @@ class _Peers:
         return value - self._medians[part].without(value)
 
     def _reason(self, state: InstanceState, excess: float) -> tuple[str, str]:
-        """Return the cause and the detail of ``excess`` seconds per step.
+        """Return the likely cause of ``excess`` seconds per step, and its detail.
 
         Causes on the host are checked first, because they prolong every activity.
         """
