@@ -1,11 +1,11 @@
-"""poprun-py: starts the instances of a distributed job under MPI.
+"""poprun-py, a launcher that starts the instances of a distributed job under MPI.
 
-The public names of the Python API. A name's module is imported when the name is first used, so
-that the help and the wrapper of each instance start quickly.
+This module has the public names of the Python API. The module of a name is imported when the name
+is first used, so that ``--help`` and the wrapper process of each instance start quickly.
 """
 
-# Like typing.TYPE_CHECKING. The wrapper imports this package before every program, and importing
-# typing would delay it.
+# A copy of typing.TYPE_CHECKING. The wrapper process of each instance imports this package before
+# it starts the user's program, and importing typing would delay that.
 TYPE_CHECKING = False
 
 if TYPE_CHECKING:

@@ -1,4 +1,7 @@
-"""Where ``poprun-py`` and ``python -m poprun_py`` begin: Ctrl-C is made safe before the imports."""
+"""The entry point of ``poprun-py`` and ``python -m poprun_py``.
+
+Before it imports the command line, it makes Ctrl-C end the process without a traceback.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +10,8 @@ from typing import NoReturn
 
 
 def main() -> NoReturn:
-    """Run the command line of this process and exit with its code."""
-    # Until something is there to be stopped, Ctrl-C ends this as any program, without a traceback.
+    """Run the command with the arguments of this process, and exit with its exit code."""
+    # No job runs during the imports, so Ctrl-C may kill this process at once.
     is_interruptible = signal.getsignal(signal.SIGINT) is signal.default_int_handler
     if is_interruptible:
         signal.signal(signal.SIGINT, signal.SIG_DFL)

@@ -1,12 +1,14 @@
-"""The exceptions of the launcher and their exit codes. Only the command line prints and exits.
+"""The exceptions of the launcher and the exit codes that they cause.
 
-    LaunchError                1    anything that stops a launch
+Only the command line prints an exception's message and exits with its exit code.
+
+    LaunchError                1    an error that stops a launch
     |-- UsageError             2    a wrong option, file or combination: nothing was started
     |-- StartError             3    the launch could not start (host, ssh, MPI, program missing)
-    |-- JobFailedError         its  the job ended with another exit code than 0
+    |-- JobFailedError              the job failed; its exit code is used
     `-- TimeLimitError       124    the job ran into a time limit or hung
 
-The message is one line that names the given value, the accepted values and what to do.
+Each message is one line that names the given value, the accepted values and what to do.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ import difflib
 import errno
 from collections.abc import Iterable, Iterator
 
-# Threads are counted as well.
+# Advice for a user whose limit of processes is reached. The limit also counts threads.
 PROCESSES_ADVICE = (
     "raise the limit of processes (ulimit -u, or pids.max of the control group), or start fewer "
     "instances"
@@ -42,7 +44,7 @@ class StartError(LaunchError):
 
 
 class JobFailedError(LaunchError):
-    """The job did not end well; ``result`` is how it ended, ``exit_code`` that of the job."""
+    """The job failed; ``result`` is its LaunchResult, ``exit_code`` is the job's exit code."""
 
     def __init__(self, message: str, result: object = None) -> None:
         super().__init__(message)
@@ -51,7 +53,7 @@ class JobFailedError(LaunchError):
 
 
 class TimeLimitError(LaunchError):
-    """The job ran into a time limit, or hung; ``result`` is how it ended."""
+    """The job ran into a time limit, or hung; ``result`` is its LaunchResult."""
 
     exit_code = 124
 
@@ -61,9 +63,10 @@ class TimeLimitError(LaunchError):
 
 
 def nearest(word: str, accepted: Iterable[str]) -> str:
-    """Return ``; did you mean ...?`` for the accepted word most like ``word``, or nothing.
+    """Return ``; did you mean X?`` with the accepted word that is most similar to ``word``.
 
-    Letter case, hyphens and underscores make no difference.
+    The text is empty if no accepted word is similar. Letter case is ignored, and hyphens equal
+    underscores.
     """
     spelled = {_folded(each): each for each in accepted}
     close = difflib.get_close_matches(_folded(word), spelled, n=1, cutoff=0.6)
@@ -76,10 +79,10 @@ def _folded(word: str) -> str:
 
 @contextlib.contextmanager
 def start_errors(problem: str) -> Iterator[None]:
-    """Turn what the system refuses in the block into an error of the start.
+    """Convert an OSError of the ``with`` block into a StartError that begins with ``problem``.
 
     Raises:
-        StartError: It refused something.
+        StartError: The block raised an OSError.
     """
     try:
         yield
@@ -88,10 +91,10 @@ def start_errors(problem: str) -> Iterator[None]:
 
 
 def explain_os_error(error: OSError, problem: str) -> str:
-    """Return ``problem`` with the system's reason, and what to do where that is known."""
+    """Return a message: ``problem``, the reason of ``error``, and advice for reached limits."""
     said = f"{error.filename}: {error.strerror}" if error.filename else error.strerror or str(error)
     if error.errno == errno.EMFILE:
-        # The soft limit is the hard one already.
+        # The launcher has already raised its soft limit to the hard limit.
         return (
             f"{problem} ({said}): raise the hard limit of open files (ulimit -n N as root, or "
             "/etc/security/limits.conf), or start fewer instances"

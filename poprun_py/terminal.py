@@ -1,9 +1,9 @@
-"""The output of the commands, and the console that takes a launch's messages.
+"""Printing to stdout and stderr for the commands, and the console that prints a launch's messages.
 
 Results go to stdout; warnings, errors and the log go to stderr. Only this module prints. If stderr
 cannot be written, its text is lost, but the job and its exit code do not change. If stdout cannot
-be written, print_out raises UnwritableError, because a command's result goes there. Within
-``may_be_lost``, the text for stdout is lost as well.
+be written, ``print_out`` raises UnwritableError, because a command's result goes there. Inside
+``with may_be_lost()``, the text for stdout is dropped instead of raising that error.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ else:
     _Command = object  # click is not imported in the launcher's process
 
 
-# The name that the SDK gives its launcher.
+# The name of the launcher command in the Poplar SDK.
 SDK_NAME = "poprun"
 
 _USUAL = "poprun-py"
@@ -72,29 +72,30 @@ class UnwritableError(Exception):
 
 
 def prepare_streams() -> None:
-    """Open standard descriptors that are closed, and let stdout accept characters of any kind.
+    """Open the standard descriptors that are closed, and make stdout accept every character.
 
-    A command calls this before anything else.
+    A command calls this function first.
     """
     _open_closed_descriptors()
     _print_any_text()
 
 
 def exit_with(code: int) -> NoReturn:
-    """Flush stdout and stderr, and end this process with ``code`` even if that fails."""
+    """Flush stdout and stderr, and end this process with ``code`` even if flushing fails."""
     # The work is done, so another Ctrl-C must not change the exit code.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):
             stream.flush()
-    # os._exit skips finalising the interpreter, which takes longer than all the rest of the exit.
+    # os._exit skips the finalisation of the interpreter, which is the slowest part of an exit.
     os._exit(code)
 
 
 def _open_closed_descriptors() -> None:
-    """Give a launcher that was started without stdout or stderr something to write to.
+    """Open /dev/null on each of the descriptors 0 to 2 that is closed.
 
-    Otherwise a socket or file that the launcher opens later would get descriptor 1 or 2.
+    A socket or file that the launcher opens later would get a closed descriptor 1 or 2, and printed
+    text would then go into that socket or file.
     """
     descriptor = os.open(os.devnull, os.O_RDWR)
     while descriptor <= 2:
@@ -137,18 +138,19 @@ def flush_stdout() -> None:
 
 @contextlib.contextmanager
 def may_be_lost() -> Iterator[None]:
-    """Drop the block's text if stdout cannot be written, so that the job can go on."""
+    """Drop the text printed inside ``with`` if stdout cannot be written; the job continues."""
     try:
         yield
         flush_stdout()
     except UnwritableError as error:
         _begin_stdout_anew()
-        if not isinstance(error.reason, BrokenPipeError):  # the reader has ended, as in | head
+        # A broken pipe needs no warning: the reader of the output has ended, as in ``| head``.
+        if not isinstance(error.reason, BrokenPipeError):
             print_warning(f"standard output cannot be written: {error.reason.strerror}")
 
 
 def _begin_stdout_anew() -> None:
-    """Drop the text buffered in stdout, since each later flush would fail again."""
+    """Drop the text buffered in stdout, because each later flush would fail on it again."""
     stream = sys.stdout
     if isinstance(stream, io.TextIOWrapper):
         sys.stdout = open(  # noqa: SIM115 (the descriptor outlives it)
@@ -162,7 +164,7 @@ def print_error(text: str) -> None:
 
 
 def print_problem(text: str) -> None:
-    """Print an error as one line."""
+    """Print an error message to stderr as one line, after the name of the command."""
     with contextlib.suppress(OSError, ValueError):
         sys.stdout.flush()
     print_error(f"{command_name()}: error: {' '.join(text.split())}")
@@ -174,7 +176,7 @@ def can_rewrite_lines() -> bool:
 
 
 def rewrite_line(line: str) -> None:
-    """Replace the text in the terminal's present row; an empty ``line`` clears the row."""
+    """Replace the text in the terminal's current row; an empty ``line`` clears the row."""
     _write_to_stderr(f"\r\x1b[K{line}")
 
 
@@ -190,8 +192,8 @@ def _write_to_stderr(text: str) -> None:
 class PrintedHelp(_Command):
     """A base class for click commands that print their help with ``print_out``.
 
-    It comes before the click class among the bases. click's own ``echo`` would raise an OSError
-    that cannot be told from others.
+    A command lists it before the click class among its bases. click's own ``echo`` would raise a
+    plain OSError, which does not tell that stdout is the cause.
     """
 
     def get_help_option(self, ctx: click.Context) -> click.Option | None:
@@ -209,11 +211,12 @@ def _print_help(context: click.Context, _: click.Parameter, value: Any) -> None:
 
 
 class Console:
-    """The console of a launch, which takes the messages of the launcher.
+    """The console of a launch, which prints the launcher's messages.
 
     Args:
-        is_verbose: Whether the log is written at all.
-        prints_bindings: Whether bindings go to stdout, below the topology; else they are logged.
+        is_verbose: Whether lines of the log are written to stderr; if not, they are dropped.
+        prints_bindings: Whether the instances' CPU bindings are printed to stdout, below the
+            topology; if not, they are written to the log.
     """
 
     def __init__(self, *, is_verbose: bool, prints_bindings: bool) -> None:
@@ -239,17 +242,17 @@ class Console:
             self.log(line)
 
     def tell(self, sentence: str) -> None:
-        """Write the outcome of something that the user asked for."""
+        """Print a message to stderr that is not a warning, such as the path of a written file."""
         print_error(f"{command_name()}: {sentence}")
 
     def waiting(self, seconds: float, reason: str) -> None:
-        """Show the reason of a wait, repeatedly while the job waits.
+        """Show why the job waits. The launcher calls this repeatedly during the wait.
 
-        A terminal shows it in one line. Other outputs get a line when the reason changes.
+        On a terminal, one line is rewritten. Other outputs get a line when the reason changes.
 
         Args:
-            seconds: How long the job has waited so far.
-            reason: Such as "for IPUs: ..."; empty when the wait has ended.
+            seconds: The seconds that the job has waited so far.
+            reason: The awaited resources, such as "for IPUs: ..."; empty at the end of the wait.
         """
         if can_rewrite_lines():
             width = shutil.get_terminal_size().columns - 1
@@ -266,12 +269,12 @@ def print_warning(sentence: str) -> None:
 
 
 def wants_colour() -> bool:
-    """Tell whether standard output is a terminal whose user did not decline colours."""
+    """Return whether standard output is a terminal whose user did not decline colours."""
     return sys.stdout.isatty() and may_colour(os.environ)
 
 
 def can_print(text: str) -> bool:
-    """Tell whether the encoding of standard output has all characters of ``text``."""
+    """Return whether the encoding of standard output has all characters of ``text``."""
     try:
         text.encode(getattr(sys.stdout, "encoding", None) or "ascii")
     except (UnicodeEncodeError, LookupError):
@@ -280,7 +283,10 @@ def can_print(text: str) -> bool:
 
 
 def exit_code_of(command: Callable[[], int]) -> int:
-    """Run a command and return its exit code; print an error as one line."""
+    """Run a command and return its exit code. If it raises an error, print the error as one line.
+
+    LaunchError, UnwritableError, OSError and KeyboardInterrupt are converted to exit codes.
+    """
     try:
         code = command()
         flush_stdout()
@@ -294,7 +300,7 @@ def exit_code_of(command: Callable[[], int]) -> int:
         # Point stdout to /dev/null, so that the interpreter's flush at exit does not fail.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         if isinstance(error.reason, BrokenPipeError):
-            # The reader of the output has ended, as in ``| head``, so a message is useless.
+            # The reader of the output has ended, as in ``| head``, and needs no message.
             return 141
         print_problem(f"standard output cannot be written: {error.reason.strerror}")
         return StartError.exit_code

@@ -1,6 +1,6 @@
-"""The output of ``--version``: our version, and on request those of all packages involved.
+"""The output of ``--version``: the version of poprun-py, or of all packages that jobs can use.
 
-Versions are read from the metadata of packages, without importing them.
+Versions are read from the metadata of the packages, without importing them.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import json
 import platform
 import sys
 
-# Read from sys.modules, because importing the package here would be a circle of imports.
+# Read from sys.modules, because importing the package here would be a circular import.
 _OURS: str = sys.modules[__name__.partition(".")[0]].__version__
 _DEPENDENCIES = (
     "mpi4py",
@@ -26,7 +26,7 @@ _DEPENDENCIES = (
 
 
 def version_text(form: str) -> str:
-    """Return the versions as ``text``, ``json``, ``full-text`` or ``full-json``."""
+    """Return the versions in the format ``text``, ``json``, ``full-text`` or ``full-json``."""
     found = versions(full=form.startswith("full-"))
     if form.endswith("json"):
         return json.dumps(found, indent=2)
@@ -34,7 +34,7 @@ def version_text(form: str) -> str:
 
 
 def versions(*, full: bool) -> dict[str, str]:
-    """Return our version by name, and with ``full`` that of everything involved."""
+    """Return a dict with the version of poprun-py, and with ``full`` of all packages and Python."""
     found = {"poprun-py": _OURS}
     if full:
         found |= {"popdist-py": _OURS, "python": platform.python_version()}
@@ -43,7 +43,8 @@ def versions(*, full: bool) -> dict[str, str]:
 
 
 def _installed(name: str) -> str:
-    from importlib import metadata  # with the parser of mails, which a launch need not wait for
+    # importlib.metadata imports the email package, which would delay a launch.
+    from importlib import metadata
 
     try:
         return metadata.version(name)

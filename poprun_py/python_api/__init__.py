@@ -1,6 +1,6 @@
 """The Python API: ``poprun_py.launch``, ``start`` and JobHandle.
 
-Each job of a Python program has a launcher process of its own, which does what the command does.
-This package contains the handles of jobs, that process, and the messages between the two. Planning
-and supervision are in other packages.
+Each job that a Python program starts has its own launcher process, which works like the command
+``poprun-py``. This package contains the job handles, the program of the launcher process, and the
+messages between the two processes. Planning and supervision are in other packages.
 """

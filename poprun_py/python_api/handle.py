@@ -1,6 +1,6 @@
 """The handle that ``poprun_py.start`` returns for a background job.
 
-When the program ends, the jobs that still run are stopped, and their folders are removed.
+When the calling program ends, its running jobs are stopped, and their folders are removed.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ T = TypeVar("T")
 class JobHandle(Generic[T]):
     """A job that ``poprun_py.start`` has started. Any thread may use it.
 
-    The job continues when its handle is dropped, and is stopped when the program ends. ``with`` and
-    ``async with`` stop the job at their end and remove its files. ``await job`` returns
-    ``job.result()``. The job continues when an ``await`` is cancelled, and when ``wait`` raises
-    TimeoutError.
+    The job continues when its handle is dropped, and is stopped when the calling program ends.
+    ``with`` and ``async with`` stop the job at their end and remove its files. ``await job``
+    returns ``job.result()``. The job continues when an ``await`` is cancelled, and when ``wait``
+    raises TimeoutError.
 
     Attributes:
         name: The name of the program or function.
@@ -73,10 +73,10 @@ class JobHandle(Generic[T]):
             self._remove_folder()
             raise
 
-    # --- state ----------------------------------------------------------------------------
+    # --- state and output of the job ------------------------------------------------------
 
     def status(self) -> JobStatus:
-        """Return the state of the job, with the progress of its instances if it runs."""
+        """Return the state of the job, with the progress of its instances while it runs."""
         self._require_owner()
         launcher = self._launcher
         state, waits_for = self._state()
@@ -98,16 +98,17 @@ class JobHandle(Generic[T]):
         return self._launcher.outcome.done()
 
     def output(self, instance: int | None = None, stream: StreamName | None = None) -> str:
-        """Return the output so far; of a long output, the last 8 MiB.
+        """Return the output of the instances so far; of a long output, the last 8 MiB.
 
         Args:
             instance: The index of an instance; None for the output of all instances with tags, as
                 the command shows it.
             stream: ``"stdout"`` or ``"stderr"``; None for an instance's stdout followed by its
-                stderr. If no instance is given, the stream of each instance in turn.
+                stderr. If only a stream is given, the stream of each instance, in order.
 
         Raises:
-            UsageError: There is no such instance or stream, or ``with`` has removed the files.
+            UsageError: The instance or stream does not exist, or the end of ``with`` has removed
+                the files.
         """
         if stream is not None and not (isinstance(stream, str) and stream in STREAMS):
             raise UsageError(f"stream {stream!r}: expected 'stdout', 'stderr' or None")
@@ -128,7 +129,7 @@ class JobHandle(Generic[T]):
     def __repr__(self) -> str:
         try:
             return f"<JobHandle {self.name}: {self.status()}>"
-        except StartError:  # in a forked process, which must not ask the launcher
+        except StartError:  # a forked process must not query the launcher
             return f"<JobHandle {self.name}: of another process>"
 
     def _repr_html_(self) -> str:
@@ -141,16 +142,16 @@ class JobHandle(Generic[T]):
 
         show_cell(self.name, self.status, self._launcher.outcome)
 
-    # --- waiting --------------------------------------------------------------------------
+    # --- waiting for the end of the job ---------------------------------------------------
 
     def wait(self, timeout: float | None = None) -> LaunchResult:
         """Wait for the end of the job and return its result, which may be a failure.
 
         Args:
-            timeout: Seconds; None for no limit.
+            timeout: The most seconds to wait; None for no limit.
 
         Raises:
-            TimeoutError: The job still runs, and continues.
+            TimeoutError: The job still runs after ``timeout`` seconds, and continues.
             UsageError: The options do not fit the hosts and machines.
             StartError: The job could not start.
             TimeLimitError: The job ran into its time limit, or hung; ``result`` has the details.
@@ -168,7 +169,7 @@ class JobHandle(Generic[T]):
         """Wait for the end of the job and return its value.
 
         Args:
-            timeout: Seconds; None for no limit.
+            timeout: The most seconds to wait; None for no limit.
 
         Returns:
             For a function, the list of the values that it returned in each instance, by index; for
@@ -176,16 +177,17 @@ class JobHandle(Generic[T]):
 
         Raises:
             JobFailedError: The job failed without an exception of the function.
-            Exception: The exception that the function raised in an instance, or one of ``wait``.
+            Exception: The exception that the function raised in an instance, or an exception that
+                ``wait`` raises.
         """
         try:
             ended = self.wait(timeout)
-            # Reading a large result takes long, so `stop` has a lock of its own.
+            # Reading a large result takes long, and must not block `stop`, which has another lock.
             with self._reading_lock:
                 if self._value is None:
                     self._value = (cast("T", self._read(ended)),)
                 return self._value[0]
-        except Exception as error:  # without the frames of this module
+        except Exception as error:  # omit this module's frames from the traceback
             raise error.with_traceback(None) from error.__cause__
 
     def __await__(self) -> Generator[Any, None, T]:
@@ -197,13 +199,14 @@ class JobHandle(Generic[T]):
         await self._async_wait()
         try:
             return await asyncio.to_thread(self._result_for_future)
-        except Exception as error:  # without the frames of the thread
+        except Exception as error:  # omit the thread's frames from the traceback
             raise error.with_traceback(None) from error.__cause__
 
     def _result_for_future(self) -> T:
         try:
             return self.result()
-        except StopIteration as error:  # a future rejects it, and `await` would never return
+        except StopIteration as error:
+            # A future rejects a StopIteration, so that `await` would never return.
             raise RuntimeError(f"{self.name} raised StopIteration") from error
 
     async def _async_wait(self) -> None:
@@ -211,17 +214,17 @@ class JobHandle(Generic[T]):
         import asyncio
 
         self._require_owner()
-        with contextlib.suppress(LaunchError):  # `result` raises it
+        with contextlib.suppress(LaunchError):  # `result` raises this error
             await asyncio.wrap_future(self._launcher.outcome)
 
-    # --- ending ---------------------------------------------------------------------------
+    # --- stopping the job -----------------------------------------------------------------
 
     def stop(self, grace: float | None = None) -> None:
-        """Ask the job to end, as SIGTERM to its launcher does. Later calls do nothing.
+        """Ask the job to end by sending SIGTERM to its launcher, at most once.
 
         Args:
-            grace: Seconds until remaining processes are killed; None for the job's own ``grace``,
-                which begins when its programs have saved.
+            grace: The seconds until the remaining processes are killed; None for the job's option
+                ``grace``, which is counted from the time when its programs have saved.
         """
         self._require_owner()
         grace = _checked_seconds("grace", grace, least=0)
@@ -265,7 +268,10 @@ class JobHandle(Generic[T]):
             raise cancelled
 
     def _end(self, number: int) -> None:
-        """Ask the job to end, wait, and remove its files. Ctrl-C meanwhile kills its processes."""
+        """Ask the job to end, wait for its end, and remove its files.
+
+        Ctrl-C during the wait makes the launcher kill the job's remaining processes.
+        """
         self._require_owner()
         interrupt: KeyboardInterrupt | None = None
         self._ask_to_end(number)
@@ -280,14 +286,14 @@ class JobHandle(Generic[T]):
             raise interrupt
 
     def _ask_to_end(self, number: int) -> None:
-        """Send the launcher a signal; a second one makes it kill the remaining processes."""
+        """Send the launcher a signal. A second signal makes it kill the remaining processes."""
         with self._stopping_lock:
             was_asked, self._is_stopping = self._is_stopping, True
         if not self.done() and (number == signal.SIGINT or not was_asked):
             self._launcher.signal(number)
 
     def _kill_after(self, seconds: float) -> None:
-        """Have the launcher kill the remaining processes after some seconds."""
+        """Make the launcher kill the job's remaining processes after ``seconds``."""
 
         def kill() -> None:
             futures.wait([self._launcher.outcome], seconds)
@@ -296,10 +302,10 @@ class JobHandle(Generic[T]):
 
         threading.Thread(target=kill, name=f"poprun_py stop {self.name}", daemon=True).start()
 
-    # --- helpers --------------------------------------------------------------------------
+    # --- private helpers of status and checks ---------------------------------------------
 
     def _state(self) -> tuple[JobState, str]:
-        """Return the state, and the resources that the job waits for."""
+        """Return the state of the job, and the resources that it waits for."""
         if self.done():
             return "ended", ""
         if self._is_stopping:
@@ -337,7 +343,7 @@ def _instance_indices(instance: object, total: int) -> range | tuple[int, ...]:
 
 
 def _checked_seconds(name: str, value: object, least: float = -math.inf) -> float | None:
-    """Return a number of seconds that threads can wait for; None for no limit.
+    """Return ``value`` as seconds, at most as many as threads can wait; None for no limit.
 
     Raises:
         UsageError: The value is not a number, or is below ``least``.
@@ -350,9 +356,10 @@ def _checked_seconds(name: str, value: object, least: float = -math.inf) -> floa
     return min(float(value), threading.TIMEOUT_MAX)  # type: ignore[arg-type]
 
 
-# --- the end of this process --------------------------------------------------------------
+# --- the end of the calling program -------------------------------------------------------
 
-# Running jobs by their future outcomes, including jobs whose handles the program has dropped.
+# The running jobs, keyed by the futures of their outcomes. This dict also keeps the jobs whose
+# handles the calling program has dropped.
 _running: dict[futures.Future[LaunchResult], JobHandle[Any]] = {}
 _running_lock = threading.Lock()
 
@@ -378,16 +385,16 @@ def _stop_jobs_at_exit() -> None:
 def _stop_all() -> None:
     with _running_lock:
         jobs = list(_running.values())
-    for job in jobs:  # all are asked first, so that they end in parallel
+    for job in jobs:  # ask all jobs before waiting for one, so that they end in parallel
         job.stop()
     for job in jobs:
         job.close()
 
 
 def _disconnect_all() -> None:
-    """Close a forked process's copies of the channels.
+    """Close the channels to the launchers in a forked process.
 
-    While they are open, the launchers would not notice the end of the process that started them.
+    While these copies are open, a launcher does not notice that the process that started it ended.
     """
     global _running_lock
     for job in _running.values():

@@ -19,7 +19,7 @@ Outcome = futures.Future[LaunchResult]
 
 
 def job_html(name: str, status: JobStatus, outcome: Outcome) -> str:
-    """Return HTML that shows the instances of a running job, or the result or error of its end."""
+    """Return HTML that shows a running job's instances, or an ended job's result or error."""
     if status.exit_code is None:
         kind = "warn" if status.state != "running" else ""
         return fragment(f"{name}: {status}", status_parts(status), kind=kind)

@@ -12,9 +12,9 @@ from typing import IO, Literal
 
 StreamName = Literal["stdout", "stderr"]
 STREAMS: tuple[StreamName, ...] = ("stdout", "stderr")
-# The file in a job's folder with the output of all instances, as the command shows it.
+# The file in a job's folder with the output of all instances, as ``poprun-py`` shows it.
 SHOWN = "shown"
-# The most bytes that are read from one file. It bounds the memory of a program that reads output.
+# The most bytes that are read from one output file, which bounds the memory of the calling program.
 _MOST_BYTES = 8 << 20
 _CHUNK_BYTES = 1 << 16
 
@@ -39,8 +39,9 @@ class OutputCopier:
 
     Args:
         pipe: The pipe from the launcher process.
-        name: The attribute of ``sys``, which is looked up again for every piece of output.
-        file: A file that gets the same output; None for no file.
+        name: ``stdout`` or ``stderr``. The attribute of ``sys`` is looked up again for every piece
+            of output, because the program may replace it.
+        file: A file to which the same output is appended; None for no file.
     """
 
     def __init__(self, pipe: IO[bytes], name: str, file: Path | None) -> None:
@@ -84,7 +85,7 @@ class OutputCopier:
 
 
 def read_shown(folder: Path) -> str:
-    """Return the output of all instances, as the command shows it."""
+    """Return the output of all instances, as ``poprun-py`` shows it."""
     return _read_end(folder / SHOWN)
 
 
@@ -94,7 +95,7 @@ def read_instance(folders: Sequence[str], instance: int, stream: StreamName | No
     Args:
         folders: The folders of the attempts.
         instance: The index of the instance.
-        stream: One of its streams; None for its stdout followed by its stderr.
+        stream: The stream to read; None for the instance's stdout followed by its stderr.
     """
     names = STREAMS if stream is None else (stream,)
     return "".join(_read_end(path) for name in names for path in _files(folders, instance, name))
@@ -103,13 +104,13 @@ def read_instance(folders: Sequence[str], instance: int, stream: StreamName | No
 def _files(folders: Sequence[str], instance: int, stream: StreamName) -> Iterator[Path]:
     for folder in folders:
         for path in Path(folder).glob(f"instance-*.{stream}"):
-            # The number of padding zeros depends on the number of instances.
+            # The numbers in file names are zero-padded to the width of the largest number.
             if int(path.stem.removeprefix("instance-")) == instance:
                 yield path
 
 
 def _read_end(path: Path) -> str:
-    """Return the last lines of a file, or an empty text if the file does not exist yet."""
+    """Return the last 8 MiB of a file in whole lines; empty if the file does not exist yet."""
     try:
         with path.open("rb") as file:
             size = os.fstat(file.fileno()).st_size

@@ -21,7 +21,8 @@ class JobTarget:
     Attributes:
         name: The name of the program or function.
         job: The configuration or plan to launch.
-        read: Returns the value of the job for its result, or raises the job's error.
+        read: A function that converts the job's LaunchResult to the value that ``launch`` returns,
+            or raises the job's error.
     """
 
     name: str
@@ -42,8 +43,8 @@ def job_target(
         target: A function, a program as a list of words, a configuration, or a plan.
         args: The positional arguments of the function.
         kwargs: The keyword arguments of the function.
-        options: Fields of LaunchConfig.
-        folder: The private folder of the job, which a function and its results need.
+        options: The options of the launch, named like the fields of LaunchConfig.
+        folder: The private folder of the job; None if ``target`` is not a function.
 
     Raises:
         UsageError: The target cannot be launched.

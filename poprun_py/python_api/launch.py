@@ -67,7 +67,8 @@ def launch(
 ) -> list[T] | LaunchResult:
     """Run a function or a program in every instance of a job, and wait for the end of the job.
 
-    The output of the instances is shown as by the command. Ctrl-C stops the job.
+    The output of the instances is shown as the command ``poprun-py`` shows it. Ctrl-C stops the
+    job.
 
     Args:
         target: A function; a program as a list of words, numbers and paths; or a configuration or
@@ -77,12 +78,12 @@ def launch(
         log: A function that gets each line of the launcher's log, in a thread of its own. By
             default the log is written to stderr if ``verbosity`` enables it.
         warn: A function that gets each warning; by default warnings are written to stderr.
-        tell_binding: A function that gets each instance's binding, as the kernel reports it; by
+        tell_binding: A function that gets each instance's CPU binding, as the kernel reports it; by
             default bindings are written to the log.
         environ: The environment of the job; by default the environment of this process, or of the
             plan.
-        descriptors: Two open file descriptors that get stdout and stderr.
-        options: Options of the command line, as fields of LaunchConfig.
+        descriptors: Two open file descriptors that receive the instances' stdout and stderr.
+        options: Options of the command line, named like the fields of LaunchConfig.
 
     Returns:
         For a function, the list of the values that it returned in each instance, by index; for a
@@ -126,7 +127,7 @@ def launch(
     with job:
         try:
             return job.result() if is_function else job.wait()
-        except Exception as error:  # without the frames of this module
+        except Exception as error:  # omit this module's frames from the traceback
             raise error.with_traceback(None) from error.__cause__
 
 
@@ -163,10 +164,10 @@ def start(
             ``output`` returns it in any case.
         log: A function that gets each line of the launcher's log, as for ``launch``.
         warn: A function that gets each warning, as for ``launch``.
-        tell_binding: A function that gets each instance's binding, as for ``launch``.
+        tell_binding: A function that gets each instance's CPU binding, as for ``launch``.
         environ: The environment of the job; by default the environment of this process, or of the
             plan.
-        options: Options of the command line, as fields of LaunchConfig.
+        options: Options of the command line, named like the fields of LaunchConfig.
 
     Raises:
         UsageError: An option is wrong. No process started.
@@ -200,7 +201,7 @@ def start(
 def _checked_listeners(
     log: Log | None, warn: Log | None, tell_binding: Log | None
 ) -> dict[str, Log]:
-    """Return the given functions by the kind of message that they take."""
+    """Return the functions that are not None, keyed by the kind of message that they take."""
     given = {"log": log, "warn": warn, "binding": tell_binding}
     for kind, call in given.items():
         if call is not None and not callable(call):
@@ -209,7 +210,7 @@ def _checked_listeners(
 
 
 def _checked_environ(environ: object) -> dict[str, str] | None:
-    """Return a copy of an environment. Error messages must not contain its values."""
+    """Return a checked copy of an environment. Errors omit its values, which may be secret."""
     if environ is None:
         return None
     if not isinstance(environ, Mapping):

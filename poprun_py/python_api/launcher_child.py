@@ -1,4 +1,4 @@
-"""The launcher process of a job, as the program that started it sees it.
+"""Starting a job's launcher process, and reading its messages in the calling program.
 
 ``LauncherChild`` starts the process, sends it a request, and reads its messages and its output in a
 thread until the process has ended.
@@ -25,14 +25,15 @@ from poprun_py.running.supervise.job import Cause, LaunchResult, describe
 from poprun_py.running.supervise.launcher_folder import remove_launcher_folders
 from poprun_py.running.supervise.signal_pipe import HANGUP_ONCE, INTERRUPT_ONCE
 
-# A descriptor, a constant of subprocess such as PIPE, or None to inherit this process's stream.
+# A standard stream of the launcher process: a descriptor, a constant of subprocess such as PIPE, or
+# None to inherit the stream of this process.
 Stream = int | None
 _PROGRAM = str(Path(__file__).with_name("launcher_process.py"))
 _BLOCKED_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, INTERRUPT_ONCE, HANGUP_ONCE)
 
 
 class LauncherChild:
-    """A launcher process.
+    """A launcher process that this program has started.
 
     Args:
         name: The name of the job in errors and thread names.
@@ -41,13 +42,14 @@ class LauncherChild:
             written to ``sys.stdout`` and ``sys.stderr``.
         is_in_front: Whether the process gets the signals of this terminal's keys, such as Ctrl-C.
         output_file: A file that also gets the output that goes to pipes.
-        listeners: The functions that take log lines, warnings and bindings, by kind of message.
+        listeners: The functions that take log lines, warnings and bindings, keyed by the kind of
+            message.
 
     Attributes:
-        outcome: The result of the job, or the LaunchError that prevented one. It is set when the
-            process has ended.
-        ended_at: The time of that end, on the monotonic clock.
-        attempts: The attempts that have begun.
+        outcome: A future with the job's result or LaunchError, set when the launcher process has
+            ended.
+        ended_at: The end of the launcher process, in seconds of ``time.monotonic()``.
+        attempts: The attempts at running the job that have begun.
         waits_for: The resources that the job waits for, as text; empty if it does not wait.
 
     Raises:
@@ -65,7 +67,7 @@ class LauncherChild:
         listeners: Mapping[str, Callable[[str], object]] | None = None,
     ) -> None:
         self.outcome: Future[LaunchResult] = Future()
-        self.outcome.set_running_or_notify_cancel()  # it can no longer be cancelled
+        self.outcome.set_running_or_notify_cancel()  # the future can no longer be cancelled
         self.ended_at = 0.0
         self.attempts: list[Attempt] = []
         self.waits_for = ""
@@ -74,7 +76,7 @@ class LauncherChild:
         self._reported: LaunchResult | LaunchError | None = None
         self._channel, theirs = Channel.pair()
         stdin, stdout, stderr = streams
-        # Signals stay pending until the process has installed its handlers.
+        # The process inherits the blocked signals, which stay pending until it has its handlers.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, _BLOCKED_SIGNALS)
         try:
             with start_errors("the launcher's process cannot be started"):
@@ -102,11 +104,11 @@ class LauncherChild:
 
     @property
     def pid(self) -> int:
-        """The id of the process."""
+        """The process id of the launcher process."""
         return self._process.pid
 
     def listen(self) -> None:
-        """Start the thread that reads messages and output.
+        """Start the thread that reads the launcher's messages and output.
 
         Raises:
             StartError: The thread cannot be started; the launcher process has been ended.
@@ -122,13 +124,14 @@ class LauncherChild:
             raise StartError(f"{self._name} cannot be watched: {error}") from None
 
     def signal(self, number: int) -> None:
-        """Send the process a signal; nothing happens if it has ended."""
+        """Send the launcher process a signal; do nothing if the process has ended."""
         self._process.send_signal(number)
 
     def disconnect(self) -> None:
         """Close the channel and the pipes; the launcher process then ends its job.
 
-        In a forked process, the process that started the job stays connected.
+        A forked process closes only its own copies. The process that started the job stays
+        connected.
         """
         self._channel.close()
         for copier in self._copiers:
@@ -142,8 +145,8 @@ class LauncherChild:
             self._finish()
 
     def _listen(self) -> None:
-        # Unpickling a result imports this module. If that happened while Python shuts down after
-        # Ctrl-C, this process would no longer end by the signal.
+        # Unpickling a result imports job_view. If that happened while Python shuts down after
+        # Ctrl-C, the signal would no longer end this process.
         import poprun_py.running.watch.job_view  # noqa: F401
 
         with selectors.DefaultSelector() as selector:
@@ -162,7 +165,7 @@ class LauncherChild:
             copier.copy_all()
 
     def _take_message(self) -> bool:
-        """Take one message of the launcher process; return whether more can come."""
+        """Process one message of the launcher process; return whether more messages can come."""
         message = self._channel.receive()
         if message is None:
             return False
@@ -183,10 +186,10 @@ class LauncherChild:
         return True
 
     def _wait(self) -> int:
-        """Wait for the end of the process; return 0, or the signal that killed it as negative."""
-        # The program's own handler of SIGCHLD may have collected the process already.
+        """Wait for the end of the launcher process; return its exit code, or -N for signal N."""
+        # The calling program's handler of SIGCHLD may have collected the process already.
         with contextlib.suppress(ChildProcessError):
-            # WNOWAIT leaves the process uncollected, so that its id cannot be used again yet.
+            # WNOWAIT leaves the process uncollected, so its id is not yet free for another process.
             ended = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
             if ended is not None and ended.si_code != os.CLD_EXITED:
                 remove_launcher_folders(self.pid)
@@ -194,7 +197,7 @@ class LauncherChild:
         return self._process.wait()
 
     def _finish(self) -> None:
-        """Wait for the end of the process and set the outcome."""
+        """Wait for the end of the launcher process and set the outcome."""
         code = self._wait()
         self.ended_at = time.monotonic()
         reported = self._reported or self._lost(code)

@@ -1,7 +1,7 @@
 """The program of a launcher process: ``python -P launcher_process.py DESCRIPTOR``.
 
-It receives the request for a job from the descriptor, runs the job, and sends its result. Python
-runs it as a file, because a module of the user's folder could hide the package.
+It receives the request for a job from the descriptor, runs the job, and sends its result. Python is
+given the path of this file, because a module in the user's folder could hide the package.
 """
 
 from __future__ import annotations
@@ -52,7 +52,8 @@ def main() -> NoReturn:
             if request.folder is not None:
                 folder = JobFolder.join(request.folder)
             channel.signal_end(HANGUP_ONCE)
-            if channel.is_closed:  # the kernel sends no signal for an end before signal_end
+            # The kernel sends no signal if the other end was closed before the call above.
+            if channel.is_closed:
                 raise _Stopped(HANGUP_ONCE)
             from poprun_py.python_api.run_request import run_request
 
@@ -74,8 +75,11 @@ def main() -> NoReturn:
 
 
 def _catch_signals() -> None:
-    """Turn ending signals into _Stopped. Until now, the parent process had them blocked."""
-    # Objects that are made before the job starts are never freed.
+    """Make signals that end a job raise _Stopped, and unblock them.
+
+    The parent process has started this process with these signals blocked.
+    """
+    # Objects made before the job starts live until its end, so collecting garbage is useless.
     gc.disable()
     for number in _ENDING_SIGNALS:
         if number in _STANDARD_SIGNALS or signal.getsignal(number) != signal.SIG_IGN:

@@ -1,8 +1,8 @@
 """Messages between a program and the launcher process of its job, over a pair of sockets.
 
 A message is a length in four bytes, then a pickled pair of kind and value. Unpickling is safe here,
-because both processes belong to one user, and other processes cannot connect to the sockets. The
-output of instances passes here only as text and numbers.
+because both processes belong to one user, and other processes cannot connect to the sockets.
+Messages contain data of the instances only as text and numbers.
 
 The program sends one message, ``request`` (a JobRequest). The launcher process sends these:
 
@@ -39,10 +39,11 @@ class JobRequest:
     Attributes:
         job: A plan, or a configuration that the launcher process plans first.
         environ: The environment of the job; None for the environment of the launcher process.
-        folder: The job's private folder; None for a job without one. The process that ends last
-            removes it.
+        folder: The job's private folder; None for a job without one. Of the program and the
+            launcher process, the one that ends last removes the folder.
         keeps_output: Whether the output of the instances is stored in the folder.
-        listeners: The kinds of lines that are sent as messages instead of printed.
+        listeners: The kinds of lines (log, warn, binding) that the launcher process sends as
+            messages instead of printing them.
     """
 
     job: LaunchConfig | LaunchPlan
@@ -60,7 +61,7 @@ class Attempt:
     Attributes:
         run_id: The name of the run.
         num_instances: The number of instances of the job.
-        folder: Where the output of the instances is stored; None if it is not stored.
+        folder: The folder with the output of the instances; None if their output is not stored.
     """
 
     run_id: str
@@ -69,7 +70,7 @@ class Attempt:
 
 
 class Channel:
-    """One end of the pair of sockets.
+    """One end of the pair of sockets between a program and its launcher process.
 
     Args:
         end: A connected socket, which is closed with the channel.
@@ -91,7 +92,7 @@ class Channel:
         return cls(socket.socket(fileno=descriptor))
 
     def fileno(self) -> int:
-        """Return the descriptor, which is readable when a message or the end has arrived."""
+        """Return the descriptor, readable when a message arrives or the other end is closed."""
         return self._socket.fileno()
 
     def send(self, kind: str, value: object = None) -> None:
@@ -120,7 +121,7 @@ class Channel:
         return bytes(data)
 
     def signal_end(self, number: int) -> None:
-        """Have the kernel send this process a signal when the other end closes or sends more."""
+        """Make the kernel send this process a signal when the other end closes or sends data."""
         fcntl.fcntl(self._socket, fcntl.F_SETSIG, number)
         fcntl.fcntl(self._socket, fcntl.F_SETOWN, os.getpid())
         flags = fcntl.fcntl(self._socket, fcntl.F_GETFL)
@@ -144,8 +145,9 @@ class Channel:
 def _above_standard_streams(end: socket.socket) -> socket.socket:
     """Return the socket with a descriptor above 2.
 
-    In a daemon that has closed descriptors 0 to 2, a new socket gets one of them. The launcher
-    process could not inherit it there, because its standard streams take that place.
+    In a daemon that has closed descriptors 0 to 2, a new socket gets one of these descriptors. The
+    launcher process could not inherit the socket there, because the descriptor is needed for a
+    standard stream.
     """
     if end.fileno() > _LAST_STANDARD_STREAM:
         return end

@@ -21,12 +21,12 @@ _MOST_ROWS = 64
 
 
 def result_text(result: LaunchResult) -> str:
-    """Return the report of the command; one sentence for a job that ended well."""
+    """Return the report that ``poprun-py`` prints; for a successful job, one sentence."""
     if result.exit_code == 0:
         return summary_of(result)
     first = result.first_failure
     if first is not None:
-        # The reader of a value may not have seen the end of stderr, so the report repeats it.
+        # A user who prints the result may not have seen stderr, so the report repeats its end.
         unseen = replace(first, had_last_word=False)
         others = (unseen if each == first else each for each in result.instances)
         result = replace(result, first_failure=unseen, instances=tuple(others))
@@ -46,19 +46,19 @@ def summary_of(result: LaunchResult) -> str:
     if result.first_failure is not None and not (result.timed_out or result.hung):
         return instance_text(result.first_failure, verb="failed first")
     code = result.exit_code
-    # Shells show the end by a signal as 128 plus its number.
+    # An exit code above 128 means, as in a shell, 128 plus the number of the signal.
     reason = result.explanation or describe(128 - code if 128 < code < 192 else code)
     return f"the job ended{after}: {reason}"
 
 
 def result_html(result: LaunchResult) -> str:
-    """Return the summary, and a table of the instances."""
+    """Return HTML with the summary of a result and a table of its instances."""
     parts = result_parts(result, with_summary=False)
     return fragment(summary_of(result), parts, kind=_kind(result))
 
 
 def result_parts(result: LaunchResult, *, with_summary: bool = True) -> list[Part]:
-    """Return the parts of a page that describe a result."""
+    """Return parts of an HTML page that describe a job's result."""
     first = result.first_failure
     parts: list[Part] = [Sentence(summary_of(result), _kind(result))] if with_summary else []
     if first is not None:
@@ -92,7 +92,7 @@ def instance_text(result: InstanceResult, *, verb: str = "") -> str:
 
 
 def instance_html(result: InstanceResult) -> str:
-    """Return a table with one row, and the end of stderr if the instance failed."""
+    """Return HTML about one instance: a table row, and the end of its stderr if it failed."""
     parts: list[Part] = [Table("Instance", _COLUMNS, [_row(result)])]
     if result.failed and (excerpt := stderr_excerpt(result.stderr_tail)):
         parts.append(Code("\n".join(excerpt)))

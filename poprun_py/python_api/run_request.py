@@ -1,4 +1,4 @@
-"""The launch of a requested job in a launcher process, with messages to the requesting program."""
+"""Running a requested job in a launcher process, and sending messages to the calling program."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from poprun_py.terminal import Console
 
 
 def run_request(request: JobRequest, channel: Channel) -> tuple[str, object]:
-    """Run a job to its end, and return the kind and the value of the last message."""
+    """Run a job to its end, and return the last message as its kind and its value."""
     try:
         return "result", _run(request, channel)
     except LaunchError as error:

@@ -19,16 +19,17 @@ class JobStatus(Displayed):
     """The state of a job at one time.
 
     Attributes:
-        state: ``preparing`` until the programs start, or ``waiting`` while other jobs have the
-            cores or IPUs that the job needs; then ``running``; ``stopping`` after a request to
+        state: ``preparing`` or, while other jobs hold the cores or IPUs that the job needs,
+            ``waiting``; ``running`` from the start of the programs; ``stopping`` after a request to
             stop; ``ended``.
-        seconds: The time since the job was started; after its end, the time that it took.
-        pid: The process id of its launcher, which ``poprun-py --status`` accepts.
+        seconds: The seconds since the job was started; after its end, the duration of the job.
+        pid: The process id of the job's launcher, which ``poprun-py --status`` accepts.
         run_id: The name of the run; empty until it has one.
         num_instances: The number of instances; None until it is known.
         waits_for: The resources that the job waits for, as text; empty if it does not wait.
-        view: The progress of its instances; None unless it is running.
-        exit_code: None until the job has ended; the LaunchError's exit code if it could not start.
+        view: The progress of the job's instances; None unless the job is running.
+        exit_code: The exit code of the job, or of the LaunchError if the job could not start; None
+            until it has ended.
     """
 
     state: JobState

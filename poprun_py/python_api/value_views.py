@@ -1,7 +1,7 @@
 """Text and HTML of the values of the Python API.
 
-value_display.py calls ``text_of``, ``html_of`` and ``summary_of`` for the values. The functions
-that draw results are in result_views.py.
+display/public_values.py calls ``text_of``, ``html_of`` and ``summary_of`` to show a value. The
+functions that show results are in result_views.py.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from poprun_py.running.supervise.job import InstanceResult, LaunchResult
 from poprun_py.running.watch.job_view import COLUMNS, JobView, headline, row_of, table_lines
 
 _DEFAULT_WIDTH = 100
-# A job with more instances shows those with the longest steps.
+# The most rows of a table. For a larger job, it shows the instances with the longest steps.
 _MOST_ROWS = 64
 
 summary_of = results.summary_of
@@ -40,15 +40,15 @@ def text_of(value: object) -> str:
 
 
 def html_of(value: object) -> str:
-    """Return the HTML of a value, a part of a page that needs no other files."""
+    """Return the HTML of a value as a fragment that does not need other files."""
     return _HTML_FUNCTIONS[type(value)](value)
 
 
-# --- configurations and plans -----------------------------------------------------------------
+# --- text and HTML of configurations and plans ------------------------------------------------
 
 
 def _config_html(config: LaunchConfig) -> str:
-    """Return the command, and a table of the options that were given and where."""
+    """Return HTML with the command, and a table of the given options and their sources."""
     rows = [
         (option_name(name), _option_value(config, name), config.origin(name).label)
         for name, opt in OPTIONS.items()
@@ -67,7 +67,7 @@ def _config_html(config: LaunchConfig) -> str:
 def _option_value(config: LaunchConfig, name: str) -> str:
     value = getattr(config, name)
     if OPTIONS[name].secret:
-        # Only the names of variables may be shown.
+        # The values of these environment variables may be secret, so only their names are shown.
         return ", ".join(each.partition("=")[0] for each in value)
     if isinstance(value, bool):
         return "yes" if value else "no"
@@ -86,7 +86,7 @@ def _plan_text(plan: LaunchPlan) -> str:
 
 
 def _plan_html(plan: LaunchPlan) -> str:
-    """Return the picture of each host, the table of the instances, and the command."""
+    """Return HTML with a picture of each host, a table of the instances, and the command."""
     tree = plan_tree(plan)
     return fragment(
         tree.headline,
@@ -100,7 +100,7 @@ def _plan_html(plan: LaunchPlan) -> str:
     )
 
 
-# --- running jobs -----------------------------------------------------------------------------
+# --- text and HTML of running jobs ------------------------------------------------------------
 
 
 def _view_text(view: JobView) -> str:
@@ -117,14 +117,14 @@ def _status_html(status: JobStatus) -> str:
 
 
 def status_parts(status: JobStatus) -> list[Part]:
-    """Return parts of a page that show the instances of a running job."""
+    """Return parts of an HTML page that show the instances of a running job."""
     return [] if status.view is None else _view_parts(status.view)
 
 
 def _view_parts(view: JobView) -> list[Part]:
-    """Return the table of the instances, and a note about the slowest one.
+    """Return the table of the instances, and a note about the slowest instance.
 
-    Bars compare the number of steps. The row of a slow instance is marked.
+    Bars in the table compare the instances' numbers of steps. The row of a slow instance is marked.
     """
     states = view.instances
     if len(states) > _MOST_ROWS:

@@ -21,14 +21,14 @@ from poprun_py.python_api.functions.packed_file import (
     write_packed,
 )
 
-# The step of the call that failed: unpickling it, running the function, pickling its result, or
-# writing the result to disk.
+# The steps of a call that can fail: unpickling the call, running the function, pickling its result,
+# and writing the result to disk.
 LOADING, RAISED, RESULT, KEEPING = "loading", "raised", "result", "keeping"
 _EXIT_CODE = 1
 
 
 class RemoteTraceback(Exception):
-    """The traceback of an instance as text. It is the cause of the exception that is raised."""
+    """The traceback of an instance as text, set as the cause of the exception that is raised."""
 
     def __init__(self, text: str) -> None:
         super().__init__(text)
@@ -48,11 +48,11 @@ def write_failure(
     """Print an exception to stderr, write it to a file, and return the exit code of the instance.
 
     Args:
-        prefix: The beginning of the file's path.
-        step: ``LOADING``, ``RAISED``, ``RESULT`` or ``KEEPING``.
+        prefix: The path of the file without its suffix ``.failure``.
+        step: The step that failed: ``LOADING``, ``RAISED``, ``RESULT`` or ``KEEPING``.
         error: The exception.
-        frames: The frames of the user's code.
-        part: The part of a result that cannot be sent.
+        frames: The traceback with the frames of the user's code; None to leave it out.
+        part: The part of the function's result that cannot be pickled or written to disk.
     """
     from poprun_py.python_api.functions.pickling import first_line
 
@@ -82,7 +82,7 @@ def _full_name(kind: type) -> str:
 def _can_be_sent(error: BaseException) -> bool:
     """Return whether an exception can be pickled and unpickled.
 
-    Unpickling fails, for example, if its class needs more arguments than ``args`` has.
+    Unpickling fails, for example, if the exception's class needs more arguments than its ``args``.
     """
     from poprun_py.python_api.functions.pickling import pickle_into
 
@@ -96,13 +96,13 @@ def _can_be_sent(error: BaseException) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """The failure of an instance, as its file describes it.
+    """The failure of an instance, read from the file that the instance has written.
 
     Attributes:
-        step: ``LOADING``, ``RAISED``, ``RESULT`` or ``KEEPING``.
+        step: The step that failed: ``LOADING``, ``RAISED``, ``RESULT`` or ``KEEPING``.
         summary: The type of the exception and the first line of its message.
         text: The traceback.
-        part: The part of a result that cannot be sent.
+        part: The part of the function's result that cannot be pickled or written to disk.
     """
 
     step: str
@@ -117,7 +117,7 @@ class Failure:
             error = self._file.load()
         except Exception:
             return None
-        # Exceptions such as KeyboardInterrupt would have another meaning in the calling program.
+        # In the calling program, a KeyboardInterrupt or SystemExit would have another meaning.
         return error if isinstance(error, Exception) else None
 
 

@@ -1,7 +1,7 @@
 """A function and its arguments, pickled for the instances of a job.
 
-Pickling happens before the job starts, so that an argument that cannot be pickled is refused by
-name.
+Pickling happens before the job starts, so that an error can name the argument that cannot be
+pickled.
 """
 
 from __future__ import annotations
@@ -55,11 +55,11 @@ class Call:
 
         Args:
             function: A function, which may be a closure, a lambda, or defined in a notebook.
-            args: Its positional arguments.
-            kwargs: Its keyword arguments.
+            args: The positional arguments of the function.
+            kwargs: The keyword arguments of the function.
 
         Raises:
-            UsageError: It is not a function, or a part of the call cannot be pickled.
+            UsageError: ``function`` is not a function, or a part of the call cannot be pickled.
         """
         name = _name(function)
         if not callable(function):
@@ -85,7 +85,7 @@ class Call:
         """Write the call into a folder, and return the program that every instance runs.
 
         Args:
-            folder: A private folder of this job, which will also get the results.
+            folder: The private folder of this job, which also receives the results.
 
         Raises:
             StartError: The file cannot be written.
@@ -138,27 +138,28 @@ def _refusal(
 def _parts(
     function: Callable[..., object], args: Sequence[object], kwargs: Mapping[str, object]
 ) -> Iterator[tuple[str, Any]]:
-    """Yield each argument, and each variable that the function uses, with a description."""
+    """Yield a description and the value of each argument and of each variable that it uses."""
     for number, value in enumerate(args):
         yield f"argument {number} ({type(value).__name__})", value
     for key, value in kwargs.items():
         yield f"argument {key!r} ({type(value).__name__})", value
     try:
         used = inspect.getclosurevars(function)
-    except (TypeError, ValueError):  # not a Python function, or a variable is still unset
+    except (TypeError, ValueError):
+        # ``function`` is not written in Python, or uses a variable that is still unset.
         return
     for key, value in {**used.globals, **used.nonlocals}.items():
         yield f"{key!r} ({type(value).__name__}), which it uses,", value
 
 
 def _sources(function: object) -> dict[str, list[str]]:
-    """Return the source lines of code that is in no file, such as cells of a notebook, by name.
+    """Return the source lines of the code that is not in a file, such as cells of a notebook.
 
-    Tracebacks of instances show these lines.
+    The result maps the name of the code to its lines, which the instances' tracebacks show.
     """
     used = [function]
     if isinstance(function, FunctionType):
-        with suppress(ValueError):  # a variable of its closure is still unset
+        with suppress(ValueError):  # a variable of the closure is still unset
             used += inspect.getclosurevars(function).globals.values()
     names = {each.__code__.co_filename for each in used if isinstance(each, FunctionType)}
     return {name: linecache.getlines(name) for name in names if not Path(name).exists()}
@@ -168,6 +169,7 @@ def _module_path() -> list[str]:
     """Return the absolute folders of ``sys.path``; instances will search the same folders."""
     paths = []
     for entry in sys.path:
-        with suppress(TypeError, OSError):  # not a text, or relative to a removed folder
+        # Skip entries that are not strings, and relative paths if the working folder was removed.
+        with suppress(TypeError, OSError):
             paths.append(os.path.abspath(os.fsdecode(entry)))  # noqa: PTH100
     return paths

@@ -1,6 +1,6 @@
 """Files that hold one pickled value each, in a format of this library.
 
-    pickle | buffers, each at a multiple of 64 bytes | index (JSON) | its length | CRC-32 | mark
+    pickle | buffers, each at a multiple of 64 bytes | JSON index | index length | CRC-32 | mark
 
 Arrays are written directly from their memory and read by mapping the file, so neither process
 copies them. The CRC-32 covers all bytes before it. A file is refused if it is incomplete, changed,
@@ -25,12 +25,12 @@ from typing import IO, Any
 from popdist_py.atomic_file import open_private
 from popdist_py.own_files.owner import NotOwnFileError, check_own
 
-# The alignment that NumPy and torch use for their own memory.
+# The alignment of buffers in bytes, the same as NumPy and torch use for their own memory.
 _ALIGNMENT = 64
 # Smaller files are read, not mapped, because each mapping keeps a descriptor open.
 _LEAST_MAPPED_BYTES = 1 << 20
 _MARK = b"\x93poprun2"
-# The length of the index. After it come the CRC-32 of all bytes so far, and the mark.
+# The formats of the index's length, and of the last bytes of a file: the CRC-32 and the mark.
 _LENGTH = struct.Struct(">Q")
 _END = struct.Struct(f">I{len(_MARK)}s")
 
@@ -41,10 +41,10 @@ class IncompleteFileError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class PackedFile:
-    """A mapped file.
+    """An opened file that holds one pickled value.
 
     Attributes:
-        head: The facts about the value that are readable without unpickling it.
+        head: Metadata of the value, which can be read without unpickling it.
     """
 
     head: dict[str, Any]
@@ -64,7 +64,7 @@ class PackedFile:
 
 
 def write_packed(path: Path, head: dict[str, Any], value: object) -> None:
-    """Write a file in one step, so that other processes never see a part of it.
+    """Write a packed file atomically, so that other processes never see an incomplete file.
 
     Raises:
         OSError: The file cannot be written.
@@ -92,7 +92,7 @@ class ChecksummedFile:
         self.crc = 0
 
     def write(self, data: bytes | memoryview) -> int:
-        """Write bytes at the end, and return their number."""
+        """Write bytes at the end of the file, and return the number of bytes."""
         written = self._file.write(data)
         self.crc = zlib.crc32(data, self.crc)
         self.size += written
@@ -113,7 +113,7 @@ def create(path: Path) -> Iterator[ChecksummedFile]:
 def append_buffers(
     file: ChecksummedFile, head: dict[str, Any], buffers: Sequence[pickle.PickleBuffer]
 ) -> None:
-    """Write the buffers, the index and the mark after the pickle of a file."""
+    """Write the part of a file after its pickle: buffers, index, CRC-32 and mark."""
     pickle_bytes = file.size
     places = []
     for buffer in buffers:
@@ -127,10 +127,11 @@ def append_buffers(
 
 
 def open_packed(path: Path) -> PackedFile:
-    """Map a file that ``append_buffers`` has finished.
+    """Open a file that ``append_buffers`` has finished, and check its owner and its CRC-32.
 
     Raises:
-        IncompleteFileError: It is missing, incomplete or changed, or other users can write to it.
+        IncompleteFileError: The file is missing, incomplete or changed, or other users can write
+            to it.
     """
     try:
         with path.open("rb") as file:
@@ -150,7 +151,7 @@ def open_packed(path: Path) -> PackedFile:
 
 
 def _pages(file: IO[bytes]) -> mmap.mmap:
-    """Return the content of a file as memory, which is mapped if the file is large."""
+    """Return the content of a file. A large file is mapped, and a small one is read into memory."""
     size = os.fstat(file.fileno()).st_size
     if size < _LEAST_MAPPED_BYTES:
         pages = mmap.mmap(-1, max(1, size))

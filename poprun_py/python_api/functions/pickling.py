@@ -1,4 +1,4 @@
-"""Pickles that keep large arrays outside, and the search for parts that cannot be pickled.
+"""Pickling with large arrays in separate buffers, and the search for unpicklable parts of a value.
 
 cloudpickle makes the pickles. It pickles by value the objects that are defined in ``__main__`` (a
 script or a notebook) or inside a function. ``with_its_module`` does the same for a function of a
@@ -22,12 +22,12 @@ import cloudpickle
 if TYPE_CHECKING:
     from _typeshed import SupportsWrite
 
-# The first protocol with buffers outside of the pickle.
+# Pickle protocol 5 is the first one that can keep buffers outside of the pickle.
 _PROTOCOL = 5
 _LRU_CACHE = type(functools.cache(abs))
-# cloudpickle has one list of modules for the whole process.
+# Guards cloudpickle's list of the modules to pickle by value, which all threads share.
 _module_list_lock = threading.Lock()
-# The depth of the search for a part that cannot be pickled.
+# The most levels of nesting that the search for an unpicklable part visits.
 _MOST_LEVELS = 4
 
 
@@ -67,10 +67,10 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
 
 
 def _with_typed_storage(reduced: tuple[Any, ...], torch: Any) -> tuple[Any, ...]:
-    """Return the pickled form of a tensor with a typed storage.
+    """Return the result of a tensor's ``__reduce_ex__`` with a typed instead of an untyped storage.
 
-    For its newer types, float8 and unsigned integers, torch pickles an untyped storage but expects
-    a typed one when it unpickles.
+    For its newer dtypes (float8 and unsigned integers), torch pickles an untyped storage but
+    expects a typed storage when it unpickles.
     """
     make, (storage, *rest), *state = reduced
     if type(storage) is not torch.UntypedStorage:
@@ -88,7 +88,7 @@ def _with_empty_cache(function: Any, parameters: dict[str, Any]) -> Any:
 
 def _storage(uint8: object, buffer: Any) -> Any:
     """Return a torch storage whose memory is the buffer."""
-    torch = sys.modules["torch"]  # imported when uint8 was unpickled
+    torch = sys.modules["torch"]  # unpickling the argument ``uint8`` has imported torch
     if not len(buffer):
         return torch.UntypedStorage(0)
     return torch.frombuffer(buffer, dtype=uint8).untyped_storage()
@@ -101,7 +101,7 @@ def _typed_storage(dtype: object, untyped: Any) -> Any:
 
 @contextmanager
 def with_its_module(function: object) -> Iterator[None]:
-    """Pickle a function's module by value during ``with`` if a new Python could not import it."""
+    """Pickle a function's module by value inside ``with`` if a new process could not import it."""
     named = function if hasattr(function, "__module__") else type(function)
     module = sys.modules.get(getattr(named, "__module__", None) or "")
     if module is None or module.__name__ == "__main__" or _is_importable(module):
@@ -119,7 +119,7 @@ def with_its_module(function: object) -> Iterator[None]:
 
 
 def _is_importable(module: ModuleType) -> bool:
-    """Return whether a Python process with the same module path finds this module by name."""
+    """Return whether a new Python process with the same ``sys.path`` could import a module."""
     found, path, name = None, None, ""
     for part in module.__name__.split("."):
         name = f"{name}.{part}" if name else part
@@ -135,7 +135,7 @@ def _is_importable(module: ModuleType) -> bool:
 
 
 def pickling_problem(value: object) -> str:
-    """Return why a value cannot be pickled, or an empty text if it can."""
+    """Return the reason why a value cannot be pickled; empty if it can be pickled."""
     try:
         pickle_into(io.BytesIO(), value)
     except Exception as error:
@@ -144,9 +144,9 @@ def pickling_problem(value: object) -> str:
 
 
 def path_to_problem(value: object, levels: int = _MOST_LEVELS) -> str:
-    """Return the path to a part that cannot be pickled, such as ``['model'].lock``.
+    """Return the path to the part of a value that cannot be pickled, such as ``['model'].lock``.
 
-    The path is empty if no part of the value is at fault.
+    The path is empty if every part can be pickled by itself.
     """
     for step, part in _parts(value) if levels else ():
         if pickling_problem(part):
@@ -169,7 +169,7 @@ def error_words(error: BaseException) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of an exception's message; empty if ``str`` of it fails."""
+    """Return the first line of an exception's message; empty if ``str(error)`` fails."""
     try:
         return (str(error).splitlines() or [""])[0]
     except Exception:

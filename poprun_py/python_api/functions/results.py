@@ -1,8 +1,8 @@
-"""Results of a call, read from the files that its instances have written.
+"""Results of a function call, read from the files that the instances have written.
 
-Unpickling can run any code. The files that are unpickled here were written by the user's own
-function, and are in a private folder of this user. Files of other hosts come only from instances
-that know the job's secret.
+Unpickling can run any code. The user's own function has written the files that are unpickled here,
+and they are in a private folder of this user. Files from other hosts are accepted only from
+instances that know the job's secret.
 """
 
 from __future__ import annotations
@@ -24,26 +24,26 @@ from poprun_py.python_api.functions.packed_file import IncompleteFileError, open
 from poprun_py.running.supervise.file_transfer import place_of_call
 from poprun_py.running.supervise.job import InstanceResult, LaunchResult, describe
 
-# The most other failed instances that a note describes.
+# The most failed instances that notes describe in addition to the first one.
 _MOST_OTHERS = 8
 
 
 def read_results(folder: Path, result: LaunchResult) -> list[Any]:
     """Return the values that the function returned in each instance, by index.
 
-    The arrays stay valid when the folder is removed.
+    Arrays in these values stay valid when the folder is removed.
 
     Args:
-        folder: The folder into which the call was written.
-        result: How the job ended.
+        folder: The folder with the file of the pickled call.
+        result: The result of the job.
 
     Raises:
         Exception: The exception that the function raised in the instance that failed first. Its
             cause is the traceback of that instance. Its notes name the instance, its host, and
             the other instances that failed.
         UsageError: The folder has been removed.
-        JobFailedError: An instance ended in another way, or its value or exception cannot be
-            unpickled.
+        JobFailedError: An instance failed without an exception of the function, or the value or
+            exception of an instance cannot be unpickled.
     """
     if not folder.exists():
         raise UsageError("the job's files have been removed: ask for its result before `with` ends")
@@ -121,7 +121,7 @@ def _error(failure: Failure, instance: InstanceResult, result: LaunchResult) -> 
 
 
 def _ended(first: InstanceResult | None, result: LaunchResult) -> JobFailedError:
-    """Return the error for a job that ended without an exception of its function."""
+    """Return the error for a job that failed without an exception of its function."""
     if first is None:
         how = result.explanation or describe(result.exit_code)
         return JobFailedError(f"the job ended before the function returned: {how}", result)
@@ -134,7 +134,7 @@ def _ended(first: InstanceResult | None, result: LaunchResult) -> JobFailedError
 
 
 def _notes(others: dict[int, Failure], result: LaunchResult) -> Iterator[str]:
-    """Yield notes about the other instances that failed."""
+    """Yield notes about the instances that failed in addition to the first one."""
     if others:
         word = "instance" if len(others) == 1 else "instances"
         yield f"{len(others)} other {word} failed too:"

@@ -1,8 +1,9 @@
 """The program of an instance that calls a function: ``run_call.py FOLDER NAME``.
 
-It reads the call, runs it, and writes its result. The paths of the files come from the launcher by
-environment variables. It unpickles only files of this job, which the launcher sends only to
-instances that know the job's secret. It is a script so that it runs without an installed package.
+The program reads the call, runs it, and writes its result. The launcher passes the paths of the
+files in environment variables. The program unpickles only files of this job, which the launcher
+sends only to instances that know the job's secret. It is a script, so that it also runs where the
+package is not installed.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from types import TracebackType
 
 
 def main() -> int:
-    """Run the call of this job, and return the exit code."""
+    """Run the pickled call of this job, and return the exit code."""
     from popdist_py.environment import CALL, CALL_FILES
     from poprun_py.python_api.functions.failures import LOADING, RAISED, write_failure
 
@@ -44,7 +45,7 @@ def main() -> int:
 
 
 def _load(path: Path) -> tuple[Callable[..., object], tuple[object, ...], dict[str, object]]:
-    """Set the module path and arguments of the calling program, and unpickle the call.
+    """Set ``sys.path`` and ``sys.argv`` as in the calling program, and unpickle the call.
 
     Raises:
         Exception: Any exception of unpickling.
@@ -53,7 +54,7 @@ def _load(path: Path) -> tuple[Callable[..., object], tuple[object, ...], dict[s
 
     call = open_packed(path)
     if path.parent == Path("/proc/self/fd"):
-        # The descriptor was inherited. The mapping does not need it.
+        # Close the inherited descriptor of the file: the mapped memory does not need it.
         os.close(int(path.name))
     sys.argv[:] = call.head["argv"]
     for name, lines in call.head["sources"].items():
@@ -65,7 +66,7 @@ def _load(path: Path) -> tuple[Callable[..., object], tuple[object, ...], dict[s
 
 
 def _write_result(prefix: str, value: object) -> int:
-    """Write the value of the function, or why it cannot be sent, and return the exit code."""
+    """Write the function's result, or the reason why that fails, and return the exit code."""
     from poprun_py.python_api.functions.failures import KEEPING, RESULT, write_failure
     from poprun_py.python_api.functions.packed_file import write_packed
     from poprun_py.python_api.functions.pickling import path_to_problem
@@ -82,7 +83,7 @@ def _write_result(prefix: str, value: object) -> int:
 
 
 def _user_frames(frames: TracebackType | None) -> TracebackType | None:
-    """Return a traceback without the frames of this file at its beginning."""
+    """Return a traceback without its first frames, which are in this file."""
     while frames is not None and frames.tb_frame.f_code.co_filename == __file__:
         frames = frames.tb_next
     return frames
@@ -90,7 +91,7 @@ def _user_frames(frames: TracebackType | None) -> TracebackType | None:
 
 if __name__ == "__main__":
     if not sys.flags.safe_path:
-        # Python has added the folder of this script, where users' modules could be hidden by ours.
+        # Python has added the folder of this script, whose modules could hide the user's modules.
         sys.path.pop(0)
     sys.path.append(str(Path(__file__).resolve().parents[3]))
     sys.exit(main())
