@@ -1,6 +1,6 @@
 """The attempts of a launch. Each attempt is one job for the supervisor.
 
-A restart may use another plan, without the hosts that were lost.
+An attempt after a restart may have another plan, which leaves out the hosts that were lost.
 """
 
 from __future__ import annotations
@@ -52,12 +52,12 @@ class Attempts:
     Args:
         planned: The plan of the first attempt.
         record: The record of the run.
-        console: Takes the launcher's messages.
+        console: The console that prints the launcher's messages.
         lease: The cores of the job on this machine, the same for all attempts.
         partition: The IPUs of the job, the same for all attempts; None without a pod.
-        descriptors: Where the instances' stdout and stderr go.
-        output_folder: A folder for the instances' output if --output-dir does not name one.
-        on_attempt: Called before each attempt.
+        descriptors: The descriptors to which the instances' stdout and stderr are written.
+        output_folder: A folder for the instances' output, used if --output-dir is not given.
+        on_attempt: A function that is called with the job before each attempt.
     """
 
     def __init__(
@@ -80,11 +80,12 @@ class Attempts:
         self._output_folder = output_folder
         self._on_attempt = on_attempt
         self._stdin_position = standard_input.position()
-        # The start of the time limit. Each pause of the job moves it forward.
+        # The time.monotonic() at which the time limit starts. The seconds for which the job was
+        # paused are added to it.
         self._began = time.monotonic()
 
     def run(self, count: int) -> LaunchResult:
-        """Run the job after ``count`` restarts."""
+        """Run one attempt of the job, which was restarted ``count`` times before."""
         planned, record = self.plan, self._record
         attempt = record.begin(planned, count)
         spent = time.monotonic() - self._began if count else 0.0
@@ -119,7 +120,13 @@ class Attempts:
         return result
 
     def failed(self, result: LaunchResult, restart: int, seconds: float) -> None:
-        """Report a failure, and choose the hosts of restart number ``restart``."""
+        """Report a failure before restart number ``restart``, and leave out lost hosts if allowed.
+
+        Args:
+            result: The result of the attempt that failed.
+            restart: The number of the restart, from 1.
+            seconds: The pause before the restart.
+        """
         from poprun_py.launching.failure_report import report_text
 
         config, warn = self.plan.config, self._console.warn
@@ -130,7 +137,7 @@ class Attempts:
         warn(f"restart {restart} of {config.max_restarts} in {seconds:g} s")
 
     def has_time(self, seconds: float) -> bool:
-        """Return whether the time limit leaves time after a pause; warn if it does not."""
+        """Return whether the time limit leaves time after a pause of ``seconds``; warn if not."""
         limit = self.plan.config.timeout
         left = math.inf if limit is None else self._began + limit - time.monotonic()
         if left > seconds:
@@ -153,7 +160,7 @@ def _make_folder_of_results(planned: LaunchPlan, restart_count: int) -> None:
     """
     call = call_folder(planned.config.program)
     if call is not None:
-        with start_errors("there is no place for what the function returns"):
+        with start_errors("the folder for the function's results cannot be made"):
             place_of_call(call, restart_count).folder.mkdir(0o700)
 
 
@@ -173,10 +180,10 @@ def job_of(
         planned: The plan.
         run_id: The name of the run.
         attempt: The record of the attempt.
-        restart_count: How often the job was started again before.
-        spent_seconds: The part of the time limit that earlier attempts have used.
+        restart_count: The number of restarts before this attempt.
+        spent_seconds: The seconds of the time limit that earlier attempts have used.
         partition: The IPUs of the job; None without a pod.
-        warn: Takes warnings about the leases on other hosts.
+        warn: A function that takes warnings about the leases on other hosts.
     """
     return Job(
         command=_command(planned, run_id, attempt, restart_count, partition),
@@ -211,7 +218,8 @@ def _command(
             {
                 **of_all,
                 **planned.channel_variables(index),
-                # The partition may differ from the planned one; the user's variables win.
+                # The partition may differ from the planned partition, so its variables replace the
+                # planned ones. The user's variables replace both.
                 **(partition.variables(index) if partition is not None else {}),
                 **dict(each.user_env),
             }
@@ -286,7 +294,7 @@ def _ipus(planned: LaunchPlan, held: HeldPartition | None) -> Iterator[range]:
 
 
 def _leases(planned: LaunchPlan, run_id: str, *, is_restart: bool) -> dict[int, dict[str, Any]]:
-    """Return the lease requests for the other hosts, by the first instance of each host."""
+    """Return the lease requests for the other hosts, keyed by the host's first instance."""
     if os.environ.get(FOLDER_VARIABLE, "").lower() == "none":
         return {}
     topology = planned.topology
@@ -300,7 +308,7 @@ def _leases(planned: LaunchPlan, run_id: str, *, is_restart: bool) -> dict[int, 
                 "numa_nodes": sorted(share.numa_nodes),
                 "program": short_name(planned.config.program),
                 "run_id": run_id,
-                # Another job may have taken the cores meanwhile. A restart shares them.
+                # Another job may have taken the cores before a restart, which then shares them.
                 "may_share": planned.config.share_cores or is_restart,
                 "within": planned.environ.get(RUN_ID, ""),
             }
@@ -322,14 +330,14 @@ def _refusal_of(planned: LaunchPlan, warn: Log, index: int, answer: dict[str, An
 
 
 def _listen_address(others: list[Host], network: str) -> str:
-    """Return the address of this machine for the other hosts."""
+    """Return the address of this machine to which the other hosts connect."""
     from poprun_py.machines.host_networks import listen_address
 
     return listen_address(others, network)
 
 
 def _explain_failed_start(planned: LaunchPlan) -> str:
-    """Ask the hosts why a launch did not start, since mpirun's messages seldom name the reason.
+    """Ask the hosts why a launch did not start. mpirun's messages seldom name the reason.
 
     Returns:
         Sentences about possible causes; empty if every host looks well.

@@ -1,7 +1,7 @@
 """The report for the user about a job that failed, hung or was stopped.
 
-The instance that failed first comes first, and the failures that it caused come after it. The
-module is pure. report_json.py makes the report for programs.
+The functions are pure: they convert results to text. The report begins with the instance that
+failed first; the failures that it caused follow. report_json.py writes the same facts as JSON.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from poprun_py.terminal import command_name
 
 _TAIL_LINES = 20
 _MOST_LINES = 60
-# The exit codes after SIGTERM, SIGKILL and SIGINT, which the supervisor sends to stop instances.
+# The exit codes of instances that the supervisor stopped with SIGTERM, SIGKILL or SIGINT.
 _STOPPED_CODES = (143, 137, 130)
 _TRACEBACK = re.compile(
     r"^(?:Traceback \(most recent call last\):"
     r"|  \+ Exception Group Traceback \(most recent call last\):|Fatal Python error: )",
     re.M,
 )
-# Python's message about a program with a syntax error, which has no traceback.
+# Matches the message about a program with a syntax error, which Python prints without a traceback.
 _NOT_PYTHON = re.compile(r'^  File "[^"\n]*", line \d+\n(?:    .*\n)*\w*Error: ', re.M)
 _CHAINED = re.compile(
     r"\n(?:The above exception was the direct cause|During handling of the above exception)"
@@ -43,11 +43,12 @@ Label = Callable[[int], str]
 
 
 def report_text(result: LaunchResult, label: Label) -> str:
-    """Return the report of a run; empty if the run ended well.
+    """Return the report of a run as text; empty if there is nothing to report.
 
     Args:
-        result: How the run ended.
-        label: Names an instance with its replicas, such as ``instance 1 (replicas 4-7)``.
+        result: The result of the run.
+        label: A function that names an instance with its replicas, such as
+            ``instance 1 (replicas 4-7)``.
     """
     if result.exit_code == RESUME_EXIT_CODE:
         return _line("stopped at a checkpoint; run the same command again to go on")
@@ -84,7 +85,10 @@ def traceback_of(stderr: str) -> str:
 
 
 def _traceback_start(stderr: str) -> int | None:
-    """Return the start of the last traceback, with the exceptions that led to it."""
+    """Return the start index of the last traceback in ``stderr``.
+
+    If other exceptions led to it, return the index of the first one's traceback.
+    """
     matches = list(_TRACEBACK.finditer(stderr)) or list(_NOT_PYTHON.finditer(stderr))
     if not matches:
         return None
@@ -96,7 +100,10 @@ def _traceback_start(stderr: str) -> int | None:
 
 
 def stderr_excerpt(stderr: str) -> list[str]:
-    """Return the lines from the last traceback to the end, and at least the last 20 lines."""
+    """Return the end of ``stderr`` that explains a failure.
+
+    It begins with the last traceback, but has at least 20 and at most 60 lines.
+    """
     lines = _drawn_lines(stderr)
     start = _traceback_start(stderr)
     explaining = len(_drawn_lines(stderr[start:])) if start is not None else 0
@@ -104,13 +111,13 @@ def stderr_excerpt(stderr: str) -> list[str]:
 
 
 def _drawn_lines(stderr: str) -> list[str]:
-    """Return the lines that are not empty, and the last state of each progress bar."""
+    """Return the lines that are not empty. A progress bar is one line, with its last state."""
     drawn = (line.rstrip().rpartition("\r")[2] for line in stderr.split("\n"))
     return [line for line in drawn if line]
 
 
 def diagnosis(instance: InstanceResult) -> str:
-    """Return how a lack of memory or a lost host caused a failure, or an empty text."""
+    """Return a sentence if an instance vanished, was killed or ran out of memory; else empty."""
     peak = bytes_text(instance.max_rss_bytes)
     limit = instance.memory_limit_bytes
     of_limit = f" of {bytes_text(limit)} allowed" if limit else ""
@@ -125,7 +132,7 @@ def diagnosis(instance: InstanceResult) -> str:
     return ""
 
 
-# --- parts ------------------------------------------------------------------------------------
+# --- parts of the report ----------------------------------------------------------------------
 
 
 def _first_failure(first: InstanceResult, label: Label) -> str:
@@ -152,7 +159,11 @@ def _hang_sentence(result: LaunchResult, index: int, label: Label) -> str:
 
 
 def _hung_places(result: LaunchResult, instance: InstanceResult) -> list[str]:
-    """Return where an instance hangs, by its steps, or by its collective and its source line."""
+    """Return texts that say where an instance hangs.
+
+    An instance that counts steps has one text with its step. Other instances have texts with their
+    last collective and the source lines of their stacks.
+    """
     if instance.progress is not None and instance.progress.counts:
         return [_step_place(instance.progress)]
     last = instance.collective
@@ -163,7 +174,7 @@ def _hung_places(result: LaunchResult, instance: InstanceResult) -> list[str]:
 
 
 def _place(instance: InstanceResult) -> str:
-    """Return where a program was, by its steps or collectives, or an empty text."""
+    """Return the present step or collective of a program; empty if both are unknown."""
     progress, collective = instance.progress, instance.collective
     if collective is not None and (progress is None or not progress.counts):
         return _collective_place(collective)
@@ -178,13 +189,13 @@ def _collective_place(last: Collective) -> str:
 
 
 def _ordinal(number: int) -> str:
-    """Return ``12th``."""
+    """Return a number as an ordinal, such as ``12th``."""
     ending = {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
     return f"{number}{'th' if number % 100 in (11, 12, 13) else ending}"
 
 
 def _step_place(progress: Progress) -> str:
-    """Return ``in training step 25``, or ``after training step 24``."""
+    """Return where a program was: ``in training step 25``, or ``after training step 24``."""
     step, calls = progress.step, progress.calls
     if progress.doing == TRAINING:
         return f"in training step {step + 1}"
@@ -204,7 +215,7 @@ def _call(number: int, step: int) -> str:
 
 
 def collateral_of(result: LaunchResult) -> list[InstanceResult]:
-    """Return the other instances that were stopped, or failed because of the first failure."""
+    """Return the instances that were stopped, or failed, after the first failure."""
     first = result.first_failure
     return [r for r in result.instances if r.code not in (0, None, RESUME_EXIT_CODE) and r != first]
 
@@ -238,7 +249,7 @@ def _collateral(result: LaunchResult) -> str:
 
 
 def _compared(other: InstanceResult, first: InstanceResult) -> str:
-    """Return ``with the same traceback``, or ``after it`` for a failure of another kind."""
+    """Return ``with the same traceback`` if both failed equally, and ``after it`` if not."""
     mine, theirs = _normal_traceback(other), _normal_traceback(first)
     return "with the same traceback" if mine and mine == theirs else "after it"
 

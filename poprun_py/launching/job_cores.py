@@ -1,9 +1,9 @@
 """The cores of a job, which it leases on this machine and plans for on the other hosts.
 
-Jobs that run side by side get cores of their own. The share of a job is chosen and leased under
-one mutex, so no other job can take the same cores in between. For the other
-hosts, this module only finds out which cores other jobs hold. The first instance of each host
-leases cores when it starts.
+Jobs that run side by side get different cores. The share of a job is chosen and leased under one
+mutex, so no other job can take the same cores in between. For the other hosts, this module only
+finds out which cores other jobs hold. The first instance of each host leases that host's cores
+when it starts.
 """
 
 from __future__ import annotations
@@ -52,15 +52,16 @@ from poprun_py.planning.topology import Topology
 from poprun_py.planning.user_program import short_name
 from poprun_py.terminal import Console
 
-# A job of this machine alone does not load the code that asks other hosts.
+# A job that runs only on this machine does not import the code that queries other hosts.
 if TYPE_CHECKING:
     from poprun_py.machines.leases import OtherJobs
 
-# Between two reads of the leases. A lock cannot be waited for together with a signal and a limit,
-# so a waiting job polls: a few small files take a fraction of a millisecond. Jobs further back in
-# the queue poll less often, so that many waiting jobs do not disturb the running ones.
+# The seconds between two reads of the leases. A waiting job polls, because it cannot wait for a
+# lock, a signal and a time limit together. Reading a few small files takes a fraction of a
+# millisecond. Jobs further back in the queue poll less often, so that many waiting jobs do not
+# disturb the running jobs.
 _POLL_SECONDS, _MOST_POLL_SECONDS = 0.2, 2.0
-# The seconds between two questions to the other hosts, each of which is an ssh connection.
+# The seconds between two queries of the other hosts. Each query makes an ssh connection.
 _POLL_HOSTS_SECONDS = 3.0
 _MUTEX_HELD = "another process keeps its mutex locked"
 
@@ -81,16 +82,16 @@ def leases_place() -> Path | None:
 
 
 def share_of_plan(planned: LaunchPlan) -> HostShare:
-    """Return the share of this machine that a plan takes."""
+    """Return the share of this machine that a plan uses."""
     placements = tuple(each.placement for each in planned.instances)
     return share_of_placements(planned.topology, planned.machines, placements)
 
 
 def lease_as_planned(planned: LaunchPlan, console: Console, wait: Wait) -> Lease:
-    """Lease exactly the cores that a plan names, waiting for them where the job may wait.
+    """Lease exactly the cores that a plan names; if the job may wait, wait until they are free.
 
     Raises:
-        StartError: Other jobs hold some of them.
+        StartError: Other jobs hold some of these cores.
         UsageError: POPRUN_LEASES does not name a folder.
     """
     share = share_of_plan(planned)
@@ -107,19 +108,19 @@ def lease_as_planned(planned: LaunchPlan, console: Console, wait: Wait) -> Lease
 def lease_beside_others(
     alone: LaunchPlan, inputs: PlanInputs, console: Console, wait: Wait
 ) -> tuple[Machines, Lease]:
-    """Lease the cores of a job on this machine, around those that other jobs hold.
+    """Lease cores of this machine that other jobs do not hold.
 
     Args:
-        alone: The plan of the job for machines without other jobs.
-        inputs: The machines and hosts of that plan.
-        console: Takes warnings, and notes about other jobs.
-        wait: How long the job may wait for other jobs.
+        alone: The plan of the job as if no other jobs ran.
+        inputs: The machines and hosts of the plan ``alone``.
+        console: The console that prints warnings, and notes about other jobs.
+        wait: The limit of the time that the job may wait for other jobs.
 
     Returns:
-        The machines without the cores that other jobs hold, to plan on; and the lease.
+        The machines without the cores that other jobs hold, for a new plan; and the lease.
 
     Raises:
-        StartError: Other jobs hold too much, or the time for waiting is over.
+        StartError: Other jobs hold too many cores, or the limit of the wait is reached.
         UsageError: POPRUN_LEASES does not name a folder.
     """
     config, topology, machines = alone.config, alone.topology, inputs.machines
@@ -149,7 +150,7 @@ def lease_beside_others(
         share, lease = lease_share(
             config, whole._replace(machines=left), share_beside, console, wait
         )
-        # After a long wait here, another job may have taken the cores on the other hosts.
+        # During a long wait on this machine, another job may have taken cores of the other hosts.
         if config.share_cores or time.monotonic() - asked < _POLL_HOSTS_SECONDS:
             return share.machines, lease
         with contextlib.ExitStack() as undo:
@@ -161,7 +162,7 @@ def lease_beside_others(
                     return share.machines, lease
 
 
-# --- this machine ---------------------------------------------------------------------------------
+# --- leasing cores of this machine ----------------------------------------------------------------
 
 
 def lease_share(
@@ -171,18 +172,21 @@ def lease_share(
     console: Console,
     wait: Wait,
 ) -> Leased:
-    """Lease a job's share of this machine, as its options say where other jobs hold too much.
+    """Lease a job's share of this machine.
+
+    If other jobs hold too many cores, the job waits, shares cores or is refused, as its options
+    say.
 
     Args:
-        config: Whether the job may share cores.
+        config: The options, which say whether the job may share cores.
         whole: The job's share of a machine without other jobs.
-        share_beside: Returns the share beside jobs that hold the given CPUs; None if the job does
-            not fit on the rest.
-        console: Takes warnings, and notes about other jobs.
-        wait: How long the job may wait for other jobs.
+        share_beside: A function that returns the job's share if other jobs hold the given CPUs;
+            None if the job does not fit on the free CPUs.
+        console: The console that prints warnings, and notes about other jobs.
+        wait: The limit of the time that the job may wait for other jobs.
 
     Raises:
-        StartError: Other jobs hold too much, or the time for waiting is over.
+        StartError: Other jobs hold too many cores, or the limit of the wait is reached.
         UsageError: POPRUN_LEASES does not name a folder.
     """
     place = leases_place()
@@ -198,13 +202,13 @@ def lease_share(
 
 def _warn_of_no_leases(problem: str, console: Console) -> None:
     console.warn(
-        f"no cores are kept from other jobs: {problem}; {FOLDER_VARIABLE}=FOLDER names another "
-        "folder, none says that it is meant"
+        f"no cores are kept from other jobs: {problem}; set {FOLDER_VARIABLE}=FOLDER to use "
+        f"another folder, or {FOLDER_VARIABLE}=none to run without leases"
     )
 
 
 class _ShareLease:
-    """The lease of one job's share, until it is taken or refused."""
+    """One job's request for a lease, from joining the queue until the lease is taken or refused."""
 
     def __init__(
         self,
@@ -222,12 +226,13 @@ class _ShareLease:
         self._problem = ""  # the reason why a lease cannot be written
 
     def take(self) -> Leased:
-        """Take the lease, after the jobs that wait in front of this one."""
+        """Take the lease when its cores are free and the jobs ahead in the queue have theirs."""
         try:
             while True:
                 is_over = self._wait.is_over
                 table, leased = self._try(is_last=is_over)
-                # Messages are written without the mutex, because a slow reader may block them.
+                # Messages are written after the mutex was released, because writing blocks while
+                # the reader of the messages is slow.
                 if table is not None and leased is not None:
                     break
                 if is_over:
@@ -264,7 +269,10 @@ class _ShareLease:
             return None, None
 
     def _take_from(self, table: LeaseTable) -> Leased | None:
-        """Lease a share beside other jobs, or the whole share if the job may share cores."""
+        """Lease free cores; if they are too few and the job may share cores, lease its whole share.
+
+        Return None if the job cannot have cores yet.
+        """
         share = None if table.ahead_of(self._place) else self._share_beside(table.held_cpus)
         is_shared = share is None and self._config.share_cores
         if is_shared:
@@ -305,7 +313,7 @@ class _ShareLease:
             )
 
     def _refusal(self, table: LeaseTable | None) -> str:
-        """Return an error text with the reason and advice."""
+        """Return the error text for a job that does not get cores, with the reason and advice."""
         if table is None:
             place = self._folder.path
             return f"{place}: {_MUTEX_HELD}; end that process, or name another folder"
@@ -315,7 +323,7 @@ class _ShareLease:
         if ahead := table.ahead_of(self._place):
             reasons.append(queue_text(ahead))
         elif not reasons:
-            reasons.append("they were given to no job")
+            reasons.append("no other job holds CPUs now")
         return (
             "too few CPUs of this machine are free for this job, which takes "
             f"{numbered('CPU', self._whole.cpus)} when it is alone: {'; '.join(reasons)}; "
@@ -323,17 +331,17 @@ class _ShareLease:
         )
 
     def _waiting_text(self, table: LeaseTable | None) -> str:
-        """Return a text about the holders of the cores and the place in the queue."""
+        """Return the text shown during a wait, with the place in the queue and the other jobs."""
         if table is None:
             return f"for {self._folder.path}: {_MUTEX_HELD}"
         place = len(table.ahead_of(self._place)) + 1
         return (
             f"for CPUs at place {place} of {max(len(table.ahead_of(None)), place)}: "
-            f"{leases_text(table.leases) or 'others come first'}"
+            f"{leases_text(table.leases) or 'other jobs are first in the queue'}"
         )
 
 
-# --- other hosts ----------------------------------------------------------------------------------
+# --- waiting for cores of other hosts -------------------------------------------------------------
 
 
 class _Left(NamedTuple):
@@ -354,20 +362,23 @@ def wait_for_hosts(
     console: Console,
     wait: Wait,
 ) -> Machines:
-    """Wait until the other hosts have enough free cores; return the machines to plan on.
+    """Wait until the other hosts have enough free cores.
 
     Args:
-        config: Whether the job may share cores.
+        config: The options, which say whether the job may share cores.
         topology: The instances of each host.
         machines: The machine of each host.
-        placements: The placements of the instances without other jobs.
-        other_jobs: The other jobs of each host, by the host's name.
-        ask: Asks the hosts for them again.
-        console: Takes notes about other jobs.
-        wait: How long the job may wait for other jobs.
+        placements: The placements of the instances as if no other jobs ran.
+        other_jobs: The other jobs of each host, keyed by the host's name.
+        ask: A function that queries the hosts again and returns their other jobs.
+        console: The console that prints notes about other jobs.
+        wait: The limit of the time that the job may wait for other jobs.
+
+    Returns:
+        The machines without the cores that other jobs hold.
 
     Raises:
-        StartError: Other jobs hold too much, or the time for waiting is over.
+        StartError: Other jobs hold too many cores, or the limit of the wait is reached.
     """
     left = _left(config, topology, machines, other_jobs)
     try:
@@ -375,7 +386,7 @@ def wait_for_hosts(
             name = topology.hosts[left.crowded[0]].name
             if wait.is_over:
                 raise StartError(wait.refusal(refusal_text(name, other_jobs[name])))
-            holders = leases_text(other_jobs[name].leases) or "others come first"
+            holders = leases_text(other_jobs[name].leases) or "other jobs are first in the queue"
             wait.sleep(_POLL_HOSTS_SECONDS, f"for CPUs of host {name}: {holders}")
             other_jobs = ask()
             left = _left(config, topology, machines, other_jobs)
@@ -383,7 +394,7 @@ def wait_for_hosts(
         wait.end()
     for index, host in enumerate(topology.hosts):
         found = other_jobs.get(host.name)
-        # The wrapper on a crowded host warns by itself that cores are shared.
+        # On a host with too few free cores, the wrapper process warns that cores are shared.
         if found is None or not found.leases or index in left.crowded:
             continue
         count = topology.instances_per_host

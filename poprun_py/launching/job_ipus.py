@@ -1,10 +1,10 @@
 """The IPUs of a job, which come from a partition of a pod.
 
-The launcher creates or resets the partition before the job, and gives it back after it.
+The launcher creates or resets the partition before the job, and gives it back after the job.
 
-A pure
-function (planning/partition_decision.py) decides which partition is used. The plan contains this
-decision. The launcher decides again just before the job starts, since other jobs change the pod.
+A pure function (planning/partition_decision.py) decides which partition is used. The plan contains
+this decision. The launcher decides again just before the job starts, since other jobs change the
+pod.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from poprun_py.options.launch_config import LaunchConfig
 from poprun_py.planning.partition_variables import HeldPartition
 from poprun_py.terminal import Console
 
-# The command's --help and a launch without a pod do not load these.
+# The command's --help and a launch without a pod do not import these modules.
 if TYPE_CHECKING:
     from popdist_py.pods.model import Attachment, Partition, PartitionRequest
     from popdist_py.pods.pod_store import PodStore
@@ -45,24 +45,26 @@ if TYPE_CHECKING:
 
 NO_POD = "none"
 _HOST, _PORT = "IPUOF_VIPU_API_HOST", "IPUOF_VIPU_API_PORT"
-# The seconds between two questions to the pod, which may be a server. A question is three small
-# requests. Pods do not have a queue: free IPUs go to the first job that asks for them.
+# The seconds between two queries of the pod during a wait for IPUs. Each query makes three small
+# requests, perhaps to a server. Pods do not have a queue: free IPUs go to the first job that asks
+# for them.
 _POLL_SECONDS = 0.3
-# The seconds between two questions about a new partition that is not ready.
+# The first and the longest pause, in seconds, between two queries of a partition that is not ready.
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.01, 1.0
-# A user at a terminal is told of a wait for a new partition that takes longer.
+# The seconds after which a wait for a new partition is reported to a user at a terminal.
 _SILENT_SECONDS = 1.0
-# Another job may take IPUs that were free a moment ago. The decision is then made again.
+# The most decisions before the job is refused. A decision is made again if another job has taken
+# the IPUs after it was made.
 _MOST_DECISIONS = 5
 
 
-# --- asking the pod -------------------------------------------------------------------------------
+# --- deciding on a partition ----------------------------------------------------------------------
 
 
 def planned_partition(config: LaunchConfig, environ: Mapping[str, str]) -> PartitionDecision | None:
-    """Return which partition a launch would use, and how; None where no pod is configured.
+    """Return the decision which partition a launch would use; None if no pod is configured.
 
-    A pod that does not answer is a refusal.
+    If the pod does not answer, the decision is a refusal.
     """
     try:
         store = _open_pod(config, environ)
@@ -77,10 +79,10 @@ def planned_partition(config: LaunchConfig, environ: Mapping[str, str]) -> Parti
 
 
 def _open_pod(config: LaunchConfig, environ: Mapping[str, str]) -> PodStore | None:
-    """Open the pod of a launch; None where none is configured, or --offline-mode yes.
+    """Open the pod of a launch; return None if no pod is configured, or with --offline-mode yes.
 
     Raises:
-        StartError: The pod cannot be opened, or several pods could be meant.
+        StartError: The pod cannot be opened, or the options fit several pods.
     """
     if config.offline_mode or config.pod == NO_POD:
         return None
@@ -116,11 +118,11 @@ def pod_state(store: PodStore) -> PodState:
 def _decide(
     store: PodStore, config: LaunchConfig, environ: Mapping[str, str]
 ) -> tuple[PartitionDecision, tuple[Partition, ...]]:
-    """Decide which partition a launch uses, and how.
+    """Decide which partition a launch uses, and whether it is created, replaced or reset.
 
     Returns:
-        The decision, and the partitions of dead launches, which the caller removes first. Other
-        processes may remove them at the same time.
+        The decision, and the partitions of dead launches, which the caller removes before it acts
+        on the decision. Other processes may remove these partitions at the same time.
 
     Raises:
         PodError: The pod does not answer.
@@ -156,19 +158,19 @@ def ipus_of_job(
     program: str,
     num_ilds: int,
 ) -> Iterator[HeldPartition]:
-    """Hold a partition for a job, and give it back at the end.
+    """Hold a partition for a job, and give it back at the end of ``with``.
 
     Args:
         config: The options of the launch.
         environ: The launcher's environment.
-        console: Takes notes and warnings.
-        wait: How long the job may wait for other jobs.
+        console: The console that prints notes and warnings.
+        wait: The limit of the time that the job may wait for other jobs.
         run_id: The name of the run.
         program: A short name of the program, for users who inspect the pod.
         num_ilds: The number of IPU-Link domains in the plan.
 
     Raises:
-        StartError: The job cannot have its IPUs.
+        StartError: The job cannot get its IPUs.
     """
     store = _open_pod(config, environ)
     if store is None:
@@ -195,7 +197,7 @@ def ipus_of_job(
 def _exit_on_signals() -> Iterator[None]:
     """Turn SIGTERM and SIGHUP into SystemExit, so that the partition is given back.
 
-    While instances run, the supervisor has handlers of its own.
+    While instances run, the supervisor's signal handlers replace these handlers.
     """
 
     def end(number: int, _: FrameType | None) -> None:
@@ -237,11 +239,11 @@ class _JobPartition:
         self._created = ""
         self._created_at = 0.0
         self._is_removed_at_end = False
-        # A partition that this job removed to create another one of the same name. It is created
-        # again if the job does not get the new one.
+        # A partition that this job removed to create another one of the same name. If the job does
+        # not get the new partition, the removed one is created again.
         self._replaced: Partition | None = None
 
-    # --- before the job -------------------------------------------------------------------------
+    # --- taking a partition before the job ------------------------------------------------------
 
     def take(self, run_id: str, program: str) -> HeldPartition:
         """Create or reset the partition as decided, and attach the job's IPUs."""
@@ -316,19 +318,19 @@ class _JobPartition:
             )
 
     def _prepare(self, decision: PartitionDecision) -> Partition:
-        """Carry the decision out, and return the partition."""
+        """Create, replace or reset the partition as decided, and return it."""
         from poprun_py.planning.partition_decision import Action
 
         if decision.action is Action.CREATE:
             return self._create(decision)
         if decision.action is Action.UPDATE:
-            # Set first, because a signal can interrupt the call after the removal.
+            # Recorded before the call, because a signal can interrupt the call after the removal.
             self._replaced = decision.partition
             self._store.remove_partition(decision.name)
             return self._create(decision)
         partition = self._store.partition(decision.name)
         if decision.action is Action.RESET:
-            # A partition that is still pending is as a reset would leave it.
+            # Wait until an earlier creation or reset has ended, even if it ended with an error.
             self._wait_until_ready(partition, accepts_error=True)
             return self._store.reset_partition(decision.name)
         return partition
@@ -336,7 +338,7 @@ class _JobPartition:
     def _create(self, decision: PartitionDecision) -> Partition:
         request = decision.request
         assert request is not None
-        # Set first, because a signal can interrupt the call after the creation.
+        # Recorded before the call, because a signal can interrupt the call after the creation.
         self._created, self._created_at = request.name, 0.0
         self._is_removed_at_end = decision.removes
         try:
@@ -348,10 +350,10 @@ class _JobPartition:
         return created
 
     def _wait_until_ready(self, partition: Partition, *, accepts_error: bool = False) -> Partition:
-        """Wait until a partition is ACTIVE, at most for all attempts.
+        """Wait until a partition is ACTIVE; --vipu-partition-attempts limits the wait.
 
         Raises:
-            StartError: It is not ACTIVE in time, or is in the state ERROR.
+            StartError: The partition is not ACTIVE in time, or is in the state ERROR.
         """
         from popdist_py.pods.model import PartitionState
 
@@ -394,10 +396,10 @@ class _JobPartition:
         )
         return self._store.attach(partition.name, decision.num_ipus, holder)
 
-    # --- after the job --------------------------------------------------------------------------
+    # --- giving the partition back after the job ------------------------------------------------
 
     def give_back(self) -> None:
-        """Detach the IPUs, and remove the partition if the job created it; errors are warnings."""
+        """Detach the IPUs, and remove the partition if it is temporary. Failures are warnings."""
         attachment, self._attachment = self._attachment, None
         try:
             if attachment is not None:
@@ -413,7 +415,7 @@ class _JobPartition:
 
     @property
     def _lost(self) -> str:
-        """The end of a warning that names a partition which could not be created again."""
+        """The last part of a warning, which names a partition that could not be created again."""
         if self._replaced is None:
             return ""
         from poprun_py.planning.partition_decision import shape_text
@@ -422,7 +424,7 @@ class _JobPartition:
         return f"; partition {self._replaced.name}, which had {shape}, may be missing: make it anew"
 
     def _give_back_partition(self) -> None:
-        """Remove the partition that was created, and create again the one that it replaced."""
+        """Remove the partition that this job created, and restore the one that it replaced."""
         name, old = self._created, self._replaced
         try:
             # Another user may have removed the partition and created one of the same name.

@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
 _WANDB_GROUP: Final = "WANDB_RUN_GROUP"
 _TENSORBOARD_FOLDER: Final = "tensorboard"
-# Variables that name a run of the user's program. The launcher writes a run of its own, which must
-# not get the same name.
+# Environment variables that name the Weights & Biases run of the user's program. The launcher
+# writes another run, which must not get the same name.
 _OF_ONE_RUN: Final = ("WANDB_RUN_ID", "WANDB_RESUME")
 
 
@@ -72,7 +72,7 @@ class JobMetrics:
             run_id: The name of the run.
             program: A short name of the program.
             folder: The folder of the run; None without --output-dir.
-            tell: Takes a sentence with the address of the metrics.
+            tell: A function that takes a sentence with the address of the metrics.
 
         Raises:
             StartError: A process cannot be started.
@@ -110,9 +110,9 @@ class JobMetrics:
         return tuple(recorders)
 
     def variables(self, run_id: str) -> dict[str, str]:
-        """Return the variables about the metrics for the programs.
+        """Return the environment variables about metrics that the programs get.
 
-        The programs' own runs of Weights & Biases thus join the group of the launcher's run.
+        They put the programs' own Weights & Biases runs into the group of the launcher's run.
         """
         if not any(each.tool == WANDB for each in self._destinations):
             return {}
@@ -122,7 +122,7 @@ class JobMetrics:
         """Wait until all metrics are written; return sentences about problems.
 
         Args:
-            tell: Takes a sentence if the wait is long.
+            tell: A function that takes a sentence if the wait is long.
         """
         feeds = [feed for feed in (self._endpoint, self._sinks) if feed is not None]
         troubles = [trouble for feed in feeds for trouble in feed.finish(tell)]
@@ -130,7 +130,7 @@ class JobMetrics:
         return troubles
 
     def close(self) -> None:
-        """End the processes that are still running."""
+        """End the processes that write or serve metrics, if they are still running."""
         if self._listener is not None:
             self._listener.close()
         for feed in (self._endpoint, self._sinks):
@@ -156,7 +156,7 @@ class JobMetrics:
         environ = {name: v for name, v in self._environ.items() if name not in _OF_ONE_RUN}
         return MetricsProcess(
             "popdist_py.metrics.run_feed",
-            f"what writes to {' and '.join(map(str, self._destinations))}",
+            f"the process that writes to {' and '.join(map(str, self._destinations))}",
             {"sinks": sinks},
             environ=environ,
         )
@@ -164,7 +164,7 @@ class JobMetrics:
     def _sink(
         self, destination: MetricsDestination, first: Mapping[str, Any], folder: Path | None
     ) -> dict[str, Any]:
-        """Return the settings of a destination for its process."""
+        """Return the settings of a metrics destination for the process that writes to it."""
         sink: dict[str, Any] = {"name": str(destination)}
         if destination.tool == TENSORBOARD:
             path = destination.where or str((folder or Path()) / _TENSORBOARD_FOLDER)
@@ -184,13 +184,13 @@ class JobMetrics:
 
 
 def _require_wandb(option: str) -> None:
-    """Raise UsageError if the package wandb is not installed.
+    """Check that the package wandb is installed.
 
     Raises:
-        UsageError: It is not installed.
+        UsageError: The package is not installed.
     """
     spec = find_spec("wandb")
-    # A spec without an origin is the folder in which wandb keeps runs, not the package.
+    # A spec without an origin belongs to a folder named wandb, such as the one with wandb's runs.
     if spec is None or spec.origin is None:
         raise UsageError(f"{option}: the package wandb is not installed: pip install wandb")
 

@@ -1,7 +1,7 @@
 """The timeline of a run, which merges the spans of all attempts into one trace.
 
-With --output-dir, the spans are kept in the run's folder, where they survive a killed launcher.
-Otherwise they are in temporary folders.
+With --output-dir, the spans are kept in the run's folder, where they remain if the launcher is
+killed. Without --output-dir, they are in temporary folders.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 
 TIMELINE_FILE: Final = "timeline.json.gz"
 _FOLDER: Final = "spans"
-# Each attempt takes up to --timeline-size of the disk.
+# The most attempts whose spans are kept. Each attempt takes up to --timeline-size of disk space.
 _MOST_ATTEMPTS: Final = 8
-# A smaller file would hold only a few hundred spans.
+# The least size of an instance's file of spans. A smaller file would hold only a few hundred spans.
 _LEAST_BYTES: Final = 1 << 18
 
 
@@ -47,7 +47,7 @@ class JobTimeline:
         self._size = config.timeline_size << 20
         self._path: Path | None = None
         self._folders: list[Path] = []
-        self._held: list[JobFolder] = []  # folders outside of a run folder
+        self._held: list[JobFolder] = []  # temporary folders, used without --output-dir
         self._first = 1  # the attempt number of the first folder
         self._has_dropped = False
         self._is_in_run = False
@@ -56,7 +56,7 @@ class JobTimeline:
             self._is_in_run = is_auto and run_folder is not None
             given = TIMELINE_FILE if is_auto else config.timeline
             self._path = (run_folder or Path()) / given if is_auto else Path(given)
-            # Checked before the job starts, because an error at its end would come too late.
+            # The path is checked before the job starts. An error after the job would be too late.
             folder = self._path.parent
             if not folder.is_dir() or self._path.is_dir() or not os.access(folder, os.W_OK):
                 raise UsageError(
@@ -87,11 +87,11 @@ class JobTimeline:
         """Write the trace; return None without --timeline, or if no program started.
 
         Raises:
-            OSError: The trace cannot be written. ``keep`` returns the folders of the spans.
+            OSError: The trace cannot be written. ``keep`` then keeps the folders of the spans.
         """
         if self._path is None or not self._folders:
             return None
-        # Loaded only at the end of a job with a timeline.
+        # Imported only at the end of a job with a timeline.
         from popdist_py.timeline.merging import merge_files, recorded_instances
 
         instances = recorded_instances(self._folders, self._first)
@@ -122,7 +122,7 @@ class JobTimeline:
         )
 
     def keep(self) -> list[Path]:
-        """Keep the folders of the spans, and return them."""
+        """Keep the folders of the spans, which ``close`` would remove, and return their paths."""
         kept, self._folders = self._folders, []
         private = {Path(held.path) for held in self._held}
         return [_kept(folder) if folder in private else folder for folder in kept]

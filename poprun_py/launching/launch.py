@@ -1,4 +1,4 @@
-"""The launch of a job: it is planned, gets cores and IPUs, and runs in one or more attempts.
+"""The launch of a job, which is planned, gets cores and IPUs, and runs in one or more attempts.
 
 The command line, the process of the Python API and ``poprun-py scale`` all call ``launch``. It runs
 in their process, which therefore gets the signals.
@@ -31,7 +31,7 @@ from poprun_py.running.supervise.job import LaunchResult
 from poprun_py.terminal import Console
 
 _SHARED_MEMORY = "/dev/shm"
-# The space that Open MPI takes there for each instance.
+# The bytes of /dev/shm that Open MPI uses for each instance.
 _MPI_SHARED_BYTES = 16 << 20
 
 OnPlan = Callable[[LaunchPlan], None]
@@ -43,13 +43,13 @@ class Request:
 
     Attributes:
         job: The options of a launch, which is planned first; or a plan, which runs as it is.
-        environ: The environment to plan in; that of this process by default.
-        output_folder: A folder for the instances' output if --output-dir does not name one.
-        descriptors: Where the instances' stdout and stderr go.
+        environ: The launcher's environment; None for the environment of this process.
+        output_folder: A folder for the instances' output, used if --output-dir is not given.
+        descriptors: The descriptors to which the instances' stdout and stderr are written.
     """
 
     job: LaunchConfig | LaunchPlan
-    # It may hold secrets.
+    # The values may be secret, so the repr leaves them out.
     environ: Mapping[str, str] | None = field(default=None, repr=False)
     output_folder: str | None = None
     descriptors: tuple[int, int] = (1, 2)
@@ -67,16 +67,16 @@ def launch(
     on_plan: OnPlan | None = None,
     on_attempt: OnAttempt | None = None,
 ) -> LaunchResult:
-    """Launch a job and return how it ended; no process of it is left running.
+    """Launch a job and return its result. At the return, all processes of the job have ended.
 
-    The job is started again after a failure as often as --max-restarts allows. While it runs, the
+    The job is restarted after a failure as often as --max-restarts allows. While it runs, the
     working folder of this process is the folder of the plan.
 
     Args:
         request: The job and its outputs.
-        console: Takes the launcher's messages.
-        on_plan: Called with the plan once the job has its cores.
-        on_attempt: Called before each attempt.
+        console: The console that prints the launcher's messages.
+        on_plan: A function that is called with the plan when the job has its cores.
+        on_attempt: A function that is called with the job before each attempt.
 
     Raises:
         UsageError: The options, hosts and machines do not fit together. Nothing was started.
@@ -106,9 +106,10 @@ def launch(
 
 
 def _planned(request: Request, console: Console, wait: Wait) -> tuple[LaunchPlan, Lease | None]:
-    """Return the plan, and the lease of its cores; the cores of a given plan are leased later.
+    """Return the plan of a request and the lease of its cores.
 
-    Its folder and its program are checked first.
+    For a request that already has a plan, None replaces the lease. The caller leases the cores
+    after it has checked the plan's folder and program.
     """
     if isinstance(request.job, LaunchConfig):
         return plan_and_lease(request.job, request.environ, console, wait)
@@ -126,10 +127,10 @@ def _log_command(planned: LaunchPlan, console: Console) -> None:
 
 @contextlib.contextmanager
 def _inside(folder: str) -> Iterator[None]:
-    """Change to a plan's folder for a while, since the user's paths are relative to it.
+    """Change to a plan's folder during ``with``, since the user's paths are relative to it.
 
     Raises:
-        StartError: The folder is gone.
+        StartError: The folder does not exist any more.
     """
     if folder in ("", working_folder()):
         yield
@@ -152,9 +153,9 @@ def _inside(folder: str) -> Iterator[None]:
 
 
 def _warn_of_little_shared_memory(planned: LaunchPlan, console: Console) -> None:
-    """Warn that MPI becomes slow if its messages do not fit into /dev/shm.
+    """Warn if /dev/shm has too little free space for MPI's messages, which makes MPI slow.
 
-    If MPI cannot write there at all, it uses another folder, which is as fast.
+    If MPI cannot write to /dev/shm at all, it uses another folder, which is as fast.
     """
     if planned.topology.instances_per_host < 2:
         return
@@ -162,7 +163,8 @@ def _warn_of_little_shared_memory(planned: LaunchPlan, console: Console) -> None
         state = os.statvfs(_SHARED_MEMORY)
         free = state.f_bavail * state.f_frsize
         if free < _MPI_SHARED_BYTES and os.access(_SHARED_MEMORY, os.W_OK):
-            # Measured with two instances: 4 bytes in 9 us instead of 2, 26 MB in 100 ms, not 28.
+            # Measured with two instances over TCP instead of /dev/shm: a message of 4 bytes takes
+            # 9 us instead of 2 us, and a message of 26 MB takes 100 ms instead of 28 ms.
             console.warn(
                 f"{_SHARED_MEMORY} has {bytes_text(free)} free, and MPI wants 16 MiB for each "
                 "instance: its own messages within this host take TCP, some 4 times as long; "
@@ -226,7 +228,7 @@ def _run(
 
 
 def _separate_models(result: LaunchResult) -> str:
-    """Return a warning if each instance trained a model of its own; otherwise an empty text."""
+    """Return a warning if each instance trained a separate model; empty for other jobs."""
     count = len(result.instances)
     if result.exit_code != 0 or count < 2 or not all(r.trained_alone for r in result.instances):
         return ""

@@ -1,6 +1,6 @@
-"""Planning of a launch, with the hosts, machines, MPI and pod that are there now.
+"""Planning of a launch for the present hosts, machines, MPI and pod.
 
-The decisions are pure functions in poprun_py/planning. This module collects their input.
+Pure functions in poprun_py/planning make the decisions. This module collects their input.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from poprun_py.planning.user_program import require_program, resolve_program
 from poprun_py.running.supervise.job import LaunchResult
 from poprun_py.terminal import Console, Log
 
-# A launch without a pod does not load the code of pods.
+# A launch without a pod does not import the code of pods.
 if TYPE_CHECKING:
     from poprun_py.planning.partition_decision import PartitionDecision
 
@@ -56,24 +56,24 @@ def plan(
     hosts: tuple[Host, ...] | None = None,
     contact_hosts: bool = False,
 ) -> LaunchPlan:
-    """Return everything that launching ``config`` would do, without starting anything.
+    """Return the plan of everything that launching ``config`` would do, without starting anything.
 
-    If the job does not fit the machines found here, the plan has a warning. It can be shown, but
-    not launched here. A plan that does not fit machines described by
-    ``config`` itself is refused.
+    If the job does not fit the real machines, the plan has a warning. The plan can be shown, but
+    not launched here. If ``config`` describes machines that the job does not fit, UsageError is
+    raised.
 
     Args:
         config: The options of the launch.
         environ: The launcher's environment; ``os.environ`` by default.
-        mpi: The MPI to use; found by default.
-        hosts: The hosts for the instances; by default those that ``config`` names, else those of
-            the environment, else this machine.
-        contact_hosts: Connect to the other hosts, as a launch does. Otherwise the plan uses the
-            hardware that earlier launches recorded of them.
+        mpi: The MPI to use; by default the installed MPI.
+        hosts: The hosts for the instances; by default the hosts that ``config`` names, else the
+            hosts that the environment names, else this machine.
+        contact_hosts: Whether to connect to the other hosts, as a launch does. If not, the plan
+            uses the hardware that earlier launches recorded for these hosts.
 
     Raises:
         UsageError: The options, hosts and machines do not fit together.
-        StartError: No MPI is installed, a host cannot take part, or the job cannot have its IPUs.
+        StartError: No MPI is installed, a host cannot take part, or the job cannot get its IPUs.
     """
     return _gather(config, environ, mpi, hosts, contact_hosts=contact_hosts).plan()
 
@@ -81,13 +81,13 @@ def plan(
 def plan_and_lease(
     config: LaunchConfig, environ: Mapping[str, str] | None, console: Console, wait: Wait
 ) -> tuple[LaunchPlan, Lease]:
-    """Plan a launch around the other jobs of the machines, and lease its cores.
+    """Plan a launch with cores that other jobs do not hold, and lease these cores.
 
     Args:
         config: The options of the launch.
         environ: The launcher's environment; ``os.environ`` by default.
-        console: Takes warnings, and notes about other jobs.
-        wait: How long the job may wait for other jobs.
+        console: The console that prints warnings, and notes about other jobs.
+        wait: The limit of the time that the job may wait for other jobs.
 
     Raises:
         UsageError: The options, hosts and machines do not fit together.
@@ -98,7 +98,8 @@ def plan_and_lease(
     # An error of the options or the program must not surface after hours of waiting.
     require_start(alone)
     if is_described(config):
-        # Only the planned CPUs fit a described machine, so the job does not avoid other jobs.
+        # If the options describe the machine, only the planned CPUs fit. The plan is therefore not
+        # changed because of other jobs.
         return alone, lease_as_planned(alone, console, wait)
     machines, lease = lease_beside_others(alone, gathered.inputs, console, wait)
     if machines == gathered.inputs.machines:
@@ -112,7 +113,7 @@ def plan_and_lease(
 
 @dataclass(frozen=True, slots=True)
 class _Gathered:
-    """The input of a plan, kept to plan again for other machines without reading it again."""
+    """The input of a plan, kept so that a second plan need not gather it again."""
 
     config: LaunchConfig
     topology: Topology
@@ -142,7 +143,7 @@ def _gather(
     contact_hosts: bool,
     before: LaunchPlan | None = None,
 ) -> _Gathered:
-    """Gather the input of a plan; a plan ``before`` keeps its partition and IPU-Link domains."""
+    """Gather the input of a plan. The partition and IPU-Link domains of ``before`` are kept."""
     if not isinstance(config, LaunchConfig):
         raise UsageError(f"{config!r} cannot be planned: expected a LaunchConfig")
     environ = os.environ if environ is None else environ
@@ -152,7 +153,8 @@ def _gather(
     found = hosts_of(config, environ) if hosts is None else hosts
     if config.nproc_per_node is not None:
         config = with_instances(config, found)
-        # An allocation is compared with the number of instances, which is known only now.
+        # The hosts are read again: a scheduler's allocation is checked against the number of
+        # instances, which is known only now.
         found = hosts_of(config, environ) if hosts is None else hosts
     config, mpi_arguments = split_mpi_arguments(config)
     if before is None:
@@ -169,10 +171,10 @@ def _gather(
 def _partition_of(
     config: LaunchConfig, environ: Mapping[str, str], *, is_launch: bool
 ) -> PartitionDecision | None:
-    """Return which partition a launch would use, and how; None where no pod is configured.
+    """Return the decision which partition a launch would use; None if no pod is configured.
 
     Raises:
-        StartError: A launch cannot have its IPUs, even if it waits for them.
+        StartError: A launch cannot get its IPUs, even if it waits for them.
     """
     if config.offline_mode or config.pod == _NO_POD:
         return None
@@ -188,7 +190,10 @@ def _partition_of(
 
 
 def _ilds_of(config: LaunchConfig, use: PartitionDecision | None) -> int | None:
-    """Return the partition's IPU-Link domains if they divide the instances evenly; else None."""
+    """Return the number of a partition's IPU-Link domains.
+
+    Return None if the number of instances is not a multiple of it.
+    """
     found = use.num_ilds if use is not None else None
     return found if found is not None and config.num_instances % found == 0 else None
 
@@ -208,8 +213,8 @@ def without_lost_hosts(
 
     Args:
         planned: The plan of the attempt that failed.
-        result: How it ended.
-        warn: Takes sentences about the decision.
+        result: The result of that attempt.
+        warn: A function that takes warnings about the new plan.
         lease: The cores that the job keeps on this machine.
     """
     hosts = planned.topology.hosts
@@ -232,7 +237,7 @@ def without_lost_hosts(
 
 
 def _machines_within(gathered: _Gathered, lease: Lease | None) -> Machines:
-    """Return the machines with the leased cores of this one, and the free cores of the others.
+    """Return the machines with only the leased cores of this machine and free cores of the others.
 
     Raises:
         StartError: The free cores of another host are too few.
@@ -249,13 +254,13 @@ def _machines_within(gathered: _Gathered, lease: Lease | None) -> Machines:
 
 
 def require_start(planned: LaunchPlan) -> None:
-    """Raise an error if the plan does not fit the machines or the program cannot be started.
+    """Check that a plan fits the machines, and that its program can be started.
 
     Raises:
         StartError: The program does not exist, or cannot be run.
         UsageError: The plan does not fit the machines.
     """
     planned.require_fit()
-    # The wrapper searches the program with the instance's PATH.
+    # An instance's wrapper process searches for the program in the instance's PATH.
     environ = {**planned.environ, **dict(planned.instances[0].user_env)}
     require_program(planned.config.program, environ)

@@ -1,7 +1,6 @@
 """The report of a run as JSON, with the plan, all attempts and the reasons of their ends.
 
-This module only computes: it neither reads nor writes files. failure_report.py describes a result
-to people.
+This module neither reads nor writes files. failure_report.py writes the report as text for people.
 """
 
 from __future__ import annotations
@@ -29,7 +28,8 @@ from poprun_py.running.supervise.job import (
 
 REPORT_VERSION = 2
 _MOST_OF_REASON: Final = 200
-# The values whose size does not grow with the number of instances.
+# The keys of an attempt that a brief report keeps. Their values do not grow with the number of
+# instances.
 _BRIEF: Final = {
     *("number", "folder", "restart_count", "hosts", "began_at", "ended_at"),
     *("exit_code", "cause", "seconds"),
@@ -49,16 +49,16 @@ def run_report(
     attempts: Sequence[Mapping[str, Any]],
     ending: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Return the report of a run, which is running if there is no ``ending``.
+    """Return the report of a run. Without ``ending``, it says that the run is still running.
 
     Args:
         plan: The plan of the run.
         run_id: The name of the run.
         launcher: Host and process id of the launcher.
-        began_at: When the run began, as ``iso_time`` writes it.
+        began_at: The start time of the run, as ``iso_time`` writes it.
         versions: The versions of the installed packages.
         attempts: All attempts, in order.
-        ending: Time, exit code and reason of the end, and the path of the timeline.
+        ending: The time, exit code and reason of the run's end, and the path of the timeline.
     """
     topology = plan.topology
     return {
@@ -104,13 +104,13 @@ def brief_report(report: Mapping[str, Any]) -> dict[str, Any]:
 def begun_attempt(
     plan: LaunchPlan, number: int, restart_count: int, began: float
 ) -> dict[str, Any]:
-    """Return an attempt that has just begun.
+    """Return the report's entry for an attempt that has just begun.
 
     Args:
         plan: The plan of the attempt.
         number: The number of the attempt, from 1.
-        restart_count: How often this launch has started the job again.
-        began: The time, in seconds since the epoch.
+        restart_count: The number of restarts of this launch before the attempt.
+        began: The start time of the attempt, in seconds since the epoch.
     """
     return {
         "number": number,
@@ -127,7 +127,7 @@ def begun_attempt(
 def ended_attempt(
     attempt: Mapping[str, Any], result: LaunchResult, label: Label, ended: float
 ) -> dict[str, Any]:
-    """Return an attempt that has ended, with the results of all instances."""
+    """Return the report's entry for an ended attempt, with the results of all instances."""
     first = result.first_failure
     progress = [r.progress for r in result.instances if r.progress is not None]
     return {
@@ -158,7 +158,7 @@ def refused_attempt(
     *,
     cause: str = "refused",
 ) -> dict[str, Any]:
-    """Return an attempt without instances, such as one that could not start."""
+    """Return the report's entry for an attempt without instances, which did not start."""
     return {
         **attempt,
         "ended_at": iso_time(ended),
@@ -170,7 +170,7 @@ def refused_attempt(
 
 
 def _cause(result: LaunchResult) -> str:
-    """Return one word for the cause of the end."""
+    """Return one word for the cause of an attempt's end, such as ``completed``."""
     if result.exit_code == 0:
         return "completed"
     if result.exit_code == RESUME_EXIT_CODE:

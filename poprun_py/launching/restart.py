@@ -22,9 +22,9 @@ def backoff_seconds(restart: int) -> float:
 
 
 def pause(seconds: float) -> int:
-    """Wait between two runs; return the signal that ended the wait early, or 0.
+    """Wait before a restart; return the number of the signal that ended the wait early, or 0.
 
-    SIGUSR2 is for the programs, which are not running, so it is dropped.
+    SIGUSR2 is meant for the programs. It is ignored here, because no program runs during the wait.
     """
     numbers = {signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2}
     if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
@@ -48,15 +48,16 @@ def run_with_restarts(
     sleep: Callable[[float], int] = pause,
     has_time: Callable[[float], bool] = lambda _: True,
 ) -> LaunchResult:
-    """Call ``run(restart_count)`` until the job ends well or must not be started again.
+    """Call ``run(restart_count)`` until the job succeeds or may not be restarted.
 
     Args:
-        run: Runs the job once.
-        max_restarts: The most restarts.
-        failed: Called before each restart, with the failed result, the number of the restart and
-            the seconds of the pause before it.
-        sleep: Waits for some seconds. Returns a signal that ends the job instead, or 0.
-        has_time: Tells whether the job has time left after a pause of some seconds.
+        run: A function that runs the job once and returns the result.
+        max_restarts: The most restarts of the job.
+        failed: A function that is called before each restart, with the result of the failed run,
+            the number of the restart, and the seconds before it.
+        sleep: A function that waits for some seconds, and returns the signal that ends the job, or
+            0.
+        has_time: A function that returns whether the job may still run after some seconds.
     """
     count = 0
     while True:
@@ -73,10 +74,11 @@ def run_with_restarts(
 
 
 def _ended_by(result: LaunchResult, number: int, restart: int) -> LaunchResult:
-    """Return the last result, changed for a signal that ended the job before a restart."""
+    """Return the last run's result, changed to say that a signal ended the job before a restart."""
     return replace(
         result,
-        # SIGUSR1 requests a stop after which the job can be resumed, as it can between two runs.
+        # SIGUSR1 asks for a stop after which the job can be resumed. Between two runs, a job can
+        # always be resumed.
         exit_code=RESUME_EXIT_CODE if number == signal.SIGUSR1 else 128 + number,
         reason=f"{signal.Signals(number).name} received before restart {restart}",
         hung=(),
@@ -88,8 +90,8 @@ def lost_hosts(result: LaunchResult, host_of: Callable[[int], str]) -> frozenset
     """Return the hosts whose instances all vanished without a report.
 
     Args:
-        result: How the run ended.
-        host_of: Names the planned host of an instance.
+        result: The result of the run.
+        host_of: A function that returns the name of an instance's planned host.
     """
     lost: dict[str, bool] = {}
     for instance in result.instances:

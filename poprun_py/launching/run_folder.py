@@ -4,8 +4,9 @@
     DIR/20260131-120000-1a2b3c/report.json
     DIR/20260131-120000-1a2b3c/attempt-1/
 
-The launcher does not delete files in it. It writes the report when an attempt begins and when it
-has ended. A killed launcher thus leaves a report, which names its host and process id.
+The launcher does not delete files in this folder. It writes the report when an attempt begins and
+when an attempt has ended. A launcher that was killed therefore leaves a report with its host and
+process id.
 """
 
 from __future__ import annotations
@@ -42,16 +43,16 @@ _ATTEMPT = re.compile(r"attempt-(\d+)")
 class RunFolder:
     """The folder of one run, private to its owner and locked against other launchers.
 
-    If the user names a run that exists, it continues with its next attempt.
+    If the user names an existing run, the launch adds its attempts to the attempts of that run.
 
     Args:
         planned: The plan of the first attempt; its options name the parent folder.
         run_id: The name of the run.
 
     Attributes:
-        path: The folder.
+        path: The path of the folder.
         trouble: A sentence about the last file that could not be written, or an empty string.
-        timeline: The trace of all attempts, once it is written.
+        timeline: The path of the trace of all attempts; None until the trace is written.
 
     Raises:
         UsageError: The folder cannot be made or written to, its report cannot be read, or the run
@@ -98,7 +99,7 @@ class RunFolder:
                 "wait for it, or give this one another name"
             ) from None
         except OSError:
-            pass  # a file system without locks
+            pass  # the file system does not support locks
 
     def _read_earlier_report(self) -> None:
         """Take over the attempts that an earlier launch of this run has reported."""
@@ -116,20 +117,20 @@ class RunFolder:
         except (ValueError, TypeError, KeyError) as error:
             raise self._not_a_report(str(error)) from None
         self._began_at = report.get("began_at") or self._began_at
-        # The lock is ours, so the launcher of an attempt without an end is dead.
+        # This process has the lock, so the launcher of an attempt without an end is dead.
         self._attempts = [
             a if a.get("cause") else {**a, "cause": "launcher_lost"} for a in attempts
         ]
 
     def _not_a_report(self, why: str) -> UsageError:
-        """Return the refusal of a run whose report would otherwise be overwritten."""
+        """Return the error for a file ``report.json`` that is not a report, and is not replaced."""
         return UsageError(
             f"{self.path / _REPORT} is no report of a run ({why}): move it away, or give this run "
             f"another {RUN_ID}"
         )
 
     def _link_latest(self) -> None:
-        """Make ``latest`` name this run, in one step; a file of that name is left alone."""
+        """Point the link ``latest`` to this run atomically; keep an existing file of that name."""
         link = self._parent / LATEST
         partial = self._parent / f".{LATEST}.{self.path.name}"
         try:
@@ -143,7 +144,7 @@ class RunFolder:
                 partial.unlink(missing_ok=True)
 
     def close(self) -> None:
-        """Let other launchers continue the run."""
+        """Unlock the folder, so that other launchers can continue the run."""
         os.close(self._lock)
 
     @property
@@ -151,13 +152,13 @@ class RunFolder:
         """Whether there was an attempt, and therefore a report."""
         return bool(self._attempts)
 
-    # --- attempts -----------------------------------------------------------------------------
+    # --- start and end of an attempt ----------------------------------------------------------
 
     def begin_attempt(self, planned: LaunchPlan, restart_count: int) -> str | None:
         """Make the folder of an attempt and return its path.
 
         Returns:
-            The path; None if the folder of a restart cannot be made, which continues without it.
+            The path; None if the folder cannot be made. A restart then continues without a folder.
 
         Raises:
             UsageError: The folder of the first attempt cannot be made.
@@ -186,7 +187,7 @@ class RunFolder:
         return number, path
 
     def _make_again(self) -> None:
-        """Make the folder if it was removed meanwhile; it stays private to its owner."""
+        """Make the folder of the run again if it was removed, private to its owner."""
         self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
 
     def _write_plan(self, folder: Path) -> None:
@@ -200,7 +201,7 @@ class RunFolder:
             self.trouble = f"{folder} has no plan: {error.strerror}"
 
     def end_attempt(self, result: LaunchResult) -> None:
-        """Report how the attempt ended."""
+        """Write the result of the attempt into the report."""
         label = self._plan.instance_label
         self._attempts[-1] = ended_attempt(self._attempts[-1], result, label, time.time())
         self._write_report()
@@ -208,14 +209,14 @@ class RunFolder:
     # --- the end of the run -------------------------------------------------------------------
 
     def refuse(self, error: LaunchError) -> None:
-        """Report that the programs of the attempt did not start, which ends the run."""
+        """Write into the report that the programs of the attempt did not start; the run ends."""
         self._attempts[-1] = refused_attempt(
             self._attempts[-1], error.exit_code, str(error), time.time()
         )
         self.finish(error.exit_code, str(error))
 
     def interrupt(self, number: int) -> None:
-        """Report that a signal ended the run while no program of it was running."""
+        """Write into the report that a signal ended the run while no program was running."""
         if not self._attempts:
             return
         reason = f"{signal.Signals(number).name} received while no program was running"
@@ -226,21 +227,21 @@ class RunFolder:
         self.finish(128 + number, reason)
 
     def finish(self, exit_code: int, reason: str) -> None:
-        """Report how the run ended."""
+        """Write the exit code and the reason of the run's end into the report."""
         ending = {"ended_at": iso_time(time.time()), "exit_code": exit_code, "reason": reason}
         self._write_report({**ending, "timeline": self._timeline_path()})
 
     def _timeline_path(self) -> str | None:
-        """Return the trace's path, relative to this folder if it is inside."""
+        """Return the path of the trace, relative to the run's folder if the trace is inside it."""
         if self.timeline is None:
             return None
         path, folder = self.timeline.absolute(), self.path.absolute()
         return str(path.relative_to(folder) if path.is_relative_to(folder) else path)
 
     def _write_report(self, ending: dict[str, Any] | None = None) -> None:
-        """Write ``report.json`` in one step, even if the folder was removed.
+        """Write ``report.json`` atomically; if the folder was removed, make it again.
 
-        If the disk is too full for a new file, a brief report overwrites the existing one.
+        If the disk is too full for a new file, a brief report overwrites the existing report.
         """
         from poprun_py.versions import versions
 

@@ -1,7 +1,7 @@
 """The record of one run, which consists of a folder, a timeline, metrics and a page.
 
-A file or port that cannot be used is refused before the job starts. Later problems are warnings
-and do not change how the job ends.
+A file or port that cannot be used is refused before the job starts. Later problems are reported as
+warnings, and do not change the result of the job.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from poprun_py.running.supervise.file_transfer import FilePlace
 from poprun_py.running.supervise.job import LaunchResult
 from poprun_py.terminal import Console, command_name
 
-# Loaded only by a launch that needs them.
+# Only launches that need these modules import them.
 if TYPE_CHECKING:
     from poprun_py.launching.job_metrics import JobMetrics
     from poprun_py.launching.run_folder import RunFolder
@@ -38,13 +38,13 @@ _FOLDER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
 @dataclass(frozen=True, slots=True)
 class AttemptRecord:
-    """Where one attempt is recorded.
+    """The folders and recorders that one attempt writes to.
 
     Attributes:
-        folder: For the output of the instances; None without --output-dir.
-        spans: For the spans of the instances; None without --timeline.
-        recorders: Take the training steps and the states of the instances.
-        variables: Tell the programs about the record.
+        folder: The folder for the output of the instances; None without --output-dir.
+        spans: The place for the spans of the instances; None without --timeline.
+        recorders: The recorders of the training steps and the states of the instances.
+        variables: Environment variables that tell the programs about the metrics.
     """
 
     folder: str | None = None
@@ -58,15 +58,15 @@ class RunRecord:
 
     Args:
         planned: The plan of the first attempt.
-        console: Takes notes and warnings.
+        console: The console that prints notes and warnings.
 
     Attributes:
         run_id: The name of the run.
-        was_interrupted: Whether Ctrl-C came while something was written at the end.
+        was_interrupted: Whether Ctrl-C interrupted the writing of the timeline or the page.
 
     Raises:
         UsageError: The user's name for the run, its folder, a file or a port cannot be used.
-        StartError: A process that takes the metrics cannot be started.
+        StartError: A process that writes or serves the metrics cannot be started.
     """
 
     def __init__(self, planned: LaunchPlan, console: Console) -> None:
@@ -90,11 +90,11 @@ class RunRecord:
             self._opened = opened.pop_all()
 
     def begin(self, planned: LaunchPlan, restart_count: int) -> AttemptRecord:
-        """Return where the next attempt is recorded.
+        """Return the folders and recorders for the next attempt.
 
         Args:
             planned: The plan of the attempt.
-            restart_count: How often the job was started again before.
+            restart_count: The number of restarts before the attempt.
 
         Raises:
             UsageError: The folder of the first attempt cannot be made.
@@ -117,25 +117,25 @@ class RunRecord:
         )
 
     def end(self, result: LaunchResult) -> None:
-        """Record how the attempt ended."""
+        """Record the result of the attempt."""
         self._close_steps()
         if self._folder is not None:
             self._folder.end_attempt(result)
 
     def refuse(self, error: LaunchError) -> None:
         """Record that the programs of the attempt did not start, which ends the run."""
-        self._write_timeline()  # of the attempts before
+        self._write_timeline()  # with the spans of earlier attempts
         if self._folder is not None:
             self._folder.refuse(error)
 
     def interrupt(self, number: int) -> None:
-        """Record that a signal ended the run while no program of it was running."""
+        """Record that a signal ended the run while no program was running."""
         self._write_timeline()
         if self._folder is not None:
             self._folder.interrupt(number)
 
     def finish(self, result: LaunchResult) -> None:
-        """Record how the run ended."""
+        """Record the result of the run."""
         self._write_timeline()
         self._end_recorders()
         if self._folder is not None:
@@ -164,7 +164,7 @@ class RunRecord:
             reason = self._explain(error, "the timeline")
             folders = shlex.join(map(str, self._timeline.keep()))
             self._console.warn(
-                f"{reason}; python -m popdist_py.timeline {folders} makes it of what is left"
+                f"{reason}; python -m popdist_py.timeline {folders} makes it of the spans there"
             )
             return
         if merged is not None:
@@ -192,7 +192,7 @@ class RunRecord:
             reason = self._explain(error, "the page of the run")
             command = f"{command_name()} report {shlex.quote(str(folder))}"
             self._console.warn(f"{reason}; {command} writes it")
-        except Exception as error:  # the files of the run may hold anything
+        except Exception as error:  # a damaged file of the run can raise any exception
             self._console.warn(f"the page of the run cannot be written ({error})")
 
     def _explain(self, error: OSError | KeyboardInterrupt, what: str) -> str:
@@ -216,7 +216,7 @@ def _metrics_of(planned: LaunchPlan) -> JobMetrics | None:
     """Return the metrics of a run; None unless an option asks for them.
 
     Raises:
-        UsageError: Their destination cannot be used.
+        UsageError: A destination of the metrics cannot be used.
     """
     if not planned.config.metrics_to and planned.config.metrics_port is None:
         return None

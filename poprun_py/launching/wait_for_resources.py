@@ -16,8 +16,8 @@ class Wait:
     A launch has one object, so waiting for cores and then for IPUs has one common limit.
 
     Args:
-        config: Whether and how long the job waits.
-        console: Takes the seconds waited and the reason.
+        config: The options, which say whether and how long the job may wait.
+        console: The console that shows the seconds waited and the reason.
     """
 
     def __init__(self, config: LaunchConfig, console: Console) -> None:
@@ -29,7 +29,7 @@ class Wait:
 
     @property
     def seconds(self) -> float:
-        """How long the job has waited so far."""
+        """The seconds that the job has waited so far."""
         if self._began is None:
             return self._seconds_before
         return self._seconds_before + time.monotonic() - self._began
@@ -50,7 +50,7 @@ class Wait:
         return self.seconds >= self._limit
 
     def sleep(self, seconds: float, reason: str) -> None:
-        """Tell the reason, such as "for IPUs: ...", and sleep, at most until the limit."""
+        """Show the reason, such as "for IPUs: ...", and sleep, at most until the time limit."""
         if self._began is None:
             self._began = time.monotonic()
         waited = self.seconds
@@ -58,13 +58,16 @@ class Wait:
         time.sleep(max(0.0, min(seconds, self._limit - waited)))
 
     def end(self) -> None:
-        """Stop the clock and clear the message; without a wait this does nothing."""
+        """End the wait and clear its message; do nothing if the job is not waiting."""
         if self._began is not None:
             self._seconds_before, self._began = self.seconds, None
             self._console.waiting(self._seconds_before, "")
 
     def refusal(self, reason: str) -> str:
-        """Return the text of a refusal, which begins with the option if the limit is reached."""
+        """Return an error text with the reason why the job does not get cores or IPUs.
+
+        With --wait-for-resources, the text begins with this option and says that the time is over.
+        """
         if self._config.wait_for_resources is None:
             return reason
         return f"{self._config.shown('wait_for_resources')}: the time is over; {reason}"

@@ -48,7 +48,7 @@ def planned(**options):
             merging,
             "merge_files",
             "the timeline is not written: interrupted; python -m popdist_py.timeline "
-            "{run}/attempt-1/spans makes it of what is left",
+            "{run}/attempt-1/spans makes it of the spans there",
         ),
     ],
 )
