@@ -1,7 +1,7 @@
-"""The entry point of the command ``poprun-py``, from its words to its exit code.
+"""The command ``poprun-py``, from its command line to its exit code.
 
-Only this module ends the process. Functions import the modules that they need, so that ``--help``
-answers at once.
+Only this module ends the process. Each function imports the modules that it needs, so that
+``--help`` answers at once.
 """
 
 from __future__ import annotations
@@ -37,18 +37,19 @@ if TYPE_CHECKING:
     from poprun_py.planning.launch_plan import LaunchPlan
     from poprun_py.running.supervise.job import LaunchResult
 
-# The subcommands, each of which has a module with ``main(words)`` and a click command.
+# The subcommands. The module of each has ``main(words)`` and a click command.
 COMMANDS = ("report", "compare", "scale")
-# The forms of the topology that show CPUs. The CPUs that the kernel reports are printed below.
+# The values of --print-topology that show CPUs. Below the topology, the launch then prints the CPUs
+# that the kernel reports for each instance.
 _READ_BACK = ("tree", "cores")
-# For a shorter job, a summary of the time is not useful.
+# A job with fewer steps or seconds does not get a summary of its time.
 _TOLD_STEPS, _TOLD_SECONDS = 10, 60.0
 
 
 def main() -> NoReturn:
-    """Run the command line of this process and exit with its code."""
+    """Run the command with the arguments of this process, and exit with its exit code."""
     name = command_name()
-    # The variable with which click asks for completion.
+    # The shell sets this variable of click to ask for completions.
     if f"_{name.replace('-', '_').upper()}_COMPLETE" in os.environ:
         _complete(name)
     prepare_streams()
@@ -80,7 +81,7 @@ def run(words: Sequence[str]) -> int:
 
 
 def _command(words: Sequence[str]) -> int:
-    """Run a subcommand. A program with the name of a subcommand is launched as ./NAME."""
+    """Run a subcommand. To launch a program of the same name, the user types ./NAME instead."""
     module = importlib.import_module(f"poprun_py.command.{words[0]}")
     code: int = module.main(words[1:])
     return code
@@ -123,7 +124,7 @@ def _check_plan_alone(values: dict[str, Any]) -> None:
 
 
 def _configuration(values: dict[str, Any]) -> LaunchConfig:
-    """Merge the options of files, variables and words, and log their sources."""
+    """Merge the options of files, environment variables and command line; log their sources."""
     from poprun_py.options.gathered_options import gather_options
 
     gathered = gather_options(values, os.environ)
@@ -136,7 +137,7 @@ def _configuration(values: dict[str, Any]) -> LaunchConfig:
 
 
 def _launch(config: LaunchConfig) -> int:
-    """Answer a question about jobs or machines, show a plan, or run a job."""
+    """Print facts about jobs or machines, show a plan, or run a job, as the options say."""
     from poprun_py.command import show_and_export
     from poprun_py.launching.launch_planning import plan
 
@@ -169,11 +170,11 @@ def _launch(config: LaunchConfig) -> int:
     planned = saved or plan(config)
     if config.export_config is not None:
         return 0
-    return _run_job(config, planned)  # fails, since there is no program
+    return _run_job(config, planned)  # raises a UsageError, because no program was given
 
 
 def _show_plan(config: LaunchConfig, saved: LaunchPlan | None) -> int:
-    """Show or export a plan without running it; a dry run may be meant for other machines."""
+    """Show or export a plan without running it. A dry run may plan for other machines."""
     from poprun_py.command import show_and_export
     from poprun_py.launching.launch_planning import plan
     from poprun_py.planning.plan_warnings import plan_warnings
@@ -194,7 +195,7 @@ def _show_plan(config: LaunchConfig, saved: LaunchPlan | None) -> int:
 
 
 def _run_job(config: LaunchConfig, job: LaunchConfig | LaunchPlan) -> int:
-    """Launch a job, show its plan before the start if asked for, and print its result."""
+    """Launch a job and print its result; if the options ask for it, show the plan first."""
     from poprun_py.command import show_and_export
     from poprun_py.launching.launch import Request, launch
 
@@ -226,7 +227,7 @@ def _run_job(config: LaunchConfig, job: LaunchConfig | LaunchPlan) -> int:
 
 
 def _print_summary(config: LaunchConfig, result: LaunchResult) -> None:
-    """Print where the time of a training went, if the user asked for it or the job was long."""
+    """Print a summary of a training's time, if the user asked for it or the job was long."""
     view = result.view
     is_asked = config.live or config.verbosity >= 1
     is_long = result.seconds >= _TOLD_SECONDS and sys.stderr.isatty()

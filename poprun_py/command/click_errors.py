@@ -1,4 +1,4 @@
-"""Conversion of click's errors into usage errors of one line, for all commands but the launch."""
+"""Conversion of click's errors into UsageErrors of one line, for all commands except the launch."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ from poprun_py.terminal import command_name
 
 @contextlib.contextmanager
 def usage_errors() -> Iterator[None]:
-    """Convert the errors of a click command that runs in this block.
+    """Convert the errors of a click command that runs inside ``with``.
 
     Raises:
-        UsageError: The command line is wrong; the message suggests an option or names the help.
+        UsageError: The command line is wrong. The message suggests a similar option, or the command
+            that prints the help.
         KeyboardInterrupt: The user has interrupted the command.
     """
     try:

@@ -72,7 +72,7 @@ def main(words: Sequence[str]) -> int:
     """Compare runs and return the exit code.
 
     Raises:
-        UsageError: A word is not accepted, or a run does not exist.
+        UsageError: An argument is not accepted, or a run does not exist.
     """
     values = parse_words(COMPARE, words)
     if values is None:
@@ -124,7 +124,10 @@ def _read(names: Sequence[str], parent: str) -> list[RecordedRun]:
 
 
 def _with_unique_names(runs: Sequence[RecordedRun], names: Sequence[str]) -> list[RecordedRun]:
-    """Return the runs; runs with equal names, such as copied folders, get the user's names."""
+    """Return the runs with unique names.
+
+    Runs with the same name, such as copied folders, get the names that the user has typed.
+    """
     many = {name for name, times in Counter(run.run_id for run in runs).items() if times > 1}
     return [
         replace(run, report={**run.report, "run_id": name}) if run.run_id in many else run

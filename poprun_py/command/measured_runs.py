@@ -1,6 +1,6 @@
 """Runs of ``poprun-py scale``, launched one after another without output and then measured.
 
-The measurements come from the folders of the runs.
+The measurements are read from the folders of the runs.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class _OncePerWarning(Console):
-    """A console for several launches, which shows each warning once and no results."""
+    """A console for several launches. It prints each warning once, and logs all other messages."""
 
     def __init__(self, *, is_verbose: bool) -> None:
         super().__init__(is_verbose=is_verbose, prints_bindings=False)
@@ -43,8 +43,8 @@ class MeasuredRuns:
     """Launches runs one after another, and keeps their measurements.
 
     Args:
-        folder: Of all runs (--output-dir).
-        is_verbose: Whether the launcher's log is shown.
+        folder: The folder that contains all runs (--output-dir).
+        is_verbose: Whether the launcher's log is written to stderr.
     """
 
     def __init__(self, folder: Path, *, is_verbose: bool) -> None:
@@ -56,14 +56,14 @@ class MeasuredRuns:
         self._console = _OncePerWarning(is_verbose=is_verbose)
 
     def make(self, planned: LaunchPlan, place: str) -> bool:
-        """Launch a run; return whether the next one may follow.
+        """Launch and measure a run; return whether the next run may follow.
 
         Args:
-            planned: What to run, with the name of the run in its environment.
-            place: Which of all runs it is, before the line of progress.
+            planned: The plan of the run, with the run's name in its environment.
+            place: The place of this run among all runs, such as ``[2/6]``, for progress messages.
 
         Raises:
-            StartError: It could not start.
+            StartError: The run could not start.
         """
         title = f"{place} {counted(planned.topology.num_instances, 'instance')}"
         self._show_progress(title)
@@ -82,7 +82,7 @@ class MeasuredRuns:
         return not result.was_interrupted
 
     def _launch(self, planned: LaunchPlan) -> LaunchResult:
-        """Launch a plan; the instances' output only goes to the folder of the run."""
+        """Launch a plan. The instances' output is written only to the folder of the run."""
         from poprun_py.launching.launch import Request, launch
 
         nowhere = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
@@ -92,7 +92,7 @@ class MeasuredRuns:
             os.close(nowhere)
 
     def _tell_end(self, planned: LaunchPlan, result: LaunchResult, title: str) -> None:
-        """Tell the user why a run failed, which ends the measurements."""
+        """Print the reason why a run failed; no further runs are measured."""
         from poprun_py.launching.failure_report import report_text
 
         self.exit_code = result.exit_code
@@ -101,7 +101,8 @@ class MeasuredRuns:
             return
         self._end_progress(f"{title}: failed; its output is in {self._folder / result.run_id}")
         first = result.first_failure
-        if first is not None:  # its output was not shown
+        if first is not None:
+            # The run's output was not shown, so the report must contain the end of stderr.
             result = replace(result, first_failure=replace(first, had_last_word=False))
         if report := report_text(result, planned.instance_label):
             print_error(report.removesuffix("\n"))
@@ -111,7 +112,7 @@ class MeasuredRuns:
             self.remarks.append(sentence)
 
     def _show_progress(self, line: str) -> None:
-        """Show the name of the present run on a terminal."""
+        """Show the place and size of the current run on a terminal."""
         if self._can_erase:
             rewrite_line(f"{line} ...")
 

@@ -51,7 +51,8 @@ def main(words: Sequence[str]) -> int:
     """Write the page of a run and return the exit code.
 
     Raises:
-        UsageError: A word is not accepted, the run does not exist, or the page cannot be written.
+        UsageError: An argument is not accepted, the run does not exist, or the page cannot be
+            written.
     """
     values = parse_words(REPORT, words)
     if values is None:
@@ -77,10 +78,10 @@ def main(words: Sequence[str]) -> int:
 
 
 def _path(output: str) -> Path:
-    """Return the path of the page.
+    """Return the path for the page, after checking it.
 
     Raises:
-        UsageError: It is a folder, or its folder does not exist.
+        UsageError: The path is a folder, or its parent folder does not exist.
     """
     path = Path(output)
     if path.is_dir() or not path.parent.is_dir():

@@ -114,8 +114,8 @@ def main(words: Sequence[str]) -> int:
     """Run a program with several numbers of instances and return the exit code.
 
     Raises:
-        UsageError: A word is not accepted, or a number of instances does not fit the machines. No
-            run was started.
+        UsageError: An argument is not accepted, or a number of instances does not fit the machines.
+            No run was started.
         StartError: A run could not start.
     """
     arguments = _parse(words)
@@ -147,20 +147,20 @@ def main(words: Sequence[str]) -> int:
 
 
 def _close_input() -> None:
-    """Replace standard input by /dev/null, because the first run would read all of it."""
+    """Replace standard input by /dev/null, because the first run would read all of the input."""
     null = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
     os.dup2(null, 0)
     os.close(null)
 
 
-# --- command line -------------------------------------------------------------------------------
+# --- parsing the command line of scale ----------------------------------------------------------
 
 
 def _parse(words: Sequence[str]) -> _Arguments | None:
-    """Parse the command line, or print the help if it asks for it and return None.
+    """Return the parsed command line. If it has --help, print the help and return None.
 
     Raises:
-        UsageError: A word is not accepted.
+        UsageError: An argument is not accepted.
     """
     ends = list(words).index("--") if "--" in words else len(words)
     own, others = _split_words(words[:ends])
@@ -211,7 +211,7 @@ def _split_words(words: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def parse_counts(text: str) -> tuple[int, ...]:
-    """Parse numbers of instances such as ``1,2,4`` or ``1-4``; the first is the base.
+    """Parse numbers of instances such as ``1,2,4`` or ``1-4``; the first is the base of comparison.
 
     Raises:
         UsageError: The text has another form, or contains a number twice.
@@ -236,22 +236,22 @@ def parse_counts(text: str) -> tuple[int, ...]:
 
 
 def scaling_runs(prefix: str, counts: Sequence[int], repeats: int) -> list[tuple[str, int]]:
-    """Return the names and numbers of instances of the runs, in the order 1, 2, 4, 1, 2, 4.
+    """Return the name and the number of instances of each run, in the order 1, 2, 4, 1, 2, 4.
 
-    A machine that becomes slower for some time then slows down the runs of every number.
+    In this order, a machine that is slow for some time slows down runs of each number.
     """
     repetitions = range(1, repeats + 1)
     return [(f"{prefix}-n{count}-{repeat}", count) for repeat in repetitions for count in counts]
 
 
-# --- plans --------------------------------------------------------------------------------------
+# --- plans for the numbers of instances ---------------------------------------------------------
 
 
 def _plans(arguments: _Arguments) -> dict[int, LaunchPlan]:
     """Return a checked plan for each number of instances.
 
     Raises:
-        UsageError: A number does not fit the machines.
+        UsageError: A number of instances does not fit the machines.
         StartError: The program, the MPI or a host was not found.
     """
     from poprun_py.launching import launch_planning
@@ -275,11 +275,11 @@ def _plans(arguments: _Arguments) -> dict[int, LaunchPlan]:
 
 
 def _with_folder(config: LaunchConfig) -> LaunchConfig:
-    """Set an output folder if it is missing, because runs are measured by their files."""
+    """Set the output folder if it is not given, because runs are measured from their files."""
     return config if config.output_dir else replace(config, output_dir=DEFAULT_PARENT)
 
 
-# --- the result ---------------------------------------------------------------------------------
+# --- printing the result ------------------------------------------------------------------------
 
 
 def _show(runs: MeasuredRuns, arguments: _Arguments, default_page: Path, wanted: int) -> None:

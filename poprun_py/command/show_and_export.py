@@ -47,7 +47,7 @@ def print_status(config: LaunchConfig) -> int:
     job = config.status
     assert job is not None
     if job == NEWEST and len(config.program) == 1:
-        job = config.program[0]  # the user left out the equals sign
+        job = config.program[0]  # the user has typed --status JOB without an equals sign
     status, others = ask_status(job)
     if config.status_format == "json":
         print_out(json.dumps(status, indent=2))
@@ -64,7 +64,7 @@ def print_status(config: LaunchConfig) -> int:
 
 
 def print_leases(config: LaunchConfig) -> None:
-    """Print the jobs that hold CPUs of this machine, and those that wait.
+    """Print the jobs that hold CPUs of this machine, and the jobs that wait for CPUs.
 
     Raises:
         StartError: The leases cannot be read.
@@ -93,7 +93,7 @@ def print_leases(config: LaunchConfig) -> None:
 
 
 def print_check(config: LaunchConfig) -> int:
-    """Print the table of --check, and return the exit code."""
+    """Print the table of --check, and return 0 if all hosts have passed."""
     from poprun_py.machines.probe import check_hosts
     from poprun_py.planning.pasted_command import check_pasted_command
     from poprun_py.planning.plan_inputs import Purpose, gather_inputs
@@ -146,7 +146,7 @@ def _topology_form(config: LaunchConfig) -> str:
 def show_plan(config: LaunchConfig, planned: LaunchPlan) -> None:
     """Print or export a plan in the forms that the options ask for."""
     if config.export_plan == "-":
-        # Standard output is then a JSON document, so nothing else is printed.
+        # With --export-plan -, standard output is one JSON document without other text.
         _export_plan("-", "", planned)
         return
     form = _topology_form(config)
@@ -162,7 +162,7 @@ def show_plan(config: LaunchConfig, planned: LaunchPlan) -> None:
 
 
 def _topology(form: str, planned: LaunchPlan) -> str:
-    """Return the topology in one of its forms."""
+    """Return the topology as text in the form ``form``, a value of --print-topology."""
     if form == "svg":
         from poprun_py.planning.views.plan_svg import plan_svg
 
@@ -238,7 +238,7 @@ def _write_private(path: Path, text: str, option: str) -> None:
     """Write a file that only its owner can read.
 
     Raises:
-        UsageError: It cannot be written.
+        UsageError: The file cannot be written.
     """
     from popdist_py.atomic_file import open_private
 

@@ -40,7 +40,7 @@ _PIPE_WIDTH = 200
 
 
 def parse_words(command: click.Command, words: Sequence[str]) -> dict[str, Any] | None:
-    """Return the values of the command's parameters, or print its help and return None.
+    """Return the values of a command's parameters. With --help, print the help and return None.
 
     Raises:
         UsageError: An option is unknown, or a value is missing or not accepted.
@@ -58,11 +58,11 @@ def parse_words(command: click.Command, words: Sequence[str]) -> dict[str, Any] 
 def print_comparison(
     comparison: Comparison, form: str, text_lines: Callable[..., list[str]]
 ) -> None:
-    """Print a comparison as JSON, or as the lines that ``text_lines`` makes of it."""
+    """Print a comparison as JSON, or as the lines that ``text_lines`` returns for it."""
     if form == "json":
         print_out(json.dumps(comparison.to_json(), indent=2))
         return
-    # A pipe gets wide tables.
+    # Tables for a pipe may be wider than a terminal.
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else _PIPE_WIDTH
     lines = text_lines(comparison, width=width, colour=wants_colour(), blocks=can_print("█▏"))
     print_out("\n".join(lines))
@@ -85,7 +85,7 @@ def check_page_name(path: str | None, option: str = "--output") -> None:
 
 
 def save_page(path: Path, text: str, option: str = "--output") -> None:
-    """Write a page, which replaces an existing file in one step, and print its path.
+    """Write a page atomically, which replaces an existing file, and print its path.
 
     Raises:
         UsageError: The file cannot be written.
