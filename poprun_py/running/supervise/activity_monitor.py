@@ -201,7 +201,7 @@ class ActivityMonitor:
         self._start_limit = self._limit if is_auto else start_limit(self._limit)
         self._storage_limit = _STORAGE_FLOOR_SECONDS if is_auto else storage_limit(self._limit)
         self._instances: dict[int, _InstanceActivity] = {}
-        # Whether an ending instance can end; it cannot while mpirun is stopped.
+        # False while mpirun is stopped, because an instance then cannot leave MPI and end.
         self.can_end = True
 
     @property
@@ -311,7 +311,7 @@ class ActivityMonitor:
         return each.seconds_since(each.last_action, now)
 
     def collective_counts(self) -> dict[int, tuple[int, int]]:
-        """Return each instance's number of collectives, with the running one, and 0."""
+        """Return for each instance the number of collectives that it has begun, and 0."""
         samples = {index: each.sample for index, each in self._instances.items()}
         return {i: (sample.call[0] if sample else 0, 0) for i, sample in samples.items()}
 

@@ -166,7 +166,7 @@ class ControlChannel:
         self.address = ""
         self._selector: selectors.BaseSelector
         self._sockets: list[socket.socket] = []
-        # Connections that are not, or not yet, those of an instance.
+        # Connections that do not, or not yet, belong to an instance.
         self._others: set[socket.socket] = set()
         self._gate: Gate | None = None
         self._check_at = 0.0

@@ -65,7 +65,7 @@ class HangDetector:
         self._longest = dict.fromkeys(self._durations, 0.0)
         self._limits: dict[int, float | None] = {}  # computed since the last progress
         self._checked_at = -_INFINITY
-        self._next_timeout_at = -_INFINITY  # no other instance exceeds its limit earlier
+        self._next_timeout_at = -_INFINITY  # until then, no other instance exceeds its limit
         self.activity = ActivityMonitor(limit)
 
     @property
@@ -105,7 +105,7 @@ class HangDetector:
         self._progress[instance] = (progress, now)
 
     def reset_timers(self, now: float) -> None:
-        """Restart all times, because the launcher or the reader of the output was late."""
+        """Restart the times of all instances, because the launcher or an output reader was late."""
         self._progress = {index: (progress, now) for index, (progress, _) in self._progress.items()}
         self.activity.reset_timers(now)
 

@@ -86,7 +86,7 @@ class Question:
         if not self._pid:
             _answer(explain, write, parent)
         os.set_blocking(self._descriptor, False)
-        with contextlib.suppress(OSError):  # the child process may have done it first
+        with contextlib.suppress(OSError):  # the child process may already have set it
             os.setpgid(self._pid, self._pid)
 
     def answer(self) -> Finding | None:

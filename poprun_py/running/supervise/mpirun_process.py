@@ -219,11 +219,11 @@ class Mpirun:
 
     @property
     def is_stopped(self) -> bool:
-        """Whether a signal has stopped it. Programs then wait for it when they leave MPI."""
+        """Whether a signal has stopped mpirun. Programs then wait for it when they leave MPI."""
         return process_info.state_letter(self.pid) in "Tt"
 
     def has_just_ended(self) -> bool:
-        """Return true once, after its end."""
+        """Return true at the first call after mpirun has ended."""
         if self.ended_at is not None or self._process.poll() is None:
             return False
         self.ended_at = time.monotonic()
@@ -231,11 +231,11 @@ class Mpirun:
         return True
 
     def stop(self, now: float) -> None:
-        """Ask it to end, and kill it if it does not."""
+        """Ask mpirun to end, and kill it if it does not."""
         self._graceful_stop.begin(now, _GRACE_SECONDS)
 
     def expect_end(self, seconds: float, now: float) -> None:
-        """Kill it if it does not end by itself, because all instances have ended."""
+        """Kill mpirun if it does not end by itself, because all instances have ended."""
         self.is_expected_to_end = True
         self._continue()
         self._graceful_stop.force_after(seconds, now)
@@ -253,14 +253,14 @@ class Mpirun:
         return min(stop_at, self._ports.next_deadline(), confirm_at)
 
     def on_time(self, now: float) -> None:
-        """Check its signals and ports, and kill it if its time is over."""
+        """Check the signals and ports of mpirun, and kill it if its time is over."""
         if now >= self._check_signals_at and self.ended_at is None:
             self._check_signals(now)
         self._ports.on_time(now)
         self._graceful_stop.on_time(now)
 
     def end(self) -> None:
-        """End it, and all processes on this host that it has started."""
+        """End mpirun, and all processes on this host that it has started."""
         if self._process.poll() is None:
             self.stop(time.monotonic())
         while self._process.poll() is None:

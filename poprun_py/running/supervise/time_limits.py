@@ -45,7 +45,7 @@ class TimeLimits:
         self._limits.setdefault(Cause.STRAGGLER, (now + self._grace_seconds, reason))
 
     def pause(self, now: float) -> None:
-        """Reach no limit until ``resume``."""
+        """Pause all limits until ``resume``."""
         if self._paused_at is None:
             self._paused_at = now
 

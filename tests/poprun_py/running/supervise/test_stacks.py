@@ -176,10 +176,11 @@ def test_stacks_of_a_running_job_and_signals_that_are_passed_on_once(
         "def tell(number, frame): print('got', signal.Signals(number).name, flush=True)\n"
         "for number in (signal.SIGUSR1, signal.SIGUSR2): signal.signal(number, tell)\n"
         "def rest():\n"
+        "    print('ready', flush=True)\n"
         "    while True: time.sleep(1000)\n"
         "def work():\n"
+        "    print('ready', flush=True)\n"
         "    while True: sum(range(1000))\n"
-        "print('ready', flush=True)\n"
         "work() if os.environ['RANK'] == '1' else rest()\n"
     )
     job = poprun(*TWO, "--output-dir", "out", program, start=True)
