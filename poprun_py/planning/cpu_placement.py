@@ -1,8 +1,7 @@
 """Placement of instances on the NUMA nodes and CPUs of one host, with their numbers of threads.
 
-The functions here compute placements from a machine, a number of instances and a policy, without
-side effects. instance/binding.py binds processes to the CPUs of their placement, and planning/views
-draws placements.
+The functions here only compute values. instance/binding.py binds processes to the CPUs of their
+placement, and planning/views draws placements.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from poprun_py.machines.machine import Core, Machine, NumaNode
 # The launcher warns if the thread counts of instances differ by more than one thread and by more
 # than this factor.
 _UNEVEN = 1.5
-# The launcher sets the thread count of an instance with this variable.
+# The environment variable that gives an instance its number of compute threads.
 _PLANNED = "OMP_NUM_THREADS"
 
 _Cores = tuple[Core, ...]
@@ -107,7 +106,7 @@ def place_anyway(
     machine can show the plan of a job that needs a larger one.
 
     Raises:
-        UsageError: The policy or the number of instances is not valid on any machine.
+        UsageError: The placement mode is unknown, or the number of instances is below 1.
     """
     try:
         return place(machine, num_instances, policy), ""
@@ -229,7 +228,7 @@ def _pack_numa(cores: _Cores, num_instances: int, policy: PlacementPolicy) -> li
         for start in range(0, len(node) - size + 1, size)
     ]
     if len(whole) < num_instances:
-        # There are too few shares that lie within one node, so shares may cross nodes.
+        # If not all shares fit into single NUMA nodes, shares may cross the borders of nodes.
         whole = [cores[i * size : (i + 1) * size] for i in range(num_instances)]
     return whole[:num_instances]
 
@@ -258,10 +257,10 @@ MODES = (*_MODES, "disabled")
 def _spread(groups: list[_Cores], num_instances: int) -> list[_Cores]:
     """Divide groups of cores (such as NUMA nodes) among instances.
 
-    If there are at least as many groups as instances, each instance gets whole neighbouring groups.
-    The numbers of groups of two instances then differ by at most one. If there are more instances
+    If there are at least as many groups as instances, each instance gets whole neighbouring groups,
+    and the numbers of groups of two instances differ by at most one. If there are more instances
     than groups, instance i gets a share of the group that contains core ⌊i·cores/instances⌋ of the
-    host. If all groups have the same size, that is group ⌊i·groups/instances⌋.
+    host. For groups of equal size, this is the group with the index ⌊i·groups/instances⌋.
     """
     if num_instances <= len(groups):
         return [
@@ -299,8 +298,8 @@ def _divide_cores(cores: _Cores, parts: int) -> list[_Cores]:
     for of_class in _grouped(cores, lambda core: (-core.efficiency,)):
         for i, (start, stop) in enumerate(_cuts(len(of_class), parts)):
             shares[(i + offset) % parts] += of_class[start:stop]
-        # Shares that got one core more than other shares, because the cores of a class do not
-        # divide evenly, are the last to get an additional core of the next class.
+        # If the cores of a class do not divide evenly, some shares get an extra core. A share that
+        # got an extra core of one class is the last to get an extra core of the next class.
         offset = (offset + len(of_class)) % parts
     return shares
 
@@ -334,10 +333,10 @@ def _hardware_threads(cores: _Cores) -> _Cores:
 def _unrestricted(
     machine: Machine, cores: _Cores, num_instances: int, policy: PlacementPolicy
 ) -> tuple[Placement, ...]:
-    """Return placements that all use the same CPUs, with the threads divided evenly.
+    """Return placements of instances that share all usable CPUs and divide the threads evenly.
 
-    Instances are not bound to CPUs. If other jobs hold CPUs of the machine, all instances are bound
-    to the CPUs that these jobs leave free.
+    If other jobs hold CPUs of the machine, all instances are bound to the CPUs that these jobs
+    leave free. If not, the instances are not bound to CPUs.
     """
     nodes = tuple(sorted({core.numa_node for core in cores})) if policy.mode != "disabled" else ()
     shares = _spread_cores(cores, num_instances, policy)
@@ -414,6 +413,6 @@ def _memory_nodes(machine: Machine, numa_nodes: Sequence[tuple[int, ...]]) -> li
 
 
 def _nearest(node: NumaNode, others: Sequence[NumaNode], order: dict[int, int]) -> list[NumaNode]:
-    """Return the nodes of ``others`` at the smallest distance from ``node``."""
+    """Return the nearest NUMA node to ``node`` among ``others``, or all nearest ones."""
     least = min((node.distances[order[other.index]] for other in others), default=0)
     return [other for other in others if node.distances[order[other.index]] == least]

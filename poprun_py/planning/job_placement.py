@@ -117,7 +117,7 @@ def share_of_placements(
     count = topology.instances_per_host
     of_host = placements[index * count : (index + 1) * count]
     usable = {cpu for core in machine.usable_cores for cpu in core.cpus}
-    # An instance that is not bound may run on any usable CPU.
+    # An instance that is not bound to CPUs may run on any usable CPU.
     cpus = {cpu for each in of_host for cpu in (each.cpus or usable)}
     nodes = {node.index for node in machine.numa_nodes if not cpus.isdisjoint(node.cpus)}
     return HostShare(machines, frozenset(cpus), frozenset(nodes), placements)

@@ -1,9 +1,8 @@
 """LaunchPlan, which describes a launch completely before it starts.
 
-A plan can be shown, saved in a file, and launched.
-
-``make_plan`` computes the plan from the options, the hosts, their machines and the environment,
-without side effects. plan_file.py writes plans as JSON and reads them.
+A plan can be shown, saved in a file, and launched. ``make_plan`` computes the plan from the
+options, the hosts, their machines and the environment. plan_file.py writes plans as JSON and reads
+them.
 """
 
 from __future__ import annotations
@@ -54,7 +53,8 @@ from poprun_py.planning.user_mpi_arguments import (
     variables_set_by,
 )
 
-# Imported for types only, because a launch without a pod does not need the code of pods.
+# The module about partitions is imported for type checkers only, because a launch without a pod
+# does not need the code of pods.
 if TYPE_CHECKING:
     from poprun_py.planning.partition_decision import PartitionDecision
 
@@ -92,20 +92,20 @@ class LaunchPlan(Displayed):
         machines: The hardware of each host; None if it is not known.
         instances: The plan of each instance.
         command: The command line of mpirun.
-        environ: The environment variables of the launcher that made the plan. When the plan is
-            launched later, these variables are used.
+        environ: The environment variables of the launcher that made the plan, which are also used
+            when the plan is launched.
         compact: Whether the mpirun command has one part for all instances, because a command with
-            one part for each instance would be too long for the kernel. The launcher then sends
-            each instance its variables.
+            one part for each instance would be too long for the kernel. For a compact command, the
+            launcher sends each instance its variables.
         user_threads: The thread counts that the user set, with the names of the variables as keys.
         network: The network between the hosts; empty if it is not known.
-        refusal: An error text that says why the plan cannot be launched; empty if it can. The job
-            does not fit the machines, or values are missing from a saved plan.
-        hostnames: The host names that other hosts report. The keys are the names of these hosts in
-            the options.
+        refusal: An error text that says why the plan cannot be launched, for example because the
+            job does not fit the machines; empty if the plan can be launched.
+        hostnames: A map from the names of other hosts in the options to the names that these hosts
+            report for themselves.
         folder: The working folder of the job; empty for the working folder of the launcher.
-        partition: The decision about the partition when the plan was made; None if no pod is
-            configured. When the plan is launched, the decision is made again.
+        partition: The decision about the partition, which is made again when the plan is launched;
+            None if no pod is configured.
     """
 
     config: LaunchConfig
@@ -200,7 +200,7 @@ def make_plan(
 
     Raises:
         UsageError: The job does not fit the machines, and ``enforce`` is True. If ``enforce`` is
-            False, the error text is stored as the ``refusal`` of the plan.
+            False, the plan is returned with the error text as its ``refusal``.
     """
     environ, probed = inputs.environ, inputs.probed
     placements, refusal = place_instances(config, topology, inputs.machines)
@@ -250,8 +250,8 @@ def user_thread_counts(
 ) -> dict[str, int]:
     """Return the thread counts that the user set for an instance, with the variables as keys.
 
-    A variable of --env overrides the same variable in the MPI arguments ``local_args``, because the
-    wrapper of the instance sets it after mpirun.
+    If a variable is in both --env and the MPI arguments ``local_args``, the value of --env counts,
+    because the wrapper of the instance sets the variables of --env after mpirun.
     """
     by_mpi = variables_set_by(local_args, environ)
     return thread_counts({**environ, **by_mpi, **dict(user_env)})

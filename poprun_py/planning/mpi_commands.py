@@ -44,11 +44,11 @@ class Context:
     """One instance's part of the command line (Open MPI calls it an app context).
 
     Attributes:
-        count: The number of instances that this part starts.
-        variables: The variables that this part sets before the user's MPI arguments.
-        last_variables: The variables that this part sets after the user's MPI arguments.
+        count: The number of instances that this part of the command starts.
+        variables: The environment variables that stand before the user's MPI arguments.
+        last_variables: The environment variables that stand after the user's MPI arguments.
         forwarded: The names of variables that mpirun forwards from its own environment.
-        local_args: The user's MPI arguments for these instances.
+        local_args: The user's MPI arguments for the instances of this part.
         command: The command that each instance runs.
     """
 
@@ -100,7 +100,8 @@ def escape_colon(word: str) -> str:
     """Return a word of the program's command line in a form that mpirun does not interpret.
 
     mpirun reads the word ``:`` as the separator between two parts of its command. The word ``:`` is
-    therefore replaced by ``%:``, and the word ``%:`` by ``%%:``. The wrapper restores the words.
+    therefore replaced by ``%:``, and the word ``%:`` by ``%%:``. The wrapper of each instance
+    restores the words before it starts the program.
     """
     return f"%{word}" if word.endswith(":") and not word[:-1].strip("%") else word
 
@@ -156,8 +157,7 @@ def with_one_part(request: MpiRequest, option: str = "--instance-mpi-local-args"
     The part sets only the variables that have the same value in every instance.
 
     Raises:
-        UsageError: An instance has its own MPI arguments. The message names ``option``, the option
-            that gave them.
+        UsageError: An instance has its own MPI arguments, which were given with ``option``.
     """
     first = request.contexts[0]
     if any(context.local_args != first.local_args for context in request.contexts):
@@ -212,9 +212,9 @@ def _open_mpi(
 
 
 def _is_set_by_user(user: Sequence[str], setting: tuple[str, ...]) -> bool:
-    """Tell whether the user's MPI arguments contain a setting of the launcher.
+    """Tell whether the user's MPI arguments contain a setting that the launcher would add.
 
-    The launcher does not add a setting that the user gave, so that the user's value counts.
+    The launcher leaves out a setting that the user gave, so that the user's value counts.
     """
     flag = setting[0].lstrip("-")
     spelled = [word.lstrip("-") for word in user]
@@ -234,10 +234,10 @@ def _is_set_by_user(user: Sequence[str], setting: tuple[str, ...]) -> bool:
 def _open_mpi_5(path: str, request: MpiRequest) -> tuple[str, ...]:
     settings: list[tuple[str, ...]] = [("--bind-to", "none")]
     if not request.hosts:
-        # OVERSUBSCRIBE allows more instances than Open MPI's slots, because the plan decides where
-        # instances run. A job on several hosts does not need OVERSUBSCRIBE, because its list of
-        # hosts contains the numbers of slots. With OVERSUBSCRIBE, all instances of a job on several
-        # hosts would start on the first host.
+        # OVERSUBSCRIBE lets Open MPI start more instances than this machine has slots, because the
+        # plan decides where instances run. A job on several hosts does not need OVERSUBSCRIBE,
+        # because -H gives each host enough slots. With OVERSUBSCRIBE, all instances of a job on
+        # several hosts would start on the first host.
         settings.append(("--map-by", ":OVERSUBSCRIBE"))
     if request.ignores_slurm:
         settings += [("--prtemca", "plm", "ssh"), ("--prtemca", "ras", "^slurm")]
@@ -247,8 +247,8 @@ def _open_mpi_5(path: str, request: MpiRequest) -> tuple[str, ...]:
         settings.append(("--allow-run-as-root",))
     # An instance that ends with an error must not wait for other instances in MPI_Finalize.
     settings.append(("--mca", "async_mpi_finalize", "1"))
-    # mpirun's own limit for instances that were asked to end must be longer than the launcher's
-    # grace time, because the launcher kills these instances itself.
+    # mpirun kills instances that do not end within this limit. The launcher itself kills them after
+    # the grace time, so the limit of mpirun is longer than the grace time.
     limit = str(int(request.grace_seconds) + 2)
     settings.append(("--prtemca", "odls_base_sigkill_timeout", limit))
     if request.hosts:
@@ -262,16 +262,16 @@ def _open_mpi_5(path: str, request: MpiRequest) -> tuple[str, ...]:
             ("--prtemca", "oob_tcp_keepalive_probes", "3"),
         ]
         if request.agent:
-            # Inside a Slurm allocation, mpirun uses ssh instead of srun, and the hosts of the
-            # command instead of Slurm's list of tasks.
+            # Inside a Slurm allocation, these settings make mpirun use ssh instead of srun, and the
+            # hosts of its command line instead of Slurm's list of tasks.
             settings += [("--prtemca", "plm", "ssh"), ("--prtemca", "ras", "^slurm")]
         else:
             # With --overlap, Slurm starts this job step even while another step of the allocation
             # is running.
             settings.append(("--prtemca", "plm_slurm_args", "--overlap"))
             if not request.is_launched_inside:
-                # Without ^slurm, mpirun would start instances on the launcher's machine, although
-                # this machine is not one of the job's hosts.
+                # If mpirun read Slurm's list of hosts, it would start instances on the launcher's
+                # machine, which is not one of the job's hosts.
                 settings.append(("--prtemca", "ras", "^slurm"))
     if request.fast_start:
         # If Open MPI probes all of its transports, the start takes 1.2 s longer. The transports

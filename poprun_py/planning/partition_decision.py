@@ -28,7 +28,7 @@ from poprun_py.options.launch_config import LaunchConfig
 from poprun_py.planning.partition_variables import GCD, PARTITION, known_variables
 from poprun_py.planning.temporary_partitions import is_temporary
 
-# An error message names at most this many partitions.
+# An error message about the partitions of a pod names at most this many of them.
 _MOST_NAMED = 4
 _ADVICE = "wait with --wait-for-resources, or use another partition"
 # The sync types that --sync-type accepts in the spelling of V-IPU's command line.
@@ -40,7 +40,7 @@ _SYNC_TYPES = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PodState:
-    """A pod with its partitions and attachments at one moment.
+    """A pod with its partitions and attachments (the IPUs that jobs hold) at one moment.
 
     ``where`` is the pod as ``POPRUN_POD`` names it. ``user`` is the user who launches the job.
     """
@@ -55,9 +55,8 @@ class PodState:
 class Action(StrEnum):
     """The launcher's action on the partition before the job starts.
 
-    ``UPDATE`` removes the partition and creates it again with another shape. ``INHERIT`` is for a
-    launch that an instance of another job started. The new job then runs on the IPUs of that
-    instance.
+    ``UPDATE`` removes the partition and creates it again with another shape. ``INHERIT`` runs the
+    job on the IPUs of the instance that started this launch, if an instance of another job did so.
     """
 
     USE = "use"
@@ -80,7 +79,7 @@ class PartitionDecision:
         busy: A text that names the jobs that hold the IPUs, if the launch is refused only because
             of these jobs and may therefore wait for them; empty in all other cases.
         num_ipus: The number of IPUs that the job attaches.
-        partition: The partition before the action; None if it does not exist yet.
+        partition: The partition as it is before the action; None if it does not exist yet.
         request: The partition to create; None if the launch does not create one.
         removes: Whether the launcher removes the partition after the job.
         is_temporary: Whether the launch creates a partition whose name is made from the host and
@@ -194,9 +193,10 @@ def wanted_request(config: LaunchConfig, name: str) -> PartitionRequest:
     """Return the partition that fits the job exactly.
 
     R replicas of P IPUs in I instances need R x P IPUs in I graph compilation domains (GCDs). V-IPU
-    accepts only powers of two for both numbers. If one of them is not a power of two, the partition
-    has one GCD, and its number of IPUs is rounded up to a power of two. A rounded partition is
-    reconfigurable if it fits into one IPU-Link domain and its sync type allows it.
+    accepts only powers of two for the numbers of IPUs and GCDs. If one of the numbers is not a
+    power of two, the partition has one GCD, and its number of IPUs is rounded up to a power of two.
+    Such a partition is reconfigurable if it fits into one IPU-Link domain and its sync type allows
+    this.
     """
     assert config.num_replicas is not None
     needed = config.num_replicas * config.ipus_per_replica
@@ -412,9 +412,9 @@ def _busy(decision: PartitionDecision, busy: str, advice: str) -> PartitionDecis
 def _refused_without_room(
     decision: PartitionDecision, now: PodState, others: Sequence[Partition]
 ) -> PartitionDecision:
-    """Return ``decision``, or a refusal if its partition does not fit into the pod.
+    """Return ``decision``, or a refusal if its new partition does not fit into the pod.
 
-    ``others`` are the partitions that stay in the pod.
+    ``others`` are the partitions that stay in the pod beside the new partition.
     """
     assert decision.request is not None
     request, ipus = decision.request, now.pod.ipus()
@@ -425,7 +425,8 @@ def _refused_without_room(
         pass
     except PodError as error:
         return refusal(now.where, str(error))
-    # If the partition fits into an empty pod, the job may wait until other partitions are removed.
+    # If the partition would fit into an empty pod, the job may wait until users remove other
+    # partitions.
     try:
         made = place_partition(now.pod, (), request, owner=now.user, created=0.0)
     except PodError as error:

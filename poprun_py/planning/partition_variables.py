@@ -45,8 +45,8 @@ class HeldPartition(NamedTuple):
         Args:
             of_job: The indices, in the job, of neighbouring IPUs of one IPU-Link domain.
             domain: The index of the IPU-Link domain of these IPUs.
-            domain_ipus: The number of IPUs that the job has in each IPU-Link domain. A domain of
-                the partition may have more IPUs.
+            domain_ipus: The number of IPUs that the job has in each IPU-Link domain. The partition
+                may have more IPUs in each domain.
         """
         first = self.first_ipu
         if self.partition is not None and self.partition.num_ilds > 1 and domain:

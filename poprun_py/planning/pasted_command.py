@@ -23,8 +23,8 @@ from poprun_py.planning.user_mpi_arguments import split_args
 # The hyphens, dashes and minus sign that word processors put in place of "-" and "--".
 _DASHES = "\u2010\u2011\u2012\u2013\u2014\u2015\u2212"
 _PYTHON = re.compile(r"python(\d+(\.\d+)?)?")
-# Python's own long options. After "python3", any other long option was meant for a script whose
-# name is missing in the command.
+# Python's own long options. If "python3" is followed by another long option, the option belongs to
+# a script whose name is missing in the command.
 _PYTHON_OPTIONS = (
     "--check-hash-based-pycs", "--help", "--help-all", "--help-env", "--help-xoptions", "--version",
 )  # fmt: skip
@@ -130,7 +130,7 @@ def _host_list_fault(host: str, program: Sequence[str]) -> tuple[str, tuple[str,
 
 
 def _is_part_of_list(before: str, word: str) -> bool:
-    """Tell whether ``word`` continues the host list that ends with ``before``."""
+    """Tell whether ``word`` is a part of the host list whose last part is ``before``."""
     if "," not in f"{before[-1:]}{word}" or word.endswith(".py") or _is_program(word):
         return False
     return are_host_names(word.strip(",").split(","))
@@ -170,7 +170,7 @@ def _network_faults(text: str, option: str) -> Iterator[str]:
 
 
 def _missing_script(program: Sequence[str]) -> str:
-    """Return an error text if ``python`` has an option of a script, but no script; else empty."""
+    """Return an error text if ``python`` is followed by a script's option but no script."""
     if not program or not _PYTHON.fullmatch(Path(program[0]).name):
         return ""
     words = iter(program[1:])

@@ -27,8 +27,8 @@ from poprun_py.planning.user_mpi_arguments import split_mpi_arguments
 from poprun_py.planning.user_program import absolute_program
 
 PLAN_VERSION = 2
-# The versions that can be read. A plan of version 1 does not store the working folder of the job,
-# so the job runs in the folder where the plan is launched.
+# The versions of plan files that can be read. A plan of version 1 does not store the working folder
+# of the job, so the job runs in the folder where the plan is launched.
 _READABLE = (1, PLAN_VERSION)
 # The keys of the topology's numbers in a saved plan.
 _NUMBERS = ("num_replicas", "num_instances", "num_local_replicas", "ipus_per_replica", "num_ilds")
@@ -38,7 +38,7 @@ _MOST_NAMED = 8
 
 
 def portable(plan: LaunchPlan) -> LaunchPlan:
-    """Return ``plan`` with its program's absolute path, so that it can run from any folder."""
+    """Return ``plan`` with its program's absolute path, to be launched from any folder."""
     program = absolute_program(
         plan.config.program, plan.folder, plan.environ, is_local=not plan.spans_hosts
     )
@@ -107,7 +107,7 @@ def plan_to_json(plan: LaunchPlan) -> dict[str, Any]:
 
 
 def topology_to_json(plan: LaunchPlan) -> dict[str, Any]:
-    """Return the topology of ``plan``: ``plan_to_json`` without variables, command and options."""
+    """Return the topology of ``plan`` as JSON values, without variables, command and options."""
     data = plan_to_json(plan)
     for key in ("command", "compact", "local", "machines", "program", "options"):
         del data[key]
@@ -222,7 +222,7 @@ def _hosts(data: dict[str, Any]) -> tuple[Host, ...]:
 
 
 def _check_topology(data: dict[str, Any], topology: Topology) -> None:
-    """Raise UsageError if numbers in a saved plan differ from those that its options give."""
+    """Raise UsageError if the numbers of instances, replicas or IPUs contradict the options."""
     for key in _NUMBERS:
         if data[key] != getattr(topology, key):
             raise UsageError(
@@ -255,10 +255,9 @@ def _unset_variables(instances: list[Any], environ: Mapping[str, str]) -> str:
 
 
 def _num_ilds(config: LaunchConfig, saved: Any) -> int | None:
-    """Return a saved plan's number of IPU-Link domains; None if it is not to be used.
+    """Return a saved plan's number of IPU-Link domains, if it is possible for the job.
 
-    The saved number is not used if the options give the number, or if it is not possible for the
-    job.
+    The result is None for an impossible number, or if the options give the number.
     """
     if config.num_ilds is not None or type(saved) is not int:
         return None

@@ -30,11 +30,10 @@ if TYPE_CHECKING:
 class Purpose(Enum):
     """The purpose of a plan's inputs, which decides what is gathered.
 
-    For ``DRY_RUN``, other hosts are not contacted; stored reports about them are used instead. For
-    ``LAUNCH``, files are copied to the other hosts, and the hosts are probed. For ``CHECK``,
+    For ``DRY_RUN``, stored reports about other hosts are used, and these hosts are not contacted.
+    For ``LAUNCH``, files are copied to the other hosts, and the hosts are probed. For ``CHECK``,
     machines are not gathered, because the caller probes the hosts itself and reports failures. For
-    ``HARDWARE``, the MPI is gathered only if other hosts are probed, because only the probe needs
-    it.
+    ``HARDWARE``, the installed MPI is gathered only if it is needed to probe other hosts.
     """
 
     DRY_RUN = auto()
@@ -66,7 +65,7 @@ class PlanInputs:
 
     @property
     def installed_mpi(self) -> Mpi:
-        """The installed MPI. Callers may read it only if their purpose gathers the MPI."""
+        """The installed MPI, for a purpose that always needs an MPI."""
         assert self.mpi is not None
         return self.mpi
 

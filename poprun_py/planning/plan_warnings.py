@@ -14,15 +14,15 @@ from poprun_py.options.option_origins import COMMAND_LINE, PYTHON
 from poprun_py.planning.cpu_placement import placement_warnings
 from poprun_py.planning.launch_plan import LaunchPlan
 
-# The warning about idle hosts names at most this many of them.
+# The warning about idle hosts names at most this many hosts.
 _MOST_NAMED = 8
 
 
 def plan_warnings(planned: LaunchPlan, *, is_launched: bool = False) -> tuple[str, ...]:
     """Return a warning for each problem of a plan. Hosts with the same problem share a warning.
 
-    If ``is_launched`` is True, the plan is about to be launched. There is then no warning about a
-    refused partition, because the launch decides again whether the job gets its IPUs.
+    If ``is_launched`` is True, there is no warning about a refused partition, because the launch
+    decides again whether the job gets its IPUs.
     """
     warnings: dict[str, None] = {}
     if planned.refusal:
@@ -44,8 +44,8 @@ def plan_warnings(planned: LaunchPlan, *, is_launched: bool = False) -> tuple[st
             f"{planned.config.shown('num_instances')} leaves {len(topology.idle_hosts)} of "
             f"{len(topology.hosts) + len(topology.idle_hosts)} hosts idle: {idle}{more}"
         ] = None
-    # fewest_link_domains plans more IPUs in a domain than real domains have only if one instance
-    # needs more IPUs than a domain has.
+    # The plan has more IPUs in a domain than real hardware only if one instance needs more IPUs
+    # than a real domain has.
     if topology.ipus_per_ild > LINK_DOMAIN_IPUS:
         warnings[
             f"{planned.config.shown('num_instances')}: one instance drives "
@@ -57,7 +57,7 @@ def plan_warnings(planned: LaunchPlan, *, is_launched: bool = False) -> tuple[st
 
 
 def _placement_warnings(planned: LaunchPlan) -> list[str]:
-    """Return the warnings about placements, each with the names of the hosts concerned."""
+    """Return warnings about placements, each with the names of the hosts that it concerns."""
     hosts, count = planned.topology.hosts, planned.topology.instances_per_host
     hosts_of: dict[str, list[str]] = {}
     for index, machine in enumerate(planned.machines):
@@ -87,8 +87,9 @@ class _Rule:
         reason: The end of the warning, which explains why the options have no effect.
         applies: A function that tells whether the rule applies to a plan.
         neutral: The values of an option that need no warning, because they change nothing.
-        of_one_job: Whether the options have an effect in other jobs. Options from a configuration
-            file or an environment variable, which apply to all jobs, then cause no warning.
+        of_one_job: Whether the options have an effect in other jobs. There is then a warning only
+            about options that the user gave for this job, and not about options from a
+            configuration file or an environment variable, which apply to all jobs.
     """
 
     names: tuple[str, ...]

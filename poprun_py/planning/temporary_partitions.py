@@ -3,7 +3,7 @@
 A launch that finds no partition in the pod creates a temporary partition, and removes it after the
 job. A launch that is killed leaves its partition in the pod. The name of a temporary partition
 contains the host and the process of its launch. The next launch can therefore detect that the
-process has ended.
+process has ended, and that the partition is abandoned.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def is_abandoned(
     now: float | None = None,
     create_seconds: float = 0.0,
 ) -> bool:
-    """Tell whether ``partition`` is temporary and its launch has ended without removing it.
+    """Tell whether ``partition`` is temporary and its launch ended without removing it.
 
     A partition with attached IPUs is not abandoned. If the launch ran on this host, the partition
     is abandoned if the process of the launch has ended. It is also abandoned if the name contains

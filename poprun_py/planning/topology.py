@@ -64,7 +64,7 @@ class Topology:
     def ipus_per_ild(self) -> int:
         """The number of the job's IPUs in each IPU-Link domain.
 
-        The number is above 64 only if one instance has more than 64 IPUs.
+        There are more than 64 IPUs in a domain only if one instance has more than 64 IPUs.
         """
         return self.num_ipus // self.num_ilds
 
@@ -75,8 +75,8 @@ def make_topology(
     """Divide the instances of ``config`` evenly among ``hosts``.
 
     If there are more hosts than instances, the last hosts stay idle. ``num_ilds`` is the number of
-    IPU-Link domains of the job's partition; None without a partition. The number of domains is then
-    that of ``config`` or the smallest possible number.
+    IPU-Link domains of the job's partition. Without a partition, ``num_ilds`` is None, and the
+    number of domains is that of ``config`` or the smallest possible number.
 
     Raises:
         UsageError: The number of instances is not a multiple of the number of hosts, or exceeds the

@@ -86,7 +86,7 @@ def split_args(text: str, option: str) -> tuple[str, ...]:
     """Split a string of arguments into words, as a shell would.
 
     Raises:
-        UsageError: A quotation mark is missing. The message contains the name ``option``.
+        UsageError: A quotation mark is missing in the value of the option ``option``.
     """
     try:
         return tuple(shlex.split(text))
@@ -130,8 +130,8 @@ def _by_instance(config: LaunchConfig) -> dict[int, tuple[str, ...]]:
 def variables_set_by(local_args: Sequence[str], environ: Mapping[str, str]) -> dict[str, str]:
     """Return the variables that ``-x NAME=VALUE`` and ``-x NAME`` arguments set, with their values.
 
-    For ``-x NAME``, the value is that in ``environ``. If NAME is not set in ``environ``, it is left
-    out. If a variable is given twice, its first value counts, as in Open MPI.
+    For ``-x NAME``, the value is that of NAME in ``environ``. A NAME that is not set in ``environ``
+    is left out. If a variable is given twice, its first value counts, as in Open MPI.
     """
     variables: dict[str, str] = {}
     for option, argument in pairwise(local_args):

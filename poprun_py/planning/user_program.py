@@ -24,7 +24,7 @@ _RUN_CALL = str(Path(__file__).resolve().parents[1] / "python_api" / "functions"
 CALL_FILE = "call"
 
 _SETTING = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=")
-# Python's option to run a module, whose name is the next word.
+# Python's option to run a module. The name of the module is the next word.
 _MODULE = "-m"
 
 
@@ -154,7 +154,8 @@ def _problem_of_script(script: str, folder: Path) -> str:
 def _problem_of_interpreter(path: str) -> str:
     """Return an error text if a file's ``#!`` line names a missing interpreter; else empty.
 
-    The kernel would only report "No such file or directory", which seems to mean the file.
+    For a missing interpreter, the kernel reports only "No such file or directory", without its
+    name.
     """
     interpreter = next(iter(_interpreter(path)), "")
     if not interpreter or Path(interpreter).exists():
@@ -188,9 +189,9 @@ def _interpreter(path: str) -> list[str]:
 
 
 def _hint(word: str, environ: Mapping[str, str]) -> str:
-    """Return a hint if ``word`` is not a program but makes sense to a shell; else empty.
+    """Return a hint if ``word`` is not a program but has a meaning in a shell; else empty.
 
-    Examples are a whole command in one pair of quotes, and an assignment (``NAME=VALUE``).
+    Examples of such words are a whole command in one pair of quotes, and ``NAME=VALUE``.
     """
     if Path(word).exists():
         return ""

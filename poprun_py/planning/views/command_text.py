@@ -111,5 +111,5 @@ def _typed(value: Any) -> str:
         return "yes" if value else "no"
     if isinstance(value, tuple):
         return ranges_text(value)
-    # Options store the value "all" (all instances) as None.
+    # Options that accept the value "all" (for all instances) store this value as None.
     return "all" if value is None else str(value)

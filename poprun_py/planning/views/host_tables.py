@@ -32,8 +32,8 @@ _COLUMNS = (_NAME, "package", "cores", "CPUs", "L3 groups", "memory", "distances
 def hardware_table(machine: Machine, style: TextStyle | None = None) -> str:
     """Return a summary of a machine and a table of its NUMA nodes, without a final newline.
 
-    If the terminal is too narrow for the table, the NUMA nodes are drawn as a tree. The default
-    of ``style`` is the style for files.
+    If the terminal is too narrow for the table, the NUMA nodes are drawn as a tree. Without
+    ``style``, the text is drawn as for a file.
     """
     style = style or TextStyle()
     summary = [line for text in machine_summary(machine) for line in wrapped(text, style.width)]

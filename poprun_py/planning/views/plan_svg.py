@@ -74,7 +74,7 @@ def plan_svg(plan: LaunchPlan) -> str:
     tree = plan_tree(plan)
     cards = [_card(tree, host, is_wide=len(tree.hosts) == 1) for host in tree.hosts]
     widest = max(card.width for card in cards)
-    # Four cards are arranged as a square. A POD256 has four, one for each IPU-Link domain.
+    # Four cards are arranged as a square, because a POD256 has four IPU-Link domains.
     columns = 2 if len(cards) == 4 else min(len(cards), _MOST_COLUMNS)
     width = columns * (widest + _GAP) - _GAP
     parts = [
@@ -171,7 +171,7 @@ def _nodes(machine: Machine, host: HostGroup, width: int) -> Block:
 
 
 def _node(machine: Machine, node: NumaNode, labels: CoreLabels, first: int, width: int) -> Block:
-    """Draw a NUMA node with a cell for each core. Cores of different L3 caches have a wider gap."""
+    """Draw a NUMA node with a cell for each core, and wider gaps between L3 caches."""
     inner = width - 2 * _INNER_PAD
     cores = [core for core in machine.cores if core.numa_node == node.index]
     caches = [
@@ -300,7 +300,7 @@ def _replicas(group: InstanceGroup, width: int) -> Block:
 
 
 def _first_and_last(numbers: range, most: int) -> list[int | None]:
-    """Return ``numbers`` as a list. If they are more than ``most``, None replaces the middle."""
+    """Return at most ``most`` entries for ``numbers``; None stands for numbers left out."""
     if len(numbers) <= most:
         return list(numbers)
     return [*numbers[: most - 2], None, numbers[-1]]

@@ -96,7 +96,8 @@ def _joined(*details: object) -> str:
 def cores_text(tree: PlanTree, style: TextStyle) -> str:
     """Return a map of the cores of every host, with the instances that may run on each core.
 
-    In a group of equal hosts, only the first host has a map. A line names the other hosts.
+    In a group of equal hosts, only the first host has a map. The names of the other hosts are on
+    one line.
     """
     parts = []
     for host in tree.hosts:
@@ -114,8 +115,8 @@ def core_map(
     """Return a row for each NUMA node with a cell for each core, then a line for each instance.
 
     A cell contains the index of the instance that may run on the core. ``|`` separates cores with
-    different L3 caches. ``placements`` maps the indices of instances to their placements. The
-    default of ``style`` is the style for files.
+    different L3 caches. ``placements`` maps the indices of instances to their placements. Without
+    ``style``, the map is drawn as for a file.
     """
     style = style or TextStyle()
     labels = CoreLabels(machine, placements)

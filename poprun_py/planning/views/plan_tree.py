@@ -69,10 +69,10 @@ class InstanceGroup:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OtherHosts:
-    """All hosts of a group except the first, which are shown on one line.
+    """The hosts of a group after its first host; they are shown on one line.
 
     ``names`` contains the names of these hosts in a short form, such as ``node[1-3]``. ``ilds`` are
-    the indices of their IPU-Link domains; empty if the job has one domain.
+    the indices of the hosts' IPU-Link domains; empty if the job has one domain.
     """
 
     names: str

@@ -11,15 +11,16 @@ PALETTE = {"host": "bold", "node": "yellow", "instance": "green", "replica": "cy
 _CODES = {"bold": 1, "yellow": 33, "green": 32, "cyan": 36}
 # The characters beyond ASCII that are needed to draw the lines of trees and tables.
 BOX_CHARACTERS = "└├│─┌┐┘┤┬┴┼"
-# The beginnings of lines in a tree. The first stands before the name of a child, the second before
-# the name of the last child, and the third before the lines below a child that is not the last.
+# The signs at the beginning of a line in a tree. The first sign stands before a child, the second
+# before the last child, and the third before each line below a child that is not the last.
 _BOX_LINES = ("├─ ", "└─ ", "│  ")
 _ASCII_LINES = ("|- ", "`- ", "|  ")
 _BLANK = "   "
-# A line of text has room for at least this many characters, even if a deep tree then becomes wider
-# than the terminal.
+# The least number of characters per line of text, even if a deep tree becomes wider than the
+# terminal.
 _LEAST_TEXT = 12
-# Lines are broken after a comma or semicolon. A phrase that is still too long is broken at a blank.
+# Lines are broken after a comma or semicolon. A phrase that does not fit on a line is broken at a
+# blank.
 _PHRASE = re.compile(r"[^,;]+[,;]*\s*|[,;]+\s*")
 _WORD = re.compile(r"\S+\s*|\s+")
 
@@ -58,7 +59,7 @@ class Branch:
 
 
 def draw_tree(root: Branch, style: TextStyle) -> str:
-    """Return a tree as text. A branch has one line, or several if one is too long for the style."""
+    """Return a tree as text. A branch has several lines only if ``style.width`` requires them."""
     return "\n".join(_draw(root, style, "", ""))
 
 

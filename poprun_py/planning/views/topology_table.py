@@ -69,7 +69,7 @@ def _cells(indices: list[int | None], names: list[str] | None, column_width: int
 
 
 def _label(index: int | None, names: list[str] | None, width: int) -> str:
-    """Return the text of a cell; if a host name is too long, the host's index in brackets."""
+    """Return the text of a cell. A host name that is too long becomes the index in brackets."""
     if index is None:
         return "..."
     if names is None:
@@ -103,7 +103,7 @@ def _elided(topology: Topology, max_width: int) -> str:
 
 
 def _ranges(topology: Topology) -> list[str]:
-    """Return a line that says which instances run on each host; none if there is only one host."""
+    """Return a line about the instances of each host; an empty list if there is only one host."""
     hosts, share = topology.hosts, topology.instances_per_host
     if len(hosts) == 1:
         return []
@@ -117,7 +117,7 @@ def _ranges(topology: Topology) -> list[str]:
 
 
 def _legend(topology: Topology, table: str) -> list[str]:
-    """Return a line for each host index in brackets, with the name of the host."""
+    """Return lines that tell which host each index in brackets stands for."""
     row = table.split("\n")[3]
     return [
         f"[{index}] = {host.name}"
