@@ -134,8 +134,8 @@ _RULES = (
     _Rule(
         names=("vipu_server_host", "vipu_server_port"),
         reason=lambda planned: (
-            f"the pod is {planned.partition.where if planned.partition else ''}; --pod server is "
-            "the one of these options"
+            f"the pod is {planned.partition.where if planned.partition else ''}; use --pod server "
+            "for the server that these options name"
         ),
         applies=lambda planned: not _has_no_pod(planned) and planned.config.pod != "server",
         of_one_job=True,

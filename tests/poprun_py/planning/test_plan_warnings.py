@@ -120,8 +120,8 @@ def test_with_a_pod_options_of_partitions_have_no_warning():
     )
     of_folder = replace(planned, partition=refusal("/pods/p", ""))
     assert unused_option_warnings(of_folder) == (
-        "--vipu-server-host, --vipu-server-port have no effect: the pod is /pods/p; --pod server "
-        "is the one of these options",
+        "--vipu-server-host, --vipu-server-port have no effect: the pod is /pods/p; use --pod "
+        "server for the server that these options name",
     )
     server = replace(of_folder, config=replace(of_folder.config, pod="server"))
     assert unused_option_warnings(server) == ()
