@@ -65,9 +65,9 @@ TARGET_OPTIONS = "POPLAR_TARGET_OPTIONS"
 _EXPORT = re.compile(r"^export\s+")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
-# Variables that describe an instance, which a launcher inherits if an instance of another job
-# started it. mpirun is started without these variables, because the launcher does not set all of
-# them for its own job.
+# Variables that describe an instance. If an instance starts another launcher, that launcher
+# inherits them. It starts mpirun without these variables, because its own job does not set all of
+# them again.
 _OF_OUTER_JOB = {
     *("POPRUN_CPUS", "POPRUN_MEMORY_NODES", RUN_ID),
     *(DEBUGGER, HEARTBEAT, NETWORK, NODE_DEVICE_ID, RESTART_COUNT, STACKS),

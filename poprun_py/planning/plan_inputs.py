@@ -65,7 +65,7 @@ class PlanInputs:
 
     @property
     def installed_mpi(self) -> Mpi:
-        """The installed MPI, for a purpose that always needs an MPI."""
+        """The value of ``mpi``, for callers that have made sure that an MPI was gathered."""
         assert self.mpi is not None
         return self.mpi
 

@@ -83,7 +83,7 @@ class _Rule:
     """A rule about options that have no effect in some plans.
 
     Attributes:
-        names: The field names of the options.
+        names: The options that the rule is about, as field names of ``LaunchConfig``.
         reason: The end of the warning, which explains why the options have no effect.
         applies: A function that tells whether the rule applies to a plan.
         neutral: The values of an option that need no warning, because they change nothing.

@@ -56,10 +56,10 @@ def is_abandoned(
     """Tell whether ``partition`` is temporary and its launch ended without removing it.
 
     A partition with attached IPUs is not abandoned. If the launch ran on this host, the partition
-    is abandoned if the process of the launch has ended. It is also abandoned if the name contains
-    the ID of the calling process, which has not created a partition yet. If the launch ran on
-    another host, the partition is assumed to be abandoned once it has been ready for longer than a
-    launch needs to attach the IPUs.
+    is abandoned if the process of the launch has ended. A partition whose name contains the ID of
+    the calling process is also abandoned, because the calling process has not created a partition
+    yet. If the launch ran on another host, the partition is assumed to be abandoned once it has
+    been ready for longer than a launch needs to attach the IPUs.
 
     Args:
         partition: A partition of the pod.
@@ -87,7 +87,7 @@ def _host(name: str) -> str:
     """
     if _HOST.fullmatch(name):
         return name
-    import hashlib  # Imported here, because the names of most hosts need no digest.
+    import hashlib  # Imported only here, because the names of most hosts need no digest.
 
     digest = hashlib.sha256(name.encode(errors="surrogateescape")).hexdigest()[:_DIGEST]
     return f"{re.sub(r'[^A-Za-z0-9-]', '-', name)[: _MOST_HOST - _DIGEST - 1]}-{digest}"

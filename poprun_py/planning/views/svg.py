@@ -128,8 +128,8 @@ def paragraph(text: str, kind: str, width: int) -> Block:
     """Return a block of text, broken after commas or at blanks to be ``width`` pixels wide."""
     size, _ = _TEXTS[kind]
     lines = [text]
-    # The first guess of the number of characters per line assumes only the narrowest letters. The
-    # number is reduced until every line fits.
+    # The first guess of the number of characters per line assumes only the narrowest letters. This
+    # number of characters is reduced until every line fits.
     columns = min(len(text), int(width / (size * _NARROWEST))) + 1
     while columns > 1 and max(_text_width(line, kind) for line in lines) > width:
         columns -= 1
