@@ -1,20 +1,19 @@
 """State, parent, children, start, CPU time and command of Linux processes, read from /proc.
 
-This module imports only os, because the wrapper in front of every program uses it. For a process
-that has ended, or that the system hides from this user, the functions return None or an empty
-value.
+This module imports only os, because it is loaded at the start of every instance. For a process that
+has ended, or that the system hides from this user, the functions return None or an empty value.
 """
 
 import os
 
-TYPE_CHECKING = False  # not imported from typing, which takes long to import
+TYPE_CHECKING = False  # importing TYPE_CHECKING from typing would take long
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _PAGE_BYTES = 4096
 _CHUNK_BYTES = 1 << 16
 _MAX_COMMAND = 80
-# The number of threads of a process whose children are looked up.
+# The most threads of one process that are listed.
 _MAX_THREADS = 64
 
 
@@ -27,7 +26,7 @@ class ProcessStat:
         self.is_alive = self.state not in "ZX"
         self.parent = int(fields[1])
         self.group = int(fields[2])
-        # Of the process and of its children that have ended.
+        # In seconds, of the process and of its children that have ended.
         self.cpu_seconds = sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
         self.start_ticks = int(fields[19])  # since boot
 
@@ -41,7 +40,7 @@ def read_stat(pid: int, thread: int | None = None) -> ProcessStat | None:
 
 
 def read_status(pid: int) -> dict[str, str]:
-    """Return the values of /proc/PID/status by their names."""
+    """Return the fields of /proc/PID/status as a dictionary from name to value."""
     lines = (read_file(pid, "status") or b"").decode("utf-8", "replace").splitlines()
     return {name: value.strip() for name, _, value in (line.partition(":") for line in lines)}
 
@@ -52,7 +51,7 @@ def read_file(pid: int, name: str, *, first_page: bool = False) -> bytes | None:
     Args:
         pid: The process.
         name: The path of the file below /proc/PID.
-        first_page: Whether the first 4 KiB are enough. Some files take long to read.
+        first_page: Whether to read only the first 4 KiB, because the whole file may take long.
     """
     try:
         descriptor = os.open(f"/proc/{pid}/{name}", os.O_RDONLY | os.O_CLOEXEC)
@@ -65,7 +64,7 @@ def read_file(pid: int, name: str, *, first_page: bool = False) -> bytes | None:
         while part:
             part = os.read(descriptor, _CHUNK_BYTES)
             data += part
-    except OSError:  # the process has just ended
+    except OSError:  # the process ended during the reading
         return None
     finally:
         os.close(descriptor)
@@ -73,7 +72,7 @@ def read_file(pid: int, name: str, *, first_page: bool = False) -> bytes | None:
 
 
 def variable(pid: int, name: str) -> str:
-    """Return the value of a variable with which a process was started; empty without it."""
+    """Return an environment variable as it was when a process started; empty if it was not set."""
     for entry in (read_file(pid, "environ") or b"").split(b"\0"):
         key, _, value = entry.partition(b"=")
         if key == os.fsencode(name):
@@ -102,13 +101,13 @@ def state_letter(pid: int) -> str:
 
 
 def state_and_handler(pid: int, number: int) -> tuple[str, bool]:
-    """Return the state letter of a process, and whether it handles a signal, from one reading."""
+    """Return a process's state letter and whether it handles a signal, both at the same moment."""
     status = read_status(pid)
     return status.get("State", "Z")[0], number in _signals(status.get("SigCgt", ""))
 
 
 def pending_signals(pid: int) -> set[int]:
-    """Return the signals that a process has received while it blocks them."""
+    """Return the signals that were sent to a process but that the process still blocks."""
     status = read_status(pid)
     return _signals(status.get("ShdPnd", "")) & _signals(status.get("SigBlk", ""))
 
@@ -131,7 +130,7 @@ def all_stats() -> "Iterator[tuple[int, ProcessStat]]":
 
 
 def children_by_parent() -> dict[int, list[int]]:
-    """Return the living processes by their parent, from one pass over all processes."""
+    """Return a dictionary from each process to its living children, from one pass over /proc."""
     children: dict[int, list[int]] = {}
     for pid, stat in all_stats():
         if stat.is_alive:
@@ -164,13 +163,14 @@ def ancestors(pid: int) -> list[int]:
 def process_tree(pid: int) -> list[int]:
     """Return a process and its descendants, parents first.
 
-    If the kernel lists the children of a thread, the cost does not grow with the number of all
-    processes. The result then includes children that have ended but were not collected.
+    If the kernel can list the children of a thread, the cost does not grow with the number of
+    processes on the host. The result then includes ended children that their parent has not
+    collected.
     """
     if not _lists_children(pid):
         return [pid, *descendants(pid)]
     pids = [pid]
-    for each in pids:  # the list grows meanwhile
+    for each in pids:  # the loop also visits the processes that it appends
         for thread in threads(each):
             pids += map(int, (read_file(each, f"task/{thread}/children") or b"").split())
     return pids
@@ -181,7 +181,7 @@ def _lists_children(pid: int) -> bool:
 
 
 def threads(pid: int) -> list[int]:
-    """Return the first 64 threads of a process."""
+    """Return the ids of at most 64 threads of a process."""
     try:
         return [int(name) for name in os.listdir(f"/proc/{pid}/task")[:_MAX_THREADS]]
     except OSError:
@@ -189,7 +189,7 @@ def threads(pid: int) -> list[int]:
 
 
 def has_children(pid: int) -> bool:
-    """Return whether a process has a living child of its main thread."""
+    """Return whether the main thread of a process has a living child process."""
     listed = read_file(pid, f"task/{pid}/children")
     if listed is None:
         return pid in children_by_parent()
@@ -197,9 +197,9 @@ def has_children(pid: int) -> bool:
 
 
 def command_line(pid: int) -> str:
-    """Return the command line of a process, cut to 80 characters, or ``?``.
+    """Return the command line of a process, cut to 80 characters; ``?`` if it cannot be read.
 
-    The name of the program is returned if the command line is hidden.
+    If the command line is empty, the name of the program is returned.
     """
     words = read_file(pid, "cmdline", first_page=True)
     name = read_file(pid, "comm")

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Final
 
-# Pairs of colours for light and dark pages. People with any colour blindness can tell the six
-# apart, and their contrast with the page is at least 3; test_chart_colours.py computes both.
+# Each pair has a colour for light pages and one for dark pages. People with any colour blindness
+# can tell the six colours apart, and the contrast of each with the page is at least 3;
+# test_chart_colours.py computes both.
 _SERIES_COLOURS: Final = (
     ("#0056b4", "#68adff"),  # blue
     ("#e56713", "#ff8f4d"),  # orange
@@ -27,15 +28,15 @@ _OTHER_COLOURS: Final = {
 
 
 def _faint(colour: str) -> str:
-    """Return a colour (``#rrggbb``) with little opacity."""
+    """Return a colour (``#rrggbb``) with an opacity of 14 %, in CSS notation."""
     red, green, blue = bytes.fromhex(colour[1:])
     return f"rgba({red},{green},{blue},0.14)"
 
 
-#: The colours of everything but the series, on light pages, by their use.
+#: Maps each part of a chart except its series, such as "grid", to its colour on light pages.
 LIGHT: Final = {name: light for name, (light, _) in _OTHER_COLOURS.items()}
 NEUTRAL: Final = LIGHT["neutral"]
-#: The dark colour that replaces each light colour.
+#: Maps each colour for light pages to the colour that replaces it on dark pages.
 DARK: Final = {
     **dict((*_SERIES_COLOURS, *_OTHER_COLOURS.values())),
     **{_faint(light): _faint(dark) for light, dark in _SERIES_COLOURS},
@@ -48,10 +49,10 @@ def series_colour(index: int) -> str:
 
 
 def faint_colour(index: int) -> str:
-    """Return the colour for areas of series ``index``, which may overlap with other areas."""
+    """Return the translucent colour that fills the area of series ``index``; areas may overlap."""
     return _faint(series_colour(index))
 
 
 def dash(index: int) -> str:
-    """Return the dash pattern of series ``index``: it differs between series of one colour."""
+    """Return the dash pattern of series ``index``; it differs between series of the same colour."""
     return _DASHES[index // NUM_COLOURS % len(_DASHES)]

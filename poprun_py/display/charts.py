@@ -1,8 +1,8 @@
 """Line, point and bar charts and histograms, as figures for plotly's JavaScript.
 
-A figure is plotly's own document (``{"data": [...], "layout": {...}}``), written here without the
-Python package plotly, whose import takes half a second. Figures have the colours of a light page.
-NaN, infinity and None are drawn as gaps.
+A figure is a dictionary in plotly's format (``{"data": [...], "layout": {...}}``). It is made here
+without the Python package plotly, whose import takes half a second. Figures have the colours of a
+light page. NaN, infinity and None are drawn as gaps.
 """
 
 from __future__ import annotations
@@ -23,18 +23,20 @@ from poprun_py.display.chart_colours import (
 from poprun_py.display.page import Chart
 
 _BAR_HEIGHT, _HEIGHT_AROUND_BARS, _MOST_BARS_HEIGHT = 30, 110, 1600
-# A legend of more series would be larger than the chart.
+# A chart with more series than this has no legend, because the legend would be larger than the
+# chart.
 _MOST_IN_LEGEND = 16
 _LEAST_BINS, _MOST_BINS = 8, 60
-# In this left part of a histogram, the name of a mark does not fit on the left of the mark.
+# In the leftmost fifth of a histogram, the name of a mark is printed on its right, because there is
+# no room on its left.
 _LEFT_PART, _NAME_HEIGHT = 0.2, 16
 # A time axis of at least 3 hours is in hours, and an axis of at least 300 seconds in minutes.
 _TIME_UNITS = ((3 * 3600, 3600, "hours"), (300, 60, "minutes"), (-math.inf, 1, "seconds"))
-# No screen has more columns to show points in.
+# A line is drawn with at most this many points, because a chart is hardly wider in pixels.
 MOST_POINTS = 1000
 _KEPT_OF_A_BUCKET = 3
-# A histogram ends at this quantile, or a little beyond, so that a few outliers do not squeeze all
-# other values into one bin.
+# A histogram ends at the 99 % quantile, or a little beyond, so that a few outliers do not squeeze
+# all other values into one bin.
 _SHOWN_QUANTILE, _SHOWN_BEYOND = 0.99, 1.15
 
 
@@ -47,11 +49,12 @@ class Line:
 
     Attributes:
         name: The name in the legend.
-        xs: Numbers or names.
-        ys: As many values; NaN, infinity and None are gaps.
-        index: Selects colour and dash pattern; for an instance, its own index.
-        errors: The length of the error bar below and above each point.
-        is_reference: Whether this is a thin dashed grey line to compare others with.
+        xs: The position of each point on the horizontal axis: numbers or names.
+        ys: The position of each point on the vertical axis. NaN, infinity and None are gaps.
+        index: The number that selects the colour and dash pattern. A line about an instance has the
+            index of the instance.
+        errors: The lengths of the error bar below and above each point.
+        is_reference: Whether the line is thin, dashed and grey, as a reference for the other lines.
     """
 
     name: str
@@ -64,9 +67,10 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """A line across the whole chart at ``at``, with a name on its right or left.
+    """A line across the whole chart at the value ``at`` of an axis, with a name beside it.
 
-    It is vertical, or horizontal if ``of_y``.
+    The line is vertical, or horizontal if ``of_y``. The name of a vertical line is on its right, or
+    on its left if ``is_left``.
     """
 
     at: float
@@ -77,7 +81,7 @@ class Mark:
 
 @dataclass(frozen=True, slots=True)
 class Bars:
-    """A series of bars with one value for each name; ``colour`` is for a light page."""
+    """A series of bars: ``values`` are the lengths, ``colour`` is the colour on a light page."""
 
     name: str
     values: Sequence[float | None]
@@ -87,7 +91,7 @@ class Bars:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """The values of one series of a histogram; ``index`` selects its colour."""
+    """The values of one series of a histogram; ``index`` selects the colour of the series."""
 
     name: str
     values: Sequence[float]
@@ -107,9 +111,9 @@ def lines(
     marks: Sequence[Mark] = (),
     from_zero: bool = False,
 ) -> Chart:
-    """Return a line chart with thinned lines; ``marks`` are lines across the chart.
+    """Return a line chart; a line with very many points is thinned.
 
-    ``summary`` states the important numbers in a sentence. ``x`` and ``y`` are the titles of the
+    ``summary`` is a sentence with the important numbers. ``x`` and ``y`` are the titles of the
     axes.
     """
     data = []
@@ -138,7 +142,10 @@ def over_time(
     marks: Sequence[Mark] = (),
     from_zero: bool = False,
 ) -> Chart:
-    """Return a line chart over the seconds since a run began; the axis may be in hours."""
+    """Return a line chart over the time since a run began.
+
+    The lines and vertical marks are given in seconds; the axis is in seconds, minutes or hours.
+    """
     longest = max((float(line.xs[-1]) for line in series if line.xs), default=0.0)
     size, unit = next((size, unit) for least, size, unit in _TIME_UNITS if longest >= least)
     return lines(
@@ -157,7 +164,7 @@ def points(
 ) -> Chart:
     """Return a chart of a few points with error bars, joined by lines.
 
-    ``x_ticks`` are the numbers on the horizontal axis, if not those that plotly chooses.
+    ``x_ticks`` are the numbers to print along the horizontal axis; by default, plotly chooses them.
     """
     data = []
     for line in series:
@@ -197,7 +204,7 @@ def bars(
     unit: str,
     marks: Sequence[Mark] = (),
 ) -> Chart:
-    """Return horizontal bars from top to bottom; the series of each name are stacked."""
+    """Return a chart with a horizontal bar per name, from top to bottom; bars stack all series."""
     data = [
         {
             "type": "bar",
@@ -225,23 +232,23 @@ def bars(
 
 
 def _is_repeated(series: Bars, index: int) -> bool:
-    """Tell whether another series already has the colour of this one."""
+    """Return whether an earlier series of the chart has the same colour as this one."""
     return not series.colour and index >= NUM_COLOURS
 
 
 def histogram(
     title: str, summary: str, samples: Sequence[Sample], *, x: str, marks: Sequence[Mark] = ()
 ) -> Chart:
-    """Return the distribution of each sample over bins of equal width, in percent.
+    """Return a histogram of the samples; bins have equal width, and heights are percentages.
 
-    The bins end before a few values that are far beyond the others, so ``summary`` should name the
+    A few values that are far greater than the others are not drawn, so ``summary`` should name the
     greatest value.
     """
     known = sorted(v for sample in samples for v in sample.values if math.isfinite(v))
     largest = max((len(sample.values) for sample in samples), default=0)
     bins = min(max(_LEAST_BINS, math.isqrt(4 * largest)), _MOST_BINS)
     low, high = _usual_range(known)
-    width = (high - low) / bins or 1.0  # the quotient of the smallest floats is 0
+    width = (high - low) / bins or 1.0  # dividing a tiny float gives 0
     edges = [*(low + number * width for number in range(bins)), high]
     data = []
     for sample in samples:
@@ -269,7 +276,8 @@ def histogram(
         for mark in marks
     ]
     layout = _layout(x, "% of steps", len(samples), inside)
-    # One below another, the names of marks that are close together do not overlap.
+    # The names of marks are printed one below another, because names of neighbouring marks would
+    # overlap.
     for row, name in enumerate(layout["annotations"]):
         name["yshift"] = -_NAME_HEIGHT * row
     layout["yaxis"]["rangemode"] = "tozero"
@@ -277,7 +285,7 @@ def histogram(
 
 
 def _usual_range(known: Sequence[float]) -> tuple[float, float]:
-    """Return the first and the last edge of the bins for sorted values."""
+    """Return the lower and upper limit of a histogram of sorted values."""
     if not known:
         return 0.0, 1.0
     usual = known[min(int(len(known) * _SHOWN_QUANTILE), len(known) - 1)]
@@ -291,8 +299,8 @@ def _usual_range(known: Sequence[float]) -> tuple[float, float]:
 def thinned(ys: Sequence[float | None], most: int = MOST_POINTS) -> list[int]:
     """Return the indices of at most ``most`` points to draw, in order; ``most`` is at least 5.
 
-    The points between the first and the last are put into buckets of neighbours. The least and
-    the greatest value of each bucket are kept, so that no peak is lost, and its first gap.
+    The points between the first and the last are put into buckets of neighbours. Each bucket keeps
+    its least and its greatest value, so that no peak is lost, and its first gap.
     """
     count = len(ys)
     if count <= most:
@@ -315,7 +323,7 @@ def thinned(ys: Sequence[float | None], most: int = MOST_POINTS) -> list[int]:
 
 
 def _scatter(line: Line) -> dict[str, Any]:
-    """Return the properties of a line in every kind of chart."""
+    """Return the plotly properties that a line has in every kind of chart."""
     style = "dash" if line.is_reference else dash(line.index)
     return {
         "type": "scatter",

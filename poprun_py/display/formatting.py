@@ -1,6 +1,6 @@
-"""Text that several packages read or write: JSON, amounts, times, lists of numbers.
+"""Formatting of numbers, amounts of memory, times and lists as text, and parsing of JSON.
 
-A figure of one kind is written in one way by every command and page.
+All commands and pages use these functions, so that values of one kind look the same everywhere.
 """
 
 from __future__ import annotations
@@ -13,23 +13,25 @@ from typing import Any
 
 
 def read_json(text: str | bytes) -> Any:
-    """Return the value of a JSON text.
+    """Return the parsed value of a JSON text.
 
-    A name must not be repeated in an object. A reader could see one of its values while a program
-    uses the other.
+    An object with a repeated name is rejected: a person might read the first value of the name
+    while a program uses the last one.
 
     Args:
-        text: Bytes are UTF-8.
+        text: The JSON text, as a string or in UTF-8.
 
     Raises:
-        ValueError: The text is not JSON, nests too deeply, or repeats a name; one short line.
+        ValueError: The text is not JSON, nests too deeply, or repeats a name. The message is one
+            short line.
     """
     try:
         return json.loads(text if isinstance(text, str) else text.decode(), object_pairs_hook=_once)
     except RecursionError:
         raise ValueError("it nests too deeply") from None
     except UnicodeDecodeError as error:
-        # The error's own repr has the whole text.
+        # The repr of a UnicodeDecodeError contains the whole input, so it is replaced by a short
+        # error.
         raise ValueError(f"byte {error.start} is not UTF-8") from None
 
 
@@ -42,12 +44,12 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def printable(text: str, *, keep: str = "", replacement: str = "?") -> str:
-    """Replace control characters, so that a text of another user cannot control the terminal.
+    """Replace control characters, so that text from other users cannot control the terminal.
 
     Args:
-        text: The text.
+        text: The text to print.
         keep: Control characters that stay, such as a newline.
-        replacement: A character to print instead of each of the others.
+        replacement: The character that replaces each of the other control characters.
     """
     return "".join(c if c.isprintable() or c in keep else replacement for c in text)
 
@@ -61,8 +63,8 @@ def bytes_text(count: float, *, decimals: int = 1) -> str:
     """Return an amount of memory: ``16.0 GiB``, ``345 MiB`` or ``12 KiB``.
 
     Args:
-        count: Number of bytes.
-        decimals: Of GiB.
+        count: The number of bytes.
+        decimals: The number of decimals of an amount in GiB.
     """
     if count >= 1 << 30:
         return f"{count / (1 << 30):.{decimals}f} GiB"
@@ -70,7 +72,7 @@ def bytes_text(count: float, *, decimals: int = 1) -> str:
 
 
 def milliseconds_text(seconds: float) -> str:
-    """Return a short time: ``12.3 ms``."""
+    """Return a short duration in milliseconds: ``12.3 ms``."""
     return f"{number_text(seconds * 1e3)} ms"
 
 
@@ -114,7 +116,7 @@ def iso_date_text(moment: object) -> str:
 
 
 def ranges_text(numbers: Iterable[int]) -> str:
-    """Return numbers as the kernel writes a list of CPUs: ``(0, 1, 2, 8)`` becomes ``0-2,8``."""
+    """Return numbers in the kernel's format for CPU lists: ``(0, 1, 2, 8)`` becomes ``0-2,8``."""
     runs: list[list[int]] = []
     for number in sorted(set(numbers)):
         if runs and number == runs[-1][1] + 1:

@@ -1,10 +1,10 @@
 """Whole HTML pages and fragments for notebooks, rendered from parts with Jinja2.
 
 A page is one file that works without a network. Its content security policy blocks every request,
-and every script except the one that draws the charts. All text that a part holds is escaped.
+and every script except the one that draws the charts. All text in the parts of a page is escaped.
 
-Jinja2 is imported when the first page is rendered. The parts are named tuples because dataclasses
-would take half of the time that the page of a short job needs.
+Jinja2 is imported when the first page is rendered. The parts of a page are named tuples. Defining
+them as dataclasses would take up half of the time for the page of a short job.
 """
 
 from __future__ import annotations
@@ -21,13 +21,14 @@ if TYPE_CHECKING:
     import jinja2
 
 _FOLDER: Final = Path(__file__).parent
-# A column of numbers contains numbers with or without a unit, hyphens, and empty texts.
+# A cell counts as a number if it is a number with or without a unit, a hyphen, or empty.
 _NUMBER: Final = re.compile(r"[-+]?[\d.,]+( ?(%|x|[kMG]?i?B|ms|s|min|h|us|W))?|-|")
-# Characters that XML forbids or browsers do not show. A pattern of the allowed characters would
-# take ten times as long to compile.
+# Characters that XML forbids or browsers do not show. The opposite pattern, of all allowed
+# characters, would take ten times as long to compile.
 _UNSHOWABLE: Final = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")
 _PLOTLY_FILE: Final = "package_data/plotly.min.js"
-# The result is little larger than at the usual level, in half of the time.
+# Compression at this level takes half of the time of gzip's default level, and the result is hardly
+# larger.
 _COMPRESSION_LEVEL: Final = 4
 
 
@@ -35,14 +36,14 @@ _COMPRESSION_LEVEL: Final = 4
 
 
 class Sentence(NamedTuple):
-    """A paragraph; ``kind`` colours it: ``good``, ``bad``, ``warn`` or empty."""
+    """A paragraph; ``kind`` selects its colour: ``good``, ``bad``, ``warn`` or empty."""
 
     text: str
     kind: str = ""
 
 
 class Links(NamedTuple):
-    """Names of files with their addresses relative to the page, as a paragraph or in a cell."""
+    """Links to files, in a paragraph or a table cell; addresses are relative to the page."""
 
     links: Sequence[tuple[str, str]]
     lead: str = ""
@@ -64,7 +65,7 @@ class Fact(NamedTuple):
 
 
 class Facts(NamedTuple):
-    """Facts side by side."""
+    """Facts, shown side by side."""
 
     facts: Sequence[Fact]
 
@@ -96,7 +97,7 @@ class Table(NamedTuple):
     marked: frozenset[int] = frozenset()
 
     def number_columns(self) -> frozenset[int]:
-        """Return the columns that contain only numbers, which are aligned at the right."""
+        """Return the indices of the columns that contain only numbers; they are aligned right."""
         rows = [row for row in self.rows if len(row) == len(self.columns)]
         return frozenset(
             column
@@ -114,8 +115,8 @@ class Code(NamedTuple):
 class InlineSvgs(NamedTuple):
     """SVG pictures made by this package, side by side inside the page.
 
-    The selectors of the rules in ``style`` begin with ``.poprun-py``, the class of pages and
-    fragments, so that they do not affect the rest of a notebook.
+    Every CSS selector in ``style`` begins with ``.poprun-py``, the class of pages and fragments, so
+    that the rules do not affect the rest of a notebook.
     """
 
     svgs: Sequence[str]
@@ -212,9 +213,9 @@ def page(
         title: The title of the page.
         sections: The sections. Sections without parts are left out.
         lead: A line below the title.
-        badge: A label before the lead.
-        opening: The parts before the first section.
-        footer: A line at the end.
+        badge: A coloured label before the line ``lead``.
+        opening: The parts of the page before the first section.
+        footer: A line at the end of the page.
     """
     shown = [section for section in sections if section.parts]
     parts = [*opening, *(part for section in shown for part in section.parts)]
@@ -236,7 +237,7 @@ def fragment(heading: str, parts: Sequence[Part], *, kind: str = "") -> str:
     """Return HTML for a notebook, in ASCII; its style rules do not affect the rest of the page.
 
     Args:
-        heading: The first line.
+        heading: The first line of the fragment.
         parts: The parts below the heading, which may not contain charts.
         kind: The colour of the heading: ``good``, ``bad``, ``warn`` or empty.
     """
@@ -250,7 +251,7 @@ def fragment(heading: str, parts: Sequence[Part], *, kind: str = "") -> str:
 
 
 def _charts(parts: Sequence[Part]) -> Iterator[Chart]:
-    """Yield the charts in the order of the page."""
+    """Yield the charts among the parts, in the order of the page."""
     for part in parts:
         if isinstance(part, Chart):
             yield part
@@ -259,7 +260,7 @@ def _charts(parts: Sequence[Part]) -> Iterator[Chart]:
 
 
 def _chart_scripts(figures: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """Return the contents of the elements that draw the figures, and the hash of their script."""
+    """Return the contents of the ``script`` elements for charts, and the drawing script's hash."""
     import base64
     import hashlib
 
@@ -276,7 +277,7 @@ def _chart_scripts(figures: Sequence[Mapping[str, Any]]) -> dict[str, str]:
 
 
 def _script_json(value: object) -> str:
-    """Return JSON that can stand in a ``script`` element: it contains no ``<``."""
+    """Return JSON without the character ``<``, so that it is safe in a ``script`` element."""
     text = json.dumps(value, allow_nan=False, separators=(",", ":"))
     return text.replace("<", "\\u003c")
 
@@ -285,8 +286,9 @@ def _script_json(value: object) -> str:
 def packed_plotly() -> str:
     """Return plotly's JavaScript, compressed and in base64; empty if plotly is not installed.
 
-    plotly is chosen because it is one file without dependencies. It is read from the folder of the
-    Python package, which is not imported: that would take half a second.
+    plotly was chosen because its JavaScript is one file without dependencies. The file is read from
+    the folder of the Python package plotly. The package is not imported, because that would take
+    half a second.
     """
     import base64
     import gzip

@@ -1,8 +1,9 @@
-"""The base class of values with a text and an HTML form, such as LaunchPlan and LaunchResult.
+"""The base class of public values that are shown as text and HTML, such as LaunchPlan.
 
-The modules that draw a value import its class, so the class cannot import them. Instead, the root
-package passes them to ``set_views`` when a program first uses the Python API. Before that, such as
-in a process that only unpickled a result, the text of a value is its ``repr``.
+The functions that draw a value (its views) are in modules that import the value's class, so the
+class cannot import them. Instead, the root package calls ``set_views`` when a program first uses
+the Python API. Before that call, the text of a value is its ``repr``. An example is a process that
+only unpickles a result.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import Any, Protocol
 
 
 class Views(Protocol):
-    """The functions that draw values, as ``poprun_py.python_api.value_views`` has them."""
+    """The functions of ``poprun_py.python_api.value_views`` that draw public values."""
 
     def text_of(self, value: object) -> str:
         """Return the text of a value, which may have several lines."""
@@ -28,7 +29,7 @@ _load_views: Callable[[], Views] | None = None
 
 
 def set_views(load: Callable[[], Views]) -> None:
-    """Let ``load`` return the views; it is called when a value is first drawn."""
+    """Set the function that returns the views; it is called when a value is drawn."""
     global _load_views
     _load_views = load
 
@@ -39,7 +40,7 @@ def summary_of(result: object) -> str:
 
 
 class Displayed:
-    """A value whose ``str``, and HTML in a notebook, are made by the views."""
+    """The base class of values whose text (``str``) and HTML (in notebooks) come from the views."""
 
     __slots__ = ()
 
@@ -47,5 +48,5 @@ class Displayed:
         return repr(self) if _load_views is None else _load_views().text_of(self)
 
     def _repr_html_(self) -> str | None:
-        # IPython shows the repr in place of None.
+        # If this method returns None, IPython shows the value's ``repr``.
         return None if _load_views is None else _load_views().html_of(self)

@@ -1,4 +1,4 @@
-"""Tables as lines of text, plain or drawn by rich, whose import waits until a table is drawn."""
+"""Tables as lines of text, plain or drawn by rich, which is imported only to draw a table."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.table import Table
 
-# More columns than any table has, so that no cell is broken.
+# A width in characters that no table reaches, so that rich breaks no cell into two lines.
 _ANY_WIDTH = 1 << 20
 
 
@@ -19,13 +19,13 @@ class Column:
     """A column of a table that fits the terminal.
 
     Attributes:
-        title: Its heading.
-        cells: One text for each row.
+        title: The heading of the column.
+        cells: The text of the column's cell in each row.
         drop_order: On a narrow terminal the column with the lowest number is dropped first; a
             column with 0 is never dropped.
-        is_text: Whether the cells are text, which is aligned to the left; numbers are to the right.
-        breaks: Whether a cell may continue in the next line.
-        style: Colour, as rich names it.
+        is_text: Whether the cells contain text, which is aligned left; numbers are aligned right.
+        breaks: Whether the text of a cell may continue on the next line.
+        style: The colour of the cells, by rich's name.
     """
 
     title: str
@@ -47,12 +47,12 @@ def aligned_rows(rows: Sequence[Sequence[str]], gap: str = "  ") -> list[str]:
 def fitted_table(
     columns: Sequence[Column], *, width: int, row_styles: Sequence[str | None] = ()
 ) -> Table:
-    """Return a table of rich without the columns that do not fit.
+    """Return a rich table without the columns that do not fit the terminal.
 
     Args:
-        columns: From left to right.
-        width: Of the terminal, in columns.
-        row_styles: The colour of each row; none where they are left out.
+        columns: The columns from left to right.
+        width: The width of the terminal, in characters.
+        row_styles: The colour of each row; empty for rows without colours.
     """
     from rich import box
     from rich.table import Table
@@ -78,12 +78,12 @@ def fitted_table(
 
 
 def rich_lines(*parts: RenderableType, width: int | None = None, colour: bool = False) -> list[str]:
-    """Draw with rich, and return the lines without trailing blanks.
+    """Draw tables and texts with rich, and return the lines without trailing blanks.
 
     Args:
-        parts: Tables and texts. A text is shown literally, without markup.
-        width: The width of the terminal, in columns; None to break no line.
-        colour: Whether to write styles as terminal codes.
+        parts: The tables and texts. A text is shown literally, without markup.
+        width: The width of the terminal, in characters; None to break no line.
+        colour: Whether the lines contain terminal codes for colours.
     """
     from io import StringIO
 

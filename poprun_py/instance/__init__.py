@@ -1,6 +1,7 @@
 """The wrapper that mpirun starts in front of each program, on every host.
 
-It binds itself to CPUs, starts the program, and sends the program's output, progress and end to the
-launcher. It imports only quick modules of the standard library, because every start waits for them.
-On other hosts than the launcher's, it also imports the leases.
+The wrapper binds itself to CPUs and starts the program. It sends the program's output and progress
+to the launcher, and tells it how the program ended. The wrapper imports only standard modules that
+load quickly, because every start of an instance waits for them. On hosts other than the launcher's,
+it also imports the module for leases.
 """

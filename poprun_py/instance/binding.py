@@ -1,7 +1,8 @@
-"""Sets the binding of this process to CPUs and memory nodes, and reads the binding of a process.
+"""Sets this process's binding to CPUs and memory nodes, and reads the binding of any process.
 
-The wrapper binds itself before it starts its program, which inherits the binding. Every wrapper
-imports this module at its start, so it imports little; ctypes only to set a memory policy.
+The wrapper binds itself before it starts its program, which inherits the binding. This module has
+few imports, because it is loaded at the start of every instance. It imports ctypes only to set a
+memory policy.
 """
 
 import errno
@@ -10,13 +11,14 @@ import time
 
 from poprun_py.process_info import read_file, read_status
 
-TYPE_CHECKING = False  # not imported from typing, which takes long to import
+TYPE_CHECKING = False  # importing TYPE_CHECKING from typing would take long
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from typing import Any
 
-# Libraries take their number of threads from these variables. The launcher plans only the first.
-# Each library prefers its own variable, so the planned value never overrules one that the user set.
+# Numerical libraries read their number of threads from these variables. The launcher sets only
+# OMP_NUM_THREADS. A library prefers its own variable, so a value that the user set for a library
+# stays in force.
 THREAD_VARIABLES = (
     "OMP_NUM_THREADS",
     "MKL_NUM_THREADS",
@@ -30,7 +32,7 @@ THREAD_VARIABLES = (
     "RAYON_NUM_THREADS",
 )
 
-# The number of the system call set_mempolicy on 64-bit machines (linux/arch/*/syscall*.tbl).
+# The numbers of the system call set_mempolicy on 64-bit machines (linux/arch/*/syscall*.tbl).
 _SET_MEMPOLICY = {
     "x86_64": 238,
     "aarch64": 237,
@@ -41,31 +43,32 @@ _SET_MEMPOLICY = {
     "s390x": 270,
 }
 _ENVIRON_TRIES, _ENVIRON_PAUSE_SECONDS = 40, 0.0005
-# From include/uapi/linux/mempolicy.h.
+# Modes of set_mempolicy, from the kernel's include/uapi/linux/mempolicy.h.
 _MPOL_PREFERRED, _MPOL_BIND, _MPOL_PREFERRED_MANY = 1, 2, 5
 _POLICY_NAMES = {"prefer": "preferred", "prefer (many)": "preferred"}
 
 
 def apply_planned() -> "dict[str, Any]":
-    """Bind this process as the launcher has planned; return the result of ``apply``."""
+    """Bind this process as the launcher planned; return the result of ``apply``."""
     cpus = [int(n) for n in os.environ.get("POPRUN_CPUS", "").split(",") if n]
     nodes = [int(n) for n in os.environ.get("POPRUN_MEMORY_NODES", "").split(",") if n]
     return apply(cpus, nodes)
 
 
 def apply(cpus: list[int], memory_nodes: list[int]) -> "dict[str, Any]":
-    """Bind this process, and so every program that it becomes or starts.
+    """Bind this process, and with it every program that it executes or starts.
 
-    If the kernel refuses the memory policy ``bind``, ``preferred`` is tried. A refusal never stops
-    the instance. It is reported here, and ``read_back`` shows its effect.
+    If the kernel refuses the memory policy ``bind``, this function tries ``preferred``. A refusal
+    never stops the instance. The result reports it, and ``read_back`` shows the actual binding.
 
     Args:
-        cpus: The only CPUs to run on; empty for no change.
-        memory_nodes: The only memory nodes for allocations; empty for no change.
+        cpus: The CPUs that the process may use; empty for no change.
+        memory_nodes: The memory nodes that the process may use; empty for no change.
 
     Returns:
-        ``cpus``, which were set; ``memory_policy`` (bind, preferred or none), which was set for
-        ``memory_nodes``; and ``refused``, one sentence for each refusal.
+        A dictionary. ``cpus`` contains the CPUs that were set. ``memory_policy`` (bind, preferred
+        or none) is the policy that was set for ``memory_nodes``. ``refused`` contains one sentence
+        for each refusal.
     """
     refused: list[str] = []
     bound: list[int] = []
@@ -82,7 +85,7 @@ def apply(cpus: list[int], memory_nodes: list[int]) -> "dict[str, Any]":
 
 
 def _set_memory_policy(nodes: list[int], refused: list[str]) -> tuple[str, list[int]]:
-    """Set the strongest memory policy that the kernel accepts; return its name and nodes."""
+    """Set the strictest memory policy that the kernel accepts; return its name and memory nodes."""
     number = _SET_MEMPOLICY.get(os.uname().machine)
     if number is None:
         refused.append(f"memory policy: not known for machine {os.uname().machine}")
@@ -105,7 +108,7 @@ def _call_set_mempolicy(number: int, mode: int, nodes: list[int]) -> None:
     """Call set_mempolicy(2).
 
     Raises:
-        OSError: The kernel, or a filter of system calls, refused.
+        OSError: The kernel or a filter of system calls refused the policy.
     """
     try:
         import ctypes
@@ -117,7 +120,8 @@ def _call_set_mempolicy(number: int, mode: int, nodes: list[int]) -> None:
     mask = (ctypes.c_ulong * (nodes[-1] // word_bits + 1))()
     for node in nodes:
         mask[node // word_bits] |= 1 << (node % word_bits)
-    # The kernel uses one bit less than this number (get_nodes in mm/mempolicy.c).
+    # The kernel ignores the last bit that a caller announces (get_nodes in mm/mempolicy.c), so one
+    # more bit is announced.
     bits = ctypes.c_ulong(len(mask) * word_bits + 1)
     if system_call(ctypes.c_long(number), ctypes.c_long(mode), mask, bits) != 0:
         code = ctypes.get_errno()
@@ -129,18 +133,19 @@ def _reason(error: Exception) -> str:
 
 
 def read_back(pid: int) -> "dict[str, Any]":
-    """Return the binding of a process. A value that cannot be read is None.
+    """Return the binding of a process. Unreadable values are None.
 
     Returns:
-        ``ended``, whether the process has ended; ``cpus`` and ``memory_allowed``, from its status;
-        ``memory_policy`` (default, bind, preferred, ...) and ``memory_nodes``, from its first
-        mapping in numa_maps; ``omp_num_threads`` (0 if it is not set) and ``other_threads``, the
-        other thread variables that are set, from its environment; and ``threads``, its number of
-        threads.
+        A dictionary. ``ended`` tells whether the process has ended. ``cpus`` and ``memory_allowed``
+        come from the process's file status. ``memory_policy`` (default, bind, preferred, ...) and
+        ``memory_nodes`` come from the first mapping in its file numa_maps. ``omp_num_threads`` (0
+        if it is not set) and ``other_threads``, the other thread variables that are set, come from
+        its environment. ``threads`` is its number of threads.
     """
     variables = _environ(pid)
     policy, nodes = _memory_policy(pid)
-    # The status is read last. If the process is alive now, it was alive when the rest was read.
+    # The file status is read last, because a process that is still alive then was also alive when
+    # its other files were read.
     status = read_status(pid)
     return {
         "ended": status.get("State", "Z")[0] in "ZX",
@@ -155,13 +160,14 @@ def read_back(pid: int) -> "dict[str, Any]":
 
 
 def _memory_policy(pid: int) -> tuple[str | None, list[int]]:
-    """Return name and nodes of the policy; ``(None, [])`` if it cannot be read."""
-    # The first page has the first mapping. To read all, the kernel walks the whole address space.
+    """Return the name and nodes of a process's memory policy; ``(None, [])`` if unreadable."""
+    # One page of numa_maps is enough, because it contains the first mapping. For a reader of the
+    # whole file, the kernel would walk the whole address space.
     first = (read_file(pid, "numa_maps", first_page=True) or b"").split(b"\n", 1)[0].decode()
     _, _, rest = first.partition(" ")
     if not rest:
         return None, []
-    # The names of these policies contain a blank.
+    # The names of these two memory policies contain a blank.
     for name in ("prefer (many)", "weighted interleave"):
         if rest.startswith(name):
             rest = rest.replace(name, name.replace(" ", "_"), 1)
@@ -176,7 +182,8 @@ def _environ(pid: int) -> bytes:
         variables = read_file(pid, "environ")
         if variables or variables is None or read_status(pid).get("State", "Z")[0] in "ZX":
             return variables or b""
-        # During the last steps of exec, the kernel shows an empty environment.
+        # While a process is executing a new program, the kernel shows an empty environment for a
+        # moment.
         time.sleep(_ENVIRON_PAUSE_SECONDS)
     return b""
 
@@ -190,7 +197,7 @@ def _omp_num_threads(variables: bytes) -> int | None:
 
 
 def _other_threads(variables: bytes) -> dict[str, str]:
-    """Return the thread variables that are set, without OMP_NUM_THREADS."""
+    """Return the variables of ``THREAD_VARIABLES`` that are set, except OMP_NUM_THREADS."""
     entries = [entry.partition(b"=") for entry in variables.split(b"\0")]
     texts = {name.decode("ascii", "replace"): value for name, _, value in entries if value}
     return {
@@ -201,7 +208,7 @@ def _other_threads(variables: bytes) -> dict[str, str]:
 
 
 def format_list(numbers: "Iterable[int]") -> str:
-    """Return numbers as the kernel writes them: ``0-3,8``."""
+    """Return numbers in the kernel's format for lists: ``0-3,8``."""
     runs: list[list[int]] = []
     for number in sorted(numbers):
         if runs and number == runs[-1][1] + 1:

@@ -1,52 +1,52 @@
-"""Limits of a process's control groups, and how often or how long the kernel enforced them.
+"""Limits of a process's control groups, and how often or how long the kernel enforced the limits.
 
-Reads files of version 1 or 2.
+This module reads control groups of version 1 and of version 2.
 """
 
 import os
 
-TYPE_CHECKING = False  # not imported from typing, which takes long to import
+TYPE_CHECKING = False  # importing TYPE_CHECKING from typing would take long
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-# For each version, the file that counts events and the file with the limit.
+# Maps each version of control groups to the file that counts events and the file with the limit.
 _MEMORY = {1: ("memory.oom_control", "memory.limit_in_bytes"), 2: ("memory.events", "memory.max")}
 _PROCESSES = {1: ("pids.events", "pids.max"), 2: ("pids.events", "pids.max")}
-# Without a limit, version 1 shows a number near 2 ** 63.
+# Control groups of version 1 without a limit show a number near 2 ** 63 as the limit.
 _NO_LIMIT = 1 << 60
 
 
 def memory_state(root: str = "/", pid: int | str = "self") -> dict[str, int]:
-    """Return the memory limit of a process, and how often the kernel killed for lack of memory.
+    """Return a process's memory limit, and how many processes the kernel killed at that limit.
 
     Args:
         root: The folder that contains ``proc`` and ``sys``.
-        pid: The process.
+        pid: The id of the process.
 
     Returns:
-        ``oom_kills`` and ``limit_bytes``; a value that is not known is absent.
+        A dictionary with ``oom_kills`` and ``limit_bytes``. Unknown values are absent.
     """
     return _state(root, pid, "memory", _MEMORY, ("oom_kill", "oom_kills"), "limit_bytes")
 
 
 def process_state(root: str = "/") -> dict[str, int]:
-    """Return the limit on the number of processes here, and how often the kernel refused one.
+    """Return the limit on the number of processes, and how often the kernel refused a new process.
 
     Returns:
-        ``refused`` and ``limit``; a value that is not known is absent.
+        A dictionary with ``refused`` and ``limit``. Unknown values are absent.
     """
     return _state(root, "self", "pids", _PROCESSES, ("max", "refused"), "limit")
 
 
 def throttled_seconds(root: str = "/") -> float:
-    """Return how long this process could not run because its share of CPU time was used up."""
+    """Return how many seconds this process could not run because its CPU quota was used up."""
     seconds = 0.0
     for folder, _ in _folders(root, "self", "cpu"):
         words = _read(os.path.join(folder, "cpu.stat")).split()
-        values = dict(zip(words[::2], words[1::2], strict=False))  # names and numbers alternate
-        if "throttled_usec" in values:  # version 2
+        values = dict(zip(words[::2], words[1::2], strict=False))  # names alternate with numbers
+        if "throttled_usec" in values:  # microseconds, version 2
             seconds = max(seconds, int(values["throttled_usec"]) / 1e6)
-        elif "throttled_time" in values:  # version 1
+        elif "throttled_time" in values:  # nanoseconds, version 1
             seconds = max(seconds, int(values["throttled_time"]) / 1e9)
     return seconds
 
@@ -61,8 +61,8 @@ def _state(
 ) -> dict[str, int]:
     """Return the count of an event and the lowest limit that applies to a process.
 
-    ``event`` is the word in the file of events, and the key of its count in the result. ``limit``
-    is the key of the limit.
+    ``event`` contains the name of the event in the kernel's file and the key of its count in the
+    result. ``limit`` is the key of the limit in the result.
     """
     word, name = event
     state: dict[str, int] = {}
@@ -78,10 +78,10 @@ def _state(
 
 
 def _folders(root: str, pid: int | str, controller: str) -> "Iterator[tuple[str, int]]":
-    """Yield folder and version of a process's control group and of the groups around it."""
+    """Yield the folders of a process's control group and its parent groups, with their version."""
     lines = _read(os.path.join(root, f"proc/{pid}/cgroup")).splitlines()
     entries = [line.split(":", 2) for line in lines if line.count(":") > 1]
-    # A controller that is mounted as version 1 does not exist in version 2.
+    # A controller that is mounted in version 1 of control groups does not exist in version 2.
     named = [each for each in entries if controller in each[1].split(",")]
     for _, controllers, path in named or [each for each in entries if not each[1]]:
         version = 1 if controllers else 2

@@ -1,106 +1,126 @@
 """Messages between the launcher and the wrappers of the instances, as frames on a stream socket.
 
 A frame is one byte for the kind of message, the length of the payload in four bytes, and the
-payload. Payloads are JSON unless the comment of their kind says otherwise. Every wrapper imports
-this module at its start, so it imports little.
+payload. Payloads are JSON unless the comment of their kind says otherwise. This module has few
+imports, because it is loaded at the start of every instance.
 """
 
 from poprun_py.instance.quick_imports import socket
 
-TYPE_CHECKING = False  # not imported from typing, which takes long to import
+TYPE_CHECKING = False  # importing TYPE_CHECKING from typing would take long
 if TYPE_CHECKING:
     from _socket import socket as Socket
 
-_HEADER_SIZE = 5  # converted without the struct module, whose import would delay every start
+_HEADER_SIZE = 5  # in bytes; the struct module is not used, because its import takes time
 MAX_PAYLOAD = 1 << 20
 
-# From the wrapper to the launcher.
-# The first message, with token, rank, pid, host and time_ns. Instance 0 adds a free port.
+# --- messages from the wrapper to the launcher ----------------------------------------------------
+
+# The wrapper's first message, with token, rank, pid, host and time_ns. Instance 0 adds a free port.
 HELLO = b"H"
-# The program has started. The payload has its process id and its binding.
+# The program has started. The payload contains its process id and its binding.
 STARTED = b"S"
 # Output of the program, as raw bytes.
 STDOUT, STDERR = b"O", b"E"
-# Steps and other calls of the program, if the launcher asked for them and they have changed.
+# The number of steps and other calls of the program so far. It is sent if the launcher asked for
+# progress and the number has changed.
 PROGRESS = b"A"
 # The result of ActivitySampler.sample() for a program that counts no steps.
 ACTIVITY = b"I"
-# Answers OBSERVE with the program's time per activity, its resource usage and its new steps.
+# Answers the message OBSERVE with the program's time per activity, resource usage and new steps.
 OBSERVED = b"N"
-# Answers PROPOSE_STOP with the proposal and the number of calls of stopRequested() so far.
+# Answers the message PROPOSE_STOP with the proposal and the number of calls of stopRequested().
 POLLED = b"P"
-# Answers DUMP_STACKS with the Python stacks of the instance's processes.
+# Answers the message DUMP_STACKS with the Python stacks of the instance's processes.
 STACKS = b"Y"
-# The number of bytes of KEYS that the program had not read when it ended.
+# The number of bytes of keyboard input that the program had not read when it ended.
 UNREAD = b"r"
-# The program has read the KEYS, so the launcher may send more. No payload.
+# The program has read its keyboard input, so the launcher may send more. No payload.
 KEYS_READ = b"k"
-# The program changed its terminal to [iflag, oflag, lflag, cc, whether unread input was dropped].
+# The program changed the modes of its terminal: [iflag, oflag, lflag, cc, whether unread input was
+# dropped].
 TERMINAL_MODES = b"M"
-# The program calls breakpoint(): [enter or leave, call] or [wait, call, instance].
+# A request of a program in breakpoint(): ["enter" or "leave", number of the call] or ["wait",
+# number of the call, instance].
 DEBUGGER = b"V"
-# Answers PAUSE when all processes of the program are stopped.
+# Answers the message PAUSE when all processes of the program are suspended.
 PAUSED = b"Z"
-# Answers ASK_CLOCK with [the launcher's nanoseconds, the monotonic nanoseconds of this host].
+# Answers the message ASK_CLOCK with [the launcher's nanoseconds, the monotonic nanoseconds of this
+# host].
 CLOCK = b"C"
-# A part of a file that the program wrote. It is sent after the program's end, and consists of the
-# file's name, a NUL and the part, compressed by zlib.
+# A part of a file that the program wrote, sent after the program has ended. The payload contains
+# the file's name, a NUL, and the part compressed by zlib.
 FILE = b"F"
-# Answers LEASE with an empty object, with the jobs that hold the CPUs, or with a problem.
+# Answers the message LEASE with an empty object, the jobs that hold the CPUs, or a problem.
 LEASED = b"L"
-# Another process than the launcher has asked the wrapper to end. The payload is its signal.
+# A process other than the launcher has asked the wrapper to end. The payload is the number of the
+# signal.
 STOP_SIGNAL = b"T"
-# [[pid, command], ...] of processes that the program left at a good end and that were killed.
+# Processes that were still running after the program had succeeded, and were killed: [[pid,
+# command], ...].
 LEFTOVERS = b"K"
-# How the program ended, and its last steps. Sent at once; output of the program may follow.
+# The program has ended. The payload tells how, and contains its last steps. Messages with the
+# program's output may follow.
 PROGRAM_ENDED = b"D"
-# How the program ended. Sent after all of its output, when none of its processes is left.
+# The program and all of its processes have ended, and all output was sent. The payload tells how
+# the program ended.
 INSTANCE_ENDED = b"X"
-# The kinds of these whose payload is not JSON.
+# The kinds of messages from the wrapper whose payload is not JSON.
 RAW = (STDOUT, STDERR, FILE)
 
-# Sent in both directions before GO. The launcher sends a file for the program in parts, as raw
-# bytes; an empty part ends the file. The wrapper answers with the path of the file or a problem.
+# --- messages in both directions ------------------------------------------------------------------
+
+# A file for the program, sent before GO. The launcher sends its parts as raw bytes; an empty part
+# ends the file. The wrapper answers with the path of the file or with a problem.
 INPUT_FILE = b"J"
 
-# From the launcher to the wrapper.
-# Starts the program. The payload has its variables, and how often to report its progress.
+# --- messages from the launcher to the wrapper ----------------------------------------------------
+
+# Starts the program. The payload contains the program's environment variables, and the seconds
+# between reports of its progress.
 GO = b"G"
 # Asks the wrapper to lease CPUs of its host for all instances on that host. Sent before GO.
 LEASE = b"L"
-# Input of the program, as raw bytes. An empty payload ends the input.
+# Keyboard input for the program, as raw bytes. An empty payload ends the input.
 KEYS = b"k"
 # The rows and columns of the program's terminal.
 WINDOW_SIZE = b"W"
-# The modes of a new terminal, which the debugger of the program may use.
+# Creates a terminal, unless there is one, and lets the program's debugger use it. The payload
+# contains the settings of the terminal.
 NEW_TERMINAL = b"M"
-# The call of breakpoint() whose debugger the user has left, in any instance.
+# The user has left the debugger of some instance. The payload is the number of the call of
+# breakpoint().
 DEBUGGER_LEFT = b"V"
-# true stops all processes of the program, false continues them.
+# Suspends all processes of the program (true) or continues them (false).
 PAUSE = b"Z"
-# The number of a signal for the program.
+# A signal to send to the program. The payload is its number.
 SIGNAL = b"K"
-# The call of stopRequested() that is to stop the program. 0 only asks for the calls so far.
+# Proposes a call of stopRequested() that is to stop the program. The payload is the number of the
+# call; 0 only asks for the number of calls so far.
 PROPOSE_STOP = b"Q"
-# The proposal that all instances accept.
+# Confirms a proposal of PROPOSE_STOP, because all instances accept it.
 AGREE_STOP = b"R"
-# The launcher's monotonic nanoseconds.
+# Asks for the clock of the wrapper's host. The payload is the launcher's monotonic nanoseconds.
 ASK_CLOCK = b"C"
-# Requests for STACKS and for OBSERVED, without a payload.
+# Requests for the messages STACKS and OBSERVED. No payload.
 DUMP_STACKS, OBSERVE = b"U", b"N"
-# Stops the program: [grace seconds, signal]. SIGKILL follows after the grace time.
+# Stops the program: [grace seconds, number of the signal]. SIGKILL follows after the grace time.
 STOP = b"T"
 # The wrapper may end. No payload.
 BYE = b"B"
 
-# Other connections to the launcher's socket on its host.
-# A request of a wrapper's child. The answer is one byte, sent together with the descriptor of the
-# launcher's standard input.
+# --- requests of other processes to the launcher's socket on its host -----------------------------
+
+# A child process of a wrapper asks for the launcher's standard input. The answer is one byte, sent
+# together with the descriptor of that input.
 STDIN = b"i"
-# A request of a command that inspects a running job. The answer is one STACKS frame.
+# A command that inspects a running job asks for its Python stacks. The answer is one STACKS frame.
 INSPECT = b"I"
 
-# A host that sends nothing for this long is lost. Shorter stalls of the network are tolerated.
+# --- time-out, frames -----------------------------------------------------------------------------
+
+# A host that sends nothing for this many seconds is lost. Shorter stalls of the network are
+# tolerated.
 LOST_AFTER_SECONDS = 15
 
 

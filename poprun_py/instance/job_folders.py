@@ -2,7 +2,7 @@
 
 Killed processes leave their folders behind. The next job of the same user on that host removes
 them: the kernel's lock on a folder tells whether any process uses it, even one in another
-container. The launcher and every wrapper import this module, so it imports little.
+container. This module has few imports, because it is loaded at the start of every instance.
 """
 
 import os
@@ -10,15 +10,16 @@ import time
 
 from poprun_py.process_info import start_ticks
 
-TYPE_CHECKING = False  # not imported from typing, which takes long to import
+TYPE_CHECKING = False  # importing TYPE_CHECKING from typing would take long
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-# A file system in memory, where programs map files. A disk would have to write each changed page.
+# A file system in memory, for files that programs map. On a disk, each changed page of a mapped
+# file would be written back.
 SHARED_MEMORY = "/dev/shm"
 _OPEN_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-# Another process may remove the folder after it is made and before it is locked. It is then made
-# again. The other process may be suspended meanwhile, for longer than many attempts take.
+# If another process removes a new folder before it is locked, the folder is made again, for at most
+# this many seconds. The other process may be suspended in the meantime.
 _MAKE_SECONDS = 10.0
 _PAUSE_SECONDS = 0.005
 _KINDS = ("host", "job")
@@ -29,14 +30,19 @@ def folder_name(kind: str, secret: bytes = b"") -> str:
     """Return a name for a folder that other users cannot guess.
 
     Args:
-        kind: One of ``PID``, ``files-PID``, ``host`` and ``job``, where PID is a process id.
-        secret: Six bytes, by default random. The same secret gives the same name.
+        kind: The kind of folder: ``PID``, ``files-PID``, ``host`` or ``job``, where PID is a
+            process id.
+        secret: The six bytes that make the name unguessable, by default random. The same secret
+            gives the same name.
     """
     return f"poprun-{kind}-{(secret or os.urandom(6)).hex()}"
 
 
 def memory_folder_name(token: str) -> str:
-    """Return the name of a job's folder in memory on every host; it does not reveal the token."""
+    """Return the name of a job's folder in memory, which is the same on every host.
+
+    The name is derived from the job's token but does not reveal it.
+    """
     from hmac import digest
 
     return folder_name("host", digest(token.encode(), b"folders", "sha256")[:6])
@@ -48,7 +54,7 @@ def is_job_folder(path: str) -> bool:
 
 
 def _process_in(name: str) -> int | None:
-    """Return the process id in the name of a job's folder, 0 without one; None for other names."""
+    """Return the process id in a job folder's name (0 if it has none), or None for other names."""
     *kind, last = name.split("-")
     if kind[:1] != ["poprun"] or len(last) != 12 or last.strip("0123456789abcdef"):
         return None
@@ -63,7 +69,7 @@ def _process_in(name: str) -> int | None:
 class JobFolder:
     """A folder that is locked while this process uses it.
 
-    Created by ``make`` and ``join``. ``path`` is its absolute path.
+    ``make`` and ``join`` return objects of this class. ``path`` is the absolute path of the folder.
     """
 
     def __init__(self, path: str, descriptor: int) -> None:
@@ -72,7 +78,7 @@ class JobFolder:
 
     @classmethod
     def make(cls, base: str, name: str) -> "JobFolder":
-        """Create a folder that only this user can enter, or join the processes that use it.
+        """Create a folder that only this user can enter, or use it if it already exists.
 
         Raises:
             OSError: The folder cannot be created, or other users may enter it.
@@ -80,7 +86,7 @@ class JobFolder:
         path = os.path.abspath(os.path.join(base, name))
         deadline = time.monotonic() + _MAKE_SECONDS
         while True:
-            try:  # noqa: SIM105 (contextlib takes longer to import than all of this)
+            try:  # noqa: SIM105 (importing contextlib would take longer than this module)
                 os.mkdir(path, 0o700)
             except FileExistsError:
                 pass
@@ -96,16 +102,17 @@ class JobFolder:
 
     @classmethod
     def join(cls, path: str) -> "JobFolder | None":
-        """Use a folder that the launcher made, or return None if this user has none at ``path``."""
+        """Use the folder that the launcher made; return None if it does not exist or is foreign."""
         try:
-            # A path with another name may be a folder of another program, and must stay.
+            # If the path does not have the name of a job's folder, the folder may belong to another
+            # program and must not be removed.
             return cls._lock(path) if is_job_folder(path) else None
         except OSError:
             return None
 
     @classmethod
     def _lock(cls, path: str) -> "JobFolder | None":
-        """Return the folder, or None if another process has removed it or is removing it.
+        """Return the locked folder, or None if another process has removed or is removing it.
 
         Raises:
             OSError: The folder does not exist, or other users may enter it.
@@ -124,7 +131,7 @@ class JobFolder:
                 folder.close()
                 return None
             except OSError:
-                pass  # a file system without locks, where no process removes abandoned folders
+                pass  # without locks on this file system, no process removes abandoned folders
             if not folder._exists():
                 folder.close()
                 return None
@@ -134,24 +141,25 @@ class JobFolder:
         return folder
 
     def record_daemon(self, files: str, pid: int) -> None:
-        """Record where the parent of the instances, MPI's daemon ``pid``, keeps its files.
+        """Record the folder ``files`` of MPI's daemon ``pid``, the parent of the instances.
 
-        A daemon that is killed leaves them behind. They are then removed with this folder.
+        A daemon that is killed leaves its files behind. They are then removed together with this
+        job's folder.
         """
         started = start_ticks(pid)
         if files.startswith("/") and files.endswith(f".{pid}") and started:
             try:  # noqa: SIM105
                 os.symlink(files, f"{_DAEMON}{pid}-{started}", dir_fd=self._descriptor)
             except OSError:
-                pass  # another instance has recorded it
+                pass  # another instance has already recorded the daemon
 
     def leave(self, wait_seconds: float = 0.0) -> None:
         """Stop using the folder, and remove it if no other process uses it.
 
         Args:
-            wait_seconds: The time to wait for a killed process that still uses the folder. When
-                other processes see its connections close, the kernel may not have released its
-                locks.
+            wait_seconds: The seconds to wait for a killed process that still holds its lock on the
+                folder. The kernel may release the locks of a process later than it closes the
+                connections.
         """
         deadline = time.monotonic() + wait_seconds
         try:
@@ -166,7 +174,7 @@ class JobFolder:
             self.close()
 
     def remove(self) -> None:
-        """Remove the folder even if others use it, and the recorded files of dead daemons."""
+        """Remove the folder, even if others use it, and the recorded files of dead daemons."""
         if self._descriptor < 0:
             return
         _empty(self._descriptor)
@@ -174,7 +182,7 @@ class JobFolder:
             try:  # noqa: SIM105
                 os.rmdir(self.path)
             except OSError:
-                pass  # a process still writes into it; the next job removes it
+                pass  # a process still writes into the folder; the next job removes it
         self.close()
 
     def close(self) -> None:
@@ -192,10 +200,10 @@ class JobFolder:
 
 
 def use_folders(address: str, memory_folder: str) -> list[JobFolder]:
-    """Use the folders of a job on this host. If one is in memory, it is the last one.
+    """Return the folders of a job on this host, locked by this process; one in memory comes last.
 
     Args:
-        address: The launcher's address. A launcher on this host has made the folders.
+        address: The launcher's address. If the launcher is on this host, it has made the folders.
         memory_folder: The name of the folder in memory, if the launcher may be on another host;
             else empty.
     """
@@ -203,12 +211,12 @@ def use_folders(address: str, memory_folder: str) -> list[JobFolder]:
     daemon_files = os.environ.get("PMIX_SERVER_TMPDIR", "")
     if memory_folder:
         if is_job_folder(os.path.dirname(daemon_files)):
-            # The launcher is on this host after all.
+            # Despite its TCP address, the launcher is on this host.
             folders.append(JobFolder.join(os.path.dirname(daemon_files)))
         try:  # noqa: SIM105
             folders.append(JobFolder.make(SHARED_MEMORY, memory_folder))
         except OSError:
-            pass  # Open MPI then uses its default folder
+            pass  # without this folder, Open MPI uses its default folder
     else:
         private = os.path.dirname(address.partition(":")[2])
         in_memory = os.path.join(SHARED_MEMORY, os.path.basename(private))
@@ -220,17 +228,18 @@ def use_folders(address: str, memory_folder: str) -> list[JobFolder]:
 
 
 def folder_locations() -> list[str]:
-    """Return the places on this host where jobs make their folders."""
+    """Return the folders on this host that contain the folders of jobs."""
     bases = (os.path.abspath(os.environ.get("TMPDIR") or "/tmp"), "/tmp", SHARED_MEMORY)
     return [base for number, base in enumerate(bases) if base not in bases[:number]]
 
 
 def remove_abandoned(locations: "Iterable[str]", dead: int = 0) -> None:
-    """Remove this user's folders that no process uses.
+    """Remove the job folders of this user that no process uses.
 
     Args:
-        locations: The places to search.
-        dead: The id of a launcher that has ended. If given, only its folders are removed.
+        locations: The folders to search, from ``folder_locations``.
+        dead: The process id of a launcher that has ended. If given, only the folders of this
+            launcher are removed.
     """
     for location in locations:
         try:
@@ -241,7 +250,8 @@ def remove_abandoned(locations: "Iterable[str]", dead: int = 0) -> None:
             pid = _process_in(name) if name.startswith("poprun-") else None
             if pid is None or (dead and pid != dead):
                 continue
-            # Launchers of earlier versions do not lock their folders.
+            # Launchers of earlier versions do not lock their folders, so folders of a living
+            # launcher are kept.
             if dead or not pid or start_ticks(pid) is None:
                 _remove_unused(os.path.join(location, name))
 
@@ -259,7 +269,7 @@ def _remove_unused(path: str) -> None:
 
 
 def _lock_alone(descriptor: int) -> bool:
-    """Keep all other processes from using a folder; return False if one already does."""
+    """Lock a folder against all other processes; return False if another process uses it."""
     import fcntl
 
     try:
@@ -270,10 +280,10 @@ def _lock_alone(descriptor: int) -> bool:
 
 
 def _empty(descriptor: int) -> None:
-    """Remove everything in a folder. Only the links of ``record_daemon`` are followed."""
+    """Remove everything in a folder; only symbolic links of ``record_daemon`` are followed."""
     try:
         names = os.listdir(descriptor)
-    except OSError:  # for example because this process may not open more files
+    except OSError:  # for example, this process has too many open files
         return
     for name in names:
         try:
@@ -287,7 +297,7 @@ def _empty(descriptor: int) -> None:
 
 
 def _remove_folder(name: str, parent: "int | None" = None) -> None:
-    """Remove a folder with its content if it belongs to this user."""
+    """Remove a folder and everything in it, if the folder belongs to this user."""
     try:
         descriptor = os.open(name, _OPEN_FOLDER, dir_fd=parent)
         try:
@@ -301,7 +311,7 @@ def _remove_folder(name: str, parent: "int | None" = None) -> None:
 
 
 def _remove_daemon_files(link: str, files: str) -> None:
-    """Remove the files of a daemon that has ended, as recorded by ``record_daemon``."""
+    """Remove the files that ``record_daemon`` recorded for a daemon, if the daemon has ended."""
     pid, _, started = link.removeprefix(_DAEMON).partition("-")
     if pid.isdecimal() and files.endswith(f".{pid}") and str(start_ticks(int(pid))) != started:
         _remove_folder(files)

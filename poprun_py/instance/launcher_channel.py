@@ -1,6 +1,6 @@
-"""The wrapper's connection to the launcher, with the proof that both know the job's secret.
+"""The wrapper's connection to the launcher; both sides prove that they know the job's secret.
 
-Every wrapper imports this module at its start, so it imports little.
+This module has few imports, because it is loaded at the start of every instance.
 """
 
 import os
@@ -11,7 +11,7 @@ import time
 from poprun_py.instance import control_protocol
 from poprun_py.instance.quick_imports import dumps, socket
 
-TYPE_CHECKING = False  # not imported from typing, which takes long to import
+TYPE_CHECKING = False  # importing TYPE_CHECKING from typing would take long
 if TYPE_CHECKING:
     from typing import Any
 
@@ -19,7 +19,7 @@ _CONNECT_SECONDS = 20
 _RETRY_SECONDS = 0.05
 _NONCE_BYTES, _PROOF_BYTES = 16, 32
 _CHUNK = 1 << 16
-# With this much unsent data, the program's output stays in its pipe.
+# While this many bytes are unsent, the wrapper does not read the program's output from its pipe.
 _MAX_UNSENT = 1 << 20
 
 
@@ -49,8 +49,8 @@ def connect(address: str, token: str) -> socket.socket:
                 return remote
             sys.exit(f"poprun-py: the process at {where} is not the launcher of this job")
         except ConnectionError:
-            # A launcher with too many open connections closes some before it can tell the
-            # wrappers of its job from other processes.
+            # A launcher with too many open connections closes some of them, even those of its own
+            # wrappers, because it does not know yet who is connected. The wrapper then tries again.
             remote.close()
             if time.monotonic() > deadline:
                 raise
@@ -60,21 +60,23 @@ def connect(address: str, token: str) -> socket.socket:
 def _authenticate(connection: socket.socket, secret: bytes) -> bool:
     """Prove to the launcher that this process knows the secret; return whether the launcher does.
 
-    The caller's half of ``popdist_py/peers/greeting.py``, which takes long to import.
+    This is the caller's half of the protocol of ``popdist_py/peers/greeting.py``, which takes long
+    to import.
 
     Raises:
         ConnectionError: The launcher closed the connection.
     """
     own_nonce = os.urandom(_NONCE_BYTES)
     connection.sendall(own_nonce)
-    # Imported while the answer is on its way, and only if the launcher may be on another host.
+    # hmac is imported here, while the answer is on its way, so that its import costs no time.
     from hmac import compare_digest, digest
 
     answer = _receive_exactly(connection, _NONCE_BYTES + _PROOF_BYTES)
     nonce, proof = answer[:_NONCE_BYTES], answer[_NONCE_BYTES:]
     if not compare_digest(proof, digest(secret, b"listener %b %b" % (own_nonce, nonce), "sha256")):
         return False
-    # A caller may append a claim about itself after the last blank. The wrapper makes none.
+    # The protocol lets a caller append a claim about itself after the last blank. The wrapper does
+    # not append a claim.
     connection.sendall(digest(secret, b"caller %b %b " % (own_nonce, nonce), "sha256"))
     _receive_exactly(connection, 1)
     return True
@@ -91,7 +93,7 @@ def _receive_exactly(connection: socket.socket, size: int) -> bytes:
 
 
 def programs_secret(token: str) -> str:
-    """Return the secret that the programs of a job share; it does not reveal the token."""
+    """Return the secret that a job's programs share; it does not reveal the job's token."""
     from hmac import digest
 
     return digest(token.encode(), b"programs", "sha256").hex()
@@ -107,7 +109,7 @@ def free_port() -> int:
 
 
 class LauncherChannel:
-    """The wrapper's end of the control channel."""
+    """The wrapper's side of the control connection to the launcher."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
@@ -133,11 +135,11 @@ class LauncherChannel:
             self._unsent += control_protocol.pack(kind, payload)
 
     def send_now(self, kind: bytes, value: "Any") -> None:
-        """Send a message with a JSON payload before ``start_polling``."""
+        """Send a message with a JSON payload and wait for that; only before ``start_polling``."""
         self._connection.sendall(control_protocol.pack(kind, dumps(value).encode()))
 
     def wait_for_messages(self) -> list[tuple[bytes, bytes]]:
-        """Return the next complete messages, before ``start_polling``.
+        """Wait for data, and return the messages that are complete; only before ``start_polling``.
 
         Raises:
             SystemExit: The launcher is gone.
@@ -153,7 +155,7 @@ class LauncherChannel:
 
     @property
     def descriptor(self) -> int:
-        """The descriptor of the connection."""
+        """The file descriptor of the connection."""
         return self._connection.fileno()
 
     @property
@@ -163,16 +165,16 @@ class LauncherChannel:
 
     @property
     def is_full(self) -> bool:
-        """Whether more output should wait, because many bytes are unsent."""
+        """Whether the program's output should wait in its pipe, because many bytes are unsent."""
         return len(self._unsent) >= _MAX_UNSENT
 
     def register(self, poll: "select.poll") -> None:
-        """Let ``poll`` wait for the connection."""
+        """Let ``poll`` report received data, and room for unsent data."""
         if self.is_connected:
             poll.register(self._connection, select.POLLIN | (select.POLLOUT if self._unsent else 0))
 
     def exchange(self, event: int) -> "list[tuple[bytes, bytes]] | None":
-        """Send and receive what the poll event allows; None if the launcher is gone."""
+        """Send and receive as the poll event allows; return None if the launcher is gone."""
         try:
             if event & select.POLLOUT and self._unsent:
                 del self._unsent[: self._connection.send(self._unsent)]

@@ -1,7 +1,7 @@
-"""Signals to processes, limits, orphaned processes, and stopping with a grace time.
+"""Process control by signals, limits of open files, orphans, and stopping with a grace time.
 
-The supervisor and the wrapper in front of every program import this module, so it imports little.
-ctypes is imported only by the functions whose system call Python does not offer.
+This module has few imports, because it is loaded at the start of every instance. Only functions for
+system calls that Python does not offer import ctypes.
 """
 
 import os
@@ -9,7 +9,7 @@ import os
 from poprun_py import process_info
 from poprun_py.instance.quick_imports import signal
 
-TYPE_CHECKING = False  # not imported from typing, which takes long to import
+TYPE_CHECKING = False  # importing TYPE_CHECKING from typing would take long
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -35,27 +35,26 @@ def become_subreaper() -> bool:
 
 
 def end_as_subreaper() -> None:
-    """Leave orphaned descendants to init again."""
+    """Stop adopting orphaned descendants, so that the init process adopts them."""
     _prctl(_PR_SET_CHILD_SUBREAPER, 0)
 
 
 def die_with_parent(parent: int, number: int = signal.SIGKILL) -> None:
-    """Ask the kernel for a signal when the parent ends; end now if the parent has already ended."""
+    """Let the kernel signal this process when its parent ends; exit if it has already ended."""
     _prctl(_PR_SET_PDEATHSIG, int(number))
     if os.getppid() != parent:
         os._exit(1)
 
 
 def signal_when_parent_ends(number: int) -> int | None:
-    """Ask the kernel for a signal when the process that waits for this one ends.
+    """Let the kernel signal this process when its parent ends, unless it is to outlive the parent.
 
-    Some processes are meant to outlive their parent: under nohup, as a background job of a script
-    (which ignores SIGINT), and as the leader of a session. They ask for nothing. Neither does a job
-    of an interactive shell, because the shell or the kernel sends it SIGHUP unless the user has
-    disowned it.
+    Processes that are to outlive their parent are those under nohup, background jobs of a script
+    (they ignore SIGINT), and leaders of a session. A job of an interactive shell does not need this
+    signal either: the shell or the kernel sends it SIGHUP, unless the user has disowned the job.
 
     Returns:
-        The parent's process id; None if no signal was asked for.
+        The parent's process id; None if no signal was requested.
     """
     parent = os.getppid()
     outlives = any(signal.getsignal(n) == signal.SIG_IGN for n in (signal.SIGHUP, signal.SIGINT))
@@ -65,7 +64,7 @@ def signal_when_parent_ends(number: int) -> int | None:
 
 
 def _is_job_of_shell(parent: int) -> bool:
-    """Return whether a shell at a terminal has given this process its own process group."""
+    """Return whether a shell at a terminal started this process in a process group of its own."""
     try:
         is_own_group = os.getpgid(parent) != os.getpgrp()
         os.close(os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY | os.O_CLOEXEC))
@@ -75,7 +74,7 @@ def _is_job_of_shell(parent: int) -> bool:
 
 
 def raise_open_files() -> tuple[int, int]:
-    """Raise this process's limit of open files as far as allowed; return (soft, hard) of before."""
+    """Raise the soft limit of open files to the hard one; return the old (soft, hard) limits."""
     import resource
 
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -104,7 +103,7 @@ def signal_process(pid: int, number: int) -> bool:
 
 
 def signal_group(pid: int, number: int) -> bool:
-    """Send a signal to the process group of ``pid``, or to ``pid`` before it has a group."""
+    """Send a signal to the process group ``pid``, or to the process if it has no group yet."""
     try:
         os.killpg(pid, number)
     except (ProcessLookupError, PermissionError):
@@ -113,25 +112,26 @@ def signal_group(pid: int, number: int) -> bool:
 
 
 def suspend_descendants(pid: int) -> list[int]:
-    """Stop all descendants of ``pid`` by SIGSTOP; return the processes that were running."""
+    """Suspend all descendants of ``pid`` by SIGSTOP; return the newly suspended processes."""
     stopped: list[int] = []
-    # Processes that were started meanwhile are found by the next pass.
+    # The next pass of the loop finds processes that were started during this pass.
     while running := [
         each
         for each in process_info.descendants(pid)
         if each not in stopped and process_info.state_letter(each) not in "TtZX"
     ]:
         for each in running:
-            # The leader of a session ignores SIGTSTP.
+            # SIGTSTP is not used, because the leader of a session ignores it.
             signal_process(each, signal.SIGSTOP)
         stopped += running
     return stopped
 
 
 def end_mpi_daemon() -> None:
-    """Ask Open MPI's daemon that started this process to end, if this is its only child.
+    """Ask the Open MPI daemon that started this process to end, if it has no other children.
 
-    A daemon that has lost mpirun otherwise waits for its network for a quarter of an hour.
+    Without this request, a daemon that has lost mpirun waits for its network for a quarter of an
+    hour.
     """
     parent = os.getppid()
     is_daemon = (process_info.read_file(parent, "comm") or b"").strip() in (b"prted", b"orted")
@@ -140,15 +140,15 @@ def end_mpi_daemon() -> None:
 
 
 class GracefulStop:
-    """Stops a program or a job. It asks once, waits, and forces the end when the time is over.
+    """Asks a program or a job to end, waits for a grace time, and then kills it.
 
-    The supervisor stops mpirun and the instances in this way, and each wrapper its program. The
-    caller gives the time, as seconds of ``time.monotonic``.
+    The supervisor stops mpirun and the instances with this class, and each wrapper stops its
+    program with it. Methods take the current time, ``now``, in seconds of ``time.monotonic``.
 
     Args:
-        ask: The function that asks for the end.
-        force: The function that kills.
-        repeat_seconds: The time between calls of ``force``; by default it is called once.
+        ask: The function that asks the program to end.
+        force: The function that kills the program.
+        repeat_seconds: The seconds between calls of ``force``; by default, it is called once.
     """
 
     def __init__(
@@ -164,22 +164,22 @@ class GracefulStop:
         self._force_at = float("inf")
 
     def begin(self, now: float, grace_seconds: float = float("inf")) -> None:
-        """Ask, unless that was done before, and force after ``grace_seconds``."""
+        """Call ``ask``, unless it was called before; schedule ``force`` after ``grace_seconds``."""
         self.force_after(grace_seconds, now)
         if self.asked_at is None:
             self.asked_at = now
             self._ask()
 
     def force_after(self, seconds: float, now: float) -> None:
-        """Force after ``seconds``, or sooner if an earlier call demands it. Does not ask."""
+        """Schedule ``force`` after ``seconds``, unless it is due sooner; ``ask`` is not called."""
         self._force_at = min(self._force_at, now + seconds)
 
     def next_deadline(self) -> float:
-        """Return when ``on_time`` must be called; inf for never."""
+        """Return the time when ``on_time`` must be called next; infinity for never."""
         return self._force_at
 
     def on_time(self, now: float) -> None:
-        """Call ``force`` if the time is over."""
+        """Call ``force`` if the time for it has come."""
         if now >= self._force_at:
             self._force_at = now + self._repeat_seconds
             self._force()

@@ -1,7 +1,7 @@
-"""CPU time, memory, disk, network and waiting of a program, read from the kernel.
+"""A program's CPU time, memory, disk and network traffic, and waiting, read from the kernel.
 
-The steps that a program counts itself are in progress_memory.py. Imported only while a program
-runs, and by the benchmarks; it imports little.
+The steps that a program counts itself are in progress_memory.py. The wrapper imports this module
+only after its program has started.
 """
 
 import os
@@ -12,7 +12,7 @@ from poprun_py import process_info
 from poprun_py.instance import cgroups
 from poprun_py.instance.quick_imports import socket
 
-TYPE_CHECKING = False  # not imported from typing, which takes long to import
+TYPE_CHECKING = False  # importing TYPE_CHECKING from typing would take long
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from typing import Any
@@ -24,14 +24,14 @@ if TYPE_CHECKING:
 BUSY_SHARE = 0.05
 
 _MAX_PROCESSES = 64
-# Number and first argument of the system calls of x86-64 and 64-bit ARM that read or wait for
-# standard input, as /proc/PID/syscall shows them. The argument of read is the descriptor 0; that of
-# select and poll is one more than the highest descriptor.
+# System calls of x86-64 and 64-bit ARM that read standard input or wait for it, as pairs of number
+# and first argument from /proc/PID/syscall. The argument of read is the descriptor 0. The argument
+# of select and poll is the highest descriptor plus one.
 _READING = frozenset(
     {(b"0", b"0x0"), (b"23", b"0x1"), (b"270", b"0x1"), (b"63", b"0x0"), (b"72", b"0x1")}
 )
-# System calls of the same machines that wait for a disk or a file server: fsync, fdatasync, msync,
-# sync, syncfs and sync_file_range.
+# System calls of x86-64 and 64-bit ARM that wait for a disk or a file server: fsync, fdatasync,
+# msync, sync, syncfs and sync_file_range.
 _SYNCING = frozenset(
     {
         *(b"74", b"75", b"26", b"162", b"306", b"277"),
@@ -44,14 +44,14 @@ _KIB = 1024
 
 
 def resource_usage(program: int) -> "dict[str, Any]":
-    """Return the resources that the program and its descendants have used, and their delays.
+    """Return the resources that a program and its descendants used, and how long they were delayed.
 
     Returns:
-        ``cpu_seconds`` of all of them; ``memory_bytes``, which contains shared memory once;
-        ``swap_bytes``; ``cpus`` that the program may run on; ``queued_seconds``, while the main
-        thread of the process with most CPU time was ready to run but had no CPU; and
-        ``throttled_seconds``, while the limit of the control group stopped the program. Unknown
-        values are 0.
+        A dictionary. ``cpu_seconds``, ``memory_bytes`` and ``swap_bytes`` are sums over all of
+        these processes; shared memory is counted once. ``cpus`` are the CPUs that the program may
+        use. ``queued_seconds`` is the time when the main thread of the busiest process was ready to
+        run but lacked a CPU. ``throttled_seconds`` is the time when the CPU limit of the control
+        group stopped the program. Unknown values are 0.
     """
     found: dict[str, Any] = {"throttled_seconds": cgroups.throttled_seconds()}
     cpu_seconds, own, shared, swap = 0.0, 0, 0, 0
@@ -76,7 +76,7 @@ def resource_usage(program: int) -> "dict[str, Any]":
 
 
 class ActivitySampler:
-    """Samples the activity of a program that counts no steps, so that a hang can be recognised."""
+    """Samples the activity of a program that counts no steps, so that a hang can be detected."""
 
     def __init__(self, memory: "ProgressMemory", stacks: "PythonStacks", program: int) -> None:
         self._memory = memory
@@ -87,20 +87,20 @@ class ActivitySampler:
         self._at_disk: set[int] = set()  # the threads that waited for a disk in the last sample
 
     def sample(self, written: int) -> "dict[str, Any]":
-        """Return the activity until now.
+        """Return a sample of the program's activity.
 
         Args:
-            written: The number of bytes of the program's output.
+            written: The number of bytes of output that the program has written so far.
 
         Returns:
-            ``at``, the time of the sample. Sums so far: ``awake_seconds`` of CPU time and of
-            waiting for a CPU, ``moved_bytes`` of files, pipes and disk, ``received_bytes`` of TCP
-            in both directions, and ``written``. The last collective, ``call``. Whether the program
-            ``waits`` in a collective; ``saves``, because it says so or a thread waits for a disk;
-            is ``stopped``; is ``ending``, because its interpreter runs no more Python; has
-            ``joined`` the other instances; ``reads`` the user's input. And ``away``, the seconds
-            since its main thread has run Python. The program is asked for that only if it uses CPU
-            time and shows no other activity.
+            A dictionary. ``at`` is the time of the sample. Sums so far are ``awake_seconds`` of CPU
+            time and of waiting for a CPU, ``moved_bytes`` of files, pipes and disk,
+            ``received_bytes`` of TCP in both directions, and ``written``. ``call`` is the last
+            collective. Other values tell whether the program ``waits`` in a collective, ``saves`` a
+            checkpoint or waits for a disk, is ``stopped``, is ``ending`` (its interpreter runs no
+            more Python), has ``joined`` the other instances, or ``reads`` the user's input.
+            ``away`` is the number of seconds since its main thread last ran Python code. The
+            program is asked for ``away`` only if it uses CPU time and shows no other activity.
         """
         pids = process_info.process_tree(self._program)[:_MAX_PROCESSES]
         waiting, before = set[int]().union(*map(_threads_at_disk, pids)), self._at_disk
@@ -114,8 +114,8 @@ class ActivitySampler:
             "call": self._memory.last_collective(),
             "waits": self._memory.waits(),
             "saves": self._memory.saves()
-            # A main thread must wait for a disk in one sample, other threads in two samples: a
-            # line in a log now and then is not progress.
+            # A main thread that waits for a disk in one sample counts as progress. Another thread
+            # must wait in two samples, because writing a log line now and then is not progress.
             or bool(waiting.intersection(pids) or waiting & before),
             "stopped": process_info.state_letter(self._program) in "Tt",
             "ending": self._stacks.has_left_python(self._program),
@@ -128,7 +128,7 @@ class ActivitySampler:
         return sample
 
     def _is_only_busy(self, sample: "dict[str, Any]") -> bool:
-        """Return whether the program has used CPU time since the last sample, and done no more."""
+        """Return whether CPU time is the program's only activity since the last sample."""
         last = self._last
         if not last or sample["written"] != last["written"]:
             return False
@@ -139,7 +139,7 @@ class ActivitySampler:
 
 
 def _waits_for_input(pids: "list[int]") -> bool:
-    """Return whether a process waits for the standard input that the program was given."""
+    """Return whether a process of the program waits for the program's own standard input."""
     for pid in pids:
         words = (process_info.read_file(pid, "syscall") or b"").split()[:2]
         if tuple(words) in _READING:
@@ -147,7 +147,7 @@ def _waits_for_input(pids: "list[int]") -> bool:
                 own, given = (os.stat(f"/proc/{each}/fd/0") for each in (pid, pids[0]))
             except OSError:
                 continue
-            # Other processes of the program may read from a pipe of the program.
+            # A descendant may have another standard input, such as a pipe from the program.
             if (own.st_dev, own.st_ino) == (given.st_dev, given.st_ino):
                 return True
     return False
@@ -172,15 +172,16 @@ def _cpu_seconds(pid: int) -> float:
 
 
 def _queued_seconds(pid: int) -> float:
-    """Return how long a process's main thread was ready to run while others had the CPU."""
+    """Return how many seconds a process's main thread was ready to run but lacked a CPU."""
     fields = (process_info.read_file(pid, "schedstat") or b"").split()
     return int(fields[1]) / 1e9 if len(fields) > 1 else 0.0
 
 
 def _moved_bytes(pid: int) -> int:
-    """Return the bytes that a process has read and written. Only differences are meaningful.
+    """Return the number of bytes that a process read and wrote; only differences are meaningful.
 
-    Bytes of files and pipes are counted per system call, and those of the disk once more.
+    Bytes of files and pipes are counted at each system call. Bytes that the disk transfers are
+    counted a second time.
     """
     lines = (process_info.read_file(pid, "io") or b"").splitlines()
     values = {name: int(value) for name, _, value in (line.partition(b":") for line in lines)}
@@ -188,25 +189,26 @@ def _moved_bytes(pid: int) -> int:
 
 
 def _memory_sizes(pid: int) -> list[int]:
-    """Return the bytes of a process's own memory, of mapped files, shared memory and swap."""
+    """Return a process's bytes of private memory, of mapped files, of shared memory and of swap."""
     status = process_info.read_status(pid)
     return [int(status[name].split()[0]) * _KIB if name in status else 0 for name in _MEMORY]
 
 
-# --- TCP traffic, which the kernel reports by sock_diag(7), as to the command ss -----------------
+# --- TCP traffic, which the kernel reports through sock_diag(7) -----------------------------------
 
-# From linux/netlink.h, linux/sock_diag.h, linux/inet_diag.h and linux/tcp.h.
+# Constants from linux/netlink.h, linux/sock_diag.h, linux/inet_diag.h and linux/tcp.h.
 _NETLINK_SOCK_DIAG, _BY_FAMILY, _REQUEST_DUMP, _DONE, _ERROR = 4, 20, 0x301, 3, 2
 _TCP_INFO = 2
 _ESTABLISHED_AND_CLOSING = 1 << 1 | 1 << 4 | 1 << 5 | 1 << 8
 _HEADER_BYTES, _MESSAGE_BYTES, _INODE_OFFSET = 16, 72, 68
-# The offsets in tcp_info of the bytes that the peer has acknowledged and of the received bytes.
+# The offsets of two counters in struct tcp_info: bytes that the peer has acknowledged, and received
+# bytes.
 _ACKED_OFFSET, _RECEIVED_OFFSET = 120, 128
 _CHUNK, _SECONDS = 1 << 18, 0.2
 
 
 class TcpTraffic:
-    """Adds up the bytes that the TCP connections of some processes carry from call to call."""
+    """Counts the bytes that the TCP connections of some processes have carried."""
 
     def __init__(self) -> None:
         self._seen: dict[int, int] = {}
@@ -227,7 +229,7 @@ class TcpTraffic:
 
 
 def _socket_inodes(pid: int) -> "list[int]":
-    """Return the inodes of the sockets that a process has open."""
+    """Return the inode numbers of the sockets that a process has open."""
     inodes = []
     folder = f"/proc/{pid}/fd"
     try:
@@ -245,13 +247,14 @@ def _socket_inodes(pid: int) -> "list[int]":
 
 
 def _tcp_bytes() -> "Iterator[tuple[int, int]]":
-    """Yield inode and bytes of every TCP connection of this network namespace."""
+    """Yield the socket's inode and the carried bytes of each TCP connection in this namespace."""
     try:
-        kernel = socket.socket(16, socket.SOCK_RAW, _NETLINK_SOCK_DIAG)  # AF_NETLINK
+        kernel = socket.socket(16, socket.SOCK_RAW, _NETLINK_SOCK_DIAG)  # 16 is AF_NETLINK
     except OSError:
         return
     try:
-        # Sending to the kernel never blocks. Its answer might be missing, so reading has a limit.
+        # Sending to the kernel never blocks. The kernel's answer might be missing, so reading has a
+        # time-out.
         kernel.settimeout(_SECONDS)
         for family in (socket.AF_INET, socket.AF_INET6):
             kernel.sendall(_request(family))
@@ -263,7 +266,7 @@ def _tcp_bytes() -> "Iterator[tuple[int, int]]":
 
 
 def _request(family: int) -> bytes:
-    """Return the request for all TCP connections of a family that are established or closing."""
+    """Return the request for a list of the established and closing TCP connections of a family."""
     body = bytes((family, socket.IPPROTO_TCP, 1 << _TCP_INFO - 1, 0))
     body += _to_bytes(_ESTABLISHED_AND_CLOSING, 4) + bytes(48)
     header = _to_bytes(_HEADER_BYTES + len(body), 4) + _to_bytes(_BY_FAMILY, 2)
@@ -271,7 +274,7 @@ def _request(family: int) -> bytes:
 
 
 def _answers(kernel: "socket.socket") -> "Iterator[tuple[int, int]]":
-    """Yield inode and bytes of the connections in the kernel's answer."""
+    """Yield the socket's inode and the carried bytes of each connection in the kernel's answer."""
     while True:
         data = kernel.recv(_CHUNK)
         offset = 0
@@ -289,7 +292,7 @@ def _answers(kernel: "socket.socket") -> "Iterator[tuple[int, int]]":
 
 
 def _bytes_of(message: bytes) -> "int | None":
-    """Return the bytes that a connection has carried, or None if a message lacks tcp_info."""
+    """Return the number of bytes that a connection carried; None if the message lacks tcp_info."""
     offset = _MESSAGE_BYTES
     while offset + 4 <= len(message):
         size, kind = _number(message, offset, 2), _number(message, offset + 2, 2)

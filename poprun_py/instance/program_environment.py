@@ -1,8 +1,9 @@
-"""Environment variables that the wrapper sets for its program, beside those of the launcher.
+"""Environment variables that the wrapper sets for its program, in addition to the launcher's.
 
-They name ranks as Open MPI and torchrun do, keep the traffic of MPI, UCX and gloo on the network of
-the job, and load the start hook of the library (popdist_py/start_hook) into every Python. Every
-wrapper imports this module at its start, so it imports little.
+The variables contain ranks under the names of Open MPI and torchrun, keep the traffic of MPI, UCX
+and gloo on the network of the job, and load the library's start hook (popdist_py/start_hook) into
+every Python process. This module has few imports, because it is loaded at the start of every
+instance.
 """
 
 import os
@@ -12,7 +13,7 @@ from poprun_py.instance import job_folders
 from poprun_py.instance.binding import THREAD_VARIABLES
 from poprun_py.instance.quick_imports import signal
 
-TYPE_CHECKING = False  # not imported from typing, which takes long to import
+TYPE_CHECKING = False  # importing TYPE_CHECKING from typing would take long
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from types import ModuleType
@@ -25,29 +26,30 @@ _OPEN_MPI_NAMES = (
     ("OMPI_COMM_WORLD_LOCAL_RANK", "LOCAL_RANK"),
     ("OMPI_COMM_WORLD_LOCAL_SIZE", "LOCAL_WORLD_SIZE"),
 )
-# Other variables of torchrun, with the variables that have the same value.
+# Pairs of a torchrun variable and the variable whose value it copies.
 _TORCHRUN_NAMES = (
     ("NODE_RANK", "GROUP_RANK"),
     ("ROLE_RANK", "RANK"),
     ("ROLE_WORLD_SIZE", "WORLD_SIZE"),
 )
-# Variables of torchrun with the same value in every instance. Because torchrun's agent does not
-# run, instance 0 opens the store.
+# Variables of torchrun with the same value in every instance. No torchrun agent runs, so instance 0
+# opens torch's key-value store.
 _TORCHRUN_VALUES = (
     ("ROLE_NAME", "default"),
     ("TORCHELASTIC_USE_AGENT_STORE", "False"),
     ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
 )
-# torch may be able to compute on devices below /dev with these prefixes: NVIDIA, AMD, WSL, TPUs and
-# Habana, Ascend, Cambricon, MetaX, Moore Threads, AWS; then, in folders, render nodes and TPUs.
-# dri/card0 and vfio/vfio do not count: servers without a GPU have them, the former for the console.
+# Prefixes of the devices below /dev on which torch may be able to compute: NVIDIA, AMD, WSL, TPUs
+# and Habana, Ascend, Cambricon, MetaX, Moore Threads, AWS; then, in folders, render nodes and TPUs.
+# dri/card0 and vfio/vfio do not count, because even servers without a GPU have these devices.
 _ACCELERATORS = (
     *("nvidia", "kfd", "dxg", "accel", "hl", "davinci", "cambricon", "mxcd", "mtgpu", "neuron"),
     *("dri/renderD", *(f"vfio/{digit}" for digit in range(10))),
 )
 _HIDDEN_BY_CUDA = ("nvidia", "kfd", "dxg")
-# Open MPI creates the files that its processes map in these folders, first for segments and then
-# for windows. Open MPI 5 has the first name. Open MPI 4 has the second one, which 5 also accepts.
+# Variables with the folders for files that Open MPI's processes map. The first one is for segments
+# in Open MPI 5. The second one is for segments in Open MPI 4, but Open MPI 5 also accepts it. The
+# others are for windows.
 _SHARED_MEMORY_FOLDERS = (
     "OMPI_MCA_btl_sm_backing_directory",
     "OMPI_MCA_btl_vader_backing_directory",
@@ -58,22 +60,23 @@ _SHARED_MEMORY_FOLDERS = (
 _HERE = os.path.dirname(os.path.abspath(__file__))
 _HOOK = os.path.join(os.path.dirname(os.path.dirname(_HERE)), "popdist_py", "start_hook")
 _DIAGNOSTICS_HOOK = os.path.join(_HERE, "diagnostics_hook")
-# Neither programs nor their libraries use this signal.
+# The signal that asks a program for its stacks. Programs and their libraries do not use this
+# signal.
 STACKS_SIGNAL = signal.SIGRTMAX - 3
-# The kernel's list of the networks of this host, and the folder of its InfiniBand devices.
+# The kernel's file with the routes of this host, and the folder with its InfiniBand devices.
 _ROUTES, _FABRIC = "/proc/net/route", "/sys/class/infiniband"
 
 
 def rank() -> int:
-    """Return the index of this instance, from the launcher or else from MPI.
+    """Return the index of this instance, as the launcher set it or, if it did not, as MPI did.
 
-    The command line of a large job does not contain it.
+    In a large job, the launcher does not put the index on mpirun's command line.
     """
     return int(_first_of("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK"))
 
 
 def is_first_on_host() -> bool:
-    """Return whether this is the first instance of its host, by the launcher or else by MPI."""
+    """Return whether this is the first instance of its host, according to the launcher or MPI."""
     return _first_of("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID") == "0"
 
 
@@ -84,7 +87,7 @@ def _first_of(*names: str) -> str:
 def unset_empty_thread_variables() -> None:
     """Unset the thread variables that the launcher has set to an empty value.
 
-    It sets them so that Open MPI does not pass on the value of another instance.
+    The launcher sets them so that Open MPI does not pass on another instance's value.
     """
     for name in THREAD_VARIABLES:
         if os.environ.get(name) == "":
@@ -92,17 +95,18 @@ def unset_empty_thread_variables() -> None:
 
 
 def set_mpi_and_torchrun_variables() -> None:
-    """Set the variables that programs expect from Open MPI and torchrun, unless they are set."""
+    """Set the variables that programs expect from Open MPI and torchrun; keep those already set."""
     for name, same in _OPEN_MPI_NAMES + _TORCHRUN_NAMES:
         if same in os.environ:
             os.environ.setdefault(name, os.environ[same])
     if "RANK" not in os.environ:
-        # The command line of a large job does not contain it. The launcher sends it later.
+        # In a large job, the launcher does not put the rank on mpirun's command line; it sends the
+        # rank later.
         return
     for name, value in _TORCHRUN_VALUES:
         os.environ.setdefault(name, value)
     if os.environ.get("WORLD_SIZE") != "1" and not has_accelerator():
-        # Otherwise Accelerate, and trainers built on it, see no other instance.
+        # Without this variable, Hugging Face Accelerate acts as if there were only one instance.
         os.environ.setdefault("ACCELERATE_USE_CPU", "true")
     size, local_size = os.environ.get("WORLD_SIZE", ""), os.environ.get("LOCAL_WORLD_SIZE", "")
     if size.isdigit() and local_size.isdigit() and int(local_size) > 0:
@@ -110,7 +114,7 @@ def set_mpi_and_torchrun_variables() -> None:
 
 
 def has_accelerator(devices: str = "/dev") -> bool:
-    """Return whether torch may be able to compute on a device of this host other than its CPUs."""
+    """Return whether torch may be able to compute on some device of this host other than CPUs."""
     names = _names_in(devices)
     for folder in {"dri", "vfio"}.intersection(names):
         names += [f"{folder}/{name}" for name in _names_in(os.path.join(devices, folder))]
@@ -127,11 +131,11 @@ def _names_in(folder: str) -> list[str]:
 
 
 def set_job_folders(folders: "Sequence[JobFolder]") -> None:
-    """Tell the program and Open MPI where the job's folders are on this host.
+    """Set the variables that tell the program and Open MPI where the job's folders are.
 
     Args:
-        folders: The first one is for files that must not outlive the job. Open MPI shares memory
-            in the last folder below /dev/shm.
+        folders: The folders of the job. The first one is for files that must not outlive the job.
+            Open MPI creates its shared memory in the last one below /dev/shm.
     """
     in_memory = [
         folder.path for folder in folders if folder.path.startswith(f"{job_folders.SHARED_MEMORY}/")
@@ -142,16 +146,16 @@ def set_job_folders(folders: "Sequence[JobFolder]") -> None:
         if value is not None:
             os.environ[name] = value
         else:
-            # An outer job has set it.
+            # The variable is left over from an outer job, which started this job.
             os.environ.pop(name, None)
 
 
 def shared_memory_variables(
     folder: str | None, environ: "Mapping[str, str]"
 ) -> "dict[str, str | None]":
-    """Return the variables that make Open MPI share memory in ``folder``.
+    """Return the variables that make Open MPI create its shared memory in ``folder``.
 
-    A value of None unsets a variable of an outer job. Variables that the user has set stay.
+    A value of None unsets a variable of an outer job. Variables that the user has set are left out.
     """
     return {
         name: folder
@@ -161,10 +165,11 @@ def shared_memory_variables(
 
 
 def hook_variables(environ: "Mapping[str, str]") -> dict[str, str]:
-    """Return the variables that load the library's start hook, if ``environ`` needs it.
+    """Return the variables that load the library's start hook, if settings in ``environ`` need it.
 
-    The hook gives programs the SDK's names and the library's back end for torch, and keeps MPI on
-    the network of the job. It runs in every Python, even if a shell script starts that.
+    The hook lets programs import the library by the SDK's package names, offers them the library's
+    back end for torch, and keeps MPI on the network of the job. The hook runs in every Python
+    process, even if a shell script starts it.
     """
     gives_names = environ.get("POPDIST_SDK_NAMES") in ("auto", "yes")
     replaces_back_end = environ.get("POPDIST_TORCH_BACKEND") in ("gloo", "popdist")
@@ -174,7 +179,7 @@ def hook_variables(environ: "Mapping[str, str]") -> dict[str, str]:
         return {}
     found = _interface_variables(network, environ) if network else {}
     path = environ.get("PYTHONPATH", "")
-    # First, because Python runs only the first sitecustomize that it finds.
+    # The hook's folder comes first, because Python runs only the first sitecustomize that it finds.
     rest = [entry for entry in path.split(os.pathsep) if entry != _HOOK] if path else []
     return {"PYTHONPATH": os.pathsep.join([_HOOK, *rest]), **found}
 
@@ -182,8 +187,8 @@ def hook_variables(environ: "Mapping[str, str]") -> dict[str, str]:
 def _interface_variables(network: str, environ: "Mapping[str, str]") -> dict[str, str]:
     """Return the variables that keep gloo, and MPICH's UCX, on the interface of a network.
 
-    Variables that the user has set stay. By default gloo uses the address of this host's name, and
-    UCX uses every address.
+    Variables that the user has set are left out. By default gloo uses the address of this host's
+    name, and UCX uses every address.
     """
     names = {"GLOO_SOCKET_IFNAME"}
     if "PMI_RANK" in environ and "OMPI_COMM_WORLD_RANK" not in environ:
@@ -193,9 +198,9 @@ def _interface_variables(network: str, environ: "Mapping[str, str]") -> dict[str
 
 
 def _interface_of(network: str) -> str:
-    """Return this host's interface on a network, or an empty text.
+    """Return the name of this host's interface on a network; empty if the host is not on it.
 
-    A ``network`` without a slash is the name of the interface.
+    A ``network`` without a slash is already the name of an interface.
     """
     address, slash, bits = network.partition("/")
     if not slash:
@@ -205,8 +210,8 @@ def _interface_of(network: str) -> str:
         with open(_ROUTES, encoding="ascii") as lines:
             for line in list(lines)[1:]:
                 name, target, gateway = line.split()[:3]
-                # The kernel writes an address, whose bytes are in network order, as a number of
-                # this machine.
+                # In this file, the four bytes of an address are read as a number in this machine's
+                # byte order.
                 found = int.from_bytes(int(target, 16).to_bytes(4, sys.byteorder), "big")
                 if int(gateway, 16) == 0 and found & mask == wanted & mask:
                     return name
@@ -228,9 +233,10 @@ def _ipv4_number(address: str) -> int:
 def stacks_variables(
     file: int, command: "Sequence[str]", environ: "Mapping[str, str]"
 ) -> dict[str, str]:
-    """Return the variables that let the program write its stacks to a file of this process.
+    """Return the variables that let the program write its stacks to ``file``, open in this process.
 
-    If the program is Python, they also load diagnostics_hook, which does so on ``STACKS_SIGNAL``.
+    If the command starts Python, the variables also load diagnostics_hook, which writes the stacks
+    on ``STACKS_SIGNAL``.
     """
     variables = {"POPDIST_STACKS": f"{int(STACKS_SIGNAL)}:/proc/{os.getpid()}/fd/{file}"}
     is_python = os.path.basename(command[0]).startswith(("python", "pypy"))
@@ -243,7 +249,7 @@ def stacks_variables(
 
 
 def import_lent_sockets() -> "ModuleType":
-    """Return the hook's module popdist_lent_sockets, without importing the library around it."""
+    """Import and return the module popdist_lent_sockets, without the library around it."""
     sys.path.insert(0, _HOOK)
     try:
         import popdist_lent_sockets  # type: ignore[import-not-found]

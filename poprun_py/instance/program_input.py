@@ -1,9 +1,9 @@
-"""Input of a program from the user's keyboard, through a terminal or a pipe, and its debugger.
+"""Keyboard input of a program, through a terminal or a pipe, and requests of its debugger.
 
-The launcher decides which instance has the keyboard; the wrapper imports this module only if the
-launcher has one. The program's terminal neither echoes nor edits lines (EXTPROC). The user's own
-terminal does that, and the launcher learns when the program changes the modes (packet mode), as in
-telnet's LINEMODE.
+The launcher decides which instance has the keyboard. The wrapper imports this module only if the
+launcher has a keyboard. The program's terminal neither echoes nor edits lines (EXTPROC), because
+the user's own terminal does both. When the program changes the modes of its terminal, the wrapper
+tells the launcher (packet mode). Telnet's LINEMODE works in the same way.
 """
 
 import errno
@@ -17,7 +17,7 @@ import time
 from poprun_py.instance import control_protocol
 from poprun_py.instance.quick_imports import loads
 
-TYPE_CHECKING = False  # not imported from typing, which takes long to import
+TYPE_CHECKING = False  # importing TYPE_CHECKING from typing would take long
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
@@ -27,14 +27,14 @@ if TYPE_CHECKING:
     Send = Callable[[bytes, Any], None]
 
 _CHUNK = 1 << 16
-# From linux/termbits.h and linux/tty.h: Python's termios lacks them.
+# Constants from linux/termbits.h and linux/tty.h that Python's module termios lacks.
 _EXTPROC = 0o200000
 _PKT_FLUSHREAD, _PKT_IOCTL = 0x01, 0x40
 _IFLAG, _OFLAG, _LFLAG, _CC = 0, 1, 3, 6
 _CTRL_D = b"\x04"
-# The pauses between two checks whether the program has read a line.
+# The shortest and the longest pause between two checks whether the program has read a line.
 _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.001, 0.25
-# The requests that a program's debugger may make, and the number of numbers in each.
+# The requests that a program's debugger may make, each with the number of its arguments.
 _REQUESTS = {"enter": 1, "leave": 1, "wait": 2}
 
 
@@ -42,9 +42,9 @@ class ProgramInput:
     """The keyboard input of one program, and the requests of its debugger.
 
     Args:
-        setup: The launcher's settings: ``input``, as described in ``_make_typed_input``, if the
-            program has the keyboard from its start; ``debugger``, whether breakpoint() may ask for
-            it; and ``term``, the kind of terminal.
+        setup: The launcher's settings. ``input`` (see ``_make_typed_input``) is present if the
+            program has the keyboard from its start. ``debugger`` tells whether breakpoint() may ask
+            for the keyboard. ``term`` is the kind of terminal.
         memory: The memory that is shared with the program.
         send: The function that queues a message to the launcher.
     """
@@ -53,12 +53,12 @@ class ProgramInput:
         self._memory = memory
         self._send = send
         self._term = setup.get("term", "")
-        self._errno = 0  # why there is no terminal
+        self._errno = 0  # the reason if a terminal could not be made
         self._typed: ProgramTerminal | ProgramPipe | None = None
         if "input" in setup:
             self._make_typed_input(setup["input"])
-        # The program writes one line for each request to this pipe. The ends are -1 without a
-        # debugger.
+        # The program's debugger writes one line for each request to this pipe. Without a debugger,
+        # both descriptors are -1.
         self.requests = self._write_requests = -1
         self._incomplete_request = b""
         if setup.get("debugger"):
@@ -69,16 +69,17 @@ class ProgramInput:
         """Create the terminal or the pipe that the program reads.
 
         Args:
-            setup: Of a terminal its ``modes`` (iflag, oflag, lflag, cc), its ``size`` (rows,
-                columns), whether stdout and stderr are terminals too (``is_stdout``,
-                ``is_stderr``), and the ``stream`` for the output on it. Empty for a pipe.
+            setup: The settings of the terminal: its ``modes`` (iflag, oflag, lflag, cc), its
+                ``size`` (rows, columns), whether stdout and stderr are terminals too
+                (``is_stdout``, ``is_stderr``), and the kind of message for its output (``stream``).
+                Empty for a pipe.
         """
         try:
             send = self._send
             self._typed = ProgramTerminal(setup, send) if setup else ProgramPipe(send)
         except OSError as error:
             self._errno = error.errno or errno.ENXIO
-            # The program runs nevertheless, with an input that has ended.
+            # The program runs nevertheless, with an empty input.
             os.write(2, f"poprun-py: warning: no terminal for the keyboard: {error}\n".encode())
 
     @property
@@ -87,7 +88,7 @@ class ProgramInput:
         return self._typed if isinstance(self._typed, ProgramTerminal) else None
 
     def variables(self) -> dict[str, str]:
-        """Return the variables that tell the program of its terminal and its debugger."""
+        """Return the environment variables for the program's terminal and its debugger."""
         variables = {}
         if self._term and "TERM" not in os.environ:
             variables["TERM"] = self._term
@@ -96,7 +97,7 @@ class ProgramInput:
         return variables
 
     def become_stdin(self, out: int, err: int) -> tuple[int, int]:
-        """Make this the standard input of the child process, in a new session or process group.
+        """Make the keyboard input the standard input of this child, in a new session or group.
 
         Returns:
             The descriptors for stdout and stderr: terminals, or ``out`` and ``err``.
@@ -104,12 +105,12 @@ class ProgramInput:
         if self._typed is not None:
             return self._typed.become_stdin(out, err)
         os.setpgid(0, 0)
-        # Open MPI 5 never ends the input of instance 0.
+        # /dev/null replaces the standard input from Open MPI 5, which never ends in instance 0.
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         return out, err
 
     def ended(self) -> None:
-        """Note that the program has ended, and tell the launcher of unread input."""
+        """Note that the program has ended, and tell the launcher how much input it left unread."""
         if self._typed is not None:
             self._typed.ended()
 
@@ -122,7 +123,7 @@ class ProgramInput:
             try:
                 numbers = [int(word) for word in words]
             except ValueError:
-                continue  # written by another process than the debugger
+                continue  # a process other than the debugger wrote this line
             if len(numbers) != _REQUESTS.get(what):
                 continue
             if what == "leave":
@@ -147,17 +148,17 @@ class ProgramInput:
             self._memory.leave_debugger(loads(payload))
 
     def on_time(self, now: float) -> None:
-        """Check whether the program has read its input, if that is due."""
+        """Check whether the program has read its input, if a check is due."""
         if self._typed is not None:
             self._typed.on_time(now)
 
     def next_deadline(self) -> float:
-        """Return when ``on_time`` must be called; inf for never."""
+        """Return the time when ``on_time`` must be called next; infinity for never."""
         return self._typed.next_deadline() if self._typed is not None else float("inf")
 
 
 class _TypedInput:
-    """Passes typed bytes on to the program, and asks the launcher for more when they are read."""
+    """Passes typed bytes on to the program; when it has read them, asks the launcher for more."""
 
     def __init__(self, descriptor: int, send: "Send") -> None:
         self._descriptor = descriptor  # where to write typed bytes; -1 if no process reads them
@@ -169,7 +170,7 @@ class _TypedInput:
         os.set_blocking(descriptor, False)
 
     def type(self, keys: bytes) -> None:
-        """Pass on typed bytes; none means the end of input."""
+        """Pass typed bytes on to the program; empty bytes end its input."""
         if self._descriptor >= 0:
             self._unwritten += keys or self._end_input()
         elif keys:
@@ -192,7 +193,7 @@ class _TypedInput:
         except BlockingIOError:
             pass
         except OSError:
-            self._unwritten.clear()  # no process reads it
+            self._unwritten.clear()  # no process reads the input any more
         if self._unwritten or not self._is_read():
             self._check_at = time.monotonic() + self._pause_seconds
             self._pause_seconds = min(2 * self._pause_seconds, _LONGEST_PAUSE_SECONDS)
@@ -203,22 +204,22 @@ class _TypedInput:
                 self._send(control_protocol.KEYS_READ, None)
 
     def _end_input(self) -> bytes:
-        """End the input, or return the bytes that end it."""
+        """End the program's input, or return the bytes that end it when they are written."""
         raise NotImplementedError
 
     def _report_unread(self, count: int) -> None:
-        """Handle ``count`` bytes that the program had not read when it ended."""
+        """Handle ``count`` bytes of input that the program had not read when it ended."""
 
     def _is_read(self) -> bool:
-        """Return whether the program may be given more."""
+        """Return whether the program has read its input, so that it may get more."""
         raise NotImplementedError
 
 
 class ProgramPipe(_TypedInput):
-    """A pipe that the program reads."""
+    """A pipe that the program reads its keyboard input from."""
 
     def __init__(self, send: "Send") -> None:
-        # The wrapper keeps the reading end open, to count what the program has not read.
+        # The wrapper keeps the reading end open, to count the bytes that the program has not read.
         self._read_end, self._write_end = os.pipe()
         super().__init__(self._write_end, send)
 
@@ -261,19 +262,19 @@ class ProgramTerminal(_TypedInput):
         super().__init__(self._pty.master, send)
         self.master = self._pty.master
         self._is_stdout = setup["is_stdout"]
-        # The kinds of messages for the output, by the descriptor that has the output.
+        # Maps each descriptor with output of the program to the kind of message for that output.
         self.streams = {self.master: setup["stream"].encode()}
         self.ptys = {self.master: self._pty}
         self._error: Pty | None = None
         if setup["is_stderr"]:
-            # A second terminal, because stderr has its own tag and its own files.
+            # stderr gets a second terminal, because its output has its own tag and its own files.
             self._error = Pty(setup)
             self.streams[self._error.master] = control_protocol.STDERR
             self.ptys[self._error.master] = self._error
 
     @property
     def number(self) -> int:
-        """N of ``/dev/pts/N``."""
+        """The number N in the terminal's path ``/dev/pts/N``."""
         return int(os.path.basename(os.ttyname(self._pty.slave)))
 
     def resize(self, size: "list[int]") -> None:
@@ -282,7 +283,7 @@ class ProgramTerminal(_TypedInput):
             pty.resize(size)
 
     def become_stdin(self, out: int, err: int) -> tuple[int, int]:
-        """Make the terminal the standard input of the child process, and let it control a session.
+        """Make the terminal this child's standard input and the controlling terminal of a session.
 
         Returns:
             The descriptors for stdout and stderr: terminals, or ``out`` and ``err``.
@@ -302,7 +303,7 @@ class ProgramTerminal(_TypedInput):
             pty.ended()
 
     def _on_control(self, control: int) -> None:
-        """Tell the launcher which modes the program has set."""
+        """Tell the launcher which terminal modes the program has set."""
         if not control & _PKT_IOCTL:
             return
         if control & _PKT_FLUSHREAD:
@@ -326,10 +327,11 @@ class ProgramTerminal(_TypedInput):
         return _CTRL_D if code == b"\0" else code
 
     def _is_read(self) -> bool:
-        """Return whether the program has read the last line. A read returns one line."""
+        """Return whether the program has read the last line of input. A read returns one line."""
         if self._pty.slave < 0 or not self._pty.modes()[_LFLAG] & termios.ICANON:
             return True
-        # The kernel moves written bytes to the reading end a little later, or when it is polled.
+        # The kernel moves written bytes to the reading end with a delay. Polling the reading end
+        # moves them at once.
         poll = select.poll()
         poll.register(self._pty.slave, select.POLLIN)
         poll.poll(0)
@@ -341,9 +343,9 @@ class Pty:
     """A pseudo-terminal.
 
     Args:
-        setup: ``modes`` and ``size`` of the terminal, as ``ProgramInput`` gets them.
-        on_control: Is called with a byte of the kernel when the program changes its terminal. None
-            for a terminal that the program only writes.
+        setup: The ``modes`` and ``size`` of the terminal, as in the settings of ``ProgramInput``.
+        on_control: The function that is called with the kernel's control byte when the program
+            changes its terminal. None for a terminal that is only for output.
 
     Raises:
         OSError: All terminals of the system are in use.
@@ -370,11 +372,11 @@ class Pty:
             termios.tcsetwinsize(self.master, (size[0], size[1]))
 
     def modes(self) -> "list[Any]":
-        """Return the attributes that the program has set."""
+        """Return the attributes of the terminal, which the program may have set."""
         return termios.tcgetattr(self.master)
 
     def read(self) -> bytes | None:
-        """Return the new output, None without any, and empty bytes at the end."""
+        """Return new output, None if there is no new output, or empty bytes after its end."""
         data = bytearray()
         while len(data) < _CHUNK or (data.endswith(b"\r") and len(data) < 2 * _CHUNK):
             try:
@@ -393,17 +395,18 @@ class Pty:
                 data += packet[1:]
         flags = self.modes()[_OFLAG]
         if flags & termios.OPOST and flags & termios.ONLCR:
-            # Output files contain what a pipe would bring. The user's terminal adds the \r again.
+            # The \r before each \n is removed, so that output files are the same as with a pipe.
+            # The user's terminal adds it again.
             data = data.replace(b"\r\n", b"\n")
         return bytes(data) or None
 
     def ended(self) -> None:
-        """Close the program's end, as the program has ended; other processes may have it open."""
+        """Close the program's side of the terminal; other processes may keep it open."""
         if self.slave >= 0:
             os.close(self.slave)
             self.slave = -1
 
     def close(self) -> None:
-        """Close both ends."""
+        """Close both sides of the terminal."""
         self.ended()
         os.close(self.master)

@@ -1,6 +1,6 @@
-"""Start, output, signals, pausing and killing of an instance's program, as a child process.
+"""Start, output, signals, pausing and killing of the child process that is an instance's program.
 
-Every wrapper imports this module at its start, so it imports little.
+This module has few imports, because it is loaded at the start of every instance.
 """
 
 import errno
@@ -13,7 +13,7 @@ from poprun_py.instance import binding, control_protocol, process_control, progr
 from poprun_py.instance.process_control import GracefulStop
 from poprun_py.instance.quick_imports import signal, socket
 
-TYPE_CHECKING = False  # not imported from typing, which takes long to import
+TYPE_CHECKING = False  # importing TYPE_CHECKING from typing would take long
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
     from resource import struct_rusage
@@ -24,17 +24,17 @@ if TYPE_CHECKING:
     from poprun_py.instance.transferred_files import ReceivedFile
 
 _CHUNK = 1 << 16
-_INT_BYTES = 4  # the size of a descriptor in a message of a Unix socket
+_INT_BYTES = 4  # the bytes of a file descriptor in a message of a Unix socket
 _NOT_FOUND, _NOT_EXECUTABLE = 127, 126
-# After a program has ended with one of these codes, other processes that it left, such as an
-# upload, have the job's grace time to end. 75 is popdist_py.RESUME_EXIT_CODE.
+# The exit codes of success. After them, processes that the program left running, such as an upload,
+# have the job's grace time to end. 75 is popdist_py.RESUME_EXIT_CODE.
 GOOD_CODES = (0, 75)
-# After any other code they have this long.
+# After any other exit code, processes that the program left running have this many seconds to end.
 _LEFTOVER_SECONDS_AFTER_FAILURE = 0.1
-# After an exception has ended its main thread, a program has the grace time to end, and at least
-# this long.
+# A program whose main thread an exception has ended has the grace time to end, but at least this
+# many seconds.
 _LEAST_SECONDS_AFTER_EXCEPTION = 1.0
-# The pause between two kills. A process may start another one during the first kill.
+# The seconds between two rounds of kills, because a process may start another one during a round.
 _KILL_AGAIN_SECONDS = 0.05
 _KILLED_AFTER_EXCEPTION = (
     "poprun-py: {:g} s (--grace) after the exception that ended its main thread, the program was "
@@ -43,7 +43,7 @@ _KILLED_AFTER_EXCEPTION = (
 
 
 def exec_program(command: list[str], report: int) -> "NoReturn":
-    """Become the program; on failure write why to the descriptor ``report``, and exit."""
+    """Replace this process by the program; if that fails, write why to ``report``, and exit."""
     try:
         os.execvp(command[0], command)
     except OSError as error:
@@ -72,7 +72,7 @@ class ProgramProcess:
             force=self._kill_all,
             repeat_seconds=_KILL_AGAIN_SECONDS,
         )
-        # Kills a program that goes on after an exception has ended its main thread.
+        # Kills a program that is still running after an exception has ended its main thread.
         self._stop_after_exception = GracefulStop(
             ask=lambda: None, force=self._kill_after_exception
         )
@@ -94,11 +94,12 @@ class ProgramProcess:
         """Bind this process, and start the program with the same binding.
 
         Args:
-            handled_signals: The signals that this process handles. The program gets their defaults.
+            handled_signals: The signals that this process handles. In the program, they have their
+                default effect.
         """
         out_read, out_write = os.pipe()
         err_read, err_write = os.pipe()
-        # A successful exec closes this pipe; otherwise it carries the reason.
+        # A successful exec closes this pipe. A failed exec writes the reason into it.
         report_read, report_write = os.pipe()
         parent = os.getpid()
         self.bound = binding.apply_planned()
@@ -146,11 +147,11 @@ class ProgramProcess:
         exec_program(self.command, report)
 
     def collect_ended(self) -> "tuple[int, struct_rusage] | None":
-        """Collect ended children, which include orphans of the program.
+        """Collect child processes that have ended, including orphans of the program.
 
         Returns:
             The wait status and resource usage of the program, if it has just ended or could not be
-            started. Otherwise None.
+            started; None in all other cases.
         """
         if not self.pid and self.is_running:
             import resource
@@ -168,9 +169,9 @@ class ProgramProcess:
                 ended = status, usage
 
     def has_ended(self, status: int) -> None:
-        """Note the wait status of the ended program, and limit the time of its other processes."""
+        """Note the program's wait status, and limit the time of processes that it left running."""
         code = os.waitstatus_to_exitcode(status)
-        # Python itself exits with 1 after an exception.
+        # The code 1 replaces SIGKILL, because Python itself exits with 1 after an exception.
         is_killed = self._was_killed_after_exception and code == -signal.SIGKILL
         self.exit_code = 1 if is_killed else code
         if self.input is not None:
@@ -188,7 +189,10 @@ class ProgramProcess:
         )
 
     def send_signal(self, number: int) -> None:
-        """Send a signal to the program, or SIGTERM and SIGINT to the processes that it has left."""
+        """Send a signal to the program; after its end, to processes that it left running.
+
+        These processes get only SIGTERM and SIGINT.
+        """
         if self.is_running and self.pid:
             process_control.signal_group(self.pid, number)
         elif not self.is_running and number in (signal.SIGTERM, signal.SIGINT):
@@ -196,7 +200,7 @@ class ProgramProcess:
                 process_control.signal_process(pid, number)
 
     def stop(self, grace_seconds: float, number: int = signal.SIGTERM) -> None:
-        """Ask the program to end by a signal; kill what is left after ``grace_seconds``."""
+        """Ask the program to end by a signal; after ``grace_seconds``, kill all its processes."""
         self.resume()
         self._stop_signal = number
         self._stop.begin(time.monotonic(), grace_seconds)
@@ -214,7 +218,8 @@ class ProgramProcess:
     def limit_after_exception(self) -> None:
         """Give the program the grace time to end, because an exception ended its main thread.
 
-        Before Python ends, it waits for threads and pools, while other instances wait for it.
+        Without a limit, Python might wait for threads and pools forever, while other instances wait
+        for this program.
         """
         if self._stop_after_exception.asked_at is None:
             self._stop_after_exception.begin(time.monotonic(), self._seconds_after_exception())
@@ -240,7 +245,7 @@ class ProgramProcess:
             process_control.signal_process(pid, signal.SIGKILL)
 
     def _report_leftovers(self, pids: list[int]) -> None:
-        """Tell the launcher which processes are killed after a good end, each of them once."""
+        """Tell the launcher once of each process that is killed although the program succeeded."""
         new = [pid for pid in pids if pid not in self._reported_leftovers]
         self._reported_leftovers.update(new)
         if new:
@@ -248,20 +253,20 @@ class ProgramProcess:
             self._channel.send(control_protocol.LEFTOVERS, commands)
 
     def on_time(self, now: float) -> None:
-        """Kill if that is due, and check whether the program has read its input."""
+        """Kill the program if that is due, and check whether it has read its input."""
         self._stop_after_exception.on_time(now)
         self._stop.on_time(now)
         if self.input is not None:
             self.input.on_time(now)
 
     def next_deadline(self) -> float:
-        """Return when ``on_time`` must be called; inf for never."""
+        """Return the time when ``on_time`` must be called next; infinity for never."""
         kill_at = min(self._stop.next_deadline(), self._stop_after_exception.next_deadline())
         return kill_at if self.input is None else min(kill_at, self.input.next_deadline())
 
 
 def _take_launchers_stdin() -> None:
-    """Give the launcher's standard input to one instance, and an empty input to the others."""
+    """Read the launcher's standard input in one instance, and an empty input in all others."""
     path = os.environ.pop("POPRUN_STDIN", "")
     reader = int(os.environ.pop("POPRUN_STDIN_READER", "0"))
     if not path:
@@ -275,7 +280,7 @@ def _take_launchers_stdin() -> None:
 
 
 def _launchers_stdin(path: str) -> int | None:
-    """Get the launcher's standard input from its socket ``path``; None if the launcher is gone."""
+    """Return a descriptor of the launcher's standard input; None if the launcher is gone."""
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         connection.connect(path)
@@ -295,14 +300,15 @@ class ProgramOutput:
     """The output of one program, from its pipes and from its terminal if it has one.
 
     Args:
-        send: Is called with the kind of message and the bytes, for each part of the output.
+        send: The function that is called with the kind of message and the bytes of each part of the
+            output.
     """
 
     def __init__(self, send: "Callable[[bytes, bytes], None]") -> None:
         self._send = send
-        self._kinds: dict[int, bytes] = {}  # the kinds of messages, by descriptor
+        self._kinds: dict[int, bytes] = {}  # the kind of message for each descriptor
         self._terminal: ProgramTerminal | None = None
-        self.num_bytes = 0  # the number of bytes until now
+        self.num_bytes = 0  # the bytes of output so far
 
     @property
     def descriptors(self) -> "Collection[int]":
@@ -310,22 +316,23 @@ class ProgramOutput:
         return self._kinds
 
     def add_pipe(self, descriptor: int, kind: bytes) -> None:
-        """Read this pipe from now on."""
+        """Read output also from this pipe from now on."""
         os.set_blocking(descriptor, False)
         self._kinds[descriptor] = kind
 
     def add_terminal(self, terminal: "ProgramTerminal | None") -> None:
-        """Read this terminal from now on, unless it was added before."""
+        """Read output also from this terminal from now on, unless it was added before."""
         if terminal is not None and terminal is not self._terminal:
             self._terminal = terminal
             self._kinds.update(terminal.streams)
 
     def read(self, descriptor: int) -> None:
-        """Send the output on a descriptor that is ready to be read."""
+        """Read output from a descriptor that is ready, and send it."""
         if self._terminal is None or self._terminal.master not in self._kinds:
             self._pass_on(descriptor, self._read(descriptor))
             return
-        # A prompt is sent last, because the text on stderr was written before it.
+        # A prompt (text without a newline) is sent last, because text on stderr was written before
+        # it.
         master = self._terminal.master
         written = self._read(master)
         lines, newline, prompt = (written or b"").rpartition(b"\n")
@@ -335,7 +342,7 @@ class ProgramOutput:
         self._pass_on(master, (prompt or None) if written else written)
 
     def _read(self, descriptor: int) -> bytes | None:
-        """Return the new output, None without any, and empty bytes at the end."""
+        """Return new output, None if there is no new output, or empty bytes after its end."""
         if self._terminal is not None and descriptor in self._terminal.ptys:
             return self._terminal.ptys[descriptor].read()
         try:
@@ -344,7 +351,7 @@ class ProgramOutput:
             return None
 
     def _pass_on(self, descriptor: int, data: bytes | None) -> None:
-        """Send output; empty data is the end of the descriptor, which is then closed."""
+        """Send output from a descriptor, or close the descriptor if ``data`` is empty."""
         if data:
             self.num_bytes += len(data)
             self._send(self._kinds[descriptor], data)

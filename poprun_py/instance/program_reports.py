@@ -1,6 +1,6 @@
 """Reports to the launcher on the progress, activity, usage, stacks and end of a program.
 
-Every wrapper imports this module at its start, so it imports little.
+This module has few imports, because it is loaded at the start of every instance.
 """
 
 import os
@@ -10,7 +10,7 @@ from poprun_py.instance import control_protocol, program_environment
 from poprun_py.instance.progress_memory import ProgressMemory, unnamed_file
 from poprun_py.instance.quick_imports import loads
 
-TYPE_CHECKING = False  # not imported from typing, which takes long to import
+TYPE_CHECKING = False  # importing TYPE_CHECKING from typing would take long
 if TYPE_CHECKING:
     from resource import struct_rusage
     from typing import Any
@@ -26,23 +26,23 @@ class ProgramReports:
 
     def __init__(self, program: "ProgramProcess", channel: "LauncherChannel") -> None:
         self.memory = ProgressMemory()
-        self.end: dict[str, Any] | None = None  # how the program ended
+        self.end: dict[str, Any] | None = None  # how the program ended; None while it runs
         self._program = program
         self._channel = channel
-        self._control_group: dict[str, int] = {}  # when the program started
-        # How often to report progress, and how often to report the activity of a program that
-        # makes no steps.
+        self._control_group: dict[str, int] = {}  # its state when the program started
+        # The seconds between reports of progress, and between reports of the activity of a program
+        # that makes no steps.
         self._progress_seconds: float | None = None
         self._activity_seconds = 0.0
         self._progress_at = self._activity_at = 0.0
         self._sent_progress: list[int] | None = None
-        self._sent_steps: int | None = None  # None if the launcher does not want each step
+        self._sent_steps: int | None = None  # None if the launcher does not want every step
         self._sampler: ActivitySampler | None = None
         self._stacks_file = unnamed_file("poprun-stacks")
         self._stacks: PythonStacks | None = None
 
     def prepare(self, start: "dict[str, Any]") -> None:
-        """Prepare for the start of the program, as the launcher's GO message demands."""
+        """Prepare for the start of the program with the settings of the launcher's GO message."""
         self._progress_seconds = start.get("sample_seconds")
         self._activity_seconds = start.get("look_seconds", 0.0)
         self._sent_steps = 0 if start.get("steps") else None
@@ -51,18 +51,21 @@ class ProgramReports:
         os.environ.update(program_environment.stacks_variables(file, command, os.environ))
 
     def program_started(self) -> None:
-        """Read the control group. This is done after the start, which need not wait for it."""
+        """Read the memory state of the control group, now that the program has been started.
+
+        This takes a while, and the start need not wait for it.
+        """
         from poprun_py.instance.cgroups import memory_state
 
         self._control_group = memory_state()
 
     def next_deadline(self) -> float:
-        """Return when ``on_time`` must be called; inf for never."""
+        """Return the time when ``on_time`` must be called next; infinity for never."""
         is_due = self._progress_seconds is not None and self._program.is_running
         return self._progress_at if is_due else float("inf")
 
     def on_time(self, now: float) -> None:
-        """Report progress, if that is due and it has changed, or else activity if that is due."""
+        """Report progress, if a report is due and progress has changed; report activity, if due."""
         seconds = self._progress_seconds
         if seconds is None or not self._program.is_running or now < self._progress_at:
             return
@@ -79,7 +82,7 @@ class ProgramReports:
 
     def _send_activity(self) -> None:
         if self._sampler is None:
-            # Imported only now, so that the program starts sooner.
+            # This module is imported only when it is needed, so that the program starts sooner.
             from poprun_py.instance.program_activity import ActivitySampler
 
             stacks = self._python_stacks()
@@ -88,7 +91,7 @@ class ProgramReports:
         self._channel.send(control_protocol.ACTIVITY, sample)
 
     def answer(self, kind: bytes, payload: bytes) -> bool:
-        """Answer a request of the launcher; return False if the message is of another kind."""
+        """Answer a request of the launcher; return False if the message is not a request."""
         if kind == control_protocol.DUMP_STACKS:
             stacks = self._python_stacks().stacks(self._program.pid)
             self._channel.send(control_protocol.STACKS, {"processes": stacks})
@@ -128,7 +131,7 @@ class ProgramReports:
         self._channel.send(control_protocol.OBSERVED, report)
 
     def send_end(self, usage: "struct_rusage") -> None:
-        """Report how the program ended. This is urgent, because its failure ends the whole job."""
+        """Report how the program ended, at once, because a failure ends the whole job."""
         from poprun_py.instance.cgroups import memory_state
 
         memory, now = self.memory, memory_state()
@@ -149,11 +152,12 @@ class ProgramReports:
             "stopped": self._program.is_stopping,
             "exec_error": self._program.start_error,
         }
-        # The last steps are still in the memory, which belongs to this process.
+        # The program's last steps are still in the shared memory, because this process keeps it
+        # open.
         self._channel.send(control_protocol.PROGRAM_ENDED, {**self.end, **self._new_steps()})
 
     def _new_steps(self) -> "dict[str, Any]":
-        """Return the steps since the last report, if the launcher wants each step."""
+        """Return the program's steps since the last report, if the launcher wants every step."""
         if self._sent_steps is None:
             return {}
         steps = self.memory.steps(self._sent_steps)

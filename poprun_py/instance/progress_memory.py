@@ -1,16 +1,16 @@
-"""Memory for steps, collectives, time and stop requests that a program shares with its wrapper.
+"""Memory that a program shares with its wrapper, for steps, collectives, times and stop requests.
 
-The program writes its steps, its collectives and its time there (popdist_py/heartbeat.py and
-popdist_py/activities/ledger.py). The wrapper reads them, and writes when to stop. The memory is a
-file without a name, so it cannot be left behind. Every wrapper imports this module at its
-start, so it imports little.
+The program writes its steps, its collectives and its time per activity (popdist_py/heartbeat.py and
+popdist_py/activities/ledger.py). The wrapper reads them, and writes the number of the call of
+stopRequested() that stops the program. The memory is a file without a name, so it cannot be left
+behind. This module has few imports, because it is loaded at the start of every instance.
 """
 
 import mmap
 import os
 import time
 
-TYPE_CHECKING = False  # not imported from typing, which takes long to import
+TYPE_CHECKING = False  # importing TYPE_CHECKING from typing would take long
 if TYPE_CHECKING:
     from typing import Any
 
@@ -18,38 +18,43 @@ if TYPE_CHECKING:
 _STEP, _POLLS, _PROPOSED, _AGREED, _BEGUN, _CALLS, _RESUMED, _DOING = range(8)
 _DEBUGGED, _TERMINAL = 8, 9
 _NUM_WORDS = 10
-# This value of _BEGUN means that the program will count steps.
+# If the word _BEGUN has this value, the program will count steps.
 _WILL_STEP = 2
-# With these values of _ACTIVITY the program waits for other instances, or saves or loads a
-# checkpoint.
+# If the word _ACTIVITY has the first value, the program waits for other instances. With the second
+# value, it saves or loads a checkpoint.
 _WAITING, _SAVING = 6, 8
-# Indices of the words that popdist_py/activities/ledger.py shares. They are the time when counting
-# began, the time when the nanoseconds of the activities were last updated, the current activity,
-# the numbers of samples, of timed steps and of all steps, and the nanoseconds of each activity.
+# Indices of the words that popdist_py/activities/ledger.py shares. The words are the time when
+# counting began, the time when the nanoseconds of the activities were last updated, the current
+# activity, the numbers of samples, of timed steps and of all steps, and the nanoseconds of each
+# activity.
 _LEDGER_BEGAN, _SINCE, _ACTIVITY, _SAMPLES, _TIMED_STEPS, _STEPS = range(10, 16)
 _NANOSECONDS, _NUM_ACTIVITIES = 16, 10
-# The last collective: a bit that tells whether it is running, 7 bits for its kind, its number; and
-# when it began.
+# Two words for the last collective. The first one consists of a bit that tells whether the
+# collective is running, 7 bits for its kind, and its number. The second one is the time when it
+# began.
 _CALL, _CALL_BEGAN = 26, 27
-# The process whose main thread ended with an exception: diagnostics_hook/sitecustomize.py sets it.
+# The word with the id of a process whose main thread ended with an exception.
+# diagnostics_hook/sitecustomize.py sets it.
 _FAILED = 28
-# Set by popdist_py/start_hook/popdist_separate_models.py: the program trained a model of its own.
+# popdist_py/start_hook/popdist_separate_models.py sets this word if the program trained a model
+# apart from the other instances.
 _SEPARATE = 31
-# A ring with a row for each of the last steps: its number, when it ended, how long it took
-# (_UNTIMED: not known), how long without waiting for other instances, its samples, and its loss
-# (_UNKNOWN_BITS: not known).
+# A ring buffer with a row of words for each of the last steps: the number of the step, when it
+# ended, how long it took (_UNTIMED: not known), how long it took without waiting for other
+# instances, its samples, and its loss (_UNKNOWN_BITS: not known).
 _ROWS, _RING, _ROW_WORDS = 32, 4096, 6
 _ALL_WORDS = 24608
 _TAKEN, _OWN, _LOSS = 2, 3, 5
 _UNTIMED, _UNKNOWN_BITS = -1, 0x7FF8_7374_6570_6C6F
-# The number of last steps in a ledger, and of those among them whose own time it contains.
+# A ledger contains the time of this many last steps, and the time without waiting of this many.
 _LAST_STEPS, _OWN_STEPS = 255, 10
-# This long after the wrapper has written a word, it sees everything that the program had written.
+# The seconds to wait after writing a word, so that the wrapper then sees everything that the
+# program wrote before it could see that word.
 _SETTLE_SECONDS = 0.001
 
 
 def unnamed_file(title: str) -> int:
-    """Return the descriptor of a new file that vanishes with the last process that has it open.
+    """Return the descriptor of a new file that vanishes when the last process closes it.
 
     Raises:
         OSError: The file cannot be created.
@@ -64,7 +69,7 @@ def unnamed_file(title: str) -> int:
 
 
 class ProgressMemory:
-    """The memory shared with one program."""
+    """The memory that the wrapper shares with its program."""
 
     def __init__(self) -> None:
         self._file = unnamed_file("poprun-heartbeat")
@@ -74,15 +79,15 @@ class ProgressMemory:
         self._has_counted = False
 
     def variables(self) -> dict[str, str]:
-        """Return the variable that tells the program where the memory is."""
+        """Return the environment variable that tells the program where the memory is."""
         return {"POPDIST_HEARTBEAT": f"/proc/{os.getpid()}/fd/{self._file}"}
 
     def progress(self) -> "list[int] | None":
         """Return the progress of the program, or None before it starts to count.
 
         Returns:
-            The training steps, the other calls since the last step, the step where the program
-            resumed, and the code of its current operation.
+            Four numbers: the training steps so far, the other calls since the last step, the step
+            where the program resumed, and the code of its current operation.
         """
         words = self._words
         progress = [words[_STEP], words[_CALLS], words[_RESUMED], words[_DOING]]
@@ -90,7 +95,7 @@ class ProgressMemory:
         return progress if self._has_counted else None
 
     def counts_steps(self) -> bool:
-        """Return whether the program counts steps, or will, because it has a model."""
+        """Return whether the program counts steps, or will count them because it has a model."""
         progress = self.progress()
         return progress is not None and (self._words[_BEGUN] == _WILL_STEP or any(progress))
 
@@ -98,8 +103,9 @@ class ProgressMemory:
         """Return the last collective that the program began; zeros before the first one.
 
         Returns:
-            Its number, counted from 1; the index of its kind in ``popdist_py.environment``'s
-            ``COLLECTIVES``; 1 if it is still running, else 0; and the seconds since it began.
+            Four numbers: the number of the collective, counted from 1; the index of its kind in
+            ``popdist_py.environment.COLLECTIVES``; 1 if it is still running, else 0; and the
+            seconds since it began.
         """
         word, began = self._words[_CALL], self._words[_CALL_BEGAN]
         seconds = (time.monotonic_ns() - began) / 1e9 if began else 0.0
@@ -122,14 +128,16 @@ class ProgressMemory:
         return self._words[_FAILED]
 
     def ledger(self) -> "dict[str, Any] | None":
-        """Return where the program's time went, or None before it starts to count.
+        """Return the program's time per activity, or None before the program starts to count.
 
         Returns:
-            ``now`` and ``began`` on the clock of ``time.monotonic_ns``; the current ``activity``,
-            and ``since`` when it is current; the ``nanoseconds`` of each activity until now;
-            ``samples``; the number of steps that were ``timed``; the nanoseconds of the last
-            ``steps``, the oldest first; those without waiting for other instances of the last ten
-            steps, ``own``; and the ``loss`` of the last step, None if it is not known.
+            A dictionary. ``now``, ``began`` (of counting) and ``since`` (of the current
+            ``activity``) are times of ``time.monotonic_ns``. ``nanoseconds`` contains the time of
+            each activity until now. ``samples`` is the number of samples, and ``timed`` is the
+            number of steps whose time is known. ``steps`` contains the nanoseconds of the last
+            steps, the oldest first. ``own`` contains the nanoseconds of the last ten steps without
+            waiting for other instances. ``loss`` is the loss of the last step; None if it is not
+            known.
         """
         words = self._words
         began = words[_LEDGER_BEGAN]
@@ -138,7 +146,8 @@ class ProgressMemory:
         since, activity = words[_SINCE], words[_ACTIVITY]
         spent = words[_NANOSECONDS : _NANOSECONDS + _NUM_ACTIVITIES].tolist()
         now = time.monotonic_ns()
-        # The program may write meanwhile. The sum is made to agree, as all time has an activity.
+        # The program may write while the words are read. All time belongs to some activity, so the
+        # time that is missing in the sum is added to the current activity.
         spent[activity if 0 <= activity < _NUM_ACTIVITIES else 0] += now - began - sum(spent)
         timed, made = words[_TIMED_STEPS], words[_STEPS]
         rows = [_row(step) for step in range(max(0, made - _LAST_STEPS), made)]
@@ -160,11 +169,11 @@ class ProgressMemory:
         """Return the steps that the program made after its first ``since`` steps.
 
         Returns:
-            ``made``, the number of steps so far; ``lost``, the number of steps that are no longer
-            in the ring; and ``rows``, the oldest first. A row contains the number of the step, when
-            it ended on the clock of ``time.monotonic_ns``, its nanoseconds, those without waiting
-            for other instances (negative if they are not known), its samples, and its loss (None
-            if it is not known).
+            A dictionary. ``made`` is the number of steps so far. ``lost`` is the number of steps
+            that are no longer in the ring buffer. ``rows`` contains one row per step, the oldest
+            first: the number of the step, the time of ``time.monotonic_ns`` when it ended, its
+            nanoseconds, its nanoseconds without waiting for other instances (negative if not
+            known), its samples, and its loss (None if not known).
         """
         made = self._words[_STEPS]
         if made <= since:
@@ -183,7 +192,7 @@ class ProgressMemory:
         return self._words[_POLLS]
 
     def propose_stop(self, proposal: int) -> int:
-        """Make the program wait at call ``proposal`` of stopRequested(); return its calls so far.
+        """Make the program wait in call ``proposal`` of stopRequested(); return its calls so far.
 
         A proposal of 0 only returns the number of calls.
         """
@@ -193,7 +202,7 @@ class ProgressMemory:
         return self._words[_POLLS]
 
     def agree_stop(self, proposal: int) -> None:
-        """Let the program stop at the proposed call."""
+        """Let the program stop at the proposed call of stopRequested()."""
         self._words[_AGREED] = proposal
 
     def leave_debugger(self, call: int) -> None:
@@ -203,7 +212,8 @@ class ProgressMemory:
     def lend_terminal(self, number: int) -> None:
         """Tell the program that its debugger may use /dev/pts/N, where ``number`` is N + 1.
 
-        A ``number`` of 0 makes it wait. A negative one is the ``errno`` of a missing terminal.
+        A ``number`` of 0 makes the debugger wait. A negative ``number`` means that no terminal
+        could be made; it is minus the ``errno``.
         """
         self._words[_TERMINAL] = number
 

@@ -1,7 +1,8 @@
 """Python stacks of a running program, and whether its main thread runs Python.
 
-The wrapper sends signals, which diagnostics_hook/sitecustomize.py handles in the program: it writes
-to a file that both have open. The wrapper imports this module only when it needs an answer.
+The wrapper sends a signal to the program. There, diagnostics_hook/sitecustomize.py handles the
+signal and writes the answer to a file that both processes have open. The wrapper imports this
+module only when it needs an answer.
 """
 
 import os
@@ -11,7 +12,7 @@ from poprun_py import process_info
 from poprun_py.instance import process_control
 from poprun_py.instance.program_environment import STACKS_SIGNAL
 
-TYPE_CHECKING = False  # not imported from typing, which takes long to import
+TYPE_CHECKING = False  # importing TYPE_CHECKING from typing would take long
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any
@@ -19,11 +20,13 @@ if TYPE_CHECKING:
 # This signal makes a process write a NUL as soon as its main thread runs Python.
 _ASK_SIGNAL, _ANSWER = STACKS_SIGNAL - 1, b"\0"
 _MAX_PROCESSES = 16
-# The time for one process, the time for all, and the pause in writing that ends an answer. On a
-# busy host a process may pause while it writes its stacks.
+# The seconds to wait for the stacks of one process, and of all processes; and the seconds without
+# writing after which an answer is complete. On a busy host, a process may pause while it writes its
+# stacks.
 _ANSWER_SECONDS, _ALL_SECONDS, _QUIET_SECONDS = 1.5, 2.5, 0.1
 _MAX_TEXT = 1 << 16
-# The text of all processes is sent in one frame, where a character takes up to six bytes.
+# The limit of characters for all processes. Their stacks are sent in one frame, where a character
+# takes up to six bytes.
 _MAX_TEXTS = 1 << 17
 
 
@@ -31,33 +34,34 @@ class PythonStacks:
     """Asks one program for its stacks, and whether it runs Python.
 
     Args:
-        file: The descriptor of the file that ``program_environment.stacks_variables`` has named.
+        file: The descriptor of the file to which the program writes.
+            ``program_environment.stacks_variables`` tells the program its path.
     """
 
     def __init__(self, file: int) -> None:
         self._file = file
-        # The process that was last asked whether it runs Python, when, and the offset in the file
-        # after which its answer is.
+        # The process that was last asked whether it runs Python, the time of that question, and the
+        # offset in the file after which the answer is expected.
         self._asked, self._asked_at, self._answer_offset = 0, 0.0, 0
         self._has_run_python = False
 
     def has_left_python(self, program: int) -> bool:
         """Return whether the program's interpreter is shutting down and runs no more Python.
 
-        It has then removed the handler of the signal that asks whether Python runs. A program that
-        is not Python never had that handler.
+        An interpreter that shuts down has removed its handler of the signal that asks whether
+        Python runs. A program that is not Python never had this handler.
         """
         state, handles = process_info.state_and_handler(program, _ASK_SIGNAL)
         self._has_run_python = self._has_run_python or handles
         return self._has_run_python and not handles and state not in "TtZX"
 
     def seconds_outside_python(self, pids: "Sequence[int]", *, ask: bool) -> float:
-        """Return for how long at least the main thread of a process has run no Python.
+        """Return the least number of seconds since a process's main thread last ran Python code.
 
         Args:
             pids: The program and its descendants. Only a running process with the handler is asked,
                 because the signal would interrupt the sleep of a program in C.
-            ask: Whether to ask now, unless an answer is outstanding.
+            ask: Whether to ask a process now, if no answer is outstanding.
         """
         now, size = time.monotonic(), os.fstat(self._file).st_size
         written = os.pread(self._file, size - self._answer_offset, self._answer_offset)
@@ -75,7 +79,7 @@ class PythonStacks:
     def stacks(self, program: int) -> "list[dict[str, Any]]":
         """Return the Python stacks of the program and its descendants, one entry per process.
 
-        Only processes with a handler get the signal, because it ends all others.
+        The signal is sent only to processes that handle it, because it would end any other process.
         """
         answers: list[dict[str, Any]] = []
         left, deadline = _MAX_TEXTS, time.monotonic() + _ALL_SECONDS

@@ -1,13 +1,13 @@
-"""json, signal and socket without their slow imports, from the C modules below them.
+"""Functions of json, signal and socket, imported quickly from the C modules that implement them.
 
 The public modules import re and enum, which takes 13 of the 21 ms that the wrapper needs before the
-program starts. This module offers only names that behave the same in both forms. If a C module is
-missing or gives other results, the public module is used.
+program starts. Use only names that behave in the same way in the public module and in the C module.
+If a C module is missing or gives other results, the public module is used.
 """
 
 __all__ = ["dumps", "loads", "signal", "socket"]
 
-TYPE_CHECKING = False  # not imported from typing, which takes long to import
+TYPE_CHECKING = False  # importing TYPE_CHECKING from typing would take long
 if TYPE_CHECKING:
     import _socket as socket
     import signal
@@ -26,7 +26,8 @@ def _c_functions() -> "tuple[Callable[[Any], str], Callable[[bytes], Any]]":
     """Return ``dumps`` and ``loads`` made of the C encoder and decoder of json.
 
     Raises:
-        ImportError, AttributeError, TypeError, ValueError: This Python has other C functions.
+        ImportError, AttributeError, TypeError, ValueError: The C functions of this Python version
+            have another interface.
     """
     import _json
 
@@ -38,7 +39,8 @@ def _c_functions() -> "tuple[Callable[[Any], str], Callable[[bytes], Any]]":
 
     scan = _json.make_scanner(Settings)  # type: ignore[arg-type]  # it reads the attributes only
     text = _json.encode_basestring_ascii
-    # Without a search for cycles and without a function for other types: messages have neither.
+    # The encoder neither searches for cycles nor converts other types, because messages contain
+    # neither.
     encode = _json.make_encoder(None, None, text, None, ": ", ", ", False, False, True)  # type: ignore[arg-type]
 
     def dumps(value: "Any") -> str:

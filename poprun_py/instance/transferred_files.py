@@ -1,7 +1,8 @@
 """Files that travel between the launcher's host and the host of an instance.
 
-One that the launcher sends before the program starts, and those that the program writes into a
-private folder of its host, which are sent after its end. Imported only for jobs with such files.
+The launcher sends one file before the program starts. The program writes files into a private
+folder of its host; they are sent to the launcher after the program has ended. The wrapper imports
+this module only for jobs with such files.
 """
 
 import os
@@ -10,20 +11,22 @@ from contextlib import suppress
 
 from poprun_py.instance.job_folders import JobFolder, folder_name
 
-TYPE_CHECKING = False  # not imported from typing, which takes long to import
+TYPE_CHECKING = False  # importing TYPE_CHECKING from typing would take long
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _NAME = "instance"
 _PART_BYTES = 1 << 19
-# Most files are almost empty or contain similar numbers, so more effort saves little.
+# The level of compression. Most files are almost empty or contain similar numbers, so a higher
+# level saves little.
 _COMPRESSION = 1
-# The result of a function may be large and seldom shrinks. Networks are faster than zlib.
+# The files that are not compressed. The result of a function may be large and seldom shrinks, and
+# networks are faster than zlib.
 _UNCOMPRESSED = (b"result", b"failure")
 
 
 def write_end_time(prefix: str) -> None:
-    """Write the current time, in monotonic nanoseconds, beside the span files of the program."""
+    """Write the current time, in monotonic nanoseconds, into a file beside the span files."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC
     with suppress(OSError), open(os.open(f"{prefix}.ended", flags, 0o600), "w") as file:
         file.write(str(time.monotonic_ns()))
@@ -31,13 +34,13 @@ def write_end_time(prefix: str) -> None:
 
 def _private_path() -> str:
     """Return the path of a private file or folder for this process."""
-    # Absolute, because the program may change its folder.
+    # The path is absolute, because the program may change its working folder.
     base = os.path.abspath(os.environ.get("TMPDIR") or "/tmp")
     return os.path.join(base, folder_name(f"files-{os.getpid()}"))
 
 
 class ReceivedFile:
-    """A file that the launcher sends for the program. Without a name, it is never left behind."""
+    """A file that the launcher sends for the program; it has no name, so it cannot stay behind."""
 
     def __init__(self) -> None:
         self._problem = ""
@@ -50,7 +53,7 @@ class ReceivedFile:
             self._problem = f"{os.path.dirname(path)}: {error.strerror}"
 
     def add(self, part: bytes) -> None:
-        """Append a part; after the first problem, parts are dropped."""
+        """Append a part of the file; after the first problem, all parts are dropped."""
         try:
             while part and not self._problem:
                 part = part[os.write(self._descriptor, part) :]
@@ -58,14 +61,14 @@ class ReceivedFile:
             self._problem = error.strerror or str(error)
 
     def answer(self) -> "dict[str, str]":
-        """Return the ``path`` of the file for the program, or the ``problem``."""
+        """Return a dictionary with the ``path`` of the file for the program, or the ``problem``."""
         if self._problem:
             return {"problem": self._problem}
         os.set_inheritable(self._descriptor, True)
         return {"path": f"/proc/self/fd/{self._descriptor}"}
 
     def close(self) -> None:
-        """Close the file, which the program has open now."""
+        """Close the file in this process; the program has it open."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
@@ -75,14 +78,14 @@ class SentFiles:
     """The folder for files of the program that are sent to the launcher.
 
     Args:
-        beginnings: By the name of each variable, the first part of its value. The prefix of the
-            files' paths follows it.
+        beginnings: A dictionary from the name of each variable to the first part of its value. The
+            prefix of the files' paths is appended to this part.
     """
 
     def __init__(self, beginnings: "dict[str, str]") -> None:
         self._beginnings = beginnings
         self._folder: JobFolder | None = None
-        # Without a folder, no files are sent, and the folder of the run lacks them.
+        # If the folder cannot be made, no files are sent, and the folder of the run lacks them.
         with suppress(OSError):
             self._folder = JobFolder.make(*os.path.split(_private_path()))
 
@@ -92,12 +95,12 @@ class SentFiles:
         return os.path.join(self._folder.path, _NAME) if self._folder is not None else ""
 
     def variables(self) -> "dict[str, str]":
-        """Return the variables that tell the program where to write files."""
+        """Return the environment variables that tell the program where to write files."""
         prefix = self.prefix
         return {name: each + prefix for name, each in self._beginnings.items()} if prefix else {}
 
     def parts(self) -> "Iterator[bytes]":
-        """Yield every file in parts to be sent, each with its name, and remove the files."""
+        """Yield the parts of every file, each with the file's name, and then remove the files."""
         import zlib
 
         # A file whose name begins with a dot was incomplete when the program was killed.
@@ -111,7 +114,7 @@ class SentFiles:
         self.remove()
 
     def remove(self) -> None:
-        """Remove the files."""
+        """Remove the folder and its files."""
         if self._folder is not None:
             self._folder.remove()
         self._folder = None

@@ -1,11 +1,12 @@
-"""The wrapper, which is the parent of one program and reports its output and end to the launcher.
+"""The wrapper: the parent process of one program, which reports on the program to the launcher.
 
-It runs in every instance, between mpirun and the program, and stays the program's parent: only a
-parent learns how a process ended, and only a living ancestor can collect what a program leaves
-behind. start_wrapper.py starts it. It imports little, because every instance waits for that.
+Every instance has a wrapper, between mpirun and the program. The wrapper stays the program's
+parent: only a parent learns how a process ended, and only a living ancestor can collect the
+processes that a program leaves behind. start_wrapper.py starts the wrapper. This module has few
+imports, because it is loaded at the start of every instance.
 
-Without POPRUN_CONTROL, as in a command that was copied into a shell, it binds itself to the planned
-CPUs and becomes the program.
+If POPRUN_CONTROL is not set, as in a command that was copied into a shell, the wrapper binds itself
+to the planned CPUs and replaces itself by the program.
 """
 
 import os
@@ -26,7 +27,7 @@ from poprun_py.instance.program_process import ProgramProcess, exec_program
 from poprun_py.instance.program_reports import ProgramReports
 from poprun_py.instance.quick_imports import loads, signal, socket
 
-TYPE_CHECKING = False  # not imported from typing, which takes long to import
+TYPE_CHECKING = False  # importing TYPE_CHECKING from typing would take long
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from typing import Any
@@ -35,24 +36,29 @@ if TYPE_CHECKING:
     from poprun_py.instance.transferred_files import SentFiles
     from poprun_py.machines.leases import Lease
 
-# mpirun ends the instances by these: Open MPI by SIGTERM, MPICH by the signal that ended mpirun.
+# The signals by which mpirun ends instances. Open MPI sends SIGTERM, and MPICH sends the signal
+# that ended mpirun.
 _ENDING = (signal.SIGTERM, signal.SIGQUIT)
 _SIGNALS = (*_ENDING, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCHLD)
-# The grace time of a program whose launcher is gone. Its output is lost anyway.
+# The grace time of a program whose launcher is gone. It is short, because the program's output is
+# lost anyway.
 _ORPHAN_GRACE_SECONDS = 1.0
-# mpirun kills a wrapper a quarter of a second after SIGTERM, so the wrapper needs no limit then.
+# The grace time of a program after mpirun has sent SIGTERM. It is practically unlimited, because
+# mpirun kills the wrapper a quarter of a second later.
 _UNLIMITED_GRACE_SECONDS = 3600.0
-# After the exit code 0, when all processes of the program have ended, the wrapper waits this long
-# for the other instances. Then it ends, so that Open MPI sees that the instance has ended.
+# After a program has ended with the exit code 0 and all of its processes have ended, the wrapper
+# waits this many seconds for the other instances. Then the wrapper ends, so that Open MPI sees that
+# the instance has ended.
 LEAVE_SECONDS = 2.0
-# A launcher that was killed may use the job's folders for this long.
+# A launcher that was killed may keep the job's folders locked for this many seconds.
 _DYING_SECONDS = 0.3
 _REAP_MILLISECONDS = 20
 
 
 def main(argv: list[str]) -> int:
-    """Run the program after ``--``; return the exit code for this process."""
-    # The launcher has mpirun block these signals, and some mpiruns pass their signal mask on.
+    """Run the program whose command follows ``--``; return the exit code for this process."""
+    # The launcher makes mpirun block these signals, and some versions of mpirun pass their signal
+    # mask on to this process.
     signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGTERM, signal.SIGINT, signal.SIGABRT))
     command = [_unescape(word) for word in argv[argv.index("--") + 1 :]]
     program_environment.set_mpi_and_torchrun_variables()
@@ -69,25 +75,26 @@ def main(argv: list[str]) -> int:
     if address.startswith("tcp:"):
         os.environ["POPDIST_SECRET"] = launcher_channel.programs_secret(token)
         memory_folder = job_folders.memory_folder_name(token)
-        # Both sides have proved that they know the token. It must not be sent.
+        # The token must not be sent over the network. Both sides have already proved that they know
+        # it.
         token = ""
     return Wrapper(channel, command, token, memory_folder).run()
 
 
 def _unescape(word: str) -> str:
-    """Undo how the launcher escapes a word that mpirun would take for its own (``%:``)."""
+    """Return ``word`` without the ``%`` by which the launcher escapes ``:`` for mpirun (``%:``)."""
     return word[1:] if word.endswith(":") and word != ":" and not word[:-1].strip("%") else word
 
 
 class Wrapper:
-    """The parent of one program.
+    """The parent process of one program.
 
     Args:
         channel: The connection to the launcher.
         command: The words of the program's command.
         token: The secret for the first message to the launcher.
-        memory_folder: A name for the job's folder in memory, if the launcher may be on another
-            host.
+        memory_folder: The name for the job's folder in memory, if the launcher may be on another
+            host; else empty.
     """
 
     def __init__(
@@ -98,20 +105,21 @@ class Wrapper:
         self._memory_folder = memory_folder
         self._program = ProgramProcess(command, channel)
         self._reports = ProgramReports(self._program, channel)
-        self._folders: list[JobFolder] = []  # of the job on this host
+        self._folders: list[JobFolder] = []  # the job's folders on this host
         self._lease: Lease | None = None  # for all instances of the job on this host
         self._sent_files: SentFiles | None = None
-        self._unsent_parts: Iterator[bytes] = iter(())  # of the files
-        self._spans = ""  # the prefix of the program's files of spans
+        self._unsent_parts: Iterator[bytes] = iter(())  # parts of the program's files
+        self._spans = ""  # the prefix of the paths of the program's span files
         self._is_released = False  # the launcher sent BYE, or is gone
         self._is_end_reported = False
-        self._leave_at = float("inf")  # when to end without a BYE
+        self._leave_at = float("inf")  # when this process may end without a BYE
 
     def run(self) -> int:
         """Run the program from its start to its end; return the exit code for mpirun."""
         process_control.become_subreaper()
         self._send_hello()
-        # Until GO arrives, other instances are starting, so this time is free.
+        # The folders are made now, because this process has to wait for other instances anyway
+        # until GO arrives.
         self._folders = job_folders.use_folders(os.environ["POPRUN_CONTROL"], self._memory_folder)
         daemon = self._move_daemon_sockets()
         start, early = self._wait_for_go()
@@ -136,7 +144,8 @@ class Wrapper:
         self._loop(wake)
         self._release()
         if self._channel.is_connected:
-            # The launcher knows the code and ends the job, so mpirun must not see a failure.
+            # The launcher knows the program's exit code and ends the job itself, so mpirun must not
+            # see a failure.
             return 0
         code = self._program.exit_code or 0
         return code if code >= 0 else 128 - code
@@ -159,10 +168,11 @@ class Wrapper:
     def _move_daemon_sockets(self) -> "dict[str, Any]":
         """Make MPI's daemon, which started this process, listen on the job's network only.
 
-        The first instance of each host does this, but on its own host the launcher does it.
+        The first instance of each host does this. On the launcher's host, the launcher itself does
+        it.
 
         Returns:
-            The result, as values for the STARTED message.
+            A dictionary with the result, for the STARTED message.
         """
         network = os.environ.get("POPDIST_NETWORK")
         is_first = program_environment.is_first_on_host()
@@ -175,7 +185,7 @@ class Wrapper:
             return {"daemon_problem": str(error.strerror)}
 
     def _wait_for_go(self) -> "tuple[dict[str, Any], list[tuple[bytes, bytes]]]":
-        """Wait until the launcher has heard from every instance.
+        """Wait for GO, which the launcher sends when it has heard from every instance.
 
         Returns:
             The content of the GO message, and the messages that came together with it.
@@ -197,7 +207,8 @@ class Wrapper:
                     sys.exit(1)
 
     def _take_lease(self, request: "dict[str, Any]") -> None:
-        # Only the first instance on another host than the launcher's imports the leases.
+        # The module for leases is imported only in the first instance of a host other than the
+        # launcher's.
         from poprun_py.machines.leases import take_for_launcher
 
         answer, self._lease = take_for_launcher(request, os.environ)
@@ -215,7 +226,7 @@ class Wrapper:
             self._channel.send_now(control_protocol.INPUT_FILE, answer)
 
     def _prepare(self, start: "dict[str, Any]") -> None:
-        """Prepare this process, and the variables of the program, as the GO message demands."""
+        """Apply the settings of the GO message to this process and the program's environment."""
         if "keyboard" in start:
             self._prepare_keyboard(start["keyboard"])
         for name, value in start["variables"].items():
@@ -243,7 +254,7 @@ class Wrapper:
 
         self._program.input = ProgramInput(setup, self._reports.memory, self._channel.send)
         if self._program.input.terminal is not None:
-            # Programs would read these variables in place of the terminal's size.
+            # Programs would use these variables and ignore the actual size of the terminal.
             for name in ("COLUMNS", "LINES"):
                 os.environ.pop(name, None)
 
@@ -254,7 +265,7 @@ class Wrapper:
         os.environ.update(self._sent_files.variables())
 
     def _install_signals(self) -> int:
-        """Turn signals into bytes on a pipe; return its reading end."""
+        """Let each signal write a byte into a pipe; return the reading end of the pipe."""
         wake, write = os.pipe()
         os.set_blocking(wake, False)
         os.set_blocking(write, False)
@@ -281,7 +292,7 @@ class Wrapper:
             process_control.end_mpi_daemon()
 
     def _do_due_work(self) -> bool:
-        """Collect ended processes, and kill and report if that is due; return whether to end."""
+        """Collect ended processes; kill and report, if due; return whether the wrapper may end."""
         self._collect_ended()
         program, memory = self._program, self._reports.memory
         if program.pid > 0 and memory.failed_process() == program.pid:
@@ -290,7 +301,8 @@ class Wrapper:
         self._reports.on_time(time.monotonic())
         if not self._is_end_reported and program.is_all_over():
             self._is_end_reported = self._report_end()
-        # MPICH ends the other instances if this process ends earlier without MPI_Finalize.
+        # If this process ended before BYE, without MPI_Finalize, MPICH would end the other
+        # instances.
         may_leave = self._is_released or time.monotonic() >= self._leave_at
         return self._is_end_reported and not self._channel.has_unsent and may_leave
 
@@ -319,7 +331,7 @@ class Wrapper:
         return poll.poll(self._poll_milliseconds())
 
     def _poll_milliseconds(self) -> int | None:
-        """Return the time until something is due without an event; None for no limit."""
+        """Return the milliseconds until the next work is due; None if no work is scheduled."""
         if not self._program.is_running and not self._is_end_reported:
             return _REAP_MILLISECONDS
         deadline = min(self._program.next_deadline(), self._reports.next_deadline(), self._leave_at)
@@ -328,7 +340,7 @@ class Wrapper:
         return max(1, int(1000 * (deadline - time.monotonic())))
 
     def _exchange(self, event: int) -> None:
-        """Exchange messages with the launcher; if it is gone, end the program."""
+        """Exchange messages with the launcher; if the launcher is gone, end the program."""
         messages = self._channel.exchange(event)
         if messages is not None:
             for kind, payload in messages:
@@ -338,7 +350,8 @@ class Wrapper:
         self._is_released = True
         if self._sent_files is not None:
             self._sent_files.remove()
-        # Its output is still read, so that it can end, and is dropped.
+        # The program's output is still read, so that the program can end, but the output is
+        # dropped.
         self._program.stop(_ORPHAN_GRACE_SECONDS)
 
     def _handle(self, kind: bytes, payload: bytes) -> None:
@@ -369,8 +382,9 @@ class Wrapper:
     def _on_signals(self, numbers: "Iterable[int]") -> None:
         for number in numbers:
             if number in _ENDING:
-                # mpirun ends the job, and kills this process a quarter of a second later. Without
-                # a launcher, no other process ends what the program has started.
+                # With a launcher, mpirun ends the job and kills this process a quarter of a second
+                # later. Without a launcher, only this process can end the processes that the
+                # program has started.
                 if self._program.is_running:
                     self._channel.send(control_protocol.STOP_SIGNAL, number)
                 is_connected = self._channel.is_connected
@@ -381,9 +395,9 @@ class Wrapper:
     # --- after the end of the program -------------------------------------------------------
 
     def _report_end(self) -> bool:
-        """Send the rest of the files and then how the program ended; return whether that is done.
+        """Send the rest of the program's files, then how it ended; return whether all was sent.
 
-        Files may be larger than memory, so their parts stay on the disk while much is unsent.
+        Files may be larger than memory, so no part is read while many bytes are unsent.
         """
         if self._sent_files is not None:
             self._unsent_parts, self._sent_files = self._sent_files.parts(), None
@@ -397,17 +411,18 @@ class Wrapper:
         return False
 
     def _limit_stay(self) -> None:
-        """Set a time to end, so that Open MPI notices a program that ended without MPI_Finalize.
+        """Set a time for this process to end, because the program may have skipped MPI_Finalize.
 
-        Open MPI notices it when this process ends, and then ends the instances that wait for the
-        program. A wrapper with a lease of its host's CPUs stays.
+        Open MPI notices a program without MPI_Finalize only when this process ends. Open MPI then
+        ends the instances that wait for the program. A wrapper that holds the lease of its host's
+        CPUs sets no time.
         """
         is_open_mpi = "PMIX_RANK" in os.environ and "PMI_RANK" not in os.environ
         if self._program.exit_code == 0 and is_open_mpi and self._lease is None:
             self._leave_at = time.monotonic() + LEAVE_SECONDS
 
     def _release(self) -> None:
-        """Give back the lease, leave the folders and close the connection."""
+        """Give back the leased CPUs, leave the job's folders and close the connection."""
         if self._lease is not None:
             self._lease.close()
         for folder in self._folders:

@@ -1,1 +1,1 @@
-"""The folder that the wrapper puts first on the PYTHONPATH of Python programs, for diagnostics."""
+"""The folder of the diagnostics hook, which the wrapper puts first on PYTHONPATH of its program."""

@@ -1,11 +1,12 @@
-"""Runs when Python starts in an instance, and lets the wrapper diagnose the program.
+"""The diagnostics hook, which runs when Python starts in an instance and serves the wrapper.
 
-- A signal makes the process write the stacks of all its threads. Another one makes it write a NUL
-  as soon as its main thread runs Python, not C code. Fatal signals show a Python stack.
-- The wrapper learns of an exception that ends the main thread, because threads may keep the process
-  alive afterwards.
-- A program that used torch.distributed waits for gloo's threads, which might otherwise abort it at
-  its end.
+- On one signal, the process writes the stacks of all its threads. On a second signal, it writes a
+  NUL as soon as its main thread runs Python code, not C code. On a fatal signal, it prints a Python
+  stack.
+- The process tells the wrapper when an exception has ended its main thread, because other threads
+  may keep the process alive afterwards.
+- Before a process with torch ends, it waits for gloo's threads, which might abort it while Python
+  shuts down.
 
 The program does not see the hook: its folder is removed from ``sys.path`` and PYTHONPATH, and the
 user's own ``sitecustomize`` is run.
@@ -15,22 +16,22 @@ import atexit
 import os
 import sys
 
-TYPE_CHECKING = False  # not imported from typing, which takes long to import
+TYPE_CHECKING = False  # importing TYPE_CHECKING from typing would take long
 if TYPE_CHECKING:
     from typing import Any
 
 # torch's name for the threads of gloo's process groups, which live until the process ends.
 _GLOO = "pt_gloo_runloop"
 _IDLE_CHECKS, _CHECK_SECONDS, _MOST_CHECKS = 2, 0.001, 1000
-# In the memory shared with the wrapper: the byte offset of _FAILED (progress_memory.py), and the
-# size of a word.
+# The byte offset of the word _FAILED (progress_memory.py) in the memory shared with the wrapper,
+# and the bytes of a word.
 _FAILED_AT, _WORD_BYTES = 28 * 8, 8
-# Until the program ends, the outermost function of its main thread has one of these names.
+# While the program's code runs, the outermost function of its main thread has one of these names.
 _PROGRAM_FUNCTIONS = ("<module>", "_run_module_as_main")
 
 
 def _write_stacks_on_signal() -> None:
-    """Register faulthandler, which runs in C and needs neither the interpreter nor its lock."""
+    """Let faulthandler write all stacks on a signal, even while the interpreter is blocked."""
     number, _, path = os.environ.pop("POPDIST_STACKS", "").partition(":")
     if not path:
         return
@@ -44,28 +45,30 @@ def _write_stacks_on_signal() -> None:
         _answer_on_signal_in_python(int(number) - 1, file.fileno())
     except (OSError, ValueError, RuntimeError, AttributeError):
         return
-    # The handler has only the descriptor, so the file object must live as long as the process.
+    # faulthandler keeps only the descriptor, so the file object must live as long as the process.
     sys._poprun_stacks_file = file  # type: ignore[attr-defined]
 
 
 def _answer_on_signal_in_python(number: int, file: int) -> None:
-    """Write a NUL on a signal, once the main thread runs Python."""
+    """Install a signal handler that writes a NUL once the main thread runs Python code."""
     try:
-        # The public module takes longer to import, because of its enums.
+        # The public module signal takes longer to import than _signal, because it defines enums.
         import _signal as signal  # type: ignore[import-not-found]
     except ImportError:
         import signal
 
     signal.signal(number, lambda *_: os.write(file, b"\0") and None)
     signal.siginterrupt(number, False)
-    # The interpreter drops its handlers when it ends. The signal would then end the process.
+    # Python removes its signal handlers while it shuts down. The signal would then kill the
+    # process, so it is ignored.
     atexit.register(signal.signal, number, signal.SIG_IGN)
 
 
 def _report_fatal_exception() -> None:
-    """Install a hook that tells the wrapper of an exception that ends the main thread.
+    """Install an exception hook that tells the wrapper when an exception ends the main thread.
 
-    Before the process ends, Python waits for other threads, and for the processes of a pool.
+    The wrapper must know, because the process goes on while Python waits for other threads and for
+    the processes of a pool.
     """
     path = os.environ.get("POPDIST_HEARTBEAT", "")
     program, shown = os.getpid(), sys.excepthook
@@ -87,9 +90,9 @@ def _report_fatal_exception() -> None:
 
 
 def _ends_main_thread(kind: "type[BaseException]", value: BaseException) -> bool:
-    """Return whether Python itself calls the hook because the main thread ends.
+    """Return whether Python called the exception hook because the main thread ends.
 
-    Programs and Python's prompt also call it, to show an exception after which they continue.
+    Programs and Python's interactive prompt also call the hook, to show an exception and go on.
     """
     if issubclass(kind, KeyboardInterrupt) or hasattr(sys, "ps1"):
         return False
@@ -115,9 +118,9 @@ def _has_others_to_wait_for() -> bool:
 
 
 def _tell_wrapper(path: str, program: int) -> None:
-    """Write the program's process id to the shared memory, and make the wrapper read it.
+    """Write the program's process id to the shared memory, and wake the wrapper to read it.
 
-    ``path`` is /proc/PID/fd/N, where PID is the wrapper.
+    ``path`` is the shared memory as /proc/PID/fd/N, where PID is the process id of the wrapper.
     """
     import signal
 
@@ -125,14 +128,15 @@ def _tell_wrapper(path: str, program: int) -> None:
         with open(path, "r+b", buffering=0) as file:
             file.seek(_FAILED_AT)
             file.write(program.to_bytes(_WORD_BYTES, sys.byteorder))
-        # The wrapper handles this signal anyway, as it comes whenever a child ends.
+        # SIGCHLD wakes the wrapper, which handles this signal anyway, because it comes whenever a
+        # child process ends.
         os.kill(int(path.split("/")[2]), signal.SIGCHLD)
     except (OSError, ValueError, IndexError):
         return
 
 
 def _hide_hook() -> None:
-    """Remove this folder from the paths, and run the user's ``sitecustomize`` if there is one."""
+    """Remove this folder from both Python paths, and run the user's ``sitecustomize``, if any."""
     here = os.path.dirname(os.path.abspath(__file__))
     sys.path[:] = [entry for entry in sys.path if os.path.abspath(entry or ".") != here]
     rest = [e for e in os.environ.get("PYTHONPATH", "").split(os.pathsep) if e != here]
@@ -152,12 +156,12 @@ def _hide_hook() -> None:
 
 
 def _wait_for_gloo() -> None:
-    """Wait up to a second until gloo's threads sleep, because they may still free a last tensor.
+    """Wait up to a second until gloo's threads are idle, because they may still free a last tensor.
 
-    A thread needs Python's lock for that. Python ends threads that ask for the lock while the
-    interpreter shuts down, which C++ takes for an error ("terminate called without an active
-    exception"): the process would end with SIGABRT after a successful training. This function
-    releases the lock while it sleeps. A gloo thread that still has work does not sleep.
+    To free a tensor, a thread needs Python's global lock. While the interpreter shuts down, Python
+    ends every thread that asks for the lock. C++ treats this as an error ("terminate called without
+    an active exception"), so the process would end with SIGABRT after a successful training. This
+    function releases the lock while it sleeps. A gloo thread in the state S (sleeping) is idle.
     """
     if "torch" not in sys.modules:
         return
@@ -174,14 +178,14 @@ def _wait_for_gloo() -> None:
 
 
 def _states_of_threads(name: str) -> set[str]:
-    """Return the state letters of this process's threads with a name."""
+    """Return the state letters of the threads of this process that are called ``name``."""
     states = set()
     for thread in os.listdir("/proc/self/task"):
         try:
             with open(f"/proc/self/task/{thread}/stat", encoding="utf-8", errors="replace") as file:
                 head, _, rest = file.read().rpartition(")")
         except OSError:
-            continue  # it has just ended
+            continue  # the thread has just ended
         if head.partition("(")[2] == name:
             states.add(rest.split()[0])
     return states
