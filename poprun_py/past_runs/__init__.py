@@ -1,4 +1,4 @@
-"""Code that reads the files of earlier runs, and measures and compares these runs.
+"""Code that reads the recorded files of runs, measures the runs and compares them.
 
 No module of this package starts a job.
 """

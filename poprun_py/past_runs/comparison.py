@@ -1,10 +1,10 @@
 """Comparison of several runs with the first run, in speedup and scaling efficiency.
 
-All runs are compared by the same measure of speed. It is samples per second if every run with
-training steps counts samples, steps per second if one of them does not, and the duration of the
-whole run if no run counts steps. A comparison by steps assumes that, in all runs, each step trains
-each replica on the same number of samples. A comparison by duration assumes that all runs do the
-same work.
+All runs are compared by the same measure of speed. The measure is samples per second if every run
+with training steps counts samples. It is steps per second if a run with training steps does not
+count samples. If no run counts steps, the measure is the duration of the whole run. A comparison by
+steps assumes that, in all runs, each step trains each replica on the same number of samples. A
+comparison by duration assumes that all runs do the same work.
 
 The speedup of a run is its speed divided by the first run's speed. The scaling efficiency of a run
 is its speedup divided by the ratio of its number of instances (or replicas) to the first run's.
@@ -87,13 +87,13 @@ class RunGroup:
 
     Attributes:
         runs: The repetitions.
-        numbers: The measured quantities. The keys are fields of ``Measured``; unknown quantities
-            are left out.
-        speed: The speeds of the runs, in the unit of ``Comparison.measure``; None if unknown.
+        numbers: The values of each measured quantity; keys are fields of ``Measured``.
+        speed: The speeds of the runs, as chosen by ``Comparison.measure``; None if unknown.
         speedup: The median speed divided by the base group's median speed; None if one is unknown.
-        efficiency: The speedup divided by the ratio of this group's instances to the base group's.
-        efficiency_by_replicas: The speedup divided by the ratio of this group's replicas to the
+        efficiency: The speedup, divided by the ratio of this group's number of instances to the
             base group's.
+        efficiency_by_replicas: The speedup, divided by the ratio of this group's number of replicas
+            to the base group's.
     """
 
     runs: tuple[Measured, ...]
@@ -121,7 +121,7 @@ class RunGroup:
 
     @property
     def missing(self) -> dict[str, str]:
-        """Why quantities are unknown in all runs of the group. The keys are their names."""
+        """The reason for each field of ``Measured`` that is unknown in all runs of the group."""
         return {
             name: self.runs[0].missing.get(name, "")
             for name in NUMBERS
@@ -138,10 +138,10 @@ class Comparison:
         measure: The measure of speed, which is ``SAMPLES``, ``STEPS`` or ``SECONDS``.
         scaling: ``strong`` if all global batches are equal although the numbers of instances or
             replicas differ, ``weak`` if the global batch grows in proportion to one of these
-            numbers. Empty in all other cases.
+            numbers, and empty in all other cases.
         target: The training target, such as ``accuracy>=0.9``; None if the comparison does not use
             one.
-        remarks: Sentences about differences that make the comparison unfair or incomplete.
+        remarks: Sentences about differences between the runs that make the comparison unfair.
     """
 
     groups: tuple[RunGroup, ...]
@@ -182,7 +182,7 @@ def compare(
 
     Args:
         runs: The measured runs.
-        target: The training target, if ``runs`` measured the time until they reached one.
+        target: The training target until which ``Measured.reached`` was measured, if any.
         grouped: Whether runs with the same program, arguments, hosts, and numbers of instances and
             replicas form a group of repetitions.
         remarks: Sentences to add to the remarks of the comparison.
@@ -344,7 +344,7 @@ def _differing(what: str, runs: Sequence[Measured], key: Callable[[Measured], ob
     by_value: dict[object, list[str]] = {}
     for run in runs:
         by_value.setdefault(key(run), []).append(run.name)
-    by_value.pop(None, None)  # unknown values are not compared
+    by_value.pop(None, None)  # unknown values are left out
     if len(by_value) < 2:
         return ""
     shown = _short_paths([str(value) for value in by_value])
@@ -356,7 +356,7 @@ def _differing(what: str, runs: Sequence[Measured], key: Callable[[Measured], ob
 
 
 def _short_paths(values: Sequence[str]) -> list[str]:
-    """Replace paths by their file names, unless two of the file names are equal."""
+    """Shorten paths to their file names, unless two of the file names are equal."""
     short = [PurePath(value).name if value.startswith("/") else value for value in values]
     return short if len(set(short)) == len(values) else list(values)
 

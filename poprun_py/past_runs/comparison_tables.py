@@ -83,7 +83,7 @@ def _notes(comparison: Comparison, measure: str, missing: Sequence[str] = ()) ->
 
 
 def _missing_lines(comparison: Comparison) -> list[str]:
-    """Return lines that name the missing values, the runs without them, and the reason."""
+    """Return lines that say which values are missing in which runs, and why."""
     by_reason: dict[str, dict[str, list[str]]] = {}
     for group in comparison.groups:
         for name, reason in group.missing.items():

@@ -1,10 +1,10 @@
 """Measurement of one run's speed, loss and duration, with a reason for each value that is unknown.
 
 The speed is measured in the attempt with the most recorded steps. If several attempts have equally
-many, the last of them is measured. The first tenth of each instance's steps, and at least the first
-step, is left out, because compiling and filling caches slows these steps down. If no steps were
-recorded, the speed is taken from the last periodic observation of the job, which contains the
-durations of the latest steps.
+many recorded steps, the last of these attempts is measured. The first tenth of each instance's
+steps, and at least the first step, is left out, because compiling and filling caches slows these
+steps down. If no steps were recorded, the speed is taken from the last periodic observation of the
+job, which contains the durations of the latest steps.
 """
 
 from __future__ import annotations
@@ -52,15 +52,15 @@ class Slowest:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Measured:
-    """The measured values of one run. A value that is unknown is None.
+    """The measured values of one run, which are None if they are unknown.
 
     Attributes:
         name: The name of the run.
         program: The program and its arguments, without the Python interpreter.
         hosts: The names of the hosts on which the last attempt ran.
-        versions: The installed versions. The keys are the names of the packages.
+        versions: The installed version for the name of each package.
         instances: The number of instances.
-        replicas: The number of replicas of all instances together.
+        replicas: The total number of replicas.
         samples_per_second: The median speed of each instance, summed over all instances.
         batch: The global batch, which is the number of samples of all instances in one step.
         step_seconds: The median duration in seconds of the steps of all instances.
@@ -69,12 +69,12 @@ class Measured:
         seconds: The duration of the whole run in seconds, with all its attempts.
         steps: The number of the last training step.
         loss: The loss of the last step, averaged over the instances.
-        reached: The seconds from the start of the run until it reached the target.
+        reached: The seconds from the start of the run until the run reached the target.
         exit_code: The exit code of the run; None while the run has not ended.
         attempts: The number of attempts, which is 1 plus the number of restarts.
         resumed_step: The training step of the checkpoint from which the first attempt continued; 0
             without a checkpoint.
-        missing: The reason for each unknown value. The keys are the names of the fields.
+        missing: The reason why a value is unknown, for the name of each unknown field.
     """
 
     name: str
@@ -156,7 +156,7 @@ def _since(began: float | None, at: float | None) -> float | None:
 
 
 def _missing(made: Measured, target: Target | None, is_logged: bool) -> dict[str, str]:
-    """Return the reason for each unknown value. The keys are names of fields.
+    """Return the reason for each field of ``Measured`` that is unknown.
 
     ``is_logged`` tells whether the run logged the value that the target names.
     """
@@ -223,7 +223,7 @@ def _steady_steps(steps: Sequence[StepRecord]) -> dict[int, list[StepRecord]]:
 
 
 def _observed_speed(run: RecordedRun) -> _Speed | None:
-    """Return the speed from the last observation with timed steps; None if all lack them."""
+    """Return the speed in the last observation that has timed steps; None without such steps."""
     for attempt in reversed(run.attempts):
         view = attempt.last_view()
         timed = [each for each in view.instances if each.num_steps] if view else []

@@ -1,8 +1,8 @@
 """Reader of the report, the recorded steps, the observations and the logged values of a run.
 
 Lines of the files that cannot be parsed are skipped and mentioned in ``RecordedRun.problems``. An
-incomplete last line is not mentioned, because every killed launcher leaves one behind. Of a very
-long run, only evenly spaced steps and observations are kept, so that they fit into memory.
+incomplete last line is not mentioned, because every killed launcher leaves one behind. If a run is
+very long, only evenly spaced steps and observations are kept, so that they fit into memory.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from poprun_py.past_runs.run_files import AttemptFiles, RunFiles
 from poprun_py.running.watch.job_view import JobView
 from poprun_py.running.watch.records import StepRecord
 
-# Errors that code raises when it computes with the values of a damaged or edited report.
+# Errors that occur in computations with the values of a damaged or edited report.
 DAMAGE_ERRORS: Final = (
     ArithmeticError,
     AttributeError,
@@ -61,9 +61,8 @@ class RecordedAttempt:
             ``StepRecord.every`` steps.
         observations: The views of the job, each with its time in seconds since the epoch.
         values: The values that the program logged, sorted by time.
-        devices: The content of each instance's file about emulated IPUs. The keys are instances.
-        outputs: The names of each instance's output files that are not empty. The keys are
-            instances.
+        devices: For each instance, the content of its file about emulated IPUs.
+        outputs: For each instance, the names of its output files that are not empty.
     """
 
     number: int
@@ -82,7 +81,7 @@ class RecordedAttempt:
             try:
                 return JobView.from_json(observation)
             except DAMAGE_ERRORS:
-                pass  # written by another version of the launcher
+                pass  # another version of the launcher has written the report
         return self.observations[-1][1] if self.observations else None
 
 
@@ -182,7 +181,8 @@ def _steps(path: Path, problems: list[str]) -> list[StepRecord]:
         if len(kept) > most:
             every *= 2
             kept = [each for each in kept if each.step % every == 0]
-            most = max(_MOST_STEPS, 2 * len(kept))  # all may have one number
+            # Raise the limit if many steps remain, because all steps may have the same number.
+            most = max(_MOST_STEPS, 2 * len(kept))
     return [each if each.every >= every else replace(each, every=every) for each in kept]
 
 

@@ -39,8 +39,8 @@ class Target:
 def parse_target(text: str) -> Target:
     """Parse ``NAME>=NUMBER``, ``NAME<=NUMBER`` or ``NAME=NUMBER``.
 
-    ``NAME=NUMBER`` needs no quotes in a shell. It means at most NUMBER if the name contains loss,
-    error or perplexity. For all other names, it means at least NUMBER.
+    ``NAME=NUMBER`` needs no quotes in a shell. ``NAME=NUMBER`` means at most NUMBER if the name
+    contains loss, error or perplexity, and at least NUMBER for all other names.
 
     Raises:
         UsageError: The text does not have one of these forms.
@@ -81,8 +81,8 @@ def reached_at(run: RecordedRun, target: Target) -> tuple[float | None, bool]:
     """Return the time when a run first reached a target, and whether the value was logged at all.
 
     The time is in seconds since the epoch; None if the target was not reached. The target's value
-    is taken from the values that the program logged. If it did not log ``loss``, the losses of the
-    recorded steps are used.
+    is taken from the values that the program logged. If the program did not log ``loss``, the
+    losses of the recorded steps are used.
     """
     found: list[tuple[float, int, float]] = []
     for attempt in run.attempts:

@@ -26,7 +26,7 @@ from poprun_py.past_runs.recorded_run import RecordedAttempt, RecordedRun
 from poprun_py.planning.launch_plan import LaunchPlan
 from poprun_py.planning.plan_file import plan_from_json
 
-# The names that the page shows for keys of the plan in the report.
+# The names that the page shows for quantities of the plan, such as ``num_ilds``.
 _NAMES: Final = {
     "num_replicas": "replicas",
     "num_instances": "instances",

@@ -1,6 +1,6 @@
 """The HTML page that shows one run, and its file ``report.html``.
 
-Its sections follow the questions of an engineer: how did the run end, how fast was it, which
+The sections of the page answer an engineer's questions: how did the run end, how fast was it, which
 instance was slow, what used time and memory, what ran where, and how is it run again?
 """
 
@@ -88,7 +88,7 @@ def page_text(files: RunFiles, page_folder: Path | None = None) -> str:
     Args:
         files: The files of the run.
         page_folder: The folder in which the page will be stored, by default the folder of the run.
-            Links on the page are relative to it.
+            Links on the page are relative to this folder.
 
     Raises:
         UsageError: The report cannot be read, or has missing or impossible values.

@@ -54,7 +54,10 @@ class TraceSpan:
 
 @dataclass(frozen=True, slots=True)
 class Excerpt:
-    """A part of a trace, with spans sorted by row and time; it starts at ``at`` seconds."""
+    """A part of a trace, which starts ``at`` seconds after the trace.
+
+    Spans are sorted by row and time.
+    """
 
     at: float
     seconds: float

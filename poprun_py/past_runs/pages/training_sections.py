@@ -93,7 +93,7 @@ def _is_timed(record: StepRecord) -> bool:
 
 
 def restart_marks(run: RecordedRun, began: float) -> list[Mark]:
-    """Return chart marks for the starts of later attempts, in seconds since ``began``."""
+    """Return marks where attempts after the first started, in seconds since ``began``."""
     return [
         Mark(at - began, f"attempt {attempt.number}")
         for attempt in run.attempts[1:]
@@ -238,7 +238,7 @@ def _values(run: RecordedRun) -> tuple[list[Chart], list[str]]:
 
 
 def step_time_section(times: Sequence[StepTimes]) -> Section:
-    """Return a section with charts and a table of step times, and of waiting for others."""
+    """Return a section with charts and a table of step times, with and without waiting."""
     if not times:
         return Section("Step time", ())
     waiting = any(

@@ -25,8 +25,8 @@ _CHUNK = 4096
 _CHECK_SECONDS = 0.2
 
 
-# The next two classes are interfaces of objects in running.supervise. That package imports this
-# one, so it cannot be imported here.
+# The next two classes are interfaces of objects in running.supervise. The package running.supervise
+# cannot be imported here, because it imports this module.
 
 
 class Connections(Protocol):
@@ -48,8 +48,7 @@ class Output(Protocol):
     def give_keyboard(self, instance: int | None, *, shows_hidden: bool) -> None:
         """Set the instance that owns the keyboard.
 
-        ``shows_hidden`` tells whether its output is shown even if the user has hidden this
-        instance.
+        ``shows_hidden`` tells whether the owner's output is shown even if the user has hidden it.
         """
 
     def map_newlines(self, mapped: bool) -> None:
@@ -60,10 +59,10 @@ class Output(Protocol):
 
 
 def open_terminal() -> UserTerminal | None:
-    """Return standard input as a terminal; None if it does not control this process."""
+    """Return standard input as a terminal; None if it is not the controlling terminal."""
     if not os.isatty(0):
         return None
-    # Imported here, so that jobs without a terminal do not wait for the import.
+    # This import is here so that jobs without a terminal do not wait for it.
     from poprun_py.running.keyboard.user_terminal import UserTerminal
 
     try:
@@ -73,10 +72,13 @@ def open_terminal() -> UserTerminal | None:
 
 
 class DebuggerQueue:
-    """The instances in a debugger, in the order of their calls. The first one has the keyboard."""
+    """The instances in a debugger, in the order in which they called it.
+
+    The first instance in the queue has the keyboard.
+    """
 
     def __init__(self) -> None:
-        self._queue: deque[tuple[int, int]] = deque()  # (instance, number of the call)
+        self._queue: deque[tuple[int, int]] = deque()  # (instance, number of its debugger call)
 
     @property
     def current(self) -> int | None:
@@ -89,7 +91,7 @@ class DebuggerQueue:
         return len(self._queue) == 1
 
     def leave(self, instance: int) -> int | None:
-        """Remove an instance. Return the number of its last call; None if it was not queued."""
+        """Remove an instance; return the number of its last call, or None if it was not queued."""
         calls = [call for each, call in self._queue if each == instance]
         self._queue = deque(entry for entry in self._queue if entry[0] != instance)
         return max(calls) if calls else None
@@ -106,7 +108,7 @@ class KeyboardInput:
         is_passed_on: Whether standard input is passed on to an instance on another host, although
             it is not a terminal.
         is_shown: Whether the launcher's stdout is a terminal, and whether its stderr is one. The
-            same is then true of the program's stdout and stderr.
+            program's stdout and stderr are then terminals as well.
         tag_width: A function that returns the columns of the tag before each line of an instance.
     """
 
@@ -132,13 +134,13 @@ class KeyboardInput:
         self._tag_width = tag_width
         self._selector: selectors.BaseSelector | None = None
         self._owner: int | None = None
-        self._unconfirmed: set[int] = set()  # Instances that have not read the last input sent.
+        self._unconfirmed: set[int] = set()  # Instances that have not read all input.
         self._modes: dict[int, Modes] = {}  # The modes that programs have set.
         self._first_modes = terminal.own_modes if terminal is not None else None
         self._ended: set[int] = set()
         self._debuggers = DebuggerQueue()
         # The keys are instances whose debugger other instances wait for. The values are the numbers
-        # of the breakpoint() calls in which the others wait.
+        # of the breakpoint() calls in which the other instances wait.
         self._awaited_calls: dict[int, int] = {}
         self._is_watched = False  # Whether the selector watches standard input.
         self._is_always_ready = False  # Whether standard input is a file.
@@ -162,7 +164,7 @@ class KeyboardInput:
         return {"keyboard": setup}
 
     def begin(self, selector: selectors.BaseSelector) -> None:
-        """Start to pass on input. This is called when all programs start."""
+        """Start to pass on input, when all programs start."""
         self._selector = selector
         if self.is_there:
             self._give_to(self._reader)
@@ -313,7 +315,7 @@ class KeyboardInput:
     # --- reading standard input -----------------------------------------------------------
 
     def _read_or_wait(self) -> None:
-        """If input may be read now, read it from a file or let the selector watch it."""
+        """Read a file, or let the selector watch a terminal or pipe, if input may be read now."""
         may_read = self.is_there and self._owner is not None
         may_read = may_read and self._owner not in self._unconfirmed
         if self._terminal is not None:

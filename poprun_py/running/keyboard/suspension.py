@@ -25,7 +25,7 @@ class Suspension:
 
     @property
     def is_asked(self) -> bool:
-        """Whether the programs are being stopped."""
+        """Whether the launcher is waiting until the programs have stopped."""
         return self._stop_at != float("inf")
 
     def begin(self, instances: Iterable[int], now: float) -> None:

@@ -2,8 +2,8 @@
 
 The kernel stops a background process that reads or sets its terminal, so the launcher does both
 only in the foreground. Other programs may be in the foreground as well, such as the pager of
-``poprun-py ... | less``. In this case, only the program that has set the terminal's modes reads the
-terminal.
+``poprun-py ... | less``. If several programs are in the foreground, the program that has set the
+terminal's modes reads the terminal.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from poprun_py.process_info import all_stats
 
 _CHUNK = 4096
 _IFLAG, _OFLAG, _LFLAG, _CC = 0, 1, 3, 6
-# The flags that a shell sets before it starts a program. While a command line is edited, some of
-# them are cleared.
+# The flags that a shell sets before it starts a program. While the user edits a command line, a
+# shell clears some of these flags.
 _SANE_IFLAG = termios.ICRNL
 _SANE_OFLAG = termios.OPOST | termios.ONLCR
 _SANE_LFLAG = termios.ICANON | termios.ECHO | termios.ECHOE | termios.ISIG | termios.IEXTEN
@@ -69,7 +69,7 @@ class Modes:
 
     @property
     def maps_newlines(self) -> bool:
-        """Whether a newline also returns to the first column."""
+        """Whether a newline also moves the cursor to the first column."""
         return bool(self.oflag & termios.OPOST and self.oflag & termios.ONLCR)
 
     def sane(self) -> Modes:
@@ -82,7 +82,7 @@ class Modes:
         )
 
     def with_changes(self, before: Modes, after: Modes) -> Modes:
-        """Return these modes, after changing all that differs between ``before`` and ``after``.
+        """Return these modes with the changes that lead from ``before`` to ``after``.
 
         A program that has restored its terminal therefore leaves the user's terminal unchanged.
         """
@@ -104,7 +104,7 @@ class Modes:
 
 
 def _with_changed_bits(own: int, before: int, after: int) -> int:
-    """Return ``own``, after changing the bits that differ between ``before`` and ``after``."""
+    """Return ``own`` with the changes of bits that lead from ``before`` to ``after``."""
     changed = before ^ after
     return own & ~changed | after & changed
 
@@ -118,7 +118,9 @@ def window(size: tuple[int, int], tag_width: int) -> list[int]:
 
 
 class UserTerminal:
-    """The user's terminal as standard input. Its modes are unchanged until ``set`` is called.
+    """The user's terminal as standard input.
+
+    The terminal's modes are unchanged until ``set`` is called.
 
     Attributes:
         own_modes: The terminal's modes without the changes that programs of the job asked for.

@@ -13,8 +13,8 @@ from poprun_py.running.watch.instance_state import ACTIVITIES, InstanceState, me
 from poprun_py.running.watch.job_view import JobView
 from poprun_py.running.watch.records import StepRecord
 
-# The least seconds between two documents. It is less than the second between two views, so that
-# every view is sent.
+# The least seconds between two documents. Views come about once per second, and this time is
+# shorter so that each view is sent.
 _APART_SECONDS: Final = 0.9
 # With more instances than this, charts show the least, the median and the greatest value of all
 # instances, not one value for each.
@@ -48,7 +48,7 @@ class ChartRecorder:
     def view(self, view: JobView, at: float, /) -> None:
         """Send the metrics of a view, unless metrics were sent less than a second ago.
 
-        After the end of the job they are sent in any case.
+        After the end of the job, the metrics of the last view are always sent.
         """
         step = training_step(view)
         if step is None or step == self._last_step:
@@ -88,7 +88,7 @@ def chart_values(view: JobView) -> dict[str, float]:
 
 
 def _by_instance(name: str, numbers: Mapping[int, float], num_instances: int) -> dict[str, float]:
-    """Return one metric of each instance; of many instances, only the range and the median."""
+    """Return one metric of each instance; if there are many, only its range and median."""
     if num_instances <= _MOST_INSTANCES:
         return {f"{name}/instance-{index}": number for index, number in numbers.items()}
     if not numbers:

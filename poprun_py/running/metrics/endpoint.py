@@ -1,8 +1,8 @@
 """The HTTP endpoint of --metrics-port, which runs in a process of its own.
 
 The process reads JSON documents of ``EndpointRecorder`` from standard input, and serves the values
-of the last one as metrics. It ends when standard input ends. The names of the metrics follow
-https://prometheus.io/docs/practices/naming (base units, ``_total``, ``_info``).
+of the last one as metrics. The process ends when standard input ends. The names of the metrics
+follow https://prometheus.io/docs/practices/naming (base units, ``_total``, ``_info``).
 """
 
 from __future__ import annotations
@@ -252,8 +252,8 @@ class _Handler(BaseHTTPRequestHandler):
             "HTTP_ACCEPT_ENCODING": self.headers.get("Accept-Encoding", ""),
         }
         body = b"".join(make_wsgi_app(self.registry)(request, self._send_status))
-        # This process may end while it sends an answer. The length tells a scraper that the answer
-        # is incomplete, so that it does not read 12 instead of 123.
+        # This process may end while it sends an answer. The Content-Length tells a scraper if an
+        # answer is incomplete, so that it does not read 12 instead of 123.
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         self.wfile.write(body)
@@ -290,7 +290,10 @@ class _Server(ThreadingHTTPServer):
         super().process_request(request, client_address)
 
     def _close_oldest(self) -> None:
-        """Close the oldest connection. A prompt scraper would have received its answer by now."""
+        """Close the oldest connection.
+
+        Its scraper is slow, because a prompt scraper would have received its answer by now.
+        """
         for connection in list(self._connections)[:1]:
             with suppress(OSError):
                 connection.shutdown(socket.SHUT_RDWR)

@@ -2,7 +2,7 @@
 
 All counts are cumulative, so a document that a busy endpoint misses does no harm. The JSON text of
 an instance's step counts is updated when steps arrive. To send a view of thousands of instances,
-only these texts have to be joined.
+only the texts of the instances have to be joined.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A child process that receives JSON documents, one per line, and never delays the launcher.
 
 The child process ends when its pipe is closed, so it also ends when the launcher is killed. Before
-it ends, it prints its problems, one sentence per line.
+the child process ends, it prints its problems, one sentence per line.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from typing import Any, Final
 from poprun_py.errors import StartError, explain_os_error
 
 _ROOT: Final = Path(__file__).resolve().parents[3]
-# The code that the child process runs. It appends the folder of our packages to the end of
-# sys.path, so that other modules in that folder do not hide the standard library. Python's option
-# -P keeps the working folder out of sys.path.
+# The code that the child process runs. The code appends the folder of the launcher's packages to
+# the end of sys.path, so that other modules in that folder do not hide the standard library.
+# Python's option -P keeps the working folder out of sys.path.
 _START: Final = (
     "import importlib, sys; sys.path.append(sys.argv[1]); "
     "importlib.import_module(sys.argv[2]).main()"
 )
 # The size of the pipe to the child process, which holds some hundred documents while the process is
-# busy. It is the kernel's limit for unprivileged processes.
+# busy. This size is the kernel's limit for unprivileged processes.
 _PIPE_BYTES: Final = 1 << 20
 # The seconds from the end of the job until the user is told to wait for the child process, and
 # until the child process is killed.
@@ -60,7 +60,7 @@ class MetricsProcess:
         pass_fds: Sequence[int] = (),
     ) -> None:
         self._what = what
-        self._rest = memoryview(b"")  # the part of a document that did not fit into the pipe yet
+        self._rest = memoryview(b"")  # the part of a document that is still to be sent
         self._num_sent = self._num_dropped = 0
         self._is_open = True
         try:
@@ -109,13 +109,13 @@ class MetricsProcess:
             self._write()
 
     def finish(self, tell: Callable[[str], None]) -> list[str]:
-        """Wait until the process has ended; return its problems as sentences.
+        """Wait until the process has ended; return sentences that describe its problems.
 
         Args:
             tell: A function that tells the user to wait for the process.
         """
         began, said, was_told = time.monotonic(), b"", False
-        is_killed = True  # False after its output has ended in time
+        is_killed = True  # set to False if the process ends in time
         try:
             while (seconds := time.monotonic() - began) < _END_SECONDS:
                 self._write()
@@ -141,7 +141,7 @@ class MetricsProcess:
             self._end(True)
 
     def _end(self, is_killed: bool) -> list[str]:
-        """Close the pipe, and wait for the process or kill it; return problems as sentences."""
+        """Close the pipe, wait for the process or kill it, and return sentences about problems."""
         self._close_input()
         with contextlib.suppress(subprocess.TimeoutExpired):
             if not is_killed:

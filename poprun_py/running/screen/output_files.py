@@ -49,7 +49,7 @@ class OutputFiles:
         for file in self._files.values():
             try:
                 file.close()
-            except OSError as error:  # a full network disk may report it only now
+            except OSError as error:  # a network file system may report errors late
                 self._note(error)
         self._files.clear()
 

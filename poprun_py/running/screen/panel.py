@@ -1,9 +1,9 @@
 """A panel of lines that stay below all other output on a terminal, such as the view of --live.
 
-The cursor stays at the place where the output continues. The panel is drawn below it, and the
-cursor is put back, so an unfinished line, a prompt and typed text are not disturbed. Output is held
-for at most 0.1 seconds. It is then written together with the codes that erase the panel and draw it
-again, so the terminal never shows output without the panel.
+The cursor stays at the place where the output continues. The panel is drawn below the cursor, and
+the cursor is put back, so an unfinished line, a prompt and typed text are not disturbed. Output is
+held for at most 0.1 seconds. The held output is then written together with the codes that erase the
+panel and draw it again, so the terminal never shows output without the panel.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 Size = tuple[int, int] | None
 
 # The seconds between two drawings of the panel while output arrives. If more than _MAX_HELD bytes
-# of output are held, they are written immediately.
+# of output are held, the output is written immediately.
 _PAUSE_SECONDS, _MAX_HELD = 0.1, 1 << 14
 _SAVE, _RESTORE = b"\x1b7", b"\x1b8"
 # The code _DOWN moves down one row in the same column, and scrolls at the bottom. The code
@@ -45,7 +45,7 @@ class Panel:
         self._lines: list[bytes] = []
         self._held = bytearray()
         self._is_drawn = False
-        self._is_entered = False  # whether the cursor is in the panel's first row
+        self._is_entered = False  # whether Enter has moved the cursor into the panel
         self._drawn_at = float("-inf")
 
     def write(self, data: bytes) -> None:
@@ -57,9 +57,10 @@ class Panel:
             self.on_time(time.monotonic())
 
     def show(self, lines: Sequence[str]) -> None:
-        """Show these lines as the panel until the terminal is resized. No lines remove the panel.
+        """Show these lines as the panel until the terminal is resized; if empty, remove the panel.
 
-        The lines must be narrower than the terminal, and fewer than its rows.
+        The lines must be narrower than the terminal, and the terminal must have more rows than
+        lines.
         """
         self._size_of_lines = self._size()
         self._lines = [line.encode(errors="replace") for line in lines]

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 
-# The time between two lines that show a progress bar. It is short enough to see progress, and long
-# enough to keep the log of a day small.
+# The time between two lines that show a progress bar. This time is short enough to see progress,
+# and long enough to keep the log of a day small.
 INTERVAL_SECONDS = 10.0
 # A redrawn line with more bytes than this is not a progress bar, so it is passed on unchanged.
 _MOST_OF_LINE = 1 << 16
-# The codes that end a line or a state of a progress bar. These are a newline, a carriage return
+# The codes that end a line or a state of a progress bar. The codes are a newline, a carriage return
 # without a newline, and the code that moves the cursor up to a bar above.
 _MOVE = re.compile(rb"(\r+\n|\n|\r|\x1b\[A)")
 _UP = b"\x1b[A"

@@ -2,8 +2,8 @@
 
 The first traceback is shown as it arrives. Later tracebacks are held until they are complete, for
 at most a second, and compared with the tracebacks that were shown. An equal traceback is replaced
-by one line, and a different one is shown. All other output is shown immediately. The memory for
-held output is bounded.
+by one line, and a different traceback is shown. All other output is shown immediately. The memory
+for held output is bounded.
 """
 
 from __future__ import annotations
@@ -57,12 +57,11 @@ class RepeatedTracebacks:
     """Passes on the stderr of instances, and replaces equal tracebacks by one line.
 
     Args:
-        show: A function that shows output. Its arguments are the index of an instance and the
-            output.
-        begin: A function that is called when an instance begins a traceback, after its earlier
-            output was shown. Its argument is the index of the instance.
-        tell: A function that reports tracebacks that are not shown. Its arguments are their
-            instances, and the instance whose equal traceback was shown.
+        show: A function that shows output, given the index of an instance and the output.
+        begin: A function that is called with the index of an instance when the instance begins a
+            traceback, after its earlier output was shown.
+        tell: A function that reports repeated tracebacks, given the instances that wrote them and
+            the instance whose equal traceback was shown.
     """
 
     def __init__(self, show: Show, begin: Callable[[int], None], tell: Tell) -> None:
@@ -70,7 +69,7 @@ class RepeatedTracebacks:
         self._begin = begin
         self._tell = tell
         self._writing: set[int] = set()
-        # The state of the current failure. It consists of the time of its beginning, the tracebacks
+        # The state of the current failure consists of the time of its beginning, the tracebacks
         # that were shown, the tracebacks that are held, and a map from each instance with a
         # repeated traceback to the instance whose equal traceback was shown.
         self._began = 0.0
@@ -80,11 +79,11 @@ class RepeatedTracebacks:
         self._repeated: dict[int, int] = {}
 
     def joined(self, index: int) -> None:
-        """Add an instance whose output will be fed."""
+        """Add an instance that will write output."""
         self._writing.add(index)
 
     def ended(self, index: int) -> None:
-        """Remove an instance that has ended. After the last one, all held output is shown."""
+        """Remove an instance that has ended; show all held output if it was the last."""
         self._writing.discard(index)
         if not self._writing:
             self._finish()
@@ -135,7 +134,7 @@ class RepeatedTracebacks:
             self._decide(held)
 
     def _pass(self, index: int, data: bytes) -> None:
-        """Show output of an instance. First, report its repeated traceback if that is still due."""
+        """Show output of an instance, after reporting its repeated traceback if there was one."""
         if not data:
             return
         if index in self._repeated:

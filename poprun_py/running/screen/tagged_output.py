@@ -26,8 +26,8 @@ _MAX_PENDING = 1 << 22
 # The function keep_end keeps _KEPT bytes of a stream. Of each line longer than _TOO_LONG bytes, it
 # keeps _KEPT_OF_LINE bytes at both ends.
 _KEPT, _KEPT_OF_LINE, _TOO_LONG = 1 << 15, 1000, 3000
-# The bytes to write at once. A pipe that is ready takes PIPE_BUF bytes without blocking, and a
-# terminal takes fewer.
+# The numbers of bytes to write at once. A pipe that is ready takes PIPE_BUF bytes without blocking,
+# and a terminal takes fewer.
 _PIPE_CHUNK, _TERMINAL_CHUNK, _WHOLE_CHUNK = 4096, 512, 1 << 16
 _BARE_RETURN = re.compile(rb"\r(?!\n)")
 # The colours of tags are green, yellow, blue, magenta and cyan, then the bright colours.
@@ -62,10 +62,7 @@ class OutputStream:
         return not self.tag and not self.timed
 
     def prefix(self) -> bytes:
-        """Return the text before a line that begins now.
-
-        It is the tag. If ``timed`` is true, the time of day comes before the tag.
-        """
+        """Return the tag of a line that begins now, with the time of day if ``timed``."""
         if not self.timed:
             return self.tag
         return f"{clock_text(time.time())} ".encode() + self.tag
@@ -104,8 +101,8 @@ def keep_end(kept: bytearray, data: bytes) -> bytearray:
     The middle of very long lines is left out.
     """
     kept = kept + data
-    # This quick check finds every long line, because a long line fills at least one piece, which
-    # then does not contain a newline.
+    # This quick check finds every line that is too long, because such lines fill at least one piece
+    # without a newline.
     piece = _TOO_LONG // 2
     if all(kept.find(b"\n", i, i + piece) >= 0 for i in range(0, len(kept) - piece, piece)):
         return kept[-_KEPT:]
@@ -165,14 +162,14 @@ class Sink:
                 return
 
     def close(self) -> None:
-        """Drop pending and later output, and release resources."""
+        """Drop pending output and all later output, and release resources."""
         self.discard()
         if self._own is not None:
             os.close(self._own)
             self._own = None
 
     def discard(self) -> None:
-        """Drop pending and later output."""
+        """Drop pending output and all later output."""
         self._is_closed = True
         self._pending.clear()
 
@@ -217,16 +214,16 @@ class Screen:
     """Writes the streams of all instances to one descriptor without mixing their lines.
 
     An unfinished line (a progress bar or a prompt) is shown when it contains a carriage return, or
-    when ``flush_idle`` finds that its end has not arrived for some time. It is then called the open
-    line. There is one open line at a time, and unfinished lines of other streams wait until the
-    open line has ended. If a whole line of another stream arrives, a terminal erases the open line
-    and shows it again below. A terminal that cannot erase lines shows both copies. If the output is
-    not a terminal, a newline ends the open line.
+    when ``flush_idle`` finds that its end has not arrived for some time. An unfinished line that is
+    shown is called the open line. There is one open line at a time, and unfinished lines of other
+    streams wait until the open line has ended. If a whole line of another stream arrives, a
+    terminal erases the open line and shows it again below. A terminal that cannot erase lines shows
+    both copies. If the output is not a terminal, a newline ends the open line.
 
     Args:
         write: A function that writes to the descriptor.
-        is_terminal: Whether the descriptor is a terminal. If it is not, progress bars are written
-            as whole lines from time to time.
+        is_terminal: Whether the descriptor is a terminal. If the descriptor is not a terminal,
+            progress bars are written as whole lines from time to time.
     """
 
     def __init__(
@@ -237,7 +234,7 @@ class Screen:
         self._can_erase = can_erase
         self.maps_newlines = True  # Whether a newline returns to the first column.
         self._open: OutputStream | None = None  # The stream of the open line.
-        self._bars: dict[int, OutputStream] = {}  # Streams with a progress bar, by id.
+        self._bars: dict[int, OutputStream] = {}  # Streams with a progress bar; keys are ids.
         self._unfinished: dict[int, OutputStream] = {}  # Streams with an unfinished line.
         self._drawn = b""  # The open line's text after its last carriage return.
         self._is_bar = False  # Whether the open line contains a carriage return.
@@ -320,7 +317,7 @@ class Screen:
         return min((bar.due_at() for bar in bars), default=float("inf"))
 
     def _with_bars_as_lines(self, stream: OutputStream, data: bytes) -> bytes:
-        """Return ``data``, in which progress bars become whole lines if this is not a terminal."""
+        """Return ``data``; turn progress bars into whole lines if the output is not a terminal."""
         if self.is_terminal or stream.progress is None:
             return data
         data = stream.progress.feed(data, stream.fed_at)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-# Tracebacks after Ctrl-C are held for at most this time and this many bytes. Python writes a
+# Tracebacks after Ctrl-C are held for at most _HELD_SECONDS and _MOST_HELD bytes. Python writes a
 # traceback within milliseconds, and on a busy machine within tenths of a second.
 _HELD_SECONDS = 0.5
 _MOST_HELD = 1 << 16
@@ -71,9 +71,9 @@ def normal_line(line: str, index: int, host: str, pid: int) -> str:
 def equal_lines(one: list[str], other: list[str]) -> int:
     """Return the number of lines of the whole traceback with which both outputs begin.
 
-    The result is 0 if the outputs do not begin with the same whole traceback, or if its chain of
-    tracebacks continues in only one output or differently. Both outputs consist of lines from
-    ``normal_line`` and begin with a traceback.
+    The result is 0 if the outputs do not begin with the same whole traceback, or if the traceback
+    continues differently in one output, such as with a chained traceback. Both outputs consist of
+    lines from ``normal_line`` and begin with a traceback.
     """
     equal = 0
     for line, other_line in zip(one, other, strict=False):
@@ -89,9 +89,9 @@ def equal_lines(one: list[str], other: list[str]) -> int:
 
 
 def shorten_interrupts(text: str) -> str:
-    """Return ``text`` with each traceback of KeyboardInterrupt reduced to one line.
+    """Return ``text`` with each traceback of a KeyboardInterrupt reduced to one line.
 
-    Most frames of these tracebacks are in libraries, for example in a data loader that waits for
+    Most frames of a KeyboardInterrupt are in libraries, for example in a data loader that waits for
     its workers. The remaining line names the last frame in the user's own code. Other text is
     unchanged.
     """

@@ -28,9 +28,9 @@ class FileRecorder:
     """Appends steps to ``steps.jsonl`` and views to ``looks.jsonl``, which only the user can read.
 
     When a file has 64 MiB, only every 8th line is written from then on, after 128 MiB only every
-    64th, and so on. These lines contain the factor, such as 8, with the key ``every``. Of all
-    steps, those with a number divisible by the factor are written. The last view is always written.
-    Call ``close`` at the end.
+    64th, and so on. These lines contain the factor, such as 8, with the key ``every``. Steps are
+    written if their number is divisible by the factor. The last view is always written. ``close``
+    must be called at the end of the job.
     """
 
     def __init__(self, folder: Path, part_bytes: int = _PART_BYTES) -> None:
@@ -89,11 +89,11 @@ class _JsonLines:
 
     @property
     def every(self) -> int:
-        """The current factor; 8 means that one of 8 lines is written."""
+        """The current factor; 8 means that every 8th line is written."""
         return int(_THINNING ** (self._num_bytes // self._part_bytes))
 
     def write(self, documents: Iterable[str]) -> None:
-        """Append the documents, one per line, without buffering."""
+        """Append JSON documents to the file, one per line, without buffering."""
         text = "".join([f"{each}\n" for each in documents])
         if not text:
             return

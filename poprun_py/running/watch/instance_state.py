@@ -38,9 +38,9 @@ class Snapshot:
         started: The time when the program started, on the clock of the instance's host.
         is_counting: Whether the program counts its steps and activities.
         spent: The total time spent on each of ``ACTIVITIES``.
-        activity: The index of the current activity in ``ACTIVITIES``. It began ``lasting`` seconds
-            ago.
-        timed: The number of training steps that have a duration.
+        activity: The index in ``ACTIVITIES`` of the current activity, which began ``lasting``
+            seconds ago.
+        timed: The number of training steps whose duration was measured.
         steps: The durations of the last training steps, the oldest first.
         own: The durations of the last ten training steps, without waiting for other instances.
         step: The number of the last completed training step, which had ``loss``; None if unknown.
@@ -73,7 +73,7 @@ class Snapshot:
 
     @classmethod
     def of(cls, message: Mapping[str, Any]) -> Snapshot | None:
-        """Create a snapshot from a wrapper's message; None if the wrapper was lost."""
+        """Create a snapshot from a wrapper's message; None if the wrapper's connection was lost."""
         now = message.get("now")
         if now is None:
             return None
@@ -122,7 +122,7 @@ class InstanceState:
 
     Attributes:
         step: The number of the last completed training step, which had ``loss``; None if unknown.
-        num_steps: The number of training steps that have a duration.
+        num_steps: The number of training steps whose duration was measured.
         step_seconds: The median duration of the last training steps; 0 before the first timed step.
         p95_seconds: The 95th percentile of the durations of the last training steps.
         own_seconds: The median duration of the last ten training steps, without waiting for other
@@ -178,7 +178,8 @@ class InstanceState:
             phase=now.phase,
             step=now.step,
             num_steps=now.timed,
-            # ``samples`` includes the first step, which is not timed, so one more step is counted.
+            # ``samples`` includes the samples of the first step, which is not timed, so the number
+            # of timed steps is increased by one.
             samples_per_second=now.samples / (now.timed + 1) / mean if mean else 0.0,
             step_seconds=median(now.steps),
             p95_seconds=percentile(now.steps, _P95),

@@ -17,7 +17,7 @@ from poprun_py.running.watch.stragglers import Straggler, slowest, stragglers
 
 # The seconds between rounds for --live and recorders, the seconds between rounds that only look for
 # stragglers, and the seconds from the start of the job to the first search for stragglers. Short
-# jobs end before this search.
+# jobs end before the first search for stragglers.
 _SHOWN_SECONDS, _SECONDS, _FIRST_SECONDS = 1.0, 2.0, 10.0
 # In large jobs, rounds are further apart, so that at most this many answers arrive per second and
 # the launcher has time for its other work.
@@ -115,8 +115,8 @@ class _ObservedInstance:
             self._set_state(replace(self.state, phase=_ENDED))
             return
         last = self.last or snapshot
-        # Take memory and CPUs from the snapshot before, because a process that has ended lacks
-        # them.
+        # Take memory and CPUs from the previous snapshot, because the last one was made after the
+        # process had ended.
         whole = replace(
             snapshot,
             memory_bytes=max(snapshot.memory_bytes, last.memory_bytes),
@@ -140,8 +140,8 @@ class JobObserver:
     Args:
         pid: The process id of the launcher.
         ask: A function that asks an instance for a snapshot, which ``observed`` receives later.
-        tell: A function that reports a straggler to the user. It is called once for each instance
-            and cause.
+        tell: A function that reports a straggler to the user. The function is called once for each
+            instance and cause.
         show: A function that shows the view after each round, for ``--live``; None without it.
         epoch: A function that returns the seconds from the epoch to time 0 of the launcher's clock.
     """
@@ -206,7 +206,7 @@ class JobObserver:
         self._answered(index, now)
 
     def request(self, reply: Callable[[JobView], None], now: float) -> None:
-        """Start a round. When it ends, call ``reply`` with the resulting view."""
+        """Start a round. When the round ends, call ``reply`` with the resulting view."""
         self._replies.append(reply)
         self._begin_round(now)
 
@@ -284,7 +284,7 @@ class JobObserver:
             self._end_round(now)
 
     def _end_round(self, now: float) -> None:
-        """End a round after all answers or the time-out. Report stragglers, and pass on a view."""
+        """End a round, report stragglers, and pass a view on to recorders and requests."""
         self._awaited.clear()
         self._unasked.clear()
         self._ask_at = float("inf")

@@ -81,7 +81,7 @@ class JobView(Displayed):
         return {**self._head(), "instances": [state.to_json() for state in self.instances]}
 
     def json_text(self) -> str:
-        """Return the view as JSON text, joined from the cached texts of the instance states."""
+        """Return the view as JSON text, built from the cached JSON texts of the instance states."""
         instances = ", ".join([state.json_text() for state in self.instances])
         return f'{json.dumps(self._head())[:-1]}, "instances": [{instances}]}}'
 

@@ -20,8 +20,8 @@ class StepRecord:
         at: The time when the step ended, in seconds since the epoch, on the launcher's clock.
         step: The number of training steps done, including those before a loaded checkpoint.
         seconds: The duration since the end of the previous step in seconds, without the time for
-            compiling, validating and saving. It is 0 for a program's first step, whose start is
-            unknown.
+            compiling, validating and saving. For a program's first step, whose start is unknown,
+            ``seconds`` is 0.
         own_seconds: ``seconds`` without the time that the instance waited for other instances.
         samples: The number of samples that the instance trained on; 0 if unknown.
         every: The number of steps that this record stands for; above 1 in a file that omits steps.
@@ -72,12 +72,12 @@ class StepReader:
     """Converts the messages of one instance's wrapper to step records.
 
     The reader estimates the difference between the host's clock and the launcher's clock. Each
-    answer gives bounds for it, because the host read its clock after the launcher's request and
-    before the answer arrived. The estimate changes only if it is outside the bounds, so a delayed
-    answer does not shift the times of steps.
+    answer gives bounds for this difference, because the host read its clock after the launcher's
+    request and before the answer arrived. The estimated difference changes only if it is outside
+    the bounds, so a delayed answer does not shift the times of steps.
 
     Attributes:
-        lost: The number of steps without a record, because they were too quick to be reported.
+        lost: The number of steps that followed each other too quickly to be recorded.
     """
 
     def __init__(self, index: int) -> None:
@@ -120,7 +120,10 @@ class StepReader:
 
 
 class Recorder(Protocol):
-    """The interface of recorders. The supervisor's loop calls the methods, which must not block."""
+    """The interface of recorders.
+
+    The supervisor's loop calls the methods of a recorder, so they must not block.
+    """
 
     def steps(self, records: Sequence[StepRecord], /) -> None:
         """Receive new steps of one instance, in order."""

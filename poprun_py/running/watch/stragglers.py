@@ -55,7 +55,7 @@ class Straggler:
         median_seconds: The median of ``own_seconds`` over all instances of the job.
         is_slow: Whether the other instances lose a noticeable part of each step by waiting for this
             one.
-        cause: The likely cause, such as ``it swaps``; empty if unknown.
+        cause: The likely cause, such as ``it swaps``; empty if it is unknown.
         detail: A text with measured values that support the cause; empty if unknown.
     """
 
@@ -69,7 +69,7 @@ class Straggler:
 
     @property
     def reason(self) -> str:
-        """The cause, followed by its detail in parentheses."""
+        """The cause of the slowness, followed by its detail in parentheses."""
         return f"{self.cause} ({self.detail})" if self.detail else self.cause
 
     @property
@@ -152,8 +152,8 @@ def _costs_time(lost: float, usual: float, own: float, waiting: float) -> bool:
 
     Args:
         lost: The seconds of each step that the others lose. This instance's step is longer than the
-            median one by at least this time, and the others wait longer than this instance by at
-            least this time.
+            median one by at least this time, and the others wait at least this much longer than
+            this instance.
         usual: The seconds of the median instance's step without waiting.
         own: The seconds of this instance's step without waiting.
         waiting: The seconds that this instance waits longer than the instance that waits least.
@@ -234,7 +234,8 @@ class _Peers:
     def _reason(self, state: InstanceState, excess: float) -> tuple[str, str]:
         """Return the likely cause of ``excess`` seconds per step, and its detail.
 
-        Causes on the host are checked first, because they prolong every activity.
+        Causes on the host, such as swapping, are checked first, because they prolong every
+        activity.
         """
         longer = partial(self._longer, state)
         most, second = [*self._most_swapped, 0, 0][:2]
