@@ -1,11 +1,11 @@
 """poprun-py, a launcher that starts the instances of a distributed job under MPI.
 
-This module has the public names of the Python API. The module of a name is imported when the name
-is first used, so that ``--help`` and the wrapper process of each instance start quickly.
+This package exports the names of the Python API. The module that defines a name is imported when
+the name is first used, so that ``--help`` and the wrapper process of each instance start quickly.
 """
 
-# A copy of typing.TYPE_CHECKING. The wrapper process of each instance imports this package before
-# it starts the user's program, and importing typing would delay that.
+# False at run time, like typing.TYPE_CHECKING. The wrapper process of each instance imports this
+# package before it starts the user's program, and importing typing would delay the program.
 TYPE_CHECKING = False
 
 if TYPE_CHECKING:

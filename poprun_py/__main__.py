@@ -1,6 +1,6 @@
 """The entry point of ``poprun-py`` and ``python -m poprun_py``.
 
-Before it imports the command line, it makes Ctrl-C end the process without a traceback.
+Ctrl-C during the imports ends the process without a traceback.
 """
 
 from __future__ import annotations

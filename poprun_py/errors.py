@@ -18,7 +18,7 @@ import difflib
 import errno
 from collections.abc import Iterable, Iterator
 
-# Advice for a user whose limit of processes is reached. The limit also counts threads.
+# Advice for a user whose limit of processes is reached. This limit also counts threads.
 PROCESSES_ADVICE = (
     "raise the limit of processes (ulimit -u, or pids.max of the control group), or start fewer "
     "instances"
@@ -65,8 +65,8 @@ class TimeLimitError(LaunchError):
 def nearest(word: str, accepted: Iterable[str]) -> str:
     """Return ``; did you mean X?`` with the accepted word that is most similar to ``word``.
 
-    The text is empty if no accepted word is similar. Letter case is ignored, and hyphens equal
-    underscores.
+    The text is empty if no accepted word is similar. The comparison ignores letter case, and treats
+    hyphens like underscores.
     """
     spelled = {_folded(each): each for each in accepted}
     close = difflib.get_close_matches(_folded(word), spelled, n=1, cutoff=0.6)
@@ -91,7 +91,7 @@ def start_errors(problem: str) -> Iterator[None]:
 
 
 def explain_os_error(error: OSError, problem: str) -> str:
-    """Return a message: ``problem``, the reason of ``error``, and advice for reached limits."""
+    """Return ``problem`` with the operating system's reason, and advice if a limit was reached."""
     said = f"{error.filename}: {error.strerror}" if error.filename else error.strerror or str(error)
     if error.errno == errno.EMFILE:
         # The launcher has already raised its soft limit to the hard limit.

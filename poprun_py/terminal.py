@@ -49,7 +49,7 @@ def command_name() -> str:
 
 
 def can_erase(environ: Mapping[str, str]) -> bool:
-    """Return whether the terminal can erase and rewrite a line, which TERM=dumb cannot."""
+    """Return whether the terminal can erase and rewrite a line. A TERM=dumb terminal cannot."""
     return environ.get("TERM") != "dumb"
 
 
@@ -74,7 +74,7 @@ class UnwritableError(Exception):
 def prepare_streams() -> None:
     """Open the standard descriptors that are closed, and make stdout accept every character.
 
-    A command calls this function first.
+    A command calls this function before it opens files or prints.
     """
     _open_closed_descriptors()
     _print_any_text()
@@ -82,7 +82,7 @@ def prepare_streams() -> None:
 
 def exit_with(code: int) -> NoReturn:
     """Flush stdout and stderr, and end this process with ``code`` even if flushing fails."""
-    # The work is done, so another Ctrl-C must not change the exit code.
+    # The command has done its work, so another Ctrl-C must not change the exit code.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):
@@ -150,7 +150,7 @@ def may_be_lost() -> Iterator[None]:
 
 
 def _begin_stdout_anew() -> None:
-    """Drop the text buffered in stdout, because each later flush would fail on it again."""
+    """Drop the text buffered in stdout, because each later flush would fail again."""
     stream = sys.stdout
     if isinstance(stream, io.TextIOWrapper):
         sys.stdout = open(  # noqa: SIM115 (the descriptor outlives it)
@@ -192,8 +192,8 @@ def _write_to_stderr(text: str) -> None:
 class PrintedHelp(_Command):
     """A base class for click commands that print their help with ``print_out``.
 
-    A command lists it before the click class among its bases. click's own ``echo`` would raise a
-    plain OSError, which does not tell that stdout is the cause.
+    A command lists this class before the click class among its bases. If stdout cannot be written,
+    ``print_out`` raises UnwritableError, but click's own ``echo`` would raise a plain OSError.
     """
 
     def get_help_option(self, ctx: click.Context) -> click.Option | None:
@@ -246,9 +246,10 @@ class Console:
         print_error(f"{command_name()}: {sentence}")
 
     def waiting(self, seconds: float, reason: str) -> None:
-        """Show why the job waits. The launcher calls this repeatedly during the wait.
+        """Show why the job waits. The launcher calls this method repeatedly while a job waits.
 
-        On a terminal, one line is rewritten. Other outputs get a line when the reason changes.
+        On a terminal, each call rewrites the same line. Other outputs get a new line when the
+        reason changes.
 
         Args:
             seconds: The seconds that the job has waited so far.
@@ -283,7 +284,7 @@ def can_print(text: str) -> bool:
 
 
 def exit_code_of(command: Callable[[], int]) -> int:
-    """Run a command and return its exit code. If it raises an error, print the error as one line.
+    """Run a command and return its exit code. An error that the command raises is printed.
 
     LaunchError, UnwritableError, OSError and KeyboardInterrupt are converted to exit codes.
     """

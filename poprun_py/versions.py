@@ -34,7 +34,7 @@ def version_text(form: str) -> str:
 
 
 def versions(*, full: bool) -> dict[str, str]:
-    """Return a dict with the version of poprun-py, and with ``full`` of all packages and Python."""
+    """Return the version of poprun-py; with ``full``, also of Python and all dependencies."""
     found = {"poprun-py": _OURS}
     if full:
         found |= {"popdist-py": _OURS, "python": platform.python_version()}

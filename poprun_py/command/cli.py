@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from poprun_py.planning.launch_plan import LaunchPlan
     from poprun_py.running.supervise.job import LaunchResult
 
-# The subcommands. The module of each has ``main(words)`` and a click command.
+# The subcommands. Each subcommand has a module with ``main(words)`` and a click command.
 COMMANDS = ("report", "compare", "scale")
 # The values of --print-topology that show CPUs. Below the topology, the launch then prints the CPUs
 # that the kernel reports for each instance.
@@ -170,7 +170,7 @@ def _launch(config: LaunchConfig) -> int:
     planned = saved or plan(config)
     if config.export_config is not None:
         return 0
-    return _run_job(config, planned)  # raises a UsageError, because no program was given
+    return _run_job(config, planned)  # raises an error, because no program was given
 
 
 def _show_plan(config: LaunchConfig, saved: LaunchPlan | None) -> int:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class _OncePerWarning(Console):
-    """A console for several launches. It prints each warning once, and logs all other messages."""
+    """A console for several launches, which prints each warning once and logs other messages."""
 
     def __init__(self, *, is_verbose: bool) -> None:
         super().__init__(is_verbose=is_verbose, prints_bindings=False)

@@ -157,7 +157,7 @@ def _close_input() -> None:
 
 
 def _parse(words: Sequence[str]) -> _Arguments | None:
-    """Return the parsed command line. If it has --help, print the help and return None.
+    """Return the parsed command line. With --help, print the help and return None.
 
     Raises:
         UsageError: An argument is not accepted.

@@ -51,7 +51,7 @@ class Attempts:
 
     Args:
         planned: The plan of the first attempt.
-        record: The record of the run.
+        record: The RunRecord in which the attempts are recorded.
         console: The console that prints the launcher's messages.
         lease: The cores of the job on this machine, the same for all attempts.
         partition: The IPUs of the job, the same for all attempts; None without a pod.
@@ -80,8 +80,8 @@ class Attempts:
         self._output_folder = output_folder
         self._on_attempt = on_attempt
         self._stdin_position = standard_input.position()
-        # The time.monotonic() at which the time limit starts. The seconds for which the job was
-        # paused are added to it.
+        # The start of the time limit, in seconds of time.monotonic(). After the job was paused, the
+        # start of the time limit is moved forward by the length of the pause.
         self._began = time.monotonic()
 
     def run(self, count: int) -> LaunchResult:
@@ -125,7 +125,7 @@ class Attempts:
         Args:
             result: The result of the attempt that failed.
             restart: The number of the restart, from 1.
-            seconds: The pause before the restart.
+            seconds: The pause before the restart, in seconds.
         """
         from poprun_py.launching.failure_report import report_text
 
@@ -218,8 +218,8 @@ def _command(
             {
                 **of_all,
                 **planned.channel_variables(index),
-                # The partition may differ from the planned partition, so its variables replace the
-                # planned ones. The user's variables replace both.
+                # The job's partition may differ from the planned partition, so its variables
+                # replace the planned variables. The user's variables replace all others.
                 **(partition.variables(index) if partition is not None else {}),
                 **dict(each.user_env),
             }
@@ -308,7 +308,8 @@ def _leases(planned: LaunchPlan, run_id: str, *, is_restart: bool) -> dict[int, 
                 "numa_nodes": sorted(share.numa_nodes),
                 "program": short_name(planned.config.program),
                 "run_id": run_id,
-                # Another job may have taken the cores before a restart, which then shares them.
+                # Another job may have taken the cores before a restart. The restarted job then
+                # shares the cores with that job.
                 "may_share": planned.config.share_cores or is_restart,
                 "within": planned.environ.get(RUN_ID, ""),
             }
@@ -340,10 +341,10 @@ def _explain_failed_start(planned: LaunchPlan) -> str:
     """Ask the hosts why a launch did not start. mpirun's messages seldom name the reason.
 
     Returns:
-        Sentences about possible causes; empty if every host looks well.
+        Sentences about possible causes; empty if all hosts pass the checks.
 
     Raises:
-        StartError: A host shows the cause.
+        StartError: The checks have found the cause on a host.
     """
     from poprun_py.machines.probe import diagnose
 

@@ -87,7 +87,7 @@ def traceback_of(stderr: str) -> str:
 def _traceback_start(stderr: str) -> int | None:
     """Return the start index of the last traceback in ``stderr``.
 
-    If other exceptions led to it, return the index of the first one's traceback.
+    If other exceptions led to the last one, return the start index of the first exception.
     """
     matches = list(_TRACEBACK.finditer(stderr)) or list(_NOT_PYTHON.finditer(stderr))
     if not matches:
@@ -102,7 +102,7 @@ def _traceback_start(stderr: str) -> int | None:
 def stderr_excerpt(stderr: str) -> list[str]:
     """Return the end of ``stderr`` that explains a failure.
 
-    It begins with the last traceback, but has at least 20 and at most 60 lines.
+    The excerpt begins with the last traceback, but has at least 20 and at most 60 lines.
     """
     lines = _drawn_lines(stderr)
     start = _traceback_start(stderr)
@@ -111,7 +111,7 @@ def stderr_excerpt(stderr: str) -> list[str]:
 
 
 def _drawn_lines(stderr: str) -> list[str]:
-    """Return the lines that are not empty. A progress bar is one line, with its last state."""
+    """Return the lines that are not empty. Of a progress bar, only the last state is returned."""
     drawn = (line.rstrip().rpartition("\r")[2] for line in stderr.split("\n"))
     return [line for line in drawn if line]
 
@@ -249,7 +249,7 @@ def _collateral(result: LaunchResult) -> str:
 
 
 def _compared(other: InstanceResult, first: InstanceResult) -> str:
-    """Return ``with the same traceback`` if both failed equally, and ``after it`` if not."""
+    """Compare a failure with the first one: ``with the same traceback`` or ``after it``."""
     mine, theirs = _normal_traceback(other), _normal_traceback(first)
     return "with the same traceback" if mine and mine == theirs else "after it"
 

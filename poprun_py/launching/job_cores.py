@@ -61,7 +61,7 @@ if TYPE_CHECKING:
 # millisecond. Jobs further back in the queue poll less often, so that many waiting jobs do not
 # disturb the running jobs.
 _POLL_SECONDS, _MOST_POLL_SECONDS = 0.2, 2.0
-# The seconds between two queries of the other hosts. Each query makes an ssh connection.
+# The seconds between two queries of the other hosts. A query opens an ssh connection to each host.
 _POLL_HOSTS_SECONDS = 3.0
 _MUTEX_HELD = "another process keeps its mutex locked"
 
@@ -95,7 +95,7 @@ def lease_as_planned(planned: LaunchPlan, console: Console, wait: Wait) -> Lease
         UsageError: POPRUN_LEASES does not name a folder.
     """
     share = share_of_plan(planned)
-    # A plan may be made for another machine, but only CPUs of this one can be leased.
+    # A plan may be made for another machine, but only CPUs of this machine can be leased.
     here = frozenset(os.sched_getaffinity(0)) & share.cpus
     share = share._replace(cpus=here)
 
@@ -226,7 +226,7 @@ class _ShareLease:
         self._problem = ""  # the reason why a lease cannot be written
 
     def take(self) -> Leased:
-        """Take the lease when its cores are free and the jobs ahead in the queue have theirs."""
+        """Wait until the cores are free and the jobs ahead in the queue are served; then lease."""
         try:
             while True:
                 is_over = self._wait.is_over
@@ -251,7 +251,10 @@ class _ShareLease:
         return leased
 
     def _try(self, *, is_last: bool) -> tuple[LeaseTable | None, Leased | None]:
-        """Take the lease or join the queue. The table is None if the mutex was not free in time."""
+        """Try once to take the lease; if the cores are not free, join the queue.
+
+        The returned table is ``None`` if the mutex was not free in time.
+        """
 
         def decide(table: LeaseTable) -> tuple[LeaseTable, Leased | None]:
             leased = self._take_from(table)
@@ -269,10 +272,7 @@ class _ShareLease:
             return None, None
 
     def _take_from(self, table: LeaseTable) -> Leased | None:
-        """Lease free cores; if they are too few and the job may share cores, lease its whole share.
-
-        Return None if the job cannot have cores yet.
-        """
+        """Lease free cores or, if the job may share cores, its whole share; None if both fail."""
         share = None if table.ahead_of(self._place) else self._share_beside(table.held_cpus)
         is_shared = share is None and self._config.share_cores
         if is_shared:
@@ -289,7 +289,7 @@ class _ShareLease:
         return share, lease
 
     def _say_what_others_hold(self, table: LeaseTable, share: HostShare) -> None:
-        """Tell the user which cores other jobs hold if that changed the placement; else log it."""
+        """Report the cores that other jobs hold; only log them if the placement is unaffected."""
         if self._problem:
             _warn_of_no_leases(self._problem, self._console)
         if not table.held_cpus:

@@ -53,8 +53,8 @@ _POLL_SECONDS = 0.3
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.01, 1.0
 # The seconds after which a wait for a new partition is reported to a user at a terminal.
 _SILENT_SECONDS = 1.0
-# The most decisions before the job is refused. A decision is made again if another job has taken
-# the IPUs after it was made.
+# The most decisions before the job is refused. The launcher decides again if another job has taken
+# the IPUs in the meantime.
 _MOST_DECISIONS = 5
 
 
@@ -62,7 +62,7 @@ _MOST_DECISIONS = 5
 
 
 def planned_partition(config: LaunchConfig, environ: Mapping[str, str]) -> PartitionDecision | None:
-    """Return the decision which partition a launch would use; None if no pod is configured.
+    """Return the decision about the partition of a launch; None if no pod is configured.
 
     If the pod does not answer, the decision is a refusal.
     """
@@ -324,7 +324,8 @@ class _JobPartition:
         if decision.action is Action.CREATE:
             return self._create(decision)
         if decision.action is Action.UPDATE:
-            # Recorded before the call, because a signal can interrupt the call after the removal.
+            # The old partition is recorded first, because a signal can interrupt the call below
+            # after the removal.
             self._replaced = decision.partition
             self._store.remove_partition(decision.name)
             return self._create(decision)
@@ -338,7 +339,8 @@ class _JobPartition:
     def _create(self, decision: PartitionDecision) -> Partition:
         request = decision.request
         assert request is not None
-        # Recorded before the call, because a signal can interrupt the call after the creation.
+        # The new name is recorded first, because a signal can interrupt the call below after the
+        # creation.
         self._created, self._created_at = request.name, 0.0
         self._is_removed_at_end = decision.removes
         try:

@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
 _WANDB_GROUP: Final = "WANDB_RUN_GROUP"
 _TENSORBOARD_FOLDER: Final = "tensorboard"
-# Environment variables that name the Weights & Biases run of the user's program. The launcher
-# writes another run, which must not get the same name.
+# Environment variables that name the Weights & Biases run of the user's program. The launcher's own
+# Weights & Biases run must not get the same name.
 _OF_ONE_RUN: Final = ("WANDB_RUN_ID", "WANDB_RESUME")
 
 
@@ -89,7 +89,7 @@ class JobMetrics:
         if self._listener is not None:
             self._endpoint = self._start_endpoint(first, self._listener)
             host, port = self._listener.getsockname()
-            self._listener.close()  # the process has its own copy
+            self._listener.close()  # the endpoint process has its own copy of the socket
             tell(f"metrics are served at http://{host}:{port}/metrics")
 
     def begin(self, restart_count: int) -> tuple[Recorder, ...]:
@@ -112,7 +112,7 @@ class JobMetrics:
     def variables(self, run_id: str) -> dict[str, str]:
         """Return the environment variables about metrics that the programs get.
 
-        They put the programs' own Weights & Biases runs into the group of the launcher's run.
+        The variables put the programs' Weights & Biases runs into the group of the launcher's run.
         """
         if not any(each.tool == WANDB for each in self._destinations):
             return {}

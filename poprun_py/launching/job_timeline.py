@@ -1,7 +1,7 @@
 """The timeline of a run, which merges the spans of all attempts into one trace.
 
 With --output-dir, the spans are kept in the run's folder, where they remain if the launcher is
-killed. Without --output-dir, they are in temporary folders.
+killed. Without --output-dir, the spans are in temporary folders.
 """
 
 from __future__ import annotations
@@ -48,15 +48,16 @@ class JobTimeline:
         self._path: Path | None = None
         self._folders: list[Path] = []
         self._held: list[JobFolder] = []  # temporary folders, used without --output-dir
-        self._first = 1  # the attempt number of the first folder
         self._has_dropped = False
+        self._first = 1  # the attempt number of the first folder of spans
         self._is_in_run = False
         if config.timeline is not None:
             is_auto = config.timeline == AUTO
             self._is_in_run = is_auto and run_folder is not None
             given = TIMELINE_FILE if is_auto else config.timeline
             self._path = (run_folder or Path()) / given if is_auto else Path(given)
-            # The path is checked before the job starts. An error after the job would be too late.
+            # The path is checked before the job starts. An error at the end of the job would come
+            # too late.
             folder = self._path.parent
             if not folder.is_dir() or self._path.is_dir() or not os.access(folder, os.W_OK):
                 raise UsageError(
@@ -87,7 +88,7 @@ class JobTimeline:
         """Write the trace; return None without --timeline, or if no program started.
 
         Raises:
-            OSError: The trace cannot be written. ``keep`` then keeps the folders of the spans.
+            OSError: The trace cannot be written. The caller can then keep the spans with ``keep``.
         """
         if self._path is None or not self._folders:
             return None

@@ -1,7 +1,7 @@
 """The launch of a job, which is planned, gets cores and IPUs, and runs in one or more attempts.
 
-The command line, the process of the Python API and ``poprun-py scale`` all call ``launch``. It runs
-in their process, which therefore gets the signals.
+The command line, the launcher process of the Python API and ``poprun-py scale`` call ``launch``,
+which runs the job in the calling process. That process therefore gets the signals.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Request:
     """A job to launch, with its environment and outputs.
 
     Attributes:
-        job: The options of a launch, which is planned first; or a plan, which runs as it is.
+        job: The options of a launch, which is planned first; or a plan, which runs unchanged.
         environ: The launcher's environment; None for the environment of this process.
         output_folder: A folder for the instances' output, used if --output-dir is not given.
         descriptors: The descriptors to which the instances' stdout and stderr are written.
@@ -67,9 +67,9 @@ def launch(
     on_plan: OnPlan | None = None,
     on_attempt: OnAttempt | None = None,
 ) -> LaunchResult:
-    """Launch a job and return its result. At the return, all processes of the job have ended.
+    """Launch a job, wait until all its processes have ended, and return its result.
 
-    The job is restarted after a failure as often as --max-restarts allows. While it runs, the
+    The job is restarted after a failure as often as --max-restarts allows. While the job runs, the
     working folder of this process is the folder of the plan.
 
     Args:
@@ -108,8 +108,8 @@ def launch(
 def _planned(request: Request, console: Console, wait: Wait) -> tuple[LaunchPlan, Lease | None]:
     """Return the plan of a request and the lease of its cores.
 
-    For a request that already has a plan, None replaces the lease. The caller leases the cores
-    after it has checked the plan's folder and program.
+    For a request that already has a plan, the lease is ``None``: the caller leases the cores after
+    it has checked the plan's folder and program.
     """
     if isinstance(request.job, LaunchConfig):
         return plan_and_lease(request.job, request.environ, console, wait)

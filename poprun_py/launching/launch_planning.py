@@ -1,6 +1,7 @@
 """Planning of a launch for the present hosts, machines, MPI and pod.
 
-Pure functions in poprun_py/planning make the decisions. This module collects their input.
+Pure functions in poprun_py/planning make the decisions. This module collects the input for these
+functions.
 """
 
 from __future__ import annotations
@@ -58,9 +59,9 @@ def plan(
 ) -> LaunchPlan:
     """Return the plan of everything that launching ``config`` would do, without starting anything.
 
-    If the job does not fit the real machines, the plan has a warning. The plan can be shown, but
-    not launched here. If ``config`` describes machines that the job does not fit, UsageError is
-    raised.
+    If the job does not fit the real machines, the plan has a warning. A plan with this warning can
+    be shown, but not launched here. If ``config`` describes machines that the job does not fit,
+    UsageError is raised.
 
     Args:
         config: The options of the launch.
@@ -68,8 +69,8 @@ def plan(
         mpi: The MPI to use; by default the installed MPI.
         hosts: The hosts for the instances; by default the hosts that ``config`` names, else the
             hosts that the environment names, else this machine.
-        contact_hosts: Whether to connect to the other hosts, as a launch does. If not, the plan
-            uses the hardware that earlier launches recorded for these hosts.
+        contact_hosts: Whether to connect to the other hosts, as a launch does, or to use the
+            hardware that earlier launches recorded for these hosts.
 
     Raises:
         UsageError: The options, hosts and machines do not fit together.
@@ -143,7 +144,7 @@ def _gather(
     contact_hosts: bool,
     before: LaunchPlan | None = None,
 ) -> _Gathered:
-    """Gather the input of a plan. The partition and IPU-Link domains of ``before`` are kept."""
+    """Gather the input of a plan; keep the partition and IPU-Link domains of a plan ``before``."""
     if not isinstance(config, LaunchConfig):
         raise UsageError(f"{config!r} cannot be planned: expected a LaunchConfig")
     environ = os.environ if environ is None else environ
@@ -171,7 +172,7 @@ def _gather(
 def _partition_of(
     config: LaunchConfig, environ: Mapping[str, str], *, is_launch: bool
 ) -> PartitionDecision | None:
-    """Return the decision which partition a launch would use; None if no pod is configured.
+    """Return the decision about the partition of a launch; None if no pod is configured.
 
     Raises:
         StartError: A launch cannot get its IPUs, even if it waits for them.
@@ -182,7 +183,8 @@ def _partition_of(
 
     use = planned_partition(config, environ)
     if use is not None and is_launch and use.is_refused:
-        # The job waits for IPUs after it has its cores. This fixed order prevents deadlock.
+        # The job waits for IPUs after it has its cores. The fixed order (cores before IPUs)
+        # prevents deadlock.
         if use.busy and config.wait_for_resources is not None:
             return use
         raise StartError(use.reason)
@@ -192,7 +194,7 @@ def _partition_of(
 def _ilds_of(config: LaunchConfig, use: PartitionDecision | None) -> int | None:
     """Return the number of a partition's IPU-Link domains.
 
-    Return None if the number of instances is not a multiple of it.
+    Return None if the number of instances is not a multiple of the number of domains.
     """
     found = use.num_ilds if use is not None else None
     return found if found is not None and config.num_instances % found == 0 else None
@@ -213,7 +215,7 @@ def without_lost_hosts(
 
     Args:
         planned: The plan of the attempt that failed.
-        result: The result of that attempt.
+        result: The result of the attempt that failed.
         warn: A function that takes warnings about the new plan.
         lease: The cores that the job keeps on this machine.
     """
@@ -223,7 +225,7 @@ def without_lost_hosts(
     if not lost or not left:
         return planned
     try:
-        # The job keeps its partition.
+        # On fewer hosts, the job keeps its partition.
         gathered = _gather(
             planned.config, planned.environ, None, left, contact_hosts=True, before=planned
         )

@@ -28,8 +28,8 @@ from poprun_py.running.supervise.job import (
 
 REPORT_VERSION = 2
 _MOST_OF_REASON: Final = 200
-# The keys of an attempt that a brief report keeps. Their values do not grow with the number of
-# instances.
+# The keys of an attempt that a brief report keeps. The values of these keys do not grow with the
+# number of instances.
 _BRIEF: Final = {
     *("number", "folder", "restart_count", "hosts", "began_at", "ended_at"),
     *("exit_code", "cause", "seconds"),
@@ -49,7 +49,7 @@ def run_report(
     attempts: Sequence[Mapping[str, Any]],
     ending: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Return the report of a run. Without ``ending``, it says that the run is still running.
+    """Return the report of a run. Without ``ending``, the report says that the run is running.
 
     Args:
         plan: The plan of the run.

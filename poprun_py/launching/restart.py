@@ -24,7 +24,7 @@ def backoff_seconds(restart: int) -> float:
 def pause(seconds: float) -> int:
     """Wait before a restart; return the number of the signal that ended the wait early, or 0.
 
-    SIGUSR2 is meant for the programs. It is ignored here, because no program runs during the wait.
+    SIGUSR2 is meant for the programs, so it is ignored while no program runs.
     """
     numbers = {signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2}
     if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:

@@ -4,7 +4,7 @@
     DIR/20260131-120000-1a2b3c/report.json
     DIR/20260131-120000-1a2b3c/attempt-1/
 
-The launcher does not delete files in this folder. It writes the report when an attempt begins and
+The launcher does not delete files in this folder. The report is written when an attempt begins and
 when an attempt has ended. A launcher that was killed therefore leaves a report with its host and
 process id.
 """
@@ -158,7 +158,8 @@ class RunFolder:
         """Make the folder of an attempt and return its path.
 
         Returns:
-            The path; None if the folder cannot be made. A restart then continues without a folder.
+            The path; None if the folder for a restart cannot be made. The restart then continues
+            without a folder.
 
         Raises:
             UsageError: The folder of the first attempt cannot be made.

@@ -124,7 +124,7 @@ class RunRecord:
 
     def refuse(self, error: LaunchError) -> None:
         """Record that the programs of the attempt did not start, which ends the run."""
-        self._write_timeline()  # with the spans of earlier attempts
+        self._write_timeline()  # the timeline has the spans of earlier attempts
         if self._folder is not None:
             self._folder.refuse(error)
 
@@ -229,7 +229,7 @@ def new_run_id(environ: Mapping[str, str]) -> str:
     """Return the name of a new run, which is the user's ``POPRUN_RUN_ID`` or a generated one.
 
     A generated name begins with the time in UTC, so that runs of all hosts sort by time. Inside an
-    instance of another job, the variable is the name of that job and is not used.
+    instance of another job, ``POPRUN_RUN_ID`` is the name of that job and is not used.
 
     Raises:
         UsageError: The user's name cannot be the name of a folder.

@@ -13,7 +13,7 @@ from poprun_py.terminal import Console
 class Wait:
     """The time that a job may wait for other jobs, as --wait-for-resources says.
 
-    A launch has one object, so waiting for cores and then for IPUs has one common limit.
+    A launch has one Wait, so waiting for cores and then for IPUs has one common limit.
 
     Args:
         config: The options, which say whether and how long the job may wait.

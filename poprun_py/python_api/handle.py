@@ -61,7 +61,7 @@ class JobHandle(Generic[T]):
         self._is_stopping = False
         self._reading_lock = threading.Lock()
         self._value: tuple[T] | None = None
-        # Called by `close`, when the handle is freed, or at exit.
+        # Removes the job's folder when `close` is called, the handle is freed, or Python exits.
         self._remove_folder = weakref.finalize(self, _remove, folder, self._owner)
         _stop_jobs_at_exit()
         with _running_lock:
@@ -102,9 +102,9 @@ class JobHandle(Generic[T]):
 
         Args:
             instance: The index of an instance; None for the output of all instances with tags, as
-                the command shows it.
+                ``poprun-py`` shows it.
             stream: ``"stdout"`` or ``"stderr"``; None for an instance's stdout followed by its
-                stderr. If only a stream is given, the stream of each instance, in order.
+                stderr. If only a stream is given, the output has this stream of each instance.
 
         Raises:
             UsageError: The instance or stream does not exist, or the end of ``with`` has removed
@@ -172,8 +172,8 @@ class JobHandle(Generic[T]):
             timeout: The most seconds to wait; None for no limit.
 
         Returns:
-            For a function, the list of the values that it returned in each instance, by index; for
-            a program, the LaunchResult.
+            For a function, the list of its return values, ordered by the index of the instance;
+            for a program, the LaunchResult.
 
         Raises:
             JobFailedError: The job failed without an exception of the function.
@@ -214,7 +214,7 @@ class JobHandle(Generic[T]):
         import asyncio
 
         self._require_owner()
-        with contextlib.suppress(LaunchError):  # `result` raises this error
+        with contextlib.suppress(LaunchError):  # `result` raises the job's error
             await asyncio.wrap_future(self._launcher.outcome)
 
     # --- stopping the job -----------------------------------------------------------------
@@ -286,7 +286,7 @@ class JobHandle(Generic[T]):
             raise interrupt
 
     def _ask_to_end(self, number: int) -> None:
-        """Send the launcher a signal. A second signal makes it kill the remaining processes."""
+        """Send the launcher a signal. A second signal makes the launcher kill the job."""
         with self._stopping_lock:
             was_asked, self._is_stopping = self._is_stopping, True
         if not self.done() and (number == signal.SIGINT or not was_asked):
@@ -343,7 +343,7 @@ def _instance_indices(instance: object, total: int) -> range | tuple[int, ...]:
 
 
 def _checked_seconds(name: str, value: object, least: float = -math.inf) -> float | None:
-    """Return ``value`` as seconds, at most as many as threads can wait; None for no limit.
+    """Return ``value`` as a number of seconds that is not too long for threads; None for no limit.
 
     Raises:
         UsageError: The value is not a number, or is below ``least``.
@@ -358,7 +358,7 @@ def _checked_seconds(name: str, value: object, least: float = -math.inf) -> floa
 
 # --- the end of the calling program -------------------------------------------------------
 
-# The running jobs, keyed by the futures of their outcomes. This dict also keeps the jobs whose
+# The running jobs, keyed by the futures of their outcomes. The dict also keeps the jobs whose
 # handles the calling program has dropped.
 _running: dict[futures.Future[LaunchResult], JobHandle[Any]] = {}
 _running_lock = threading.Lock()
@@ -394,7 +394,8 @@ def _stop_all() -> None:
 def _disconnect_all() -> None:
     """Close the channels to the launchers in a forked process.
 
-    While these copies are open, a launcher does not notice that the process that started it ended.
+    While a forked process has a channel open, the launcher does not notice that the process that
+    started it has ended.
     """
     global _running_lock
     for job in _running.values():

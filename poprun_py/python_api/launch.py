@@ -75,19 +75,19 @@ def launch(
             plan that has a program.
         args: The positional arguments of the function, the same for every instance.
         kwargs: The keyword arguments of the function.
-        log: A function that gets each line of the launcher's log, in a thread of its own. By
+        log: A function that gets each line of the launcher's log, called in a separate thread. By
             default the log is written to stderr if ``verbosity`` enables it.
         warn: A function that gets each warning; by default warnings are written to stderr.
         tell_binding: A function that gets each instance's CPU binding, as the kernel reports it; by
             default bindings are written to the log.
-        environ: The environment of the job; by default the environment of this process, or of the
-            plan.
+        environ: The environment of the job; by default the environment of the plan if ``target`` is
+            a plan, else of this process.
         descriptors: Two open file descriptors that receive the instances' stdout and stderr.
         options: Options of the command line, named like the fields of LaunchConfig.
 
     Returns:
-        For a function, the list of the values that it returned in each instance, by index; for a
-        program, its result, which may be a failure (``raise_for_failure``).
+        For a function, the list of its return values, ordered by the index of the instance. For a
+        program, its LaunchResult, whose ``raise_for_failure`` raises an error if the job failed.
 
     Raises:
         UsageError: An option is wrong, or does not fit the hosts and machines. No program started.
@@ -161,12 +161,12 @@ def start(
         args: The positional arguments of the function, the same for every instance.
         kwargs: The keyword arguments of the function.
         show: Whether the output of the instances is shown as it is written. The handle's
-            ``output`` returns it in any case.
+            ``output`` returns their output in any case.
         log: A function that gets each line of the launcher's log, as for ``launch``.
         warn: A function that gets each warning, as for ``launch``.
         tell_binding: A function that gets each instance's CPU binding, as for ``launch``.
-        environ: The environment of the job; by default the environment of this process, or of the
-            plan.
+        environ: The environment of the job; by default the environment of the plan if ``target`` is
+            a plan, else of this process.
         options: Options of the command line, named like the fields of LaunchConfig.
 
     Raises:

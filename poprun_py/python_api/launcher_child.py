@@ -76,7 +76,7 @@ class LauncherChild:
         self._reported: LaunchResult | LaunchError | None = None
         self._channel, theirs = Channel.pair()
         stdin, stdout, stderr = streams
-        # The process inherits the blocked signals, which stay pending until it has its handlers.
+        # The launcher process starts with these signals blocked, until it has its handlers.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, _BLOCKED_SIGNALS)
         try:
             with start_errors("the launcher's process cannot be started"):

@@ -1,7 +1,7 @@
 """The program of a launcher process: ``python -P launcher_process.py DESCRIPTOR``.
 
-It receives the request for a job from the descriptor, runs the job, and sends its result. Python is
-given the path of this file, because a module in the user's folder could hide the package.
+The program receives the request for a job from the descriptor, runs the job, and sends its result.
+Python is given the path of this file, because a module in the user's folder could hide the package.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def main() -> NoReturn:
             if request.folder is not None:
                 folder = JobFolder.join(request.folder)
             channel.signal_end(HANGUP_ONCE)
-            # The kernel sends no signal if the other end was closed before the call above.
+            # The kernel sends no signal if the other end was closed before signal_end was called.
             if channel.is_closed:
                 raise _Stopped(HANGUP_ONCE)
             from poprun_py.python_api.run_request import run_request
@@ -70,7 +70,7 @@ def main() -> NoReturn:
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):
             stream.flush()
-    # Skip the interpreter's own clean-up, which takes longer than the steps above.
+    # os._exit skips the interpreter's own clean-up, which is slow.
     os._exit(0)
 
 
@@ -88,7 +88,8 @@ def _catch_signals() -> None:
 
 
 def _ignore_signals() -> None:
-    # With SIG_IGN, Python would print an error for a signal that arrived just before.
+    # With SIG_IGN instead of a handler, Python would print an error for a signal that arrived just
+    # before this call.
     for number in _ENDING_SIGNALS:
         signal.signal(number, lambda *_: None)
 

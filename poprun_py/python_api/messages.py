@@ -4,7 +4,8 @@ A message is a length in four bytes, then a pickled pair of kind and value. Unpi
 because both processes belong to one user, and other processes cannot connect to the sockets.
 Messages contain data of the instances only as text and numbers.
 
-The program sends one message, ``request`` (a JobRequest). The launcher process sends these:
+The program sends one message, ``request`` (a JobRequest). The launcher process sends messages of
+these kinds:
 
     waiting               the resources that the job waits for, as text; empty after the wait
     attempt               an Attempt that begins
@@ -129,7 +130,7 @@ class Channel:
 
     @property
     def is_closed(self) -> bool:
-        """Whether the other end is closed; valid only after its last message was received."""
+        """Whether the other end is closed; valid only after all its messages were received."""
         try:
             return self._socket.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) == b""
         except BlockingIOError:

@@ -46,7 +46,7 @@ def summary_of(result: LaunchResult) -> str:
     if result.first_failure is not None and not (result.timed_out or result.hung):
         return instance_text(result.first_failure, verb="failed first")
     code = result.exit_code
-    # An exit code above 128 means, as in a shell, 128 plus the number of the signal.
+    # As in a shell, the exit code of a job that a signal ended is 128 plus the signal's number.
     reason = result.explanation or describe(128 - code if 128 < code < 192 else code)
     return f"the job ended{after}: {reason}"
 

@@ -28,7 +28,7 @@ from poprun_py.running.supervise.job import InstanceResult, LaunchResult
 from poprun_py.running.watch.job_view import COLUMNS, JobView, headline, row_of, table_lines
 
 _DEFAULT_WIDTH = 100
-# The most rows of a table. For a larger job, it shows the instances with the longest steps.
+# The most rows of a table. The table of a larger job shows the instances with the longest steps.
 _MOST_ROWS = 64
 
 summary_of = results.summary_of

@@ -1,6 +1,6 @@
 """Files that tell the calling program why the call of an instance failed.
 
-A file holds the pickled exception, if it can be pickled, and the traceback as text.
+Each file holds the pickled exception, if it can be pickled, and the traceback as text.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def write_failure(
 
 
 def _print(text: str) -> None:
-    # The function may have closed or replaced stderr.
+    # The user's function may have closed or replaced stderr.
     with contextlib.suppress(Exception):
         print(text, end="", file=sys.stderr, flush=True)  # noqa: T201
 
@@ -117,7 +117,7 @@ class Failure:
             error = self._file.load()
         except Exception:
             return None
-        # In the calling program, a KeyboardInterrupt or SystemExit would have another meaning.
+        # A KeyboardInterrupt or SystemExit of an instance must not end the calling program.
         return error if isinstance(error, Exception) else None
 
 

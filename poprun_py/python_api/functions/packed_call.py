@@ -51,7 +51,7 @@ class Call:
         args: Sequence[object] = (),
         kwargs: Mapping[str, object] | None = None,
     ) -> Call:
-        """Pickle a call. Large arrays in its arguments are not copied.
+        """Pickle a function and its arguments, without copying large arrays.
 
         Args:
             function: A function, which may be a closure, a lambda, or defined in a notebook.
@@ -138,7 +138,7 @@ def _refusal(
 def _parts(
     function: Callable[..., object], args: Sequence[object], kwargs: Mapping[str, object]
 ) -> Iterator[tuple[str, Any]]:
-    """Yield a description and the value of each argument and of each variable that it uses."""
+    """Yield a description and the value of each argument, and of each variable of the function."""
     for number, value in enumerate(args):
         yield f"argument {number} ({type(value).__name__})", value
     for key, value in kwargs.items():
@@ -155,7 +155,8 @@ def _parts(
 def _sources(function: object) -> dict[str, list[str]]:
     """Return the source lines of the code that is not in a file, such as cells of a notebook.
 
-    The result maps the name of the code to its lines, which the instances' tracebacks show.
+    The result maps the name of each piece of code to its lines, which the instances' tracebacks
+    show.
     """
     used = [function]
     if isinstance(function, FunctionType):
@@ -166,7 +167,7 @@ def _sources(function: object) -> dict[str, list[str]]:
 
 
 def _module_path() -> list[str]:
-    """Return the absolute folders of ``sys.path``; instances will search the same folders."""
+    """Return the absolute folders of ``sys.path``, where the instances search for modules too."""
     paths = []
     for entry in sys.path:
         # Skip entries that are not strings, and relative paths if the working folder was removed.

@@ -3,8 +3,8 @@
     pickle | buffers, each at a multiple of 64 bytes | JSON index | index length | CRC-32 | mark
 
 Arrays are written directly from their memory and read by mapping the file, so neither process
-copies them. The CRC-32 covers all bytes before it. A file is refused if it is incomplete, changed,
-or writable by other users. New files have mode 0600.
+copies them. The CRC-32 covers all preceding bytes of the file. A file is refused if it is
+incomplete, changed, or writable by other users. New files have mode 0600.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from popdist_py.own_files.owner import NotOwnFileError, check_own
 
 # The alignment of buffers in bytes, the same as NumPy and torch use for their own memory.
 _ALIGNMENT = 64
-# Smaller files are read, not mapped, because each mapping keeps a descriptor open.
+# Files below this size are read, not mapped, because each mapping keeps a descriptor open.
 _LEAST_MAPPED_BYTES = 1 << 20
 _MARK = b"\x93poprun2"
 # The formats of the index's length, and of the last bytes of a file: the CRC-32 and the mark.
@@ -54,11 +54,11 @@ class PackedFile:
     def load(self) -> Any:
         """Return the value.
 
-        Its arrays are private copy-on-write pages of the file. They can be changed, and stay valid
-        when the file is removed.
+        Arrays in the value are private copy-on-write pages of the file. The arrays can be changed,
+        and stay valid when the file is removed.
 
         Raises:
-            Exception: Any exception of unpickling.
+            Exception: Any exception that unpickling raises.
         """
         return pickle.loads(self._stream, buffers=self._buffers)
 
@@ -68,7 +68,7 @@ def write_packed(path: Path, head: dict[str, Any], value: object) -> None:
 
     Raises:
         OSError: The file cannot be written.
-        Exception: Any exception of pickling the value.
+        Exception: Any exception that pickling the value raises.
     """
     from poprun_py.python_api.functions.pickling import pickle_into
 
@@ -113,7 +113,7 @@ def create(path: Path) -> Iterator[ChecksummedFile]:
 def append_buffers(
     file: ChecksummedFile, head: dict[str, Any], buffers: Sequence[pickle.PickleBuffer]
 ) -> None:
-    """Write the part of a file after its pickle: buffers, index, CRC-32 and mark."""
+    """Write the buffers, index, CRC-32 and mark that follow the pickle in a file."""
     pickle_bytes = file.size
     places = []
     for buffer in buffers:

@@ -1,8 +1,8 @@
 """Pickling with large arrays in separate buffers, and the search for unpicklable parts of a value.
 
-cloudpickle makes the pickles. It pickles by value the objects that are defined in ``__main__`` (a
-script or a notebook) or inside a function. ``with_its_module`` does the same for a function of a
-module that a new Python process could not import. Other objects are pickled by name.
+cloudpickle pickles by value the functions and classes that are defined in ``__main__`` (a script or
+a notebook) or inside a function. ``with_its_module`` makes it also pickle by value a function of a
+module that a new Python process could not import. Other functions and classes are pickled by name.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def pickle_into(file: SupportsWrite[bytes], value: object) -> list[PickleBuffer]
     """Write the pickle of a value, and return the buffers of its arrays, which are not copied.
 
     Raises:
-        Exception: Any exception of the value's own pickling, mostly TypeError or PicklingError.
+        Exception: Any exception that pickling the value raises, mostly TypeError or PicklingError.
     """
     buffers: list[PickleBuffer] = []
     _Pickler(file, _PROTOCOL, buffers.append).dump(value)
@@ -69,8 +69,8 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
 def _with_typed_storage(reduced: tuple[Any, ...], torch: Any) -> tuple[Any, ...]:
     """Return the result of a tensor's ``__reduce_ex__`` with a typed instead of an untyped storage.
 
-    For its newer dtypes (float8 and unsigned integers), torch pickles an untyped storage but
-    expects a typed storage when it unpickles.
+    For newer dtypes (float8 and unsigned integers), torch pickles an untyped storage but expects a
+    typed storage when it unpickles.
     """
     make, (storage, *rest), *state = reduced
     if type(storage) is not torch.UntypedStorage:
@@ -131,7 +131,7 @@ def _is_importable(module: ModuleType) -> bool:
     return found is not None and found.origin == getattr(module.__spec__, "origin", None)
 
 
-# --- values that cannot be pickled ------------------------------------------------------------
+# --- search for the part of a value that cannot be pickled ------------------------------------
 
 
 def pickling_problem(value: object) -> str:

@@ -24,23 +24,23 @@ from poprun_py.python_api.functions.packed_file import IncompleteFileError, open
 from poprun_py.running.supervise.file_transfer import place_of_call
 from poprun_py.running.supervise.job import InstanceResult, LaunchResult, describe
 
-# The most failed instances that notes describe in addition to the first one.
+# The most failed instances other than the first one that the notes describe.
 _MOST_OTHERS = 8
 
 
 def read_results(folder: Path, result: LaunchResult) -> list[Any]:
     """Return the values that the function returned in each instance, by index.
 
-    Arrays in these values stay valid when the folder is removed.
+    Arrays in the values stay valid when the folder is removed.
 
     Args:
         folder: The folder with the file of the pickled call.
         result: The result of the job.
 
     Raises:
-        Exception: The exception that the function raised in the instance that failed first. Its
-            cause is the traceback of that instance. Its notes name the instance, its host, and
-            the other instances that failed.
+        Exception: The exception that the function raised in the instance that failed first. The
+            exception's cause is the traceback of that instance. The exception's notes name the
+            instance, its host, and the other instances that failed.
         UsageError: The folder has been removed.
         JobFailedError: An instance failed without an exception of the function, or the value or
             exception of an instance cannot be unpickled.
@@ -134,7 +134,7 @@ def _ended(first: InstanceResult | None, result: LaunchResult) -> JobFailedError
 
 
 def _notes(others: dict[int, Failure], result: LaunchResult) -> Iterator[str]:
-    """Yield notes about the instances that failed in addition to the first one."""
+    """Yield notes about the failed instances other than the first one."""
     if others:
         word = "instance" if len(others) == 1 else "instances"
         yield f"{len(others)} other {word} failed too:"

@@ -2,8 +2,8 @@
 
 The program reads the call, runs it, and writes its result. The launcher passes the paths of the
 files in environment variables. The program unpickles only files of this job, which the launcher
-sends only to instances that know the job's secret. It is a script, so that it also runs where the
-package is not installed.
+sends only to instances that know the job's secret. The program is a script, so that it also runs
+where the package is not installed.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def _load(path: Path) -> tuple[Callable[..., object], tuple[object, ...], dict[s
     """Set ``sys.path`` and ``sys.argv`` as in the calling program, and unpickle the call.
 
     Raises:
-        Exception: Any exception of unpickling.
+        Exception: Any exception that unpickling raises.
     """
     from poprun_py.python_api.functions.packed_file import open_packed
 
@@ -66,7 +66,7 @@ def _load(path: Path) -> tuple[Callable[..., object], tuple[object, ...], dict[s
 
 
 def _write_result(prefix: str, value: object) -> int:
-    """Write the function's result, or the reason why that fails, and return the exit code."""
+    """Write the function's result, or why it cannot be written, and return the exit code."""
     from poprun_py.python_api.functions.failures import KEEPING, RESULT, write_failure
     from poprun_py.python_api.functions.packed_file import write_packed
     from poprun_py.python_api.functions.pickling import path_to_problem
