@@ -23,10 +23,13 @@ _TITLES: Final[Mapping[str, str]] = {
 MEASURES: Final[Mapping[str, str]] = {
     SAMPLES: "samples per second of all instances, without the first steps of each",
     STEPS: (
-        "steps per second; the samples of a step are not known, so each replica is assumed to have "
-        "equally many"
+        "steps per second; the number of samples in a step is unknown, so it is assumed to be the "
+        "same on each replica"
     ),
-    SECONDS: "the duration of the whole run, as if each did the same work; no run counts steps",
+    SECONDS: (
+        "the duration of the whole run, because no run counts steps; all runs are assumed to do "
+        "the same work"
+    ),
 }
 _SCALINGS: Final[Mapping[str, str]] = {
     "strong": "strong scaling: the global batch is the same",
@@ -65,7 +68,7 @@ def scaling_lines(
         blocks: Whether bars are drawn with Unicode block characters, not with ``#``.
     """
     columns = scaling_columns(comparison, bar_length=_bar_length(width), blocks=blocks)
-    measure = f"median of each count, by {MEASURES[comparison.measure]}"
+    measure = f"median for each number of instances, by {MEASURES[comparison.measure]}"
     return [
         *_table_lines(columns, width=width, colour=colour),
         *_notes(comparison, measure),

@@ -53,7 +53,7 @@ class AttemptFiles:
         return self.folder / "looks.jsonl"
 
     def values(self) -> list[Path]:
-        """Return the files of logged values, one for each instance."""
+        """Return the files with logged values, one for each instance."""
         return sorted(self.folder.glob("instance-*.values.jsonl"))
 
     def outputs(self) -> list[Path]:

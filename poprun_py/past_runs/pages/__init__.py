@@ -1,1 +1,1 @@
-"""HTML pages that show one run, compared runs or a scaling, and that work without a network."""
+"""HTML pages that show one run, compared runs or the scaling of a program, without a network."""

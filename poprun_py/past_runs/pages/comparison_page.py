@@ -77,7 +77,7 @@ def scaling_page(comparison: Comparison, counts: Sequence[int]) -> str:
     return page(
         f"Scaling of {program}",
         [Section("Speed by instances", parts), Section("Runs", [Sentence(names)])],
-        lead=f"{', '.join(map(str, counts))} instances; median of each count, by "
+        lead=f"{', '.join(map(str, counts))} instances; median for each number, by "
         f"{MEASURES[comparison.measure]}.",
         opening=[*_facts(comparison), *map(Alert, comparison.remarks)],
     )

@@ -177,7 +177,7 @@ class KeyboardInput:
         self.is_there, self._terminal = False, None
 
     def let_go(self) -> None:
-        """Restore the terminal's modes, because the launcher stops or ends."""
+        """Restore the terminal's modes, because the launcher is suspended or ends."""
         if self._terminal is not None:
             self._watch(False)
             self._terminal.restore()

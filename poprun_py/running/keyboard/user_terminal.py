@@ -1,6 +1,6 @@
 """The user's terminal, and the modes (flags and control characters) of terminals.
 
-The kernel stops a background process that reads or sets its terminal, so the launcher does both
+The kernel suspends a background process that reads or sets its terminal, so the launcher does both
 only in the foreground. Other programs may be in the foreground as well, such as the pager of
 ``poprun-py ... | less``. If several programs are in the foreground, the program that has set the
 terminal's modes reads the terminal.
@@ -158,7 +158,7 @@ class UserTerminal:
         return False
 
     def fileno(self) -> int:
-        """Return the terminal's descriptor, which is readable when the user has typed."""
+        """Return the terminal's descriptor, which becomes readable when the user types."""
         return self._descriptor
 
     def close(self) -> None:
@@ -209,7 +209,7 @@ class UserTerminal:
                 self.modes = Modes.of(termios.tcgetattr(self._descriptor))
 
     def restore(self) -> None:
-        """Restore the terminal's own modes, before the launcher stops or ends."""
+        """Restore the terminal's own modes, before the launcher is suspended or ends."""
         self.set(self.own_modes)
         self._is_in_foreground = False
 

@@ -13,8 +13,8 @@ from poprun_py.running.watch.instance_state import ACTIVITIES, InstanceState, me
 from poprun_py.running.watch.job_view import JobView
 from poprun_py.running.watch.records import StepRecord
 
-# The least seconds between two documents. Views come about once per second, and this time is
-# shorter so that each view is sent.
+# The least seconds between two documents, which is less than the second between two views, so that
+# each view is sent.
 _APART_SECONDS: Final = 0.9
 # With more instances than this, charts show the least, the median and the greatest value of all
 # instances, not one value for each.

@@ -32,7 +32,7 @@ def listen(port: int, option: str) -> socket.socket:
 
     Args:
         port: The port.
-        option: The name of the option, for the error message.
+        option: The name of the option that the error message mentions.
 
     Raises:
         UsageError: The port cannot be used.

@@ -155,7 +155,7 @@ class MetricsProcess:
         self._process.stdout.close()
         troubles = []
         if is_killed:
-            troubles.append(f"{self._what} did not end in time: the last numbers may be missing")
+            troubles.append(f"{self._what} did not end in time: the last metrics may be missing")
         elif self._process.returncode:
             troubles.append(f"{self._what} ended early, with exit code {self._process.returncode}")
         elif self._num_dropped:

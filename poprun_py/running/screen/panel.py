@@ -17,8 +17,8 @@ Size = tuple[int, int] | None
 # of output are held, the output is written immediately.
 _PAUSE_SECONDS, _MAX_HELD = 0.1, 1 << 14
 _SAVE, _RESTORE = b"\x1b7", b"\x1b8"
-# The code _DOWN moves down one row in the same column, and scrolls at the bottom. The code
-# _NEXT_ROW moves to the beginning of the next row.
+# The escape code _DOWN moves the cursor down one row in the same column, and scrolls at the bottom.
+# The escape code _NEXT_ROW moves the cursor to the beginning of the next row.
 _DOWN, _NEXT_ROW = b"\x1bD", b"\x1b[1E"
 _ERASE_FROM_HERE = b"\x1b[J"
 
@@ -49,7 +49,7 @@ class Panel:
         self._drawn_at = float("-inf")
 
     def write(self, data: bytes) -> None:
-        """Write output above the panel, or hold it if the panel was drawn just before."""
+        """Write output above the panel, or hold it if the panel was drawn less than 0.1 s ago."""
         self._held += data
         if not self._lines or len(self._held) > _MAX_HELD:
             self._write_frame(time.monotonic())
@@ -115,9 +115,9 @@ class Panel:
         is_entered, self._is_entered, self._is_drawn = self._is_entered, False, False
         if is_entered:
             return _ERASE_FROM_HERE
-        # Erase only from the next row on, because text to the right of the cursor may belong to a
-        # line that is being rewritten. Scroll first, because the cursor may be in the last row if
-        # the window has been made lower.
+        # Erase the screen only from the next row on, because text to the right of the cursor may
+        # belong to a line that is being rewritten. Scroll the screen first, because the cursor may
+        # be in the last row if the window has been made lower.
         return _DOWN + _up(1) + _SAVE + _NEXT_ROW + _ERASE_FROM_HERE + _RESTORE
 
     def _drawn(self) -> bytes:

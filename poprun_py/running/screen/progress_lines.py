@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 
-# The time between two lines that show a progress bar. This time is short enough to see progress,
-# and long enough to keep the log of a day small.
+# The seconds between two lines that show a progress bar, so that a user sees progress and the log
+# of a day stays small.
 INTERVAL_SECONDS = 10.0
 # A redrawn line with more bytes than this is not a progress bar, so it is passed on unchanged.
 _MOST_OF_LINE = 1 << 16
@@ -81,7 +81,7 @@ class ProgressLines:
     def _take(self, text: bytes, move: bytes, now: float, shown: bytearray) -> None:
         """Process some text, and the code after it that ends a line or moves the cursor."""
         if text and self._has_just_moved_down:
-            # Ordinary text below the bars shows that they have ended.
+            # Ordinary text below the progress bars shows that the bars have ended.
             self._end_bar(now, shown)
         self._has_just_moved_down = False
         is_end = move.endswith(b"\n")

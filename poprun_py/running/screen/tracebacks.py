@@ -21,7 +21,7 @@ _HEADER = rf"(?:\[rank\d+\]: ?)?(?:  \+ Exception Group )?{re.escape(_BEGIN)}"
 _PLACE = r'  File "[^"\n]+", line \d+'
 _START = re.compile(rf"(?:{_HEADER}|^{_PLACE})[ ]*(?=\r?\n|\Z)".encode(), re.M)
 _START_LINE = re.compile(rf"{_HEADER}|{_PLACE}$")
-# The line between two chained tracebacks.
+# The line that Python writes between two chained tracebacks.
 _CHAIN = re.compile("The above exception was the direct cause|During handling of the above")
 # The last line of a traceback is the first line that is not indented. An exception group ends with
 # a horizontal rule.

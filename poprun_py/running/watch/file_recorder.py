@@ -27,17 +27,17 @@ _THINNING: Final = 8
 class FileRecorder:
     """Appends steps to ``steps.jsonl`` and views to ``looks.jsonl``, which only the user can read.
 
-    When a file has 64 MiB, only every 8th line is written from then on, after 128 MiB only every
-    64th, and so on. These lines contain the factor, such as 8, with the key ``every``. Steps are
-    written if their number is divisible by the factor. The last view is always written. ``close``
-    must be called at the end of the job.
+    When a file has reached 64 MiB, only every 8th line is written from then on. After 128 MiB only
+    every 64th line is written, and so on. These lines contain the factor, such as 8, with the key
+    ``every``. Steps are written if their number is divisible by the factor. The last view is always
+    written. ``close`` must be called at the end of the job.
     """
 
     def __init__(self, folder: Path, part_bytes: int = _PART_BYTES) -> None:
         self._steps = _JsonLines(folder / "steps.jsonl", part_bytes)
         self._views = _JsonLines(folder / "looks.jsonl", part_bytes)
         self._num_views = 0
-        self._skipped: tuple[JobView, float] | None = None  # the last view, if it was not written
+        self._skipped: tuple[JobView, float] | None = None  # the last view, if not written yet
 
     def steps(self, records: Sequence[StepRecord]) -> None:
         """Write new steps of one instance.

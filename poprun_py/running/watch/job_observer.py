@@ -95,7 +95,7 @@ class _ObservedInstance:
 
         The first state covers the time since the program started.
         """
-        if snapshot is None or not snapshot.memory_bytes:  # the program has just ended
+        if snapshot is None or not snapshot.memory_bytes:  # the program has ended meanwhile
             return
         last, with_steps = self.last, self.last_with_steps
         self.has_new_steps = snapshot.timed > (with_steps.timed if with_steps else 0)

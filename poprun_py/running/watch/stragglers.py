@@ -241,11 +241,11 @@ class _Peers:
         most, second = [*self._most_swapped, 0, 0][:2]
         most_of_others = second if state.swap_bytes == most else most
         if state.swap_bytes > most_of_others:
-            return "it swaps", f"{bytes_text(state.swap_bytes)} of its memory are on the disk"
+            return "it swaps", f"{bytes_text(state.swap_bytes)} of its memory is on the disk"
         if longer("throttled") > _EXPLAINS * excess:
             detail = f"its control group had used up its CPU time {state.throttled:.0%} of the time"
             return "its host throttles it", detail
         if longer("queued") > _EXPLAINS * excess:
-            return "it shares its CPUs", f"it waited for one {state.queued:.0%} of the time"
+            return "it shares its CPUs", f"it waited for a CPU {state.queued:.0%} of the time"
         worst = max(_CAUSES, key=longer)
         return _CAUSES[worst], f"{state.share(worst):.0%} of its time"

@@ -78,7 +78,7 @@ def test_a_process_that_does_not_read_is_never_waited_for(started, monkeypatch):
     assert sent[0]
     assert not sent[-1]
     assert process.finish(told.append) == [
-        "the test did not end in time: the last numbers may be missing"
+        "the test did not end in time: the last metrics may be missing"
     ]
     assert process._process.poll() is not None
     assert told == ["waiting for the test, 0 s at most"]
@@ -97,7 +97,7 @@ def test_ctrl_c_ends_the_wait(started):
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
-    assert troubles == ["the test did not end in time: the last numbers may be missing"]
+    assert troubles == ["the test did not end in time: the last metrics may be missing"]
 
 
 def test_dropped_documents_of_a_slow_process_are_reported(started, tmp_path):
