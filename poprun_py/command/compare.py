@@ -101,7 +101,7 @@ def _show(comparison: Comparison, runs: Sequence[RecordedRun], values: dict[str,
 
 
 def _read(names: Sequence[str], parent: str) -> list[RecordedRun]:
-    """Read the runs with these names.
+    """Read the records of the runs with the given names.
 
     Raises:
         UsageError: A run does not exist or is given twice, or there are fewer than two.

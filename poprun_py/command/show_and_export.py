@@ -195,7 +195,7 @@ def _topology(form: str, planned: LaunchPlan) -> str:
 
 
 def _look() -> TextStyle:
-    """Return the style of text pictures on standard output."""
+    """Return the style (colour, characters, width) of text drawings on standard output."""
     from poprun_py.planning.views.text_drawing import BOX_CHARACTERS, TextStyle
 
     return TextStyle(

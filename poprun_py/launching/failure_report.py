@@ -249,7 +249,7 @@ def _collateral(result: LaunchResult) -> str:
 
 
 def _compared(other: InstanceResult, first: InstanceResult) -> str:
-    """Compare a failure with the first one: ``with the same traceback`` or ``after it``."""
+    """Return ``with the same traceback`` or, if it differs from the first one's, ``after it``."""
     mine, theirs = _normal_traceback(other), _normal_traceback(first)
     return "with the same traceback" if mine and mine == theirs else "after it"
 

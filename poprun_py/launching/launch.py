@@ -1,7 +1,8 @@
 """The launch of a job, which is planned, gets cores and IPUs, and runs in one or more attempts.
 
 The command line, the launcher process of the Python API and ``poprun-py scale`` call ``launch``,
-which runs the job in the calling process. That process therefore gets the signals.
+which runs the job in the calling process. The calling process therefore gets signals such as
+SIGINT.
 """
 
 from __future__ import annotations

@@ -161,7 +161,7 @@ def start(
         args: The positional arguments of the function, the same for every instance.
         kwargs: The keyword arguments of the function.
         show: Whether the output of the instances is shown as it is written. The handle's
-            ``output`` returns their output in any case.
+            ``output`` returns the output in both cases.
         log: A function that gets each line of the launcher's log, as for ``launch``.
         warn: A function that gets each warning, as for ``launch``.
         tell_binding: A function that gets each instance's CPU binding, as for ``launch``.

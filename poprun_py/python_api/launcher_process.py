@@ -28,7 +28,7 @@ _ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, *_STANDARD_SIGN
 
 
 class _Stopped(KeyboardInterrupt):
-    """A signal asked the job to end before its programs ran."""
+    """Raised when a signal asks the job to end before its programs run."""
 
     def __init__(self, number: int) -> None:
         super().__init__()

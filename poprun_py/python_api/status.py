@@ -19,9 +19,9 @@ class JobStatus(Displayed):
     """The state of a job at one time.
 
     Attributes:
-        state: ``preparing`` or, while other jobs hold the cores or IPUs that the job needs,
-            ``waiting``; ``running`` from the start of the programs; ``stopping`` after a request to
-            stop; ``ended``.
+        state: ``preparing`` before the start of the programs; ``waiting`` while other jobs hold the
+            cores or IPUs that the job needs; ``running`` after the start of the programs;
+            ``stopping`` after a request to stop; ``ended``.
         seconds: The seconds since the job was started; after its end, the duration of the job.
         pid: The process id of the job's launcher, which ``poprun-py --status`` accepts.
         run_id: The name of the run; empty until it has one.
