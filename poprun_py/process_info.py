@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 _PAGE_BYTES = 4096
 _CHUNK_BYTES = 1 << 16
 _MAX_COMMAND = 80
-# The most threads of one process that are listed.
+# The greatest number of threads that ``threads`` returns for one process.
 _MAX_THREADS = 64
 
 
@@ -21,12 +21,12 @@ class ProcessStat:
     """Some fields of /proc/PID/stat; see proc(5)."""
 
     def __init__(self, fields: list[bytes]) -> None:
-        # A letter, such as R (running), S (sleeping), T (stopped) or Z (ended).
+        # The state letter, such as R (running), S (sleeping), T (stopped) or Z (ended).
         self.state = fields[0].decode()
         self.is_alive = self.state not in "ZX"
         self.parent = int(fields[1])
         self.group = int(fields[2])
-        # In seconds, of the process and of its children that have ended.
+        # The CPU seconds of the process and of its children that have ended.
         self.cpu_seconds = sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
         self.start_ticks = int(fields[19])  # since boot
 
@@ -34,7 +34,8 @@ class ProcessStat:
 def read_stat(pid: int, thread: int | None = None) -> ProcessStat | None:
     """Return the stat fields of a process, or of one of its threads."""
     name = "stat" if thread is None else f"task/{thread}/stat"
-    # The command name, in parentheses, may contain any character. The fields follow the last ")".
+    # The command name, in parentheses, may contain any character. The other fields of the file
+    # follow the last ")".
     fields = (read_file(pid, name) or b"").rpartition(b")")[2].split()
     return ProcessStat(fields) if len(fields) > 19 else None
 
@@ -64,7 +65,7 @@ def read_file(pid: int, name: str, *, first_page: bool = False) -> bytes | None:
         while part:
             part = os.read(descriptor, _CHUNK_BYTES)
             data += part
-    except OSError:  # the process ended during the reading
+    except OSError:  # the process ended while its file was read
         return None
     finally:
         os.close(descriptor)
@@ -164,8 +165,8 @@ def process_tree(pid: int) -> list[int]:
     """Return a process and its descendants, parents first.
 
     If the kernel can list the children of a thread, the cost does not grow with the number of
-    processes on the host. The result then includes ended children that their parent has not
-    collected.
+    processes on the host. In this case, the result includes ended children that their parent has
+    not collected.
     """
     if not _lists_children(pid):
         return [pid, *descendants(pid)]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Final
 
-# Each pair has a colour for light pages and one for dark pages. People with any colour blindness
-# can tell the six colours apart, and the contrast of each with the page is at least 3;
-# test_chart_colours.py computes both.
+# Pairs of a colour for light pages and a colour for dark pages. People with any colour blindness
+# can tell the six colours apart, and each has a contrast of at least 3 with the page.
+# test_chart_colours.py checks both facts.
 _SERIES_COLOURS: Final = (
     ("#0056b4", "#68adff"),  # blue
     ("#e56713", "#ff8f4d"),  # orange

@@ -23,16 +23,15 @@ from poprun_py.display.chart_colours import (
 from poprun_py.display.page import Chart
 
 _BAR_HEIGHT, _HEIGHT_AROUND_BARS, _MOST_BARS_HEIGHT = 30, 110, 1600
-# A chart with more series than this has no legend, because the legend would be larger than the
-# chart.
+# A chart with more than 16 series has no legend, because the legend would be larger than the chart.
 _MOST_IN_LEGEND = 16
 _LEAST_BINS, _MOST_BINS = 8, 60
 # In the leftmost fifth of a histogram, the name of a mark is printed on its right, because there is
 # no room on its left.
 _LEFT_PART, _NAME_HEIGHT = 0.2, 16
-# A time axis of at least 3 hours is in hours, and an axis of at least 300 seconds in minutes.
+# A time axis of at least 3 hours is in hours. A shorter axis of at least 300 seconds is in minutes.
 _TIME_UNITS = ((3 * 3600, 3600, "hours"), (300, 60, "minutes"), (-math.inf, 1, "seconds"))
-# A line is drawn with at most this many points, because a chart is hardly wider in pixels.
+# A line is drawn with at most 1000 points, because a chart is hardly wider in pixels.
 MOST_POINTS = 1000
 _KEPT_OF_A_BUCKET = 3
 # A histogram ends at the 99 % quantile, or a little beyond, so that a few outliers do not squeeze
@@ -69,8 +68,8 @@ class Line:
 class Mark:
     """A line across the whole chart at the value ``at`` of an axis, with a name beside it.
 
-    The line is vertical, or horizontal if ``of_y``. The name of a vertical line is on its right, or
-    on its left if ``is_left``.
+    The line is vertical, or horizontal if ``of_y``. The name of a vertical line is on the right of
+    the line, or on the left if ``is_left``.
     """
 
     at: float
@@ -81,7 +80,7 @@ class Mark:
 
 @dataclass(frozen=True, slots=True)
 class Bars:
-    """A series of bars: ``values`` are the lengths, ``colour`` is the colour on a light page."""
+    """A series of bars; ``values`` are the lengths, ``colour`` is the colour on a light page."""
 
     name: str
     values: Sequence[float | None]
@@ -144,7 +143,7 @@ def over_time(
 ) -> Chart:
     """Return a line chart over the time since a run began.
 
-    The lines and vertical marks are given in seconds; the axis is in seconds, minutes or hours.
+    The arguments give times in seconds; the axis is in seconds, minutes or hours.
     """
     longest = max((float(line.xs[-1]) for line in series if line.xs), default=0.0)
     size, unit = next((size, unit) for least, size, unit in _TIME_UNITS if longest >= least)
@@ -204,7 +203,7 @@ def bars(
     unit: str,
     marks: Sequence[Mark] = (),
 ) -> Chart:
-    """Return a chart with a horizontal bar per name, from top to bottom; bars stack all series."""
+    """Return a chart with one horizontal bar for each name, in which all series are stacked."""
     data = [
         {
             "type": "bar",
@@ -297,10 +296,11 @@ def _usual_range(known: Sequence[float]) -> tuple[float, float]:
 
 
 def thinned(ys: Sequence[float | None], most: int = MOST_POINTS) -> list[int]:
-    """Return the indices of at most ``most`` points to draw, in order; ``most`` is at least 5.
+    """Choose at most ``most`` points of a line to draw; return their indices in order.
 
     The points between the first and the last are put into buckets of neighbours. Each bucket keeps
-    its least and its greatest value, so that no peak is lost, and its first gap.
+    its least value and its greatest value, so that no peak is lost. It also keeps its first gap.
+    ``most`` must be at least 5.
     """
     count = len(ys)
     if count <= most:

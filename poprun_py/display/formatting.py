@@ -1,6 +1,6 @@
 """Formatting of numbers, amounts of memory, times and lists as text, and parsing of JSON.
 
-All commands and pages use these functions, so that values of one kind look the same everywhere.
+All commands and pages use this module, so that values of one kind look the same everywhere.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ def iso_time(seconds: float) -> str:
 
 
 def iso_date_text(moment: object) -> str:
-    """Return a time in ISO format as ``2026-01-31 12:00:00 +0100``; empty if it is not a time."""
+    """Convert a time in ISO format to ``2026-01-31 12:00:00 +0100``; return "" for other values."""
     from datetime import datetime
 
     try:

@@ -4,7 +4,7 @@ A page is one file that works without a network. Its content security policy blo
 and every script except the one that draws the charts. All text in the parts of a page is escaped.
 
 Jinja2 is imported when the first page is rendered. The parts of a page are named tuples. Defining
-them as dataclasses would take up half of the time for the page of a short job.
+dataclasses instead of named tuples would take up half of the time for the page of a short job.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 _FOLDER: Final = Path(__file__).parent
 # A cell counts as a number if it is a number with or without a unit, a hyphen, or empty.
 _NUMBER: Final = re.compile(r"[-+]?[\d.,]+( ?(%|x|[kMG]?i?B|ms|s|min|h|us|W))?|-|")
-# Characters that XML forbids or browsers do not show. The opposite pattern, of all allowed
-# characters, would take ten times as long to compile.
+# Characters that XML forbids or browsers do not show. A regular expression of the allowed
+# characters would take ten times as long to compile.
 _UNSHOWABLE: Final = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")
 _PLOTLY_FILE: Final = "package_data/plotly.min.js"
-# Compression at this level takes half of the time of gzip's default level, and the result is hardly
+# Compression at level 4 takes half of the time of gzip's default level, and the result is hardly
 # larger.
 _COMPRESSION_LEVEL: Final = 4
 
@@ -154,7 +154,7 @@ class Chart(NamedTuple):
 
 
 class ChartRow(NamedTuple):
-    """Charts side by side, on screens that are wide enough."""
+    """Charts that are side by side on screens that are wide enough."""
 
     charts: Sequence[Chart]
 
@@ -287,7 +287,7 @@ def packed_plotly() -> str:
     """Return plotly's JavaScript, compressed and in base64; empty if plotly is not installed.
 
     plotly was chosen because its JavaScript is one file without dependencies. The file is read from
-    the folder of the Python package plotly. The package is not imported, because that would take
+    the folder of the Python package plotly. plotly is not imported, because its import would take
     half a second.
     """
     import base64

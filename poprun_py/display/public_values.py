@@ -1,9 +1,9 @@
 """The base class of public values that are shown as text and HTML, such as LaunchPlan.
 
-The functions that draw a value (its views) are in modules that import the value's class, so the
-class cannot import them. Instead, the root package calls ``set_views`` when a program first uses
-the Python API. Before that call, the text of a value is its ``repr``. An example is a process that
-only unpickles a result.
+The views of a value are the functions that draw it. Their modules import the value's class, so the
+class cannot import the views. Instead, the root package calls ``set_views`` when a program first
+uses the Python API. Before the call of ``set_views``, the text of a value is its ``repr``, for
+example in a process that only unpickles a result.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _load_views: Callable[[], Views] | None = None
 
 
 def set_views(load: Callable[[], Views]) -> None:
-    """Set the function that returns the views; it is called when a value is drawn."""
+    """Set the function ``load``, which returns the views and is called when a value is drawn."""
     global _load_views
     _load_views = load
 

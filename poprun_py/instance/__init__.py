@@ -1,7 +1,7 @@
 """The wrapper that mpirun starts in front of each program, on every host.
 
-The wrapper binds itself to CPUs and starts the program. It sends the program's output and progress
-to the launcher, and tells it how the program ended. The wrapper imports only standard modules that
-load quickly, because every start of an instance waits for them. On hosts other than the launcher's,
-it also imports the module for leases.
+The wrapper binds itself to CPUs and starts the program. The wrapper sends the program's output and
+progress to the launcher, and reports how the program ended. The wrapper imports only standard
+modules that load quickly, because every start of an instance waits for them. On hosts other than
+the launcher's, the wrapper also imports the module for leases.
 """

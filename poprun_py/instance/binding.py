@@ -1,7 +1,7 @@
 """Sets this process's binding to CPUs and memory nodes, and reads the binding of any process.
 
 The wrapper binds itself before it starts its program, which inherits the binding. This module has
-few imports, because it is loaded at the start of every instance. It imports ctypes only to set a
+few imports, because it is loaded at the start of every instance. ctypes is imported only to set a
 memory policy.
 """
 
@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from typing import Any
 
-# Numerical libraries read their number of threads from these variables. The launcher sets only
-# OMP_NUM_THREADS. A library prefers its own variable, so a value that the user set for a library
-# stays in force.
+# The environment variables from which numerical libraries read their number of threads. The
+# launcher sets only OMP_NUM_THREADS. A library prefers its own variable to OMP_NUM_THREADS, so a
+# value that the user set for a library stays in force.
 THREAD_VARIABLES = (
     "OMP_NUM_THREADS",
     "MKL_NUM_THREADS",
@@ -56,10 +56,11 @@ def apply_planned() -> "dict[str, Any]":
 
 
 def apply(cpus: list[int], memory_nodes: list[int]) -> "dict[str, Any]":
-    """Bind this process, and with it every program that it executes or starts.
+    """Bind this process to CPUs and memory nodes, and with it every program that it starts.
 
     If the kernel refuses the memory policy ``bind``, this function tries ``preferred``. A refusal
-    never stops the instance. The result reports it, and ``read_back`` shows the actual binding.
+    never stops the instance. The result reports a refusal, and ``read_back`` shows the actual
+    binding.
 
     Args:
         cpus: The CPUs that the process may use; empty for no change.
@@ -120,8 +121,8 @@ def _call_set_mempolicy(number: int, mode: int, nodes: list[int]) -> None:
     mask = (ctypes.c_ulong * (nodes[-1] // word_bits + 1))()
     for node in nodes:
         mask[node // word_bits] |= 1 << (node % word_bits)
-    # The kernel ignores the last bit that a caller announces (get_nodes in mm/mempolicy.c), so one
-    # more bit is announced.
+    # One more bit than needed is announced to the kernel, because it ignores the last one
+    # (get_nodes in mm/mempolicy.c).
     bits = ctypes.c_ulong(len(mask) * word_bits + 1)
     if system_call(ctypes.c_long(number), ctypes.c_long(mode), mask, bits) != 0:
         code = ctypes.get_errno()
@@ -138,14 +139,15 @@ def read_back(pid: int) -> "dict[str, Any]":
     Returns:
         A dictionary. ``ended`` tells whether the process has ended. ``cpus`` and ``memory_allowed``
         come from the process's file status. ``memory_policy`` (default, bind, preferred, ...) and
-        ``memory_nodes`` come from the first mapping in its file numa_maps. ``omp_num_threads`` (0
-        if it is not set) and ``other_threads``, the other thread variables that are set, come from
-        its environment. ``threads`` is its number of threads.
+        ``memory_nodes`` come from the first mapping in the process's file numa_maps.
+        ``omp_num_threads`` (0 if it is not set) and ``other_threads``, the other thread variables
+        that are set, come from the process's environment. ``threads`` is the number of threads of
+        the process.
     """
     variables = _environ(pid)
     policy, nodes = _memory_policy(pid)
-    # The file status is read last, because a process that is still alive then was also alive when
-    # its other files were read.
+    # The file status is read last. If the process is still alive then, its other files were read
+    # while it was alive.
     status = read_status(pid)
     return {
         "ended": status.get("State", "Z")[0] in "ZX",
@@ -161,13 +163,13 @@ def read_back(pid: int) -> "dict[str, Any]":
 
 def _memory_policy(pid: int) -> tuple[str | None, list[int]]:
     """Return the name and nodes of a process's memory policy; ``(None, [])`` if unreadable."""
-    # One page of numa_maps is enough, because it contains the first mapping. For a reader of the
-    # whole file, the kernel would walk the whole address space.
+    # One page of the file numa_maps is enough, because it contains the first mapping. Reading the
+    # whole file would make the kernel walk the whole address space.
     first = (read_file(pid, "numa_maps", first_page=True) or b"").split(b"\n", 1)[0].decode()
     _, _, rest = first.partition(" ")
     if not rest:
         return None, []
-    # The names of these two memory policies contain a blank.
+    # These two names of memory policies contain a blank.
     for name in ("prefer (many)", "weighted interleave"):
         if rest.startswith(name):
             rest = rest.replace(name, name.replace(" ", "_"), 1)

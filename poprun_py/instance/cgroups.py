@@ -30,7 +30,7 @@ def memory_state(root: str = "/", pid: int | str = "self") -> dict[str, int]:
 
 
 def process_state(root: str = "/") -> dict[str, int]:
-    """Return the limit on the number of processes, and how often the kernel refused a new process.
+    """Return this control group's limit of processes, and how often the kernel refused a process.
 
     Returns:
         A dictionary with ``refused`` and ``limit``. Unknown values are absent.
@@ -43,10 +43,11 @@ def throttled_seconds(root: str = "/") -> float:
     seconds = 0.0
     for folder, _ in _folders(root, "self", "cpu"):
         words = _read(os.path.join(folder, "cpu.stat")).split()
-        values = dict(zip(words[::2], words[1::2], strict=False))  # names alternate with numbers
-        if "throttled_usec" in values:  # microseconds, version 2
+        # The file cpu.stat contains names and numbers in turn.
+        values = dict(zip(words[::2], words[1::2], strict=False))
+        if "throttled_usec" in values:  # version 2 counts microseconds
             seconds = max(seconds, int(values["throttled_usec"]) / 1e6)
-        elif "throttled_time" in values:  # nanoseconds, version 1
+        elif "throttled_time" in values:  # version 1 counts nanoseconds
             seconds = max(seconds, int(values["throttled_time"]) / 1e9)
     return seconds
 
@@ -59,10 +60,10 @@ def _state(
     event: "tuple[str, str]",
     limit: str,
 ) -> dict[str, int]:
-    """Return the count of an event and the lowest limit that applies to a process.
+    """Return how often an event has occurred, and the lowest limit that applies to a process.
 
-    ``event`` contains the name of the event in the kernel's file and the key of its count in the
-    result. ``limit`` is the key of the limit in the result.
+    ``event`` contains the event's name in the kernel's file, and the key for the number of events
+    in the result. ``limit`` is the key of the limit in the result.
     """
     word, name = event
     state: dict[str, int] = {}
@@ -81,7 +82,7 @@ def _folders(root: str, pid: int | str, controller: str) -> "Iterator[tuple[str,
     """Yield the folders of a process's control group and its parent groups, with their version."""
     lines = _read(os.path.join(root, f"proc/{pid}/cgroup")).splitlines()
     entries = [line.split(":", 2) for line in lines if line.count(":") > 1]
-    # A controller that is mounted in version 1 of control groups does not exist in version 2.
+    # A controller, such as "memory", exists only in one of the two versions of control groups.
     named = [each for each in entries if controller in each[1].split(",")]
     for _, controllers, path in named or [each for each in entries if not each[1]]:
         version = 1 if controllers else 2

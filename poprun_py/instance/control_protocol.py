@@ -16,20 +16,22 @@ MAX_PAYLOAD = 1 << 20
 
 # --- messages from the wrapper to the launcher ----------------------------------------------------
 
-# The wrapper's first message, with token, rank, pid, host and time_ns. Instance 0 adds a free port.
+# The wrapper's first message, with token, rank, pid, host and time_ns. In the message of instance
+# 0, a free port is added.
 HELLO = b"H"
-# The program has started. The payload contains its process id and its binding.
+# The program has started. The payload contains the program's process id and binding.
 STARTED = b"S"
 # Output of the program, as raw bytes.
 STDOUT, STDERR = b"O", b"E"
-# The number of steps and other calls of the program so far. It is sent if the launcher asked for
-# progress and the number has changed.
+# The progress of the program: its number of steps and other calls so far. Progress is sent if the
+# launcher asked for it and if it has changed.
 PROGRESS = b"A"
 # The result of ActivitySampler.sample() for a program that counts no steps.
 ACTIVITY = b"I"
 # Answers the message OBSERVE with the program's time per activity, resource usage and new steps.
 OBSERVED = b"N"
-# Answers the message PROPOSE_STOP with the proposal and the number of calls of stopRequested().
+# Answers the message PROPOSE_STOP with the proposal and the number of calls of stopRequested() so
+# far.
 POLLED = b"P"
 # Answers the message DUMP_STACKS with the Python stacks of the instance's processes.
 STACKS = b"Y"
@@ -56,11 +58,11 @@ LEASED = b"L"
 # A process other than the launcher has asked the wrapper to end. The payload is the number of the
 # signal.
 STOP_SIGNAL = b"T"
-# Processes that were still running after the program had succeeded, and were killed: [[pid,
+# The processes that the program left running when it succeeded, and that were then killed: [[pid,
 # command], ...].
 LEFTOVERS = b"K"
-# The program has ended. The payload tells how, and contains its last steps. Messages with the
-# program's output may follow.
+# The program has ended. The payload tells how the program ended, and contains its last steps.
+# Messages with the program's output may follow.
 PROGRAM_ENDED = b"D"
 # The program and all of its processes have ended, and all output was sent. The payload tells how
 # the program ended.
@@ -70,8 +72,8 @@ RAW = (STDOUT, STDERR, FILE)
 
 # --- messages in both directions ------------------------------------------------------------------
 
-# A file for the program, sent before GO. The launcher sends its parts as raw bytes; an empty part
-# ends the file. The wrapper answers with the path of the file or with a problem.
+# A file for the program, sent before GO. The launcher sends the parts of the file as raw bytes; an
+# empty part ends the file. The wrapper answers with the path of the file or with a problem.
 INPUT_FILE = b"J"
 
 # --- messages from the launcher to the wrapper ----------------------------------------------------
@@ -85,20 +87,20 @@ LEASE = b"L"
 KEYS = b"k"
 # The rows and columns of the program's terminal.
 WINDOW_SIZE = b"W"
-# Creates a terminal, unless there is one, and lets the program's debugger use it. The payload
-# contains the settings of the terminal.
+# Creates a terminal for the program, unless it has one, and lets the program's debugger use it. The
+# payload contains the settings of the terminal.
 NEW_TERMINAL = b"M"
 # The user has left the debugger of some instance. The payload is the number of the call of
 # breakpoint().
 DEBUGGER_LEFT = b"V"
 # Suspends all processes of the program (true) or continues them (false).
 PAUSE = b"Z"
-# A signal to send to the program. The payload is its number.
+# A signal to send to the program. The payload is the number of the signal.
 SIGNAL = b"K"
 # Proposes a call of stopRequested() that is to stop the program. The payload is the number of the
 # call; 0 only asks for the number of calls so far.
 PROPOSE_STOP = b"Q"
-# Confirms a proposal of PROPOSE_STOP, because all instances accept it.
+# Confirms the proposed call of stopRequested(), because all instances accept the proposal.
 AGREE_STOP = b"R"
 # Asks for the clock of the wrapper's host. The payload is the launcher's monotonic nanoseconds.
 ASK_CLOCK = b"C"
@@ -111,15 +113,16 @@ BYE = b"B"
 
 # --- requests of other processes to the launcher's socket on its host -----------------------------
 
-# A child process of a wrapper asks for the launcher's standard input. The answer is one byte, sent
-# together with the descriptor of that input.
+# A child process of a wrapper asks for the launcher's standard input. The launcher answers with one
+# byte, sent together with the descriptor of its standard input.
 STDIN = b"i"
-# A command that inspects a running job asks for its Python stacks. The answer is one STACKS frame.
+# A command that inspects a running job asks for its Python stacks. The launcher answers with one
+# STACKS frame.
 INSPECT = b"I"
 
 # --- time-out, frames -----------------------------------------------------------------------------
 
-# A host that sends nothing for this many seconds is lost. Shorter stalls of the network are
+# A host that sends nothing for 15 seconds is considered lost. Shorter stalls of the network are
 # tolerated.
 LOST_AFTER_SECONDS = 15
 

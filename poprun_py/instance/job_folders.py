@@ -1,8 +1,9 @@
 """Folders of a job on one host, which are locked while they are used and removed afterwards.
 
-Killed processes leave their folders behind. The next job of the same user on that host removes
-them: the kernel's lock on a folder tells whether any process uses it, even one in another
-container. This module has few imports, because it is loaded at the start of every instance.
+Killed processes leave their folders behind. The next job of the same user on that host removes the
+folders of killed processes. The kernel's lock on a folder tells whether any process uses it, even a
+process in another container. This module has few imports, because it is loaded at the start of
+every instance.
 """
 
 import os
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 SHARED_MEMORY = "/dev/shm"
 _OPEN_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 # If another process removes a new folder before it is locked, the folder is made again, for at most
-# this many seconds. The other process may be suspended in the meantime.
+# this many seconds. The process that removes the folder may be suspended in the meantime.
 _MAKE_SECONDS = 10.0
 _PAUSE_SECONDS = 0.005
 _KINDS = ("host", "job")
@@ -41,7 +42,7 @@ def folder_name(kind: str, secret: bytes = b"") -> str:
 def memory_folder_name(token: str) -> str:
     """Return the name of a job's folder in memory, which is the same on every host.
 
-    The name is derived from the job's token but does not reveal it.
+    The folder's name is derived from the job's token but does not reveal the token.
     """
     from hmac import digest
 
@@ -54,7 +55,7 @@ def is_job_folder(path: str) -> bool:
 
 
 def _process_in(name: str) -> int | None:
-    """Return the process id in a job folder's name (0 if it has none), or None for other names."""
+    """Return the process id in a job folder's name (0 if missing), or None for other names."""
     *kind, last = name.split("-")
     if kind[:1] != ["poprun"] or len(last) != 12 or last.strip("0123456789abcdef"):
         return None
@@ -102,7 +103,7 @@ class JobFolder:
 
     @classmethod
     def join(cls, path: str) -> "JobFolder | None":
-        """Use the folder that the launcher made; return None if it does not exist or is foreign."""
+        """Use the launcher's folder at ``path``; return None if this user does not have it."""
         try:
             # If the path does not have the name of a job's folder, the folder may belong to another
             # program and must not be removed.
@@ -143,8 +144,8 @@ class JobFolder:
     def record_daemon(self, files: str, pid: int) -> None:
         """Record the folder ``files`` of MPI's daemon ``pid``, the parent of the instances.
 
-        A daemon that is killed leaves its files behind. They are then removed together with this
-        job's folder.
+        A daemon that is killed leaves its files behind. The daemon's files are then removed
+        together with this job's folder.
         """
         started = start_ticks(pid)
         if files.startswith("/") and files.endswith(f".{pid}") and started:
@@ -174,7 +175,7 @@ class JobFolder:
             self.close()
 
     def remove(self) -> None:
-        """Remove the folder, even if others use it, and the recorded files of dead daemons."""
+        """Remove the folder, even if in use, and the recorded files of daemons that have ended."""
         if self._descriptor < 0:
             return
         _empty(self._descriptor)
@@ -200,7 +201,7 @@ class JobFolder:
 
 
 def use_folders(address: str, memory_folder: str) -> list[JobFolder]:
-    """Return the folders of a job on this host, locked by this process; one in memory comes last.
+    """Lock and return the folders of a job on this host; a folder in memory comes last.
 
     Args:
         address: The launcher's address. If the launcher is on this host, it has made the folders.
@@ -216,7 +217,7 @@ def use_folders(address: str, memory_folder: str) -> list[JobFolder]:
         try:  # noqa: SIM105
             folders.append(JobFolder.make(SHARED_MEMORY, memory_folder))
         except OSError:
-            pass  # without this folder, Open MPI uses its default folder
+            pass  # without a folder in memory, Open MPI uses its default folder
     else:
         private = os.path.dirname(address.partition(":")[2])
         in_memory = os.path.join(SHARED_MEMORY, os.path.basename(private))
@@ -238,8 +239,8 @@ def remove_abandoned(locations: "Iterable[str]", dead: int = 0) -> None:
 
     Args:
         locations: The folders to search, from ``folder_locations``.
-        dead: The process id of a launcher that has ended. If given, only the folders of this
-            launcher are removed.
+        dead: The process id of a launcher that has ended. If ``dead`` is given, only the folders of
+            this launcher are removed.
     """
     for location in locations:
         try:

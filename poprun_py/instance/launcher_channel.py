@@ -19,7 +19,7 @@ _CONNECT_SECONDS = 20
 _RETRY_SECONDS = 0.05
 _NONCE_BYTES, _PROOF_BYTES = 16, 32
 _CHUNK = 1 << 16
-# While this many bytes are unsent, the wrapper does not read the program's output from its pipe.
+# While 1 MiB of messages is unsent, the wrapper does not read the program's output from its pipe.
 _MAX_UNSENT = 1 << 20
 
 
@@ -50,7 +50,8 @@ def connect(address: str, token: str) -> socket.socket:
             sys.exit(f"poprun-py: the process at {where} is not the launcher of this job")
         except ConnectionError:
             # A launcher with too many open connections closes some of them, even those of its own
-            # wrappers, because it does not know yet who is connected. The wrapper then tries again.
+            # wrappers, because it does not know yet who is connected. A wrapper whose connection is
+            # closed tries again.
             remote.close()
             if time.monotonic() > deadline:
                 raise
@@ -58,7 +59,7 @@ def connect(address: str, token: str) -> socket.socket:
 
 
 def _authenticate(connection: socket.socket, secret: bytes) -> bool:
-    """Prove to the launcher that this process knows the secret; return whether the launcher does.
+    """Prove to the launcher that we know the secret; return whether the launcher knows it.
 
     This is the caller's half of the protocol of ``popdist_py/peers/greeting.py``, which takes long
     to import.
@@ -76,7 +77,7 @@ def _authenticate(connection: socket.socket, secret: bytes) -> bool:
     if not compare_digest(proof, digest(secret, b"listener %b %b" % (own_nonce, nonce), "sha256")):
         return False
     # The protocol lets a caller append a claim about itself after the last blank. The wrapper does
-    # not append a claim.
+    # not append a claim about itself.
     connection.sendall(digest(secret, b"caller %b %b " % (own_nonce, nonce), "sha256"))
     _receive_exactly(connection, 1)
     return True
@@ -135,7 +136,7 @@ class LauncherChannel:
             self._unsent += control_protocol.pack(kind, payload)
 
     def send_now(self, kind: bytes, value: "Any") -> None:
-        """Send a message with a JSON payload and wait for that; only before ``start_polling``."""
+        """Send a message with a JSON payload without queueing it; only before ``start_polling``."""
         self._connection.sendall(control_protocol.pack(kind, dumps(value).encode()))
 
     def wait_for_messages(self) -> list[tuple[bytes, bytes]]:
@@ -169,7 +170,7 @@ class LauncherChannel:
         return len(self._unsent) >= _MAX_UNSENT
 
     def register(self, poll: "select.poll") -> None:
-        """Let ``poll`` report received data, and room for unsent data."""
+        """Register the connection with ``poll``, to receive and, if need be, to send messages."""
         if self.is_connected:
             poll.register(self._connection, select.POLLIN | (select.POLLOUT if self._unsent else 0))
 

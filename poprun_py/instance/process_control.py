@@ -40,7 +40,7 @@ def end_as_subreaper() -> None:
 
 
 def die_with_parent(parent: int, number: int = signal.SIGKILL) -> None:
-    """Let the kernel signal this process when its parent ends; exit if it has already ended."""
+    """Let the kernel signal this process when the parent ends; exit if the parent has ended."""
     _prctl(_PR_SET_PDEATHSIG, int(number))
     if os.getppid() != parent:
         os._exit(1)
@@ -50,8 +50,8 @@ def signal_when_parent_ends(number: int) -> int | None:
     """Let the kernel signal this process when its parent ends, unless it is to outlive the parent.
 
     Processes that are to outlive their parent are those under nohup, background jobs of a script
-    (they ignore SIGINT), and leaders of a session. A job of an interactive shell does not need this
-    signal either: the shell or the kernel sends it SIGHUP, unless the user has disowned the job.
+    (they ignore SIGINT), and leaders of a session. A job of an interactive shell does not need the
+    signal: the shell or the kernel sends SIGHUP to the job, unless the user has disowned it.
 
     Returns:
         The parent's process id; None if no signal was requested.
@@ -142,8 +142,8 @@ def end_mpi_daemon() -> None:
 class GracefulStop:
     """Asks a program or a job to end, waits for a grace time, and then kills it.
 
-    The supervisor stops mpirun and the instances with this class, and each wrapper stops its
-    program with it. Methods take the current time, ``now``, in seconds of ``time.monotonic``.
+    The supervisor uses this class to stop mpirun and the instances, and each wrapper uses it to
+    stop its program. Methods take the current time, ``now``, in seconds of ``time.monotonic``.
 
     Args:
         ask: The function that asks the program to end.

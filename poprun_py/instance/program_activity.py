@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from poprun_py.instance.progress_memory import ProgressMemory
     from poprun_py.instance.python_stacks import PythonStacks
 
-# A program that waits uses less than this share of one CPU, unless it waits in a busy loop.
+# A waiting program uses less than 5 % of one CPU, unless it waits in a busy loop.
 BUSY_SHARE = 0.05
 
 _MAX_PROCESSES = 64
@@ -47,11 +47,11 @@ def resource_usage(program: int) -> "dict[str, Any]":
     """Return the resources that a program and its descendants used, and how long they were delayed.
 
     Returns:
-        A dictionary. ``cpu_seconds``, ``memory_bytes`` and ``swap_bytes`` are sums over all of
-        these processes; shared memory is counted once. ``cpus`` are the CPUs that the program may
-        use. ``queued_seconds`` is the time when the main thread of the busiest process was ready to
-        run but lacked a CPU. ``throttled_seconds`` is the time when the CPU limit of the control
-        group stopped the program. Unknown values are 0.
+        A dictionary. ``cpu_seconds``, ``memory_bytes`` and ``swap_bytes`` are sums over the program
+        and its descendants; shared memory is counted once. ``cpus`` are the CPUs that the program
+        may use. ``queued_seconds`` is the time when the main thread of the busiest process was
+        ready to run but lacked a CPU. ``throttled_seconds`` is the time when the CPU limit of the
+        control group stopped the program. Unknown values are 0.
     """
     found: dict[str, Any] = {"throttled_seconds": cgroups.throttled_seconds()}
     cpu_seconds, own, shared, swap = 0.0, 0, 0, 0
@@ -114,8 +114,9 @@ class ActivitySampler:
             "call": self._memory.last_collective(),
             "waits": self._memory.waits(),
             "saves": self._memory.saves()
-            # A main thread that waits for a disk in one sample counts as progress. Another thread
-            # must wait in two samples, because writing a log line now and then is not progress.
+            # A main thread that waits for a disk in one sample counts as progress. Any other thread
+            # must wait for a disk in two samples, because writing a log line now and then is not
+            # progress.
             or bool(waiting.intersection(pids) or waiting & before),
             "stopped": process_info.state_letter(self._program) in "Tt",
             "ending": self._stacks.has_left_python(self._program),
@@ -217,7 +218,7 @@ class TcpTraffic:
     def num_bytes(self, pids: "Iterable[int]") -> int:
         """Return the number of bytes sent and received so far. Only differences are meaningful.
 
-        If a connection ends between two calls, its last bytes are not counted.
+        If a connection ends between two calls, the last bytes of the connection are not counted.
         """
         inodes = {inode for pid in list(pids)[:_MAX_PROCESSES] for inode in _socket_inodes(pid)}
         if not inodes:

@@ -47,9 +47,9 @@ _ACCELERATORS = (
     *("dri/renderD", *(f"vfio/{digit}" for digit in range(10))),
 )
 _HIDDEN_BY_CUDA = ("nvidia", "kfd", "dxg")
-# Variables with the folders for files that Open MPI's processes map. The first one is for segments
-# in Open MPI 5. The second one is for segments in Open MPI 4, but Open MPI 5 also accepts it. The
-# others are for windows.
+# Variables with the folders for files that Open MPI's processes map. The first variable is for
+# segments in Open MPI 5. The second variable is for segments in Open MPI 4, but Open MPI 5 also
+# accepts it. The remaining variables are for windows.
 _SHARED_MEMORY_FOLDERS = (
     "OMPI_MCA_btl_sm_backing_directory",
     "OMPI_MCA_btl_vader_backing_directory",
@@ -60,15 +60,15 @@ _SHARED_MEMORY_FOLDERS = (
 _HERE = os.path.dirname(os.path.abspath(__file__))
 _HOOK = os.path.join(os.path.dirname(os.path.dirname(_HERE)), "popdist_py", "start_hook")
 _DIAGNOSTICS_HOOK = os.path.join(_HERE, "diagnostics_hook")
-# The signal that asks a program for its stacks. Programs and their libraries do not use this
-# signal.
+# The signal that asks a program for its stacks. Programs and their libraries do not use the signal
+# SIGRTMAX - 3.
 STACKS_SIGNAL = signal.SIGRTMAX - 3
 # The kernel's file with the routes of this host, and the folder with its InfiniBand devices.
 _ROUTES, _FABRIC = "/proc/net/route", "/sys/class/infiniband"
 
 
 def rank() -> int:
-    """Return the index of this instance, as the launcher set it or, if it did not, as MPI did.
+    """Return the index of this instance, which the launcher or else MPI has set.
 
     In a large job, the launcher does not put the index on mpirun's command line.
     """
@@ -87,7 +87,7 @@ def _first_of(*names: str) -> str:
 def unset_empty_thread_variables() -> None:
     """Unset the thread variables that the launcher has set to an empty value.
 
-    The launcher sets them so that Open MPI does not pass on another instance's value.
+    The launcher sets empty values so that Open MPI does not pass on another instance's value.
     """
     for name in THREAD_VARIABLES:
         if os.environ.get(name) == "":
@@ -134,8 +134,8 @@ def set_job_folders(folders: "Sequence[JobFolder]") -> None:
     """Set the variables that tell the program and Open MPI where the job's folders are.
 
     Args:
-        folders: The folders of the job. The first one is for files that must not outlive the job.
-            Open MPI creates its shared memory in the last one below /dev/shm.
+        folders: The folders of the job. The first folder is for files that must not outlive the
+            job. Open MPI creates its shared memory in the last folder below /dev/shm.
     """
     in_memory = [
         folder.path for folder in folders if folder.path.startswith(f"{job_folders.SHARED_MEMORY}/")
@@ -185,10 +185,10 @@ def hook_variables(environ: "Mapping[str, str]") -> dict[str, str]:
 
 
 def _interface_variables(network: str, environ: "Mapping[str, str]") -> dict[str, str]:
-    """Return the variables that keep gloo, and MPICH's UCX, on the interface of a network.
+    """Return the variables that keep gloo, and UCX under MPICH, on one network's interface.
 
-    Variables that the user has set are left out. By default gloo uses the address of this host's
-    name, and UCX uses every address.
+    Variables that the user has set are left out. Without these variables, gloo uses the address of
+    this host's name, and UCX uses every address.
     """
     names = {"GLOO_SOCKET_IFNAME"}
     if "PMI_RANK" in environ and "OMPI_COMM_WORLD_RANK" not in environ:
@@ -210,7 +210,7 @@ def _interface_of(network: str) -> str:
         with open(_ROUTES, encoding="ascii") as lines:
             for line in list(lines)[1:]:
                 name, target, gateway = line.split()[:3]
-                # In this file, the four bytes of an address are read as a number in this machine's
+                # /proc/net/route shows the four bytes of an address as a number in this machine's
                 # byte order.
                 found = int.from_bytes(int(target, 16).to_bytes(4, sys.byteorder), "big")
                 if int(gateway, 16) == 0 and found & mask == wanted & mask:
@@ -249,7 +249,7 @@ def stacks_variables(
 
 
 def import_lent_sockets() -> "ModuleType":
-    """Import and return the module popdist_lent_sockets, without the library around it."""
+    """Import the module popdist_lent_sockets without the library around it, and return it."""
     sys.path.insert(0, _HOOK)
     try:
         import popdist_lent_sockets  # type: ignore[import-not-found]

@@ -3,7 +3,8 @@
 The launcher decides which instance has the keyboard. The wrapper imports this module only if the
 launcher has a keyboard. The program's terminal neither echoes nor edits lines (EXTPROC), because
 the user's own terminal does both. When the program changes the modes of its terminal, the wrapper
-tells the launcher (packet mode). Telnet's LINEMODE works in the same way.
+learns of it (packet mode) and tells the launcher. Telnet's LINEMODE works like this use of EXTPROC
+and packet mode.
 """
 
 import errno
@@ -79,7 +80,7 @@ class ProgramInput:
             self._typed = ProgramTerminal(setup, send) if setup else ProgramPipe(send)
         except OSError as error:
             self._errno = error.errno or errno.ENXIO
-            # The program runs nevertheless, with an empty input.
+            # Without the terminal, the program runs with an empty input.
             os.write(2, f"poprun-py: warning: no terminal for the keyboard: {error}\n".encode())
 
     @property
@@ -216,7 +217,7 @@ class _TypedInput:
 
 
 class ProgramPipe(_TypedInput):
-    """A pipe that the program reads its keyboard input from."""
+    """A pipe for the keyboard input of a program."""
 
     def __init__(self, send: "Send") -> None:
         # The wrapper keeps the reading end open, to count the bytes that the program has not read.
@@ -331,7 +332,7 @@ class ProgramTerminal(_TypedInput):
         if self._pty.slave < 0 or not self._pty.modes()[_LFLAG] & termios.ICANON:
             return True
         # The kernel moves written bytes to the reading end with a delay. Polling the reading end
-        # moves them at once.
+        # moves the bytes at once.
         poll = select.poll()
         poll.register(self._pty.slave, select.POLLIN)
         poll.poll(0)
@@ -396,7 +397,7 @@ class Pty:
         flags = self.modes()[_OFLAG]
         if flags & termios.OPOST and flags & termios.ONLCR:
             # The \r before each \n is removed, so that output files are the same as with a pipe.
-            # The user's terminal adds it again.
+            # The user's terminal adds the \r again.
             data = data.replace(b"\r\n", b"\n")
         return bytes(data) or None
 

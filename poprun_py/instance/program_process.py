@@ -26,13 +26,13 @@ if TYPE_CHECKING:
 _CHUNK = 1 << 16
 _INT_BYTES = 4  # the bytes of a file descriptor in a message of a Unix socket
 _NOT_FOUND, _NOT_EXECUTABLE = 127, 126
-# The exit codes of success. After them, processes that the program left running, such as an upload,
-# have the job's grace time to end. 75 is popdist_py.RESUME_EXIT_CODE.
+# The exit codes of success. After success, processes that the program left running, such as an
+# upload, have the job's grace time to end. 75 is popdist_py.RESUME_EXIT_CODE.
 GOOD_CODES = (0, 75)
-# After any other exit code, processes that the program left running have this many seconds to end.
+# After a failure of the program, the processes that it left running have 0.1 seconds to end.
 _LEFTOVER_SECONDS_AFTER_FAILURE = 0.1
-# A program whose main thread an exception has ended has the grace time to end, but at least this
-# many seconds.
+# After an exception in its main thread, a program has the grace time to end, but at least one
+# second.
 _LEAST_SECONDS_AFTER_EXCEPTION = 1.0
 # The seconds between two rounds of kills, because a process may start another one during a round.
 _KILL_AGAIN_SECONDS = 0.05
@@ -43,7 +43,7 @@ _KILLED_AFTER_EXCEPTION = (
 
 
 def exec_program(command: list[str], report: int) -> "NoReturn":
-    """Replace this process by the program; if that fails, write why to ``report``, and exit."""
+    """Replace this process by the program; on failure, write the reason to ``report`` and exit."""
     try:
         os.execvp(command[0], command)
     except OSError as error:
@@ -94,12 +94,12 @@ class ProgramProcess:
         """Bind this process, and start the program with the same binding.
 
         Args:
-            handled_signals: The signals that this process handles. In the program, they have their
-                default effect.
+            handled_signals: The signals that this process handles. In the program, these signals
+                have their default effect.
         """
         out_read, out_write = os.pipe()
         err_read, err_write = os.pipe()
-        # A successful exec closes this pipe. A failed exec writes the reason into it.
+        # A successful exec closes this pipe. A failed exec writes the reason into the pipe.
         report_read, report_write = os.pipe()
         parent = os.getpid()
         self.bound = binding.apply_planned()
@@ -181,7 +181,7 @@ class ProgramProcess:
         self._stop.force_after(limit, time.monotonic())
 
     def is_all_over(self) -> bool:
-        """Return whether the program, its output and every process that it left have ended."""
+        """Return whether the program, its output and all processes that it left have ended."""
         return (
             not self.is_running
             and not self.output.descriptors
@@ -191,7 +191,7 @@ class ProgramProcess:
     def send_signal(self, number: int) -> None:
         """Send a signal to the program; after its end, to processes that it left running.
 
-        These processes get only SIGTERM and SIGINT.
+        Processes that the program left running get only SIGTERM and SIGINT.
         """
         if self.is_running and self.pid:
             process_control.signal_group(self.pid, number)
@@ -245,7 +245,7 @@ class ProgramProcess:
             process_control.signal_process(pid, signal.SIGKILL)
 
     def _report_leftovers(self, pids: list[int]) -> None:
-        """Tell the launcher once of each process that is killed although the program succeeded."""
+        """Report each process that the program left running and that is killed, but only once."""
         new = [pid for pid in pids if pid not in self._reported_leftovers]
         self._reported_leftovers.update(new)
         if new:
@@ -266,7 +266,7 @@ class ProgramProcess:
 
 
 def _take_launchers_stdin() -> None:
-    """Read the launcher's standard input in one instance, and an empty input in all others."""
+    """Let one instance's program read the launcher's standard input; give others an empty input."""
     path = os.environ.pop("POPRUN_STDIN", "")
     reader = int(os.environ.pop("POPRUN_STDIN_READER", "0"))
     if not path:
@@ -308,7 +308,7 @@ class ProgramOutput:
         self._send = send
         self._kinds: dict[int, bytes] = {}  # the kind of message for each descriptor
         self._terminal: ProgramTerminal | None = None
-        self.num_bytes = 0  # the bytes of output so far
+        self.num_bytes = 0  # the number of bytes of output so far
 
     @property
     def descriptors(self) -> "Collection[int]":
@@ -316,12 +316,12 @@ class ProgramOutput:
         return self._kinds
 
     def add_pipe(self, descriptor: int, kind: bytes) -> None:
-        """Read output also from this pipe from now on."""
+        """Read the program's output from this pipe, too, from now on."""
         os.set_blocking(descriptor, False)
         self._kinds[descriptor] = kind
 
     def add_terminal(self, terminal: "ProgramTerminal | None") -> None:
-        """Read output also from this terminal from now on, unless it was added before."""
+        """Read the program's output from this terminal, too, unless it was added before."""
         if terminal is not None and terminal is not self._terminal:
             self._terminal = terminal
             self._kinds.update(terminal.streams)

@@ -29,7 +29,8 @@ class ProgramReports:
         self.end: dict[str, Any] | None = None  # how the program ended; None while it runs
         self._program = program
         self._channel = channel
-        self._control_group: dict[str, int] = {}  # its state when the program started
+        # The memory state of the control group when the program started.
+        self._control_group: dict[str, int] = {}
         # The seconds between reports of progress, and between reports of the activity of a program
         # that makes no steps.
         self._progress_seconds: float | None = None
@@ -53,7 +54,7 @@ class ProgramReports:
     def program_started(self) -> None:
         """Read the memory state of the control group, now that the program has been started.
 
-        This takes a while, and the start need not wait for it.
+        The start of the program need not wait for this reading.
         """
         from poprun_py.instance.cgroups import memory_state
 
@@ -82,7 +83,8 @@ class ProgramReports:
 
     def _send_activity(self) -> None:
         if self._sampler is None:
-            # This module is imported only when it is needed, so that the program starts sooner.
+            # program_activity is imported only when it is needed, so that the program starts
+            # sooner.
             from poprun_py.instance.program_activity import ActivitySampler
 
             stacks = self._python_stacks()

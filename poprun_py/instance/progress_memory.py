@@ -1,8 +1,8 @@
 """Memory that a program shares with its wrapper, for steps, collectives, times and stop requests.
 
 The program writes its steps, its collectives and its time per activity (popdist_py/heartbeat.py and
-popdist_py/activities/ledger.py). The wrapper reads them, and writes the number of the call of
-stopRequested() that stops the program. The memory is a file without a name, so it cannot be left
+popdist_py/activities/ledger.py). The wrapper reads these values, and writes the number of the call
+of stopRequested() that stops the program. The memory is a file without a name, so it cannot be left
 behind. This module has few imports, because it is loaded at the start of every instance.
 """
 
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 _STEP, _POLLS, _PROPOSED, _AGREED, _BEGUN, _CALLS, _RESUMED, _DOING = range(8)
 _DEBUGGED, _TERMINAL = 8, 9
 _NUM_WORDS = 10
-# If the word _BEGUN has this value, the program will count steps.
+# If the word _BEGUN has the value 2, the program will count steps.
 _WILL_STEP = 2
-# If the word _ACTIVITY has the first value, the program waits for other instances. With the second
-# value, it saves or loads a checkpoint.
+# If the word _ACTIVITY has the value 6, the program waits for other instances. If it has the value
+# 8, the program saves or loads a checkpoint.
 _WAITING, _SAVING = 6, 8
 # Indices of the words that popdist_py/activities/ledger.py shares. The words are the time when
 # counting began, the time when the nanoseconds of the activities were last updated, the current
@@ -29,9 +29,8 @@ _WAITING, _SAVING = 6, 8
 # activity.
 _LEDGER_BEGAN, _SINCE, _ACTIVITY, _SAMPLES, _TIMED_STEPS, _STEPS = range(10, 16)
 _NANOSECONDS, _NUM_ACTIVITIES = 16, 10
-# Two words for the last collective. The first one consists of a bit that tells whether the
-# collective is running, 7 bits for its kind, and its number. The second one is the time when it
-# began.
+# The word _CALL consists of a bit that tells whether the last collective is running, 7 bits for its
+# kind, and its number. The word _CALL_BEGAN is the time when the last collective began.
 _CALL, _CALL_BEGAN = 26, 27
 # The word with the id of a process whose main thread ended with an exception.
 # diagnostics_hook/sitecustomize.py sets it.
@@ -46,10 +45,11 @@ _ROWS, _RING, _ROW_WORDS = 32, 4096, 6
 _ALL_WORDS = 24608
 _TAKEN, _OWN, _LOSS = 2, 3, 5
 _UNTIMED, _UNKNOWN_BITS = -1, 0x7FF8_7374_6570_6C6F
-# A ledger contains the time of this many last steps, and the time without waiting of this many.
+# A ledger contains the time of the last 255 steps, and the time without waiting of the last 10
+# steps.
 _LAST_STEPS, _OWN_STEPS = 255, 10
-# The seconds to wait after writing a word, so that the wrapper then sees everything that the
-# program wrote before it could see that word.
+# After writing a word, the wrapper waits 1 ms, so that it then sees everything that the program
+# wrote before the program could see the word.
 _SETTLE_SECONDS = 0.001
 
 
@@ -103,9 +103,9 @@ class ProgressMemory:
         """Return the last collective that the program began; zeros before the first one.
 
         Returns:
-            Four numbers: the number of the collective, counted from 1; the index of its kind in
-            ``popdist_py.environment.COLLECTIVES``; 1 if it is still running, else 0; and the
-            seconds since it began.
+            Four numbers about the collective: its number, counted from 1; the index of its kind in
+            ``popdist_py.environment.COLLECTIVES``; 1 if the collective is still running, else 0;
+            and the seconds since it began.
         """
         word, began = self._words[_CALL], self._words[_CALL_BEGAN]
         seconds = (time.monotonic_ns() - began) / 1e9 if began else 0.0
@@ -124,7 +124,7 @@ class ProgressMemory:
         return self._words[_ACTIVITY] == _SAVING
 
     def failed_process(self) -> int:
-        """Return the process whose main thread ended with an exception, or 0."""
+        """Return the id of a process whose main thread ended with an exception, or 0."""
         return self._words[_FAILED]
 
     def ledger(self) -> "dict[str, Any] | None":
@@ -192,9 +192,9 @@ class ProgressMemory:
         return self._words[_POLLS]
 
     def propose_stop(self, proposal: int) -> int:
-        """Make the program wait in call ``proposal`` of stopRequested(); return its calls so far.
+        """Make the program wait in call ``proposal`` of stopRequested(); return the calls so far.
 
-        A proposal of 0 only returns the number of calls.
+        If ``proposal`` is 0, this method only returns the number of calls so far.
         """
         if proposal:
             self._words[_PROPOSED] = proposal
@@ -212,8 +212,8 @@ class ProgressMemory:
     def lend_terminal(self, number: int) -> None:
         """Tell the program that its debugger may use /dev/pts/N, where ``number`` is N + 1.
 
-        A ``number`` of 0 makes the debugger wait. A negative ``number`` means that no terminal
-        could be made; it is minus the ``errno``.
+        A ``number`` of 0 makes the debugger wait. A negative ``number`` means that a terminal could
+        not be made; ``-number`` is the ``errno``.
         """
         self._words[_TERMINAL] = number
 

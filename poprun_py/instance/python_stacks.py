@@ -1,8 +1,8 @@
 """Python stacks of a running program, and whether its main thread runs Python.
 
-The wrapper sends a signal to the program. There, diagnostics_hook/sitecustomize.py handles the
-signal and writes the answer to a file that both processes have open. The wrapper imports this
-module only when it needs an answer.
+The wrapper sends a signal to the program. In the program, diagnostics_hook/sitecustomize.py handles
+the signal and writes the answer to a file that both processes have open. The wrapper imports this
+module only when it needs the stacks.
 """
 
 import os
@@ -17,16 +17,16 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any
 
-# This signal makes a process write a NUL as soon as its main thread runs Python.
+# The signal that makes a process write a NUL as soon as its main thread runs Python code.
 _ASK_SIGNAL, _ANSWER = STACKS_SIGNAL - 1, b"\0"
 _MAX_PROCESSES = 16
 # The seconds to wait for the stacks of one process, and of all processes; and the seconds without
-# writing after which an answer is complete. On a busy host, a process may pause while it writes its
-# stacks.
+# writing after which an answer is complete. On a busy host, a process may pause for a moment while
+# it writes its stacks.
 _ANSWER_SECONDS, _ALL_SECONDS, _QUIET_SECONDS = 1.5, 2.5, 0.1
 _MAX_TEXT = 1 << 16
-# The limit of characters for all processes. Their stacks are sent in one frame, where a character
-# takes up to six bytes.
+# The greatest number of characters for the stacks of all processes. All stacks are sent in one
+# frame, where a character takes up to six bytes.
 _MAX_TEXTS = 1 << 17
 
 

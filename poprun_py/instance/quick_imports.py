@@ -1,8 +1,8 @@
 """Functions of json, signal and socket, imported quickly from the C modules that implement them.
 
 The public modules import re and enum, which takes 13 of the 21 ms that the wrapper needs before the
-program starts. Use only names that behave in the same way in the public module and in the C module.
-If a C module is missing or gives other results, the public module is used.
+program starts. This module offers only functions that behave in the same way in the public module
+and in the C module. If a C module is missing or gives other results, the public module is used.
 """
 
 __all__ = ["dumps", "loads", "signal", "socket"]

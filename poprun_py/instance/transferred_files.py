@@ -1,8 +1,8 @@
 """Files that travel between the launcher's host and the host of an instance.
 
 The launcher sends one file before the program starts. The program writes files into a private
-folder of its host; they are sent to the launcher after the program has ended. The wrapper imports
-this module only for jobs with such files.
+folder of its host. The wrapper sends them to the launcher after the program has ended. The wrapper
+imports this module only for jobs that transfer files.
 """
 
 import os
@@ -17,10 +17,9 @@ if TYPE_CHECKING:
 
 _NAME = "instance"
 _PART_BYTES = 1 << 19
-# The level of compression. Most files are almost empty or contain similar numbers, so a higher
-# level saves little.
+# The level of compression is low, because most files are almost empty or contain similar numbers.
 _COMPRESSION = 1
-# The files that are not compressed. The result of a function may be large and seldom shrinks, and
+# Results and failures of functions are not compressed. They may be large and seldom shrink, and
 # networks are faster than zlib.
 _UNCOMPRESSED = (b"result", b"failure")
 
@@ -68,7 +67,7 @@ class ReceivedFile:
         return {"path": f"/proc/self/fd/{self._descriptor}"}
 
     def close(self) -> None:
-        """Close the file in this process; the program has it open."""
+        """Close the file in this process, because the program has it open by now."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
@@ -79,13 +78,14 @@ class SentFiles:
 
     Args:
         beginnings: A dictionary from the name of each variable to the first part of its value. The
-            prefix of the files' paths is appended to this part.
+            prefix of the files' paths is appended to the first part.
     """
 
     def __init__(self, beginnings: "dict[str, str]") -> None:
         self._beginnings = beginnings
         self._folder: JobFolder | None = None
-        # If the folder cannot be made, no files are sent, and the folder of the run lacks them.
+        # If the folder cannot be made, no files are sent, and the folder of the run lacks the
+        # files.
         with suppress(OSError):
             self._folder = JobFolder.make(*os.path.split(_private_path()))
 

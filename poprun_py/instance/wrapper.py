@@ -40,17 +40,17 @@ if TYPE_CHECKING:
 # that ended mpirun.
 _ENDING = (signal.SIGTERM, signal.SIGQUIT)
 _SIGNALS = (*_ENDING, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCHLD)
-# The grace time of a program whose launcher is gone. It is short, because the program's output is
-# lost anyway.
+# The grace time of a program whose launcher is gone is short, because the program's output is lost
+# anyway.
 _ORPHAN_GRACE_SECONDS = 1.0
-# The grace time of a program after mpirun has sent SIGTERM. It is practically unlimited, because
-# mpirun kills the wrapper a quarter of a second later.
+# After SIGTERM from mpirun, the grace time of the program is practically unlimited, because mpirun
+# kills the wrapper a quarter of a second later.
 _UNLIMITED_GRACE_SECONDS = 3600.0
 # After a program has ended with the exit code 0 and all of its processes have ended, the wrapper
-# waits this many seconds for the other instances. Then the wrapper ends, so that Open MPI sees that
-# the instance has ended.
+# waits two seconds for the other instances. After these two seconds the wrapper ends, so that Open
+# MPI sees that the instance has ended.
 LEAVE_SECONDS = 2.0
-# A launcher that was killed may keep the job's folders locked for this many seconds.
+# A launcher that was killed may keep the job's folders locked for about 0.3 seconds.
 _DYING_SECONDS = 0.3
 _REAP_MILLISECONDS = 20
 
@@ -76,13 +76,13 @@ def main(argv: list[str]) -> int:
         os.environ["POPDIST_SECRET"] = launcher_channel.programs_secret(token)
         memory_folder = job_folders.memory_folder_name(token)
         # The token must not be sent over the network. Both sides have already proved that they know
-        # it.
+        # the token.
         token = ""
     return Wrapper(channel, command, token, memory_folder).run()
 
 
 def _unescape(word: str) -> str:
-    """Return ``word`` without the ``%`` by which the launcher escapes ``:`` for mpirun (``%:``)."""
+    """Return ``word`` as the user wrote it; for mpirun, the launcher writes ``:`` as ``%:``."""
     return word[1:] if word.endswith(":") and word != ":" and not word[:-1].strip("%") else word
 
 
@@ -106,13 +106,13 @@ class Wrapper:
         self._program = ProgramProcess(command, channel)
         self._reports = ProgramReports(self._program, channel)
         self._folders: list[JobFolder] = []  # the job's folders on this host
-        self._lease: Lease | None = None  # for all instances of the job on this host
+        self._lease: Lease | None = None  # the CPUs for all instances of the job on this host
         self._sent_files: SentFiles | None = None
         self._unsent_parts: Iterator[bytes] = iter(())  # parts of the program's files
-        self._spans = ""  # the prefix of the paths of the program's span files
+        self._spans = ""  # the path prefix of the span files
         self._is_released = False  # the launcher sent BYE, or is gone
         self._is_end_reported = False
-        self._leave_at = float("inf")  # when this process may end without a BYE
+        self._leave_at = float("inf")  # the time when this process may end without a BYE
 
     def run(self) -> int:
         """Run the program from its start to its end; return the exit code for mpirun."""
@@ -168,11 +168,11 @@ class Wrapper:
     def _move_daemon_sockets(self) -> "dict[str, Any]":
         """Make MPI's daemon, which started this process, listen on the job's network only.
 
-        The first instance of each host does this. On the launcher's host, the launcher itself does
-        it.
+        Only the first instance of a host does this. On the launcher's host, the launcher itself
+        does this.
 
         Returns:
-            A dictionary with the result, for the STARTED message.
+            A dictionary for the STARTED message, with the daemon's ports or a problem.
         """
         network = os.environ.get("POPDIST_NETWORK")
         is_first = program_environment.is_first_on_host()
@@ -254,7 +254,7 @@ class Wrapper:
 
         self._program.input = ProgramInput(setup, self._reports.memory, self._channel.send)
         if self._program.input.terminal is not None:
-            # Programs would use these variables and ignore the actual size of the terminal.
+            # Programs would trust COLUMNS and LINES and ignore the actual size of the terminal.
             for name in ("COLUMNS", "LINES"):
                 os.environ.pop(name, None)
 
@@ -415,7 +415,7 @@ class Wrapper:
 
         Open MPI notices a program without MPI_Finalize only when this process ends. Open MPI then
         ends the instances that wait for the program. A wrapper that holds the lease of its host's
-        CPUs sets no time.
+        CPUs does not set a time to end.
         """
         is_open_mpi = "PMIX_RANK" in os.environ and "PMI_RANK" not in os.environ
         if self._program.exit_code == 0 and is_open_mpi and self._lease is None:
@@ -430,6 +430,9 @@ class Wrapper:
         self._channel.close()
 
     def _remove_abandoned_folders(self) -> None:
-        """Remove the folders of dead jobs. The launcher does the same on its own host."""
+        """Remove the folders of dead jobs.
+
+        On the launcher's host, only the launcher does this.
+        """
         if self._memory_folder and os.environ.get("LOCAL_RANK", "0") == "0":
             job_folders.remove_abandoned(job_folders.folder_locations())

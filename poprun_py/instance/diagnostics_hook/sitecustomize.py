@@ -1,8 +1,8 @@
-"""The diagnostics hook, which runs when Python starts in an instance and serves the wrapper.
+"""The diagnostics hook, which runs when Python starts in an instance and answers the wrapper.
 
-- On one signal, the process writes the stacks of all its threads. On a second signal, it writes a
-  NUL as soon as its main thread runs Python code, not C code. On a fatal signal, it prints a Python
-  stack.
+- On one signal, the process writes the stacks of all its threads. On a second signal, the process
+  writes a NUL as soon as its main thread runs Python code, not C code. On a fatal signal, the
+  process prints a Python stack.
 - The process tells the wrapper when an exception has ended its main thread, because other threads
   may keep the process alive afterwards.
 - Before a process with torch ends, it waits for gloo's threads, which might abort it while Python
@@ -59,16 +59,16 @@ def _answer_on_signal_in_python(number: int, file: int) -> None:
 
     signal.signal(number, lambda *_: os.write(file, b"\0") and None)
     signal.siginterrupt(number, False)
-    # Python removes its signal handlers while it shuts down. The signal would then kill the
-    # process, so it is ignored.
+    # Python removes its signal handlers while it shuts down. A signal without its handler would
+    # kill the process, so the signal is ignored from then on.
     atexit.register(signal.signal, number, signal.SIG_IGN)
 
 
 def _report_fatal_exception() -> None:
     """Install an exception hook that tells the wrapper when an exception ends the main thread.
 
-    The wrapper must know, because the process goes on while Python waits for other threads and for
-    the processes of a pool.
+    After an exception in its main thread, a process goes on while Python waits for other threads
+    and for the processes of a pool.
     """
     path = os.environ.get("POPDIST_HEARTBEAT", "")
     program, shown = os.getpid(), sys.excepthook
@@ -128,7 +128,7 @@ def _tell_wrapper(path: str, program: int) -> None:
         with open(path, "r+b", buffering=0) as file:
             file.seek(_FAILED_AT)
             file.write(program.to_bytes(_WORD_BYTES, sys.byteorder))
-        # SIGCHLD wakes the wrapper, which handles this signal anyway, because it comes whenever a
+        # SIGCHLD wakes the wrapper. The wrapper always handles SIGCHLD, because it comes whenever a
         # child process ends.
         os.kill(int(path.split("/")[2]), signal.SIGCHLD)
     except (OSError, ValueError, IndexError):
@@ -160,8 +160,8 @@ def _wait_for_gloo() -> None:
 
     To free a tensor, a thread needs Python's global lock. While the interpreter shuts down, Python
     ends every thread that asks for the lock. C++ treats this as an error ("terminate called without
-    an active exception"), so the process would end with SIGABRT after a successful training. This
-    function releases the lock while it sleeps. A gloo thread in the state S (sleeping) is idle.
+    an active exception"), so the process would end with SIGABRT after a successful training. While
+    this function sleeps, the lock is free. A gloo thread in the state S (sleeping) is idle.
     """
     if "torch" not in sys.modules:
         return
