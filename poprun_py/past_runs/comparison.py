@@ -1,10 +1,10 @@
 """Comparison of several runs with the first run, in speedup and scaling efficiency.
 
 All runs are compared by the same measure of speed. The measure is samples per second if every run
-with training steps counts samples. It is steps per second if a run with training steps does not
-count samples. If no run counts steps, the measure is the duration of the whole run. A comparison by
-steps assumes that, in all runs, each step trains each replica on the same number of samples. A
-comparison by duration assumes that all runs do the same work.
+with training steps counts samples. The measure is steps per second if a run with training steps
+does not count samples. If no run counts steps, the measure is the duration of the whole run. A
+comparison by steps assumes that, in all runs, each step trains each replica on the same number of
+samples. A comparison by duration assumes that all runs do the same work.
 
 The speedup of a run is its speed divided by the first run's speed. The scaling efficiency of a run
 is its speedup divided by the ratio of its number of instances (or replicas) to the first run's.

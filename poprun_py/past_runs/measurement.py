@@ -58,7 +58,7 @@ class Measured:
         name: The name of the run.
         program: The program and its arguments, without the Python interpreter.
         hosts: The names of the hosts on which the last attempt ran.
-        versions: The installed version for the name of each package.
+        versions: The installed version of each package. The keys are the names of packages.
         instances: The number of instances.
         replicas: The total number of replicas.
         samples_per_second: The median speed of each instance, summed over all instances.

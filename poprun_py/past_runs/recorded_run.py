@@ -33,8 +33,8 @@ DAMAGE_ERRORS: Final = (
 )
 
 _Read = TypeVar("_Read")
-# The most steps of one attempt to keep in memory, the most instance states in its observations, and
-# the number of observations that are kept even if they exceed this limit.
+# The most steps of one attempt to keep in memory, the most instance states of its observations to
+# keep, and the number of observations that are kept even if they exceed this limit.
 _MOST_STEPS: Final = 100_000
 _MOST_STATES, _LEAST_OBSERVATIONS = 20_000, 100
 _STEP: Final = re.compile(r'"step": ?(\d+)')

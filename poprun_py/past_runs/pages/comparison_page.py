@@ -87,7 +87,7 @@ def scaling_page(comparison: Comparison, counts: Sequence[int]) -> str:
 
 
 def _facts(comparison: Comparison) -> list[Part]:
-    """Return facts about the fastest run, and about the scaling efficiency of the largest run."""
+    """Return the fastest run and the largest run's scaling efficiency, to show on the page."""
     known = [each for each in comparison.groups if each.speed is not None and each.speedup]
     if len(known) < 2:
         return []

@@ -249,7 +249,7 @@ def _opening(
 
 
 def _speed(run: RecordedRun, view: JobView | None) -> list[Fact]:
-    """Return a fact with the samples per second of all instances in the last attempt."""
+    """Return the samples per second of all instances in the last attempt, to show on the page."""
     trained = [attempt for attempt in run.attempts if attempt.steps]
     rate, note = (_samples_per_second(trained[-1]), "") if trained else (0.0, "")
     if not rate and view is not None:
@@ -273,7 +273,7 @@ def _samples_per_second(attempt: RecordedAttempt) -> float:
 
 
 def _steps(times: list[StepTimes], view: JobView | None) -> list[Fact]:
-    """Return facts about the median step time and the slowest instance."""
+    """Return the median step time and the slowest instance, to show on the page."""
     facts = _recorded_steps(times) if times else []
     if len(times) < 2 and view is not None and (last := view.worst) is not None:
         facts.append(_slowest(last.instance, last.own_seconds, last.median_seconds, last.is_slow))

@@ -25,10 +25,11 @@ from poprun_py.past_runs.recorded_run import DAMAGE_ERRORS
 _MOST_BYTES: Final = 8 << 20
 _STEPS, _MOST_SPANS = 3, 1500
 _STEP: Final = '"name":"step"'
-# Spans that overlap by at most this many microseconds are consecutive: times are rounded.
+# Spans that overlap by at most this many microseconds are taken as consecutive, because their times
+# are rounded.
 _ROUNDING: Final = 0.01
-# In the chart, the thickness of a bar without enclosing spans, the reduction of the thickness for
-# each enclosing span, and the smallest thickness.
+# The thickness of a bar in the chart, the reduction of its thickness for each span that encloses
+# it, and the smallest thickness.
 _THICK, _THINNER, _THIN = 0.86, 0.24, 0.2
 _MOST_ROWS: Final = 40
 

@@ -93,7 +93,7 @@ def _is_timed(record: StepRecord) -> bool:
 
 
 def restart_marks(run: RecordedRun, began: float) -> list[Mark]:
-    """Return marks where attempts after the first started, in seconds since ``began``."""
+    """Return chart marks at the starts of later attempts; the x axis is seconds since ``began``."""
     return [
         Mark(at - began, f"attempt {attempt.number}")
         for attempt in run.attempts[1:]
@@ -102,7 +102,7 @@ def restart_marks(run: RecordedRun, began: float) -> list[Mark]:
 
 
 def drawn_instances(instances: Iterable[int]) -> list[int]:
-    """Return the instances that a chart shows, evenly spaced ones if there are very many."""
+    """Return the instances that a chart shows; if there are too many, evenly spaced ones."""
     ordered = sorted(set(instances))
     if len(ordered) <= _MOST_LINES:
         return ordered

@@ -43,7 +43,7 @@ class Connections(Protocol):
 
 
 class Output(Protocol):
-    """The output of the instances on the same terminal."""
+    """The output of all instances on the user's terminal."""
 
     def give_keyboard(self, instance: int | None, *, shows_hidden: bool) -> None:
         """Set the instance that owns the keyboard.
@@ -135,7 +135,7 @@ class KeyboardInput:
         self._selector: selectors.BaseSelector | None = None
         self._owner: int | None = None
         self._unconfirmed: set[int] = set()  # Instances that have not read all input.
-        self._modes: dict[int, Modes] = {}  # The modes that programs have set.
+        self._modes: dict[int, Modes] = {}  # The terminal modes that programs have set.
         self._first_modes = terminal.own_modes if terminal is not None else None
         self._ended: set[int] = set()
         self._debuggers = DebuggerQueue()

@@ -101,8 +101,8 @@ def metric_families(first: Mapping[str, Any], last: Mapping[str, Any]) -> Iterat
     """Yield all metrics.
 
     Args:
-        first: The first document: ``run_id``, ``program``, ``began`` (seconds since the epoch) and
-            ``num_instances``.
+        first: The first document, which contains ``run_id``, ``program``, ``began`` (seconds since
+            the epoch) and ``num_instances``.
         last: The last document that the recorder sent.
     """
     facts = {name: str(first[name]) for name in ("run_id", "program")}
@@ -292,7 +292,8 @@ class _Server(ThreadingHTTPServer):
     def _close_oldest(self) -> None:
         """Close the oldest connection.
 
-        Its scraper is slow, because a prompt scraper would have received its answer by now.
+        The oldest connection belongs to a slow scraper. A prompt scraper would have its answer by
+        now.
         """
         for connection in list(self._connections)[:1]:
             with suppress(OSError):

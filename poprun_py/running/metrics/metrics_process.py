@@ -72,8 +72,8 @@ class MetricsProcess:
                 env=dict(environ),
                 pass_fds=tuple(pass_fds),
                 umask=0o077,
-                # Ctrl-C and Ctrl-Z must not reach the process, which receives the last metrics
-                # later.
+                # Ctrl-C and Ctrl-Z must not reach the process, because it receives the last metrics
+                # after them.
                 start_new_session=True,
             )
         except OSError as error:

@@ -128,7 +128,7 @@ class ProgressLines:
             self._shown = dict(self._states)
 
     def _end_bar(self, now: float, shown: bytearray) -> None:
-        """Show the last state of all bars, even if the last line was shown just before."""
+        """Show the last state of all bars, even if the last line was shown less than 10 s ago."""
         self._end_state(now, shown)
         self._show(now, shown)
         self._is_redrawn = self._has_text = self._has_just_moved_down = False

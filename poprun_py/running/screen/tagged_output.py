@@ -76,9 +76,9 @@ def make_stream(
     Args:
         index: The index of the instance, or a text such as ``0-3`` for a tag of several instances,
             which is not coloured.
-        name: ``stdout`` or ``stderr``.
-        form: ``tag`` for PopRun's tag, ``time`` for the time of day before the tag, or ``plain``
-            for the unchanged bytes of the program.
+        name: The name of the stream, which is ``stdout`` or ``stderr``.
+        form: The form of each line, which is ``tag`` for PopRun's tag, ``time`` for the time of day
+            before the tag, or ``plain`` for the unchanged bytes of the program.
         shown: Whether the stream is shown.
         colour: Whether the tag has the instance's colour.
     """
@@ -218,7 +218,7 @@ class Screen:
     shown is called the open line. There is one open line at a time, and unfinished lines of other
     streams wait until the open line has ended. If a whole line of another stream arrives, a
     terminal erases the open line and shows it again below. A terminal that cannot erase lines shows
-    both copies. If the output is not a terminal, a newline ends the open line.
+    the open line twice. If the output is not a terminal, a newline ends the open line.
 
     Args:
         write: A function that writes to the descriptor.

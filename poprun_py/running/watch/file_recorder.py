@@ -1,6 +1,6 @@
-"""The recorder that writes a job's steps and views to files, more rarely as the files grow.
+"""The recorder that writes a job's steps and views to files, and fewer of them as files grow.
 
-Readers of these files are in poprun_py/past_runs.
+The code that reads these files is in poprun_py/past_runs.
 """
 
 from __future__ import annotations

@@ -43,9 +43,10 @@ class Snapshot:
         timed: The number of training steps whose duration was measured.
         steps: The durations of the last training steps, the oldest first.
         own: The durations of the last ten training steps, without waiting for other instances.
-        step: The number of the last completed training step, which had ``loss``; None if unknown.
-        calls: The number of calls since step ``step`` that do not train, such as calls of a
-            validation.
+        step: The number of the last completed training step, whose loss is ``loss``; None if
+            unknown.
+        calls: The number of calls since the last training step that do not train, such as calls of
+            a validation.
         queued_seconds: The total time that the program was ready to run, but waited for a CPU.
         throttled_seconds: The total time that the program's control group had used up its CPU quota
             and was not allowed to run.
@@ -121,7 +122,8 @@ class InstanceState:
     """Speed and resource use of an instance between two snapshots; times in seconds.
 
     Attributes:
-        step: The number of the last completed training step, which had ``loss``; None if unknown.
+        step: The number of the last completed training step, whose loss is ``loss``; None if
+            unknown.
         num_steps: The number of training steps whose duration was measured.
         step_seconds: The median duration of the last training steps; 0 before the first timed step.
         p95_seconds: The 95th percentile of the durations of the last training steps.
@@ -166,7 +168,7 @@ class InstanceState:
         If ``before`` is None, the state covers the time since the program's start.
         """
         # The control group may be older than the program, and its counter may include earlier
-        # times. The first snapshot therefore shows no throttling.
+        # times. The state up to the first snapshot therefore shows no throttling.
         before = before or Snapshot(at=now.started, throttled_seconds=now.throttled_seconds)
         seconds = max(now.at - before.at, 1e-9)
         spent = [max(0.0, b - a) for a, b in zip(before.spent, now.spent, strict=True)]

@@ -1,6 +1,7 @@
 """The observer of one running job, which asks the instances for snapshots in rounds.
 
-All input and output is done by functions that the observer is given. The time is an argument.
+All input and output is done by functions that the observer is given. The current time is an
+argument of the observer's methods.
 """
 
 from __future__ import annotations
@@ -170,7 +171,7 @@ class JobObserver:
         self._epoch = epoch
         self._observed: dict[int, _ObservedInstance] = {}
         self._awaited: set[int] = set()
-        self._unasked: deque[int] = deque()  # Instances to ask in this round.
+        self._unasked: deque[int] = deque()  # Instances still to ask in this round.
         self._ask_at = float("inf")  # When to ask the next instances.
         self._told: dict[tuple[int, str], Straggler] = {}
         self._told_instances: set[int] = set()
