@@ -299,8 +299,8 @@ def thinned(ys: Sequence[float | None], most: int = MOST_POINTS) -> list[int]:
     """Choose at most ``most`` points of a line to draw; return their indices in order.
 
     The points between the first and the last are put into buckets of neighbours. Each bucket keeps
-    its least value and its greatest value, so that no peak is lost. It also keeps its first gap.
-    ``most`` must be at least 5.
+    its least value and its greatest value, so that no peak is lost. Each bucket also keeps its
+    first gap (NaN, infinity or None). ``most`` must be at least 5.
     """
     count = len(ys)
     if count <= most:

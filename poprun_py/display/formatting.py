@@ -22,8 +22,8 @@ def read_json(text: str | bytes) -> Any:
         text: The JSON text, as a string or in UTF-8.
 
     Raises:
-        ValueError: The text is not JSON, nests too deeply, or repeats a name. The message is one
-            short line.
+        ValueError: The text is not JSON, nests too deeply, or repeats a name. The error message is
+            one short line.
     """
     try:
         return json.loads(text if isinstance(text, str) else text.decode(), object_pairs_hook=_once)

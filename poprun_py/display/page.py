@@ -1,7 +1,8 @@
 """Whole HTML pages and fragments for notebooks, rendered from parts with Jinja2.
 
-A page is one file that works without a network. Its content security policy blocks every request,
-and every script except the one that draws the charts. All text in the parts of a page is escaped.
+A page is one file that works without a network. The content security policy of a page blocks every
+request, and every script except the one that draws the charts. All text in the parts of a page is
+escaped.
 
 Jinja2 is imported when the first page is rendered. The parts of a page are named tuples. Defining
 dataclasses instead of named tuples would take up half of the time for the page of a short job.

@@ -1,9 +1,9 @@
 """The base class of public values that are shown as text and HTML, such as LaunchPlan.
 
-The views of a value are the functions that draw it. Their modules import the value's class, so the
-class cannot import the views. Instead, the root package calls ``set_views`` when a program first
-uses the Python API. Before the call of ``set_views``, the text of a value is its ``repr``, for
-example in a process that only unpickles a result.
+The views of a value are the functions that draw it. The modules of the views import the value's
+class, so the class cannot import the views. Instead, the root package calls ``set_views`` when a
+program first uses the Python API. Before the call of ``set_views``, the text of a value is its
+``repr``, for example in a process that only unpickles a result.
 """
 
 from __future__ import annotations

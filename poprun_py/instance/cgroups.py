@@ -24,7 +24,7 @@ def memory_state(root: str = "/", pid: int | str = "self") -> dict[str, int]:
         pid: The id of the process.
 
     Returns:
-        A dictionary with ``oom_kills`` and ``limit_bytes``. Unknown values are absent.
+        A dictionary with ``oom_kills`` and ``limit_bytes``, if they are known.
     """
     return _state(root, pid, "memory", _MEMORY, ("oom_kill", "oom_kills"), "limit_bytes")
 
@@ -33,7 +33,7 @@ def process_state(root: str = "/") -> dict[str, int]:
     """Return this control group's limit of processes, and how often the kernel refused a process.
 
     Returns:
-        A dictionary with ``refused`` and ``limit``. Unknown values are absent.
+        A dictionary with ``refused`` and ``limit``, if they are known.
     """
     return _state(root, "self", "pids", _PROCESSES, ("max", "refused"), "limit")
 
@@ -45,9 +45,9 @@ def throttled_seconds(root: str = "/") -> float:
         words = _read(os.path.join(folder, "cpu.stat")).split()
         # The file cpu.stat contains names and numbers in turn.
         values = dict(zip(words[::2], words[1::2], strict=False))
-        if "throttled_usec" in values:  # version 2 counts microseconds
+        if "throttled_usec" in values:  # control groups of version 2 count microseconds
             seconds = max(seconds, int(values["throttled_usec"]) / 1e6)
-        elif "throttled_time" in values:  # version 1 counts nanoseconds
+        elif "throttled_time" in values:  # control groups of version 1 count nanoseconds
             seconds = max(seconds, int(values["throttled_time"]) / 1e9)
     return seconds
 

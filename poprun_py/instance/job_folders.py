@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 SHARED_MEMORY = "/dev/shm"
 _OPEN_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 # If another process removes a new folder before it is locked, the folder is made again, for at most
-# this many seconds. The process that removes the folder may be suspended in the meantime.
+# ten seconds. The process that removes the folder may be suspended in the meantime.
 _MAKE_SECONDS = 10.0
 _PAUSE_SECONDS = 0.005
 _KINDS = ("host", "job")

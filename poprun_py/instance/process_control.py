@@ -51,7 +51,8 @@ def signal_when_parent_ends(number: int) -> int | None:
 
     Processes that are to outlive their parent are those under nohup, background jobs of a script
     (they ignore SIGINT), and leaders of a session. A job of an interactive shell does not need the
-    signal: the shell or the kernel sends SIGHUP to the job, unless the user has disowned it.
+    signal, because the shell or the kernel sends SIGHUP to the job, unless the user has disowned
+    it.
 
     Returns:
         The parent's process id; None if no signal was requested.

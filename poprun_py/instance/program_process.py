@@ -56,11 +56,11 @@ class ProgramProcess:
 
     def __init__(self, command: list[str], channel: "LauncherChannel") -> None:
         self.command = command
-        self.pid = 0  # 0 if no process could be started
+        self.pid = 0  # the program's process id; 0 if no process could be started
         self.started_ns = 0
         self.bound: dict[str, Any] = {}  # the result of binding.apply()
         self.start_error = ""
-        self.exit_code: int | None = None  # negative for a signal; None while the program runs
+        self.exit_code: int | None = None  # minus the number of a fatal signal; None while running
         self.output = ProgramOutput(channel.send_bytes)
         self.input: ProgramInput | None = None
         self.received_file: ReceivedFile | None = None
@@ -106,7 +106,7 @@ class ProgramProcess:
         self.started_ns = time.monotonic_ns()
         try:
             pid = os.fork()
-        except OSError as error:  # there are too many processes
+        except OSError as error:  # the system has too many processes
             os.write(report_write, f"{self.command[0]}: {error.strerror}".encode(errors="replace"))
         else:
             if pid == 0:

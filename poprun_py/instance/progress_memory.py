@@ -20,8 +20,8 @@ _DEBUGGED, _TERMINAL = 8, 9
 _NUM_WORDS = 10
 # If the word _BEGUN has the value 2, the program will count steps.
 _WILL_STEP = 2
-# If the word _ACTIVITY has the value 6, the program waits for other instances. If it has the value
-# 8, the program saves or loads a checkpoint.
+# If the word _ACTIVITY has the value 6, the program waits for other instances. If the word
+# _ACTIVITY has the value 8, the program saves or loads a checkpoint.
 _WAITING, _SAVING = 6, 8
 # Indices of the words that popdist_py/activities/ledger.py shares. The words are the time when
 # counting began, the time when the nanoseconds of the activities were last updated, the current

@@ -168,11 +168,12 @@ class Wrapper:
     def _move_daemon_sockets(self) -> "dict[str, Any]":
         """Make MPI's daemon, which started this process, listen on the job's network only.
 
-        Only the first instance of a host does this. On the launcher's host, the launcher itself
-        does this.
+        Only the first instance of a host moves the daemon's sockets. On the launcher's host, the
+        launcher itself moves them.
 
         Returns:
-            A dictionary for the STARTED message, with the daemon's ports or a problem.
+            A dictionary for the STARTED message, with the ports of the moved sockets or with a
+            problem.
         """
         network = os.environ.get("POPDIST_NETWORK")
         is_first = program_environment.is_first_on_host()
@@ -432,7 +433,7 @@ class Wrapper:
     def _remove_abandoned_folders(self) -> None:
         """Remove the folders of dead jobs.
 
-        On the launcher's host, only the launcher does this.
+        On the launcher's host, the launcher itself removes the folders of dead jobs.
         """
         if self._memory_folder and os.environ.get("LOCAL_RANK", "0") == "0":
             job_folders.remove_abandoned(job_folders.folder_locations())

@@ -161,7 +161,7 @@ def _wait_for_gloo() -> None:
     To free a tensor, a thread needs Python's global lock. While the interpreter shuts down, Python
     ends every thread that asks for the lock. C++ treats this as an error ("terminate called without
     an active exception"), so the process would end with SIGABRT after a successful training. While
-    this function sleeps, the lock is free. A gloo thread in the state S (sleeping) is idle.
+    this function sleeps, Python's lock is free. A gloo thread in the state S (sleeping) is idle.
     """
     if "torch" not in sys.modules:
         return
