@@ -1,7 +1,8 @@
 """State, parent, children, start, CPU time and command of Linux processes, read from /proc.
 
-This module imports only os, because it is loaded at the start of every instance. For a process that
-has ended, or that the system hides from this user, the functions return None or an empty value.
+This module imports only os, because further imports would delay the start of every instance. For a
+process that has ended, or that the system hides from this user, the functions return None or an
+empty value.
 """
 
 import os
@@ -18,7 +19,7 @@ _MAX_THREADS = 64
 
 
 class ProcessStat:
-    """Some fields of /proc/PID/stat; see proc(5)."""
+    """The fields of /proc/PID/stat that this package uses; proc(5) describes the file."""
 
     def __init__(self, fields: list[bytes]) -> None:
         # The state letter, such as R (running), S (sleeping), T (stopped) or Z (ended).
@@ -28,7 +29,7 @@ class ProcessStat:
         self.group = int(fields[2])
         # The CPU seconds of the process and of its children that have ended.
         self.cpu_seconds = sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
-        self.start_ticks = int(fields[19])  # since boot
+        self.start_ticks = int(fields[19])  # clock ticks since boot
 
 
 def read_stat(pid: int, thread: int | None = None) -> ProcessStat | None:
@@ -52,7 +53,7 @@ def read_file(pid: int, name: str, *, first_page: bool = False) -> bytes | None:
     Args:
         pid: The process.
         name: The path of the file below /proc/PID.
-        first_page: Whether to read only the first 4 KiB, because the whole file may take long.
+        first_page: Whether to read only the first 4 KiB, because a whole file may take long.
     """
     try:
         descriptor = os.open(f"/proc/{pid}/{name}", os.O_RDONLY | os.O_CLOEXEC)
@@ -73,7 +74,7 @@ def read_file(pid: int, name: str, *, first_page: bool = False) -> bytes | None:
 
 
 def variable(pid: int, name: str) -> str:
-    """Return an environment variable as it was when a process started; empty if it was not set."""
+    """Return the value that an environment variable had when a process started; empty if unset."""
     for entry in (read_file(pid, "environ") or b"").split(b"\0"):
         key, _, value = entry.partition(b"=")
         if key == os.fsencode(name):
@@ -90,7 +91,7 @@ def owner(pid: int) -> int | None:
 
 
 def start_ticks(pid: int) -> int | None:
-    """Return when a living process started, in clock ticks since boot."""
+    """Return the start time of a living process, in clock ticks since boot."""
     stat = read_stat(pid)
     return stat.start_ticks if stat is not None and stat.is_alive else None
 
@@ -102,7 +103,10 @@ def state_letter(pid: int) -> str:
 
 
 def state_and_handler(pid: int, number: int) -> tuple[str, bool]:
-    """Return a process's state letter and whether it handles a signal, both at the same moment."""
+    """Return a process's state letter, and whether it handles a signal, as a pair.
+
+    Both values are from the same moment.
+    """
     status = read_status(pid)
     return status.get("State", "Z")[0], number in _signals(status.get("SigCgt", ""))
 
@@ -152,7 +156,7 @@ def descendants(pid: int) -> list[int]:
 
 
 def ancestors(pid: int) -> list[int]:
-    """Return the parent of a process, its parent, and so on."""
+    """Return all ancestors of a process, the parent first."""
     found: list[int] = []
     stat = read_stat(pid)
     while stat is not None and stat.parent > 0:

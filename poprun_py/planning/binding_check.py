@@ -40,7 +40,7 @@ def check_binding(
 
 
 def _planned_binding(instance: InstancePlan) -> dict[str, Any]:
-    """Return the planned binding, without a thread count if the user set it with --env."""
+    """Return the planned binding. A thread count that the user set with --env is left out."""
     threads = dict(instance.env).get("OMP_NUM_THREADS")
     is_users = "OMP_NUM_THREADS" in dict(instance.user_env)
     return {
@@ -53,7 +53,7 @@ def _planned_binding(instance: InstancePlan) -> dict[str, Any]:
 def binding_differences(plan: Mapping[str, Any], actual: Mapping[str, Any]) -> list[str]:
     """Return one sentence for each difference between a planned and an actual binding.
 
-    If the process has ended, the list is empty.
+    No sentences are returned if the process has ended.
 
     Args:
         plan: The planned ``cpus`` and ``memory_nodes``; empty if the plan does not restrict them.

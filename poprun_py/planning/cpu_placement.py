@@ -16,8 +16,8 @@ from poprun_py.display.formatting import ranges_text
 from poprun_py.errors import UsageError, nearest
 from poprun_py.machines.machine import Core, Machine, NumaNode
 
-# The launcher warns if the thread counts of instances differ by more than one thread and by more
-# than this factor.
+# The launcher warns if the greatest thread count of an instance exceeds the smallest one by more
+# than one thread and by more than this factor.
 _UNEVEN = 1.5
 # The environment variable that gives an instance its number of compute threads.
 _PLANNED = "OMP_NUM_THREADS"
@@ -34,8 +34,8 @@ class PlacementPolicy:
         cores_per_instance: The number of cores of each instance; None for an even share of the
             host's cores.
         reserve_cores: The number of cores of each instance that are kept free of compute threads.
-        smt: Whether an instance has a compute thread for each hardware thread instead of each core.
-        oversubscribe: Whether there may be more instances than CPUs.
+        smt: Whether an instance has a compute thread per hardware thread; if not, one per core.
+        oversubscribe: Whether a host may run more instances than it has CPUs.
         cores_option: The option that error messages name for ``cores_per_instance``.
         reserve_option: The option that error messages name for ``reserve_cores``.
     """
@@ -100,7 +100,7 @@ def place(machine: Machine, num_instances: int, policy: PlacementPolicy) -> tupl
 def place_anyway(
     machine: Machine, num_instances: int, policy: PlacementPolicy
 ) -> tuple[tuple[Placement, ...], str]:
-    """Return placements even for instances that do not fit, and the error text of ``place``.
+    """Return the placements and an error text, even if the instances do not fit the machine.
 
     The error text is empty if the instances fit. With these placements, a dry run on a small
     machine can show the plan of a job that needs a larger one.
@@ -218,7 +218,7 @@ def _spread_cores(cores: _Cores, num_instances: int, _: PlacementPolicy) -> list
 
 
 def _pack_numa(cores: _Cores, num_instances: int, policy: PlacementPolicy) -> list[_Cores]:
-    """Fill one NUMA node after another with equal shares, each within one node if possible."""
+    """Give each instance an equal share of cores, filling one NUMA node after another."""
     if len(cores) < num_instances:
         return _spread_cores(cores, num_instances, policy)
     size = min(policy.cores_per_instance or len(cores), len(cores) // num_instances)
@@ -283,7 +283,7 @@ def _spread(groups: list[_Cores], num_instances: int) -> list[_Cores]:
 
 
 def _divide_cores(cores: _Cores, parts: int) -> list[_Cores]:
-    """Divide cores into ``parts`` whose sizes differ by at most one; each lists fast cores first.
+    """Divide cores into ``parts`` lists whose lengths differ by at most one, fast cores first.
 
     Fast and slow cores (efficiency classes) are divided separately. An instance with only slow
     cores would slow down all other instances, because the instances wait for one another at every
@@ -298,8 +298,8 @@ def _divide_cores(cores: _Cores, parts: int) -> list[_Cores]:
     for of_class in _grouped(cores, lambda core: (-core.efficiency,)):
         for i, (start, stop) in enumerate(_cuts(len(of_class), parts)):
             shares[(i + offset) % parts] += of_class[start:stop]
-        # If the cores of a class do not divide evenly, some shares get an extra core. A share that
-        # got an extra core of one class is the last to get an extra core of the next class.
+        # If the cores of an efficiency class do not divide evenly, some shares get an extra core. A
+        # share that got an extra core of one class is the last to get an extra core of the next.
         offset = (offset + len(of_class)) % parts
     return shares
 
@@ -323,7 +323,7 @@ def _by_node(cores: _Cores) -> list[_Cores]:
 
 
 def _hardware_threads(cores: _Cores) -> _Cores:
-    """Return a core for each hardware thread, for hosts with more instances than cores."""
+    """Split cores into one core per hardware thread, for hosts with more instances than cores."""
     return tuple(replace(core, cpus=(cpu,)) for core in cores for cpu in core.cpus)
 
 
@@ -336,7 +336,7 @@ def _unrestricted(
     """Return placements of instances that share all usable CPUs and divide the threads evenly.
 
     If other jobs hold CPUs of the machine, all instances are bound to the CPUs that these jobs
-    leave free. If not, the instances are not bound to CPUs.
+    leave free. If no other job holds CPUs, the instances are not bound to CPUs.
     """
     nodes = tuple(sorted({core.numa_node for core in cores})) if policy.mode != "disabled" else ()
     shares = _spread_cores(cores, num_instances, policy)
@@ -388,7 +388,7 @@ def _memory_nodes(machine: Machine, numa_nodes: Sequence[tuple[int, ...]]) -> li
 
     The CPUs of a node use the node's own memory. The CPUs of a node without memory use the memory
     of the nearest nodes. The memory of a node without CPUs is used by the nearest nodes with CPUs.
-    If every instance may use all memory, the memory nodes of every instance are empty.
+    If every instance may use all memory, the tuple of memory nodes is empty for each instance.
     """
     # If the kernel reports no memory sizes, every node is assumed to have memory.
     stated = any(node.memory_bytes for node in machine.numa_nodes)
@@ -413,6 +413,6 @@ def _memory_nodes(machine: Machine, numa_nodes: Sequence[tuple[int, ...]]) -> li
 
 
 def _nearest(node: NumaNode, others: Sequence[NumaNode], order: dict[int, int]) -> list[NumaNode]:
-    """Return the nearest NUMA node to ``node`` among ``others``, or all nearest ones."""
+    """Return the NUMA nodes among ``others`` with the smallest distance to ``node``."""
     least = min((node.distances[order[other.index]] for other in others), default=0)
     return [other for other in others if node.distances[order[other.index]] == least]

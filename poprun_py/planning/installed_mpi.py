@@ -19,7 +19,7 @@ from poprun_py.errors import StartError
 from poprun_py.planning.mpi_commands import MPICH, OPEN_MPI_4, OPEN_MPI_5, Mpi
 
 # The file names of the MPI libraries, which have not changed for years. Debian installs Open MPI
-# and MPICH in the same folder, so the name tells which of them a library belongs to.
+# and MPICH in the same folder, so only the file name tells their libraries apart.
 _OPEN_MPI_LIBRARIES = ("libmpi.so.40",)
 _LIBRARIES = {
     OPEN_MPI_5: _OPEN_MPI_LIBRARIES,
@@ -99,8 +99,8 @@ def _library(mpi: Mpi) -> str:
 def _wheel_version(path: str, folders: Sequence[str]) -> str:
     """Return the version of the Open MPI wheel that installed ``path``; empty for another MPI.
 
-    The name of the wheel's metadata folder contains the version. Running ``mpirun --version`` would
-    take 4 ms.
+    The name of the wheel's metadata folder contains the version. Reading the name saves the 4 ms
+    that ``mpirun --version`` would take.
     """
     if Path(path).parent != Path(sys.executable).parent:
         return ""

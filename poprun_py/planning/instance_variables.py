@@ -65,9 +65,9 @@ TARGET_OPTIONS = "POPLAR_TARGET_OPTIONS"
 _EXPORT = re.compile(r"^export\s+")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
-# Variables that describe an instance. If an instance starts another launcher, that launcher
-# inherits them. It starts mpirun without these variables, because its own job does not set all of
-# them again.
+# Variables that describe an instance. If an instance starts an inner launcher, the inner launcher
+# inherits the variables, but starts mpirun without them, because the inner job does not set all of
+# these variables again.
 _OF_OUTER_JOB = {
     *("POPRUN_CPUS", "POPRUN_MEMORY_NODES", RUN_ID),
     *(DEBUGGER, HEARTBEAT, NETWORK, NODE_DEVICE_ID, RESTART_COUNT, STACKS),
@@ -75,8 +75,8 @@ _OF_OUTER_JOB = {
     *("GROUP_WORLD_SIZE", "NODE_RANK", "ROLE_NAME", "ROLE_RANK", "ROLE_WORLD_SIZE"),
     *("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS"),
     *("TORCHELASTIC_USE_AGENT_STORE", "TORCHELASTIC_ERROR_FILE"),
-    # With these variables of an outer job, Open MPI 4's mpirun starts no process, or acts as if it
-    # were an instance of the outer job.
+    # If these variables of an outer job are set, the mpirun of Open MPI 4 starts no process, or
+    # acts as if mpirun were an instance of the outer job.
     *("OMPI_UNIVERSE_SIZE", "OMPI_MCA_ess", "OMPI_MCA_ess_base_jobid", "OMPI_MCA_ess_base_vpid"),
     *("OMPI_MCA_orte_ess_node_rank", "OMPI_MCA_orte_ess_num_procs"),
     *("OMPI_MCA_orte_hnp_uri", "OMPI_MCA_orte_local_daemon_uri"),
@@ -145,9 +145,9 @@ def _master_address(topology: Topology, probed: ProbedHosts | None) -> str:
 def torchrun_variables(topology: Topology, instance: Instance) -> Pairs:
     """Return the variables that torchrun would set, without MASTER_PORT.
 
-    The launcher chooses MASTER_PORT when the job starts. The wrapper adds variables that it derives
-    from those returned, such as ROLE_RANK. ``attempt_variables`` returns the variables that change
-    when the job is restarted.
+    The launcher chooses MASTER_PORT when the job starts. The wrapper derives further
+    variables, such as ROLE_RANK, from the returned ones. ``attempt_variables`` returns the
+    variables that change when the job is restarted.
     """
     return (
         ("RANK", str(instance.index)),
@@ -283,7 +283,7 @@ def user_variables(
     for where, entry in [*lines, *((env_option, entry) for entry in env)]:
         name, equals, value = _EXPORT.sub("", entry).partition("=")
         if not equals and not _NAME.fullmatch(name):
-            # The error message does not contain the entry, because it may be a secret.
+            # The error message does not contain the entry, because the entry may be a secret.
             raise UsageError(f"{where}: no name of a variable: expected NAME=VALUE or NAME")
         if not equals and name not in environ:
             raise UsageError(f"{where} {name}: not set in this environment; give {name}=VALUE")

@@ -20,7 +20,7 @@ class HostShare(NamedTuple):
     """The CPUs and NUMA nodes that a job uses on one host.
 
     ``machines`` are the machines of all hosts of the job, and ``placements`` are the placements of
-    all its instances. In the machines, the CPUs of other jobs are marked as held.
+    all its instances. In ``machines``, the CPUs of other jobs are marked as held.
     """
 
     machines: tuple[Machine | None, ...]
@@ -81,7 +81,7 @@ def share_beside_jobs(
     """Return the part of a host that the job uses beside other jobs; None if the job does not fit.
 
     ``held`` are the CPUs that other jobs hold on the host. ``index`` is the index of the host among
-    the hosts of the job; None for this machine.
+    the hosts of the job; None stands for the machine on which the launcher runs.
     """
     index = local_host_index(topology) if index is None else index
     machine = None if index is None else machines[index]
@@ -107,8 +107,8 @@ def share_of_placements(
 ) -> HostShare:
     """Return the part of a host that the job uses with the given placements.
 
-    ``index`` is the index of the host among the hosts of the job; None for this machine. The share
-    is empty if the job does not run on this machine.
+    ``index`` is the index of the host among the hosts of the job; None stands for the machine on
+    which the launcher runs. The part is empty if the job does not run on that machine.
     """
     index = local_host_index(topology) if index is None else index
     machine = None if index is None else machines[index]
@@ -126,7 +126,7 @@ def share_of_placements(
 def _excluded_cpus(
     config: LaunchConfig, machine: Machine, held: frozenset[int]
 ) -> tuple[frozenset[int], ...]:
-    """Return the sets of CPUs that the job may leave to other jobs, the preferred set first."""
+    """Return alternative sets of CPUs to leave to other jobs, the preferred set first."""
     if config.cores_per_instance is None or not held:
         return (held,)
     whole_nodes = {

@@ -59,8 +59,8 @@ if TYPE_CHECKING:
     from poprun_py.planning.partition_decision import PartitionDecision
 
 _WRAPPER = str(Path(__file__).parents[1] / "instance" / "start_wrapper.py")
-# Variables that the wrapper of an instance needs to connect to the supervisor. mpirun forwards them
-# to other hosts by name, because every user of a host can read the values on a command line.
+# Variables that the wrapper of an instance needs to connect to the supervisor. The command
+# line of mpirun contains only their names, because every user of a host can read command lines.
 _TO_REMOTE = ("POPRUN_CONTROL", "POPRUN_TOKEN")
 
 
@@ -89,7 +89,7 @@ class LaunchPlan(Displayed):
     Attributes:
         config: The options of the launch.
         topology: The hosts, and the instances, replicas and IPUs of each host.
-        machines: The hardware of each host; None if it is not known.
+        machines: The hardware of each host; None for a host whose hardware is not known.
         instances: The plan of each instance.
         command: The command line of mpirun.
         environ: The environment variables of the launcher that made the plan, which are also used
@@ -130,7 +130,7 @@ class LaunchPlan(Displayed):
 
     @property
     def spans_hosts(self) -> bool:
-        """Whether instances run on other machines than this one."""
+        """Whether instances run on machines other than the one where the launcher runs."""
         return self.topology.spans_hosts
 
     @property

@@ -78,7 +78,7 @@ class MpiRequest:
         global_args: The user's arguments for mpirun.
         allow_run_as_root: Whether root may start the job.
         fast_start: Whether Open MPI skips the search for fast networks.
-        grace_seconds: The seconds that instances have to end after SIGTERM.
+        grace_seconds: The time in seconds between SIGTERM and the kill of instances that still run.
     """
 
     contexts: tuple[Context, ...]
@@ -137,7 +137,7 @@ def network_of_mpirun(command: Sequence[str], network: str) -> str | None:
 
 
 def end_signal_of_mpirun(command: Sequence[str]) -> int:
-    """Return the signal that makes the mpirun of a command end its instances as SIGTERM would.
+    """Return the signal that is sent to mpirun in place of SIGTERM to end its instances.
 
     The launcher shields mpirun from SIGTERM, because schedulers send SIGTERM to all processes of a
     job. The signal for Open MPI is SIGHUP. The signal for MPICH, which does not catch SIGHUP, is
@@ -187,8 +187,8 @@ def _open_mpi(
             words += setting
     if not request.hosts and not _is_set_by_user(user, ("--mca", "btl_tcp_if_exclude")):
         # On one machine, instances communicate through shared memory. Instances use TCP only if
-        # shared memory is not available, or with MPI processes that the program itself starts. TCP
-        # on the loopback interface is sufficient for both cases.
+        # shared memory is not available, or to communicate with MPI processes that the program
+        # itself starts. TCP on the loopback interface is sufficient for both cases.
         alone = ("--mca", "btl_tcp_if_include", LOOPBACK)
         words += () if _is_set_by_user(user, alone) else alone
     if request.hosts:
@@ -339,7 +339,7 @@ def _between_hosts(
     # direction wait behind the data in the other direction: exchanging 25 MB at 1 Gbit/s took
     # either 220 or 440 ms. With "send", the exchange always takes 220 ms.
     settings.append(("--mca", "btl_tcp_flags", "send,inplace"))
-    # An instance that waits for a message yields its core to instances that compute on this core.
+    # Instances that wait for a message shall yield their core to instances that compute on it.
     settings.append(("--mca", "mpi_yield_when_idle", "1"))
     return settings
 

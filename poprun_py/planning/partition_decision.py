@@ -40,7 +40,7 @@ _SYNC_TYPES = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PodState:
-    """A pod with its partitions and attachments (the IPUs that jobs hold) at one moment.
+    """A snapshot of a pod with its partitions and its attachments (the IPUs that jobs hold).
 
     ``where`` is the pod as ``POPRUN_POD`` names it. ``user`` is the user who launches the job.
     """
@@ -55,8 +55,8 @@ class PodState:
 class Action(StrEnum):
     """The launcher's action on the partition before the job starts.
 
-    ``UPDATE`` removes the partition and creates it again with another shape. ``INHERIT`` runs the
-    job on the IPUs of the instance that started this launch, if an instance of another job did so.
+    ``UPDATE`` removes the partition and creates it again with another shape. ``INHERIT`` is
+    for a launcher that runs in an instance of another job. The job then uses IPUs of that instance.
     """
 
     USE = "use"
@@ -74,7 +74,7 @@ class PartitionDecision:
     Attributes:
         action: The launcher's action on the partition before the job starts.
         where: The pod, as ``POPRUN_POD`` names it.
-        name: The name of the partition; empty if the launch is refused before one is chosen.
+        name: The name of the partition; empty if the launch is refused without a partition.
         reason: A text that explains the action and, for ``REFUSE``, tells the user what to do.
         busy: A text that names the jobs that hold the IPUs, if the launch is refused only because
             of these jobs and may therefore wait for them; empty in all other cases.
@@ -84,7 +84,7 @@ class PartitionDecision:
         removes: Whether the launcher removes the partition after the job.
         is_temporary: Whether the launch creates a partition whose name is made from the host and
             the process of the launch.
-        inherited: The IPUs of the instance that started this launch; only for ``INHERIT``.
+        inherited: For ``INHERIT``, the IPUs of the instance in which the launcher runs.
         inherited_gcd: The graph compilation domain of the ``inherited`` IPUs.
     """
 
@@ -162,8 +162,8 @@ def decide_partition(
 ) -> PartitionDecision:
     """Decide which partition a launch uses, and how the launcher prepares it.
 
-    ``environ`` may name a partition, and tells whether an instance of another job started this
-    launch. ``new_name`` is the name of the partition that is created if neither the options nor
+    ``environ`` may name a partition, and tells whether the launcher runs in an instance of another
+    job. ``new_name`` is the name of the partition that is created if neither the options nor
     ``environ`` name a partition, and the pod has only temporary partitions.
     """
     named = config.vipu_partition or environ.get(PARTITION)
@@ -196,7 +196,7 @@ def wanted_request(config: LaunchConfig, name: str) -> PartitionRequest:
     accepts only powers of two for the numbers of IPUs and GCDs. If one of the numbers is not a
     power of two, the partition has one GCD, and its number of IPUs is rounded up to a power of two.
     Such a partition is reconfigurable if it fits into one IPU-Link domain and its sync type allows
-    this.
+    reconfiguration.
     """
     assert config.num_replicas is not None
     needed = config.num_replicas * config.ipus_per_replica
@@ -255,11 +255,11 @@ def _fits(partition: Partition, wanted: PartitionRequest, config: LaunchConfig) 
 def _outer_ipus(
     environ: Mapping[str, str], attachments: Collection[Attachment], partition: str
 ) -> Attachment | None:
-    """Return the IPUs in ``partition`` of the instance that started this launch.
+    """Return the IPUs of ``partition`` that the instance in which the launcher runs uses.
 
-    The result is None if this launch was not started by an instance of a job that holds IPUs of the
+    The result is None if the launcher does not run in an instance of a job that holds IPUs of the
     partition. The returned IPUs are neighbours. The number of returned IPUs is a power of two, and
-    the position of the first one among the job's IPUs is a multiple of this number.
+    the position of the first returned IPU among the outer job's IPUs is a multiple of this number.
     """
     run_id = environ.get(RUN_ID)
     found = (

@@ -23,10 +23,10 @@ class HeldPartition(NamedTuple):
 
     Attributes:
         where: The pod; ``none`` if programs shall not use a pod, and empty if no pod is configured.
-        partition: The partition; None without a pod.
-        attachment: The IPUs that the job holds; None without a pod.
-        inherited_gcd: The graph compilation domain of the job's IPUs, if the job uses IPUs of the
-            instance that started its launch; None for all other jobs.
+        partition: The partition; None if the job does not use a pod.
+        attachment: The IPUs that the job holds; None if the job does not use a pod.
+        inherited_gcd: The graph compilation domain of the job's IPUs, if the launcher runs in an
+            instance of another job and uses IPUs of that instance; None in all other cases.
     """
 
     where: str = ""

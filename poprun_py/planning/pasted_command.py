@@ -30,7 +30,7 @@ _PYTHON_OPTIONS = (
 )  # fmt: skip
 # Python's options whose value may be a separate word.
 _OPTIONS_WITH_VALUE = ("-W", "-X", "--check-hash-based-pycs")
-# Python's options that give the program in place of a script.
+# Python's options that are followed by code or a module's name, so that no script is given.
 _PROGRAM_OPTIONS = ("-c", "-m")
 _MPI_ARGUMENTS = ("mpi_global_args", "mpi_local_args")
 _INTERFACES = ("_if_include", "_if_exclude")
@@ -83,8 +83,8 @@ def _parse_fault(host: str | None, program: Sequence[str]) -> tuple[str, tuple[s
     """Return the fault that made the parser take an option or a host as the program.
 
     Returns:
-        An error text about the fault, and the rest of the command with the fault corrected; None if
-        the program exists, or if the parser did not stop at such a fault.
+        A pair of an error text about the fault and the rest of the command with the fault
+        corrected; None if the program exists, or if the parser did not stop at such a fault.
     """
     if not program or not program[0] or _is_program(program[0]):
         return None
@@ -105,7 +105,7 @@ def _parse_fault(host: str | None, program: Sequence[str]) -> tuple[str, tuple[s
 
 
 def _host_list_fault(host: str, program: Sequence[str]) -> tuple[str, tuple[str, ...]] | None:
-    """Return an error text about blanks in a host list, and the words after the list.
+    """Return a pair of an error text about blanks in a host list and the words after the list.
 
     The result is None for a list without blanks.
     """
@@ -130,7 +130,7 @@ def _host_list_fault(host: str, program: Sequence[str]) -> tuple[str, tuple[str,
 
 
 def _is_part_of_list(before: str, word: str) -> bool:
-    """Tell whether ``word`` is a part of the host list whose last part is ``before``."""
+    """Tell whether ``word`` continues a host list that so far ends with ``before``."""
     if "," not in f"{before[-1:]}{word}" or word.endswith(".py") or _is_program(word):
         return False
     return are_host_names(word.strip(",").split(","))
@@ -149,7 +149,7 @@ def _network_faults(text: str, option: str) -> Iterator[str]:
     try:
         words = split_args(text, option)
     except UsageError:
-        return  # The launch plan reports arguments with unclosed quotes.
+        return  # Arguments with unclosed quotes are reported later, when the launch plan is made.
     for index, word in enumerate(words):
         if word not in _MCA or len(words) < index + 3:
             continue

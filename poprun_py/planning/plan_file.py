@@ -30,7 +30,7 @@ PLAN_VERSION = 2
 # The versions of plan files that can be read. A plan of version 1 does not store the working folder
 # of the job, so the job runs in the folder where the plan is launched.
 _READABLE = (1, PLAN_VERSION)
-# The keys of the topology's numbers in a saved plan.
+# The keys under which a saved plan stores the numbers of replicas, instances and IPUs.
 _NUMBERS = ("num_replicas", "num_instances", "num_local_replicas", "ipus_per_replica", "num_ilds")
 _MAX_NUMBER = 1 << 31
 # An error message about unset variables names at most this many of them.
@@ -38,7 +38,7 @@ _MOST_NAMED = 8
 
 
 def portable(plan: LaunchPlan) -> LaunchPlan:
-    """Return ``plan`` with its program's absolute path, to be launched from any folder."""
+    """Return ``plan`` with an absolute program path, so that it can be launched from any folder."""
     program = absolute_program(
         plan.config.program, plan.folder, plan.environ, is_local=not plan.spans_hosts
     )
@@ -237,7 +237,7 @@ def _check_topology(data: dict[str, Any], topology: Topology) -> None:
 
 
 def _unset_variables(instances: list[Any], environ: Mapping[str, str]) -> str:
-    """Return an error text if variables of --env are not set in ``environ``; else empty."""
+    """Return an error text if variables of --env are not set in ``environ``; else an empty text."""
     unset = (
         name
         for entry in instances

@@ -51,7 +51,7 @@ class PlanInputs:
         hosts: The hosts of the job.
         machines: The hardware of each host; None for a host whose hardware is not known. For
             ``CHECK``, ``machines`` is empty.
-        mpi: The installed MPI; None for ``HARDWARE`` without a probe of other hosts.
+        mpi: The installed MPI; None if the purpose is ``HARDWARE`` and no other host is probed.
         probed: The reports of other hosts and the command that reaches them; None for a local job.
         env_file_text: The content of the file that ``--env-file`` names; None without that option.
     """

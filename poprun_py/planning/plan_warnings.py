@@ -44,8 +44,8 @@ def plan_warnings(planned: LaunchPlan, *, is_launched: bool = False) -> tuple[st
             f"{planned.config.shown('num_instances')} leaves {len(topology.idle_hosts)} of "
             f"{len(topology.hosts) + len(topology.idle_hosts)} hosts idle: {idle}{more}"
         ] = None
-    # The plan has more IPUs in a domain than real hardware only if one instance needs more IPUs
-    # than a real domain has.
+    # An IPU-Link domain of the plan has more IPUs than a real domain only if one instance needs
+    # more IPUs than a real domain has.
     if topology.ipus_per_ild > LINK_DOMAIN_IPUS:
         warnings[
             f"{planned.config.shown('num_instances')}: one instance drives "
@@ -86,10 +86,10 @@ class _Rule:
         names: The options that the rule is about, as field names of ``LaunchConfig``.
         reason: The end of the warning, which explains why the options have no effect.
         applies: A function that tells whether the rule applies to a plan.
-        neutral: The values of an option that need no warning, because they change nothing.
-        of_one_job: Whether the options have an effect in other jobs. There is then a warning only
-            about options that the user gave for this job, and not about options from a
-            configuration file or an environment variable, which apply to all jobs.
+        neutral: The values with which an option changes nothing, so that no warning is needed.
+        of_one_job: Whether the options are useful in other jobs. If so, the warning is only about
+            options that the user gave for this job. Options from a configuration file or an
+            environment variable apply to all jobs, so there is no warning about them.
     """
 
     names: tuple[str, ...]

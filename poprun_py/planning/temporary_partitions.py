@@ -17,9 +17,9 @@ from popdist_py.pods.model import Attachment, Partition
 from poprun_py.process_info import start_ticks
 
 _NAME = re.compile(r"poprun_(?P<host>[A-Za-z0-9-]+)_(?P<pid>[0-9]+)_(?P<started>[0-9]+)")
-# The most characters of a host's name in a partition's name, and of the digest that a shortened
-# host name ends with. A partition's name has at most 64 characters. The prefix, the process ID and
-# the start time need up to 32 of them.
+# The maximum number of characters of a host name in a partition's name, and the number of
+# characters of the digest at the end of a shortened host name. A partition's name has at most 64
+# characters, of which the prefix, the process ID and the start time need up to 32.
 _MOST_HOST, _DIGEST = 32, 10
 _HOST = re.compile(rf"[A-Za-z0-9-]{{1,{_MOST_HOST}}}")
 # The longest time that a launch needs to attach the IPUs of its partition after the partition is
@@ -87,7 +87,7 @@ def _host(name: str) -> str:
     """
     if _HOST.fullmatch(name):
         return name
-    import hashlib  # Imported only here, because the names of most hosts need no digest.
+    import hashlib  # hashlib is imported only here, because the names of most hosts need no digest.
 
     digest = hashlib.sha256(name.encode(errors="surrogateescape")).hexdigest()[:_DIGEST]
     return f"{re.sub(r'[^A-Za-z0-9-]', '-', name)[: _MOST_HOST - _DIGEST - 1]}-{digest}"

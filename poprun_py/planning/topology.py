@@ -52,7 +52,7 @@ class Topology:
 
     @property
     def spans_hosts(self) -> bool:
-        """Whether instances run on other machines than this one."""
+        """Whether instances run on machines other than the one where the launcher runs."""
         return not all(host.is_local for host in self.hosts)
 
     @property

@@ -50,7 +50,8 @@ def split_mpi_arguments(config: LaunchConfig) -> tuple[LaunchConfig, MpiArgument
     value of the option ``--output-dir`` unless the user gave that option.
 
     Returns:
-        The options without ``--output-filename``, and the words.
+        A pair of the options, with the folder of ``--output-filename`` as ``output_dir``, and the
+        words without ``--output-filename``.
 
     Raises:
         UsageError: A quotation mark is missing, or an argument is for an instance that does not
@@ -97,7 +98,7 @@ def split_args(text: str, option: str) -> tuple[str, ...]:
 
 
 def _without_output_filename(words: Sequence[str]) -> tuple[list[str], str | None]:
-    """Remove ``--output-filename FOLDER``, and return the other words and the last FOLDER."""
+    """Return a pair of the words without ``--output-filename FOLDER`` and the last FOLDER."""
     rest, others, folder = list(words), [], None
     while rest:
         word = rest.pop(0)

@@ -154,8 +154,8 @@ def _problem_of_script(script: str, folder: Path) -> str:
 def _problem_of_interpreter(path: str) -> str:
     """Return an error text if a file's ``#!`` line names a missing interpreter; else empty.
 
-    For a missing interpreter, the kernel reports only "No such file or directory", without its
-    name.
+    For a missing interpreter, the kernel reports only "No such file or directory", without the
+    name of the interpreter.
     """
     interpreter = next(iter(_interpreter(path)), "")
     if not interpreter or Path(interpreter).exists():
@@ -216,7 +216,7 @@ def function_program(folder: Path, name: str) -> tuple[str, ...]:
 
 
 def call_folder(program: tuple[str, ...]) -> Path | None:
-    """Return the folder of the pickled call that a command runs; None if it runs a program."""
+    """Return the folder of the pickled call that a command runs; None for other commands."""
     return Path(program[2]) if program[1:2] == (_RUN_CALL,) and len(program) == 4 else None
 
 

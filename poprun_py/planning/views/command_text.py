@@ -24,8 +24,8 @@ _ONE_LINE = 80
 def folded(command: Sequence[str]) -> str:
     """Return an mpirun command as text with a line for each option and its values.
 
-    A shell splits the text into the words of ``command``. Each part of the command (which Open MPI
-    calls an app context) is an indented block that begins with the part's number of processes.
+    A shell splits the text into exactly the words of ``command``. Each part of the command (which
+    Open MPI calls an app context) is an indented block that begins with its number of processes.
     """
     lines: list[str] = []
     for part, words in enumerate(split_command(command)):
@@ -73,11 +73,10 @@ def _options(words: Sequence[str]) -> Iterator[list[str]]:
 
 
 def launch_command(config: LaunchConfig) -> str:
-    """Return a poprun-py command with all options of ``config``, even those from files.
+    """Return a poprun-py command with all options of ``config``, even those set in files.
 
-    The values of --env may be secret, so the command
-    contains only the names of these variables. The launcher then takes the values from its own
-    environment.
+    The values of --env may be secret, so the command contains only the names of these variables. A
+    launcher that runs the command takes the values from its own environment.
     """
     given = [shlex.join(words) for words in _given(config) if words]
     parts = [command_name(), *given, shlex.join(config.program or ("PROGRAM",))]

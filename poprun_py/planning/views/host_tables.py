@@ -32,8 +32,8 @@ _COLUMNS = (_NAME, "package", "cores", "CPUs", "L3 groups", "memory", "distances
 def hardware_table(machine: Machine, style: TextStyle | None = None) -> str:
     """Return a summary of a machine and a table of its NUMA nodes, without a final newline.
 
-    If the terminal is too narrow for the table, the NUMA nodes are drawn as a tree. Without
-    ``style``, the text is drawn as for a file.
+    If the terminal is too narrow for the table, the NUMA nodes are drawn as a tree. If
+    ``style`` is None, the text is not coloured and long lines are not broken, as for a file.
     """
     style = style or TextStyle()
     summary = [line for text in machine_summary(machine) for line in wrapped(text, style.width)]
@@ -128,7 +128,7 @@ def check_table(checked: HostChecks, *, colour: bool = False) -> str:
     """Return the table of ``--check`` and a hint for each failed check, without a final newline.
 
     The table has a row for each check, and a column for each group of hosts with equal results. A
-    failed check is marked with ``!``. If ``colour`` is True, it is also red.
+    failed check is marked with ``!``, and is red if ``colour`` is True.
     """
     hints = [
         f"{compress(names)}: {check.problem}"

@@ -46,8 +46,8 @@ from poprun_py.planning.views.svg import (
 )
 from poprun_py.planning.views.text_drawing import TextStyle
 
-# The width of a card in pixels, so that it fits on a telephone's screen, and the most cards in a
-# row.
+# The width of a card in pixels, which fits on a telephone's screen, and the maximum number of cards
+# in a row.
 _CARD, _MOST_COLUMNS = 368, 3
 _PAD, _INNER_PAD, _GAP, _CELL_GAP, _CACHE_GAP = 12, 7, 10, 2, 5
 _THREAD_HEIGHT = 12
@@ -58,9 +58,9 @@ _COLOURS = 8
 _CLASSES = {IDLE: "idle", FORBIDDEN: "closed", MANY: "many"}
 # NUMA nodes are drawn two in a row if no node has more cores than this.
 _MOST_IN_HALF = 8
-# The most IPU-Link domains, instances, replicas and IPUs that a picture shows. In a longer list,
-# the first entries and the last one are drawn. The limit for instances applies to a host, and is
-# divided among the host's IPU-Link domains.
+# The maximum numbers of IPU-Link domains, instances, replicas and IPUs that a picture shows. Of a
+# longer list, the first entries and the last entry are drawn. The limit for instances applies to a
+# host, and is divided among the host's IPU-Link domains.
 _MOST_DOMAINS, _MOST_INSTANCES, _MOST_REPLICAS, _MOST_IPUS = 4, 12, 8, 8
 _FEWEST_INSTANCES = 3
 
@@ -190,7 +190,7 @@ def _node_title(node: NumaNode, width: int) -> Iterator[Block]:
 
 
 def _threads(core: Core) -> list[Core]:
-    """Return a core for each hardware thread of a core."""
+    """Split a core into one core per hardware thread."""
     return [replace(core, cpus=(cpu,)) for cpu in core.cpus]
 
 
@@ -300,7 +300,7 @@ def _replicas(group: InstanceGroup, width: int) -> Block:
 
 
 def _first_and_last(numbers: range, most: int) -> list[int | None]:
-    """Return at most ``most`` entries for ``numbers``; None stands for numbers left out."""
+    """Return ``numbers``, or its first numbers, None and its last number if there are too many."""
     if len(numbers) <= most:
         return list(numbers)
     return [*numbers[: most - 2], None, numbers[-1]]

@@ -115,8 +115,8 @@ def core_map(
     """Return a row for each NUMA node with a cell for each core, then a line for each instance.
 
     A cell contains the index of the instance that may run on the core. ``|`` separates cores with
-    different L3 caches. ``placements`` maps the indices of instances to their placements. Without
-    ``style``, the map is drawn as for a file.
+    different L3 caches. ``placements`` maps the indices of instances to their placements. If
+    ``style`` is None, the map is not coloured, as for a file.
     """
     style = style or TextStyle()
     labels = CoreLabels(machine, placements)

@@ -84,8 +84,8 @@ class OtherHosts:
     def details(self, domain: str = "ILD") -> str:
         """Return a text about the hosts, such as ``as n0, instances 1-3, replicas 4-15, ILD 0``.
 
-        ``as n0`` says that the hosts look like host n0. ``domain`` is the word to use for an
-        IPU-Link domain.
+        ``as n0`` says that the hosts have the hardware and placements of host n0. ``domain`` is the
+        word to use for an IPU-Link domain.
         """
         where = f", {numbered(domain, self.ilds)}" if self.ilds else ""
         return (

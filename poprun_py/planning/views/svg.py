@@ -25,8 +25,8 @@ _TEXTS = {
     "note": (11, 400),
     "label": (10, 400),
 }
-# The widths of characters, relative to the font size, which are not smaller than the widths in
-# DejaVu Sans, which is a wide typeface.
+# The widths of characters, relative to the font size. No width is smaller than in DejaVu Sans,
+# which is a wide typeface.
 _LETTERS = {" ,.;:-!'()[]/|ijlftr": 0.42, "mwMW@%": 1.0, "abcdeghknopqsuvxyz0123456789": 0.64}
 _WIDTHS = {letter: width for letters, width in _LETTERS.items() for letter in letters}
 _NARROWEST = min(_LETTERS.values())
@@ -105,7 +105,7 @@ _UNSHOWABLE = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff\ufff
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """A part of a picture, with its size in pixels and its SVG code drawn from (0, 0)."""
+    """A part of a picture, with its size in pixels and SVG code that begins at (0, 0)."""
 
     width: int
     height: int
@@ -125,7 +125,7 @@ def escaped(text: str) -> str:
 
 
 def paragraph(text: str, kind: str, width: int) -> Block:
-    """Return a block of text, broken after commas or at blanks to be ``width`` pixels wide."""
+    """Return a block of text, with lines of at most ``width`` pixels."""
     size, _ = _TEXTS[kind]
     lines = [text]
     # The first guess of the number of characters per line assumes only the narrowest letters. This

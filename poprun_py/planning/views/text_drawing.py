@@ -6,17 +6,17 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-# The colour or style of each kind of name in text drawings. rich uses the same names of colours.
+# The colour or style of each kind of name in text drawings. The library rich uses the same names.
 PALETTE = {"host": "bold", "node": "yellow", "instance": "green", "replica": "cyan"}
 _CODES = {"bold": 1, "yellow": 33, "green": 32, "cyan": 36}
 # The characters beyond ASCII that are needed to draw the lines of trees and tables.
 BOX_CHARACTERS = "└├│─┌┐┘┤┬┴┼"
-# The signs at the beginning of a line in a tree. The first sign stands before a child, the second
-# before the last child, and the third before each line below a child that is not the last.
+# The characters that begin a line of a printed tree: before a child, before the last child, and
+# before each line below a child that is not the last.
 _BOX_LINES = ("├─ ", "└─ ", "│  ")
 _ASCII_LINES = ("|- ", "`- ", "|  ")
 _BLANK = "   "
-# The least number of characters per line of text, even if a deep tree becomes wider than the
+# The minimum number of characters per line of text, even if a deep tree becomes wider than the
 # terminal.
 _LEAST_TEXT = 12
 # Lines are broken after a comma or semicolon. A phrase that does not fit on a line is broken at a

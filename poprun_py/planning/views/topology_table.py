@@ -69,7 +69,7 @@ def _cells(indices: list[int | None], names: list[str] | None, column_width: int
 
 
 def _label(index: int | None, names: list[str] | None, width: int) -> str:
-    """Return the text of a cell. A host name that is too long becomes the index in brackets."""
+    """Return the text of a cell. A host name that is too long is replaced by ``[INDEX]``."""
     if index is None:
         return "..."
     if names is None:
@@ -83,7 +83,7 @@ def _centre(text: str, width: int) -> str:
 
 
 def _elided(topology: Topology, max_width: int) -> str:
-    """Draw as many replicas as fit, with a column of dots in place of those in the middle."""
+    """Draw as many replicas as fit; a column of dots stands for the replicas left out."""
     column_width = max(len(str(topology.num_replicas - 1)) + 2, 5)
     fitting = max(2, (max_width - _LABEL_WIDTH - 3) // (column_width + 1) - 1)
     total = topology.num_replicas
