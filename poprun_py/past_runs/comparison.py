@@ -56,22 +56,22 @@ class Spread:
 
     @property
     def median(self) -> float:
-        """The median."""
+        """The median of the values."""
         return statistics.median(self.values)
 
     @property
     def mean(self) -> float:
-        """The mean."""
+        """The mean of the values."""
         return sum(self.values) / len(self.values)
 
     @property
     def least(self) -> float:
-        """The smallest."""
+        """The smallest of the values."""
         return min(self.values)
 
     @property
     def most(self) -> float:
-        """The largest."""
+        """The largest of the values."""
         return max(self.values)
 
     def to_json(self) -> dict[str, float | None]:
@@ -86,10 +86,12 @@ class RunGroup:
     """One run, or several runs that are repetitions of the same job.
 
     Attributes:
-        runs: The repetitions.
+        runs: The run, or the repetitions of the job.
         numbers: The values of each measured quantity; keys are fields of ``Measured``.
-        speed: The speeds of the runs, as chosen by ``Comparison.measure``; None if unknown.
-        speedup: The median speed divided by the base group's median speed; None if one is unknown.
+        speed: The speed of each run, in the unit of ``Comparison.measure``; None if no speed is
+            known.
+        speedup: The median speed divided by the base group's median speed; None if either median is
+            unknown.
         efficiency: The speedup, divided by the ratio of this group's number of instances to the
             base group's.
         efficiency_by_replicas: The speedup, divided by the ratio of this group's number of replicas
@@ -156,7 +158,7 @@ class Comparison:
         return self.groups[0]
 
     def ideal_speedup(self, group: RunGroup) -> float:
-        """Return the speedup of ``group`` if its instances were as fast as the base group's."""
+        """Return the speedup of ``group`` at a scaling efficiency of 100 %."""
         return group.instances / self.base.instances
 
     def to_json(self) -> dict[str, Any]:
@@ -182,7 +184,7 @@ def compare(
 
     Args:
         runs: The measured runs.
-        target: The training target until which ``Measured.reached`` was measured, if any.
+        target: The training target to which ``Measured.reached`` refers; None without a target.
         grouped: Whether runs with the same program, arguments, hosts, and numbers of instances and
             replicas form a group of repetitions.
         remarks: Sentences to add to the remarks of the comparison.
@@ -324,7 +326,7 @@ def remarks_on(runs: Sequence[Measured]) -> tuple[str, ...]:
 
 
 def slow_instances(runs: Sequence[Measured]) -> tuple[str, ...]:
-    """Return a sentence for each instance that was much slower than the others of its run."""
+    """Return a sentence for each instance that was much slower than others in its run."""
     found: dict[tuple[object, ...], list[tuple[str, Slowest]]] = {}
     for run in runs:
         if run.slowest is not None:
@@ -340,7 +342,7 @@ def slow_instances(runs: Sequence[Measured]) -> tuple[str, ...]:
 
 
 def _differing(what: str, runs: Sequence[Measured], key: Callable[[Measured], object]) -> str:
-    """Return a sentence that lists different values and their runs; empty if all are equal."""
+    """Return a sentence that lists the values of ``key`` and their runs; empty if all are equal."""
     by_value: dict[object, list[str]] = {}
     for run in runs:
         by_value.setdefault(key(run), []).append(run.name)

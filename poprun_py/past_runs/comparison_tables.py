@@ -19,7 +19,7 @@ _TITLES: Final[Mapping[str, str]] = {
     "seconds": "seconds",
     "loss": "loss",
 }
-# The description of each measure of speed for users.
+# The description that users see of each measure of speed.
 MEASURES: Final[Mapping[str, str]] = {
     SAMPLES: "samples per second of all instances, without the first steps of each",
     STEPS: (
@@ -160,7 +160,8 @@ def scaling_columns(
     groups = comparison.groups
     by_seconds = comparison.measure == SECONDS
     shown = [each.numbers.get("seconds") if by_seconds else each.speed for each in groups]
-    # For ``STEPS``, the speed is steps per second times replicas, so the column has another title.
+    # If the measure is ``STEPS``, the speed is steps per second times replicas, so the column has
+    # another title.
     title = "replica steps/s" if comparison.measure == STEPS else comparison.measure
     columns = [
         Column("instances", tuple(str(each.instances) for each in groups)),
@@ -191,7 +192,7 @@ def _speed_column(groups: Sequence[RunGroup], bar_length: int, *, blocks: bool) 
 
 
 def _cell(spread: Spread | None, show: Callable[[float], str]) -> str:
-    """Return the median as text, with the range of several runs; a hyphen if it is unknown."""
+    """Return a quantity's median as text, with the range of several runs; a hyphen if unknown."""
     if spread is None:
         return "-"
     if len(spread.values) == 1:

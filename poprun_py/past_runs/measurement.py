@@ -2,9 +2,9 @@
 
 The speed is measured in the attempt with the most recorded steps. If several attempts have equally
 many recorded steps, the last of these attempts is measured. The first tenth of each instance's
-steps, and at least the first step, is left out, because compiling and filling caches slows these
-steps down. If no steps were recorded, the speed is taken from the last periodic observation of the
-job, which contains the durations of the latest steps.
+steps, and at least the first step, is left out, because these steps are slowed down by compiling
+and by filling caches. If no steps were recorded, the speed is taken from the last periodic
+observation of the job, which contains the durations of the latest steps.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _NO_SAMPLES: Final = "the program does not tell the number of samples of a step"
 
 @dataclass(frozen=True, slots=True)
 class Slowest:
-    """An instance that is much slower than the others.
+    """An instance that is much slower than the other instances of its run.
 
     Attributes:
         instance: The index of the instance.
@@ -74,7 +74,7 @@ class Measured:
         attempts: The number of attempts, which is 1 plus the number of restarts.
         resumed_step: The training step of the checkpoint from which the first attempt continued; 0
             without a checkpoint.
-        missing: The reason why a value is unknown, for the name of each unknown field.
+        missing: The reasons why values are unknown; the keys are the names of the unknown fields.
     """
 
     name: str
@@ -109,7 +109,7 @@ class _Speed:
 
 
 def measure(run: RecordedRun, target: Target | None = None) -> Measured:
-    """Measure a run, and the time that it took to reach ``target``.
+    """Measure a run, and the time that the run took to reach ``target``.
 
     Raises:
         UsageError: The report has missing or impossible values.
@@ -223,7 +223,7 @@ def _steady_steps(steps: Sequence[StepRecord]) -> dict[int, list[StepRecord]]:
 
 
 def _observed_speed(run: RecordedRun) -> _Speed | None:
-    """Return the speed in the last observation that has timed steps; None without such steps."""
+    """Return the speed in the last observation with timed steps; None if no step was timed."""
     for attempt in reversed(run.attempts):
         view = attempt.last_view()
         timed = [each for each in view.instances if each.num_steps] if view else []

@@ -33,8 +33,9 @@ DAMAGE_ERRORS: Final = (
 )
 
 _Read = TypeVar("_Read")
-# The most steps of one attempt to keep in memory, the most instance states of its observations to
-# keep, and the number of observations that are kept even if they exceed this limit.
+# The largest number of steps of an attempt to keep in memory, the largest number of instance states
+# in the observations of an attempt to keep in memory, and the number of observations that are kept
+# even if they contain more instance states.
 _MOST_STEPS: Final = 100_000
 _MOST_STATES, _LEAST_OBSERVATIONS = 20_000, 100
 _STEP: Final = re.compile(r'"step": ?(\d+)')
@@ -168,7 +169,7 @@ def _outputs(files: AttemptFiles) -> dict[int, list[str]]:
 
 
 def _steps(path: Path, problems: list[str]) -> list[StepRecord]:
-    """Return the steps of an attempt, thinned out evenly if they are very many."""
+    """Return the steps of an attempt, evenly thinned out if there are too many for the memory."""
     kept: list[StepRecord] = []
     every, most = 1, _MOST_STEPS
 
@@ -181,13 +182,14 @@ def _steps(path: Path, problems: list[str]) -> list[StepRecord]:
         if len(kept) > most:
             every *= 2
             kept = [each for each in kept if each.step % every == 0]
-            # Raise the limit if many steps remain, because all steps may have the same number.
+            # Raise the limit if many steps remain after thinning out, because all steps may have
+            # the same number.
             most = max(_MOST_STEPS, 2 * len(kept))
     return [each if each.every >= every else replace(each, every=every) for each in kept]
 
 
 def _observations(path: Path, problems: list[str]) -> list[tuple[float, JobView]]:
-    """Return the observations of an attempt, or evenly spaced ones if they are very many."""
+    """Return the observations of an attempt, evenly thinned out if there are too many."""
     kept: list[tuple[float, JobView]] = []
     every, count = 1, 0
 

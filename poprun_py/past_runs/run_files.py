@@ -39,17 +39,17 @@ class AttemptFiles:
 
     @property
     def plan(self) -> Path:
-        """The plan of the attempt."""
+        """The file with the plan of the attempt."""
         return self.folder / "plan.json"
 
     @property
     def steps(self) -> Path:
-        """The training steps of all instances."""
+        """The file with the training steps of all instances."""
         return self.folder / "steps.jsonl"
 
     @property
     def observations(self) -> Path:
-        """The periodic observations of all instances."""
+        """The file with the periodic observations of all instances."""
         return self.folder / "looks.jsonl"
 
     def values(self) -> list[Path]:
@@ -74,21 +74,21 @@ class RunFiles:
 
     @property
     def report(self) -> Path:
-        """The report of all attempts as JSON."""
+        """The file with the report of all attempts as JSON."""
         return self.folder / "report.json"
 
     @property
     def page(self) -> Path:
-        """The report as an HTML page."""
+        """The file with the report as an HTML page."""
         return self.folder / "report.html"
 
     @property
     def timeline(self) -> Path:
-        """The trace that --timeline recorded."""
+        """The file with the trace that --timeline recorded."""
         return self.folder / "timeline.json.gz"
 
     def attempts(self) -> list[AttemptFiles]:
-        """Return the files of the attempts, in order."""
+        """Return the files of all attempts, the first attempt first."""
         found = [
             AttemptFiles(path, int(match[1]))
             for path in self.folder.iterdir()

@@ -1,4 +1,4 @@
-"""Targets of a training, such as ``accuracy>=0.9``, and the time when a run reached one."""
+"""Targets of a training, such as ``accuracy>=0.9``, and the time when a run reached a target."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Target:
     at_most: bool = False
 
     def is_reached_by(self, value: float) -> bool:
-        """Tell whether ``value`` reaches the target; NaN never does."""
+        """Tell whether ``value`` reaches the target; NaN reaches no target."""
         return value <= self.bound if self.at_most else value >= self.bound
 
     def __str__(self) -> str:
@@ -39,8 +39,8 @@ class Target:
 def parse_target(text: str) -> Target:
     """Parse ``NAME>=NUMBER``, ``NAME<=NUMBER`` or ``NAME=NUMBER``.
 
-    ``NAME=NUMBER`` needs no quotes in a shell. ``NAME=NUMBER`` means at most NUMBER if the name
-    contains loss, error or perplexity, and at least NUMBER for all other names.
+    ``NAME=NUMBER`` needs no quotes in a shell. ``NAME=NUMBER`` means ``NAME<=NUMBER`` if the name
+    contains loss, error or perplexity, and ``NAME>=NUMBER`` for all other names.
 
     Raises:
         UsageError: The text does not have one of these forms.

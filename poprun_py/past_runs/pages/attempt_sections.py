@@ -1,6 +1,7 @@
 """Page sections about the attempts of a run, with failures, instances, placement and environment.
 
-Any value of a report may be missing, because another version of the launcher may have written it.
+Any value of a report may be missing, because another version of the launcher may have written the
+report.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ _UNITS = {SAMPLES: "samples/s", STEPS: "steps/s of all replicas", SECONDS: "s"}
 
 
 def comparison_page(comparison: Comparison, runs: Sequence[RecordedRun]) -> str:
-    """Return the HTML page of a comparison; ``runs`` has the losses and values for charts."""
+    """Return the HTML page of a comparison, with charts of the losses and values of ``runs``."""
     columns = comparison_columns(comparison)
     speed: list[Part] = [_table("Runs", columns)]
     if any(each.speed is not None for each in comparison.groups):
@@ -143,7 +143,7 @@ def _speed_title(comparison: Comparison) -> str:
 
 
 def _values_to_draw(comparison: Comparison, group: RunGroup) -> Spread | None:
-    """Return the values of a group that charts show, which are durations if no run counts steps."""
+    """Return the speeds of a group's runs for charts, or the durations if no run counts steps."""
     return group.numbers.get("seconds") if comparison.measure == SECONDS else group.speed
 
 

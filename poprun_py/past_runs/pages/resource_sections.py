@@ -31,7 +31,8 @@ _ACTIVITY_STYLES: Final = {
 _LEAST_SHARE: Final = 0.001
 _MIB: Final = 1 << 20
 _GIB: Final = 1 << 30
-# A chart marks the capacity of an IPU only if more than this fraction of its memory is needed.
+# A chart marks the capacity of an IPU only if a model needs more than this fraction of the IPU's
+# memory.
 _NEAR_CAPACITY: Final = 0.2
 
 
@@ -64,7 +65,7 @@ def activity_section(view: JobView | None) -> Section:
 
 
 def _times(state: InstanceState) -> Sequence[float]:
-    """Return the seconds spent on each activity, or fractions if the seconds are unknown."""
+    """Return an instance's seconds on each activity, or fractions if the seconds are unknown."""
     return state.seconds if any(state.seconds) else state.shares
 
 
@@ -113,7 +114,7 @@ def device_section(run: RecordedRun) -> Section:
     """Return a section with the memory of each IPU and the schedule of each model.
 
     Users may have edited the files about emulated IPUs. Models that cannot be drawn are left out.
-    The picture of a schedule is embedded as an image, so that scripts in it do not run.
+    The picture of a schedule is embedded as an image, so that scripts in the picture do not run.
     """
     documents = [attempt.devices for attempt in run.attempts if attempt.devices]
     parts: list[Part] = []
@@ -149,7 +150,7 @@ def _model(model: Mapping[str, Any]) -> Iterator[Part]:
         [f"IPU {own['ipu']}" for own in ipus],
         [Bars(name, [own["by_category"].get(name, 0) / _MIB for own in ipus]) for name in shown],
         unit="MiB",
-        # A mark far to the right of the bars would make the bars very short.
+        # A mark far to the right of the bars would stretch the axis and make the bars very short.
         marks=[Mark(capacity / _MIB, "capacity")] if needed > _NEAR_CAPACITY * capacity else [],
     )
     call = model.get("call")

@@ -1,7 +1,8 @@
 """The HTML page that shows one run, and its file ``report.html``.
 
-The sections of the page answer an engineer's questions: how did the run end, how fast was it, which
-instance was slow, what used time and memory, what ran where, and how is it run again?
+The sections of the page answer an engineer's questions: how did the run end, how fast was the run,
+which instance was slow, what used time and memory, which instance ran on which host, and which
+command repeats the run?
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ _WITHOUT_STEPS: Final = (
 
 
 def write_page(files: RunFiles, path: Path | None = None) -> Path:
-    """Write the page of a run to ``path``, by default ``report.html`` in its folder.
+    """Write the page of a run to ``path``, by default ``report.html`` in the run's folder.
 
     Only the user can read the page. An existing page is replaced atomically.
 

@@ -28,8 +28,8 @@ _STEP: Final = '"name":"step"'
 # Spans that overlap by at most this many microseconds are taken as consecutive, because their times
 # are rounded.
 _ROUNDING: Final = 0.01
-# The thickness of a bar in the chart, the reduction of its thickness for each span that encloses
-# it, and the smallest thickness.
+# The thickness of a bar in the chart, the amount by which each enclosing span makes a bar thinner,
+# and the smallest thickness.
 _THICK, _THINNER, _THIN = 0.86, 0.24, 0.2
 _MOST_ROWS: Final = 40
 
@@ -40,9 +40,9 @@ class TraceSpan:
 
     Attributes:
         row: The process and thread of the span.
-        name: The activity.
+        name: The name of the activity.
         begin: The start of the span, in seconds since the start of the excerpt.
-        seconds: The duration.
+        seconds: The duration of the span.
         depth: The number of spans that enclose this one.
     """
 
@@ -55,7 +55,7 @@ class TraceSpan:
 
 @dataclass(frozen=True, slots=True)
 class Excerpt:
-    """A part of a trace, which starts ``at`` seconds after the trace.
+    """The part of a trace that begins ``at`` seconds after the beginning of the trace.
 
     Spans are sorted by row and time.
     """
@@ -166,7 +166,7 @@ def _spans_between(lines: Sequence[str], begin: float, end: float) -> list[Trace
 
 
 def _start_of(line: str) -> float:
-    """Return the start of a span; parsing the whole line as JSON would be several times slower."""
+    """Return the start of a span. Parsing the whole line as JSON takes several times longer."""
     return float(line.partition('"ts":')[2].partition(",")[0])
 
 
@@ -193,7 +193,7 @@ def _chart(excerpt: Excerpt, rows: list[str]) -> Chart:
         if span.row in shown:
             by_name[span.name].append(span)
     ranked = sorted(by_name, key=lambda name: -sum(span.seconds for span in by_name[name]))
-    # Inner spans are drawn after the spans around them, so that they are not covered.
+    # Inner spans are drawn after the spans around them, so that the inner spans are not covered.
     drawn = sorted(ranked, key=lambda name: min(span.depth for span in by_name[name]))
     data = [_trace(name, by_name[name], ranked.index(name)) for name in drawn]
     layout = {**empty.figure["layout"], "barmode": "overlay", "hovermode": "closest"}

@@ -30,7 +30,8 @@ class StepTimes:
         instance: The index of the instance.
         seconds: The durations of the recorded steps, in seconds.
         own: The durations of the same steps in seconds, without waiting for other instances.
-        count: The number of steps made, which exceeds the number of records if steps were left out.
+        count: The number of steps that the instance completed, which exceeds the number of records
+            if steps were left out.
         every: The largest number of steps that one record stands for.
     """
 
@@ -301,7 +302,7 @@ def _histogram(
 ) -> Chart:
     """Return a histogram of step times, which shows at most 8 instances.
 
-    Of more instances, the fastest 4 and the slowest 4 are shown.
+    If there are more instances, the fastest 4 and the slowest 4 are shown.
     """
     ordered = sorted(times, key=lambda each: median(values[each.instance]))
     half = _MOST_HISTOGRAMS // 2

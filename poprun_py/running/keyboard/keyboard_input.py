@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from poprun_py.running.keyboard.user_terminal import Modes, UserTerminal
 
 _CHUNK = 4096
-# The seconds between two checks of a background job whether it has come to the foreground.
+# While the launcher is in the background, it checks each time after this many seconds whether it
+# has come to the foreground.
 _CHECK_SECONDS = 0.2
 
 
@@ -59,10 +60,10 @@ class Output(Protocol):
 
 
 def open_terminal() -> UserTerminal | None:
-    """Return standard input as a terminal; None if it is not the controlling terminal."""
+    """Return standard input as a terminal; None if it does not control the launcher."""
     if not os.isatty(0):
         return None
-    # This import is here so that jobs without a terminal do not wait for it.
+    # The module is imported here, so that jobs without a terminal start without importing it.
     from poprun_py.running.keyboard.user_terminal import UserTerminal
 
     try:
@@ -72,7 +73,7 @@ def open_terminal() -> UserTerminal | None:
 
 
 class DebuggerQueue:
-    """The instances in a debugger, in the order in which they called it.
+    """The instances in a debugger, in the order in which they called their debuggers.
 
     The first instance in the queue has the keyboard.
     """
@@ -91,7 +92,7 @@ class DebuggerQueue:
         return len(self._queue) == 1
 
     def leave(self, instance: int) -> int | None:
-        """Remove an instance; return the number of its last call, or None if it was not queued."""
+        """Remove an instance; return the number of its last debugger call, None if not queued."""
         calls = [call for each, call in self._queue if each == instance]
         self._queue = deque(entry for entry in self._queue if entry[0] != instance)
         return max(calls) if calls else None
@@ -103,12 +104,12 @@ class KeyboardInput:
     Args:
         instance: The instance that reads standard input.
         on_debugger: A function that is called with the instance whose debugger gets the keyboard,
-            or None.
+            or with None if the last debugger has ended.
         terminal: The user's terminal, if standard input is the terminal that controls the launcher.
-        is_passed_on: Whether standard input is passed on to an instance on another host, although
-            it is not a terminal.
-        is_shown: Whether the launcher's stdout is a terminal, and whether its stderr is one. The
-            program's stdout and stderr are then terminals as well.
+        is_passed_on: Whether a standard input that is not a terminal is passed on to an instance on
+            another host.
+        is_shown: A pair of flags: whether the launcher's stdout is a terminal, and whether its
+            stderr is a terminal. The same streams of the program are then terminals as well.
         tag_width: A function that returns the columns of the tag before each line of an instance.
     """
 
@@ -134,7 +135,7 @@ class KeyboardInput:
         self._tag_width = tag_width
         self._selector: selectors.BaseSelector | None = None
         self._owner: int | None = None
-        self._unconfirmed: set[int] = set()  # Instances that have not read all input.
+        self._unconfirmed: set[int] = set()  # Instances that have not read all their input.
         self._modes: dict[int, Modes] = {}  # The terminal modes that programs have set.
         self._first_modes = terminal.own_modes if terminal is not None else None
         self._ended: set[int] = set()
@@ -315,7 +316,7 @@ class KeyboardInput:
     # --- reading standard input -----------------------------------------------------------
 
     def _read_or_wait(self) -> None:
-        """Read a file, or let the selector watch a terminal or pipe, if input may be read now."""
+        """If input may be read now, read a file, or let the selector watch a terminal or pipe."""
         may_read = self.is_there and self._owner is not None
         may_read = may_read and self._owner not in self._unconfirmed
         if self._terminal is not None:

@@ -41,7 +41,7 @@ def _is_readable() -> bool:
 
 
 def position() -> int | None:
-    """Return the position in standard input if it is a file; None if it is not a file."""
+    """Return the position in the file that is standard input; None if it is not a file."""
     try:
         return os.lseek(0, 0, os.SEEK_CUR) if stat.S_ISREG(os.fstat(0).st_mode) else None
     except OSError:

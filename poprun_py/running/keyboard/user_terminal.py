@@ -1,9 +1,9 @@
 """The user's terminal, and the modes (flags and control characters) of terminals.
 
-The kernel suspends a background process that reads or sets its terminal, so the launcher does both
-only in the foreground. Other programs may be in the foreground as well, such as the pager of
-``poprun-py ... | less``. If several programs are in the foreground, the program that has set the
-terminal's modes reads the terminal.
+The kernel suspends a background process that reads or sets its terminal, so the launcher reads and
+sets the terminal only in the foreground. Other programs may be in the foreground as well, such as
+the pager of ``poprun-py ... | less``. If several programs are in the foreground, the program that
+has set the terminal's modes reads the terminal.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from poprun_py.process_info import all_stats
 
 _CHUNK = 4096
 _IFLAG, _OFLAG, _LFLAG, _CC = 0, 1, 3, 6
-# The flags that a shell sets before it starts a program. While the user edits a command line, a
-# shell clears some of these flags.
+# The terminal flags that a shell sets before it starts a program. While the user edits a command
+# line, a shell clears some of these flags.
 _SANE_IFLAG = termios.ICRNL
 _SANE_OFLAG = termios.OPOST | termios.ONLCR
 _SANE_LFLAG = termios.ICANON | termios.ECHO | termios.ECHOE | termios.ISIG | termios.IEXTEN
@@ -142,7 +142,7 @@ class UserTerminal:
         self.own_modes = self.modes = now.sane() if is_changed else now
 
     def may_use(self) -> bool:
-        """Return whether the launcher is in the foreground and no other program has set modes."""
+        """Return whether the launcher is in the foreground and no other program set the modes."""
         if not self._has_foreground():
             return False
         try:
@@ -172,7 +172,7 @@ class UserTerminal:
         if was_in_foreground or not self._is_in_foreground:
             return False
         with contextlib.suppress(termios.error):
-            # The shell may have changed the modes in the meantime.
+            # The shell may have changed the modes while the launcher was in the background.
             self._attributes = termios.tcgetattr(self._descriptor)
             now = Modes.of(self._attributes)
             self.own_modes = self.modes = now if now.is_plain else self.own_modes
@@ -221,7 +221,7 @@ class UserTerminal:
 
 
 def _has_other_group_members() -> bool:
-    """Return whether this process's group has members other than the process and its ancestors."""
+    """Return whether the process group contains more than this process and its ancestors."""
     group = os.getpgrp()
     parents, members = {}, []
     for pid, stat in all_stats():

@@ -13,8 +13,8 @@ from poprun_py.running.watch.instance_state import ACTIVITIES, InstanceState, me
 from poprun_py.running.watch.job_view import JobView
 from poprun_py.running.watch.records import StepRecord
 
-# The least seconds between two documents, which is less than the second between two views, so that
-# each view is sent.
+# The smallest number of seconds between two documents. Periodic views are at least one second
+# apart, so each of them is sent.
 _APART_SECONDS: Final = 0.9
 # With more instances than this, charts show the least, the median and the greatest value of all
 # instances, not one value for each.
@@ -61,13 +61,13 @@ class ChartRecorder:
 
 
 def training_step(view: JobView) -> int | None:
-    """Return the last training step that all instances have completed; None before the first."""
+    """Return the last training step that all instances have completed; None before step 1."""
     steps = [state.step for state in view.instances if state.step is not None]
     return min(steps, default=0) or None
 
 
 def chart_values(view: JobView) -> dict[str, float]:
-    """Return the metrics of a view by name; unknown values are left out."""
+    """Return the metrics of a view, keyed by their names, without unknown values."""
     states = view.instances
     values: dict[str, float] = {}
     if view.samples_per_second:
@@ -88,7 +88,7 @@ def chart_values(view: JobView) -> dict[str, float]:
 
 
 def _by_instance(name: str, numbers: Mapping[int, float], num_instances: int) -> dict[str, float]:
-    """Return one metric of each instance; if there are many, only its range and median."""
+    """Return a metric of each instance, or its range and median if there are many instances."""
     if num_instances <= _MOST_INSTANCES:
         return {f"{name}/instance-{index}": number for index, number in numbers.items()}
     if not numbers:

@@ -1,7 +1,7 @@
 """The HTTP endpoint of --metrics-port, which runs in a process of its own.
 
 The process reads JSON documents of ``EndpointRecorder`` from standard input, and serves the values
-of the last one as metrics. The process ends when standard input ends. The names of the metrics
+of the last document as metrics. The process ends when standard input ends. The names of the metrics
 follow https://prometheus.io/docs/practices/naming (base units, ``_total``, ``_info``).
 """
 
@@ -34,7 +34,8 @@ from poprun_py.running.metrics.endpoint_recorder import BOUNDS
 
 # The time-out in seconds for receiving a request, and for sending its answer.
 _SECONDS: Final = 5.0
-# The most scrapers that are served at a time, and the most bytes of a request that are read.
+# The largest number of scrapers (clients that collect metrics) that are served at a time, and the
+# largest number of bytes of a request that are read.
 _MOST_SCRAPERS: Final = 256
 _MOST_BYTES: Final = 16 << 10
 _HEAD_END: Final = b"\r\n\r\n"
@@ -98,7 +99,7 @@ def main() -> None:
 
 
 def metric_families(first: Mapping[str, Any], last: Mapping[str, Any]) -> Iterator[Metric]:
-    """Yield all metrics.
+    """Yield all metrics of the job.
 
     Args:
         first: The first document, which contains ``run_id``, ``program``, ``began`` (seconds since
@@ -212,7 +213,7 @@ class _Collector(Collector):
 
 
 def _request_head(connection: socket.socket, seconds: float) -> bytes:
-    """Receive and return the head of an HTTP request; b"" if it is too long or too late."""
+    """Return the head of an HTTP request; b"" if the head is too long or arrives too late."""
     head, deadline = b"", time.monotonic() + seconds
     while _HEAD_END not in head:
         left = deadline - time.monotonic()
@@ -252,8 +253,8 @@ class _Handler(BaseHTTPRequestHandler):
             "HTTP_ACCEPT_ENCODING": self.headers.get("Accept-Encoding", ""),
         }
         body = b"".join(make_wsgi_app(self.registry)(request, self._send_status))
-        # This process may end while it sends an answer. The Content-Length tells a scraper if an
-        # answer is incomplete, so that it does not read 12 instead of 123.
+        # This process may end while it sends an answer. With the header Content-Length, a scraper
+        # notices that an answer is incomplete, and does not read 12 instead of 123.
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         self.wfile.write(body)
@@ -278,7 +279,7 @@ class _Server(ThreadingHTTPServer):
         self.socket.close()
         self.socket = listener
         self._free_places = threading.BoundedSemaphore(_MOST_SCRAPERS)
-        self._connections: dict[socket.socket, None] = {}  # the oldest first
+        self._connections: dict[socket.socket, None] = {}  # open connections, the oldest first
 
     def process_request(self, request: Any, client_address: Any) -> None:
         if not self._free_places.acquire(blocking=False):
@@ -292,8 +293,8 @@ class _Server(ThreadingHTTPServer):
     def _close_oldest(self) -> None:
         """Close the oldest connection.
 
-        The oldest connection belongs to a slow scraper. A prompt scraper would have its answer by
-        now.
+        The oldest connection belongs to a slow scraper. A scraper that reads quickly would already
+        have received its answer.
         """
         for connection in list(self._connections)[:1]:
             with suppress(OSError):
@@ -307,4 +308,4 @@ class _Server(ThreadingHTTPServer):
             self._free_places.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Ignore errors of a connection, such as a scraper that hangs up."""
+        """Ignore errors of a connection, for example if a scraper closes the connection early."""

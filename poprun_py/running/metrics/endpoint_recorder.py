@@ -31,7 +31,7 @@ def listen(port: int, option: str) -> socket.socket:
     """Return a socket that listens on ``port`` of the loopback address; 0 picks a free port.
 
     Args:
-        port: The port.
+        port: The number of the port.
         option: The name of the option that the error message mentions.
 
     Raises:
@@ -69,7 +69,7 @@ class EndpointRecorder:
     ) -> None:
         self._send, self._continue_sending = send, continue_sending
         self._restart_count = restart_count
-        self._steps: dict[int, _StepCounts] = {}  # by instance
+        self._steps: dict[int, _StepCounts] = {}  # keyed by the instance
         send(json.dumps({"restarts": restart_count}))
 
     def steps(self, records: Sequence[StepRecord], /) -> None:
@@ -124,5 +124,5 @@ class _Histogram:
         self._sum += seconds * count
 
     def to_json(self) -> dict[str, Any]:
-        """Return the number of durations in each bucket, without lower buckets, and their sum."""
+        """Return the (not cumulative) number of durations in each bucket, and their sum."""
         return {"counts": self._counts, "sum": self._sum}

@@ -29,8 +29,8 @@ _START: Final = (
     "import importlib, sys; sys.path.append(sys.argv[1]); "
     "importlib.import_module(sys.argv[2]).main()"
 )
-# The size of the pipe to the child process, which holds some hundred documents while the process is
-# busy. This size is the kernel's limit for unprivileged processes.
+# The size in bytes of the pipe to the child process, which holds some hundred documents while the
+# process is busy. This size is the kernel's limit for unprivileged processes.
 _PIPE_BYTES: Final = 1 << 20
 # The seconds from the end of the job until the user is told to wait for the child process, and
 # until the child process is killed.
@@ -72,8 +72,8 @@ class MetricsProcess:
                 env=dict(environ),
                 pass_fds=tuple(pass_fds),
                 umask=0o077,
-                # Ctrl-C and Ctrl-Z must not reach the process, because it receives the last metrics
-                # after them.
+                # Ctrl-C and Ctrl-Z must not reach the child process, because the launcher sends the
+                # last metrics after Ctrl-C.
                 start_new_session=True,
             )
         except OSError as error:

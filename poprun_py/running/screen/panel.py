@@ -57,10 +57,9 @@ class Panel:
             self.on_time(time.monotonic())
 
     def show(self, lines: Sequence[str]) -> None:
-        """Show these lines as the panel until the terminal is resized; if empty, remove the panel.
+        """Show ``lines`` as the panel until the terminal is resized; no lines remove the panel.
 
-        The lines must be narrower than the terminal, and the terminal must have more rows than
-        lines.
+        The lines must be narrower than the terminal, and fewer than the rows of the terminal.
         """
         self._size_of_lines = self._size()
         self._lines = [line.encode(errors="replace") for line in lines]

@@ -1,4 +1,4 @@
-"""Progress bars as whole lines, for an output that is not a terminal."""
+"""Conversion of progress bars to whole lines, for an output that is not a terminal."""
 
 from __future__ import annotations
 

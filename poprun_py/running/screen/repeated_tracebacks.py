@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-# A traceback that begins more than this many seconds after the first belongs to another failure.
+# A traceback that begins more than this many seconds after the first traceback of a failure belongs
+# to another failure.
 _TOGETHER_SECONDS = 1.0
 _HELD_SECONDS = 1.0
 _MOST_OF_ONE, _MOST_HELD = 1 << 16, 1 << 22
@@ -83,7 +84,7 @@ class RepeatedTracebacks:
         self._writing.add(index)
 
     def ended(self, index: int) -> None:
-        """Remove an instance that has ended; show all held output if it was the last."""
+        """Remove an instance that has ended; show all held output if all instances have ended."""
         self._writing.discard(index)
         if not self._writing:
             self._finish()

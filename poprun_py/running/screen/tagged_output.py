@@ -26,8 +26,9 @@ _MAX_PENDING = 1 << 22
 # The function keep_end keeps _KEPT bytes of a stream. Of each line longer than _TOO_LONG bytes, it
 # keeps _KEPT_OF_LINE bytes at both ends.
 _KEPT, _KEPT_OF_LINE, _TOO_LONG = 1 << 15, 1000, 3000
-# The numbers of bytes to write at once. A pipe that is ready takes PIPE_BUF bytes without blocking,
-# and a terminal takes fewer.
+# The largest numbers of bytes to write at once to a pipe, to a terminal, and to a terminal that
+# Sink has opened again. A pipe that is ready takes PIPE_BUF bytes without blocking, and a terminal
+# takes fewer.
 _PIPE_CHUNK, _TERMINAL_CHUNK, _WHOLE_CHUNK = 4096, 512, 1 << 16
 _BARE_RETURN = re.compile(rb"\r(?!\n)")
 # The colours of tags are green, yellow, blue, magenta and cyan, then the bright colours.
@@ -191,7 +192,7 @@ class Sink:
 
 
 def _open_again(descriptor: int) -> int | None:
-    """Open a terminal again in non-blocking mode; None if it belongs to another user.
+    """Open a terminal again in non-blocking mode; None if the terminal belongs to another user.
 
     If the terminal is ready, a write of any size to the new descriptor does not block. Other
     processes keep their own descriptor in blocking mode.
@@ -296,7 +297,7 @@ class Screen:
             self.interrupt()
 
     def end_bar(self, stream: OutputStream) -> None:
-        """End a progress bar of a stream, so that its next output is a line of its own."""
+        """End a progress bar of a stream, so that the stream's next output starts a new line."""
         is_open_bar = self._open is stream and self._is_bar
         if is_open_bar or b"\r" in stream.held or id(stream) in self._bars:
             self.finish(stream)
@@ -402,5 +403,5 @@ class Screen:
 
 
 def _retag(data: bytes, tag: bytes) -> bytes:
-    """Repeat the tag after each carriage return, because the following text overwrites it."""
+    """Repeat the tag after each carriage return, because the following text overwrites the tag."""
     return _BARE_RETURN.sub(lambda _: b"\r" + tag, data) if tag else data

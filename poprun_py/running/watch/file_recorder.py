@@ -1,4 +1,4 @@
-"""The recorder that writes a job's steps and views to files, and fewer of them as files grow.
+"""The recorder that writes a job's steps and views to files, more rarely as the files grow.
 
 The code that reads these files is in poprun_py/past_runs.
 """
@@ -110,7 +110,8 @@ class _JsonLines:
 
     def close(self) -> None:
         if self._file is not None:
-            # A network file system may report only now that earlier lines were not stored.
+            # A network file system may report only when a file is closed that lines were not
+            # stored.
             with contextlib.suppress(OSError):
                 self._file.close()
             self._file = None

@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-# The activities, in the order of popdist_py/activities/ledger.py. "other" is the program's own
-# code.
+# The activities of a program, in the order of popdist_py/activities/ledger.py. "other" is the
+# program's own code.
 ACTIVITIES: Final = (
     "other", "compiling", "computing", "loading", "transferring",
     "reducing", "waiting", "updating", "saving", "validating",
@@ -74,7 +74,7 @@ class Snapshot:
 
     @classmethod
     def of(cls, message: Mapping[str, Any]) -> Snapshot | None:
-        """Create a snapshot from a wrapper's message; None if the wrapper's connection was lost."""
+        """Create a snapshot from a wrapper's message; None if the connection was lost."""
         now = message.get("now")
         if now is None:
             return None
@@ -163,9 +163,9 @@ class InstanceState:
     def between(
         cls, before: Snapshot | None, now: Snapshot, *, index: int, host: str = "", pid: int = 0
     ) -> InstanceState:
-        """Return the state between two snapshots.
+        """Return an instance's state over the time between two snapshots.
 
-        If ``before`` is None, the state covers the time since the program's start.
+        If ``before`` is None, the state covers the time from the program's start to the snapshot.
         """
         # The control group may be older than the program, and its counter may include earlier
         # times. The state up to the first snapshot therefore shows no throttling.

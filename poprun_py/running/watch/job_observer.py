@@ -1,7 +1,7 @@
 """The observer of one running job, which asks the instances for snapshots in rounds.
 
-All input and output is done by functions that the observer is given. The current time is an
-argument of the observer's methods.
+The observer itself does no input or output. It calls functions that are passed to it, and its
+methods receive the current time as an argument.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ _ASKED_AT_ONCE, _ASK_PAUSE_SECONDS = 128, 0.02
 _ANSWER_SECONDS = 2.0
 # An instance is reported as slow after it was slow in this many consecutive rounds.
 _CONFIRMED = 2
-# A snapshot is ignored if less than this many seconds have passed since the last one, because
-# speeds over a shorter time are inaccurate.
+# A snapshot is ignored if less than this many seconds have passed since the previous snapshot,
+# because speeds over a shorter time are inaccurate.
 _APART_SECONDS = 0.5
 _ENDED = "ended"
 
@@ -96,7 +96,7 @@ class _ObservedInstance:
 
         The first state covers the time since the program started.
         """
-        if snapshot is None or not snapshot.memory_bytes:  # the program has ended meanwhile
+        if snapshot is None or not snapshot.memory_bytes:  # the program has ended
             return
         last, with_steps = self.last, self.last_with_steps
         self.has_new_steps = snapshot.timed > (with_steps.timed if with_steps else 0)
@@ -116,8 +116,8 @@ class _ObservedInstance:
             self._set_state(replace(self.state, phase=_ENDED))
             return
         last = self.last or snapshot
-        # Take memory and CPUs from the previous snapshot, because the last one was made after the
-        # process had ended.
+        # Take memory and CPUs from the previous snapshot, because the last snapshot was made after
+        # the process had ended.
         whole = replace(
             snapshot,
             memory_bytes=max(snapshot.memory_bytes, last.memory_bytes),
@@ -136,7 +136,7 @@ class _ObservedInstance:
 
 
 class JobObserver:
-    """Asks the instances of one job for snapshots, finds stragglers, and makes views.
+    """Asks the instances of one job for snapshots, finds stragglers, and creates views of the job.
 
     Args:
         pid: The process id of the launcher.
@@ -171,8 +171,8 @@ class JobObserver:
         self._epoch = epoch
         self._observed: dict[int, _ObservedInstance] = {}
         self._awaited: set[int] = set()
-        self._unasked: deque[int] = deque()  # Instances still to ask in this round.
-        self._ask_at = float("inf")  # When to ask the next instances.
+        self._unasked: deque[int] = deque()  # The instances still to ask in this round.
+        self._ask_at = float("inf")  # The time to ask the next instances.
         self._told: dict[tuple[int, str], Straggler] = {}
         self._told_instances: set[int] = set()
         self._slow: Straggler | None = None
@@ -200,8 +200,8 @@ class JobObserver:
         """Process the last message of an instance's wrapper, after its program has ended."""
         instance = self._observed.get(index)
         if instance is not None and instance.is_running:
-            # The message may have been sent before the request of this round arrived, so the time
-            # of the request is not used.
+            # The wrapper may have sent its last message before the request of this round arrived,
+            # so the time of the request is not used to compare the clocks.
             self._record(instance, message, None, now)
             instance.end(Snapshot.of({"memory_bytes": message.get("max_rss_bytes", 0), **message}))
         self._answered(index, now)
@@ -217,7 +217,7 @@ class JobObserver:
             self._show(self.view(now), now)
 
     def finish(self, now: float) -> JobView:
-        """Pass the last view to the recorders after the end of the job, and return it."""
+        """Pass the last view to the recorders after the end of the job, and return the view."""
         view = self.view(now)
         self._show = None
         if self._observed:
@@ -262,7 +262,8 @@ class JobObserver:
 
     def _begin_round(self, now: float) -> None:
         running = [each.index for each in self._observed.values() if each.is_running]
-        # Instances that have not answered yet are not asked again, so that answers do not pile up.
+        # Instances that have not answered the previous request are not asked again, so that answers
+        # do not pile up.
         self._unasked = deque(i for i in running if self._observed[i].asked_at is None)
         self._awaited.update(running)
         self._ask_some(now)
@@ -285,7 +286,7 @@ class JobObserver:
             self._end_round(now)
 
     def _end_round(self, now: float) -> None:
-        """End a round, report stragglers, and pass a view on to recorders and requests."""
+        """End a round, report stragglers, and pass a view on to recorders and requesters."""
         self._awaited.clear()
         self._unasked.clear()
         self._ask_at = float("inf")
@@ -324,8 +325,8 @@ class JobObserver:
         if confirmed:
             worst = confirmed[0]
             told = self._told.get((worst.instance, worst.cause), worst)
-            # Keep the detail that was reported first, because the numbers of a later round may
-            # include the end of the program.
+            # Keep the detail of the first report about this instance, because the measured values
+            # of a later round may include the end of the program.
             self._slow = replace(worst, detail=told.detail)
 
     def _is_confirmed(self, index: int) -> bool:

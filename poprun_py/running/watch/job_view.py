@@ -1,4 +1,4 @@
-"""Views of a running job as tables, as lines for ``--live``, and as a summary at the end.
+"""Views of a running job as tables, as lines for ``--live``, and as a job's final summary.
 
 The package rich is imported only when a table is made.
 """
@@ -48,7 +48,7 @@ _DROP_ORDER = {
 
 @dataclass(frozen=True, kw_only=True, slots=True, repr=False)
 class JobView(Displayed):
-    """The state of a job ``seconds`` after its start; ``worst`` is its slowest instance.
+    """The state of a job, ``seconds`` seconds after its start; ``worst`` is the slowest instance.
 
     ``pid`` is the process id of the launcher.
     """
@@ -157,7 +157,7 @@ def table_lines(
 
 
 def summary_lines(view: JobView) -> list[str]:
-    """Return a summary for the end of a job in five lines; empty if no training step was timed."""
+    """Return five lines that summarise a finished job; no lines if no training step was timed."""
     timed = [state for state in view.instances if state.num_steps]
     if not timed:
         return []
@@ -234,8 +234,8 @@ class LiveView:
     If the terminal cannot show a panel, two lines are printed every 30 seconds.
 
     Attributes:
-        panel_size: A function that returns the columns and rows of the terminal; None if it cannot
-            show a panel.
+        panel_size: A function that returns the columns and rows of the terminal; None if the
+            terminal cannot show a panel.
         show_panel: A function that shows lines below all output. An empty sequence hides the panel.
         say: A function that prints a line between the output lines of the instances.
         has_colour: Whether the table has colours.
@@ -251,7 +251,7 @@ class LiveView:
     _next_line_at: float = field(default=0.0, init=False)
 
     def show(self, view: JobView, now: float) -> None:
-        """Show a view, or hide the panel if the terminal is too small for it."""
+        """Show a view, or hide the panel if the terminal is too small for the view."""
         size = self.panel_size()
         if size is not None:
             columns, rows = size

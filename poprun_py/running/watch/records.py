@@ -54,7 +54,7 @@ class StepRecord:
         """Create a record from JSON values that ``to_json`` returned.
 
         Raises:
-            KeyError, TypeError, ValueError: The values are not a record.
+            KeyError, TypeError, ValueError: The values are not a valid step record.
         """
         return cls(
             at=float(data["at"]),
@@ -72,9 +72,9 @@ class StepReader:
     """Converts the messages of one instance's wrapper to step records.
 
     The reader estimates the difference between the host's clock and the launcher's clock. Each
-    answer gives bounds for this difference, because the host read its clock after the launcher's
-    request and before the answer arrived. The estimated difference changes only if it is outside
-    the bounds, so a delayed answer does not shift the times of steps.
+    answer of a wrapper gives bounds for this difference, because the host read its clock after the
+    launcher's request and before the answer arrived. The estimated difference changes only if it is
+    outside the bounds, so a delayed answer does not shift the times of steps.
 
     Attributes:
         lost: The number of steps that followed each other too quickly to be recorded.
@@ -83,7 +83,7 @@ class StepReader:
     def __init__(self, index: int) -> None:
         self.lost = 0
         self._index = index
-        self._clock_offset: float | None = None  # launcher's minus host's clock, in seconds
+        self._clock_offset: float | None = None  # the launcher's clock minus the host's, in seconds
         self._last_at = 0.0
 
     def read(self, message: Mapping[str, Any], asked: float, came: float) -> list[StepRecord]:

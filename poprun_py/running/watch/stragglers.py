@@ -1,7 +1,7 @@
 """Stragglers, which are the instances that other instances wait for, and the likely causes.
 
-Instances that train together all take as long per step as the slowest one. Instances are therefore
-compared by the duration of a step without waiting for others.
+Instances that train together all take as long per step as the slowest instance. Instances are
+therefore compared by the duration of a step without the time that they wait for other instances.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from poprun_py.running.watch.instance_state import ACTIVITIES, InstanceState, me
 
 # A straggler's steps take more than _FACTOR times the median, measured over _STEPS steps.
 _FACTOR, _STEPS = 1.2, 10
-# The smallest difference per step that is worth reporting, in seconds.
+# The smallest excess of a step's duration over the median that is reported, in seconds.
 _NOTICED_SECONDS = 0.5e-3
 # The fraction of a straggler's excess time that a cause must explain to be reported.
 _EXPLAINS = 0.4
@@ -51,10 +51,11 @@ class Straggler:
     """One instance compared with the other instances of its job.
 
     Attributes:
-        own_seconds: The median duration of its last ten steps, without waiting for others.
+        own_seconds: The median duration of the instance's last ten steps, without waiting for other
+            instances.
         median_seconds: The median of ``own_seconds`` over all instances of the job.
         is_slow: Whether the other instances lose a noticeable part of each step by waiting for this
-            one.
+            instance.
         cause: The likely cause, such as ``it swaps``; empty if it is unknown.
         detail: A text with measured values that support the cause; empty if unknown.
     """
@@ -69,7 +70,7 @@ class Straggler:
 
     @property
     def reason(self) -> str:
-        """The cause of the slowness, followed by its detail in parentheses."""
+        """The cause of the slowness, followed by ``detail`` in parentheses."""
         return f"{self.cause} ({self.detail})" if self.detail else self.cause
 
     @property
@@ -109,7 +110,7 @@ class Straggler:
 
 
 def stragglers(states: Sequence[InstanceState]) -> list[Straggler]:
-    """Return the instances that others wait for, judged by the last ten steps, the slowest first.
+    """Return the instances that other instances wait for in the last ten steps, slowest first.
 
     A straggler's step is more than 20 % longer than the median step, and the others wait longer
     than the straggler by more than 20 % of the median step. If the straggler also waits for an even
@@ -130,11 +131,11 @@ def stands_out(own: float, usual: float) -> bool:
 
 
 def waited_for(steps: Mapping[int, tuple[float, float]]) -> frozenset[int]:
-    """Return the instances that others wait for.
+    """Return the instances that other instances wait for.
 
     Args:
-        steps: For each instance, the seconds of a step without waiting for others, and the seconds
-            of the whole step.
+        steps: For each instance, a pair of the seconds of a step without waiting for other
+            instances, and the seconds of the whole step.
     """
     usual = median([own for own, _ in steps.values()])
     waiting = {index: max(0.0, whole - own) for index, (own, whole) in steps.items()}
@@ -148,25 +149,25 @@ def waited_for(steps: Mapping[int, tuple[float, float]]) -> frozenset[int]:
 
 
 def _costs_time(lost: float, usual: float, own: float, waiting: float) -> bool:
-    """Return whether others lose a noticeable part of each step by waiting for an instance.
+    """Return whether other instances lose noticeable time in each step by waiting for an instance.
 
     Args:
-        lost: The seconds of each step that the others lose. This instance's step is longer than the
-            median one by at least this time, and the others wait at least this much longer than
-            this instance.
+        lost: The seconds of each step that the other instances lose. This instance's step is longer
+            than the median step by at least this time, and the others wait at least this much
+            longer than this instance.
         usual: The seconds of the median instance's step without waiting.
         own: The seconds of this instance's step without waiting.
         waiting: The seconds that this instance waits longer than the instance that waits least.
     """
     if not stands_out(usual + lost, usual):
         return False
-    # An instance that itself waits for a slower one is a straggler only if the others lose a large
-    # part of its whole step.
+    # An instance that itself waits for a slower instance is a straggler only if the other instances
+    # lose a large part of its whole step.
     return not stands_out(own + waiting, own) or lost > (_FACTOR - 1) * (own + waiting)
 
 
 def slowest(states: Sequence[InstanceState]) -> Straggler | None:
-    """Return the instance with the longest steps without waiting; None for a single instance."""
+    """Return the instance with the longest steps without waiting; None if there is only one."""
     training = _comparable(states)
     if len(training) < 2:
         return None
@@ -179,7 +180,7 @@ def _comparable(states: Sequence[InstanceState]) -> list[InstanceState]:
 
 
 class _MedianOfOthers:
-    """Computes the lower median of given values without one of them."""
+    """Computes the lower median of all given values except one."""
 
     def __init__(self, values: Iterable[float]) -> None:
         ordered = sorted(values)
@@ -187,12 +188,12 @@ class _MedianOfOthers:
         self._lower, self._upper = ordered[middle - 1 : middle + 1] if middle else (0.0, 0.0)
 
     def without(self, value: float) -> float:
-        """Return the lower median without ``value``; 0 if ``value`` is the only one."""
+        """Return the lower median of the values except ``value``; 0 if there is no other value."""
         return self._upper if value <= self._lower else self._lower
 
 
 class _Peers:
-    """The instances of a job, for comparing each of them with all others.
+    """The instances of a job, for comparing each instance with all other instances.
 
     The medians of each part of a step are computed once for all instances, so the time for all
     comparisons does not grow with the square of the number of instances.
@@ -201,7 +202,7 @@ class _Peers:
     def __init__(self, states: Sequence[InstanceState]) -> None:
         self.states = states
         self.usual = median([state.own_seconds for state in states])
-        self._medians: dict[str, _MedianOfOthers] = {}  # by the part of a step
+        self._medians: dict[str, _MedianOfOthers] = {}  # keyed by the part of a step
         self._least_waiting = min(map(_PARTS["waiting"], states), default=0.0)
         self._most_swapped = nlargest(2, (state.swap_bytes for state in states))
 
@@ -224,7 +225,7 @@ class _Peers:
         )
 
     def _longer(self, state: InstanceState, part: str) -> float:
-        """Return the seconds by which a part of a step exceeds the other instances' median."""
+        """Return by how many seconds a part of a step exceeds the median of the other instances."""
         seconds_of = _PARTS[part]
         if part not in self._medians:
             self._medians[part] = _MedianOfOthers(map(seconds_of, self.states))
@@ -232,7 +233,7 @@ class _Peers:
         return value - self._medians[part].without(value)
 
     def _reason(self, state: InstanceState, excess: float) -> tuple[str, str]:
-        """Return the likely cause of ``excess`` seconds per step, and its detail.
+        """Return the likely cause of ``excess`` seconds per step, and values that support it.
 
         Causes on the host, such as swapping, are checked first, because they prolong every
         activity.
