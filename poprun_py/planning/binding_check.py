@@ -83,7 +83,7 @@ def binding_differences(plan: Mapping[str, Any], actual: Mapping[str, Any]) -> l
 
 
 def _binding_sentence(in_effect: Mapping[str, Any]) -> str:
-    """Return a sentence about the binding that ``binding.read_back`` reported."""
+    """Return a sentence that describes the binding that ``binding.read_back`` reported."""
     if in_effect.get("ended"):
         return "ended before its binding was read"
     cpus = _named("CPU", in_effect.get("cpus"))

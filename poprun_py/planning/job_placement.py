@@ -40,8 +40,8 @@ def place_instances(
     """Place the instances of every host on the CPUs of the host.
 
     Returns:
-        The placements of all instances, and an error text about the first machine that is too small
-        for its instances. The error text is empty if the job fits.
+        A pair of the placements of all instances and an error text about the first machine that is
+        too small for its instances. The error text is empty if the job fits.
     """
     mode = config.process_placement
     if config.numa_aware is not None:

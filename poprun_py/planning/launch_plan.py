@@ -113,7 +113,7 @@ class LaunchPlan(Displayed):
     machines: tuple[Machine | None, ...]
     instances: tuple[InstancePlan, ...]
     command: tuple[str, ...]
-    # The environment is not part of the repr, because it may contain secrets.
+    # The repr does not contain the environment, because the environment may contain secrets.
     environ: Mapping[str, str] = field(repr=False)
     compact: bool = False
     user_threads: Mapping[str, int] = field(default_factory=dict)

@@ -247,15 +247,15 @@ def _open_mpi_5(path: str, request: MpiRequest) -> tuple[str, ...]:
         settings.append(("--allow-run-as-root",))
     # An instance that ends with an error must not wait for other instances in MPI_Finalize.
     settings.append(("--mca", "async_mpi_finalize", "1"))
-    # mpirun kills instances that do not end within this limit. The launcher itself kills them after
-    # the grace time, so the limit of mpirun is longer than the grace time.
+    # The number of seconds after which mpirun kills instances that have not ended. The launcher
+    # itself kills instances after the grace time, so mpirun waits two seconds longer.
     limit = str(int(request.grace_seconds) + 2)
     settings.append(("--prtemca", "odls_base_sigkill_timeout", limit))
     if request.hosts:
         settings += _between_hosts(path, request, "prtemca", "plm_ssh", "prte_if_include")
         # With the keep-alive settings, Open MPI's daemons notice the loss of a host within 30
-        # seconds instead of eight minutes. The launcher notices the loss even earlier, and reports
-        # it better.
+        # seconds instead of eight minutes. The launcher itself notices the loss even earlier, and
+        # reports the loss in a clearer message.
         settings += [
             ("--prtemca", "oob_tcp_keepalive_time", "15"),
             ("--prtemca", "oob_tcp_keepalive_intvl", "5"),

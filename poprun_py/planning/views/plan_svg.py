@@ -56,7 +56,7 @@ _THREAD_HEIGHT = 12
 _PILE_SHIFT = 4
 _COLOURS = 8
 _CLASSES = {IDLE: "idle", FORBIDDEN: "closed", MANY: "many"}
-# NUMA nodes are drawn two in a row if no node has more cores than this.
+# NUMA nodes are drawn two in a row if no NUMA node has more than this number of cores.
 _MOST_IN_HALF = 8
 # The maximum numbers of IPU-Link domains, instances, replicas and IPUs that a picture shows. Of a
 # longer list, the first entries and the last entry are drawn. The limit for instances applies to a
