@@ -4,8 +4,9 @@ This package exports the names of the Python API. The module that defines a name
 the name is first used, so that ``--help`` and the wrapper process of each instance start quickly.
 """
 
-# False at run time, like typing.TYPE_CHECKING. The wrapper process of each instance imports this
-# package before it starts the user's program, and importing typing would delay the program.
+# TYPE_CHECKING is False at run time, and True for type checkers, as in typing. The wrapper process
+# of each instance imports this package before it starts the user's program, and importing typing
+# would delay the program.
 TYPE_CHECKING = False
 
 if TYPE_CHECKING:

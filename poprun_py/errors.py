@@ -1,11 +1,12 @@
 """The exceptions of the launcher and the exit codes that they cause.
 
-Only the command line prints an exception's message and exits with its exit code.
+The command ``poprun-py`` prints the message of an exception and exits with its exit code. The
+Python API raises the exception in the calling program.
 
     LaunchError                1    an error that stops a launch
     |-- UsageError             2    a wrong option, file or combination: nothing was started
     |-- StartError             3    the launch could not start (host, ssh, MPI, program missing)
-    |-- JobFailedError              the job failed; its exit code is used
+    |-- JobFailedError              the job failed; the command exits with the job's exit code
     `-- TimeLimitError       124    the job ran into a time limit or hung
 
 Each message is one line that names the given value, the accepted values and what to do.
@@ -94,7 +95,7 @@ def explain_os_error(error: OSError, problem: str) -> str:
     """Return ``problem`` with the operating system's reason, and advice if a limit was reached."""
     said = f"{error.filename}: {error.strerror}" if error.filename else error.strerror or str(error)
     if error.errno == errno.EMFILE:
-        # The launcher has already raised its soft limit to the hard limit.
+        # The launcher has already raised its soft limit of open files to the hard limit.
         return (
             f"{problem} ({said}): raise the hard limit of open files (ulimit -n N as root, or "
             "/etc/security/limits.conf), or start fewer instances"

@@ -2,7 +2,7 @@
 
 Results go to stdout; warnings, errors and the log go to stderr. Only this module prints. If stderr
 cannot be written, its text is lost, but the job and its exit code do not change. If stdout cannot
-be written, ``print_out`` raises UnwritableError, because a command's result goes there. Inside
+be written, ``print_out`` raises UnwritableError, because the result of the command is lost. Inside
 ``with may_be_lost()``, the text for stdout is dropped instead of raising that error.
 """
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     _Command = click.Command
 else:
-    _Command = object  # click is not imported in the launcher's process
+    _Command = object  # The launcher's process does not import click.
 
 
 # The name of the launcher command in the Poplar SDK.
@@ -41,7 +41,7 @@ Log = Callable[[str], None]
 
 
 def command_name() -> str:
-    """Return the name of the running command; ``poprun-py`` also for ``python -m poprun_py``."""
+    """Return the name of the running command; for ``python -m poprun_py``, return ``poprun-py``."""
     called = sys.argv[0].rpartition("/")[2] if sys.argv else ""
     if called == "pod_command.py":
         return _OF_PODS
@@ -54,12 +54,12 @@ def can_erase(environ: Mapping[str, str]) -> bool:
 
 
 def has_cursor(environ: Mapping[str, str]) -> bool:
-    """Return whether the terminal can keep rows in place, which needs a TERM other than dumb."""
+    """Return whether TERM names a terminal that can move its cursor to any row."""
     return bool(environ.get("TERM")) and can_erase(environ)
 
 
 def may_colour(environ: Mapping[str, str]) -> bool:
-    """Return whether the terminal may get colours (https://no-color.org; not TERM=dumb)."""
+    """Return whether colours may be printed: not with NO_COLOR (no-color.org) or TERM=dumb."""
     return can_erase(environ) and not environ.get("NO_COLOR")
 
 
@@ -72,7 +72,7 @@ class UnwritableError(Exception):
 
 
 def prepare_streams() -> None:
-    """Open the standard descriptors that are closed, and make stdout accept every character.
+    """Open /dev/null on closed standard descriptors, and make stdout accept every character.
 
     A command calls this function before it opens files or prints.
     """
@@ -82,7 +82,7 @@ def prepare_streams() -> None:
 
 def exit_with(code: int) -> NoReturn:
     """Flush stdout and stderr, and end this process with ``code`` even if flushing fails."""
-    # The command has done its work, so another Ctrl-C must not change the exit code.
+    # The command has done its work, so a later Ctrl-C must not change the exit code.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):
@@ -153,7 +153,7 @@ def _begin_stdout_anew() -> None:
     """Drop the text buffered in stdout, because each later flush would fail again."""
     stream = sys.stdout
     if isinstance(stream, io.TextIOWrapper):
-        sys.stdout = open(  # noqa: SIM115 (the descriptor outlives it)
+        sys.stdout = open(  # noqa: SIM115 (the descriptor must stay open)
             stream.fileno(), "w", encoding=stream.encoding, errors=stream.errors, closefd=False
         )
 
@@ -181,8 +181,8 @@ def rewrite_line(line: str) -> None:
 
 
 def _write_to_stderr(text: str) -> None:
-    # Writing fails on a full disk, a closed pipe, a terminal that is gone, or a stream that Python
-    # code has closed.
+    # Writing to stderr fails on a full disk, a closed pipe, a terminal that is gone, or a stream
+    # that Python code has closed.
     with contextlib.suppress(OSError, ValueError):
         if sys.stderr is not None:
             sys.stderr.write(text)
@@ -248,8 +248,8 @@ class Console:
     def waiting(self, seconds: float, reason: str) -> None:
         """Show why the job waits. The launcher calls this method repeatedly while a job waits.
 
-        On a terminal, each call rewrites the same line. Other outputs get a new line when the
-        reason changes.
+        On a terminal, each call rewrites the same line. In a file or pipe, a new line is written
+        when the reason changes.
 
         Args:
             seconds: The seconds that the job has waited so far.
@@ -270,7 +270,7 @@ def print_warning(sentence: str) -> None:
 
 
 def wants_colour() -> bool:
-    """Return whether standard output is a terminal whose user did not decline colours."""
+    """Return whether standard output is a terminal, and the user has not turned off colours."""
     return sys.stdout.isatty() and may_colour(os.environ)
 
 

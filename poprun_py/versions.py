@@ -9,7 +9,8 @@ import json
 import platform
 import sys
 
-# Read from sys.modules, because importing the package here would be a circular import.
+# The version is read from sys.modules, because importing poprun_py here would be a circular
+# import.
 _OURS: str = sys.modules[__name__.partition(".")[0]].__version__
 _DEPENDENCIES = (
     "mpi4py",

@@ -39,10 +39,10 @@ if TYPE_CHECKING:
 
 # The subcommands. Each subcommand has a module with ``main(words)`` and a click command.
 COMMANDS = ("report", "compare", "scale")
-# The values of --print-topology that show CPUs. Below the topology, the launch then prints the CPUs
-# that the kernel reports for each instance.
+# The values of --print-topology that show CPUs. With these values, the launch also prints, below
+# the topology, the CPUs that the kernel reports for each instance.
 _READ_BACK = ("tree", "cores")
-# A job with fewer steps or seconds does not get a summary of its time.
+# The least training steps, and the least seconds, of a job that gets a summary of its time.
 _TOLD_STEPS, _TOLD_SECONDS = 10, 60.0
 
 
@@ -81,7 +81,7 @@ def run(words: Sequence[str]) -> int:
 
 
 def _command(words: Sequence[str]) -> int:
-    """Run a subcommand. To launch a program of the same name, the user types ./NAME instead."""
+    """Run a subcommand. To launch a program that is named like a subcommand, users type ./NAME."""
     module = importlib.import_module(f"poprun_py.command.{words[0]}")
     code: int = module.main(words[1:])
     return code
@@ -170,7 +170,7 @@ def _launch(config: LaunchConfig) -> int:
     planned = saved or plan(config)
     if config.export_config is not None:
         return 0
-    return _run_job(config, planned)  # raises an error, because no program was given
+    return _run_job(config, planned)  # raises a UsageError, because no program was given
 
 
 def _show_plan(config: LaunchConfig, saved: LaunchPlan | None) -> int:
@@ -220,14 +220,14 @@ def _run_job(config: LaunchConfig, job: LaunchConfig | LaunchPlan) -> int:
     if result.exit_code != 0:
         from poprun_py.launching.failure_report import report_text
 
-        # A job that the user ended has an empty report.
+        # The report of a job that the user ended is empty.
         if report := report_text(result, label):
             print_error(report.removesuffix("\n"))
     return result.exit_code
 
 
 def _print_summary(config: LaunchConfig, result: LaunchResult) -> None:
-    """Print a summary of a training's time, if the user asked for it or the job was long."""
+    """Print how a training spent its time, if the user asked for this or the job was long."""
     view = result.view
     is_asked = config.live or config.verbosity >= 1
     is_long = result.seconds >= _TOLD_SECONDS and sys.stderr.isatty()

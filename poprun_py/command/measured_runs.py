@@ -56,7 +56,7 @@ class MeasuredRuns:
         self._console = _OncePerWarning(is_verbose=is_verbose)
 
     def make(self, planned: LaunchPlan, place: str) -> bool:
-        """Launch and measure a run; return whether the next run may follow.
+        """Launch and measure a run; return whether the next run may start.
 
         Args:
             planned: The plan of the run, with the run's name in its environment.

@@ -80,8 +80,8 @@ class Attempts:
         self._output_folder = output_folder
         self._on_attempt = on_attempt
         self._stdin_position = standard_input.position()
-        # The start of the time limit, in seconds of time.monotonic(). After the job was paused, the
-        # start of the time limit is moved forward by the length of the pause.
+        # The start of the time limit, in seconds of time.monotonic(). If the user suspends the job
+        # (Ctrl-Z), this value is increased by the seconds of the suspension.
         self._began = time.monotonic()
 
     def run(self, count: int) -> LaunchResult:
@@ -120,7 +120,7 @@ class Attempts:
         return result
 
     def failed(self, result: LaunchResult, restart: int, seconds: float) -> None:
-        """Report a failure before restart number ``restart``, and leave out lost hosts if allowed.
+        """Report a failure before restart number ``restart``. If allowed, plan without lost hosts.
 
         Args:
             result: The result of the attempt that failed.
@@ -137,7 +137,7 @@ class Attempts:
         warn(f"restart {restart} of {config.max_restarts} in {seconds:g} s")
 
     def has_time(self, seconds: float) -> bool:
-        """Return whether the time limit leaves time after a pause of ``seconds``; warn if not."""
+        """Return whether a pause of ``seconds`` would end before the time limit; warn if not."""
         limit = self.plan.config.timeout
         left = math.inf if limit is None else self._began + limit - time.monotonic()
         if left > seconds:
@@ -218,8 +218,9 @@ def _command(
             {
                 **of_all,
                 **planned.channel_variables(index),
-                # The job's partition may differ from the planned partition, so its variables
-                # replace the planned variables. The user's variables replace all others.
+                # The job's partition may differ from the planned partition, so its
+                # environment variables replace those of the planned partition. The variables that
+                # the user has set replace all others.
                 **(partition.variables(index) if partition is not None else {}),
                 **dict(each.user_env),
             }
@@ -338,7 +339,7 @@ def _listen_address(others: list[Host], network: str) -> str:
 
 
 def _explain_failed_start(planned: LaunchPlan) -> str:
-    """Ask the hosts why a launch did not start. mpirun's messages seldom name the reason.
+    """Check the hosts after a failed start, because mpirun's messages seldom name the reason.
 
     Returns:
         Sentences about possible causes; empty if all hosts pass the checks.

@@ -1,7 +1,8 @@
 """The report for the user about a job that failed, hung or was stopped.
 
 The functions are pure: they convert results to text. The report begins with the instance that
-failed first; the failures that it caused follow. report_json.py writes the same facts as JSON.
+failed first; the instances that failed as a consequence follow. report_json.py writes the
+same facts as JSON.
 """
 
 from __future__ import annotations
@@ -117,7 +118,7 @@ def _drawn_lines(stderr: str) -> list[str]:
 
 
 def diagnosis(instance: InstanceResult) -> str:
-    """Return a sentence if an instance vanished, was killed or ran out of memory; else empty."""
+    """Return a sentence if an instance vanished, was killed or ran out of memory; else no text."""
     peak = bytes_text(instance.max_rss_bytes)
     limit = instance.memory_limit_bytes
     of_limit = f" of {bytes_text(limit)} allowed" if limit else ""
@@ -249,7 +250,7 @@ def _collateral(result: LaunchResult) -> str:
 
 
 def _compared(other: InstanceResult, first: InstanceResult) -> str:
-    """Return ``with the same traceback`` or, if it differs from the first one's, ``after it``."""
+    """Return ``with the same traceback`` if both tracebacks are equal, else ``after it``."""
     mine, theirs = _normal_traceback(other), _normal_traceback(first)
     return "with the same traceback" if mine and mine == theirs else "after it"
 

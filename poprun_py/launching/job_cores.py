@@ -1,4 +1,4 @@
-"""The cores of a job, which it leases on this machine and plans for on the other hosts.
+"""The choice of a job's cores on all hosts, and the lease of its cores on this machine.
 
 Jobs that run side by side get different cores. The share of a job is chosen and leased under one
 mutex, so no other job can take the same cores in between. For the other hosts, this module only
@@ -117,7 +117,7 @@ def lease_beside_others(
         wait: The limit of the time that the job may wait for other jobs.
 
     Returns:
-        The machines without the cores that other jobs hold, for a new plan; and the lease.
+        A pair: the machines without the cores that other jobs hold, for a new plan; and the lease.
 
     Raises:
         StartError: Other jobs hold too many cores, or the limit of the wait is reached.
@@ -226,7 +226,7 @@ class _ShareLease:
         self._problem = ""  # the reason why a lease cannot be written
 
     def take(self) -> Leased:
-        """Wait until the cores are free and the jobs ahead in the queue are served; then lease."""
+        """Wait until the cores are free and the jobs ahead in the queue have cores; then lease."""
         try:
             while True:
                 is_over = self._wait.is_over
@@ -253,13 +253,14 @@ class _ShareLease:
     def _try(self, *, is_last: bool) -> tuple[LeaseTable | None, Leased | None]:
         """Try once to take the lease; if the cores are not free, join the queue.
 
-        The returned table is ``None`` if the mutex was not free in time.
+        Return a pair: the table of leases, which is None if the mutex was not free in time; and
+        the leased share, which is None if the cores are not free.
         """
 
         def decide(table: LeaseTable) -> tuple[LeaseTable, Leased | None]:
             leased = self._take_from(table)
             if leased is None and not is_last and self._place is None:
-                # Without a place in the queue, the job waits behind all jobs that have one.
+                # If joining the queue fails, the job waits behind all jobs that have a place in it.
                 with contextlib.suppress(OSError):
                     self._place = table.join_queue(self._job)
             return table, leased
@@ -272,7 +273,7 @@ class _ShareLease:
             return None, None
 
     def _take_from(self, table: LeaseTable) -> Leased | None:
-        """Lease free cores or, if the job may share cores, its whole share; None if both fail."""
+        """Lease free cores, or the job's whole share if the job may share it; else return None."""
         share = None if table.ahead_of(self._place) else self._share_beside(table.held_cpus)
         is_shared = share is None and self._config.share_cores
         if is_shared:
@@ -289,7 +290,7 @@ class _ShareLease:
         return share, lease
 
     def _say_what_others_hold(self, table: LeaseTable, share: HostShare) -> None:
-        """Report the cores that other jobs hold; only log them if the placement is unaffected."""
+        """Report the cores that other jobs hold, only in the log if the placement is unaffected."""
         if self._problem:
             _warn_of_no_leases(self._problem, self._console)
         if not table.held_cpus:
@@ -416,7 +417,7 @@ def left_by_others(
     """Return the machines without the cores that other jobs hold on the other hosts.
 
     Raises:
-        StartError: The other jobs of a host leave too few of its cores.
+        StartError: The other jobs of a host leave too few of the host's cores.
     """
     left = _left(config, topology, machines, other_jobs)
     if left.crowded and not config.share_cores:

@@ -46,8 +46,8 @@ if TYPE_CHECKING:
 NO_POD = "none"
 _HOST, _PORT = "IPUOF_VIPU_API_HOST", "IPUOF_VIPU_API_PORT"
 # The seconds between two queries of the pod during a wait for IPUs. Each query makes three small
-# requests, perhaps to a server. Pods do not have a queue: free IPUs go to the first job that asks
-# for them.
+# requests, often to a server on another machine. Pods do not have a queue: free IPUs go to the
+# first job that asks for them.
 _POLL_SECONDS = 0.3
 # The first and the longest pause, in seconds, between two queries of a partition that is not ready.
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.01, 1.0
@@ -285,7 +285,7 @@ class _JobPartition:
             )
 
     def _decide_or_wait(self) -> PartitionDecision | None:
-        """Return the decision; None after a pause if other jobs have the IPUs."""
+        """Return the decision; if other jobs have the IPUs, pause and return None."""
         try:
             decision, abandoned = _decide(self._store, self._config, self._environ)
         except UnreachableError as error:
@@ -324,8 +324,8 @@ class _JobPartition:
         if decision.action is Action.CREATE:
             return self._create(decision)
         if decision.action is Action.UPDATE:
-            # The old partition is recorded first, because a signal can interrupt the call below
-            # after the removal.
+            # The old partition is recorded before it is removed, because a signal can interrupt
+            # ``remove_partition`` after the removal.
             self._replaced = decision.partition
             self._store.remove_partition(decision.name)
             return self._create(decision)
@@ -339,8 +339,8 @@ class _JobPartition:
     def _create(self, decision: PartitionDecision) -> Partition:
         request = decision.request
         assert request is not None
-        # The new name is recorded first, because a signal can interrupt the call below after the
-        # creation.
+        # The new name is recorded before the partition is created, because a signal can interrupt
+        # ``create_partition`` after the creation.
         self._created, self._created_at = request.name, 0.0
         self._is_removed_at_end = decision.removes
         try:
@@ -445,7 +445,8 @@ class _JobPartition:
         if old is not None:
             from poprun_py.planning.partition_decision import shape_text
 
-            # The name is taken if the old partition was not removed, or if another user took it.
+            # The partition's name is taken if the old partition was not removed, or if another user
+            # has created one of this name.
             with contextlib.suppress(NameTakenError):
                 self._store.create_partition(_request_of(old))
                 self._console.log(f"partition {old.name} is as before: {shape_text(old)}")

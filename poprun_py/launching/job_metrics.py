@@ -122,7 +122,7 @@ class JobMetrics:
         """Wait until all metrics are written; return sentences about problems.
 
         Args:
-            tell: A function that takes a sentence if the wait is long.
+            tell: A function that is called with a sentence if writing the metrics takes long.
         """
         feeds = [feed for feed in (self._endpoint, self._sinks) if feed is not None]
         troubles = [trouble for feed in feeds for trouble in feed.finish(tell)]
@@ -190,7 +190,8 @@ def _require_wandb(option: str) -> None:
         UsageError: The package is not installed.
     """
     spec = find_spec("wandb")
-    # A spec without an origin belongs to a folder named wandb, such as the one with wandb's runs.
+    # ``find_spec`` also finds a folder named wandb, such as the folder in which wandb stores its
+    # runs. The spec of a folder has no origin.
     if spec is None or spec.origin is None:
         raise UsageError(f"{option}: the package wandb is not installed: pip install wandb")
 

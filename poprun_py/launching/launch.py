@@ -1,4 +1,4 @@
-"""The launch of a job, which is planned, gets cores and IPUs, and runs in one or more attempts.
+"""Launching a job: plan the job, get its cores and IPUs, and run it in one or more attempts.
 
 The command line, the launcher process of the Python API and ``poprun-py scale`` call ``launch``,
 which runs the job in the calling process. The calling process therefore gets signals such as
@@ -50,7 +50,7 @@ class Request:
     """
 
     job: LaunchConfig | LaunchPlan
-    # The values may be secret, so the repr leaves them out.
+    # The environment's values may be secret, so the repr leaves them out.
     environ: Mapping[str, str] | None = field(default=None, repr=False)
     output_folder: str | None = None
     descriptors: tuple[int, int] = (1, 2)
@@ -107,7 +107,7 @@ def launch(
 
 
 def _planned(request: Request, console: Console, wait: Wait) -> tuple[LaunchPlan, Lease | None]:
-    """Return the plan of a request and the lease of its cores.
+    """Return a pair: the plan of a request, and the lease of its cores.
 
     For a request that already has a plan, the lease is ``None``: the caller leases the cores after
     it has checked the plan's folder and program.
@@ -219,7 +219,7 @@ def _run(
                     has_time=attempts.has_time,
                 )
             except KeyboardInterrupt as interrupt:
-                # The signal came before an attempt started, or after the last one ended.
+                # The signal came while no attempt was running.
                 record.interrupt(getattr(interrupt, "signal", signal.SIGINT))
                 raise
         record.finish(result)

@@ -66,7 +66,7 @@ def plan(
     Args:
         config: The options of the launch.
         environ: The launcher's environment; ``os.environ`` by default.
-        mpi: The MPI to use; by default the installed MPI.
+        mpi: The MPI implementation to use; by default the installed one.
         hosts: The hosts for the instances; by default the hosts that ``config`` names, else the
             hosts that the environment names, else this machine.
         contact_hosts: Whether to connect to the other hosts, as a launch does, or to use the
@@ -96,11 +96,12 @@ def plan_and_lease(
     """
     gathered = _gather(config, environ, None, None, contact_hosts=True)
     alone = gathered.plan()
-    # An error of the options or the program must not surface after hours of waiting.
+    # The options and the program are checked before the job waits for cores: an error in them must
+    # not surface after hours of waiting.
     require_start(alone)
     if is_described(config):
-        # If the options describe the machine, only the planned CPUs fit. The plan is therefore not
-        # changed because of other jobs.
+        # If the options describe a machine, exactly the planned CPUs are leased. The job is not
+        # planned again for other CPUs, even if other jobs hold the planned CPUs.
         return alone, lease_as_planned(alone, console, wait)
     machines, lease = lease_beside_others(alone, gathered.inputs, console, wait)
     if machines == gathered.inputs.machines:
@@ -154,8 +155,8 @@ def _gather(
     found = hosts_of(config, environ) if hosts is None else hosts
     if config.nproc_per_node is not None:
         config = with_instances(config, found)
-        # The hosts are read again: a scheduler's allocation is checked against the number of
-        # instances, which is known only now.
+        # The number of instances is known now. The hosts are read a second time, because this
+        # checks a scheduler's allocation against the number of instances.
         found = hosts_of(config, environ) if hosts is None else hosts
     config, mpi_arguments = split_mpi_arguments(config)
     if before is None:

@@ -49,7 +49,7 @@ def run_report(
     attempts: Sequence[Mapping[str, Any]],
     ending: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Return the report of a run. Without ``ending``, the report says that the run is running.
+    """Return the report of a run. Without ``ending``, the report describes a run in progress.
 
     Args:
         plan: The plan of the run.

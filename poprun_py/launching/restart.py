@@ -17,12 +17,12 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 60.0
 
 
 def backoff_seconds(restart: int) -> float:
-    """Return the pause before restart 1, 2, ...: 1 s, doubled each time, at most a minute."""
+    """Return the seconds before a restart: 1 before the first, doubled each time, at most 60."""
     return min(_LONGEST_PAUSE, _FIRST_PAUSE * 2.0 ** min(restart - 1, 10))
 
 
 def pause(seconds: float) -> int:
-    """Wait before a restart; return the number of the signal that ended the wait early, or 0.
+    """Wait before a restart; return the number of the signal that ended the wait, else 0.
 
     SIGUSR2 is meant for the programs, so it is ignored while no program runs.
     """
@@ -55,8 +55,8 @@ def run_with_restarts(
         max_restarts: The most restarts of the job.
         failed: A function that is called before each restart, with the result of the failed run,
             the number of the restart, and the seconds before it.
-        sleep: A function that waits for some seconds, and returns the signal that ends the job, or
-            0.
+        sleep: A function that waits for some seconds. It returns the number of a signal that ends
+            the job, or 0 if the seconds passed without a signal.
         has_time: A function that returns whether the job may still run after some seconds.
     """
     count = 0

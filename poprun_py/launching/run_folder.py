@@ -117,13 +117,14 @@ class RunFolder:
         except (ValueError, TypeError, KeyError) as error:
             raise self._not_a_report(str(error)) from None
         self._began_at = report.get("began_at") or self._began_at
-        # This process has the lock, so the launcher of an attempt without an end is dead.
+        # This process has the lock of the folder. An attempt without a recorded end therefore
+        # belongs to a launcher that is dead.
         self._attempts = [
             a if a.get("cause") else {**a, "cause": "launcher_lost"} for a in attempts
         ]
 
     def _not_a_report(self, why: str) -> UsageError:
-        """Return the error for a file ``report.json`` that is not a report, and is not replaced."""
+        """Return the error for a ``report.json`` that is not a report; the file is kept."""
         return UsageError(
             f"{self.path / _REPORT} is no report of a run ({why}): move it away, or give this run "
             f"another {RUN_ID}"
@@ -149,7 +150,7 @@ class RunFolder:
 
     @property
     def has_begun(self) -> bool:
-        """Whether there was an attempt, and therefore a report."""
+        """Whether an attempt has begun. The report exists from then on."""
         return bool(self._attempts)
 
     # --- start and end of an attempt ----------------------------------------------------------
@@ -188,7 +189,7 @@ class RunFolder:
         return number, path
 
     def _make_again(self) -> None:
-        """Make the folder of the run again if it was removed, private to its owner."""
+        """Make the folder of the run again if it was removed; only its owner can open it."""
         self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
 
     def _write_plan(self, folder: Path) -> None:
@@ -268,7 +269,7 @@ class RunFolder:
 
 
 def _overwrite(path: Path, data: bytes) -> bool:
-    """Overwrite a file in place if ``data`` fits into its disk blocks; return whether it did."""
+    """Overwrite a file in place and return True if ``data`` fits into the file's disk blocks."""
     try:
         with path.open("r+b", buffering=0) as file:
             state = os.fstat(file.fileno())

@@ -54,7 +54,7 @@ class AttemptRecord:
 
 
 class RunRecord:
-    """The record of one run; close it at the end.
+    """The record of one run; call ``close`` when the run has ended.
 
     Args:
         planned: The plan of the first attempt.

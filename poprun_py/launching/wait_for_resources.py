@@ -46,7 +46,7 @@ class Wait:
 
     @property
     def is_over(self) -> bool:
-        """Whether the limit is reached; always true for a job that may not wait."""
+        """Whether the limit of the wait is reached; always true for a job that may not wait."""
         return self.seconds >= self._limit
 
     def sleep(self, seconds: float, reason: str) -> None:
@@ -66,7 +66,8 @@ class Wait:
     def refusal(self, reason: str) -> str:
         """Return an error text with the reason why the job does not get cores or IPUs.
 
-        With --wait-for-resources, the text begins with this option and says that the time is over.
+        With --wait-for-resources, the text begins with this option and says that the limit is
+        reached.
         """
         if self._config.wait_for_resources is None:
             return reason

@@ -40,9 +40,9 @@ class JobHandle(Generic[T]):
     """A job that ``poprun_py.start`` has started. Any thread may use it.
 
     The job continues when its handle is dropped, and is stopped when the calling program ends.
-    ``with`` and ``async with`` stop the job at their end and remove its files. ``await job``
-    returns ``job.result()``. The job continues when an ``await`` is cancelled, and when ``wait``
-    raises TimeoutError.
+    At the end of a ``with`` or ``async with`` block, the job is stopped and its files are removed.
+    ``await job`` returns ``job.result()``. The job continues when an ``await`` is cancelled, and
+    when ``wait`` raises TimeoutError.
 
     Attributes:
         name: The name of the program or function.
@@ -61,7 +61,8 @@ class JobHandle(Generic[T]):
         self._is_stopping = False
         self._reading_lock = threading.Lock()
         self._value: tuple[T] | None = None
-        # Removes the job's folder when `close` is called, the handle is freed, or Python exits.
+        # The finalizer removes the job's folder when `close` is called, the handle is freed, or
+        # Python exits.
         self._remove_folder = weakref.finalize(self, _remove, folder, self._owner)
         _stop_jobs_at_exit()
         with _running_lock:
@@ -104,7 +105,7 @@ class JobHandle(Generic[T]):
             instance: The index of an instance; None for the output of all instances with tags, as
                 ``poprun-py`` shows it.
             stream: ``"stdout"`` or ``"stderr"``; None for an instance's stdout followed by its
-                stderr. If only a stream is given, the output has this stream of each instance.
+                stderr. If only ``stream`` is given, this stream of every instance is returned.
 
         Raises:
             UsageError: The instance or stream does not exist, or the end of ``with`` has removed
@@ -151,7 +152,7 @@ class JobHandle(Generic[T]):
             timeout: The most seconds to wait; None for no limit.
 
         Raises:
-            TimeoutError: The job still runs after ``timeout`` seconds, and continues.
+            TimeoutError: The job still runs after ``timeout`` seconds. The job is not stopped.
             UsageError: The options do not fit the hosts and machines.
             StartError: The job could not start.
             TimeLimitError: The job ran into its time limit, or hung; ``result`` has the details.
@@ -182,7 +183,7 @@ class JobHandle(Generic[T]):
         """
         try:
             ended = self.wait(timeout)
-            # Reading a large result takes long, and must not block `stop`, which has another lock.
+            # Reading a large result takes long. It has its own lock, so that `stop` is not blocked.
             with self._reading_lock:
                 if self._value is None:
                     self._value = (cast("T", self._read(ended)),)
@@ -206,7 +207,8 @@ class JobHandle(Generic[T]):
         try:
             return self.result()
         except StopIteration as error:
-            # A future rejects a StopIteration, so that `await` would never return.
+            # An asyncio future does not accept StopIteration as an exception. Without this
+            # conversion, `await` would never return.
             raise RuntimeError(f"{self.name} raised StopIteration") from error
 
     async def _async_wait(self) -> None:
@@ -223,8 +225,9 @@ class JobHandle(Generic[T]):
         """Ask the job to end by sending SIGTERM to its launcher, at most once.
 
         Args:
-            grace: The seconds until the remaining processes are killed; None for the job's option
-                ``grace``, which is counted from the time when its programs have saved.
+            grace: The seconds from this call until the remaining processes are killed. If None, the
+                job's option ``grace`` applies, which counts from the time when the programs have
+                saved their state.
         """
         self._require_owner()
         grace = _checked_seconds("grace", grace, least=0)
@@ -245,7 +248,8 @@ class JobHandle(Generic[T]):
     def __exit__(
         self, kind: type[BaseException] | None, _: BaseException | None, __: TracebackType | None
     ) -> None:
-        # The launcher may have received the same Ctrl-C, which must not count twice.
+        # The launcher may have received the same Ctrl-C as this process. A second interrupt would
+        # make the launcher kill the job, so the launcher counts both signals as one.
         is_interrupt = kind is not None and issubclass(kind, KeyboardInterrupt)
         self._end(INTERRUPT_ONCE if is_interrupt else signal.SIGTERM)
 
@@ -286,7 +290,7 @@ class JobHandle(Generic[T]):
             raise interrupt
 
     def _ask_to_end(self, number: int) -> None:
-        """Send the launcher a signal. A second signal makes the launcher kill the job."""
+        """Send the launcher the signal ``number``. After a second signal it kills the job."""
         with self._stopping_lock:
             was_asked, self._is_stopping = self._is_stopping, True
         if not self.done() and (number == signal.SIGINT or not was_asked):
@@ -305,7 +309,7 @@ class JobHandle(Generic[T]):
     # --- private helpers of status and checks ---------------------------------------------
 
     def _state(self) -> tuple[JobState, str]:
-        """Return the state of the job, and the resources that it waits for."""
+        """Return a pair: the state of the job, and the resources that the job waits for."""
         if self.done():
             return "ended", ""
         if self._is_stopping:
@@ -343,7 +347,7 @@ def _instance_indices(instance: object, total: int) -> range | tuple[int, ...]:
 
 
 def _checked_seconds(name: str, value: object, least: float = -math.inf) -> float | None:
-    """Return ``value`` as a number of seconds that is not too long for threads; None for no limit.
+    """Return ``value`` in seconds, at most the longest wait of a thread; None for no limit.
 
     Raises:
         UsageError: The value is not a number, or is below ``least``.
@@ -376,8 +380,8 @@ def _remove(folder: JobFolder | None, owner: int) -> None:
 
 @functools.cache
 def _stop_jobs_at_exit() -> None:
-    # The first weakref.finalize has registered its exit function already. Exit functions run in
-    # reverse order, so the jobs are stopped before their folders are removed.
+    # weakref.finalize, which removes the folders of jobs, has already registered its exit function.
+    # Exit functions run in reverse order, so the jobs are stopped before their folders are removed.
     atexit.register(_stop_all)
     os.register_at_fork(after_in_child=_disconnect_all)
 
@@ -385,7 +389,7 @@ def _stop_jobs_at_exit() -> None:
 def _stop_all() -> None:
     with _running_lock:
         jobs = list(_running.values())
-    for job in jobs:  # ask all jobs before waiting for one, so that they end in parallel
+    for job in jobs:  # Ask all jobs to end before waiting for one: they end in parallel.
         job.stop()
     for job in jobs:
         job.close()

@@ -49,7 +49,7 @@ def show_cell(name: str, get_status: Callable[[], JobStatus], outcome: Outcome) 
             futures.wait([outcome], _UPDATE_SECONDS)
             cell.update(content(), raw=True)
 
-    show: Any = display  # IPython has no types
+    show: Any = display  # IPython has no type annotations
     cell = show(content(), raw=True, display_id=True)
     # In a terminal, each update would print another line.
     is_notebook = cell is not None and hasattr(get_ipython(), "kernel")

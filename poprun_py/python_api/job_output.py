@@ -39,8 +39,8 @@ class OutputCopier:
 
     Args:
         pipe: The pipe from the launcher process.
-        name: ``stdout`` or ``stderr``. The attribute of ``sys`` is looked up again for every piece
-            of output, because the program may replace it.
+        name: ``stdout`` or ``stderr``. The stream is looked up in ``sys`` again for every piece of
+            output, because the program may replace the stream.
         file: A file to which the same output is appended; None for no file.
     """
 
@@ -52,7 +52,7 @@ class OutputCopier:
         os.set_blocking(pipe.fileno(), False)
 
     def fileno(self) -> int:
-        """Return the descriptor, which is readable when there is output."""
+        """Return the descriptor of the pipe, which is readable when there is output."""
         return self._pipe.fileno()
 
     def copy(self) -> bool:

@@ -81,7 +81,7 @@ def launch(
         tell_binding: A function that gets each instance's CPU binding, as the kernel reports it; by
             default bindings are written to the log.
         environ: The environment of the job; by default the environment of the plan if ``target`` is
-            a plan, else of this process.
+            a plan, else the environment of this process.
         descriptors: Two open file descriptors that receive the instances' stdout and stderr.
         options: Options of the command line, named like the fields of LaunchConfig.
 
@@ -114,7 +114,7 @@ def launch(
         # Text that was printed before the launch must appear before the job's output.
         for stream in (sys.stdout, sys.stderr):
             if inherits_streams and stream is not None:
-                with contextlib.suppress(OSError):  # the job runs even if this text is lost
+                with contextlib.suppress(OSError):  # A full disk does not stop the job.
                     stream.flush()
         launcher = LauncherChild(
             resolved.name,
@@ -166,7 +166,7 @@ def start(
         warn: A function that gets each warning, as for ``launch``.
         tell_binding: A function that gets each instance's CPU binding, as for ``launch``.
         environ: The environment of the job; by default the environment of the plan if ``target`` is
-            a plan, else of this process.
+            a plan, else the environment of this process.
         options: Options of the command line, named like the fields of LaunchConfig.
 
     Raises:

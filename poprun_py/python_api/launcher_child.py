@@ -49,7 +49,7 @@ class LauncherChild:
         outcome: A future with the job's result or LaunchError, set when the launcher process has
             ended.
         ended_at: The end of the launcher process, in seconds of ``time.monotonic()``.
-        attempts: The attempts at running the job that have begun.
+        attempts: The attempts of the job that have begun; a restart begins a new attempt.
         waits_for: The resources that the job waits for, as text; empty if it does not wait.
 
     Raises:
@@ -76,7 +76,8 @@ class LauncherChild:
         self._reported: LaunchResult | LaunchError | None = None
         self._channel, theirs = Channel.pair()
         stdin, stdout, stderr = streams
-        # The launcher process starts with these signals blocked, until it has its handlers.
+        # The launcher process inherits these signals blocked, and unblocks them when it has
+        # installed its signal handlers.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, _BLOCKED_SIGNALS)
         try:
             with start_errors("the launcher's process cannot be started"):
@@ -140,13 +141,13 @@ class LauncherChild:
     def _listen_to_end(self) -> None:
         try:
             self._listen()
-        finally:  # after an error, disconnecting ends the launcher process
+        finally:  # If reading failed, closing the channel makes the launcher end its job.
             self.disconnect()
             self._finish()
 
     def _listen(self) -> None:
-        # Unpickling a result imports job_view. If that happened while Python shuts down after
-        # Ctrl-C, the signal would no longer end this process.
+        # Unpickling a result imports job_view. The module is imported here, because an import while
+        # Python shuts down after Ctrl-C would keep the signal from ending this process.
         import poprun_py.running.watch.job_view  # noqa: F401
 
         with selectors.DefaultSelector() as selector:

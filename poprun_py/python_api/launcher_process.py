@@ -19,7 +19,7 @@ _ROOT = str(Path(__file__).parents[2])
 if _ROOT not in sys.path:
     sys.path.insert(0, _ROOT)
 
-from poprun_py.instance.job_folders import JobFolder  # noqa: E402 (found from here on)
+from poprun_py.instance.job_folders import JobFolder  # noqa: E402 (needs the changed sys.path)
 from poprun_py.python_api.messages import Channel  # noqa: E402
 from poprun_py.running.supervise.signal_pipe import HANGUP_ONCE, INTERRUPT_ONCE  # noqa: E402
 
@@ -62,7 +62,7 @@ def main() -> NoReturn:
         from poprun_py.python_api.run_request import stopped_result
 
         kind, value = "result", stopped_result(stopped.signal)
-    _ignore_signals()  # the job has ended
+    _ignore_signals()  # A signal after the end of the job must not change its result.
     if kind:
         channel.send(kind, value)
     if folder is not None and channel.is_closed:
@@ -88,8 +88,8 @@ def _catch_signals() -> None:
 
 
 def _ignore_signals() -> None:
-    # With SIG_IGN instead of a handler, Python would print an error for a signal that arrived just
-    # before this call.
+    # The signals get an empty handler. With SIG_IGN, Python would print an error for a signal that
+    # arrived just before this call.
     for number in _ENDING_SIGNALS:
         signal.signal(number, lambda *_: None)
 

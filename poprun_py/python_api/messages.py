@@ -8,8 +8,8 @@ The program sends one message, ``request`` (a JobRequest). The launcher process 
 these kinds:
 
     waiting               the resources that the job waits for, as text; empty after the wait
-    attempt               an Attempt that begins
-    log, warn, binding    one line each, if the request asks for them
+    attempt               an Attempt, sent when the attempt begins
+    log, warn, binding    one line each, if the request names this kind
     result, error         a LaunchResult or a LaunchError, as the last message
 """
 
@@ -40,15 +40,15 @@ class JobRequest:
     Attributes:
         job: A plan, or a configuration that the launcher process plans first.
         environ: The environment of the job; None for the environment of the launcher process.
-        folder: The job's private folder; None for a job without one. Of the program and the
-            launcher process, the one that ends last removes the folder.
+        folder: The job's private folder; None for a job without such a folder. The program or the
+            launcher process removes the folder, whichever ends last.
         keeps_output: Whether the output of the instances is stored in the folder.
         listeners: The kinds of lines (log, warn, binding) that the launcher process sends as
             messages instead of printing them.
     """
 
     job: LaunchConfig | LaunchPlan
-    # The values may be secret, so the repr leaves them out.
+    # The environment's values may be secret, so the repr leaves them out.
     environ: Mapping[str, str] | None = field(default=None, repr=False)
     folder: str | None = None
     keeps_output: bool = False

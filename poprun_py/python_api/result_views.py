@@ -21,12 +21,13 @@ _MOST_ROWS = 64
 
 
 def result_text(result: LaunchResult) -> str:
-    """Return the report that ``poprun-py`` prints; for a successful job, one sentence."""
+    """Return the report that ``poprun-py`` prints about a failed job; else one sentence."""
     if result.exit_code == 0:
         return summary_of(result)
     first = result.first_failure
     if first is not None:
-        # A user who prints the result may not have seen stderr, so the report repeats its end.
+        # A user who prints the result may not have seen stderr, so the report repeats its last
+        # lines.
         unseen = replace(first, had_last_word=False)
         others = (unseen if each == first else each for each in result.instances)
         result = replace(result, first_failure=unseen, instances=tuple(others))

@@ -21,15 +21,15 @@ class JobStatus(Displayed):
     Attributes:
         state: ``preparing`` before the start of the programs; ``waiting`` while other jobs hold the
             cores or IPUs that the job needs; ``running`` after the start of the programs;
-            ``stopping`` after a request to stop; ``ended``.
+            ``stopping`` after a request to stop; ``ended`` after the end of the job.
         seconds: The seconds since the job was started; after its end, the duration of the job.
         pid: The process id of the job's launcher, which ``poprun-py --status`` accepts.
-        run_id: The name of the run; empty until it has one.
-        num_instances: The number of instances; None until it is known.
-        waits_for: The resources that the job waits for, as text; empty if it does not wait.
+        run_id: The name of the run; empty until the run has a name.
+        num_instances: The number of instances; None until the number is known.
+        waits_for: The resources that the job waits for, as text; empty if the job does not wait.
         view: The progress of the job's instances; None unless the job is running.
         exit_code: The exit code of the job, or of the LaunchError if the job could not start; None
-            until it has ended.
+            until the job has ended.
     """
 
     state: JobState

@@ -51,7 +51,7 @@ def write_failure(
         prefix: The path of the file without its suffix ``.failure``.
         step: The step that failed: ``LOADING``, ``RAISED``, ``RESULT`` or ``KEEPING``.
         error: The exception.
-        frames: The traceback with the frames of the user's code; None to leave it out.
+        frames: The traceback with the frames of the user's code; None for no traceback.
         part: The part of the function's result that cannot be pickled or written to disk.
     """
     from poprun_py.python_api.functions.pickling import first_line

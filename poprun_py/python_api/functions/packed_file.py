@@ -92,7 +92,7 @@ class ChecksummedFile:
         self.crc = 0
 
     def write(self, data: bytes | memoryview) -> int:
-        """Write bytes at the end of the file, and return the number of bytes."""
+        """Write bytes at the end of the file, and return the number of bytes written."""
         written = self._file.write(data)
         self.crc = zlib.crc32(data, self.crc)
         self.size += written

@@ -56,7 +56,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         if torch := sys.modules.get("torch"):
             kind = type(value)
             if kind is torch.storage.TypedStorage:
-                untyped = value._untyped_storage  # the public method warns
+                untyped = value._untyped_storage  # the public method prints a warning
                 return _typed_storage, (value.dtype, untyped)
             if kind is torch.UntypedStorage and value.device.type == "cpu":
                 flat = torch.empty(0, dtype=torch.uint8).set_(value)

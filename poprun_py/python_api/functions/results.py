@@ -24,7 +24,7 @@ from poprun_py.python_api.functions.packed_file import IncompleteFileError, open
 from poprun_py.running.supervise.file_transfer import place_of_call
 from poprun_py.running.supervise.job import InstanceResult, LaunchResult, describe
 
-# The most failed instances other than the first one that the notes describe.
+# After the instance that failed first, the notes describe at most this many failed instances.
 _MOST_OTHERS = 8
 
 
@@ -134,7 +134,7 @@ def _ended(first: InstanceResult | None, result: LaunchResult) -> JobFailedError
 
 
 def _notes(others: dict[int, Failure], result: LaunchResult) -> Iterator[str]:
-    """Yield notes about the failed instances other than the first one."""
+    """Yield notes about the instances that failed after the first failed instance."""
     if others:
         word = "instance" if len(others) == 1 else "instances"
         yield f"{len(others)} other {word} failed too:"

@@ -66,7 +66,7 @@ def _load(path: Path) -> tuple[Callable[..., object], tuple[object, ...], dict[s
 
 
 def _write_result(prefix: str, value: object) -> int:
-    """Write the function's result, or why it cannot be written, and return the exit code."""
+    """Write the function's result, or the reason why this fails; return the exit code."""
     from poprun_py.python_api.functions.failures import KEEPING, RESULT, write_failure
     from poprun_py.python_api.functions.packed_file import write_packed
     from poprun_py.python_api.functions.pickling import path_to_problem
@@ -91,7 +91,8 @@ def _user_frames(frames: TracebackType | None) -> TracebackType | None:
 
 if __name__ == "__main__":
     if not sys.flags.safe_path:
-        # Python has added the folder of this script, whose modules could hide the user's modules.
+        # Python has added the folder of this script to sys.path. Modules in that folder could
+        # hide the user's modules.
         sys.path.pop(0)
     sys.path.append(str(Path(__file__).resolve().parents[3]))
     sys.exit(main())
