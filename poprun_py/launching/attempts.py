@@ -80,8 +80,8 @@ class Attempts:
         self._output_folder = output_folder
         self._on_attempt = on_attempt
         self._stdin_position = standard_input.position()
-        # The start of the time limit, in seconds of time.monotonic(). If the user suspends the job
-        # (Ctrl-Z), this value is increased by the seconds of the suspension.
+        # The start of the time limit, in seconds of time.monotonic(). If the user stops the job
+        # (Ctrl-Z) or debugs it, this value is increased by the seconds of that pause.
         self._began = time.monotonic()
 
     def run(self, count: int) -> LaunchResult:
