@@ -1,4 +1,4 @@
-"""The colours of charts on light pages, and the dark colours that replace them on dark screens."""
+"""The colours of charts on light pages, and the colours that replace them on dark screens."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-// Draws the charts of the page with plotly. Their colours suit light pages: they are replaced for dark
-// screens, when the screen becomes dark and back, and restored for paper. plotly is loaded from memory,
-// because the policy of the page blocks every request.
+// Draws the charts of the page with plotly. The charts have colours for light pages. On dark screens,
+// dark colours replace them; before printing, the light colours return. plotly is loaded from memory,
+// because the content security policy of the page blocks every request.
 (async () => {
 'use strict';
 const DARK = JSON.parse(document.getElementById('dark-colours').textContent);

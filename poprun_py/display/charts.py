@@ -52,7 +52,7 @@ class Line:
         ys: The position of each point on the vertical axis. NaN, infinity and None are gaps.
         index: The number that selects the colour and dash pattern. A line about an instance has the
             index of the instance.
-        errors: The lengths of the error bar below and above each point.
+        errors: A pair for each point: the lengths of its error bar below and above the point.
         is_reference: Whether the line is thin, dashed and grey, as a reference for the other lines.
     """
 
@@ -66,10 +66,10 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """A line across the whole chart at the value ``at`` of an axis, with a name beside it.
+    """A line across the whole chart at the value ``at`` of an axis, with its name beside the line.
 
-    The line is vertical, or horizontal if ``of_y``. The name of a vertical line is on the right of
-    the line, or on the left if ``is_left``.
+    The line is vertical; with ``of_y`` it is horizontal. The name of a vertical line is on the
+    right of the line, or on the left if ``is_left``.
     """
 
     at: float
@@ -143,7 +143,7 @@ def over_time(
 ) -> Chart:
     """Return a line chart over the time since a run began.
 
-    The arguments give times in seconds; the axis is in seconds, minutes or hours.
+    The times of the points are in seconds. The axis is in seconds, minutes or hours.
     """
     longest = max((float(line.xs[-1]) for line in series if line.xs), default=0.0)
     size, unit = next((size, unit) for least, size, unit in _TIME_UNITS if longest >= least)
@@ -231,7 +231,7 @@ def bars(
 
 
 def _is_repeated(series: Bars, index: int) -> bool:
-    """Return whether an earlier series of the chart has the same colour as this one."""
+    """Return whether an earlier series of the chart has the same colour as series ``index``."""
     return not series.colour and index >= NUM_COLOURS
 
 
@@ -247,7 +247,7 @@ def histogram(
     largest = max((len(sample.values) for sample in samples), default=0)
     bins = min(max(_LEAST_BINS, math.isqrt(4 * largest)), _MOST_BINS)
     low, high = _usual_range(known)
-    width = (high - low) / bins or 1.0  # dividing a tiny float gives 0
+    width = (high - low) / bins or 1.0  # the division of a tiny float may give 0
     edges = [*(low + number * width for number in range(bins)), high]
     data = []
     for sample in samples:

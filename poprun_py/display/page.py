@@ -44,14 +44,14 @@ class Sentence(NamedTuple):
 
 
 class Links(NamedTuple):
-    """Links to files, in a paragraph or a table cell; addresses are relative to the page."""
+    """Links to files, in a paragraph or a table cell; link addresses are relative to the page."""
 
     links: Sequence[tuple[str, str]]
     lead: str = ""
 
 
 class Alert(NamedTuple):
-    """A highlighted warning; red for a failure."""
+    """A highlighted warning, which is red if ``is_failure``."""
 
     text: str
     is_failure: bool = False
@@ -155,13 +155,13 @@ class Chart(NamedTuple):
 
 
 class ChartRow(NamedTuple):
-    """Charts that are side by side on screens that are wide enough."""
+    """Charts that stand side by side on wide screens."""
 
     charts: Sequence[Chart]
 
 
 class Details(NamedTuple):
-    """Parts that are hidden until the reader opens them; they may not contain charts."""
+    """Page parts, without charts, that are hidden until the reader opens them."""
 
     name: str
     parts: Sequence[Part]

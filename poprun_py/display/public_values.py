@@ -29,7 +29,7 @@ _load_views: Callable[[], Views] | None = None
 
 
 def set_views(load: Callable[[], Views]) -> None:
-    """Set the function ``load``, which returns the views and is called when a value is drawn."""
+    """Set the function that returns the views. It is called whenever a value is drawn."""
     global _load_views
     _load_views = load
 

@@ -121,8 +121,8 @@ def _call_set_mempolicy(number: int, mode: int, nodes: list[int]) -> None:
     mask = (ctypes.c_ulong * (nodes[-1] // word_bits + 1))()
     for node in nodes:
         mask[node // word_bits] |= 1 << (node % word_bits)
-    # One more bit than needed is announced to the kernel, because it ignores the last one
-    # (get_nodes in mm/mempolicy.c).
+    # The kernel ignores the last bit of the mask, so the mask is announced with one bit more than
+    # needed (get_nodes in mm/mempolicy.c).
     bits = ctypes.c_ulong(len(mask) * word_bits + 1)
     if system_call(ctypes.c_long(number), ctypes.c_long(mode), mask, bits) != 0:
         code = ctypes.get_errno()

@@ -12,7 +12,8 @@ if TYPE_CHECKING:
 # Maps each version of control groups to the file that counts events and the file with the limit.
 _MEMORY = {1: ("memory.oom_control", "memory.limit_in_bytes"), 2: ("memory.events", "memory.max")}
 _PROCESSES = {1: ("pids.events", "pids.max"), 2: ("pids.events", "pids.max")}
-# Control groups of version 1 without a limit show a number near 2 ** 63 as the limit.
+# Control groups of version 1 without a limit show a number near 2 ** 63 as the limit, so greater
+# numbers than this one mean that there is no limit.
 _NO_LIMIT = 1 << 60
 
 
@@ -30,7 +31,7 @@ def memory_state(root: str = "/", pid: int | str = "self") -> dict[str, int]:
 
 
 def process_state(root: str = "/") -> dict[str, int]:
-    """Return this control group's limit of processes, and how often the kernel refused a process.
+    """Return the process limit of this control group, and how often the kernel refused a process.
 
     Returns:
         A dictionary with ``refused`` and ``limit``, if they are known.
@@ -43,7 +44,7 @@ def throttled_seconds(root: str = "/") -> float:
     seconds = 0.0
     for folder, _ in _folders(root, "self", "cpu"):
         words = _read(os.path.join(folder, "cpu.stat")).split()
-        # The file cpu.stat contains names and numbers in turn.
+        # In the file cpu.stat, each name is followed by its number.
         values = dict(zip(words[::2], words[1::2], strict=False))
         if "throttled_usec" in values:  # control groups of version 2 count microseconds
             seconds = max(seconds, int(values["throttled_usec"]) / 1e6)

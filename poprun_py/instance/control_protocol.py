@@ -53,7 +53,8 @@ CLOCK = b"C"
 # A part of a file that the program wrote, sent after the program has ended. The payload contains
 # the file's name, a NUL, and the part compressed by zlib.
 FILE = b"F"
-# Answers the message LEASE with an empty object, the jobs that hold the CPUs, or a problem.
+# Answers the message LEASE: an empty object after success, or the jobs that hold the CPUs, or a
+# problem.
 LEASED = b"L"
 # A process other than the launcher has asked the wrapper to end. The payload is the number of the
 # signal.
@@ -61,7 +62,8 @@ STOP_SIGNAL = b"T"
 # The processes that the program left running when it succeeded, and that were then killed: [[pid,
 # command], ...].
 LEFTOVERS = b"K"
-# The program has ended. The payload tells how the program ended, and contains its last steps.
+# The program has ended. The payload tells how the program ended, and contains the training steps
+# that were not yet reported.
 # Messages with the program's output may follow.
 PROGRAM_ENDED = b"D"
 # The program and all of its processes have ended, and all output was sent. The payload tells how
@@ -85,7 +87,7 @@ GO = b"G"
 LEASE = b"L"
 # Keyboard input for the program, as raw bytes. An empty payload ends the input.
 KEYS = b"k"
-# The rows and columns of the program's terminal.
+# Sets the size of the program's terminal. The payload contains the rows and columns.
 WINDOW_SIZE = b"W"
 # Creates a terminal for the program, unless it has one, and lets the program's debugger use it. The
 # payload contains the settings of the terminal.
@@ -95,16 +97,16 @@ NEW_TERMINAL = b"M"
 DEBUGGER_LEFT = b"V"
 # Suspends all processes of the program (true) or continues them (false).
 PAUSE = b"Z"
-# A signal to send to the program. The payload is the number of the signal.
+# Asks the wrapper to send a signal to the program. The payload is the number of the signal.
 SIGNAL = b"K"
 # Proposes a call of stopRequested() that is to stop the program. The payload is the number of the
-# call; 0 only asks for the number of calls so far.
+# call. The number 0 proposes no call and only asks for the number of calls so far.
 PROPOSE_STOP = b"Q"
 # Confirms the proposed call of stopRequested(), because all instances accept the proposal.
 AGREE_STOP = b"R"
 # Asks for the clock of the wrapper's host. The payload is the launcher's monotonic nanoseconds.
 ASK_CLOCK = b"C"
-# Requests for the messages STACKS and OBSERVED. No payload.
+# DUMP_STACKS asks for the message STACKS, and OBSERVE for the message OBSERVED. No payload.
 DUMP_STACKS, OBSERVE = b"U", b"N"
 # Stops the program: [grace seconds, number of the signal]. SIGKILL follows after the grace time.
 STOP = b"T"

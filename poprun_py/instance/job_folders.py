@@ -15,7 +15,7 @@ TYPE_CHECKING = False  # importing TYPE_CHECKING from typing would take long
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-# A file system in memory, for files that programs map. On a disk, each changed page of a mapped
+# The file system in memory for files that programs map. On a disk, each changed page of a mapped
 # file would be written back.
 SHARED_MEMORY = "/dev/shm"
 _OPEN_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -40,7 +40,7 @@ def folder_name(kind: str, secret: bytes = b"") -> str:
 
 
 def memory_folder_name(token: str) -> str:
-    """Return the name of a job's folder in memory, which is the same on every host.
+    """Return the name of a job's folder in /dev/shm. The name is the same on every host.
 
     The folder's name is derived from the job's token but does not reveal the token.
     """
@@ -103,7 +103,7 @@ class JobFolder:
 
     @classmethod
     def join(cls, path: str) -> "JobFolder | None":
-        """Use the launcher's folder at ``path``; return None if this user does not have it."""
+        """Use the launcher's folder at ``path``; return None if this user cannot use it."""
         try:
             # If the path does not have the name of a job's folder, the folder may belong to another
             # program and must not be removed.
@@ -187,7 +187,7 @@ class JobFolder:
         self.close()
 
     def close(self) -> None:
-        """Stop using the folder without removing it; a second call does nothing."""
+        """Stop using the folder without removing it; a second call has no effect."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
@@ -201,11 +201,11 @@ class JobFolder:
 
 
 def use_folders(address: str, memory_folder: str) -> list[JobFolder]:
-    """Lock and return the folders of a job on this host; a folder in memory comes last.
+    """Lock and return the folders of a job on this host; a folder in /dev/shm comes last.
 
     Args:
         address: The launcher's address. If the launcher is on this host, it has made the folders.
-        memory_folder: The name of the folder in memory, if the launcher may be on another host;
+        memory_folder: The name of the folder in /dev/shm, if the launcher may be on another host;
             else empty.
     """
     folders: list[JobFolder | None] = []
@@ -217,7 +217,7 @@ def use_folders(address: str, memory_folder: str) -> list[JobFolder]:
         try:  # noqa: SIM105
             folders.append(JobFolder.make(SHARED_MEMORY, memory_folder))
         except OSError:
-            pass  # without a folder in memory, Open MPI uses its default folder
+            pass  # without a folder in /dev/shm, Open MPI uses its default folder
     else:
         private = os.path.dirname(address.partition(":")[2])
         in_memory = os.path.join(SHARED_MEMORY, os.path.basename(private))

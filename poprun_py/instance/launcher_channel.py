@@ -59,7 +59,7 @@ def connect(address: str, token: str) -> socket.socket:
 
 
 def _authenticate(connection: socket.socket, secret: bytes) -> bool:
-    """Prove to the launcher that we know the secret; return whether the launcher knows it.
+    """Prove to the launcher that this wrapper knows the secret; return whether the launcher does.
 
     This is the caller's half of the protocol of ``popdist_py/peers/greeting.py``, which takes long
     to import.
@@ -69,7 +69,7 @@ def _authenticate(connection: socket.socket, secret: bytes) -> bool:
     """
     own_nonce = os.urandom(_NONCE_BYTES)
     connection.sendall(own_nonce)
-    # hmac is imported here, while the answer is on its way, so that its import costs no time.
+    # hmac is imported while the launcher's answer is on its way, so that the import costs no time.
     from hmac import compare_digest, digest
 
     answer = _receive_exactly(connection, _NONCE_BYTES + _PROOF_BYTES)
@@ -131,16 +131,16 @@ class LauncherChannel:
         self.send_bytes(kind, dumps(value).encode())
 
     def send_bytes(self, kind: bytes, payload: bytes) -> None:
-        """Queue a message; it is dropped if the launcher is gone."""
+        """Queue a message with these payload bytes; drop the message if the launcher is gone."""
         if self.is_connected:
             self._unsent += control_protocol.pack(kind, payload)
 
     def send_now(self, kind: bytes, value: "Any") -> None:
-        """Send a message with a JSON payload without queueing it; only before ``start_polling``."""
+        """Send a message with a JSON payload at once. Call this only before ``start_polling``."""
         self._connection.sendall(control_protocol.pack(kind, dumps(value).encode()))
 
     def wait_for_messages(self) -> list[tuple[bytes, bytes]]:
-        """Wait for data, and return the messages that are complete; only before ``start_polling``.
+        """Wait for data, and return the complete messages. Call this only before ``start_polling``.
 
         Raises:
             SystemExit: The launcher is gone.
@@ -170,7 +170,7 @@ class LauncherChannel:
         return len(self._unsent) >= _MAX_UNSENT
 
     def register(self, poll: "select.poll") -> None:
-        """Register the connection with ``poll``, to receive and, if need be, to send messages."""
+        """Register the connection with ``poll`` to receive and, if data is unsent, to send."""
         if self.is_connected:
             poll.register(self._connection, select.POLLIN | (select.POLLOUT if self._unsent else 0))
 
@@ -189,7 +189,7 @@ class LauncherChannel:
         return []
 
     def disconnect(self) -> None:
-        """Drop all unsent and all later messages, because the launcher is gone."""
+        """Drop all unsent messages and all messages queued later, because the launcher is gone."""
         self.is_connected = False
         self._unsent.clear()
 

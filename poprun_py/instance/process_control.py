@@ -25,7 +25,7 @@ def _prctl(option: int, value: object) -> bool:
 
 
 def become_subreaper() -> bool:
-    """Let this process adopt orphaned descendants; return whether it did so already."""
+    """Let this process adopt orphaned descendants; return whether it already adopted them."""
     import ctypes
 
     before = ctypes.c_int()
@@ -40,7 +40,7 @@ def end_as_subreaper() -> None:
 
 
 def die_with_parent(parent: int, number: int = signal.SIGKILL) -> None:
-    """Let the kernel signal this process when the parent ends; exit if the parent has ended."""
+    """Let the kernel signal this process when its parent ends; exit if the parent has ended."""
     _prctl(_PR_SET_PDEATHSIG, int(number))
     if os.getppid() != parent:
         os._exit(1)
@@ -75,7 +75,7 @@ def _is_job_of_shell(parent: int) -> bool:
 
 
 def raise_open_files() -> tuple[int, int]:
-    """Raise the soft limit of open files to the hard one; return the old (soft, hard) limits."""
+    """Raise the soft limit of open files to the hard limit; return the old pair of limits."""
     import resource
 
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -95,7 +95,7 @@ def set_open_files(limits: tuple[int, int]) -> bool:
 
 
 def signal_process(pid: int, number: int) -> bool:
-    """Send a signal to one process; return whether that was possible."""
+    """Send a signal to one process; return whether the kernel sent the signal."""
     try:
         os.kill(pid, number)
     except (ProcessLookupError, PermissionError):
@@ -104,7 +104,7 @@ def signal_process(pid: int, number: int) -> bool:
 
 
 def signal_group(pid: int, number: int) -> bool:
-    """Send a signal to the process group ``pid``, or to the process if it has no group yet."""
+    """Send a signal to the process group ``pid``; if there is no such group, to process ``pid``."""
     try:
         os.killpg(pid, number)
     except (ProcessLookupError, PermissionError):
@@ -165,7 +165,7 @@ class GracefulStop:
         self._force_at = float("inf")
 
     def begin(self, now: float, grace_seconds: float = float("inf")) -> None:
-        """Call ``ask``, unless it was called before; schedule ``force`` after ``grace_seconds``."""
+        """Call ``ask`` if this is the first call; schedule ``force`` after ``grace_seconds``."""
         self.force_after(grace_seconds, now)
         if self.asked_at is None:
             self.asked_at = now
@@ -180,7 +180,7 @@ class GracefulStop:
         return self._force_at
 
     def on_time(self, now: float) -> None:
-        """Call ``force`` if the time for it has come."""
+        """Call ``force`` if its scheduled time has come."""
         if now >= self._force_at:
             self._force_at = now + self._repeat_seconds
             self._force()

@@ -94,13 +94,14 @@ class ActivitySampler:
 
         Returns:
             A dictionary. ``at`` is the time of the sample. Sums so far are ``awake_seconds`` of CPU
-            time and of waiting for a CPU, ``moved_bytes`` of files, pipes and disk,
-            ``received_bytes`` of TCP in both directions, and ``written``. ``call`` is the last
-            collective. Other values tell whether the program ``waits`` in a collective, ``saves`` a
-            checkpoint or waits for a disk, is ``stopped``, is ``ending`` (its interpreter runs no
-            more Python), has ``joined`` the other instances, or ``reads`` the user's input.
-            ``away`` is the number of seconds since its main thread last ran Python code. The
-            program is asked for ``away`` only if it uses CPU time and shows no other activity.
+            time and of waiting for a CPU, ``moved_bytes`` of reading and writing files, pipes and
+            disk, ``received_bytes`` of TCP in both directions, and ``written``. ``call`` is the
+            last collective of the library. Other values tell whether the program ``waits`` in a
+            collective, ``saves`` a checkpoint or waits for a disk, is ``stopped``, is ``ending``
+            (its interpreter runs no more Python), has ``joined`` the other instances, or ``reads``
+            the user's input. ``away`` is the number of seconds since its main thread last ran
+            Python code. The program is asked for ``away`` only if it uses CPU time and shows no
+            other activity.
         """
         pids = process_info.process_tree(self._program)[:_MAX_PROCESSES]
         waiting, before = set[int]().union(*map(_threads_at_disk, pids)), self._at_disk
@@ -179,7 +180,7 @@ def _queued_seconds(pid: int) -> float:
 
 
 def _moved_bytes(pid: int) -> int:
-    """Return the number of bytes that a process read and wrote; only differences are meaningful.
+    """Return the bytes that a process read and wrote; only differences of results are meaningful.
 
     Bytes of files and pipes are counted at each system call. Bytes that the disk transfers are
     counted a second time.
@@ -216,7 +217,7 @@ class TcpTraffic:
         self._moved = 0
 
     def num_bytes(self, pids: "Iterable[int]") -> int:
-        """Return the number of bytes sent and received so far. Only differences are meaningful.
+        """Return the bytes sent and received so far. Only differences between calls are meaningful.
 
         If a connection ends between two calls, the last bytes of the connection are not counted.
         """

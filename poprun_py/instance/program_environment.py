@@ -26,7 +26,7 @@ _OPEN_MPI_NAMES = (
     ("OMPI_COMM_WORLD_LOCAL_RANK", "LOCAL_RANK"),
     ("OMPI_COMM_WORLD_LOCAL_SIZE", "LOCAL_WORLD_SIZE"),
 )
-# Pairs of a torchrun variable and the variable whose value it copies.
+# Pairs of a torchrun variable and the variable whose value is copied into the torchrun variable.
 _TORCHRUN_NAMES = (
     ("NODE_RANK", "GROUP_RANK"),
     ("ROLE_RANK", "RANK"),
@@ -68,7 +68,7 @@ _ROUTES, _FABRIC = "/proc/net/route", "/sys/class/infiniband"
 
 
 def rank() -> int:
-    """Return the index of this instance, which the launcher or else MPI has set.
+    """Return the index of this instance, as set by the launcher or, without launcher, by MPI.
 
     In a large job, the launcher does not put the index on mpirun's command line.
     """
@@ -95,7 +95,7 @@ def unset_empty_thread_variables() -> None:
 
 
 def set_mpi_and_torchrun_variables() -> None:
-    """Set the variables that programs expect from Open MPI and torchrun; keep those already set."""
+    """Set the variables that programs expect from Open MPI and torchrun, unless already set."""
     for name, same in _OPEN_MPI_NAMES + _TORCHRUN_NAMES:
         if same in os.environ:
             os.environ.setdefault(name, os.environ[same])
@@ -233,7 +233,7 @@ def _ipv4_number(address: str) -> int:
 def stacks_variables(
     file: int, command: "Sequence[str]", environ: "Mapping[str, str]"
 ) -> dict[str, str]:
-    """Return the variables that let the program write its stacks to ``file``, open in this process.
+    """Return the variables that let the program write its stacks to the open file ``file``.
 
     If the command starts Python, the variables also load diagnostics_hook, which writes the stacks
     on ``STACKS_SIGNAL``.

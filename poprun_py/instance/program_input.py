@@ -54,7 +54,7 @@ class ProgramInput:
         self._memory = memory
         self._send = send
         self._term = setup.get("term", "")
-        self._errno = 0  # the reason if a terminal could not be made
+        self._errno = 0  # the errno if a terminal could not be made, else 0
         self._typed: ProgramTerminal | ProgramPipe | None = None
         if "input" in setup:
             self._make_typed_input(setup["input"])
@@ -85,7 +85,7 @@ class ProgramInput:
 
     @property
     def terminal(self) -> "ProgramTerminal | None":
-        """The program's terminal, if it has one."""
+        """The program's terminal; None if the program reads a pipe or has no keyboard input."""
         return self._typed if isinstance(self._typed, ProgramTerminal) else None
 
     def variables(self) -> dict[str, str]:
@@ -101,7 +101,7 @@ class ProgramInput:
         """Make the keyboard input the standard input of this child, in a new session or group.
 
         Returns:
-            The descriptors for stdout and stderr: terminals, or ``out`` and ``err``.
+            The descriptors for stdout and stderr. Each is a terminal, or else ``out`` or ``err``.
         """
         if self._typed is not None:
             return self._typed.become_stdin(out, err)
@@ -111,7 +111,7 @@ class ProgramInput:
         return out, err
 
     def ended(self) -> None:
-        """Note that the program has ended, and tell the launcher how much input it left unread."""
+        """Tell the launcher how much input the program left unread, now that it has ended."""
         if self._typed is not None:
             self._typed.ended()
 
@@ -159,7 +159,7 @@ class ProgramInput:
 
 
 class _TypedInput:
-    """Passes typed bytes on to the program; when it has read them, asks the launcher for more."""
+    """Passes typed bytes to the program; asks the launcher for more when all bytes are read."""
 
     def __init__(self, descriptor: int, send: "Send") -> None:
         self._descriptor = descriptor  # where to write typed bytes; -1 if no process reads them
@@ -205,14 +205,14 @@ class _TypedInput:
                 self._send(control_protocol.KEYS_READ, None)
 
     def _end_input(self) -> bytes:
-        """End the program's input, or return the bytes that end it when they are written."""
+        """Close the program's input, or return bytes (such as Ctrl-D) that end it when written."""
         raise NotImplementedError
 
     def _report_unread(self, count: int) -> None:
         """Handle ``count`` bytes of input that the program had not read when it ended."""
 
     def _is_read(self) -> bool:
-        """Return whether the program has read its input, so that it may get more."""
+        """Return whether the program has read all input that it was given."""
         raise NotImplementedError
 
 
@@ -263,12 +263,12 @@ class ProgramTerminal(_TypedInput):
         super().__init__(self._pty.master, send)
         self.master = self._pty.master
         self._is_stdout = setup["is_stdout"]
-        # Maps each descriptor with output of the program to the kind of message for that output.
+        # Maps each descriptor for output of the program to the kind of message for that output.
         self.streams = {self.master: setup["stream"].encode()}
         self.ptys = {self.master: self._pty}
         self._error: Pty | None = None
         if setup["is_stderr"]:
-            # stderr gets a second terminal, because its output has its own tag and its own files.
+            # stderr gets a second terminal, because text on stderr has its own tag and files.
             self._error = Pty(setup)
             self.streams[self._error.master] = control_protocol.STDERR
             self.ptys[self._error.master] = self._error
@@ -284,10 +284,10 @@ class ProgramTerminal(_TypedInput):
             pty.resize(size)
 
     def become_stdin(self, out: int, err: int) -> tuple[int, int]:
-        """Make the terminal this child's standard input and the controlling terminal of a session.
+        """Make this terminal the child's standard input and its session's controlling terminal.
 
         Returns:
-            The descriptors for stdout and stderr: terminals, or ``out`` and ``err``.
+            The descriptors for stdout and stderr. Each is a terminal, or else ``out`` or ``err``.
         """
         os.setsid()
         fcntl.ioctl(self._pty.slave, termios.TIOCSCTTY, 0)
@@ -298,7 +298,7 @@ class ProgramTerminal(_TypedInput):
         )
 
     def ended(self) -> None:
-        """Note that the program has ended, so that later input is dropped."""
+        """Drop all later input and close the program's terminals, because the program has ended."""
         self._descriptor = -1
         for pty in self.ptys.values():
             pty.ended()
@@ -346,7 +346,7 @@ class Pty:
     Args:
         setup: The ``modes`` and ``size`` of the terminal, as in the settings of ``ProgramInput``.
         on_control: The function that is called with the kernel's control byte when the program
-            changes its terminal. None for a terminal that is only for output.
+            changes its terminal. The argument is None for a terminal that is only for output.
 
     Raises:
         OSError: All terminals of the system are in use.
@@ -377,7 +377,7 @@ class Pty:
         return termios.tcgetattr(self.master)
 
     def read(self) -> bytes | None:
-        """Return new output, None if there is no new output, or empty bytes after its end."""
+        """Return new output; None if there is none yet; empty bytes if the output has ended."""
         data = bytearray()
         while len(data) < _CHUNK or (data.endswith(b"\r") and len(data) < 2 * _CHUNK):
             try:

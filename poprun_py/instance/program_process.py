@@ -58,9 +58,11 @@ class ProgramProcess:
         self.command = command
         self.pid = 0  # the program's process id; 0 if no process could be started
         self.started_ns = 0
-        self.bound: dict[str, Any] = {}  # the result of binding.apply()
+        self.bound: dict[str, Any] = {}  # the result of binding.apply() for the program
         self.start_error = ""
-        self.exit_code: int | None = None  # minus the number of a fatal signal; None while running
+        # The program's exit code, or minus the number of the signal that killed the program. None
+        # while the program runs.
+        self.exit_code: int | None = None
         self.output = ProgramOutput(channel.send_bytes)
         self.input: ProgramInput | None = None
         self.received_file: ReceivedFile | None = None
@@ -99,7 +101,8 @@ class ProgramProcess:
         """
         out_read, out_write = os.pipe()
         err_read, err_write = os.pipe()
-        # A successful exec closes this pipe. A failed exec writes the reason into the pipe.
+        # A successful exec closes this pipe. After a failed exec, the child writes the reason into
+        # the pipe.
         report_read, report_write = os.pipe()
         parent = os.getpid()
         self.bound = binding.apply_planned()
@@ -169,7 +172,7 @@ class ProgramProcess:
                 ended = status, usage
 
     def has_ended(self, status: int) -> None:
-        """Note the program's wait status, and limit the time of processes that it left running."""
+        """Record the program's wait status, and limit the time of processes left running."""
         code = os.waitstatus_to_exitcode(status)
         # The code 1 replaces SIGKILL, because Python itself exits with 1 after an exception.
         is_killed = self._was_killed_after_exception and code == -signal.SIGKILL
@@ -181,7 +184,7 @@ class ProgramProcess:
         self._stop.force_after(limit, time.monotonic())
 
     def is_all_over(self) -> bool:
-        """Return whether the program, its output and all processes that it left have ended."""
+        """Return whether the program, its output and all processes that it started have ended."""
         return (
             not self.is_running
             and not self.output.descriptors
@@ -189,7 +192,7 @@ class ProgramProcess:
         )
 
     def send_signal(self, number: int) -> None:
-        """Send a signal to the program; after its end, to processes that it left running.
+        """Send a signal to the program. If it has ended, signal the processes that it left running.
 
         Processes that the program left running get only SIGTERM and SIGINT.
         """
@@ -245,7 +248,7 @@ class ProgramProcess:
             process_control.signal_process(pid, signal.SIGKILL)
 
     def _report_leftovers(self, pids: list[int]) -> None:
-        """Report each process that the program left running and that is killed, but only once."""
+        """Report processes that the program left running and that are killed now, each once."""
         new = [pid for pid in pids if pid not in self._reported_leftovers]
         self._reported_leftovers.update(new)
         if new:
@@ -253,7 +256,7 @@ class ProgramProcess:
             self._channel.send(control_protocol.LEFTOVERS, commands)
 
     def on_time(self, now: float) -> None:
-        """Kill the program if that is due, and check whether it has read its input."""
+        """Kill the program if its time is up, and check whether the program has read its input."""
         self._stop_after_exception.on_time(now)
         self._stop.on_time(now)
         if self.input is not None:
@@ -266,7 +269,7 @@ class ProgramProcess:
 
 
 def _take_launchers_stdin() -> None:
-    """Let one instance's program read the launcher's standard input; give others an empty input."""
+    """Let one instance's program read the launcher's standard input; give others no input."""
     path = os.environ.pop("POPRUN_STDIN", "")
     reader = int(os.environ.pop("POPRUN_STDIN_READER", "0"))
     if not path:
@@ -306,9 +309,9 @@ class ProgramOutput:
 
     def __init__(self, send: "Callable[[bytes, bytes], None]") -> None:
         self._send = send
-        self._kinds: dict[int, bytes] = {}  # the kind of message for each descriptor
+        self._kinds: dict[int, bytes] = {}  # maps each descriptor to its kind of message
         self._terminal: ProgramTerminal | None = None
-        self.num_bytes = 0  # the number of bytes of output so far
+        self.num_bytes = 0  # the number of bytes of output read so far
 
     @property
     def descriptors(self) -> "Collection[int]":
@@ -316,12 +319,12 @@ class ProgramOutput:
         return self._kinds
 
     def add_pipe(self, descriptor: int, kind: bytes) -> None:
-        """Read the program's output from this pipe, too, from now on."""
+        """Add a pipe from which the program's output is read."""
         os.set_blocking(descriptor, False)
         self._kinds[descriptor] = kind
 
     def add_terminal(self, terminal: "ProgramTerminal | None") -> None:
-        """Read the program's output from this terminal, too, unless it was added before."""
+        """Add a terminal from which the program's output is read; None adds nothing."""
         if terminal is not None and terminal is not self._terminal:
             self._terminal = terminal
             self._kinds.update(terminal.streams)
@@ -332,7 +335,7 @@ class ProgramOutput:
             self._pass_on(descriptor, self._read(descriptor))
             return
         # A prompt (text without a newline) is sent last, because text on stderr was written before
-        # it.
+        # the prompt.
         master = self._terminal.master
         written = self._read(master)
         lines, newline, prompt = (written or b"").rpartition(b"\n")
@@ -342,7 +345,7 @@ class ProgramOutput:
         self._pass_on(master, (prompt or None) if written else written)
 
     def _read(self, descriptor: int) -> bytes | None:
-        """Return new output, None if there is no new output, or empty bytes after its end."""
+        """Return new output; None if there is none yet; empty bytes if the output has ended."""
         if self._terminal is not None and descriptor in self._terminal.ptys:
             return self._terminal.ptys[descriptor].read()
         try:

@@ -29,7 +29,7 @@ class ProgramReports:
         self.end: dict[str, Any] | None = None  # how the program ended; None while it runs
         self._program = program
         self._channel = channel
-        # The memory state of the control group when the program started.
+        # The memory limit of the control group, and its number of kills, when the program started.
         self._control_group: dict[str, int] = {}
         # The seconds between reports of progress, and between reports of the activity of a program
         # that makes no steps.
@@ -37,13 +37,14 @@ class ProgramReports:
         self._activity_seconds = 0.0
         self._progress_at = self._activity_at = 0.0
         self._sent_progress: list[int] | None = None
-        self._sent_steps: int | None = None  # None if the launcher does not want every step
+        # The number of steps reported so far; None if the launcher does not want every step.
+        self._sent_steps: int | None = None
         self._sampler: ActivitySampler | None = None
         self._stacks_file = unnamed_file("poprun-stacks")
         self._stacks: PythonStacks | None = None
 
     def prepare(self, start: "dict[str, Any]") -> None:
-        """Prepare for the start of the program with the settings of the launcher's GO message."""
+        """Apply the settings of the launcher's GO message before the program starts."""
         self._progress_seconds = start.get("sample_seconds")
         self._activity_seconds = start.get("look_seconds", 0.0)
         self._sent_steps = 0 if start.get("steps") else None
@@ -52,9 +53,9 @@ class ProgramReports:
         os.environ.update(program_environment.stacks_variables(file, command, os.environ))
 
     def program_started(self) -> None:
-        """Read the memory state of the control group, now that the program has been started.
+        """Read the memory state of the control group.
 
-        The start of the program need not wait for this reading.
+        This method is called after the program has started, so that the start need not wait for it.
         """
         from poprun_py.instance.cgroups import memory_state
 
@@ -66,7 +67,7 @@ class ProgramReports:
         return self._progress_at if is_due else float("inf")
 
     def on_time(self, now: float) -> None:
-        """Report progress, if a report is due and progress has changed; report activity, if due."""
+        """Report progress, if due and changed since the last report; report activity, if due."""
         seconds = self._progress_seconds
         if seconds is None or not self._program.is_running or now < self._progress_at:
             return

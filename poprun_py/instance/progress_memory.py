@@ -45,11 +45,11 @@ _ROWS, _RING, _ROW_WORDS = 32, 4096, 6
 _ALL_WORDS = 24608
 _TAKEN, _OWN, _LOSS = 2, 3, 5
 _UNTIMED, _UNKNOWN_BITS = -1, 0x7FF8_7374_6570_6C6F
-# A ledger contains the time of the last 255 steps, and the time without waiting of the last 10
-# steps.
+# A ledger contains the durations of the last 255 steps. For the last 10 steps, it also contains the
+# durations without waiting for other instances.
 _LAST_STEPS, _OWN_STEPS = 255, 10
-# After writing a word, the wrapper waits 1 ms, so that it then sees everything that the program
-# wrote before the program could see the word.
+# After writing a word, the wrapper waits 1 ms. After this time the program sees the word, and the
+# wrapper sees everything that the program wrote before it could see the word.
 _SETTLE_SECONDS = 0.001
 
 
@@ -83,7 +83,7 @@ class ProgressMemory:
         return {"POPDIST_HEARTBEAT": f"/proc/{os.getpid()}/fd/{self._file}"}
 
     def progress(self) -> "list[int] | None":
-        """Return the progress of the program, or None before it starts to count.
+        """Return the progress of the program; None before the program begins to report it.
 
         Returns:
             Four numbers: the training steps so far, the other calls since the last step, the step
@@ -100,7 +100,7 @@ class ProgressMemory:
         return progress is not None and (self._words[_BEGUN] == _WILL_STEP or any(progress))
 
     def last_collective(self) -> "list[float]":
-        """Return the last collective that the program began; zeros before the first one.
+        """Return the last collective that the program began; zeros before the first collective.
 
         Returns:
             Four numbers about the collective: its number, counted from 1; the index of its kind in
@@ -128,7 +128,7 @@ class ProgressMemory:
         return self._words[_FAILED]
 
     def ledger(self) -> "dict[str, Any] | None":
-        """Return the program's time per activity, or None before the program starts to count.
+        """Return the program's time per activity; None before the program begins to record it.
 
         Returns:
             A dictionary. ``now``, ``began`` (of counting) and ``since`` (of the current
@@ -180,7 +180,7 @@ class ProgressMemory:
             return {"made": made, "lost": 0, "rows": []}
         copied = memoryview(self._words.tobytes())
         words, numbers = copied.cast("q"), copied.cast("d")
-        # During the copy the program may have overwritten the oldest rows.
+        # While the rows were copied, the program may have overwritten the oldest rows.
         first = max(since, self._words[_STEPS] - _RING + 1)
         rows = []
         for row in map(_row, range(first, made)):
@@ -206,7 +206,7 @@ class ProgressMemory:
         self._words[_AGREED] = proposal
 
     def leave_debugger(self, call: int) -> None:
-        """Let the program continue after this call of breakpoint()."""
+        """Let the program continue after breakpoint() number ``call``."""
         self._words[_DEBUGGED] = max(call, self._words[_DEBUGGED])
 
     def lend_terminal(self, number: int) -> None:

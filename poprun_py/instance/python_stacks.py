@@ -61,7 +61,7 @@ class PythonStacks:
         Args:
             pids: The program and its descendants. Only a running process with the handler is asked,
                 because the signal would interrupt the sleep of a program in C.
-            ask: Whether to ask a process now, if no answer is outstanding.
+            ask: Whether to ask a process now, if no earlier question is unanswered.
         """
         now, size = time.monotonic(), os.fstat(self._file).st_size
         written = os.pread(self._file, size - self._answer_offset, self._answer_offset)

@@ -39,7 +39,7 @@ def _private_path() -> str:
 
 
 class ReceivedFile:
-    """A file that the launcher sends for the program; it has no name, so it cannot stay behind."""
+    """A file from the launcher for the program. It has no path, so no leftover must be removed."""
 
     def __init__(self) -> None:
         self._problem = ""
@@ -52,7 +52,7 @@ class ReceivedFile:
             self._problem = f"{os.path.dirname(path)}: {error.strerror}"
 
     def add(self, part: bytes) -> None:
-        """Append a part of the file; after the first problem, all parts are dropped."""
+        """Append a part of the file; after the first write error, all parts are dropped."""
         try:
             while part and not self._problem:
                 part = part[os.write(self._descriptor, part) :]
@@ -60,14 +60,14 @@ class ReceivedFile:
             self._problem = error.strerror or str(error)
 
     def answer(self) -> "dict[str, str]":
-        """Return a dictionary with the ``path`` of the file for the program, or the ``problem``."""
+        """Return the ``path`` of the file, or the ``problem``, as a dictionary for the launcher."""
         if self._problem:
             return {"problem": self._problem}
         os.set_inheritable(self._descriptor, True)
         return {"path": f"/proc/self/fd/{self._descriptor}"}
 
     def close(self) -> None:
-        """Close the file in this process, because the program has it open by now."""
+        """Close the file in this process after the program, which has it open too, has started."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
@@ -122,5 +122,5 @@ class SentFiles:
     def _names(self) -> "list[str]":
         try:
             return os.listdir(self._folder.path) if self._folder is not None else []
-        except OSError:  # the program removed the folder
+        except OSError:  # the program has removed the folder of its files
             return []

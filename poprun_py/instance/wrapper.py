@@ -82,7 +82,7 @@ def main(argv: list[str]) -> int:
 
 
 def _unescape(word: str) -> str:
-    """Return ``word`` as the user wrote it; for mpirun, the launcher writes ``:`` as ``%:``."""
+    """Undo the launcher's escaping of ``word`` for mpirun, which turns ``:`` into ``%:``."""
     return word[1:] if word.endswith(":") and word != ":" and not word[:-1].strip("%") else word
 
 
@@ -93,7 +93,7 @@ class Wrapper:
         channel: The connection to the launcher.
         command: The words of the program's command.
         token: The secret for the first message to the launcher.
-        memory_folder: The name for the job's folder in memory, if the launcher may be on another
+        memory_folder: The name for the job's folder in /dev/shm, if the launcher may be on another
             host; else empty.
     """
 
@@ -106,11 +106,11 @@ class Wrapper:
         self._program = ProgramProcess(command, channel)
         self._reports = ProgramReports(self._program, channel)
         self._folders: list[JobFolder] = []  # the job's folders on this host
-        self._lease: Lease | None = None  # the CPUs for all instances of the job on this host
+        self._lease: Lease | None = None  # lease of CPUs for all instances on this host
         self._sent_files: SentFiles | None = None
-        self._unsent_parts: Iterator[bytes] = iter(())  # parts of the program's files
+        self._unsent_parts: Iterator[bytes] = iter(())  # parts of the files for the launcher
         self._spans = ""  # the path prefix of the span files
-        self._is_released = False  # the launcher sent BYE, or is gone
+        self._is_released = False  # whether the launcher sent BYE or is gone
         self._is_end_reported = False
         self._leave_at = float("inf")  # the time when this process may end without a BYE
 
@@ -293,7 +293,7 @@ class Wrapper:
             process_control.end_mpi_daemon()
 
     def _do_due_work(self) -> bool:
-        """Collect ended processes; kill and report, if due; return whether the wrapper may end."""
+        """Collect ended processes; kill or report if due; return whether the wrapper may end."""
         self._collect_ended()
         program, memory = self._program, self._reports.memory
         if program.pid > 0 and memory.failed_process() == program.pid:
@@ -320,7 +320,7 @@ class Wrapper:
         self._reports.send_end(usage)
 
     def _wait_for_events(self, wake: int) -> list[tuple[int, int]]:
-        """Return the descriptors that can be read or written, with their poll events."""
+        """Wait until descriptors can be read or written; return them with their poll events."""
         poll = select.poll()
         poll.register(wake, select.POLLIN)
         self._channel.register(poll)
@@ -396,7 +396,7 @@ class Wrapper:
     # --- after the end of the program -------------------------------------------------------
 
     def _report_end(self) -> bool:
-        """Send the rest of the program's files, then how it ended; return whether all was sent.
+        """Send the rest of the program's files, then INSTANCE_ENDED; return whether all was sent.
 
         Files may be larger than memory, so no part is read while many bytes are unsent.
         """

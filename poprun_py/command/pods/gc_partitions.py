@@ -85,7 +85,7 @@ class GcPartition:
         return devices_of(self.num_ipus, self.num_ilds)
 
     def processes_by_ipu(self) -> Mapping[int, GcProcess]:
-        """Map each IPU in use to the process that holds it."""
+        """Return a dictionary from each IPU in use to the process that holds the IPU."""
         return {ipu: process for process in self.processes for ipu in process.ipus}
 
     def host_of(self, ipu: int) -> str:
@@ -96,7 +96,7 @@ class GcPartition:
         return process.host if process is not None else self.host
 
     def number_of(self, ipu: int) -> int:
-        """Return the IPU# of an IPU: 3, 2, 1, 0 for the four IPUs of an IPU-Machine."""
+        """Return an IPU's number in the column IPU#: 3, 2, 1, 0 for the IPUs of an IPU-Machine."""
         if self.ipus:
             return self.ipus[ipu].number
         return IPUS_PER_MACHINE - 1 - ipu % IPUS_PER_MACHINE

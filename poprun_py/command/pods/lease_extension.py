@@ -14,8 +14,8 @@ from typing import Final
 
 from popdist_py.pods.pod_errors import PodError
 
-# Fractions of the lease duration. If the server paused for less than a third of it, the client's
-# later renewals arrive in time.
+# Fractions of the lease duration: the longest pause of the server without extension, and the period
+# of ``tick``. After a pause of less than a third, the client's later renewals arrive in time.
 _LONGEST_PAUSE: Final = 1 / 3
 _PERIOD: Final = 1 / 12
 
@@ -42,7 +42,7 @@ class LeaseExtender:
         self._last = now()
 
     def tick(self) -> None:
-        """Record that the server runs now. If it has paused for long, extend all leases.
+        """Record that the server runs now. If the server paused too long, extend all leases.
 
         The server calls this method periodically and before each request.
         """

@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     from poprun_py.command.pods.pod_objects import ObjectKind
 
 _REQUEST_SECONDS = 30.0
-# The time-out of shell completion is shorter, because the user waits for it while typing.
+# The time-out of shell completion is shorter than that of commands, because the user waits for
+# completion while typing.
 _COMPLETION_SECONDS = 2.0
 _HOST = re.compile(r"[^\s/@?#\[\]]+|\[[0-9A-Fa-f:.]+\]")
 

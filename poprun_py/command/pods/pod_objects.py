@@ -21,8 +21,8 @@ from poprun_py.display.tables import aligned_rows
 from poprun_py.errors import nearest
 
 T = TypeVar("T")
-# Maps each heading, label or JSON key to the name of the value to show there. The layout of a JSON
-# document may be nested.
+# Maps each table heading, text label or JSON key to the name of the value to show under it. The
+# layout of a JSON document may be nested.
 Layout = Mapping[str, Any]
 _MISSING = "-"
 
@@ -96,7 +96,7 @@ class ObjectKind(Generic[T]):
     def to_json(
         self, snapshot: PodSnapshot, item: T, document: Layout | None = None
     ) -> dict[str, Any]:
-        """Return the JSON document of an object; ``document`` may give another layout."""
+        """Return an object's JSON document in the layout ``document``, by default the kind's."""
         return {
             key: self.to_json(snapshot, item, name)
             if isinstance(name, Mapping)
@@ -145,7 +145,8 @@ ATTACHMENT: ObjectKind[Attachment] = ObjectKind(
         "User": "holder.user", "Program": "holder.program", "PID": "process",
         "Since": "since_text",
     },
-    # An attachment's id is left out, because a process that knows it could release the IPUs.
+    # The id of an attachment is left out, because a process that knows the id could release the
+    # attachment's IPUs.
     document={
         "user": "holder.user", "program": "holder.program", "pid": "holder.pid",
         "host": "holder.host", "run_id": "holder.run_id", "ipus": "ipus", "since": "since",

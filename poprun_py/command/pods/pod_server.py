@@ -298,9 +298,10 @@ class PodServer(TcpWSGIServer):  # type: ignore[misc]
         self.asyncore.close_all(self._map, ignore_all=True)
 
     def end(self) -> None:
-        """Make ``run`` return. A second call does nothing.
+        """Make ``run`` return. A second call has no effect.
 
-        Call it in the thread that executes ``run``, from a signal handler or the server's trigger.
+        Call ``end`` in the thread that executes ``run``, from a signal handler or the server's
+        trigger.
         """
         if not self._is_ending:
             self._is_ending = True

@@ -31,7 +31,8 @@ from poprun_py.terminal import print_out
 if TYPE_CHECKING:
     from popdist_py.pods.model import Pod
 
-# The value of --type for a pod with the IPUs of this host. The others are Graphcore's systems.
+# The value of --type for a pod with the IPUs of this host. The other values of --type are
+# Graphcore's systems.
 _MACHINE = "machine"
 _TYPES = (*SYSTEMS, _MACHINE)
 # Maps each heading of the table of ``list pods`` to a key of the JSON document.

@@ -101,7 +101,8 @@ class RepeatedAnswers:
     """The answers to recent requests that changed the pod, keyed by user and request id.
 
     A client repeats a request if it received no answer. The server then returns the answer or error
-    of the first request, once that has been handled. When the server ends, the answers are lost.
+    of the first request, as soon as the first request has been handled. When the server ends, the
+    answers are lost.
     """
 
     def __init__(self) -> None:
@@ -129,7 +130,8 @@ class RepeatedAnswers:
         return own.answer.result()
 
     def _forget_old(self, now: float) -> None:
-        for key, known in list(self._requests.items()):  # oldest first
+        # The answers are ordered from the oldest to the newest.
+        for key, known in list(self._requests.items()):
             if now - known.since <= _KEPT_SECONDS and len(self._requests) < _MAX_KEPT:
                 break
             if known.answer.done():
@@ -305,7 +307,7 @@ class _ErrorHandlers:
 
 
 def _store_call(store: FolderStore, call: Call[Any], arguments: dict[str, Any]) -> Any:
-    """Call the method of ``store`` that has the name of ``call``."""
+    """Call the method of ``store`` that is named like ``call``."""
     return getattr(store, call.name.replace("-", "_"))(**arguments)
 
 

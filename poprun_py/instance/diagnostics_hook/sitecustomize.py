@@ -1,8 +1,8 @@
 """The diagnostics hook, which runs when Python starts in an instance and answers the wrapper.
 
-- On one signal, the process writes the stacks of all its threads. On a second signal, the process
-  writes a NUL as soon as its main thread runs Python code, not C code. On a fatal signal, the
-  process prints a Python stack.
+- On SIGRTMAX - 3, the process writes the stacks of all its threads to a file of the wrapper. On
+  SIGRTMAX - 4, the process writes a NUL to that file as soon as its main thread runs Python code
+  instead of C code. On a fatal signal, the process prints a Python stack.
 - The process tells the wrapper when an exception has ended its main thread, because other threads
   may keep the process alive afterwards.
 - Before a process with torch ends, it waits for gloo's threads, which might abort it while Python
@@ -31,7 +31,7 @@ _PROGRAM_FUNCTIONS = ("<module>", "_run_module_as_main")
 
 
 def _write_stacks_on_signal() -> None:
-    """Let faulthandler write all stacks on a signal, even while the interpreter is blocked."""
+    """Let faulthandler write the stacks on the wrapper's signal, even if Python is blocked."""
     number, _, path = os.environ.pop("POPDIST_STACKS", "").partition(":")
     if not path:
         return
@@ -136,7 +136,7 @@ def _tell_wrapper(path: str, program: int) -> None:
 
 
 def _hide_hook() -> None:
-    """Remove this folder from both Python paths, and run the user's ``sitecustomize``, if any."""
+    """Remove this folder from sys.path and PYTHONPATH, and run the user's own ``sitecustomize``."""
     here = os.path.dirname(os.path.abspath(__file__))
     sys.path[:] = [entry for entry in sys.path if os.path.abspath(entry or ".") != here]
     rest = [e for e in os.environ.get("PYTHONPATH", "").split(os.pathsep) if e != here]
