@@ -32,7 +32,10 @@ Word: TypeAlias = str | int | float | PathLike[str]
 class LaunchOptions(TypedDict, total=False):
     """Every option that a launch from Python takes; an option that is left out has its default."""
 '''
-_HOSTS = 'Hosts as a list, such as ["a", "b:2"], or as the text of ``host``. Give only one of both.'
+_HOSTS = (
+    'Hosts as a list, such as ["a", "b:2"], or as the text of ``host``. '
+    "Give ``hosts`` or ``host``, not both."
+)
 
 
 def keyword_types() -> str:

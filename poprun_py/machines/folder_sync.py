@@ -111,7 +111,7 @@ def _failure(host: str, folder: Path, stderr: str) -> str:
 
 
 def environment_folder(option: str = "--synchronise-python-venv yes") -> Path:
-    """Return the folder of the current virtual environment; ``option`` is named in messages.
+    """Return the folder of the current virtual environment; error messages name ``option``.
 
     Raises:
         UsageError: This Python does not run in a virtual environment.

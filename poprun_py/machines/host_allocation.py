@@ -20,7 +20,8 @@ from poprun_py.machines.host_list import (
     parse_host_list,
 )
 
-# Variables with the path of a host file for Open MPI; a Kubernetes MPIJob sets one of them.
+# Environment variables with the path of a host file for Open MPI. A Kubernetes MPIJob sets one of
+# these variables.
 DEFAULT_HOST_FILES = ("OMPI_MCA_orte_default_hostfile", "PRTE_MCA_prte_default_hostfile")
 _LOCAL_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
 _TASKS = re.compile(r"(\d{1,7})(?:\(x(\d{1,7})\))?")
@@ -40,12 +41,14 @@ def resolve_hosts(
     """Return the hosts of a launch, in order.
 
     ``--host`` takes precedence over ``--host-file``. Without ``--host`` and ``--host-file``, the
-    hosts of a Slurm allocation or of a host file for MPI are used, if ``environ`` names one, or
-    else this machine. ``local_names`` are the names of this machine. ``read_text`` returns the text
-    of a file. ``host_source`` and ``host_file_source`` are the options' names in messages.
+    hosts come from the Slurm allocation or the MPI host file that ``environ`` names. If ``environ``
+    names neither, this machine is the only host. ``local_names`` are the names of this machine.
+    ``read_text`` returns the text of a file. ``host_source`` and ``host_file_source`` are the
+    options' names in messages.
 
     Raises:
-        UsageError: A list is malformed, a host is given twice, or the allocation is too small.
+        UsageError: A host list is malformed, a host is given twice, or the Slurm allocation has too
+            few tasks.
     """
     if host is not None:
         hosts = parse_host_list(host, source=host_source)
@@ -68,19 +71,21 @@ def resolve_hosts(
 
 
 def _slurm_hosts(environ: Mapping[str, str], num_instances: int) -> tuple[Host, ...]:
-    """Return the hosts of a Slurm allocation; their slots are the tasks that the user asked for.
+    """Return the hosts of a Slurm allocation.
 
-    If each node has one task with several CPUs, the hosts get no slots: the task is meant for the
-    launcher, as with torchrun, and the instances divide the CPUs of the task.
+    The number of slots of a host is the number of Slurm tasks that the user asked for on the host.
+    If each node has one task with several CPUs, the number of slots is unlimited (None): the task
+    is meant for the launcher, as with torchrun, and the instances divide the CPUs of the task.
 
     Raises:
-        UsageError: There are fewer tasks than instances.
+        UsageError: There are fewer Slurm tasks than instances.
     """
     hosts = parse_host_list(environ["SLURM_JOB_NODELIST"], source="SLURM_JOB_NODELIST")
     requested = environ.get("SLURM_NTASKS") or environ.get("SLURM_NTASKS_PER_NODE")
     if not requested or environ.get("SLURM_STEP_ID"):
         # If the user did not ask for tasks, Slurm's default is one task for each node. In a Slurm
-        # step, the variables describe the step (the launcher alone), not the allocation.
+        # step, Slurm's environment variables describe the step, whose only task is the launcher,
+        # and not the allocation.
         return hosts
     tasks = parse_tasks_per_node(
         environ.get("SLURM_TASKS_PER_NODE") or environ.get("SLURM_NTASKS_PER_NODE", ""), len(hosts)
@@ -103,10 +108,11 @@ def _slurm_hosts(environ: Mapping[str, str], num_instances: int) -> tuple[Host, 
 def slurm_tasks(
     hosts: Sequence[Host], instances_per_host: int, environ: Mapping[str, str]
 ) -> dict[str, str]:
-    """Return values of Slurm's variables that describe the hosts and instances of the plan.
+    """Return Slurm's environment variables with values that match the hosts of the plan.
 
-    Open MPI starts one instance for each Slurm task that these variables count. The variables that
-    Slurm set may count one task for each node, and name nodes that the plan does not use.
+    Open MPI starts one instance for each Slurm task that these variables count. The values that
+    Slurm itself set may count only one task for each node, and may name nodes that the plan does
+    not use.
     """
     if not environ.get("SLURM_JOB_NODELIST"):
         return {}
@@ -147,7 +153,7 @@ def parse_tasks_per_node(text: str, num_hosts: int) -> list[int]:
 
 
 def with_names(hosts: Sequence[Host]) -> tuple[Host, ...]:
-    """Replace each IPv6 address in ``hosts`` by a host name, because mpirun takes only host names.
+    """Replace each IPv6 address in ``hosts`` by a host name, because mpirun takes no IPv6 address.
 
     Raises:
         UsageError: The name of an address is unknown, or two hosts have the same name.

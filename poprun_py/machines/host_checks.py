@@ -20,7 +20,8 @@ from poprun_py.machines.leases import OtherJobs, parse_other_jobs
 from poprun_py.machines.machine import HardwareError, Machine
 from poprun_py.machines.remote_shell import Problem
 
-# The name of the check whether a host can connect to the launcher, as each instance must.
+# The name of the check that a host can connect to the launcher. Every instance on the host needs
+# such a connection.
 CALLS_BACK = "calls back"
 _ROOT = Path(__file__).resolve().parents[2]
 _PACKAGES = ("mpi4py", "torch", "numpy")
@@ -102,12 +103,15 @@ class HostReport:
         return None
 
     def other_jobs(self, within: str) -> OtherJobs:
-        """Return the other jobs on the host; ``within`` is as in ``parse_other_jobs``."""
+        """Return the other jobs that hold CPUs of the host or wait for them.
+
+        The argument ``within`` has the same meaning as in ``parse_other_jobs``.
+        """
         return parse_other_jobs((self.facts or {}).get("leases"), within)
 
     @property
     def hostname(self) -> str:
-        """The name that the host has for itself; empty if unknown."""
+        """The host name that the host itself reports; empty if unknown."""
         return str((self.facts or {}).get("host", ""))
 
     @property
@@ -190,7 +194,7 @@ def _compare(name: str, there: str, here: str, fix: str) -> Check:
 
 
 def _resources(report: HostReport) -> list[Check]:
-    """Check the network, clock, memory and limits of a host; none of these checks is vital."""
+    """Check the network, clock, memory and limits of a host; problems do not prevent a launch."""
     facts = report.facts or {}
     interface = next((i for i in report.interfaces if i.carries_traffic), None)
     off = report.clock_seconds
@@ -228,7 +232,8 @@ def _resources(report: HostReport) -> list[Check]:
 
 
 def _size(count: int | None) -> str:
-    # Sizes are rounded to whole units, so that hosts with similar sizes are in the same group.
+    # Memory sizes are rounded to whole units. Hosts with slightly different sizes then have equal
+    # results, and --check shows these hosts as one group.
     return "unknown" if count is None else bytes_text(count, decimals=0)
 
 
@@ -242,7 +247,8 @@ def raise_first_problem(
     """Raise an error if a host fails a vital check, or one of the checks named in ``also``.
 
     Raises:
-        StartError: The first problem, with the names of all hosts that have this problem.
+        StartError: A check found a problem. The message describes the first problem and names all
+            hosts that have this problem.
     """
     problems: dict[Problem, list[str]] = {}
     for name, report in reports.items():

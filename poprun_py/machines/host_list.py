@@ -93,7 +93,10 @@ def parse_host_file(text: str, *, source: str) -> tuple[Host, ...]:
 
 
 def _parse_settings(words: Sequence[str], where: str) -> tuple[int | None, str]:
-    """Return the slots (or None) and the user (or empty) that the words after a host name give."""
+    """Return the slots and the user name from the words after a host name in a host file.
+
+    The slots are None if no word gives them; the user name is empty if no word gives it.
+    """
     slots = max_slots = None
     user = ""
     for word in words:
@@ -114,7 +117,7 @@ def _parse_settings(words: Sequence[str], where: str) -> tuple[int | None, str]:
 
 
 def _merged(hosts: Sequence[Host], source: str) -> list[Host]:
-    """Merge all entries of the same host into the first of them, by adding up their slots."""
+    """Merge all entries of the same host into one entry with the sum of their slots."""
     found: dict[str, Host] = {}
     for host in hosts:
         before = found.setdefault(host.name.lower(), host)
@@ -256,7 +259,7 @@ def compress(names: Sequence[str]) -> str:
 
 
 def _runs(numbers: Sequence[int]) -> list[tuple[int, int]]:
-    """Return the first and the last number of each run of consecutive numbers."""
+    """Return each range of consecutive numbers as a pair of its first and its last number."""
     runs: list[tuple[int, int]] = []
     for number in numbers:
         if runs and number == runs[-1][1] + 1:
@@ -278,7 +281,8 @@ def are_host_names(names: Sequence[str]) -> bool:
 def _unique(hosts: list[Host], source: str) -> tuple[Host, ...]:
     seen: set[str] = set()
     for host in hosts:
-        # Resolvers and ssh ignore the case of host names.
+        # Names are compared in lower case, because resolvers and ssh ignore the letter case of a
+        # host name.
         if host.name.lower() in seen:
             raise UsageError(
                 f"{source}: host {host.name} is given twice; name it once, with name:slots for "

@@ -20,7 +20,7 @@ _THIS_MACHINE = "this machine"
 
 @dataclass(frozen=True, slots=True)
 class Interface:
-    """One address of a host, with the name of its interface and the number of network mask bits."""
+    """One address of a host, with the network interface's name and the number of mask bits."""
 
     name: str
     address: str
@@ -45,8 +45,9 @@ class Interface:
 class Network:
     """The chosen network (interface name or CIDR), and each host's address in this network.
 
-    ``name`` is empty if the hosts share no network, and MPI then chooses one. ``interface`` is the
-    name of the network's interface, or empty if this name is not the same on all hosts.
+    ``name`` is empty if the hosts share no network; MPI chooses a network in that case.
+    ``interface`` is the name of the network's interface, or empty if this name is not the same on
+    all hosts.
     """
 
     name: str
@@ -93,14 +94,15 @@ def choose_network(
 ) -> Network:
     """Choose one network that all hosts share.
 
-    Without ``wanted``, IPv4 networks are preferred to IPv6 networks, then networks with more of the
-    addresses in ``resolved``, then networks that come first in ``interfaces``.
+    Without ``wanted``, IPv4 networks are preferred to IPv6 networks. Among networks of the same
+    kind, the network that contains most addresses in ``resolved`` is chosen, and among equally good
+    networks, the first in ``interfaces``.
 
     Args:
         interfaces: The addresses of each host.
         wanted: The interface name or the CIDR of the network to use.
         option: The name of the option that gives ``wanted``, for messages.
-        resolved: The address of each host's name, if the resolver knows the name.
+        resolved: A mapping of host names to addresses, for the host names that the resolver knows.
 
     Raises:
         UsageError: ``wanted`` is neither an interface name nor a CIDR.
@@ -141,8 +143,8 @@ def _shared_networks(usable: Mapping[str, Sequence[Interface]]) -> list[Subnet]:
         network
         for network in first
         if all(any(i.subnet == network for i in own) for own in hosts)
-        # Hosts with equal addresses do not share a network. Each host has a private network, such
-        # as Docker's.
+        # If two hosts have the same address, they do not share the network: each host has its own
+        # private network, such as Docker's.
         and len({i.address for own in hosts for i in own if i.subnet == network})
         == sum(i.subnet == network for own in hosts for i in own)
     ]
@@ -184,7 +186,7 @@ def network_of_hosts(
     wanted: str | None,
     option: str,
 ) -> tuple[Network, bool]:
-    """Return the network chosen for the hosts, and whether this machine is on that network.
+    """Return a pair: the network of the hosts, and whether this machine is on that network.
 
     Networks that include this machine are preferred. ``reported`` has the addresses of each host
     that was probed. ``wanted`` and ``option`` are as in ``choose_network``.
@@ -198,7 +200,8 @@ def network_of_hosts(
               for h in hosts if h.is_local or h.name in reported}  # fmt: skip
     if len(theirs) < len(hosts):
         if wanted is not None:
-            # Only the hosts with known addresses can be checked; other hosts may be on the network.
+            # Only hosts with known addresses are checked: a host with unknown addresses may be on
+            # the wanted network.
             choose_network(theirs, wanted=wanted, option=option)
         return Network(wanted or "", {}), True
     resolved = {name: address for name in theirs if (address := _resolve(name))}
@@ -246,7 +249,8 @@ def listen_address(others: Sequence[Host], network: str) -> str:
     try:
         family, _, _, _, address = socket.getaddrinfo(name, 22, type=socket.SOCK_DGRAM)[0]
         with socket.socket(family, socket.SOCK_DGRAM) as unsent:
-            # Connecting a datagram socket sends no packet, but makes the kernel choose the route.
+            # Connecting a datagram socket sends no packet, but makes the kernel choose the route to
+            # the host.
             unsent.connect(address)
             return str(unsent.getsockname()[0])
     except (OSError, UnicodeError) as error:

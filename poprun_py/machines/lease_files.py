@@ -26,7 +26,8 @@ from poprun_py.process_info import owner
 LEASE_PREFIX, QUEUE_PREFIX = "lease-", "ticket-"
 MAX_NUMBER = (1 << 53) - 1
 _VERSION = 1
-# Runs are compared by name, so _MAX_RUN_NAME is at least the length of the longest run name.
+# The maximum numbers of characters of a user or program name and of a run name. No run name is
+# longer than _MAX_RUN_NAME, because runs are compared by name and a shortened name would differ.
 _MAX_NAME, _MAX_RUN_NAME = 80, 128
 # An upper bound for CPU numbers: Linux supports fewer than 65,536 CPUs.
 _MAX_CPU = 1 << 16
@@ -42,10 +43,10 @@ _OUT_OF_RESOURCES = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 # it has been stopped, or holds the mutex on purpose.
 _MUTEX_SECONDS, _MUTEX_PAUSE_SECONDS = 5.0, 0.001
 # Every user can lock the mutex. If other users hold the mutex for longer than 0.25 s, this process
-# goes on without it.
+# continues without the mutex.
 _OTHER_USER_SECONDS, _OTHER_USER_PAUSE_SECONDS = 0.25, 0.02
-# The number of attempts to create a file. Other processes may remove a new file, because they take
-# it for the file of a dead process.
+# The number of attempts to create a file. Other processes may remove a new file, because they
+# mistake the new file for the file of a dead process.
 _MAX_TRIES = 5
 
 
@@ -110,7 +111,7 @@ Record = LeaseRecord | QueueRecord
 
 
 def record_text(record: Record) -> str:
-    """Return the content of a record's file, without the user, who is the owner of the file."""
+    """Return the text to write to a record's file; the file's owner shows the user."""
     job = record.job
     data: dict[str, Any] = {
         "version": _VERSION,
@@ -185,7 +186,7 @@ def _indices(value: Any) -> tuple[int, ...]:
 
 
 def printable_name(value: Any, max_length: int = _MAX_NAME) -> str:
-    """Return the first characters of a name from another user, with control codes replaced.
+    """Return a name that another user wrote, shortened and with control characters replaced.
 
     Raises:
         TypeError: The value is not a string.
@@ -255,7 +256,7 @@ class LeaseFolder:
                 os.close(descriptor)
 
     def _open_mutex(self) -> int:
-        """Open the mutex for reading only, because any user may read and therefore lock it."""
+        """Open the mutex file for reading only: all users may read it, and thereby lock it."""
         while True:
             with contextlib.suppress(FileNotFoundError):
                 descriptor = os.open(_MUTEX, _READ, dir_fd=self._descriptor)
@@ -296,7 +297,7 @@ class LeaseFolder:
                 users = _users_that_lock(os.fstat(descriptor), _locks())
                 since = min(since, now) if users and os.geteuid() not in users else math.inf
             if now - since >= self._other_user_seconds:
-                self._other_user_seconds = 0.0  # do not wait for the other users again
+                self._other_user_seconds = 0.0  # the next call does not wait for the other users
                 return False
             time.sleep(_MUTEX_PAUSE_SECONDS)
 
@@ -310,8 +311,8 @@ class LeaseFolder:
     def create(self, record: Record) -> int:
         """Create a record's file, which all users can read; return the descriptor that locks it.
 
-        Other processes see the file only after it is complete and locked. The caller holds the
-        mutex.
+        Other processes see the file only after it is complete and locked. The caller must hold the
+        mutex, unless another user keeps the mutex locked.
 
         Raises:
             OSError: The file cannot be created; no part of the file is left.
@@ -412,7 +413,8 @@ def problem_text(error: OSError, folder: Path) -> str:
 
 def _make_shared_folder(path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    # The mode is an argument of mkdir, because another user could interfere before a later chmod.
+    # mkdir sets the access mode, because another user could use the folder between mkdir and a
+    # separate chmod.
     before = os.umask(0)
     try:
         with contextlib.suppress(FileExistsError):
@@ -461,6 +463,9 @@ def _users_that_lock(status: os.stat_result, locks: Mapping[str, Sequence[int]])
 
 
 def _is_locked_by_other_user(status: os.stat_result, locks: Mapping[str, Sequence[int]]) -> bool:
-    """Return whether a file is locked, but not by its owner or root; its job is dead then."""
+    """Return whether a file is locked, but not by its owner or root.
+
+    The job that created such a file is dead, because its own lock is gone.
+    """
     users = _users_that_lock(status, locks)
     return bool(users) and users.isdisjoint({status.st_uid, 0})

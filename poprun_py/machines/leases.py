@@ -1,7 +1,7 @@
 """Leases of a machine's CPUs, and the queue of jobs that wait for CPUs.
 
 The functions in the last section list or take leases of this host for a launcher on another host.
-Requests and answers are JSON values.
+The launcher's requests and the host's answers are JSON values.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ _NO_LEASES = "none"
 _FOLDER_NAME = "poprun-py-leases"
 # /dev/shm is in memory, so it is fast, and empty after a boot. Some systems lack /dev/shm.
 _BASES = ("/dev/shm", "/tmp")
-# If other jobs are faster, a job tries at most 20 times to take CPUs, with short pauses.
+# If another job takes the same CPUs first, a job tries again after a pause of up to 0.05 s, and
+# gives up after 20 attempts.
 _MAX_DECISIONS, _PAUSE_SECONDS = 20, 0.05
 
 Decision = TypeVar("Decision")
@@ -70,7 +71,7 @@ def _job(pid: int, program: str) -> JobProcess:
 
 
 class OvertakenError(Exception):
-    """Another job took some of the same CPUs at the same moment, so this job must decide again."""
+    """Another job took some of the same CPUs at the same moment, so this job must choose again."""
 
 
 class Lease:
@@ -162,7 +163,7 @@ class LeaseTable:
         return frozenset(cpu for each in self.leases for cpu in each.cpus)
 
     def ahead_of(self, place: QueuePlace | None) -> tuple[QueueRecord, ...]:
-        """Return the jobs in front of ``place`` in the queue; all waiting jobs if it is None.
+        """Return the jobs in front of ``place`` in the queue; all jobs if ``place`` is None.
 
         Jobs that run inside the same outer job wait only for one another, because only they may
         use the outer job's CPUs. A job that is stopped (``Ctrl-Z``) is left out, so that it does
@@ -199,8 +200,8 @@ class LeaseTable:
         descriptor = self._folder.create(record)
         try:
             # Each job creates its lease file before it looks for files of other jobs. Of two jobs
-            # that take CPUs at the same time without the mutex, at least one therefore sees the
-            # other.
+            # that take CPUs at the same time without the mutex, at least one therefore finds the
+            # other job's lease file.
             if not is_shared and self._is_overtaken(record):
                 raise OvertakenError
             return Lease(LeaseFolder(self._folder.path), record, descriptor)
@@ -222,7 +223,8 @@ class LeaseTable:
         Raises:
             OSError: The file of the place in the queue cannot be written.
         """
-        # If several jobs have the highest possible number, the time of arrival decides their order.
+        # If several jobs have the highest possible queue number, the time of arrival decides their
+        # order.
         number = max((each.number for each in self.queue), default=0) + 1
         record = QueueRecord(
             name=_file_name(QUEUE_PREFIX, job),
@@ -242,7 +244,9 @@ def _file_name(prefix: str, job: JobProcess) -> str:
 
 @contextlib.contextmanager
 def open_table(folder: LeaseFolder) -> Iterator[LeaseTable]:
-    """Read the table of leases, and hold its mutex in the block unless another user has locked it.
+    """Read the table of leases, and yield it.
+
+    The mutex stays locked within the ``with`` block, unless another user keeps it locked.
 
     Raises:
         OSError: The table cannot be read.
@@ -255,7 +259,7 @@ def decide_on_table(folder: LeaseFolder, decide: Callable[[LeaseTable], Decision
     """Return the result of ``decide``, which is called again if another job took the CPUs first.
 
     Raises:
-        OSError: The table cannot be read, or other jobs were faster every time.
+        OSError: The table cannot be read, or other jobs took the CPUs first in every attempt.
     """
     for _ in range(_MAX_DECISIONS):
         with contextlib.suppress(OvertakenError), open_table(folder) as table:
@@ -336,10 +340,10 @@ def take_for_launcher(
         environ: The environment variables of this process.
 
     Returns:
-        The answer as JSON values, and the lease. If other jobs hold or wait for some of the CPUs
-        and this job may not share CPUs, the answer lists the other jobs as ``other_jobs``, and the
-        lease is empty. If this job may share CPUs, the answer lists the other jobs that hold some
-        of the CPUs as ``shared_with``. If no lease can be taken, the answer has the reason as
+        A pair: the answer as JSON values, and the lease. If other jobs hold or wait for some of the
+        CPUs and this job may not share CPUs, the answer lists the other jobs as ``other_jobs``, and
+        the lease is empty. If this job may share CPUs, the answer lists the other jobs that hold
+        some of the CPUs as ``shared_with``. If no lease can be taken, the answer has the reason as
         ``problem``, and the job runs without a lease.
     """
     try:

@@ -1,4 +1,4 @@
-"""``Machine``, a description of one host's hardware, with its JSON form; and lists of CPUs.
+"""``Machine`` (a description of one host's hardware, also as JSON), and parsing of CPU lists.
 
 machine_reader.py creates the description of a machine from the kernel's files.
 """
@@ -43,7 +43,10 @@ class Core:
 
 @dataclass(frozen=True, slots=True)
 class NumaNode:
-    """One NUMA node; ``distances`` are the relative costs of accessing the memory of each node."""
+    """One NUMA node of a host.
+
+    ``distances`` are the relative costs at which CPUs of this node access the memory of each node.
+    """
 
     index: int
     cpus: tuple[int, ...]
@@ -55,9 +58,10 @@ class NumaNode:
 class Machine:
     """The online hardware of one host, and the part of the hardware that may be used.
 
-    ``allowed_cpus`` and ``allowed_memory_nodes`` are the CPUs and NUMA nodes that the affinity and
-    the cpusets allow. ``cpu_quota`` is the limit of CPU time, as a number of CPUs; None for no
-    limit. ``held_cpus`` are the CPUs that other jobs have leased. ``cores`` is sorted by NUMA node.
+    ``allowed_cpus`` and ``allowed_memory_nodes`` are the CPUs and NUMA nodes that the process's CPU
+    affinity and its cpusets allow. ``cpu_quota`` is the limit of CPU time, as a number of CPUs;
+    None for no limit. ``held_cpus`` are the CPUs that other jobs have leased. ``cores`` is sorted
+    by NUMA node.
     """
 
     cores: tuple[Core, ...]

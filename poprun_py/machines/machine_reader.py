@@ -23,7 +23,7 @@ from poprun_py.machines.machine import (
 
 _CPU = "sys/devices/system/cpu"
 _NODE = "sys/devices/system/node"
-# The kernel's default distances between NUMA nodes.
+# The kernel's default distances from a NUMA node to itself and to another NUMA node.
 _LOCAL, _REMOTE = 10, 20
 # Cores are in one class if their capacities differ by less than a tenth of the highest capacity:
 # firmware gives even equal cores capacities that differ by a few percent.
@@ -229,7 +229,7 @@ def _l3_file(files: _KernelFiles, cpu: int) -> str | None:
 
 
 def _packages(files: _KernelFiles, online: tuple[int, ...]) -> dict[int, int]:
-    """Return the number of each CPU's package; 0 if the kernel does not know it."""
+    """Return the number of each CPU's package; 0 if the kernel reports no package."""
     groups = _groups(files, online, ("topology/package_cpus_list", "topology/core_siblings_list"))
     numbers: dict[int, int] = {}
     for cpu in online:
@@ -264,7 +264,7 @@ def _efficiency_classes(files: _KernelFiles, cpus: list[int]) -> dict[int, int]:
 
 
 def _dense(ranks: dict[int, int]) -> dict[int, int]:
-    """Replace the ranks by consecutive numbers from 0, and keep their order."""
+    """Replace ranks by consecutive numbers in the same order: 2, 7, 7 becomes 0, 1, 1."""
     number = {rank: i for i, rank in enumerate(sorted(set(ranks.values())))}
     return {cpu: number[rank] for cpu, rank in ranks.items()}
 
@@ -384,7 +384,8 @@ class _ControlGroups:
         found = []
         for folders, names in sources:
             for folder in folders:
-                # The effective set of a group may be smaller than its configured set.
+                # The effective set is read first, because it may be smaller than the configured
+                # set.
                 lists = (self._files.cpu_list(f"{folder}/{name}") for name in names)
                 found.append(next((numbers for numbers in lists if numbers), ()))
         return [numbers for numbers in found if numbers]

@@ -10,8 +10,8 @@ import sys
 
 # This word separates ssh and its own arguments from the arguments that mpirun adds.
 MARK = "--"
-# This text is in remote commands for a C shell. Open MPI 4 writes remote commands for a C shell if
-# the login shell on this machine is a C shell.
+# A remote command that contains this text is written for a C shell. Open MPI 4 writes such commands
+# if the login shell on this machine is a C shell.
 _C_SHELL_TEXT = "set path = ("
 
 

@@ -75,9 +75,9 @@ class ProbedHosts:
     ``shares_network`` tells whether this machine is on ``network``, so that MPI's daemons can use
     the network, too. ``own_address`` is this machine's address on ``network``. The keys of
     ``addresses``, ``machines``, ``hostnames`` and ``other_jobs`` are the hosts' names in the
-    options; hosts without a known value are left out. ``has_fabric`` tells whether a host has, or
-    may have, a network that is faster than TCP. ``other_jobs`` are the other jobs that hold or
-    await CPUs of each host.
+    options; hosts without a known value are left out. ``has_fabric`` tells whether at least one
+    host has, or may have, a network that is faster than TCP. ``other_jobs`` are the other jobs that
+    hold or await CPUs of each host.
     """
 
     shell: Shell
@@ -134,7 +134,7 @@ def probe_hosts(
 def probe_other_jobs(
     config: LaunchConfig, hosts: Sequence[Host], *, mpirun: str, environ: Mapping[str, str]
 ) -> dict[str, OtherJobs]:
-    """Ask all hosts except this machine again which jobs hold or await their CPUs.
+    """Ask all hosts except this machine again for the jobs that hold or await CPUs.
 
     Hosts that do not answer are left out of the result.
 
@@ -204,7 +204,7 @@ def _network(
 
 
 def _hostnames(hosts: Sequence[Host], reports: Mapping[str, HostReport]) -> dict[str, str]:
-    """Return the name that each host has for itself, which its instances use as well."""
+    """Return the host name that each host reports for itself and that its instances use."""
     here = socket.gethostname()
     names = {
         h.name: here if h.is_local else reports[h.name].hostname
@@ -275,7 +275,11 @@ def diagnose(
 
 @contextlib.contextmanager
 def _listening(others: Sequence[Host], network: str) -> Iterator[tuple[str, int] | None]:
-    """Listen for test connections of the other hosts; yield the address, or None on an error."""
+    """Listen for test connections of the other hosts.
+
+    Yields the pair of address and port, or None if listening is impossible or there is no other
+    host.
+    """
     with contextlib.ExitStack() as stack:
         call_back = None
         if others:
@@ -366,7 +370,7 @@ def _start(
 
 
 def _collect(pending: _Pending, deadline: float) -> HostReport:
-    """Return a host's report; it contains a problem if no answer arrives before ``deadline``."""
+    """Return a host's report; without an answer before ``deadline``, the report has a problem."""
     host, process = pending.host, pending.process
     try:
         process.wait(timeout=max(0.01, deadline - time.monotonic()))
@@ -390,10 +394,11 @@ def _collect(pending: _Pending, deadline: float) -> HostReport:
 
 
 def _explain_no_report(host: str, code: int, stderr: bytes) -> Problem:
-    # Either ssh failed, or Python is missing on the host.
+    # The probe printed no report: either ssh failed, or Python is missing on the host.
     text = stderr.decode(errors="replace")
     no_python = re.search(r"No such file|not found|Permission denied.*python", text)
-    # With exit code 255, ssh itself failed, and a missing file in its message is a file of ssh.
+    # With exit code 255, ssh itself failed, and a missing file in its error message is a file of
+    # ssh, not Python.
     if code in (126, 127) or (no_python and code != 255):
         return Problem(
             f"{sys.executable} does not run there",

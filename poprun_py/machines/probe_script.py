@@ -102,7 +102,7 @@ def networks() -> list[list[Any]]:
                 address = fcntl.ioctl(any_socket, 0x8915, request)[20:24]
                 mask = fcntl.ioctl(any_socket, 0x891B, request)[20:24]
             except OSError:
-                continue  # no IPv4 address
+                continue  # the interface has no IPv4 address
             if flags & 1:
                 bits = bin(int.from_bytes(mask, "big")).count("1")
                 bridge = Path("/sys/class/net", name, "bridge").is_dir()
@@ -158,7 +158,8 @@ def open_files(*, hard: bool = False) -> int | None:
 
     Args:
         hard: Whether to return the hard limit instead of the soft limit. The launcher raises its
-            soft limit to the hard limit for mpirun, but MPI's daemons on other hosts do not.
+            soft limit to the hard limit for mpirun, but MPI's daemons on other hosts keep their
+            soft limit.
     """
     import resource
 

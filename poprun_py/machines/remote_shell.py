@@ -47,7 +47,8 @@ class Shell:
         if not self.words:
             return ("srun", "--overlap", "--nodes=1", "--ntasks=1", f"--nodelist={host}",
                     "--immediate=10", *words)  # fmt: skip
-        # The user's login shell on the host may not understand the syntax of sh.
+        # The command runs in sh -c, because the user's login shell on the host may not understand
+        # the syntax of sh.
         return (*self.words, host, f"sh -c {mpirun_ssh.quoted(shlex.join(words))}")
 
     @property
@@ -121,8 +122,8 @@ def _login(hosts: Sequence[Host]) -> tuple[str, ...]:
 def scratch_file() -> IO[bytes]:
     """Return a file in memory for the output of ssh.
 
-    A pipe would not do: ssh may leave a process behind that shares its connection with later
-    commands, and that process may keep the pipe open.
+    The output of ssh does not go to a pipe, because the pipe might never be closed: ssh may leave a
+    background process that shares the connection with later ssh commands and keeps the pipe open.
     """
     return os.fdopen(os.memfd_create("ssh"), "r+b", buffering=0)
 
@@ -134,7 +135,7 @@ def read_back(file: IO[bytes]) -> bytes:
 
 
 def end_process(process: subprocess.Popen[bytes]) -> None:
-    """Kill a process unless it has ended, and wait for its end."""
+    """Kill a process unless it has ended, and wait until it has ended."""
     if process.poll() is None:
         process.kill()
         process.wait()

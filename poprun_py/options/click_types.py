@@ -10,7 +10,7 @@ import click
 from poprun_py.options.option_types import OptionType
 
 
-# click's ParamType is a generic class only from version 8.4 on.
+# click's ParamType is a generic class only since click 8.4.
 class ClickType(click.ParamType):  # type: ignore[type-arg]
     """A click parameter type that reads and completes values of an OptionType.
 
@@ -30,7 +30,7 @@ class ClickType(click.ParamType):  # type: ignore[type-arg]
         self._complete = complete
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Return the value of the option that a text on the command line gives."""
+        """Convert the text after an option on the command line to the option's value."""
         if not isinstance(value, str):
             return value
         try:

@@ -34,8 +34,9 @@ _SHORT = {opt.short: name for name, opt in _OPTIONS.items() if opt.short}
 _NAMES = (*_OPTIONS, *_BARE, "--help", "--module")
 # mpirun's names of options that have another name in poprun-py.
 _ALIASES = {"-np": "--num-instances", "--np": "--num-instances"}
-# Option names of other launchers, with the corresponding option of poprun-py. An error message for
-# an unknown option suggests it instead of the option with the most similar name.
+# Option names of other launchers, with the corresponding option of poprun-py. For such a name, the
+# error message about an unknown option suggests the corresponding option instead of the option with
+# the most similar name.
 _OTHER_LAUNCHERS = {
     **dict.fromkeys(("-c", "-N", "--num-processes"), "--num-instances"),
     **dict.fromkeys(("--nnodes", "--num-machines"), "--host"),
@@ -48,7 +49,7 @@ class _Parsed:
     """A parsed command line.
 
     ``options`` has the full name of each option and the text of its value. ``topic`` is the word
-    after --help, or empty if no word follows; None if the command line has no --help.
+    after --help, or empty if no word follows; ``topic`` is None if the command line has no --help.
     """
 
     options: list[tuple[str, str]]
@@ -118,7 +119,7 @@ def _parse_words(words: Sequence[str]) -> _Parsed:
 
 
 def _value(name: str, value: str | None, word: str, rest: Sequence[str]) -> tuple[str, int]:
-    """Return the text of an option's value, and the number of words that were read for it."""
+    """Return the text of an option's value, and how many words of ``rest`` belong to the value."""
     opt = _OPTIONS[name]
     if value is not None:
         return value, 0
@@ -148,7 +149,7 @@ def _next_word(word: str, rest: Sequence[str], type_: OptionType) -> str:
 
 
 def _split(word: str) -> tuple[str, str | None]:
-    """Return the full name of the option in ``word``, and its value if ``word`` has one."""
+    """Return the full name and the value of the option in ``word``; None for no value."""
     if word == "-h":
         return "--help", None
     if word == "-m":

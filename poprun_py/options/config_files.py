@@ -31,7 +31,8 @@ def checked_values(data: Any, path: str, text: str = "") -> dict[str, Any]:
     Args:
         data: The table of options, as it was parsed from a file.
         path: The name of the file in messages.
-        text: The text of the file, for line numbers in messages; empty for none.
+        text: The text of the file, for line numbers in messages; if it is empty, messages have no
+            line numbers.
 
     Raises:
         UsageError: ``data`` is not a table, or contains an unknown key or an invalid value.
@@ -99,7 +100,7 @@ def parse_config(text: str, path: str) -> dict[str, Any]:
 
 
 def parse_project_file(text: str, path: str) -> dict[str, Any] | None:
-    """Return the values in the table ``[tool.poprun-py]`` of pyproject.toml; None without a table.
+    """Return the values in a pyproject.toml's table ``[tool.poprun-py]``; None without the table.
 
     Raises:
         UsageError: The text is not TOML, or the table is not valid.

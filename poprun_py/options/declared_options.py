@@ -42,11 +42,11 @@ GROUPS = {
     "Job": "number of instances, replicas and IPUs",
     "Hosts": "hosts of the instances",
     "Placement": "NUMA nodes, CPUs and threads of each instance",
-    "Inspection": "views of plans, machines and running jobs; most need no program",
+    "Inspection": "views of plans, machines and running jobs, mostly without a program",
     "Output": "output, records and metrics of the running job",
     "Supervision": "time limits, signals and failures",
     "Environment": "variables of the instances, and packages that they import",
-    "MPI": "the MPI that starts the instances",
+    "MPI": "the MPI implementation that starts the instances",
     "Configuration": "files with options, and the other sources of options",
     "IPU hardware": "the pod of emulated IPUs, and PopRun's options for partitions",
 }
@@ -64,8 +64,8 @@ EXCLUSIVE = (
 # may contain these options.
 OF_THIS_LAUNCH = ("verbosity", "wait_for_resources", "share_cores")
 
-# The maximum number of IPUs, more than any IPU system has. It rejects mistyped numbers, because a
-# plan lists every IPU.
+# The maximum number of IPUs of a job, which is more than any IPU system has. Larger numbers are
+# typing errors, and a plan, which lists every IPU, would become too long.
 MAX_IPUS = 1_048_576
 
 
@@ -233,9 +233,9 @@ class DeclaredOptions:
         "Time between asking instances to stop (SIGTERM, or SIGINT after Ctrl-C) and killing them.")
     hang_timeout: float | str | None = _supervision(None, TIME_OR_AUTO,
         "End the job with exit code 124 and all Python stacks if an instance completes no step for"
-        " this time and shows no other activity. If no instance counts steps: if none of them shows"
-        " activity. auto: 20 times the median step time, at least 10 s; 120 s without steps. Unset:"
-        " no limit.")
+        " this time and shows no other activity. If no instance counts steps, the job ends if no"
+        " instance shows any activity for this time. auto: 20 times the median step time, at least"
+        " 10 s; 120 s if no instance counts steps. Unset: no limit.")
     max_restarts: int = _supervision(0, whole_number(0),
         "Maximum number of restarts after failures; the pauses before them are 1, 2, 4, ... s.")
     allow_fewer_hosts: bool = _supervision(False, FLAG,
@@ -300,7 +300,7 @@ class DeclaredOptions:
     update_partition: bool = _ipu(False, YES_NO,
         "Change the partition if it does not fit.")
     reset_partition: bool | None = _ipu(None, YES_NO,
-        "Reset the partition before the job. Unset: only if it is not reconfigurable.")
+        "Reset the partition before the job. Unset: only if the partition is not reconfigurable.")
     remove_partition: bool = _ipu(True, YES_NO,
         "After the job, remove the partition if the launch made it.")
     sync_type: str | None = _ipu(None, exact_choice(

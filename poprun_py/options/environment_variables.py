@@ -19,7 +19,7 @@ INTERNAL_VARIABLES = frozenset(
     {
         "POPRUN_CONTROL",
         "POPRUN_CPUS",
-        # The folder with the launchers' leases of CPUs; ``none`` turns leases off.
+        # The variable for the folder with the leases of CPUs; the value ``none`` turns leases off.
         "POPRUN_LEASES",
         "POPRUN_MEMORY_NODES",
         "POPRUN_RUN_ID",

@@ -90,7 +90,7 @@ def _query_warning(query: str, typed: Mapping[str, Any]) -> tuple[str, ...]:
 def _with_plan(
     typed: Mapping[str, Any], variables: Mapping[str, Any], warnings: tuple[str, ...]
 ) -> GatheredOptions:
-    """Return the options that may be combined with --from-plan; the plan fixes all others."""
+    """Return the options that have an effect with --from-plan, without those that a plan fixes."""
     decided = [name for name in OPTIONS if name in variables and is_decided_by_plan(name)]
     left = {name: value for name, value in variables.items() if name not in decided}
     origins = {n: o for n, o in variables["origins"].items() if n not in decided}
@@ -117,7 +117,8 @@ def _project_values(folder: Path) -> tuple[dict[str, Any] | None, tuple[str, ...
     The search starts in ``folder``, continues in its parents, and ends at the top of a repository.
 
     Returns:
-        The values (None without such a table), and a warning if a file is not trusted.
+        A pair: the values (None if no file has the table), and a tuple with a warning if a file is
+        not trusted.
     """
     for place in (folder, *folder.parents):
         path = place / _PROJECT_FILE

@@ -58,7 +58,7 @@ _DOCUMENTATION = (
 
 
 class DeclaredOption(click.Option):
-    """An option for click; ``field`` is the option's field in LaunchConfig, or empty."""
+    """A click option; ``field`` is its field in LaunchConfig, or empty if it has no field."""
 
     def __init__(self, names: list[str], group: str, field: str = "", **settings: Any) -> None:
         super().__init__(names, **settings)

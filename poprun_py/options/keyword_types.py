@@ -49,7 +49,9 @@ class LaunchOptions(TypedDict, total=False):
     # Hosts (hosts of the instances)
 
     hosts: str | Sequence[str] | None
-    """Hosts as a list, such as ["a", "b:2"], or as the text of ``host``. Give only one of both."""
+    """Hosts as a list, such as ["a", "b:2"], or as the text of ``host``. Give ``hosts`` or
+    ``host``, not both.
+    """
 
     host: str | None
     """Hosts, separated by commas; host[0-2,4] is a range, and name:slots limits the instances of a
@@ -184,9 +186,9 @@ class LaunchOptions(TypedDict, total=False):
 
     hang_timeout: float | str | None
     """End the job with exit code 124 and all Python stacks if an instance completes no step for
-    this time and shows no other activity. If no instance counts steps: if none of them shows
-    activity. auto: 20 times the median step time, at least 10 s; 120 s without steps. Unset: no
-    limit.
+    this time and shows no other activity. If no instance counts steps, the job ends if no
+    instance shows any activity for this time. auto: 20 times the median step time, at least 10
+    s; 120 s if no instance counts steps. Unset: no limit.
     """
 
     max_restarts: int
@@ -215,7 +217,7 @@ class LaunchOptions(TypedDict, total=False):
     the back end that the program names.
     """
 
-    # MPI (the MPI that starts the instances)
+    # MPI (the MPI implementation that starts the instances)
 
     mpi: str | PathLike[str] | None
     """mpirun, or the folder of its installation. Unset: mpirun beside this Python, else on PATH."""
@@ -270,7 +272,7 @@ class LaunchOptions(TypedDict, total=False):
     """Change the partition if it does not fit."""
 
     reset_partition: bool | None
-    """Reset the partition before the job. Unset: only if it is not reconfigurable."""
+    """Reset the partition before the job. Unset: only if the partition is not reconfigurable."""
 
     remove_partition: bool
     """After the job, remove the partition if the launch made it."""

@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 
     from poprun_py.options.keyword_types import LaunchOptions, Word
 
-# With these values of --print-topology, standard output is a file and must not have other text.
+# With these values of --print-topology, the launcher writes a whole svg or html file to standard
+# output, which must not contain other text.
 _TOPOLOGY_FILES = ("svg", "html")
 _MOST_SUGGESTED = 4
 
@@ -111,7 +112,7 @@ class LaunchConfig(DeclaredOptions, Displayed):
         return changed_config(self, options, program)
 
     def __repr__(self) -> str:
-        # Logs may contain the result, so secret values are hidden. Default values are left out.
+        # Logs may contain this text, so secret values are hidden. Default values are left out.
         shown = [f"program={self.program!r}"] if self.program else []
         for name, opt in OPTIONS.items():
             value = getattr(self, name)
@@ -178,7 +179,7 @@ class LaunchConfig(DeclaredOptions, Displayed):
 
     @property
     def prints_file(self) -> bool:
-        """Whether --print-topology prints a whole file; no job starts then."""
+        """Whether --print-topology prints a whole svg or html file instead of starting a job."""
         return self.print_topology in _TOPOLOGY_FILES
 
     # --- checks of values ---------------------------------------------------------------------
@@ -310,7 +311,7 @@ def dump_config(config: LaunchConfig, path: str) -> str:
 
 
 def config_from_dict(data: Any, source: str = "configuration") -> LaunchConfig:
-    """Return the configuration in a table of options.
+    """Return the configuration that a table of options describes.
 
     Raises:
         UsageError: A key is unknown, or a value is not accepted.
@@ -334,7 +335,10 @@ def fewest_link_domains(num_instances: int, num_ipus: int) -> int:
 
 
 def _sufficient_link_domains(num_instances: int, num_ipus: int) -> list[int]:
-    """Return the smallest numbers of domains that have enough IPUs and divide the instances."""
+    """Return up to four possible numbers of IPU-Link domains, from the smallest.
+
+    The domains have enough IPUs, and the instances can be divided evenly among them.
+    """
     least = -(-num_ipus // LINK_DOMAIN_IPUS)
     found: list[int] = []
     for number in range(least, num_instances + 1):

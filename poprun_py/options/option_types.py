@@ -34,7 +34,8 @@ YES_NO_WORDS = {
     "false": False,
     "0": False,
 }
-# Messages leave out larger integers: Python refuses to print integers with thousands of digits.
+# Error messages do not contain integers above this one, because Python refuses to print integers
+# with thousands of digits.
 _HUGE = 1 << 1024
 
 

@@ -15,7 +15,8 @@ from poprun_py.options.declared_options import OPTIONS
 from poprun_py.options.option_origins import from_python
 from poprun_py.options.option_types import plain
 
-# Options of the command that are not keyword arguments, because Python has functions for them.
+# Options of the command that are not keyword arguments, because the Python package has functions
+# for the same purposes.
 COMMAND_LINE_ONLY = tuple(name for name, opt in OPTIONS.items() if not opt.saved and name != "live")
 KEYWORDS = (*(name for name in OPTIONS if name not in COMMAND_LINE_ONLY), "hosts")
 _INSTEAD = {
