@@ -142,7 +142,7 @@ class Comparison:
             replicas differ, ``weak`` if the global batch grows in proportion to one of these
             numbers, and empty in all other cases.
         target: The training target, such as ``accuracy>=0.9``; None if the comparison does not use
-            one.
+            a target.
         remarks: Sentences about differences between the runs that make the comparison unfair.
     """
 
@@ -180,7 +180,7 @@ def compare(
     grouped: bool = False,
     remarks: Sequence[str] = (),
 ) -> Comparison:
-    """Compare one or more runs with the first of them.
+    """Compare one or more runs with the first run.
 
     Args:
         runs: The measured runs.
@@ -206,7 +206,7 @@ def compare(
 
 
 def _partly_reached(groups: Sequence[RunGroup], target: Target | None) -> list[str]:
-    """Return a remark for each group in which some runs reached the target and others did not."""
+    """Return a remark for each group in which some, but not all, runs reached the target."""
     found = []
     for group in groups:
         reached = len(group.numbers["reached"].values) if "reached" in group.numbers else 0

@@ -177,7 +177,7 @@ def _missing(made: Measured, target: Target | None, is_logged: bool) -> dict[str
 
 
 def began_at(run: RecordedRun) -> float | None:
-    """Return the start of a run in seconds since the epoch; None if the report lacks it."""
+    """Return the start of a run in seconds since the epoch; None if the report lacks the start."""
     return seconds_since_epoch(run.report.get("began_at"))
 
 

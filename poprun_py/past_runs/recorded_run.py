@@ -76,7 +76,7 @@ class RecordedAttempt:
     outputs: Mapping[int, Sequence[str]] = field(default_factory=dict)
 
     def last_view(self) -> JobView | None:
-        """Return the last view of the job, from the report if it contains one that can be read."""
+        """Return the last view of the job, from the report if its view can be read."""
         observation = self.report.get("observation")
         if isinstance(observation, dict):
             try:

@@ -27,7 +27,7 @@ _CHECK_SECONDS = 0.2
 
 
 # The next two classes are interfaces of objects in running.supervise. The package running.supervise
-# cannot be imported here, because it imports this module.
+# cannot be imported here, because running.supervise imports this module.
 
 
 class Connections(Protocol):
@@ -79,7 +79,7 @@ class DebuggerQueue:
     """
 
     def __init__(self) -> None:
-        self._queue: deque[tuple[int, int]] = deque()  # (instance, number of its debugger call)
+        self._queue: deque[tuple[int, int]] = deque()  # pairs of an instance and its debugger call
 
     @property
     def current(self) -> int | None:
@@ -226,7 +226,7 @@ class KeyboardInput:
             self._read_or_wait()
 
     def next_deadline(self) -> float:
-        """Return the time when ``on_time`` must be called next; inf if it need not be called."""
+        """Return the time when ``on_time`` must be called next; inf if no call is needed."""
         if self._owner is None or not self.is_there or self._owner in self._unconfirmed:
             return float("inf")
         if self._is_always_ready:

@@ -39,7 +39,7 @@ class Suspension:
         self._awaited.discard(instance)
 
     def next_deadline(self) -> float:
-        """Return the time when ``on_time`` must be called next; inf if it need not be called."""
+        """Return the time when ``on_time`` must be called next; inf if no call is needed."""
         if self._awaited:
             return self._stop_at
         return 0.0 if self.is_asked else float("inf")

@@ -162,7 +162,7 @@ class UserTerminal:
         return self._descriptor
 
     def close(self) -> None:
-        """Restore the modes and close the descriptor."""
+        """Restore the terminal's modes and close its descriptor."""
         self.restore()
         os.close(self._descriptor)
 

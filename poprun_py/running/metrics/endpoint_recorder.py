@@ -99,7 +99,7 @@ class _StepCounts:
 
     def add(self, record: StepRecord) -> None:
         self._count += record.every
-        if record.seconds > 0:  # the first step is not timed
+        if record.seconds > 0:  # a program's first step is not timed
             self._seconds.add(record.seconds, record.every)
             self._own_seconds.add(record.own_seconds, record.every)
 

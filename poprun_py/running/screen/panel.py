@@ -84,7 +84,7 @@ class Panel:
             self._write_frame(now)
 
     def next_deadline(self) -> float:
-        """Return the time when ``on_time`` must be called next; inf if it need not be called."""
+        """Return the time when ``on_time`` must be called next; inf if no call is needed."""
         if self._is_entered:
             return float("-inf")  # draw at once, because typed text would appear in the panel
         if not self._lines or (self._is_drawn and not self._held):

@@ -122,7 +122,7 @@ class RepeatedTracebacks:
             self._finish()
 
     def next_deadline(self) -> float:
-        """Return the time when ``on_time`` must be called next; inf if it need not be called."""
+        """Return the time when ``on_time`` must be called next; inf if no call is needed."""
         if not self._shown:
             return float("inf")
         held = (output.began + _HELD_SECONDS for output in self._held.values())

@@ -329,7 +329,7 @@ class Screen:
         return data
 
     def insert(self, line: bytes) -> None:
-        """Write a message of the launcher. On a terminal, the open line is shown again below."""
+        """Write a message of the launcher, on a terminal followed by the open line."""
         redraw = self._close_open_line()
         self._write(line + self._end_of_row + redraw)
 

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, BinaryIO, Final
 
 from popdist_py.atomic_file import open_private
 
-# FileRecorder is created before mpirun starts, so importing these modules would delay the job.
+# These modules are imported only for type checks. FileRecorder is created before mpirun starts, so
+# importing them would delay the job.
 if TYPE_CHECKING:
     from poprun_py.running.watch.job_view import JobView
     from poprun_py.running.watch.records import StepRecord

@@ -248,7 +248,7 @@ class JobObserver:
                 self._begin_round(now)
 
     def next_deadline(self) -> float:
-        """Return the time when ``on_time`` must be called next; inf if it need not be called."""
+        """Return the time when ``on_time`` must be called next; inf if no call is needed."""
         is_running = any(each.is_running for each in self._observed.values())
         next_round_at = self._next_round_at if is_running else float("inf")
         return min(next_round_at, self._deadline, self._ask_at)

@@ -36,7 +36,8 @@ COLUMNS = (
     "instance", "host", "phase", "step", "samples/s", "step ms", "p95",
     "compute", "load", "reduce", "wait", "other", "CPU", "memory",
 )  # fmt: skip
-# The columns that a narrow terminal drops first; "wait" is never dropped.
+# The table columns in the order in which they are left out on a narrow terminal; "wait" is always
+# shown.
 _DROP_ORDER = {
     name: order
     for order, name in enumerate(

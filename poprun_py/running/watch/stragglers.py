@@ -112,10 +112,10 @@ class Straggler:
 def stragglers(states: Sequence[InstanceState]) -> list[Straggler]:
     """Return the instances that other instances wait for in the last ten steps, slowest first.
 
-    A straggler's step is more than 20 % longer than the median step, and the others wait longer
-    than the straggler by more than 20 % of the median step. If the straggler also waits for an even
-    slower instance, both differences must exceed 20 % of its whole step. In a job of two instances,
-    the faster one is the median.
+    A straggler's step is more than 20 % longer than the median step, and the other instances wait
+    longer than the straggler by more than 20 % of the median step. If the straggler also waits for
+    an even slower instance, both differences must exceed 20 % of its whole step. In a job of two
+    instances, the faster instance counts as the median.
     """
     peers = _Peers(_comparable(states))
     # Only instances with long steps can be stragglers, so most instances of a large job need no
