@@ -1,8 +1,8 @@
 """Activity of instances between their steps, from samples that the wrappers send.
 
 Activity is output, CPU time, bytes moved, and collectives of the library. A job whose instances do
-not count steps hangs when no instance is active. The module is pure, and takes the clock as an
-argument.
+not count steps hangs when no instance is active. The module does no I/O, and its methods take the
+current time as an argument.
 """
 
 from __future__ import annotations
@@ -13,20 +13,22 @@ from typing import Any, NamedTuple
 
 from poprun_py.instance.program_activity import BUSY_SHARE
 
-# The limit for programs without steps under "auto". Their step times are unknown, and a program may
-# well sleep for a minute.
+# The time limit without activity for programs that count no steps, with --hang-timeout auto. Their
+# step times are unknown, and a program may well sleep for a minute.
 AUTO_IDLE_SECONDS = 120.0
-# Before its first step, an instance connects to the others, loads data and compiles. It may compile
-# other models later.
+# The limit for a first step, or for compiling: a multiple of the usual limit, and at least this
+# many seconds. Before its first step, an instance connects to the others, loads data and compiles.
 _START_FACTOR, _START_FLOOR_SECONDS = 10, 30.0
-# A disk, a file server, or an upload at the end of a program may stall for minutes.
+# The limit for a program that saves, loads or ends: a multiple of the usual limit, and at least
+# this many seconds. A disk, a file server, or an upload at the end of a program may stall for
+# minutes.
 _STORAGE_FACTOR, _STORAGE_FLOOR_SECONDS = 10, 300.0
 _MIN_SAMPLE_SECONDS, _MAX_SAMPLE_SECONDS = 0.1, 2.0
 # The least CPU time that counts as activity. A waiting program that wakes up now and then uses
 # less. The kernel counts CPU time in units of 0.01 s.
 _MIN_CPU_SECONDS, _MAX_CPU_SECONDS = 0.02, 0.2
-# Bytes that an idle program moves, for events between threads and for stacks that the launcher
-# requests.
+# Bytes that an idle program reads and writes, for events between threads and for stacks that the
+# launcher requests.
 _IDLE_BYTES_PER_SECOND, _IDLE_BYTES = 16 << 10, 256 << 10
 # TCP bytes of an idle program, which may send a few kilobytes to a monitor now and then.
 _IDLE_RECEIVED_PER_SECOND = 4 << 10
@@ -36,7 +38,7 @@ _MAX_SAMPLE_AGE_SECONDS = 10.0
 
 
 def start_limit(limit: float) -> float:
-    """Return the time limit until the first step, and for compiling."""
+    """Return the time limit in seconds for a program's first step, and for compiling."""
     return max(_START_FLOOR_SECONDS, _START_FACTOR * limit)
 
 
@@ -53,19 +55,20 @@ class ActivitySample:
 
     Attributes:
         at: The time of the sample, in seconds on the clock of the instance's host.
-        written: The bytes of output so far.
+        written: The number of bytes of output so far.
         awake_seconds: The time so far during which the program used a CPU or waited for a free one.
-        moved_bytes: The bytes of files, pipes and disks so far.
-        received_bytes: The bytes of TCP so far.
+        moved_bytes: The number of bytes read and written so far, in files, pipes and disks.
+        received_bytes: The number of bytes received over TCP so far.
         call: The last collective of the library: its number, its kind, and whether it is running.
-        waits: Whether the program waits for other instances in this collective.
-        saves: Whether it saves or loads a checkpoint, or one of its threads waits for a disk.
-        stopped: Whether a signal has stopped it.
-        ending: Whether its interpreter is shutting down and runs no more Python.
-        joined: Whether it has called ``init()``, and may count steps later.
-        reads: Whether it waits for input of the user.
-        away: The seconds since its main thread last ran Python, at least; 0 if it just did, or if
-            the wrapper did not check.
+        waits: Whether the program waits for other instances in its last collective.
+        saves: Whether the program saves or loads a checkpoint, or one of its threads waits for a
+            disk.
+        stopped: Whether a signal has stopped the program.
+        ending: Whether the program's interpreter is shutting down and runs no more Python.
+        joined: Whether the program has called ``init()``, and may count steps later.
+        reads: Whether the program waits for the user's input.
+        away: The seconds, at least, since the program's main thread last ran Python; 0 if it just
+            did, or if the wrapper did not check.
     """
 
     at: float
@@ -90,11 +93,11 @@ class ActivitySample:
 
 
 class _LeakyBucket:
-    """Detects use that exceeds, for a while, the use of a program that only waits.
+    """Detects CPU time or bytes beyond those that a program uses while it only waits.
 
     Args:
-        idle_per_second: The use of a program that only waits.
-        size: The excess that counts as activity.
+        idle_per_second: The amount that a program uses per second while it only waits.
+        size: The accumulated excess over ``idle_per_second`` that counts as activity.
     """
 
     def __init__(self, idle_per_second: float, size: float) -> None:
@@ -102,7 +105,7 @@ class _LeakyBucket:
         self._level = 0.0
 
     def overflows(self, used: float, seconds: float) -> bool:
-        """Add the use of the last ``seconds``; tell whether the excess counts as activity."""
+        """Add the use of the last ``seconds``, and tell whether the excess counts as activity."""
         self._level = max(0.0, self._level + used - self._idle_per_second * seconds)
         if self._level <= self._size:
             return False
@@ -111,7 +114,7 @@ class _LeakyBucket:
 
 
 class _Moment(NamedTuple):
-    """One moment on two clocks, in seconds."""
+    """One moment on the host's clock and on the launcher's clock, in seconds."""
 
     host: float
     launcher: float
@@ -120,14 +123,15 @@ class _Moment(NamedTuple):
 class _InstanceActivity:
     """The last sample of one instance, and the times of its last activity.
 
-    The host's clock tells for how long the instance was idle. The launcher's clock tells since when
-    this time counts.
+    The idle time of an instance is measured on its host's clock. It is never longer than on the
+    launcher's clock.
     """
 
     def __init__(self, limit: float, now: float) -> None:
         self.sample: ActivitySample | None = None
         self.sampled_at = now
-        # The last activity of any kind, and the last activity besides CPU time in a C call.
+        # ``last_activity`` is the last activity of any kind. ``last_action`` is the last activity
+        # other than CPU time in a C call.
         self.last_activity = self.last_action = _Moment(0.0, now)
         self.ending_since: float | None = None  # on the launcher's clock
         self._cpu = _LeakyBucket(
@@ -138,7 +142,7 @@ class _InstanceActivity:
         self._received = _LeakyBucket(_IDLE_RECEIVED_PER_SECOND, received)
 
     def record(self, sample: ActivitySample, now: float) -> None:
-        """Compare a sample with the previous one."""
+        """Store a sample, and note the activity since the previous sample."""
         before, self.sample, self.sampled_at = self.sample, sample, now
         if sample.ending and self.ending_since is None:
             self.ending_since = now
@@ -146,8 +150,9 @@ class _InstanceActivity:
             self.last_action = self.last_activity = _Moment(sample.at, now)
             return
         seconds = sample.at - before.at
-        # A waiting collective of the library alternates between sleeping and polling. The work of
-        # other threads and processes does not advance it, nor a program that is stopped.
+        # A waiting collective of the library alternates between sleeping and polling. Other threads
+        # and processes may be active, but they advance neither such a collective nor a stopped
+        # program.
         is_waiting = (sample.waits and before.waits) or (sample.stopped and before.stopped)
         share = 0 if is_waiting else 1
         moved = share * (sample.moved_bytes - before.moved_bytes)
@@ -170,7 +175,7 @@ class _InstanceActivity:
             self.last_activity = _Moment(sample.at, now)
 
     def seconds_since(self, moment: _Moment, now: float) -> float:
-        """Return the time between a moment and the last sample.
+        """Return the seconds between ``moment`` and the last sample.
 
         A busy host delays samples, so this time can be shorter than the launcher's clock tells.
         """
@@ -182,17 +187,19 @@ class _InstanceActivity:
 class ActivityMonitor:
     """Follows the activity of all instances, and detects the hang of a job that counts no steps.
 
-    That job hangs when all its instances have been idle for the limit. An instance is idle if it
-    writes nothing, makes no collective of the library, moves no bytes, and uses CPU time only to
-    wait. CPU time counts as waiting if the library reports a wait. It also does if the main thread
-    has run no Python for the whole time and is in a C call that waits for other instances. Only
-    the stack shows that call. A caller that requests the stacks and does not find the call uses
-    ``mark_working``. An instance that saves or ends has ten times the limit, at least five minutes;
-    with "auto", it has five minutes. Instances that end are ignored when the others are judged.
+    Such a job hangs when all its instances have been idle for the time limit. An instance is idle
+    if it writes nothing, makes no collective of the library, moves no bytes, and uses CPU time only
+    to wait. CPU time counts as waiting if the library reports a wait. CPU time also counts as
+    waiting if the main thread has run no Python for that time and is in a C call that waits for
+    other instances. Only the stack shows whether the C call waits. If it does not, the caller calls
+    ``mark_working``. An instance that saves a checkpoint or ends has ten times the limit, at least
+    five minutes; with "auto", it has five minutes. Instances that are ending do not count in the
+    decision whether the job hangs.
 
     Args:
-        limit: Idle seconds, or "auto" for two minutes. An instance that has called ``init()`` and
-            made no collective yet has as long as for a first step.
+        limit: The time limit in seconds without activity, or "auto" for two minutes. The limit for
+            a first step applies to an instance that has called ``init()`` but has made no
+            collective yet.
     """
 
     def __init__(self, limit: float | str) -> None:
@@ -215,7 +222,7 @@ class ActivityMonitor:
         return self._instances.keys()
 
     def add(self, instance: int, now: float) -> None:
-        """Monitor an instance, whose program has started."""
+        """Begin to monitor an instance whose program has started."""
         self._instances[instance] = _InstanceActivity(self._limit, now)
 
     def record(self, instance: int, sample: ActivitySample, now: float) -> None:
@@ -248,7 +255,7 @@ class ActivityMonitor:
         self.reset_timers(now)
 
     def hung(self, now: float) -> tuple[int, ...]:
-        """Return all instances if none is active; the longest idle instance comes first."""
+        """Return all instances if none is active, the longest idle first; else an empty tuple."""
         judged = [index for index in self._instances if not self.is_ending(index, now)]
         if not all(self.is_idle(index, now) for index in judged):
             return ()
@@ -257,13 +264,14 @@ class ActivityMonitor:
     def busy(
         self, now: float, limit_of: Callable[[int], float | None] = lambda _: None
     ) -> tuple[int, ...]:
-        """Return the instances that have used CPU time within their limits.
+        """Return the instances with any activity, such as CPU time, within their time limits.
 
-        The stack of a ``hung`` instance among them tells whether it only waits.
+        If ``hung`` returns such an instance as well, it has been in one C call for long. Its stack
+        tells whether it only waits there.
 
         Args:
             now: The time.
-            limit_of: Returns an instance's limit; None for the limit of this monitor.
+            limit_of: Returns an instance's limit in seconds; None for the limit of this monitor.
         """
         return tuple(
             index
@@ -287,7 +295,7 @@ class ActivityMonitor:
         return has_sample and now - self._instances[instance].sampled_at <= seconds
 
     def is_ending(self, instance: int, now: float) -> bool:
-        """Tell whether the program of an instance is ending and still has time for it."""
+        """Tell whether the program of an instance is ending, within the time limit for that."""
         each = self._instances.get(instance)
         if each is None or each.ending_since is None or not self.can_end:
             return False
@@ -295,7 +303,7 @@ class ActivityMonitor:
         return not is_stopped and now - each.ending_since < self._storage_limit
 
     def is_idle(self, instance: int, now: float, limit: float | None = None) -> bool:
-        """Tell whether an instance has been idle, or in one C call, for its limit."""
+        """Tell whether an instance has been idle, or in one C call, for its whole time limit."""
         each = self._instances.get(instance)
         if each is None:
             return False
@@ -311,7 +319,7 @@ class ActivityMonitor:
         return each.seconds_since(each.last_action, now)
 
     def collective_counts(self) -> dict[int, tuple[int, int]]:
-        """Return for each instance the number of collectives that it has begun, and 0."""
+        """Return for each instance a pair: the number of collectives that it has begun, and 0."""
         samples = {index: each.sample for index, each in self._instances.items()}
         return {i: (sample.call[0] if sample else 0, 0) for i, sample in samples.items()}
 

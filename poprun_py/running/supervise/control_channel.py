@@ -41,19 +41,19 @@ class Peer:
     Attributes:
         index: The index of the instance.
         channel: The connection to its wrapper.
-        host: The host's own name for itself.
+        host: The name of the host, as the host itself reports it.
         pid: The process id of its wrapper.
-        stdout: Its standard output.
-        stderr: Its standard error.
+        stdout: The stream that shows the instance's standard output.
+        stderr: The stream that shows the instance's standard error.
         port: The port that its host offers to the programs as ``MASTER_PORT``.
         clock_offset_ns: The time to add to its host's clock to get this host's time.
-        started: The report that its program has started; empty before.
-        program_end: How its program ended, reported at once.
-        instance_end: The same, reported when no process of the program is left and all its output
-            has arrived.
-        tail: The end of its standard error.
+        started: The wrapper's report that the program has started; empty before.
+        program_end: The wrapper's report of how the program ended, sent at once; None before.
+        instance_end: The same report, sent when no process of the program is left and all its
+            output has arrived; None before.
+        tail: The last bytes of the instance's standard error.
         unsent: The bytes that the connection could not take yet.
-        parts: Frames that follow when all bytes before them are sent.
+        parts: Further frames, each to be sent after all of ``unsent``; None if there are none.
         is_open: Whether the connection is open.
     """
 
@@ -81,10 +81,10 @@ class Hello:
     Attributes:
         rank: The index of its instance.
         pid: The process id of the wrapper.
-        host: The host's own name for itself.
-        token: The token of the control channel, on a Unix socket.
+        host: The name of the host, as the host itself reports it.
+        token: The secret of the control channel. It is checked here only on a Unix socket.
         port: A free port on its host for the programs; 0 if it is not sent.
-        time_ns: The time on the clock of its host; 0 if it is not sent.
+        time_ns: The time on the clock of its host, in nanoseconds; 0 if it is not sent.
     """
 
     rank: int
@@ -99,7 +99,7 @@ def parse_hello(kind: bytes, payload: bytes) -> Hello:
     """Return the content of a wrapper's first frame.
 
     Raises:
-        ValueError: The frame has another kind or content.
+        ValueError: The frame is not a valid first frame of a wrapper.
     """
     try:
         value = json.loads(payload)
@@ -124,25 +124,25 @@ class ChannelEvents(Protocol):
     """The events of a control channel, as the supervisor handles them."""
 
     def make_streams(self, index: int) -> tuple[OutputStream, OutputStream]:
-        """Return stdout and stderr for a new instance."""
+        """Return the streams for a new instance's stdout and stderr."""
 
     def connected(self, peer: Peer) -> None:
         """Handle a wrapper that has connected."""
 
     def received(self, peer: Peer, kind: bytes, value: Any) -> None:
-        """Handle a frame; ``value`` is its decoded JSON, or bytes for some kinds."""
+        """Handle a frame from a wrapper; ``value`` is its decoded JSON, or bytes for some kinds."""
 
     def disconnected(self, peer: Peer) -> None:
-        """Handle the end of a connection."""
+        """Handle the end of the connection to a wrapper."""
 
     def accept_failed(self, error: OSError) -> None:
-        """Handle a lack of descriptors, after which no further instance can connect."""
+        """Handle a lack of file descriptors, after which no further instance can connect."""
 
     def stranger_refused(self, sentence: str) -> None:
         """Handle the first connection from the network that did not show the token."""
 
     def inspected(self, want: str, answer: Callable[[str], None]) -> None:
-        """Handle an inspection; ``answer`` takes the text of the answer, once, possibly later."""
+        """Handle a request to inspect the job; call ``answer`` with the text once, now or later."""
 
 
 class ControlChannel:
@@ -166,7 +166,7 @@ class ControlChannel:
         self.address = ""
         self._selector: selectors.BaseSelector
         self._sockets: list[socket.socket] = []
-        # Connections that do not, or not yet, belong to an instance.
+        # Connections of wrappers before their first frame, and of processes that inspect the job.
         self._others: set[socket.socket] = set()
         self._gate: Gate | None = None
         self._check_at = 0.0
@@ -180,7 +180,7 @@ class ControlChannel:
         """Listen in the launcher's folder and, for other hosts, on an address of this machine.
 
         Raises:
-            OSError: A socket cannot be made; ``close`` closes the others.
+            OSError: A socket cannot be made; ``close`` closes the sockets made before it.
             StartError: This machine does not have the address.
         """
         self._selector = selector
@@ -223,7 +223,7 @@ class ControlChannel:
     def send_parts_to(self, instance: int, kind: bytes, payloads: Iterator[bytes]) -> None:
         """Send frames, and read each payload only when the previous frame is sent, to save memory.
 
-        Other frames are sent between them.
+        Other frames may be sent between these frames.
         """
         peer = self.peers[instance]
         peer.parts = (control_protocol.pack(kind, payload) for payload in payloads)
@@ -235,11 +235,11 @@ class ControlChannel:
             self.send(peer, kind, value)
 
     def next_deadline(self) -> float:
-        """Return the time of the next check."""
+        """Return the time of the next check of all connections."""
         return self._check_at
 
     def on_time(self, now: float) -> None:
-        """Close connections without the token, slow inspections, and unreachable hosts."""
+        """Close connections without a token, slow inspections, and those of unreachable hosts."""
         if self._gate is not None and self._gate.has_strangers:
             self._serve_gate(self._gate, 0)
         if now < self._check_at:
@@ -251,7 +251,7 @@ class ControlChannel:
                 self._disconnect(peer)
 
     def pause(self, paused: bool) -> None:
-        """Pause or resume reading, so that the instances wait with their output."""
+        """Pause or resume reading from wrappers; during a pause, instances wait to write output."""
         if paused != self._paused:
             self._paused = paused
             for peer in self.peers.values():
@@ -292,7 +292,7 @@ class ControlChannel:
 
     def _open_gate(self, listener: Any, _: int) -> None:
         """After the first connection from the network, begin to check tokens."""
-        # Imported while wrappers start. At the top of the module, it would delay mpirun.
+        # Imported while the wrappers start, because an import before that would delay mpirun.
         from popdist_py.peers.gate import Gate
 
         self._selector.unregister(listener)
@@ -341,7 +341,7 @@ class ControlChannel:
                 return
             kind, payload = messages[0]
             if kind == control_protocol.INSPECT and channel.family == socket.AF_UNIX:
-                # Only this user can enter the folder of the socket.
+                # No token is needed, because only this user can enter the folder of the socket.
                 self._selector.unregister(channel)
                 want = _value(kind, payload)
                 self._events.inspected(want, lambda text: self._answer(channel, text))
@@ -382,9 +382,9 @@ class ControlChannel:
         """Return the instance whose wrapper has sent ``hello``.
 
         Raises:
-            ValueError: It is not an instance of this job, or it has connected already.
+            ValueError: The token is wrong, or no instance with this index is missing.
         """
-        # Imported while other wrappers start. At the top of the module, it would delay mpirun.
+        # Imported while other wrappers start, because an import before that would delay mpirun.
         import hmac
 
         is_remote = channel.family != socket.AF_UNIX  # the gate has checked its token
@@ -436,7 +436,8 @@ class ControlChannel:
     def _flush(self, peer: Peer) -> None:
         try:
             if peer.parts is not None and not peer.unsent:
-                # One frame at a time, so that other frames can be sent between them.
+                # Only one part is added at a time, so that other frames can be sent between the
+                # parts.
                 peer.unsent += (part := next(peer.parts, b""))
                 peer.parts = peer.parts if part else None
             while peer.unsent and peer.is_open:
@@ -449,7 +450,7 @@ class ControlChannel:
         self._watch(peer)
 
     def _watch(self, peer: Peer) -> None:
-        """Register a connection for the events that are wanted now."""
+        """Register a connection for reading unless paused, and for writing if bytes are unsent."""
         if not peer.is_open:
             return
         wanted = 0 if self._paused else selectors.EVENT_READ

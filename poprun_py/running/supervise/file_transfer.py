@@ -19,7 +19,7 @@ from typing import Any, Final
 from popdist_py.atomic_file import open_private
 from popdist_py.environment import CALL, CALL_FILES, RUN_FILE_MIB, RUN_FILES, TIMELINE
 
-# The largest part of a file that another host sends, and the parts that are sent to it.
+# The maximum size of a part of a file from another host, and the size of parts sent to one.
 _MAX_PART_BYTES: Final = 1 << 20
 _CALL_PART_BYTES: Final = 1 << 19
 # The limit for a timeline's files is this many times the size of the spans, because traces of
@@ -33,9 +33,9 @@ class FilePlace:
 
     Attributes:
         folder: The folder.
-        variable: The environment variable whose value has the path up to ``instance-N``.
-        names: The pattern of the names.
-        most_bytes: How many bytes an instance on another host may send.
+        variable: The environment variable that gives a program the path up to ``instance-N``.
+        names: The pattern that NAME has to match.
+        most_bytes: The maximum number of bytes that an instance on another host may send.
         value_start: The text before the path in the value of the variable.
     """
 
@@ -51,7 +51,7 @@ class FilePlace:
 
 
 def place_of_run(folder: Path) -> FilePlace:
-    """Return the place for values and device documents in the folder of an attempt."""
+    """Return the place for recorded values and device documents in the folder of an attempt."""
     names = re.compile(r"values\.jsonl|device\.json")
     most = 2 * RUN_FILE_MIB << 20  # two files
     return FilePlace(folder=folder, variable=RUN_FILES, names=names, most_bytes=most)
@@ -87,7 +87,7 @@ class FileTransfer:
     Args:
         places: The places for files from programs. Their patterns do not overlap.
         others: The instances on other hosts.
-        call: A file that all programs read, and that is sent to other hosts.
+        call: A file that all programs read, which is sent to other hosts; None without one.
     """
 
     def __init__(
@@ -100,9 +100,9 @@ class FileTransfer:
         self._received: dict[tuple[int, str], int] = defaultdict(int)
 
     def variables(self, instance: int) -> dict[str, str]:
-        """Return the variables with the paths of the files that an instance reads and leaves.
+        """Return the environment variables with the paths of an instance's input and output files.
 
-        On another host, the wrapper decides where to leave files.
+        On another host, the wrapper chooses the paths of output files.
         """
         if instance in self._others:
             return {CALL: self._call_paths[instance]} if instance in self._call_paths else {}
@@ -114,13 +114,13 @@ class FileTransfer:
 
     @property
     def receivers(self) -> frozenset[int]:
-        """The instances that must be sent the file that all programs read."""
+        """The instances on other hosts, if there is a file that all programs read."""
         return self._others if self._call is not None else frozenset()
 
     def call_parts(self) -> Iterator[bytes]:
         """Yield the parts of the file that all programs read, and an empty part at the end.
 
-        If the file cannot be read to its end, the program notices that it is incomplete.
+        If the file cannot be read to its end, the program notices that its copy is incomplete.
         """
         if self._call is not None:
             with suppress(OSError), self._call.open("rb") as file:
@@ -133,10 +133,11 @@ class FileTransfer:
         self._call_paths[instance] = path
 
     def start_of(self, instance: int) -> dict[str, Any]:
-        """Return the values about files that a wrapper gets before its program starts.
+        """Return the settings for files that a wrapper gets before its program starts.
 
-        A wrapper on another host gets the text before the path in each variable. With a timeline,
-        a wrapper gets the path of the spans, or an empty path if it chooses the path.
+        A wrapper on another host chooses the path in each environment variable, so it gets only the
+        text before the path. With a timeline, a wrapper on this host gets the path of the spans,
+        and other wrappers get an empty path.
         """
         values: dict[str, Any] = {}
         is_other = instance in self._others
@@ -148,7 +149,7 @@ class FileTransfer:
         return values
 
     def take(self, instance: int, payload: bytes) -> None:
-        """Append a part of a file that a wrapper sent; files with other names are dropped.
+        """Append a part that a wrapper sent to its file; drop files with unexpected names.
 
         Args:
             instance: The instance of the wrapper.
@@ -173,4 +174,4 @@ class FileTransfer:
 
 def _absolute(path: Path) -> str:
     """Return a path that stays valid if the program changes its working folder."""
-    return os.path.abspath(path)  # noqa: PTH100 (links stay)
+    return os.path.abspath(path)  # noqa: PTH100 (keeps symbolic links)

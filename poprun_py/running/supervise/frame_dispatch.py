@@ -93,12 +93,12 @@ class FrameDispatcher:
         }
 
     def dispatch(self, peer: Peer, kind: bytes, value: Any) -> None:
-        """Handle a frame of an instance; ignore one of an unknown kind."""
+        """Handle a frame from an instance's wrapper; ignore frames of unknown kinds."""
         if handler := self._handlers.get(kind):
             handler(peer, value)
 
     def on_disconnect(self, peer: Peer) -> None:
-        """Handle a closed connection; a wrapper that has not reported its end was killed."""
+        """Handle a closed connection; a wrapper that has not reported an end was killed."""
         if peer.instance_end is not None:
             return
         program = peer.started.get("pid", 0)
@@ -159,7 +159,7 @@ class FrameDispatcher:
         self.output.say(leftovers_sentence(peer.index, killed))
 
     def _on_program_end(self, peer: Peer, end: dict[str, Any]) -> None:
-        """Note the end of a program; the first failure ends all the others."""
+        """Note the end of a program; the first program that fails ends the job."""
         if peer.program_end is not None:
             return
         peer.program_end = end

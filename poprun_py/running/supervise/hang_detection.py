@@ -2,8 +2,8 @@
 
 An instance that counts steps hangs if it makes no step and shows no other activity, unless it waits
 for an instance that is working. If no instance counts steps, the activity of all instances decides.
-The detector is pure, and takes the clock as an argument. The check confirms a hang by the stacks,
-which also show which instances caused it.
+``HangDetector`` does no I/O, and takes the current time as an argument. ``HangCheck`` confirms a
+hang by the Python stacks of the instances, which also show which instances caused it.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ _AUTO_FACTOR, _AUTO_FLOOR_SECONDS, _AUTO_SAMPLES = 20, 10.0, 5
 _AUTO_LONGEST_FACTOR = 2
 # The number of step durations to keep. One progress message may report several short steps.
 _KEPT_DURATIONS = 101
-# If the launcher has not checked for this long, it was stopped. That time does not count against
-# the instances.
+# If the last check for a hang was longer ago than this, the launcher itself was stopped. Instances
+# do not count as idle for that time.
 _LATE_SECONDS = 1.0
-# A wrapper counts as stopped if it sends neither steps nor samples for the step limit, but at
-# least for this long and at most for the second time.
+# A wrapper counts as stopped if it sends neither steps nor samples for the limit of a step, but for
+# no less than the first time and no more than the second.
 _MIN_UNSAMPLED_SECONDS, _MAX_UNSAMPLED_SECONDS = 2.0, 10.0
 _INFINITY = float("inf")
 
@@ -42,17 +42,17 @@ _INFINITY = float("inf")
 class HangDetector:
     """Follows the steps of all instances, and their activity in ``activity``.
 
-    An instance hangs if it has made no step for the limit, and its activity monitor reports no
-    activity for as long. If it waits for others, it hangs only if none of these is working.
-    Training steps are compared with training steps, and other calls with other calls. Compiling is
+    An instance hangs if it has made no step for the time limit, and its activity monitor reports no
+    activity for as long. An instance that waits for others hangs only if none of the others is
+    working. The limits for training steps and for other calls are separate. Compiling counts as
     neither. If a wrapper sends no samples, only the steps of its instance count.
 
     Args:
-        limit: Seconds without a step, or "auto": 20 times the median step or twice the longest
-            time without a step, whichever is longer, and at least 10 s. The first step, and
-            compiling, may take ten times as long, at least 30 s. With "auto", this limit applies
-            only to an instance that is stopped or waits in a collective of the library. All others
-            may sleep for two minutes.
+        limit: Seconds without a step, or "auto": 20 times the median step or twice the longest time
+            without a step, whichever is longer, and at least 10 s. The first step, and compiling,
+            may take ten times as long, at least 30 s. With "auto", this limit applies only to an
+            instance that is stopped or waits in a collective of the library. All other instances
+            may be idle for two minutes.
     """
 
     def __init__(self, limit: float | str) -> None:
@@ -63,9 +63,9 @@ class HangDetector:
             kind: deque(maxlen=_KEPT_DURATIONS) for kind in (TRAINING, INFERENCE)
         }
         self._longest = dict.fromkeys(self._durations, 0.0)
-        self._limits: dict[int, float | None] = {}  # computed since the last progress
+        self._limits: dict[int, float | None] = {}  # by kind of call; cleared after each step
         self._checked_at = -_INFINITY
-        self._next_timeout_at = -_INFINITY  # until then, no other instance exceeds its limit
+        self._next_timeout_at = -_INFINITY  # no further instance exceeds its limit before
         self.activity = ActivityMonitor(limit)
 
     @property
@@ -74,7 +74,7 @@ class HangDetector:
         return 0.2 if self._fixed_limit is None else min(0.5, max(0.02, self._fixed_limit / 5))
 
     def limit(self, kind: int = TRAINING) -> float | None:
-        """Return the limit of a kind of call, in seconds; None while "auto" has too few samples."""
+        """Return the limit in seconds for a kind of call; None until "auto" has enough samples."""
         if self._fixed_limit is not None:
             return self._fixed_limit
         if kind not in self._limits:
@@ -105,7 +105,7 @@ class HangDetector:
         self._progress[instance] = (progress, now)
 
     def reset_timers(self, now: float) -> None:
-        """Restart the times of all instances, because the launcher or an output reader was late."""
+        """Restart the idle times of all instances, after the launcher or its output was delayed."""
         self._progress = {index: (progress, now) for index, (progress, _) in self._progress.items()}
         self.activity.reset_timers(now)
 
@@ -116,7 +116,7 @@ class HangDetector:
 
     @property
     def counts_steps(self) -> bool:
-        """Whether a running instance counts steps; then only such instances can hang."""
+        """Whether any running instance counts steps; if so, only instances with steps can hang."""
         return bool(self._progress)
 
     def next_deadline(self) -> float:
@@ -124,7 +124,7 @@ class HangDetector:
         return self._checked_at + self.check_interval
 
     def is_due(self, now: float) -> bool:
-        """Tell whether ``check`` has anything to do, if the instances can write their output."""
+        """Tell whether it is time for the next ``check``, unless the instances are blocked."""
         return now >= min(self.next_deadline(), self._next_timeout_at)
 
     def check(
@@ -135,7 +135,8 @@ class HangDetector:
         Args:
             now: The time.
             is_blocked: Whether the reader of the output, or a debugger, makes the instances wait.
-            is_mpirun_stopped: Whether mpirun is stopped. An ending instance then waits for ever.
+            is_mpirun_stopped: Whether mpirun is stopped. If it is, an instance that leaves MPI
+                waits for ever.
         """
         if not (is_blocked or self.is_due(now)):
             return ()
@@ -149,8 +150,8 @@ class HangDetector:
         """Return the instances that seem to hang, the longest idle instance first.
 
         An instance that only waits for another one, or for a core, may exceed the limit at the same
-        time. So the caller then collects the stacks and calls ``confirm``. For a job without steps,
-        the result contains all instances, or is empty.
+        time. To exclude such instances, the caller collects the stacks and calls ``confirm``. For a
+        job whose instances count no steps, the result contains all instances, or is empty.
         """
         limits = [(since, self._step_limit(each)) for each, since in self._progress.values()]
         later = (since + limit for since, limit in limits if now - since <= limit)
@@ -166,7 +167,7 @@ class HangDetector:
         """Return the instances that hang according to their stacks.
 
         Args:
-            waiting: The instances whose stacks wait for other instances.
+            waiting: The instances whose stacks show that they wait for other instances.
             ending: The instances whose stacks show that their interpreters are shutting down.
             now: The time.
         """
@@ -185,7 +186,7 @@ class HangDetector:
         return hung
 
     def busy(self, now: float) -> tuple[int, ...]:
-        """Return the ``hung`` instances that use CPU time; stacks tell whether only to wait."""
+        """Return the ``hung`` instances that use CPU time, which may be only for waiting."""
         hung = set(self.hung(now))
         return tuple(i for i in self.activity.busy(now, self._idle_limit) if i in hung)
 
@@ -200,7 +201,7 @@ class HangDetector:
         return self.activity.is_idle(index, now, self._idle_limit(index))
 
     def _is_any_other_working(self, idle: Iterable[int], now: float) -> bool:
-        """Tell whether an instance outside ``idle`` works, and may yet reach the waiting ones."""
+        """Tell whether the ``idle`` instances may be waiting for another one that is working."""
         idle = set(idle)
         return any(
             index not in idle
@@ -210,7 +211,7 @@ class HangDetector:
         )
 
     def _idle_limit(self, index: int) -> float | None:
-        """Return the limit without activity for an instance; None for the monitor's own limit."""
+        """Return how long an instance may be idle; None for the activity monitor's own limit."""
         if index not in self._progress:
             return None
         limit = self._step_limit(self._progress[index][0])
@@ -223,7 +224,7 @@ class HangDetector:
         return limit if is_certain else max(AUTO_IDLE_SECONDS, limit)
 
     def _step_limit(self, progress: Progress) -> float:
-        """Return the limit without progress; inf while there is nothing to compare with."""
+        """Return the limit in seconds for the current step or call; inf until "auto" has enough samples."""
         is_compiling = progress.kind == COMPILING
         limit = self.limit(TRAINING if is_compiling else progress.kind)
         if limit is None:
@@ -233,16 +234,16 @@ class HangDetector:
         return limit
 
     def progress_counts(self) -> dict[int, tuple[int, int]]:
-        """Return each instance's training steps, and its other calls since the last of them.
+        """Return each instance's number of training steps, and of other calls since the last step.
 
-        For a job without steps, these are the collectives of each instance, and 0.
+        For a job whose instances count no steps, the pairs are the number of collectives and 0.
         """
         if not self.counts_steps:
             return self.activity.collective_counts()
         return {i: (progress.step, progress.calls) for i, (progress, _) in self._progress.items()}
 
     def idle_seconds(self, instance: int, now: float) -> float:
-        """Return the seconds since an instance's last step, or last activity."""
+        """Return the seconds since an instance's last step, or its last activity without steps."""
         if instance not in self._progress:
             return self.activity.idle_seconds(instance, now)
         return now - self._progress[instance][1]
@@ -285,7 +286,7 @@ class HangCheck:
         return self._detector.next_deadline()
 
     def on_time(self, now: float) -> None:
-        """If the job seems to hang, collect the stacks of its instances."""
+        """If the job seems to hang, collect the stacks of its instances to confirm it."""
         is_blocked = self._is_blocked()
         if not (is_blocked or self._detector.is_due(now)):
             return

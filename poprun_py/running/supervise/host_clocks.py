@@ -18,7 +18,8 @@ from poprun_py.instance import control_protocol
 if TYPE_CHECKING:
     from popdist_py.timeline.clocks import ClockSample
 
-# The number of questions to a host when its program starts, and when the program has ended.
+# How many times a host is asked for its time when its program starts, and again when the program
+# has ended.
 _NUM_QUESTIONS: Final = 8
 
 
@@ -50,7 +51,7 @@ class HostClocks:
             self._ask(instance)
 
     def take(self, instance: int, sent: int, answer: int) -> None:
-        """Take the answer to a question, and ask the next one."""
+        """Record the time that a host has answered, and ask it again if more answers are needed."""
         received = time.monotonic_ns()
         if self._folder is None or instance not in self._others:
             return
@@ -64,7 +65,7 @@ class HostClocks:
         if self._questions[instance] > 0:
             self._ask(instance)
         else:
-            # Written at once, because the launcher may be killed later.
+            # The answers are written at once, because the launcher may be killed later.
             with suppress(OSError):
                 save_clock(clock_path(instance_prefix(self._folder, instance)), samples)
 

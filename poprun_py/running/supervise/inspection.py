@@ -1,8 +1,9 @@
 """Inspection of running jobs, for their stacks, the status of their instances, and their IPUs.
 
 A launcher's socket is in a folder that only its user can enter, so a user finds only jobs of that
-user, and root finds all jobs. Other users can make folders with equal names in /tmp. This module
-ignores a folder whose owner is not the launcher's user, and makes all texts of an answer printable.
+user, and root finds all jobs. Other users can make folders with such names in /tmp. This module
+ignores a folder whose owner is not the launcher's user, and replaces control characters in the
+strings of an answer.
 """
 
 from __future__ import annotations
@@ -26,14 +27,16 @@ if TYPE_CHECKING:
     from poprun_py.running.supervise.job import Job
 
 _ANSWER_SECONDS = 10.0
-# A launcher knows its IPUs at once, but does not answer while it is stopped (Ctrl-Z).
+# The time-out for a launcher's IPUs. A launcher knows them at once, but does not answer while it is
+# stopped (Ctrl-Z).
 _HOLDINGS_SECONDS = 1.0
 _STATUS_SECONDS = 5.0
-# At most 64 MiB; the status of 4,096 instances takes 3 MiB.
+# The maximum number of frames in an answer, which is 64 MiB. The status of 4,096 instances takes 3
+# MiB.
 _MOST_FRAMES = 64
 # The errors if a launcher was killed, or ends before it has answered.
 _ENDED = (ConnectionError, FileNotFoundError)
-# Means the job that was started last.
+# The value of ``job`` for the job that was started last.
 NEWEST = "newest"
 
 
@@ -56,7 +59,7 @@ def ask(pid: int) -> str:
 
 
 def ask_status(job: str) -> tuple[dict[str, Any], list[int]]:
-    """Return the status of a job's instances, and with ``NEWEST`` the launchers of other jobs.
+    """Return the status of a job, and with ``NEWEST`` the process ids of older launchers.
 
     Args:
         job: The process id of its launcher or of one of its instances; the name of its run, or the
@@ -147,7 +150,7 @@ def _status(path: Path, option: str) -> dict[str, Any] | None:
 
 
 def _launcher_of(path: Path) -> int:
-    """Return the process id of a socket's launcher; 0 if the folder has another name."""
+    """Return the process id in the name of a socket's folder; 0 if the name has none."""
     pid = path.parent.name.split("-")[1]
     return int(pid) if pid.isdigit() else 0
 
@@ -179,9 +182,9 @@ def holdings(job: Job, peers: Mapping[int, Peer]) -> dict[str, Any]:
 
 
 def running_jobs() -> dict[int, dict[str, Any] | None]:
-    """Return the holdings of every running job, by the process id of its launcher.
+    """Return the emulated IPUs, and the programs that hold them, of every running job.
 
-    None stands for a launcher that does not answer.
+    The keys are the launchers' process ids. The value is None if a launcher does not answer.
     """
     found: dict[int, dict[str, Any] | None] = {}
     for pid, path in _sockets():
@@ -215,7 +218,7 @@ def _answer(path: Path, want: str, seconds: float) -> str | None:
 
 
 def _printable_value(answer: str) -> Any:
-    """Return the value of an answer, with printable texts.
+    """Return the contents of an answer, with control characters in its strings replaced.
 
     Raises:
         ValueError: The answer is not JSON.
@@ -234,7 +237,7 @@ def _printable_value(answer: str) -> Any:
 
 
 def _is_launchers(path: Path) -> bool:
-    """Tell whether a socket's folder belongs to the user of the launcher that it is named after."""
+    """Tell whether a socket's folder belongs to the user of the launcher in the folder's name."""
     pid = _launcher_of(path)
     try:
         owner = path.parent.stat().st_uid
@@ -242,12 +245,12 @@ def _is_launchers(path: Path) -> bool:
         return False
     if not pid or os.geteuid() not in (0, owner):
         return False
-    # The owner is None for a process that has ended or is hidden.
+    # ``owner`` returns None for a process that has ended or is hidden.
     return process_info.owner(pid) in (owner, None)
 
 
 def _sockets() -> Iterator[tuple[int, Path]]:
-    """Return the process id and the socket of every launcher on this host, in order."""
+    """Return the process id and the socket of every launcher on this host, sorted by process id."""
     folders = set().union(*(_temporary_folders(pid) for pid, _ in process_info.all_stats()))
     found = set()
     for folder in folders:
@@ -282,7 +285,7 @@ def _sockets_of(pid: int, option: str) -> list[Path]:
 
 
 def _temporary_folders(pid: int) -> set[Path]:
-    """Return the folders in which a launcher with this process id may have its own folder."""
+    """Return the possible parents of the folder of the launcher with this process id."""
     import tempfile
 
     theirs = process_info.variable(pid, "TMPDIR")

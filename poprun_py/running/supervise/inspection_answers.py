@@ -11,25 +11,25 @@ from typing import Any
 
 from poprun_py.instance import control_protocol
 
-# An answer is dropped if its reader has taken nothing for this long.
+# An answer is dropped if the inspecting process has read nothing for this long.
 _READER_SECONDS = 5.0
-# The longest wait at the end of the job for a reader that has not taken its whole answer.
+# The longest wait at the end of the job for a process that has not read its whole answer.
 _LAST_READ_SECONDS = 1.0
 
 
 @dataclass(slots=True)
 class _Answer:
-    """The unsent bytes of one answer, and when the reader last took some."""
+    """The unsent bytes of one answer, and the time when the inspecting process last read some."""
 
     unsent: memoryview
     read_at: float
 
 
 class InspectionAnswers:
-    """The answers that are being sent; each connection is closed after its answer.
+    """Sends answers to inspecting processes, and closes each connection after its answer.
 
     Args:
-        selector: Tells when a reader takes more.
+        selector: Tells when a connection can take more bytes.
     """
 
     def __init__(self, selector: selectors.BaseSelector) -> None:
@@ -47,13 +47,13 @@ class InspectionAnswers:
         self._continue(channel, selectors.EVENT_WRITE)
 
     def drop_unread(self, now: float) -> None:
-        """Close the connections whose readers have taken nothing for too long."""
+        """Close the connections of processes that have read nothing for too long."""
         for channel, answer in tuple(self._answers.items()):
             if now > answer.read_at + _READER_SECONDS:
                 self._end(channel)
 
     def close(self) -> None:
-        """Send the rest of each answer to a reader that takes it at once, and close all."""
+        """Send the rest of each answer if it is read at once, and close all connections."""
         for channel, answer in tuple(self._answers.items()):
             with contextlib.suppress(OSError):
                 channel.settimeout(_LAST_READ_SECONDS)
@@ -68,7 +68,7 @@ class InspectionAnswers:
                 answer.read_at = time.monotonic()
         except BlockingIOError:
             return
-        except OSError:  # the reader has gone
+        except OSError:  # the inspecting process has closed it
             pass
         self._end(channel)
 

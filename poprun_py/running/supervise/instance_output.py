@@ -1,6 +1,7 @@
 """The output of all instances, on the launcher's stdout and stderr, and in --output-dir.
 
-Writing never blocks. The supervisor lets the instances wait while a reader does not keep up.
+Writing never blocks. While the reader of the launcher's output does not keep up, the supervisor
+makes the instances wait.
 """
 
 from __future__ import annotations
@@ -22,17 +23,17 @@ from poprun_py.terminal import can_erase, command_name, has_cursor, may_colour
 if TYPE_CHECKING:
     from poprun_py.running.screen.tracebacks import InterruptTracebacks
 
-# A line waits for its end for a fixed time and a time for each instance, up to the maximum. An
-# unbuffered print() writes the newline separately. If many programs share a CPU, all the others may
-# run before a program writes its newline.
+# How long an unfinished line is held back: a fixed time and a time for each instance, up to the
+# maximum. An unbuffered print() writes the newline separately. If many programs share a CPU, all
+# the others may run before a program writes its newline.
 _IDLE_SECONDS, _IDLE_SECONDS_PER_INSTANCE, _MAX_IDLE_SECONDS = 0.2, 0.005, 2.0
-# After the stop of a job and the grace time, a reader that takes nothing for this long loses the
-# rest of the output.
+# After a job was stopped and the grace time is over, the rest of the output is discarded if its
+# reader takes nothing for this long.
 _READER_SECONDS = 2.0
 # The time between two tries to write to a reader that does not keep up.
 _READER_PAUSE_SECONDS = 0.002
-# If at most this many lines follow the last lines of an instance, the user sees them together with
-# the report.
+# If at most this many lines follow the last lines of an instance, the user sees those last lines
+# together with the launcher's report.
 _VISIBLE_LINES = 8
 _STDOUT, _STDERR = 0, 1
 _NAMES = ("stdout", "stderr")
@@ -47,8 +48,8 @@ class InstanceOutput:
         write_log: Writes a line of the launcher's own log.
 
     Attributes:
-        stopped_at: When the job was stopped; None before. A reader that takes nothing long after
-            that is given up.
+        stopped_at: When the job was stopped; None before. Output that is still unread long after
+            that is discarded.
     """
 
     def __init__(
@@ -107,7 +108,7 @@ class InstanceOutput:
         return sink.write
 
     def make_streams(self, index: int) -> tuple[OutputStream, OutputStream]:
-        """Return stdout and stderr for a new instance."""
+        """Return the streams for a new instance's stdout and stderr."""
         self._files.open(index)
         only = self._job.watchers.only_output_from
         shown = only is None or index in only
@@ -149,7 +150,7 @@ class InstanceOutput:
     def shorten_interrupts(self) -> None:
         """Show KeyboardInterrupt tracebacks as one line from now on, after Ctrl-C."""
         if self._interrupts is None:
-            # Imported here, so that jobs that are not interrupted do not wait for the import.
+            # Imported only after Ctrl-C, so that other jobs do not wait for the import.
             from poprun_py.running.screen.tracebacks import InterruptTracebacks
 
             self._interrupts = InterruptTracebacks(self._find_repeats)
@@ -159,7 +160,7 @@ class InstanceOutput:
         self._repeats.feed(index, data, time.monotonic(), host=host, pid=pid)
 
     def finish(self, peer: Peer) -> None:
-        """End the unfinished lines of an instance, which has ended."""
+        """End the unfinished lines of an instance that has ended."""
         if self._interrupts is not None:
             self._interrupts.ended(peer.index)
         self._ended.add(peer.index)
@@ -179,7 +180,7 @@ class InstanceOutput:
         self._screens[_STDERR].end_bar(self._streams[index][_STDERR])
 
     def _show_repeated(self, members: tuple[int, ...], shown: int) -> None:
-        """Write one line about instances that wrote the traceback which ``shown`` wrote first."""
+        """Write one line for the tracebacks of ``members``, which equal that of ``shown``."""
         tag = make_stream(ranges_text(members), _NAMES[_STDERR], form=self._job.watchers.output)
         self._screens[_STDERR].feed(tag, b"the same traceback as instance %d\n" % shown)
         self._num_lines += 1
@@ -190,8 +191,8 @@ class InstanceOutput:
     def visible_instances(self) -> frozenset[int]:
         """The instances whose last stderr output is among the last lines of the launcher's stderr.
 
-        If a traceback was replaced by a line about another instance's equal one, the place of the
-        equal one counts.
+        If an instance's traceback was not shown because another instance had written an equal one,
+        the position of the shown traceback counts.
         """
         end = self._num_lines
         return frozenset(i for i, at in self._last_line.items() if end - at <= _VISIBLE_LINES)
@@ -226,7 +227,7 @@ class InstanceOutput:
         return size.columns, size.lines
 
     def show_panel(self, lines: Sequence[str]) -> None:
-        """Keep these lines below all output on the terminal; without lines, remove the panel."""
+        """Show a panel of ``lines`` below the output on the terminal; without lines, remove it."""
         if self._panel is not None and not (lines and self.is_full):
             self._panel.show(lines)
 
@@ -242,11 +243,11 @@ class InstanceOutput:
         return self._sinks[_STDOUT].is_terminal, self._sinks[_STDERR].is_terminal
 
     def give_keyboard(self, instance: int | None, *, shows_hidden: bool) -> None:
-        """Show the terminal output of this instance at once, without waiting for whole lines.
+        """Show the output of the instance with the keyboard without waiting for whole lines.
 
         Args:
             instance: The instance that the user types into; None without one.
-            shows_hidden: Whether to show it even if --only-output-from hides it.
+            shows_hidden: Whether to show the instance's output even if --only-output-from hides it.
         """
         only = self._job.watchers.only_output_from
         for is_live, index in ((False, self._typed_into), (True, instance)):
@@ -277,7 +278,7 @@ class InstanceOutput:
 
     @property
     def is_full(self) -> bool:
-        """Whether the instances have to wait for the reader."""
+        """Whether the instances have to wait until output is read."""
         return any(sink.is_full for sink in self._sinks)
 
     @property
@@ -286,11 +287,11 @@ class InstanceOutput:
         return not any(sink.pending for sink in self._sinks)
 
     def on_time(self, now: float) -> None:
-        """Write the output that the readers take now."""
+        """Write the output that the readers of the launcher's output accept now."""
         self.write(now)
 
     def write(self, now: float, wait_seconds: float = 0.0) -> None:
-        """Write the output that the readers take within ``wait_seconds``."""
+        """Write the output that its readers accept within ``wait_seconds``."""
         self._warn_of_incomplete_files()
         if self._panel is not None:
             self._panel.on_time(now)
@@ -319,7 +320,7 @@ class InstanceOutput:
         return min(self._repeats.next_deadline(), next_bar_at, next_panel_at, held_until)
 
     def close(self) -> None:
-        """Remove the panel, and close the files."""
+        """Remove the panel from the terminal, and close the output files."""
         self._files.close()
         self._warn_of_incomplete_files()
         self.show_panel(())

@@ -36,13 +36,14 @@ class Command:
         words: The words of the command.
         environ: Its environment.
         variables: For each instance, the variables that it gets over the control channel, so that
-            no command line shows them; None unsets one.
+            no command line shows them; the value None unsets a variable.
         stdin_instance: The instance that reads standard input.
-        end_signal: The signal that ends mpirun in good order. mpirun blocks the others.
+        end_signal: The signal that makes mpirun clean up and end. The other signals for that are
+            blocked in mpirun.
     """
 
     words: tuple[str, ...]
-    # Both contain secrets, so the text of a command omits them.
+    # ``environ`` and ``variables`` contain secrets, so the repr() of a command omits them.
     environ: Mapping[str, str] = field(repr=False)
     variables: tuple[Mapping[str, str | None], ...] = field(repr=False)
     stdin_instance: int = 0
@@ -56,14 +57,14 @@ class Hosts:
     Attributes:
         listen: The address of this machine for the other hosts.
         network: The network of mpirun's listening ports; None for all networks.
-        names: For each instance, the host's own name for itself; empty if unknown.
+        names: For each instance, the name of its host, as the host reports it; empty if unknown.
         others: The instances on other hosts.
         leases: For some instances, the request for a lease on their hosts. The hosts take the
             leases before any program starts.
         refusal_of: Takes an instance with a lease request and the answer of its host. Returns why
             the job cannot start, or an empty text.
         explain_failed_start: Raises StartError with the reason why the job does not start, or
-            returns possible problems of the hosts. It is None for a job on this host only.
+            returns possible problems of the hosts. None for a job on this host only.
     """
 
     listen: str | None = None
@@ -82,8 +83,8 @@ class JobLimits:
     Attributes:
         timeout: The limit of the whole job; None for no limit.
         spent: The part of ``timeout`` that earlier attempts have used.
-        hang_timeout: The longest time without progress, or "auto"; None to detect no hangs.
-        grace: The time between the request that a program end and SIGKILL.
+        hang_timeout: The longest time without progress, or "auto"; None turns hang detection off.
+        grace: The time between asking a program to end and killing it.
     """
 
     timeout: float | None = None
@@ -117,7 +118,7 @@ class Watchers:
         output: The form of the instances' output, such as "tag".
         only_output_from: The instances whose output is shown; None for all.
         live: Whether the terminal shows a live view of the instances.
-        recorders: Take every training step, and the states of the instances.
+        recorders: The recorders of every training step and of the states of the instances.
         run_id: The name of the run.
         program: A short name of the program.
         ipus: For each instance, its emulated IPUs, numbered within the partition.
@@ -152,13 +153,14 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """The progress of a program, in the user's own steps.
+    """The progress of a program, in training steps and other calls.
 
     Attributes:
-        step: The number of training steps done, with those before the checkpoint.
+        step: The number of training steps done, including those before a checkpoint from which the
+            program resumed.
         calls: The number of other calls since the last training step, such as for a validation.
         resumed: The training step of the checkpoint from which the program resumed; 0 for none.
-        doing: The current activity.
+        doing: The current activity, such as ``TRAINING`` or ``COMPILING``.
     """
 
     step: int
@@ -168,14 +170,14 @@ class Progress:
 
     @property
     def kind(self) -> int:
-        """The kind of call that makes the next progress; between calls, the kind of the last."""
+        """The kind of the current call; between calls, the kind of the last call."""
         if self.doing in (TRAINING, INFERENCE, COMPILING):
             return self.doing
         return INFERENCE if self.calls else TRAINING
 
     @property
     def counts(self) -> bool:
-        """Whether the program counts steps or calls, as far as is known."""
+        """Whether the program is known to count steps or calls."""
         return self.has_begun or self.resumed > 0 or self.doing != BETWEEN_CALLS
 
     @property
@@ -184,7 +186,7 @@ class Progress:
         return self.step > self.resumed or self.calls > 0
 
     def calls_since(self, before: Progress) -> int | None:
-        """Return the number of calls that have ended since ``before``; None for several kinds."""
+        """Return the number of calls since ``before``; None if they are of several kinds."""
         if (self.kind, self.resumed) != (before.kind, before.resumed) or self.step < before.step:
             return None
         if self.kind == TRAINING:
@@ -198,7 +200,7 @@ class Collective:
     """The last collective of the library in a program.
 
     Attributes:
-        number: Its number in the program, counted from 1.
+        number: The number of the collective in the program, counted from 1.
         name: Its name.
         goes_on: Whether it is still running.
         seconds: The time since it began.
@@ -220,26 +222,27 @@ class Collective:
 
 @dataclass(frozen=True, kw_only=True, slots=True, repr=False)
 class InstanceResult(Displayed):
-    """How one instance ended.
+    """The result of one instance.
 
     Attributes:
         index: The index of the instance.
-        host: The name of its host; empty if it never connected.
+        host: The name of its host; empty if its wrapper never connected.
         pid: The process id of its program; 0 if the program never started.
-        code: The exit code, negative for a signal; None if the instance never reported its end.
+        code: The program's exit code, negative for a signal; None if its end was never reported.
         ended_ns: The time of its end, in nanoseconds on this machine's clock.
-        progress: Its steps; None for a program that does not count steps.
-        collective: The last collective that it began; None before the first.
-        max_rss_bytes: The peak of its resident memory.
+        progress: The program's steps; None for a program that does not count steps.
+        collective: The last collective that the program began; None before the first.
+        max_rss_bytes: The peak of the program's resident memory.
         memory_limit_bytes: The memory limit of its control group; None without a limit.
-        oom_kills: How many processes of its control group the kernel killed while it ran, because
-            memory was exhausted.
-        was_stopped: Whether the supervisor had asked it to end.
-        was_lost: Whether it vanished together with its wrapper.
-        had_last_word: Whether its last lines, or an equal traceback, are at the end of the
-            launcher's stderr.
-        stderr_tail: The end of its stderr.
-        trained_alone: Whether it trained with torch without any collective with other instances.
+        oom_kills: The number of processes of its control group that the kernel killed during the
+            run, because memory was exhausted.
+        was_stopped: Whether the supervisor had asked the program to end.
+        was_lost: Whether its wrapper disconnected without reporting the end of the program.
+        had_last_word: Whether the last lines of its stderr, or an equal traceback of another
+            instance, are at the end of the launcher's stderr.
+        stderr_tail: The last part of the program's stderr.
+        trained_alone: Whether the program trained with torch without any collective with other
+            instances.
     """
 
     index: int
@@ -259,7 +262,7 @@ class InstanceResult(Displayed):
     trained_alone: bool = False
 
     def __repr__(self) -> str:
-        # The stderr of a program may be long, and may contain secrets.
+        # The stderr of a program may be long and may contain secrets, so it is omitted here.
         where = f", host={self.host!r}" if self.host else ""
         step = f", step={self.step}" if self.step is not None else ""
         stopped = ", was_stopped=True" if self.was_stopped else ""
@@ -272,14 +275,14 @@ class InstanceResult(Displayed):
 
     @property
     def exit_code(self) -> int:
-        """The code as a shell shows it: 128 + signal when killed."""
+        """The exit code as a shell shows it: 128 + signal number if a signal ended the program."""
         if self.code is None:
             return 1
         return self.code if self.code >= 0 else 128 - self.code
 
     @property
     def failed(self) -> bool:
-        """Whether it failed by itself: it was not stopped, and did not end at a checkpoint."""
+        """Whether the program failed, and was neither stopped nor ended at a checkpoint."""
         return self.code not in (None, 0, RESUME_EXIT_CODE) and not self.was_stopped
 
 
@@ -290,7 +293,7 @@ class StackGroup:
     Attributes:
         instances: The instances.
         text: Their stacks, or the reason why the stacks are missing.
-        waits: Whether they wait for other instances.
+        waits: Whether the instances wait for other instances.
     """
 
     instances: tuple[int, ...]
@@ -330,12 +333,12 @@ _SEVERITY = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Stop:
-    """The stop of a job before all its instances had ended by themselves.
+    """The stop of a job before all its instances had ended, with its cause and time.
 
     Attributes:
         cause: The cause.
         reason: The cause in words.
-        at: The time on the monotonic clock.
+        at: The time of the stop, in seconds on the monotonic clock.
         signal: The signal to the launcher that caused the stop; 0 without a signal.
         hung: The instances that made no more steps.
         stacks: The stacks of all instances at that time.
@@ -349,21 +352,21 @@ class Stop:
     stacks: tuple[StackGroup, ...] = ()
 
     def followed_by(self, later: Stop) -> Stop:
-        """Return the stop that counts if ``later`` occurs before the job has ended."""
+        """Return the more severe stop of this one and ``later``, with the time of this one."""
         severer = later if _SEVERITY[later.cause] > _SEVERITY[self.cause] else self
         return replace(severer, at=self.at, signal=self.signal or later.signal)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, repr=False)
 class LaunchResult(Displayed):
-    """How a job ended.
+    """The result of a job.
 
     Attributes:
         exit_code: The exit code of the job.
         instances: The results of all instances.
         first_failure: The instance that failed first; None if no instance failed by itself.
-        reason: Why the job was stopped; empty if it was not.
-        advice: What the user can do about it, if that is known.
+        reason: The reason why the job was stopped; empty if it was not stopped.
+        advice: Advice to the user about the failure; empty if there is none.
         timed_out: Whether the job reached its time limit.
         hung: The instances that made no more steps.
         stacks: The stacks of all instances when the job hung or reached its time limit.
@@ -412,7 +415,8 @@ class LaunchResult(Displayed):
 
         Raises:
             TimeLimitError: The job reached its time limit, or hung.
-            JobFailedError: The job ended with another exit code than 0, possibly at a checkpoint.
+            JobFailedError: The exit code of the job is not 0. The job may have ended at a
+                checkpoint.
         """
         if self.exit_code == 0:
             return self
@@ -425,12 +429,12 @@ class LaunchResult(Displayed):
 
     @property
     def explanation(self) -> str:
-        """The reason and the advice."""
+        """The reason and the advice, as one text."""
         return ". ".join(filter(None, (self.reason, self.advice)))
 
 
 def describe(code: int) -> str:
-    """Return ``exit code 3`` or ``signal SIGSEGV``."""
+    """Return an exit code in words, such as ``exit code 3`` or ``signal SIGSEGV``."""
     if code >= 0:
         return f"exit code {code}"
     try:

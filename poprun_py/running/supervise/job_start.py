@@ -24,11 +24,12 @@ from poprun_py.running.supervise.file_transfer import FileTransfer
 from poprun_py.running.supervise.job import Cause, Job
 from poprun_py.running.supervise.shutdown import JobShutdown
 
-# Returns possible problems of the hosts, or raises StartError with the reason.
+# A function that returns possible problems of the hosts, or raises StartError with the reason why
+# the job cannot start.
 Explain = Callable[[], str]
 
 _FIRST_WAIT_SECONDS = 10.0
-# Added for each instance, because many wrappers take longer to start.
+# This time is added for each instance, because many wrappers take longer to start.
 _SECONDS_PER_INSTANCE = 0.02
 # The time between two checks whether the hosts have answered.
 _ANSWER_SECONDS = 0.2
@@ -80,7 +81,7 @@ class Question:
             os.close(self._descriptor)
             raise
         finally:
-            # The child process keeps its copy of this end, to write its answer.
+            # The child process keeps its own copy of the pipe's write end, to write its answer.
             if os.getpid() == parent:
                 os.close(write)
         if not self._pid:
@@ -90,7 +91,7 @@ class Question:
             os.setpgid(self._pid, self._pid)
 
     def answer(self) -> Finding | None:
-        """Return the answer; None until it is complete."""
+        """Return the answer of the child process; None until the answer is complete."""
         try:
             while part := os.read(self._descriptor, 1 << 16):
                 self._text += part
@@ -111,7 +112,7 @@ class Question:
 
 
 def _answer(explain: Explain, descriptor: int, parent: int) -> NoReturn:
-    """Write the answer and end the process. The child process calls this."""
+    """Call ``explain`` in the child process, write its answer to the pipe, and exit."""
     try:
         os.setpgid(0, 0)
         signal.set_wakeup_fd(-1)
@@ -126,17 +127,18 @@ def _answer(explain: Explain, descriptor: int, parent: int) -> NoReturn:
         while text:
             text = text[os.write(descriptor, text) :]
     finally:
-        # Any other failure gives no answer, because it does not explain the start.
+        # After any other exception, the answer is empty, because the exception does not tell why
+        # the job does not start.
         os._exit(0)
 
 
 class StartDiagnosis:
-    """Asks the hosts why a job does not start; the clock is an argument.
+    """Asks the hosts why a job does not start. The methods take the current time.
 
     Args:
         num_instances: The number of instances.
         explain: Finds the reason why the job does not start; None for a job on this host only.
-        found: Takes each answer of the hosts.
+        found: Called with each answer of the hosts.
         ask: Begins a call of ``explain`` and returns the running question.
     """
 
@@ -173,7 +175,7 @@ class StartDiagnosis:
         return self._check_at
 
     def on_time(self, now: float) -> None:
-        """Ask the hosts when it is due, or report their answer."""
+        """Ask the hosts if it is time for that, or report their answer."""
         if now < self._check_at or self._explain is None:
             return
         if self._question is None:
@@ -218,7 +220,7 @@ class ProgramStart:
         self._shutdown = shutdown
         self._settings_of = settings_of
         self._started = started
-        # The instances whose answers are awaited.
+        # The instances whose hosts have not answered about the lease, or about the file.
         self._unleased = set(job.hosts.leases)
         self._without_file = set(files.receivers)
 
@@ -241,7 +243,7 @@ class ProgramStart:
             self._send_files()
 
     def on_file_stored(self, peer: Peer, answer: dict[str, str]) -> None:
-        """Take the path of the file on another host, or the reason why it cannot be stored."""
+        """Handle the answer of another host: the path of the stored file, or a problem."""
         self._without_file.discard(peer.index)
         if problem := answer.get("problem"):
             self._shutdown.end(

@@ -1,4 +1,4 @@
-"""The launcher's temporary folders, for its socket and mpirun's files, and in shared memory.
+"""The launcher's temporary folders: for its socket and mpirun's files, and for shared memory.
 
 Their names contain the launcher's process id, so that ``--stacks`` finds them.
 ``instance/job_folders.py`` decides which process removes them, and when.
@@ -67,7 +67,7 @@ def remove_launcher_folders(pid: int) -> None:
 
 
 def _bases() -> list[str]:
-    """Return possible parent folders, the user's choice first."""
+    """Return the possible parents of the launcher's folder, the user's TMPDIR first."""
     bases = (os.environ.get("TMPDIR", ""), "/tmp")
     return [base for base in bases if base and len(base) < _MAX_BASE_LENGTH]
 
@@ -77,10 +77,11 @@ def mpirun_folder_variables(
 ) -> dict[str, str]:
     """Return the variables that make Open MPI 5 keep its files on this host in ``folder``.
 
-    By default, they are in ``$TMPDIR/ompi.<its process id>``. A killed mpirun leaves that folder
-    behind, and a later mpirun with the same process id refuses to start ("The PMIx server's
-    listener thread failed to start"). In the launcher's folder, they are removed with it. If the
-    user chose a folder, on the command line or in a variable, the result is empty.
+    By default, Open MPI keeps them in ``$TMPDIR/ompi.<its process id>``. A killed mpirun leaves
+    that folder behind, and a later mpirun with the same process id refuses to start ("The PMIx
+    server's listener thread failed to start"). Files in the launcher's folder are removed together
+    with that folder. If the user chose a folder for Open MPI's files, on the command line or in a
+    variable, the result is empty.
     """
     if any("tmpdir_base" in word for word in (*command, *environ)):
         return {}

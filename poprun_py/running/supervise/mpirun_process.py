@@ -21,20 +21,22 @@ from poprun_py.instance.process_control import GracefulStop
 from poprun_py.running.supervise.job import Job, describe
 
 _CHUNK = 1 << 16
-# The time for mpirun to end after SIGTERM. It does not have to save anything.
+# The time for mpirun to end after SIGTERM. mpirun does not have to save anything.
 _GRACE_SECONDS = 2.0
 # The number of files that mpirun opens for itself, and for each instance of this host or each
 # other host.
 _FILES, _FILES_PER_CHILD = 32, 4
-# How long to search for processes that mpirun has left. Each search may find another one.
+# How long to search for processes that mpirun has left running. Each search may find another
+# process.
 _KILL_SECONDS = 2.0
-# The times between two searches for listening ports. mpirun listens some 20 ms after its start, and
-# other hosts connect some 100 ms later.
+# The first and the longest time between two searches for listening ports of mpirun. mpirun listens
+# some 20 ms after its start, and other hosts connect some 100 ms later.
 _FIRST_PORTS_SECONDS, _MAX_PORTS_SECONDS = 0.01, 0.25
 # Users and schedulers end processes by these signals. mpirun blocks them, so that the launcher
 # decides what they do to the job.
 _BLOCKED_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGABRT)
-# The time between two checks for a signal to mpirun, and between the two checks that find a signal.
+# The time between two checks whether mpirun got a signal, and the time after which a found signal
+# is checked again.
 _SIGNALS_SECONDS, _SIGNALS_AGAIN_SECONDS = 0.25, 0.05
 
 
@@ -45,7 +47,8 @@ def mpirun_open_files(job: Job, limits: tuple[int, int]) -> tuple[int, int]:
 
     Args:
         job: The job.
-        limits: The user's limits. The launcher itself uses the hard limit.
+        limits: The user's (soft, hard) limits. The launcher has raised its own soft limit to the
+            hard limit.
 
     Raises:
         StartError: The hard limit is too low.
@@ -78,10 +81,10 @@ def daemon_log_lines(host: str, report: Mapping[str, Any]) -> Iterator[str]:
 
 
 class _ListeningPorts:
-    """The ports of mpirun, which are moved to the job's network while mpirun starts.
+    """Moves the listening ports of mpirun to the job's network while mpirun starts.
 
-    mpirun listens on every address of the machine. Its sockets can be moved by a process that may
-    trace mpirun, which containers often forbid.
+    mpirun listens on every address of the machine. Only a process that may trace mpirun can move
+    its sockets. Containers often forbid tracing.
     """
 
     def __init__(self, process: int, network: str | None, log: Callable[[str], None]) -> None:
@@ -97,7 +100,7 @@ class _ListeningPorts:
         return math.inf if self.is_done else self._next
 
     def on_time(self, now: float) -> None:
-        """Move new sockets if it is time for the next search."""
+        """Search for new listening sockets and move them, if it is time for the next search."""
         if now >= self.next_deadline():
             self.move()
             self._interval = min(1.25 * self._interval, _MAX_PORTS_SECONDS)
@@ -126,21 +129,22 @@ class Mpirun:
     """A running mpirun.
 
     Args:
-        command: The command.
-        environ: Its environment.
+        command: The mpirun command.
+        environ: The environment of mpirun.
         mark: Text in the environment that identifies all processes of the job.
         selector: Tells when mpirun has written output.
-        log: Takes a line of the launcher's own log.
-        open_files: Its (soft, hard) limit of open files, which this host's instances inherit.
-        network: The network of its listening ports, as in ``popdist_listening.address_in``; None
-            for all networks.
-        on_signal: Takes a signal that was sent to mpirun. mpirun blocks it, because it would kill
-            the wrappers within half a second, despite ``--grace``.
-        end_signal: The signal that makes mpirun end in good order.
+        log: Writes a line of the launcher's own log.
+        open_files: The (soft, hard) limit of open files for mpirun, inherited by this host's
+            instances.
+        network: The network of mpirun's listening ports, as in ``popdist_listening.address_in``;
+            None for all networks.
+        on_signal: Called with a signal that was sent to mpirun. mpirun blocks the signal, because
+            it would kill the wrappers within half a second, despite ``--grace``.
+        end_signal: The signal that makes mpirun clean up and end.
 
     Attributes:
-        ended_at: When it ended; None before.
-        is_expected_to_end: Whether all instances have ended, so that it has nothing left to do.
+        ended_at: The time when mpirun ended; None before.
+        is_expected_to_end: Whether all instances have ended, so that mpirun has nothing left to do.
 
     Raises:
         StartError: The command cannot be run.
@@ -173,8 +177,8 @@ class Mpirun:
         parent = os.getpid()
 
         def prepare() -> None:
-            # mpirun can then end its daemons. After SIGKILL, MPICH would kill the wrappers before
-            # they can clean up.
+            # If the launcher ends first, this signal lets mpirun end its daemons. After SIGKILL,
+            # MPICH would kill the wrappers before they can clean up.
             process_control.die_with_parent(parent, end_signal)
             # A blocked signal stays pending, whatever handler mpirun installs for it.
             signal.pthread_sigmask(signal.SIG_BLOCK, self._blocked)
@@ -183,7 +187,8 @@ class Mpirun:
         try:
             self._process = subprocess.Popen(
                 command,
-                # With the launcher's input, Open MPI 5 would never tell instance 0 that it ends.
+                # If mpirun inherited the launcher's stdin, Open MPI 5 would never tell instance 0
+                # that this input has ended.
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
@@ -203,18 +208,18 @@ class Mpirun:
 
     @property
     def code(self) -> int:
-        """Its exit code, negative for a signal; 1 while it runs."""
+        """The exit code of mpirun, negative for a signal; 1 while mpirun runs."""
         code = self._process.returncode
         return 1 if code is None else code
 
     @property
     def output(self) -> str:
-        """Its output, which may explain a failure."""
+        """The last output of mpirun, which may explain a failure."""
         return self._output.decode(errors="replace").strip()
 
     @property
     def pid(self) -> int:
-        """Its process id."""
+        """The process id of mpirun."""
         return self._process.pid
 
     @property
@@ -235,13 +240,13 @@ class Mpirun:
         self._graceful_stop.begin(now, _GRACE_SECONDS)
 
     def expect_end(self, seconds: float, now: float) -> None:
-        """Kill mpirun if it does not end by itself, because all instances have ended."""
+        """Note that all instances have ended; kill mpirun if it runs on after ``seconds``."""
         self.is_expected_to_end = True
         self._continue()
         self._graceful_stop.force_after(seconds, now)
 
     def all_connected(self) -> None:
-        """Move its ports for the last time, because it opens no more after all have connected."""
+        """Move mpirun's ports a last time: it opens no more once all wrappers have connected."""
         self._ports.move()
         self._ports.is_done = True
 
@@ -253,7 +258,7 @@ class Mpirun:
         return min(stop_at, self._ports.next_deadline(), confirm_at)
 
     def on_time(self, now: float) -> None:
-        """Check the signals and ports of mpirun, and kill it if its time is over."""
+        """Check the signals and ports of mpirun, and kill it if its time to end is over."""
         if now >= self._check_signals_at and self.ended_at is None:
             self._check_signals(now)
         self._ports.on_time(now)
@@ -298,7 +303,7 @@ class Mpirun:
         self._continue()
 
     def _continue(self) -> None:
-        """Continue a stopped mpirun, which would otherwise be killed and leave files behind."""
+        """Continue mpirun if it is stopped, so that it can end and remove its files."""
         if self.is_stopped:
             self._signal(signal.SIGCONT)
 
@@ -308,7 +313,7 @@ class Mpirun:
 
     def _kill(self) -> None:
         if self._process.poll() is None:
-            # The signal comes first, because writing to the log may fail.
+            # SIGKILL is sent first, because writing to the log may fail.
             self._signal(signal.SIGKILL)
             self._log("mpirun did not end by itself: it was killed")
 

@@ -338,7 +338,7 @@ class _Supervisor:
     # --- connections: control_channel.ChannelEvents ---------------------------------------
 
     def make_streams(self, index: int) -> tuple[OutputStream, OutputStream]:
-        """Return stdout and stderr for a new instance."""
+        """Return the streams for a new instance's stdout and stderr."""
         return self._output.make_streams(index)
 
     def connected(self, peer: Peer) -> None:
