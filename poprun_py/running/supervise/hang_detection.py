@@ -224,7 +224,7 @@ class HangDetector:
         return limit if is_certain else max(AUTO_IDLE_SECONDS, limit)
 
     def _step_limit(self, progress: Progress) -> float:
-        """Return the limit in seconds for the current step or call; inf until "auto" has enough samples."""
+        """Return the limit in seconds for the current call; inf until "auto" has enough samples."""
         is_compiling = progress.kind == COMPILING
         limit = self.limit(TRAINING if is_compiling else progress.kind)
         if limit is None:

@@ -38,8 +38,8 @@ class Command:
         variables: For each instance, the variables that it gets over the control channel, so that
             no command line shows them; the value None unsets a variable.
         stdin_instance: The instance that reads standard input.
-        end_signal: The signal that makes mpirun clean up and end. The other signals for that are
-            blocked in mpirun.
+        end_signal: The signal that makes mpirun clean up and end. mpirun blocks the other signals
+            that end processes.
     """
 
     words: tuple[str, ...]

@@ -139,7 +139,7 @@ class Mpirun:
         network: The network of mpirun's listening ports, as in ``popdist_listening.address_in``;
             None for all networks.
         on_signal: Called with a signal that was sent to mpirun. mpirun blocks the signal, because
-            it would kill the wrappers within half a second, despite ``--grace``.
+            mpirun would kill the wrappers within half a second, despite ``--grace``.
         end_signal: The signal that makes mpirun clean up and end.
 
     Attributes:

@@ -1,4 +1,4 @@
-"""The result of a run, with the exit code, the first failure, and advice. The module is pure."""
+"""The result of a run, with its exit code, its first failure, and advice. Does no I/O."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ from poprun_py.running.supervise.job import (
 )
 from poprun_py.running.supervise.resource_shortage import ResourceShortage
 
-# The most processes that are named of those that an instance left running.
+# The maximum number of processes that a message names if an instance left them running.
 _MAX_LEFTOVERS = 4
-# The most characters of mpirun's output that are shown. The log (-v) has the whole output.
+# The maximum number of characters of mpirun's output to show. The log (-v) has the whole output.
 _MAX_MPIRUN_LENGTH = 500
-# mpirun's messages about instances that have ended, or that it ends.
+# mpirun's messages about instances that have ended, or that mpirun ends.
 _OF_ENDS = re.compile(
     r"MPI_ABORT was invoked|has exited due to process rank|noticed that process rank"
     r"|BAD TERMINATION|APPLICATION TERMINATED|detected that one or more processes exited"
@@ -54,10 +54,11 @@ class Ending:
 
     Attributes:
         job: The job.
-        files: The folder of MPI's files.
+        files: The folder in which MPI keeps its own files.
         shortage: The resources of this host that were used up.
         peers: The instances that have connected.
-        visible_instances: The instances whose last stderr output is at the end of the launcher's.
+        visible_instances: The instances whose last stderr output is at the end of the launcher's
+            stderr.
         seconds: The duration of the run.
         mpirun_code: The exit code of mpirun; negative for a signal.
         mpirun_output: The output of mpirun.
@@ -149,7 +150,7 @@ def _why_mpirun_ended(end: Ending, results: tuple[InstanceResult, ...]) -> str:
 
 
 def _with_stop(result: LaunchResult, stop: Stop, advice: str) -> LaunchResult:
-    """Add why the job was stopped. A job that ended at a checkpoint does not count as hung."""
+    """Return the result with the stop added. A job that ended at a checkpoint is not hung."""
     needs_advice = stop.cause in (Cause.MPIRUN_ENDED, Cause.FAILED)
     is_saved = result.exit_code == RESUME_EXIT_CODE
     is_over = stop.cause is Cause.TIME_LIMIT
@@ -168,7 +169,7 @@ def _with_stop(result: LaunchResult, stop: Stop, advice: str) -> LaunchResult:
 def _exit_code(
     end: Ending, results: tuple[InstanceResult, ...], failures: list[InstanceResult]
 ) -> tuple[int, InstanceResult | None]:
-    """Return the exit code, and the instance that caused it, if one did."""
+    """Return the exit code of the job, and the instance that caused it; None for no instance."""
     codes = {result.code for result in results}
     if RESUME_EXIT_CODE in codes and codes <= {0, RESUME_EXIT_CODE}:
         return RESUME_EXIT_CODE, None
@@ -237,12 +238,12 @@ def _instance_result(end: Ending, index: int) -> InstanceResult:
 
 
 def _start_failure(end: Ending) -> str:
-    """Return one line for a job whose instances did not all connect."""
+    """Return an error message, in one line, for a job whose instances did not all connect."""
     lines = [line.strip() for line in end.mpirun_output.splitlines() if line.strip(" -")]
     explanation = " ".join(lines)[:500].rstrip(".") if lines else "it said nothing"
     explained = ". ".join(filter(None, (explanation, _advice(end))))
     name = Path(end.job.command.words[0]).name
-    if end.shortage.was_process_refused:  # mpirun's output does not tell
+    if end.shortage.was_process_refused:  # mpirun's output does not mention it
         explained = _too_many(end)
     return (
         f"{len(end.peers)} of {counted(end.job.num_instances, 'instance')} started, then {name} "

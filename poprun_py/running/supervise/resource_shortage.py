@@ -10,8 +10,8 @@ from pathlib import Path
 from poprun_py.instance.cgroups import process_state
 
 _SHARED_MEMORY = Path("/dev/shm")
-# The least space of a file system that is not full. MPI needs some megabytes for a job, and a
-# program that writes until the disk is full may leave a few bytes.
+# A file system counts as full if it has less free space than this. MPI needs some megabytes for a
+# job, and a program that writes until the disk is full may leave a few bytes.
 _MIN_FREE_BYTES = 1 << 20
 
 
@@ -46,7 +46,7 @@ class ShortageCheck:
         self._refused_before = 0
 
     def begin(self) -> None:
-        """Note how many processes were refused before the job."""
+        """Note how often the system had refused to start a process before the job."""
         self._refused_before = process_state().get("refused", 0)
 
     def on_failure(self, code: int) -> None:
@@ -57,10 +57,11 @@ class ShortageCheck:
         )
 
     def result(self, *, has_mpirun_failed: bool, was_stopped: bool) -> ResourceShortage:
-        """Return the shortages, when the job has ended."""
+        """Return the shortages of a job that has ended."""
         found = self._found
         if has_mpirun_failed and not found.is_disk_full:
-            # An mpirun that cannot start does not name its folder.
+            # The folder is checked here, because the output of an mpirun that cannot start does not
+            # name it.
             found = replace(found, is_disk_full=is_full(self._folder))
         if not (has_mpirun_failed or was_stopped):
             return found
@@ -78,7 +79,7 @@ def is_full(folder: Path) -> bool:
         status = os.statvfs(folder)
     except OSError:
         return False
-    # File systems without limits report 0 of 0.
+    # File systems without limits report totals of 0.
     has_no_names = status.f_files > 0 and status.f_favail == 0
     has_no_bytes = status.f_blocks > 0 and status.f_bavail * status.f_frsize < _MIN_FREE_BYTES
     return has_no_names or has_no_bytes or bool(status.f_flag & os.ST_RDONLY)

@@ -1,8 +1,9 @@
-"""The shutdown of a job, from its cause and the first request to SIGKILL.
+"""The shutdown of a job, from the decision to stop the job to SIGKILL.
 
-Programs that call ``stopRequested()`` first agree to stop at the same call. The wrappers
-send one signal to all other programs (SIGINT after Ctrl-C, otherwise SIGTERM) and, after the whole
-grace time, SIGKILL. The wrappers measure that time. A second signal to the launcher ends it early.
+Programs that call ``stopRequested()`` first agree to stop at the same call. The wrappers send one
+signal to all other programs (SIGINT after Ctrl-C, SIGTERM in all other cases) and, after the whole
+grace time, SIGKILL. The wrappers measure the grace time. A second signal to the launcher ends the
+grace time early.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ _ANSWER_SECONDS = 3.0
 
 
 class StopAction(enum.Enum):
-    """The next action of the launcher."""
+    """The launcher's next action when programs are to stop at the same call."""
 
     PROPOSE = "send the proposal to every member"
     AGREE = "tell every member that the proposal is agreed"
@@ -58,7 +59,7 @@ class StopConsensus:
         self._margin = _FIRST_MARGIN
 
     def answer(self, member: int, proposal: int, calls: int) -> StopAction | None:
-        """Take a member's number of calls; return the next action after the last answer."""
+        """Record a member's number of calls; return the next action if all have answered."""
         if proposal != self.proposal or member not in self._awaited:
             return None
         self._awaited.discard(member)
@@ -66,7 +67,7 @@ class StopConsensus:
         return self._next()
 
     def remove(self, member: int) -> StopAction | None:
-        """Continue without a member that has ended."""
+        """Continue without a member that has ended; return the next action, if any."""
         if member not in self._members:
             return None
         self._members.discard(member)
@@ -93,7 +94,8 @@ class StopRequest:
     """A signal to the launcher that programs may answer by stopping at a common call.
 
     Args:
-        grace_seconds: How long programs may take to reach the call and save after SIGTERM.
+        grace_seconds: The seconds after SIGTERM within which programs have to reach the call and
+            save.
     """
 
     def __init__(self, grace_seconds: float) -> None:
@@ -130,17 +132,17 @@ class StopRequest:
         return StopAction.PROPOSE
 
     def answer(self, index: int, proposal: int, calls: int, now: float) -> StopAction | None:
-        """Take an instance's answer to a proposal."""
+        """Record an instance's answer to a proposal; return the next action, if any."""
         if self._consensus is None:
             return None
         return self._after(self._consensus.answer(index, proposal, calls), now)
 
     def remove(self, index: int, now: float) -> StopAction | None:
-        """Continue without an instance that has ended."""
+        """Continue without an instance that has ended; return the next action, if any."""
         return self._after(self._consensus.remove(index), now) if self._consensus else None
 
     def next_deadline(self) -> float:
-        """Return when the signal itself is delivered; inf for never."""
+        """Return when programs get the signal itself, if they do not agree; inf for never."""
         return self._deadline
 
     def on_time(self, now: float) -> StopAction | None:
@@ -183,12 +185,12 @@ class JobShutdown:
     Args:
         job: The job, which sets the grace time.
         control: The connections to the instances.
-        log: Takes a line of the launcher's own log.
-        say: Takes a line that is shown at any verbosity.
+        log: Writes a line of the launcher's own log.
+        say: Shows a line to the user at any verbosity.
         begun: Called once, when the programs are asked to end, with the time.
 
     Attributes:
-        stop: Why the job is to end; None while it is to run.
+        stop: The cause of the shutdown; None before the shutdown.
     """
 
     def __init__(
@@ -227,7 +229,7 @@ class JobShutdown:
 
     @property
     def may_hang(self) -> bool:
-        """Whether a hang would be a new cause, because the programs were at most asked to save."""
+        """Whether a hang could still end the job: the programs were not yet asked to end."""
         is_open = self.stop is None or self.stop.cause is Cause.SIGNAL
         return is_open and self.asked_at is None
 
@@ -246,7 +248,7 @@ class JobShutdown:
         self.stop = stop if self.stop is None else self.stop.followed_by(stop)
 
     def end(self, cause: Cause, reason: str, number: int = 0) -> None:
-        """Ask every instance to end, once; the wrappers kill the rest after the grace time."""
+        """Ask every instance to end, once; wrappers kill those left after the grace time."""
         self.decide(cause, reason, number)
         if self.asked_at is None:
             why = "the job cannot start" if cause is Cause.REFUSED else reason
@@ -257,7 +259,7 @@ class JobShutdown:
             self._begun(now)
 
     def end_with_stacks(self, hung: tuple[int, ...], stacks: tuple[StackGroup, ...]) -> None:
-        """End a job for the cause that was decided, now that the stacks are known."""
+        """End a job for the cause that ``decide`` has noted, with the stacks in its result."""
         if self.stop is not None:
             self.stop = replace(self.stop, hung=hung, stacks=stacks)
             self.end(self.stop.cause, self.stop.reason)
@@ -287,11 +289,11 @@ class JobShutdown:
             self.stop = replace(self.stop, reason=reason)
 
     def on_answer(self, index: int, proposal: int, calls: int) -> None:
-        """Take an instance's answer to a proposal to stop at a call."""
+        """Handle an instance's answer to a proposal to stop at a call."""
         self._act(self._request.answer(index, proposal, calls, time.monotonic()))
 
     def on_program_end(self, index: int) -> None:
-        """Let the other instances agree without one whose program has ended."""
+        """Let the other instances agree to stop without this one, whose program has ended."""
         self._act(self._request.remove(index, time.monotonic()))
 
     def next_deadline(self) -> float:
@@ -300,12 +302,13 @@ class JobShutdown:
         return min(self._request.next_deadline(), stop_at, self._drop_at)
 
     def on_time(self, now: float) -> None:
-        """Take the step that is due."""
+        """Do the next step of the shutdown if its time has come."""
         self._act(self._request.on_time(now))
         self._graceful_stop.on_time(now)
         if now >= self._drop_at:
             self._drop_at = now + self._report_seconds
-            # The launcher cannot kill a stopped wrapper on another host. mpirun does when it ends.
+            # The launcher cannot kill a stopped wrapper on another host. mpirun kills it when
+            # mpirun ends.
             self._control.drop_unfinished()
 
     def _on_end_signal(self, cause: Cause, reason: str, number: int) -> None:
@@ -322,7 +325,8 @@ class JobShutdown:
             return
         self._signalled_at, self._signalled_by = now, number
         if number == signal.SIGINT:
-            # A user has typed Ctrl-C and waits at a terminal. Other signals come from programs.
+            # This message is only for a user who typed Ctrl-C and waits at a terminal. Other
+            # signals come from programs.
             self._say(
                 f"{reason}: stopping the instances, which have {self._grace_seconds:g} s to end "
                 "(--grace); Ctrl-C again kills them at once"
@@ -360,7 +364,7 @@ class JobShutdown:
     def _stop_programs(self, grace_seconds: float) -> None:
         self._control.broadcast(control_protocol.STOP, [grace_seconds, int(self._stop_signal)])
         if self._is_local:
-            # Wrappers of this host that were stopped must run on to end their programs.
+            # Stopped wrappers on this host must be continued, so that they can end their programs.
             for peer in self._control.peers.values():
                 if peer.instance_end is None:
                     process_control.signal_process(peer.pid, signal.SIGCONT)

@@ -10,7 +10,7 @@ from poprun_py.instance import process_control
 
 _PARENT_ENDED = signal.SIGRTMAX - 4
 # SIGINT and SIGHUP from a process that passes on an event which the launcher may have received as
-# well, such as a Ctrl-C. They are ignored if the end of the job was requested before.
+# well, such as a Ctrl-C. These signals are ignored if the end of the job was requested before.
 INTERRUPT_ONCE = signal.SIGRTMAX - 5
 HANGUP_ONCE = signal.SIGRTMAX - 6
 _ONCE = {INTERRUPT_ONCE: signal.SIGINT, HANGUP_ONCE: signal.SIGHUP}
@@ -72,8 +72,8 @@ class SignalPipe:
         # Of two signals that arrive together, the kernel delivers the later one first.
         for number in sorted(os.read(self._read_end, 512), key=_ONCE.__contains__):
             if number == _PARENT_ENDED:
-                # The kernel also sends it when only the thread of the parent that started this
-                # process has ended.
+                # The kernel also sends this signal when only the thread that started this process
+                # has ended, not the whole parent process.
                 if os.getppid() == self._parent:
                     continue
                 number = HANGUP_ONCE

@@ -1,7 +1,7 @@
 """Collection, grouping and text of the Python stacks of all instances.
 
 The stacks also tell which instances wait for others, and which instances the others wait for. The
-clock is an argument.
+methods take the current time as an argument.
 """
 
 from __future__ import annotations
@@ -33,27 +33,30 @@ _WAITING_FILE = re.compile(
 _WAITING_LINE = re.compile(
     r"\b((i?barrier|i?all_?reduce|i?all_?gather|i?broadcast|i?bcast|i?reduce|recv|sendrecv|"
     r"synchronize|stopRequested)\w*|wait(all|any|some)?|[bsr]?send|i?all_?to_?all[vw]?|m?probe"
-    # waitpid is not meant; the next line adds all methods of communicators and of MPI
+    # The pattern does not match waitpid. The next line adds all methods of communicators and of
+    # MPI.
     r"|(?:(?<=\bcomm\.)|(?<=_comm\.)|(?<=\bCOMM_WORLD\.)|(?<=\bMPI\.))\w+)\(",
     re.IGNORECASE,
 )
 _MPI_START = re.compile(r"\bfrom mpi4py import\b.*\bMPI\b|\bimport mpi4py\.MPI\b")
-# Methods of sockets and pipes with the same names, which wait for a server or a child process. In
-# Python's own modules, calls with these names never wait for another instance.
+# Methods of sockets and pipes with the same names, such as recv. They wait for a server or a child
+# process, not for an instance. In Python's own modules, calls with these names never wait for
+# another instance.
 _SOCKET_LINE = re.compile(
     r"(\bs|(sock|conn|client|server|pipe|reader|writer|channel|request)\w*)\.(recv|send)\w*\(",
     re.IGNORECASE,
 )
 _PYTHON_FILE = re.compile(r"/lib/python\d[^/]*/(?!(site|dist)-packages/)")
-# The frames of an import, between the importing line and the module's own code.
+# The beginning of the file names in Python's own frames between an import statement and the
+# imported module.
 _IMPORT_FILE = "<frozen importlib"
 # faulthandler's text for a thread that is not running Python.
 _NO_FRAME = "<no Python frame>"
-# The outermost functions of the main thread before the program ends.
+# The outermost frame of the main thread is one of these until the program ends.
 _PROGRAM_FUNCTIONS = ("<module>", "_run_module_as_main")
 # Calls that wait for one other instance. All other waiting calls wait for all instances.
 _MESSAGE = re.compile(r"i?m?(recv|send|probe)\w*|i?[bsr]send", re.IGNORECASE)
-# Frames of a backward pass, which computes or, in DistributedDataParallel, waits in C++.
+# Files of a backward pass, which computes in C++ or, in DistributedDataParallel, waits there.
 _BACKWARD_FILE = re.compile(r"/torch/autograd/")
 # Files outside the user's own code, whose lines tell the user little.
 _LIBRARY_FILE = re.compile(r"/lib/python\d|/(site|dist)-packages/|/p(opdist|oprun)_py/|^<")
@@ -64,12 +67,12 @@ Processes = list[dict[str, Any]]
 
 @dataclass(slots=True, eq=False)
 class _Collection:
-    """One collection of stacks.
+    """One pending request for the stacks of all running instances.
 
     Attributes:
         missing: The instances that have not answered yet.
-        deadline: When the collection ends without their answers.
-        reply: Takes the stacks at the end.
+        deadline: The time when the collection ends, even without these answers.
+        reply: Called with the stacks at the end.
         answers: The answers so far; None for an instance that cannot give its stacks.
     """
 
@@ -99,7 +102,7 @@ class StackCollector:
             self._control.send_to(index, control_protocol.DUMP_STACKS, None)
 
     def take(self, index: int, processes: Processes | None) -> None:
-        """Take an instance's answer; None if its wrapper has gone."""
+        """Record an instance's answer; ``processes`` is None if its wrapper has ended."""
         for collection in self._collections:
             if index in collection.missing:
                 collection.missing.discard(index)
@@ -125,7 +128,8 @@ def group_stacks(answers: Mapping[int, Any]) -> tuple[StackGroup, ...]:
     """Return groups of instances with equal stacks, the smallest groups first.
 
     Args:
-        answers: For each instance, the ``processes`` of its wrapper's answer; None without answer.
+        answers: For each instance, the ``processes`` in its wrapper's answer; None if the wrapper
+            did not answer.
     """
     alike: dict[str, list[int]] = {}
     for index, processes in sorted(answers.items()):
@@ -146,13 +150,14 @@ def blocking_by_steps(
 ) -> tuple[int, ...]:
     """Return the instances that the ``hung`` instances are waiting for.
 
-    These are hung instances that do not wait in a collective. If all hung instances wait, they are
-    other instances that do not wait: one of these may have made its last step a moment later. Of
-    the candidates, the instances with the fewest steps are returned.
+    The candidates are the hung instances that do not wait in a collective. If all hung instances
+    wait, the candidates are the other instances that do not wait, because one of these may have
+    made its last step a moment later. The result is the candidates with the fewest steps.
 
     Args:
         hung: The instances that hang.
-        done: For each instance, its training steps, and its other calls since the last of them.
+        done: For each instance, its number of training steps, and of other calls since the last
+            step.
         groups: The stacks of all instances.
     """
     waiting = {index for group in groups if group.waits for index in group.instances}
@@ -168,8 +173,8 @@ def blocking_by_stacks(
     """Return the ``hung`` instances that the others are waiting for, in a job without steps.
 
     An instance that does not wait at all comes first. Then come instances in a backward pass,
-    instances that wait for a message, and instances in a collective. Of equal ones, those with the
-    fewest collectives in ``done`` are returned, and of these the ones whose stacks are rarest.
+    instances that wait for a message, and instances in a collective. Among instances that are equal
+    in this, the fewest collectives in ``done`` decide, and then the rarest stacks.
     """
     all_hung = frozenset(hung)
     rank: dict[int, tuple[int, tuple[int, int], int]] = {}
@@ -184,7 +189,7 @@ def blocking_by_stacks(
 
 
 def _waiting_rank(group: StackGroup) -> int:
-    """Return 0 for instances that do not wait, and 3 for instances that wait for all others."""
+    """Return a rank from 0, for instances that do not wait, to 3, if they wait for all others."""
     if not group.waits:
         innermost = next(iter(_main_frames(group.text)), None)
         return int(innermost is not None and bool(_BACKWARD_FILE.search(innermost.file)))
@@ -192,7 +197,7 @@ def _waiting_rank(group: StackGroup) -> int:
 
 
 def stack_place(group: StackGroup) -> str:
-    """Return the place of the main thread, such as ``waiting in Barrier (train.py:31)``."""
+    """Return where the main thread is, such as ``waiting in Barrier (train.py:31)``."""
     frames = _main_frames(group.text)
     if not frames:
         return "its process is stopped" if _STATES["T"] in group.text else ""
@@ -254,7 +259,7 @@ _STATES = {"T": "the process is stopped", "t": "the process is being traced", "Z
 
 def _with_sources(text: str) -> str:
     """Return stacks with the source line of every frame whose file is readable on this host."""
-    import linecache  # few jobs need it
+    import linecache  # imported here because few jobs need it
 
     lines = []
     for line in text.splitlines():
@@ -304,8 +309,9 @@ def _is_waiting_line(frame: _Frame) -> bool:
 def is_ending(group: StackGroup) -> bool:
     """Tell whether the interpreters of these instances join threads or run atexit functions.
 
-    The outermost frame then does not belong to the program any more. The text of a very deep stack
-    does not contain the outermost frame, so the instance does not count as ending.
+    In an interpreter that does so, the outermost frame no longer belongs to the program. The text
+    of a very deep stack does not contain the outermost frame, so the instance does not count as
+    ending.
     """
     program = group.text.partition("\nprocess 1, ")[0].rstrip()
     frames = _main_frames(program)

@@ -56,10 +56,10 @@ if TYPE_CHECKING:
 
 # The time for instances to report their ends after the end of mpirun.
 _REPORT_SECONDS = 10.0
-# The longest wait for an event while a job ends, and before.
+# The longest wait for an event while a job is ending, and while it is running.
 _ENDING_WAIT_SECONDS, _WAIT_SECONDS = 0.2, 1.0
-# The time for mpirun to end after the last instance, and after the loss of a host, whose daemon
-# never answers mpirun.
+# The time for mpirun to end after the last instance. It is shorter after the loss of a host,
+# because mpirun's daemon there never answers.
 _MPIRUN_SECONDS, _MPIRUN_SECONDS_AFTER_LOSS = 10.0, 1.0
 _CANNOT_RUN = "the launcher cannot run the job"
 
@@ -71,7 +71,7 @@ class Timed(Protocol):
         """Return when ``on_time`` has something to do; inf for never."""
 
     def on_time(self, now: float) -> None:
-        """Do what is due. It is called after every event, also before the deadline."""
+        """Do the work that is due; called after every event, even before the deadline."""
 
 
 def supervise(
@@ -81,11 +81,11 @@ def supervise(
     on_started: Callable[[Reports], None] | None = None,
     descriptors: tuple[int, int] = (1, 2),
 ) -> LaunchResult:
-    """Run ``job`` to its end and return its result; no process of it is left running.
+    """Run ``job`` to its end and return its result; no process of the job is left running.
 
     Args:
         job: The job.
-        log: Takes a line of the launcher's own log.
+        log: Writes a line of the launcher's own log.
         on_started: Called once, when all programs run, with the reports of their wrappers.
         descriptors: The launcher's stdout and stderr, for the output of the instances.
 
@@ -172,11 +172,11 @@ class _Supervisor:
 
     @property
     def can_hosts_explain(self) -> bool:
-        """Whether other hosts may know why the job has not started, because mpirun failed."""
+        """Whether other hosts may know why the job did not start; not if a reason is known."""
         return self._mpirun is not None and not self._shutdown.is_refused
 
     def __enter__(self) -> _Supervisor:
-        """Acquire resources; if one of them fails, those before it are released."""
+        """Acquire resources; if one fails, the resources acquired before it are released."""
         with start_errors(_CANNOT_RUN), contextlib.ExitStack() as resources:
             self._open_files = process_control.raise_open_files()
             resources.callback(process_control.set_open_files, self._open_files)
@@ -191,9 +191,10 @@ class _Supervisor:
             token = self._control.token if self._job.hosts.listen is not None else ""
             if (memory := make_shared_memory_folder(self._folder, token)) is not None:
                 resources.callback(memory.remove)
-            # Orphans of a killed wrapper become children of the launcher, which ends them at last.
+            # Orphans of a killed wrapper become children of the launcher, which ends them after the
+            # job.
             if not process_control.become_subreaper():
-                # The program that launches the job does not expect orphans before or after it.
+                # A Python program that launches jobs does not expect to get orphans outside a job.
                 resources.callback(process_control.end_as_subreaper)
             resources.callback(self._diagnosis.end)
             self._resources = resources.pop_all()
@@ -402,7 +403,7 @@ class _Supervisor:
         return {**settings, **self._keyboard.start_of(peer.index)}
 
     def _on_all_told(self) -> None:
-        """Begin to serve programs, which all wrappers have been told to start."""
+        """Begin to serve the programs, after all wrappers were told to start them."""
         for index in self._peers:
             self._clocks.ask(index)
         self._keyboard.begin(self._selector)
@@ -439,7 +440,7 @@ class _Supervisor:
             self._output.say(f"warning: {sentence}")
 
     def _on_limit(self, cause: Cause, reason: str) -> None:
-        """End a job that has reached a limit; at the time limit, with the stacks."""
+        """End a job that has reached a limit; at its time limit, collect the stacks first."""
         if cause is not Cause.TIME_LIMIT:
             self._shutdown.end(cause, reason)
             return
@@ -454,13 +455,14 @@ class _Supervisor:
     def _on_shutdown(self, now: float) -> None:
         self._output.stopped_at = now
         if not self._control.is_complete:
-            # mpirun may wait for a host that was lost. No program has started that could save.
+            # mpirun may wait for a host that was lost. No program has started, so none needs time
+            # to save.
             self._diagnosis.end()
             if self._mpirun is not None:
                 self._mpirun.stop(now)
 
     def _drain_output(self) -> None:
-        """Write the rest of the output; after a stop, readers have limited time to take it."""
+        """Write the rest of the output; after a stop, its readers have only limited time."""
         began = time.monotonic()
         while not self._output.is_written:
             for key, events in self._selector.select(0):

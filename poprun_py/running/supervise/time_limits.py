@@ -1,4 +1,4 @@
-"""Time limits of a job, and its pauses after Ctrl-Z or in the debugger, which do not count."""
+"""Time limits of a job. They pause while the job is stopped (Ctrl-Z) or debugged."""
 
 from __future__ import annotations
 
@@ -17,14 +17,15 @@ from poprun_py.running.supervise.shutdown import JobShutdown
 
 
 class TimeLimits:
-    """The time limit of a job, and the time that instances have to follow one another.
+    """The time limit of a job, and of its instances after one has ended at a checkpoint.
 
     Args:
-        grace_seconds: How long instances may run on after the first has ended at a checkpoint.
-        reached: Takes each limit that is reached, once, with the reason in words.
+        grace_seconds: The seconds that instances may run on after the first has ended at a
+            checkpoint.
+        reached: Called once for each limit that is reached, with its cause and the reason in words.
 
     Attributes:
-        paused_seconds: The time during which the limits were paused.
+        paused_seconds: The total time during which the limits were paused.
     """
 
     def __init__(self, grace_seconds: float, reached: Callable[[Cause, str], None]) -> None:
@@ -40,7 +41,7 @@ class TimeLimits:
         self._limits[Cause.TIME_LIMIT] = (now + timeout_seconds - spent_seconds, reason)
 
     def on_checkpoint_end(self, index: int, now: float) -> None:
-        """Give the other instances the grace time, because this one has ended at a checkpoint."""
+        """Limit the other instances to the grace time, as ``index`` has ended at a checkpoint."""
         reason = f"instance {index} ended at a checkpoint, others did not"
         self._limits.setdefault(Cause.STRAGGLER, (now + self._grace_seconds, reason))
 
@@ -50,7 +51,7 @@ class TimeLimits:
             self._paused_at = now
 
     def resume(self, now: float) -> None:
-        """Let time count again."""
+        """Resume all limits; the time of the pause does not count."""
         if self._paused_at is None:
             return
         paused, self._paused_at = now - self._paused_at, None
@@ -107,7 +108,7 @@ class JobPauses:
         self.suspension = Suspension(self._stop_launcher)
 
     def set_keyboard(self, keyboard: KeyboardInput) -> None:
-        """Set the keyboard, which itself reports programs in the debugger to ``on_debugger``."""
+        """Set the keyboard, which calls ``on_debugger`` when a program is in the debugger."""
         self._keyboard = keyboard
 
     def suspend(self) -> None:
