@@ -49,7 +49,7 @@ def series_colour(index: int) -> str:
 
 
 def faint_colour(index: int) -> str:
-    """Return the translucent colour that fills the area of series ``index``; areas may overlap."""
+    """Return the fill colour of series ``index``, translucent because areas may overlap."""
     return _faint(series_colour(index))
 
 

@@ -26,8 +26,8 @@ _BAR_HEIGHT, _HEIGHT_AROUND_BARS, _MOST_BARS_HEIGHT = 30, 110, 1600
 # A chart with more than 16 series has no legend, because the legend would be larger than the chart.
 _MOST_IN_LEGEND = 16
 _LEAST_BINS, _MOST_BINS = 8, 60
-# In the leftmost fifth of a histogram, the name of a mark is printed on its right, because there is
-# no room on its left.
+# In the leftmost fifth of a histogram, the name of a mark is printed on the right of the mark's
+# line, because there is no room on the left.
 _LEFT_PART, _NAME_HEIGHT = 0.2, 16
 # A time axis of at least 3 hours is in hours. A shorter axis of at least 300 seconds is in minutes.
 _TIME_UNITS = ((3 * 3600, 3600, "hours"), (300, 60, "minutes"), (-math.inf, 1, "seconds"))

@@ -55,7 +55,7 @@ def printable(text: str, *, keep: str = "", replacement: str = "?") -> str:
 
 
 def number_text(value: float) -> str:
-    """Return a number with three digits or, from 100 on, without decimals: ``12,345``."""
+    """Return a number with three significant digits; from 100 on, as an integer: ``12,345``."""
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 

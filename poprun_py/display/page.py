@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     import jinja2
 
 _FOLDER: Final = Path(__file__).parent
-# A cell counts as a number if it is a number with or without a unit, a hyphen, or empty.
+# A cell counts as a number if it contains a number (with or without a unit) or a hyphen, or is
+# empty.
 _NUMBER: Final = re.compile(r"[-+]?[\d.,]+( ?(%|x|[kMG]?i?B|ms|s|min|h|us|W))?|-|")
 # Characters that XML forbids or browsers do not show. A regular expression of the allowed
 # characters would take ten times as long to compile.
@@ -183,7 +184,8 @@ class Section(NamedTuple):
 class Badge(NamedTuple):
     """The state of a run in a coloured label; ``kind`` is ``good``, ``bad``, ``half`` or ``going``.
 
-    ``half`` stands for a run that can be continued, ``going`` for a run that has not ended.
+    The kind ``half`` is for a run that can be continued, and ``going`` for a run that has not
+    ended.
     """
 
     text: str

@@ -32,7 +32,8 @@ THREAD_VARIABLES = (
     "RAYON_NUM_THREADS",
 )
 
-# The numbers of the system call set_mempolicy on 64-bit machines (linux/arch/*/syscall*.tbl).
+# The number of the system call set_mempolicy on each 64-bit architecture
+# (linux/arch/*/syscall*.tbl).
 _SET_MEMPOLICY = {
     "x86_64": 238,
     "aarch64": 237,
@@ -169,7 +170,7 @@ def _memory_policy(pid: int) -> tuple[str | None, list[int]]:
     _, _, rest = first.partition(" ")
     if not rest:
         return None, []
-    # These two names of memory policies contain a blank.
+    # The blank in the names of two memory policies is replaced, because a blank ends the name.
     for name in ("prefer (many)", "weighted interleave"):
         if rest.startswith(name):
             rest = rest.replace(name, name.replace(" ", "_"), 1)

@@ -9,7 +9,8 @@ TYPE_CHECKING = False  # importing TYPE_CHECKING from typing would take long
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-# Maps each version of control groups to the file that counts events and the file with the limit.
+# Maps each version of control groups to a pair: the file that counts events, and the file with the
+# limit.
 _MEMORY = {1: ("memory.oom_control", "memory.limit_in_bytes"), 2: ("memory.events", "memory.max")}
 _PROCESSES = {1: ("pids.events", "pids.max"), 2: ("pids.events", "pids.max")}
 # Control groups of version 1 without a limit show a number near 2 ** 63 as the limit, so greater
@@ -63,7 +64,7 @@ def _state(
 ) -> dict[str, int]:
     """Return how often an event has occurred, and the lowest limit that applies to a process.
 
-    ``event`` contains the event's name in the kernel's file, and the key for the number of events
+    ``event`` is a pair: the event's name in the kernel's file, and the key for the number of events
     in the result. ``limit`` is the key of the limit in the result.
     """
     word, name = event
@@ -80,7 +81,7 @@ def _state(
 
 
 def _folders(root: str, pid: int | str, controller: str) -> "Iterator[tuple[str, int]]":
-    """Yield the folders of a process's control group and its parent groups, with their version."""
+    """Yield each folder of a process's control group and its parent groups, with its version."""
     lines = _read(os.path.join(root, f"proc/{pid}/cgroup")).splitlines()
     entries = [line.split(":", 2) for line in lines if line.count(":") > 1]
     # A controller, such as "memory", exists only in one of the two versions of control groups.

@@ -11,7 +11,9 @@ TYPE_CHECKING = False  # importing TYPE_CHECKING from typing would take long
 if TYPE_CHECKING:
     from _socket import socket as Socket
 
-_HEADER_SIZE = 5  # in bytes; the struct module is not used, because its import takes time
+# The number of bytes of a frame before its payload. Frames are packed without the struct module,
+# because its import takes time.
+_HEADER_SIZE = 5
 MAX_PAYLOAD = 1 << 20
 
 # --- messages from the wrapper to the launcher ----------------------------------------------------

@@ -113,7 +113,7 @@ class JobFolder:
 
     @classmethod
     def _lock(cls, path: str) -> "JobFolder | None":
-        """Return the locked folder, or None if another process has removed or is removing it.
+        """Lock a folder and return it; None if another process is removing or has removed it.
 
         Raises:
             OSError: The folder does not exist, or other users may enter it.
@@ -284,7 +284,7 @@ def _empty(descriptor: int) -> None:
     """Remove everything in a folder; only symbolic links of ``record_daemon`` are followed."""
     try:
         names = os.listdir(descriptor)
-    except OSError:  # for example, this process has too many open files
+    except OSError:  # for example because too many files are open
         return
     for name in names:
         try:

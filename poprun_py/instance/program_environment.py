@@ -40,7 +40,8 @@ _TORCHRUN_VALUES = (
     ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
 )
 # Prefixes of the devices below /dev on which torch may be able to compute: NVIDIA, AMD, WSL, TPUs
-# and Habana, Ascend, Cambricon, MetaX, Moore Threads, AWS; then, in folders, render nodes and TPUs.
+# and Habana, Ascend, Cambricon, MetaX, Moore Threads, AWS. The prefixes with a slash are for
+# devices in subfolders: render nodes of GPUs (dri), and TPUs (vfio).
 # dri/card0 and vfio/vfio do not count, because even servers without a GPU have these devices.
 _ACCELERATORS = (
     *("nvidia", "kfd", "dxg", "accel", "hl", "davinci", "cambricon", "mxcd", "mtgpu", "neuron"),
@@ -146,7 +147,7 @@ def set_job_folders(folders: "Sequence[JobFolder]") -> None:
         if value is not None:
             os.environ[name] = value
         else:
-            # The variable is left over from an outer job, which started this job.
+            # If the variable is set, it is left over from an outer job, which started this job.
             os.environ.pop(name, None)
 
 

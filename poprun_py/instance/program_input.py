@@ -33,7 +33,7 @@ _EXTPROC = 0o200000
 _PKT_FLUSHREAD, _PKT_IOCTL = 0x01, 0x40
 _IFLAG, _OFLAG, _LFLAG, _CC = 0, 1, 3, 6
 _CTRL_D = b"\x04"
-# The shortest and the longest pause between two checks whether the program has read a line.
+# The first and the longest pause between two checks whether the program has read its input.
 _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.001, 0.25
 # The requests that a program's debugger may make, each with the number of its arguments.
 _REQUESTS = {"enter": 1, "leave": 1, "wait": 2}

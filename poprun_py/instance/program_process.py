@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from poprun_py.instance.transferred_files import ReceivedFile
 
 _CHUNK = 1 << 16
-_INT_BYTES = 4  # the bytes of a file descriptor in a message of a Unix socket
+_INT_BYTES = 4  # the size in bytes of a file descriptor that a Unix socket sends
 _NOT_FOUND, _NOT_EXECUTABLE = 127, 126
 # The exit codes of success. After success, processes that the program left running, such as an
 # upload, have the job's grace time to end. 75 is popdist_py.RESUME_EXIT_CODE.
@@ -109,7 +109,7 @@ class ProgramProcess:
         self.started_ns = time.monotonic_ns()
         try:
             pid = os.fork()
-        except OSError as error:  # the system has too many processes
+        except OSError as error:  # for example, the system has too many processes
             os.write(report_write, f"{self.command[0]}: {error.strerror}".encode(errors="replace"))
         else:
             if pid == 0:

@@ -192,9 +192,9 @@ class ProgressMemory:
         return self._words[_POLLS]
 
     def propose_stop(self, proposal: int) -> int:
-        """Make the program wait in call ``proposal`` of stopRequested(); return the calls so far.
+        """Make the program wait in stopRequested() call number ``proposal``.
 
-        If ``proposal`` is 0, this method only returns the number of calls so far.
+        If ``proposal`` is 0, this method changes nothing. It returns the number of calls so far.
         """
         if proposal:
             self._words[_PROPOSED] = proposal

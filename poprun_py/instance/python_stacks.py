@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 # The signal that makes a process write a NUL as soon as its main thread runs Python code.
 _ASK_SIGNAL, _ANSWER = STACKS_SIGNAL - 1, b"\0"
 _MAX_PROCESSES = 16
-# The seconds to wait for the stacks of one process, and of all processes; and the seconds without
-# writing after which an answer is complete. On a busy host, a process may pause for a moment while
-# it writes its stacks.
+# Three durations in seconds: the wait for the stacks of one process, the wait for the stacks of all
+# processes, and the time without new bytes after which a process's answer is considered complete.
+# On a busy host, a process may pause for a moment while it writes its stacks.
 _ANSWER_SECONDS, _ALL_SECONDS, _QUIET_SECONDS = 1.5, 2.5, 0.1
 _MAX_TEXT = 1 << 16
 # The greatest number of characters for the stacks of all processes. All stacks are sent in one
@@ -40,8 +40,8 @@ class PythonStacks:
 
     def __init__(self, file: int) -> None:
         self._file = file
-        # The process that was last asked whether it runs Python, the time of that question, and the
-        # offset in the file after which the answer is expected.
+        # Three values: the process that was last asked whether it runs Python, the time of that
+        # question, and the offset in the file at which the answer is expected.
         self._asked, self._asked_at, self._answer_offset = 0, 0.0, 0
         self._has_run_python = False
 

@@ -37,7 +37,7 @@ def _c_functions() -> "tuple[Callable[[Any], str], Callable[[bytes], Any]]":
         parse_float, parse_int, parse_constant = float, int, float
         memo: dict[str, str] = {}  # noqa: RUF012
 
-    scan = _json.make_scanner(Settings)  # type: ignore[arg-type]  # it reads the attributes only
+    scan = _json.make_scanner(Settings)  # type: ignore[arg-type]  # it only reads attributes
     text = _json.encode_basestring_ascii
     # The encoder neither searches for cycles nor converts other types, because messages contain
     # neither.

@@ -57,8 +57,8 @@ _REAP_MILLISECONDS = 20
 
 def main(argv: list[str]) -> int:
     """Run the program whose command follows ``--``; return the exit code for this process."""
-    # The launcher makes mpirun block these signals, and some versions of mpirun pass their signal
-    # mask on to this process.
+    # The launcher makes mpirun block SIGTERM, SIGINT and SIGABRT, and some versions of mpirun pass
+    # their signal mask on to this process.
     signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGTERM, signal.SIGINT, signal.SIGABRT))
     command = [_unescape(word) for word in argv[argv.index("--") + 1 :]]
     program_environment.set_mpi_and_torchrun_variables()
@@ -255,7 +255,8 @@ class Wrapper:
 
         self._program.input = ProgramInput(setup, self._reports.memory, self._channel.send)
         if self._program.input.terminal is not None:
-            # Programs would trust COLUMNS and LINES and ignore the actual size of the terminal.
+            # COLUMNS and LINES are removed, because programs would trust them and ignore the actual
+            # size of the terminal.
             for name in ("COLUMNS", "LINES"):
                 os.environ.pop(name, None)
 

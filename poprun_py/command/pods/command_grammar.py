@@ -57,7 +57,7 @@ _GLOBAL_NAMES = tuple(option.opts[-1] for option in _global_options())
 class ObjectCommand(PrintedHelp, click.Command):
     """A command that applies a verb to one kind of object, such as ``create partition``.
 
-    It also takes the global options, which its help lists in a section of their own.
+    The command also takes the global options. Its help lists them in a separate section.
     """
 
     def __init__(self, *args: Any, examples: Sequence[str] = (), **settings: Any) -> None:

@@ -38,7 +38,8 @@ from poprun_py.terminal import (
 )
 from poprun_py.versions import version_text
 
-# The environment variable, also of Graphcore's tools, with the name of the partition to show.
+# The environment variable with the name of the partition to show. Graphcore's tools also use this
+# variable.
 _PARTITION = "IPUOF_VIPU_API_PARTITION_ID"
 _HELP = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 

@@ -76,7 +76,7 @@ def device_info(partition: GcPartition, device: Device) -> str:
 
 
 def _holder(process: GcProcess) -> str:
-    """Return the process id with the instance, or with the command if no launcher started it."""
+    """Return a process's id and instance, or its id and command if no launcher started it."""
     what = process.command if process.instance is None else f"instance {process.instance}"
     return f"{process.pid} ({what})" if what else str(process.pid)
 

@@ -28,7 +28,7 @@ _ROUTINGS = {
     "ringswnc": "RINGSWNC",
     "ring-swnc": "RINGSWNC",
 }
-# The pause between two queries of a partition's state grows from the first value to the second.
+# The pause between two queries of a partition's state grows from the first pause to the longest.
 _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.01, 0.5
 _KNOWN_NAME = click.argument("name", type=ObjectName(known_names(PARTITION)))
 _WAIT = click.option(

@@ -89,7 +89,7 @@ class PodSnapshot:
         ]
 
     def devices(self) -> list[PlacedIpu]:
-        """Return all IPUs of the pod, each with its partition and holder, which may be None."""
+        """Return all IPUs of the pod, each with its partition and its holder, if it has any."""
         taken = {
             each.ipu.index: each
             for partition in self.partitions

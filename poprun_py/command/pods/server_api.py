@@ -52,8 +52,8 @@ _STATUS: Final[tuple[tuple[type[PodError], int], ...]] = (
 )
 # Maps the HTTP status of falcon's own errors, such as an unknown path, to this API's error codes.
 _CODES: Final = {401: NotAllowedError.code, 404: "unknown-call", 405: "unknown-call"}
-# The server keeps its answers for longer than a client repeats a request. An answer has at most
-# about 30 kB.
+# The seconds for which the server keeps an answer, longer than a client repeats a request; and the
+# greatest number of answers that the server keeps. An answer has at most about 30 kB.
 _KEPT_SECONDS: Final = 300.0
 _MAX_KEPT: Final = 1024
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 _GLOO = "pt_gloo_runloop"
 _IDLE_CHECKS, _CHECK_SECONDS, _MOST_CHECKS = 2, 0.001, 1000
 # The byte offset of the word _FAILED (progress_memory.py) in the memory shared with the wrapper,
-# and the bytes of a word.
+# and the size of a word in bytes.
 _FAILED_AT, _WORD_BYTES = 28 * 8, 8
 # While the program's code runs, the outermost function of its main thread has one of these names.
 _PROGRAM_FUNCTIONS = ("<module>", "_run_module_as_main")
