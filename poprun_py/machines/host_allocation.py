@@ -153,7 +153,7 @@ def parse_tasks_per_node(text: str, num_hosts: int) -> list[int]:
 
 
 def with_names(hosts: Sequence[Host]) -> tuple[Host, ...]:
-    """Replace each IPv6 address in ``hosts`` by a host name, because mpirun takes no IPv6 address.
+    """Replace each IPv6 address in ``hosts`` by a host name, because mpirun rejects IPv6 addresses.
 
     Raises:
         UsageError: The name of an address is unknown, or two hosts have the same name.

@@ -20,8 +20,8 @@ from poprun_py.machines.leases import OtherJobs, parse_other_jobs
 from poprun_py.machines.machine import HardwareError, Machine
 from poprun_py.machines.remote_shell import Problem
 
-# The name of the check that a host can connect to the launcher. Every instance on the host needs
-# such a connection.
+# The name of the check that a host can connect to the launcher. Every instance must connect to the
+# launcher.
 CALLS_BACK = "calls back"
 _ROOT = Path(__file__).resolve().parents[2]
 _PACKAGES = ("mpi4py", "torch", "numpy")

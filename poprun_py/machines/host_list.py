@@ -11,12 +11,14 @@ from dataclasses import dataclass, replace
 
 from poprun_py.errors import UsageError
 
-# The maximum number of hosts, which rejects a typing error such as a[0-999999999].
+# The maximum number of hosts in a host list. Larger numbers are typing errors, such as
+# a[0-999999999].
 MAX_HOSTS = 65_536
 
 _NAME = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9._-]*[A-Za-z0-9_])?|[0-9A-Fa-f:]*::?[0-9A-Fa-f:.]+")
 _ADDRESS = re.compile(r"\[([0-9A-Fa-f:.]*:[0-9A-Fa-f:.]*)\](?::(.*))?")
-# This pattern splits a host name at its last number; IPv4 addresses do not match.
+# This pattern splits a host name into the text before its last number, that number, and the text
+# after it. The pattern does not match IPv4 addresses.
 _LAST_NUMBER = re.compile(r"([A-Za-z_](?:.*[^0-9])?)([0-9]+)([^0-9]*)")
 _RANGE = re.compile(r"(\d+)(?:-(\d+))?")
 _USER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
@@ -131,7 +133,7 @@ def _merged(hosts: Sequence[Host], source: str) -> list[Host]:
 
 
 def _split(text: str, source: str) -> list[str]:
-    """Split the text at the commas outside brackets."""
+    """Split a host list at the commas that are not inside brackets."""
     entries, start, depth = [], 0, 0
     for position, character in enumerate(text):
         depth += (character == "[") - (character == "]")

@@ -136,7 +136,7 @@ def _make_network(name: str, members: Mapping[str, Interface]) -> Network:
 
 
 def _shared_networks(usable: Mapping[str, Sequence[Interface]]) -> list[Subnet]:
-    """Return the networks that all hosts share, and in which no two hosts have the same address."""
+    """Return the networks that contain all hosts, each host with an address of its own."""
     hosts = list(usable.values())
     first = dict.fromkeys(i.subnet for i in (hosts[0] if hosts else ()))
     return [

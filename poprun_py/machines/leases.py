@@ -34,7 +34,8 @@ from poprun_py.process_info import read_stat
 FOLDER_VARIABLE = "POPRUN_LEASES"
 _NO_LEASES = "none"
 _FOLDER_NAME = "poprun-py-leases"
-# /dev/shm is in memory, so it is fast, and empty after a boot. Some systems lack /dev/shm.
+# /dev/shm is preferred, because files there are in memory: access is fast, and no old file remains
+# after a boot. /tmp is used on systems without a writable /dev/shm.
 _BASES = ("/dev/shm", "/tmp")
 # If another job takes the same CPUs first, a job tries again after a pause of up to 0.05 s, and
 # gives up after 20 attempts.
@@ -81,7 +82,7 @@ class Lease:
         self, folder: LeaseFolder | None, record: LeaseRecord | None, descriptor: int
     ) -> None:
         self._folder, self._record, self._descriptor = folder, record, descriptor
-        self.waited_seconds = 0.0  # how long the job waited for this lease
+        self.waited_seconds = 0.0  # the time that the job waited for this lease
 
     @classmethod
     def nothing(cls) -> Lease:

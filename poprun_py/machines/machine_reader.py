@@ -1,7 +1,7 @@
 """Reads the hardware and limits of a machine from the kernel's files in ``/sys`` and ``/proc``.
 
-The files may be copies in another folder. If a file is missing or unreadable, as on some kernels,
-another file or a default value is used.
+The files may be copies in another folder. Some kernels lack some of these files. Another file or a
+default value replaces a missing or unreadable file.
 """
 
 from __future__ import annotations
@@ -278,7 +278,7 @@ def _whole_number(text: str) -> int | None:
 
 
 class _KernelFiles:
-    """Reads small files of the kernel below ``root``; a missing or invalid file is read as None."""
+    """Reads small kernel files below ``root``; the value of a missing or invalid file is None."""
 
     def __init__(self, root: Path) -> None:
         self.root = root

@@ -55,10 +55,11 @@ from poprun_py.machines.remote_shell import (
 )
 from poprun_py.options.launch_config import LaunchConfig
 
-# The time-out for the report of one host, because a host that hangs must not delay the launch.
+# The time-out for the report of one host, in seconds. It prevents a hung host from delaying the
+# launch.
 _REPORT_SECONDS = 10.0
-# The time that each ssh process adds to the time-out: a key exchange takes 0.07 s of CPU time, and
-# this machine may have a single core.
+# The time-out for reports increases by this number of seconds for each ssh process, because a key
+# exchange takes 0.07 s of CPU time and this machine may have a single core.
 _SECONDS_PER_SSH = 0.1
 _MAX_AT_ONCE = 128
 
@@ -394,7 +395,7 @@ def _collect(pending: _Pending, deadline: float) -> HostReport:
 
 
 def _explain_no_report(host: str, code: int, stderr: bytes) -> Problem:
-    # The probe printed no report: either ssh failed, or Python is missing on the host.
+    # If the probe printed no report, ssh failed or Python is missing on the host.
     text = stderr.decode(errors="replace")
     no_python = re.search(r"No such file|not found|Permission denied.*python", text)
     # With exit code 255, ssh itself failed, and a missing file in its error message is a file of
@@ -422,7 +423,8 @@ def _cache(report: HostReport) -> None:
     if report.facts is None or report.host.is_local:
         return
     with contextlib.suppress(OSError, RuntimeError):
-        # Leases are not cached, because they will have changed when the cached report is read.
+        # Leases in reports are not cached, because jobs may take or return CPUs before the cached
+        # report is read.
         facts = {**report.facts, "leases": []}
         path = _cache_file(report.host.name)
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -174,7 +174,7 @@ def machine(root: str) -> Any:
         from poprun_py.machines.machine_reader import read_machine
 
         return read_machine().to_json()
-    except Exception:  # the other facts in the report will show the problem
+    except Exception:  # other facts in the report show why poprun-py cannot be used here
         return None
 
 

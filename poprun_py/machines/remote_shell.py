@@ -21,7 +21,8 @@ from poprun_py.machines.host_list import Host, parse_host_list
 from poprun_py.options.launch_config import LaunchConfig
 
 CONNECT_SECONDS = 5
-# ssh must not prompt, because the user cannot answer during a launch, and each host would prompt.
+# ssh must not prompt, because the user cannot answer during a launch, and ssh would prompt once for
+# every host.
 _SSH_OPTIONS = ("-oBatchMode=yes", f"-oConnectTimeout={CONNECT_SECONDS}")
 
 
@@ -38,7 +39,11 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class Shell:
-    """Runs commands on other hosts; ``words`` is ssh with its arguments, or empty for srun."""
+    """A way to run commands on other hosts.
+
+    ``words`` is the ssh command with its arguments, or empty if Slurm's srun is used instead of
+    ssh.
+    """
 
     words: tuple[str, ...]
 
@@ -135,7 +140,7 @@ def read_back(file: IO[bytes]) -> bytes:
 
 
 def end_process(process: subprocess.Popen[bytes]) -> None:
-    """Kill a process unless it has ended, and wait until it has ended."""
+    """Kill a process that is still running, and wait until it has ended."""
     if process.poll() is None:
         process.kill()
         process.wait()

@@ -16,8 +16,9 @@ class ClickType(click.ParamType):  # type: ignore[type-arg]
 
     Args:
         option_type: The type of the values.
-        complete: Returns the words for shell completion from click's context, such as the names of
-            existing objects; if not given, the choices of ``option_type`` are completed.
+        complete: A function that returns the words for shell completion, such as the names of
+            existing pods, from click's context. Without this function, the choices of
+            ``option_type`` are completed.
     """
 
     def __init__(

@@ -21,9 +21,9 @@ VERSION_FORMAT = Option(
     type=choice("text", "json", "full-text", "full-json"),
     help="Output format of --version; full also lists PopDist and every dependency.",
 )
-# The spellings of --verbose, each with the number that it adds to the verbosity.
+# A mapping of the spellings of --verbose to the numbers that they add to the verbosity.
 _VERBOSE = {"-v": 1, "-vv": 2, "-vvv": 3, "--verbose": 1, "--vv": 2}
-# Options that accept no value, not even yes or no.
+# Options that do not accept a value, not even yes or no.
 _BARE = ("--version", "--verbose")
 
 _OPTIONS: dict[str, Option] = {
@@ -34,9 +34,9 @@ _SHORT = {opt.short: name for name, opt in _OPTIONS.items() if opt.short}
 _NAMES = (*_OPTIONS, *_BARE, "--help", "--module")
 # mpirun's names of options that have another name in poprun-py.
 _ALIASES = {"-np": "--num-instances", "--np": "--num-instances"}
-# Option names of other launchers, with the corresponding option of poprun-py. For such a name, the
-# error message about an unknown option suggests the corresponding option instead of the option with
-# the most similar name.
+# Option names of other launchers, with the corresponding option of poprun-py. The error message
+# about one of these names suggests the corresponding option, not the option with the most similar
+# name.
 _OTHER_LAUNCHERS = {
     **dict.fromkeys(("-c", "-N", "--num-processes"), "--num-instances"),
     **dict.fromkeys(("--nnodes", "--num-machines"), "--host"),

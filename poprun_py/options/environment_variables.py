@@ -28,7 +28,7 @@ INTERNAL_VARIABLES = frozenset(
         "POPRUN_TOKEN",
     }
 )
-# The variables for the folder of the pods and for the token file of a pod server. The library
+# The two variables for the folder of the pods and for the token file of a pod server. The library
 # popdist_py reads these variables as well (popdist_py/pods/find_pod.py).
 POD_VARIABLES = frozenset({"POPRUN_PODS", "POPRUN_POD_TOKEN_FILE"})
 
@@ -38,7 +38,8 @@ def variable_name(field: str) -> str:
     return f"{_PREFIX}{field.upper()}"
 
 
-# These options name one plan or one running job, so no environment variable sets them.
+# No environment variables set these options, because each option names a single plan or running
+# job.
 _NO_VARIABLE = ("from_plan", "stacks", "status")
 _WITHOUT_VARIABLE = {variable_name(field): option_name(field) for field in _NO_VARIABLE}
 # A mapping of environment variables to the field names of the options that they set.

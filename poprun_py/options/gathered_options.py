@@ -22,7 +22,7 @@ from poprun_py.options.option_origins import COMMAND_LINE, from_command_line
 from poprun_py.options.option_types import AUTO, FILE_OR_AUTO, PATH, option_name
 
 _PROJECT_FILE = "pyproject.toml"
-# Options that only query running jobs, each with the options that have an effect on the query.
+# A mapping of options that only query running jobs to the options that influence the query.
 _QUERIES = {
     "stacks": ("stacks", "verbosity"),
     "status": ("status", "status_format", "verbosity"),
@@ -103,7 +103,7 @@ def _with_plan(
 
 
 def _log(config: LaunchConfig) -> tuple[str, ...]:
-    """Return a log line for each source with the names, but not the values, of its options."""
+    """Return a log line for each source of options, with the names but not the values."""
     found: dict[str, list[str]] = {}
     for origin in config.origins.values():
         if origin.source != COMMAND_LINE:

@@ -40,14 +40,14 @@ class MetricsDestination:
         return f"{self.tool}:{self.where}" if self.where else self.tool
 
     def beside(self, folder: Path) -> MetricsDestination:
-        """Return this destination with a relative path of TensorBoard joined to ``folder``."""
+        """Return this destination; a relative folder of TensorBoard is joined to ``folder``."""
         if self.tool != TENSORBOARD or not self.where:
             return self
         return MetricsDestination(self.tool, str(folder / self.where))
 
 
 def read_destinations(texts: Iterable[str]) -> tuple[MetricsDestination, ...]:
-    """Return the destinations that the values of an option describe, without repetitions."""
+    """Return the destinations that the values of an option describe, without duplicates."""
     return tuple(map(MetricsDestination.read, dict.fromkeys(texts)))
 
 

@@ -17,11 +17,11 @@ from poprun_py.errors import UsageError, nearest
 # The maximum number of instances. A larger number is a typing mistake, and planning for it would
 # take hours.
 MAX_INSTANCES = 65_536
-# As the value of an option, this word lets the launcher choose the value.
+# If this word is the value of an option, the launcher chooses the value.
 AUTO = "auto"
-# As the value of an option for a time limit, this word means no limit.
+# If this word is the value of a time limit, there is no limit.
 FOREVER = "forever"
-# torchrun's words for one process per CPU.
+# The words of torchrun that request one process per CPU.
 CPU_WORDS = ("auto", "cpu")
 TOPOLOGY_FORMS = ("yes", "no", "tree", "cores", "json", "svg", "html")
 YES_NO_WORDS = {
@@ -331,8 +331,8 @@ YES_NO = OptionType(
     keyword="bool",
     takes_text=True,
 )
-# The type of an option that needs no value on the command line, such as --dry-run. In files and
-# environment variables, the value of such an option is true or false.
+# The type of an option that needs no value on the command line, such as --dry-run. Files and
+# environment variables give the option as true or false.
 FLAG = replace(YES_NO, metavar="", expected="true or false")
 TOPOLOGY_FORM = OptionType(
     metavar="|".join(TOPOLOGY_FORMS),
