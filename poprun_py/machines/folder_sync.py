@@ -27,7 +27,8 @@ from poprun_py.machines.remote_shell import (
 
 _EXCLUDED = (".git", "__pycache__")
 _MAX_AT_ONCE = 16
-# rsync's time-out for a stalled connection. The duration of a whole copy is not limited.
+# rsync's time-out for a connection without traffic, in seconds. The duration of a whole copy is not
+# limited.
 _STALL_SECONDS = 15
 
 
@@ -56,7 +57,7 @@ def sync_command(
 ) -> tuple[str, ...]:
     """Return the rsync command that copies ``folder`` to ``host``.
 
-    ``links_out`` tells whether symbolic links to places outside the folder are copied.
+    ``links_out`` tells whether rsync copies symbolic links to places outside the folder.
     """
     remote = shlex.join(shell.words) if shell.words else "ssh"
     address = f"[{host}]" if ":" in host else host

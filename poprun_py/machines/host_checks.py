@@ -247,8 +247,8 @@ def raise_first_problem(
     """Raise an error if a host fails a vital check, or one of the checks named in ``also``.
 
     Raises:
-        StartError: A check found a problem. The message describes the first problem and names all
-            hosts that have this problem.
+        StartError: A host has a problem. The message describes the first problem found and names
+            all hosts that have this problem.
     """
     problems: dict[Problem, list[str]] = {}
     for name, report in reports.items():

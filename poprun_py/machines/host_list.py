@@ -247,7 +247,7 @@ def compress(names: Sequence[str]) -> str:
         if digits.startswith("0") and digits != "0"
     }
     for head, tail, digits in numbered:
-        # If one number is zero-padded, as in node08, all numbers with as many digits are: node10.
+        # If node08 is among the names, node10 also counts as padded with zeros to two digits.
         width = len(digits) if (head, tail, len(digits)) in padded else 0
         groups.setdefault((head, tail, width), []).append(int(digits))
     words = []

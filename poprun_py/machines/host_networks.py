@@ -188,8 +188,8 @@ def network_of_hosts(
 ) -> tuple[Network, bool]:
     """Return a pair: the network of the hosts, and whether this machine is on that network.
 
-    Networks that include this machine are preferred. ``reported`` has the addresses of each host
-    that was probed. ``wanted`` and ``option`` are as in ``choose_network``.
+    Networks that include this machine are preferred. ``reported`` is a mapping of the names of
+    probed hosts to their addresses. ``wanted`` and ``option`` are as in ``choose_network``.
 
     Raises:
         UsageError: ``wanted`` is neither an interface name nor a CIDR.

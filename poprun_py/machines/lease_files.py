@@ -39,8 +39,8 @@ _MAX_BYTES = 1 << 16
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 # These errors mean that the system has run out of resources, not that a lease file is invalid.
 _OUT_OF_RESOURCES = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
-# A process usually holds the mutex for about a millisecond. If a process holds the mutex for 5 s,
-# it has been stopped, or holds the mutex on purpose.
+# A process usually holds the mutex for about a millisecond. A process that holds the mutex for 5 s
+# has been stopped (Ctrl-Z), or blocks other processes on purpose.
 _MUTEX_SECONDS, _MUTEX_PAUSE_SECONDS = 5.0, 0.001
 # Every user can lock the mutex. If other users hold the mutex for longer than 0.25 s, this process
 # continues without the mutex.
@@ -342,7 +342,7 @@ class LeaseFolder:
         return descriptor
 
     def rewrite(self, descriptor: int, record: Record) -> None:
-        """Replace the record in a file that this process created. The caller holds the mutex.
+        """Write a new record to a file that this process created. The caller must hold the mutex.
 
         Raises:
             OSError: The record cannot be written.
@@ -361,13 +361,13 @@ class LeaseFolder:
     def live_records(
         self, *, cleans_up: bool = True, except_for: Collection[str] = ()
     ) -> list[Record]:
-        """Return the valid records whose processes are alive.
+        """Return the valid records in the folder whose processes are alive.
 
         Args:
             cleans_up: Whether to remove the files of this user's dead processes. Removing files
                 requires the mutex: without it, an unfinished file may belong to a process that is
                 still writing the file.
-            except_for: The names of files to leave out.
+            except_for: The names of files whose records are not returned.
 
         Raises:
             OSError: The folder cannot be read.

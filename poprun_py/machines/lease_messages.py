@@ -50,7 +50,7 @@ def sharing_text(cores: str, leases: Sequence[LeaseRecord]) -> str:
 
 
 def refusal_text(host: str, others: OtherJobs) -> str:
-    """Return the error for a job whose CPUs on another host are not free."""
+    """Return the error text for a job whose CPUs on another host are not free."""
     reasons = [leases_text(others.leases)] if others.leases else []
     if others.queue:
         reasons.append(queue_text(others.queue))
@@ -66,7 +66,7 @@ def _clock(since: float) -> str:
 
 
 def leases_table(leases: Sequence[LeaseRecord], queue: Sequence[QueueRecord]) -> str:
-    """Return the table of ``--print-leases``: a row for each lease and each waiting job."""
+    """Return the table that ``--print-leases`` prints, with a row per lease and per waiting job."""
     rows = [_COLUMNS]
     for lease in leases:
         shared = " (shared)" if lease.is_shared else ""
@@ -85,7 +85,7 @@ def _row(record: Record) -> tuple[str, str, str, str]:
 
 
 def leases_json(leases: Sequence[LeaseRecord], queue: Sequence[QueueRecord]) -> dict[str, Any]:
-    """Return the JSON values of ``--print-leases=json``; times are in seconds since the epoch."""
+    """Return the JSON values that ``--print-leases=json`` prints, with Unix times in seconds."""
     return {
         "jobs": [
             {

@@ -247,7 +247,8 @@ def _file_name(prefix: str, job: JobProcess) -> str:
 def open_table(folder: LeaseFolder) -> Iterator[LeaseTable]:
     """Read the table of leases, and yield it.
 
-    The mutex stays locked within the ``with`` block, unless another user keeps it locked.
+    This process holds the mutex within the ``with`` block, unless another user keeps the mutex
+    locked.
 
     Raises:
         OSError: The table cannot be read.

@@ -29,9 +29,9 @@ class HardwareError(UsageError):
 class Core:
     """One physical core, with its online hardware threads (SMT siblings) and its location.
 
-    Cores that share a last-level cache have the same number ``l3``; None means unknown.
-    ``efficiency`` is 0 for the slowest class of cores, and higher for the faster classes of a
-    hybrid machine.
+    Cores that share a last-level cache have the same number ``l3``; ``l3`` is None if it is
+    unknown. ``efficiency`` is 0 for the slowest class of cores, and higher for the faster classes
+    of a hybrid machine.
     """
 
     cpus: tuple[int, ...]
@@ -151,8 +151,8 @@ def load_machines(text: str, path: str, host_names: Sequence[str]) -> tuple[Mach
     """Return the machine of each host from the text of a file that --print-hardware=json wrote.
 
     A file with one machine describes all hosts. A file with several machines has the hosts' names,
-    and the machine of a host without an entry is None. ``path`` is the name of the file in
-    messages.
+    and the result for a host that is missing in the file is None. ``path`` is the name of the file
+    in messages.
 
     Raises:
         HardwareError: The file is not valid, has another version, or describes none of the hosts.
@@ -270,7 +270,7 @@ def _cpus(value: Any, key: str) -> tuple[int, ...]:
 
 
 def parse_cpu_list(text: str) -> tuple[int, ...]:
-    """Return the sorted numbers of a list in the kernel's form, such as ``0-3,8`` or ``0-31:2/4``.
+    """Return the sorted CPU numbers of a list in the kernel's form: ``0-3,8`` or ``0-31:2/4``.
 
     Raises:
         ValueError: The text is not a valid list.

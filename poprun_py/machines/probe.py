@@ -55,8 +55,8 @@ from poprun_py.machines.remote_shell import (
 )
 from poprun_py.options.launch_config import LaunchConfig
 
-# The time-out for the report of one host, in seconds. It prevents a hung host from delaying the
-# launch.
+# The time-out for the report of one host, in seconds. The time-out prevents a hung host from
+# delaying the launch.
 _REPORT_SECONDS = 10.0
 # The time-out for reports increases by this number of seconds for each ssh process, because a key
 # exchange takes 0.07 s of CPU time and this machine may have a single core.
@@ -73,8 +73,8 @@ class ProbedHosts:
 
     ``shell`` runs commands on the hosts. ``network`` is the network between the hosts, and
     ``mpi_network`` is the name of this network for MPI; an empty name lets MPI choose a network.
-    ``shares_network`` tells whether this machine is on ``network``, so that MPI's daemons can use
-    the network, too. ``own_address`` is this machine's address on ``network``. The keys of
+    ``shares_network`` tells whether this machine is on ``network``, so that MPI's daemons can also
+    use the network. ``own_address`` is this machine's address on ``network``. The keys of
     ``addresses``, ``machines``, ``hostnames`` and ``other_jobs`` are the hosts' names in the
     options; hosts without a known value are left out. ``has_fabric`` tells whether at least one
     host has, or may have, a network that is faster than TCP. ``other_jobs`` are the other jobs that
@@ -362,7 +362,8 @@ def _start(
         ) from None
     assert process.stdin is not None
     # The script fits into the pipe's buffer in the kernel, so writing never waits for a host.
-    # os.write bypasses Python's buffer, because flushing it fails if the process has already ended.
+    # os.write bypasses Python's buffer, because flushing that buffer fails if the process has
+    # already ended.
     with contextlib.suppress(BrokenPipeError):
         os.write(process.stdin.fileno(), text)
     process.stdin.close()

@@ -86,9 +86,10 @@ def state_of(path: str) -> str:
 
 
 def networks() -> list[list[Any]]:
-    """Return ``[interface, address, number of mask bits, is bridge]`` for each usable address.
+    """Return a list ``[interface, address, mask bits, is bridge]`` for each usable address.
 
-    IPv4 addresses come first. IPv6 addresses are left out unless they are global and permanent.
+    The list starts with the IPv4 addresses. IPv6 addresses are left out unless they are global and
+    permanent.
     """
     import fcntl
     import struct
@@ -119,8 +120,8 @@ def ipv6_networks() -> list[list[Any]]:
     addresses = []
     for line in lines:
         number, _, bits, scope, flags, name = line.split()
-        # Scope 0 is global. The flags of unwanted addresses are temporary (1), duplicate (8),
-        # deprecated (0x20) and tentative (0x40).
+        # Scope 0 is global. IPv6 addresses with one of these flags are left out: temporary (1),
+        # duplicate (8), deprecated (0x20) and tentative (0x40).
         if scope == "00" and not int(flags, 16) & 0x69:
             address = socket.inet_ntop(socket.AF_INET6, bytes.fromhex(number))
             bridge = Path("/sys/class/net", name, "bridge").is_dir()

@@ -1,6 +1,7 @@
 """Options that environment variables set: POPRUN_NUM_INSTANCES sets --num-instances.
 
-The module also has the names of the launcher's other variables, which options must not use.
+The module also has the names of environment variables that the launcher uses for other purposes.
+The variable of an option must not have one of these names.
 """
 
 from __future__ import annotations

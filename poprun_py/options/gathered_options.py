@@ -142,9 +142,10 @@ def _project_values(folder: Path) -> tuple[dict[str, Any] | None, tuple[str, ...
 
 
 def _relative_to(folder: Path, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values of a file in ``folder``, with relative paths joined to that folder.
+    """Return the option values of a file in ``folder``, with relative paths joined to ``folder``.
 
-    A program name without a slash, such as mpirun, is not changed, because it is searched on PATH.
+    The name of a program without a slash, such as mpirun, is not changed, because the program is
+    searched on PATH.
     """
     found: dict[str, Any] = {}
     for name, value in values.items():

@@ -40,8 +40,8 @@ class LaunchConfig(DeclaredOptions, Displayed):
 
     ``program`` may start with ``-m`` and the name of a Python module. ``num_replicas`` equals
     ``num_instances`` if it is not given. With ``nproc_per_node``, the numbers of instances and
-    replicas are unknown until ``on_hosts`` is called with the number of hosts. ``origins`` tells
-    where each option was given.
+    replicas are unknown until ``on_hosts`` is called with the number of hosts. ``origins`` maps
+    each option to the place where its value was given.
 
     Raises:
         UsageError: A value is not accepted, or values contradict one another.
@@ -55,7 +55,8 @@ class LaunchConfig(DeclaredOptions, Displayed):
             value = getattr(self, name)
             if value is not None or opt.default is not None:
                 object.__setattr__(self, name, opt.check(self.named(name), value))
-        # A single text is rejected as a program, although a text is a sequence (of letters).
+        # A string is rejected as ``program``, although it is a sequence (of letters): a list is
+        # expected.
         words = self.program if isinstance(self.program, list | tuple) else [None]
         words = tuple(fspath(w) if isinstance(w, PathLike) else w for w in words)
         if not all(map(is_word, words)):
@@ -296,7 +297,8 @@ def config_to_dict(config: LaunchConfig) -> dict[str, Any]:
     for name, opt in OPTIONS.items():
         if opt.saved and config.is_given(name):
             value = getattr(config, name)
-            # None is a value only of an option with instance indices, where it means all instances.
+            # The only given value that can be None is a choice of instances, where None means all
+            # instances.
             values[name] = "all" if value is None else value
     return {name: list(v) if isinstance(v, tuple) else v for name, v in values.items()}
 

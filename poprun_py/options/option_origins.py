@@ -81,8 +81,9 @@ def from_command_line(values: Mapping[str, Any]) -> dict[str, Any]:
 def merge(*sources: Mapping[str, Any]) -> dict[str, Any]:
     """Return the keyword arguments of LaunchConfig that several sources give together.
 
-    For each option, the last source that gives it takes precedence; lists are not joined. If two
-    sources give options that exclude each other, only the option of the later source is kept.
+    For each option, the last source that gives the option takes precedence. The lists of several
+    sources are not joined. If two sources give options that exclude each other, only the option of
+    the later source is kept.
     """
     values: dict[str, Any] = {}
     origins: dict[str, Origin] = {}

@@ -17,9 +17,9 @@ from poprun_py.errors import UsageError, nearest
 # The maximum number of instances. A larger number is a typing mistake, and planning for it would
 # take hours.
 MAX_INSTANCES = 65_536
-# If this word is the value of an option, the launcher chooses the value.
+# With this word as the value of an option, the launcher chooses the value.
 AUTO = "auto"
-# If this word is the value of a time limit, there is no limit.
+# With this word as the value of a time limit, the time is not limited.
 FOREVER = "forever"
 # The words of torchrun that request one process per CPU.
 CPU_WORDS = ("auto", "cpu")
