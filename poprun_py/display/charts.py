@@ -29,7 +29,7 @@ _LEAST_BINS, _MOST_BINS = 8, 60
 # In the leftmost fifth of a histogram, the name of a mark is printed on the right of the mark's
 # line, because there is no room on the left.
 _LEFT_PART, _NAME_HEIGHT = 0.2, 16
-# A time axis of at least 3 hours is in hours. A shorter axis of at least 300 seconds is in minutes.
+# A time axis of at least 3 hours shows hours. A shorter axis of at least 300 seconds shows minutes.
 _TIME_UNITS = ((3 * 3600, 3600, "hours"), (300, 60, "minutes"), (-math.inf, 1, "seconds"))
 # A line is drawn with at most 1000 points, because a chart is hardly wider in pixels.
 MOST_POINTS = 1000

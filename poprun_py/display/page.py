@@ -90,7 +90,7 @@ class Table(NamedTuple):
         name: The name of the table for screen readers.
         columns: The column titles.
         rows: The cells of each row. The last cell of a short row spans the remaining columns.
-        marked: Indices of the highlighted rows.
+        marked: The indices of the rows to highlight.
     """
 
     name: str

@@ -120,8 +120,8 @@ BYE = b"B"
 # A child process of a wrapper asks for the launcher's standard input. The launcher answers with one
 # byte, sent together with the descriptor of its standard input.
 STDIN = b"i"
-# A command that inspects a running job asks for its Python stacks. The launcher answers with one
-# STACKS frame.
+# A command that inspects a running job asks for the Python stacks of the job. The launcher answers
+# with one STACKS frame.
 INSPECT = b"I"
 
 # --- time-out, frames -----------------------------------------------------------------------------

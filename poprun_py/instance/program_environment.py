@@ -50,7 +50,7 @@ _ACCELERATORS = (
 _HIDDEN_BY_CUDA = ("nvidia", "kfd", "dxg")
 # Variables with the folders for files that Open MPI's processes map. The variable with btl_sm is
 # for segments in Open MPI 5. The variable with btl_vader is for segments in Open MPI 4, but Open
-# MPI 5 also accepts it. The variables with osc are for windows.
+# MPI 5 also accepts it. The variables with osc are for MPI windows.
 _SHARED_MEMORY_FOLDERS = (
     "OMPI_MCA_btl_sm_backing_directory",
     "OMPI_MCA_btl_vader_backing_directory",

@@ -67,7 +67,7 @@ class ProgramReports:
         return self._progress_at if is_due else float("inf")
 
     def on_time(self, now: float) -> None:
-        """Report progress, if due and changed since the last report; report activity, if due."""
+        """Report progress if it is due and has changed; report activity if it is due."""
         seconds = self._progress_seconds
         if seconds is None or not self._program.is_running or now < self._progress_at:
             return

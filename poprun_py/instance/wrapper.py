@@ -108,11 +108,13 @@ class Wrapper:
         self._folders: list[JobFolder] = []  # the job's folders on this host
         self._lease: Lease | None = None  # lease of CPUs for all instances on this host
         self._sent_files: SentFiles | None = None
-        self._unsent_parts: Iterator[bytes] = iter(())  # parts of the files for the launcher
-        self._spans = ""  # the path prefix of the span files
+        self._unsent_parts: Iterator[bytes] = iter(())
+        # The prefix of the paths of the program's span files.
+        self._spans = ""
         self._is_released = False  # whether the launcher sent BYE or is gone
         self._is_end_reported = False
-        self._leave_at = float("inf")  # the time when this process may end without a BYE
+        # The time from which on this process may end without the message BYE.
+        self._leave_at = float("inf")
 
     def run(self) -> int:
         """Run the program from its start to its end; return the exit code for mpirun."""

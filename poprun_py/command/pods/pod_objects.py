@@ -96,7 +96,7 @@ class ObjectKind(Generic[T]):
     def to_json(
         self, snapshot: PodSnapshot, item: T, document: Layout | None = None
     ) -> dict[str, Any]:
-        """Return an object's JSON document in the layout ``document``, by default the kind's."""
+        """Return an object's JSON document in a layout, by default the layout of the kind."""
         return {
             key: self.to_json(snapshot, item, name)
             if isinstance(name, Mapping)
