@@ -19,7 +19,8 @@ import difflib
 import errno
 from collections.abc import Iterable, Iterator
 
-# Advice for a user whose limit of processes is reached. This limit also counts threads.
+# Advice for a user whose limit of processes is reached. The operating system also counts
+# threads as processes.
 PROCESSES_ADVICE = (
     "raise the limit of processes (ulimit -u, or pids.max of the control group), or start fewer "
     "instances"

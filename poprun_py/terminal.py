@@ -3,7 +3,7 @@
 Results go to stdout; warnings, errors and the log go to stderr. Only this module prints. If stderr
 cannot be written, its text is lost, but the job and its exit code do not change. If stdout cannot
 be written, ``print_out`` raises UnwritableError, because the result of the command is lost. Inside
-``with may_be_lost()``, the text for stdout is dropped instead of raising that error.
+``with may_be_lost()``, the text for stdout is dropped instead of raising UnwritableError.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The command ``poprun-py``, from its command line to its exit code.
 
-Only this module ends the process. Each function imports the modules that it needs, so that
-``--help`` answers at once.
+Of this package, only this module ends the process. Each function imports the modules that it
+needs, so that ``--help`` answers at once.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 # The subcommands. Each subcommand has a module with ``main(words)`` and a click command.
 COMMANDS = ("report", "compare", "scale")
-# The values of --print-topology that show CPUs. With these values, the launch also prints, below
+# The values of --print-topology that show CPUs. With ``tree`` and ``cores``, the launch prints, after
 # the topology, the CPUs that the kernel reports for each instance.
 _READ_BACK = ("tree", "cores")
 # The least training steps, and the least seconds, of a job that gets a summary of its time.
@@ -49,11 +49,11 @@ _TOLD_STEPS, _TOLD_SECONDS = 10, 60.0
 def main() -> NoReturn:
     """Run the command with the arguments of this process, and exit with its exit code."""
     name = command_name()
-    # The shell sets this variable of click to ask for completions.
+    # The shell sets the environment variable of click to ask for completions.
     if f"_{name.replace('-', '_').upper()}_COMPLETE" in os.environ:
         _complete(name)
     prepare_streams()
-    # Objects made before the job starts live until its end, so collecting garbage is useless.
+    # Objects made before the job starts live until the job ends, so collecting garbage is useless.
     gc.disable()
     exit_with(run(sys.argv[1:]))
 
@@ -195,7 +195,7 @@ def _show_plan(config: LaunchConfig, saved: LaunchPlan | None) -> int:
 
 
 def _run_job(config: LaunchConfig, job: LaunchConfig | LaunchPlan) -> int:
-    """Launch a job and print its result; if the options ask for it, show the plan first."""
+    """Launch a job and print its result; if the options ask for the plan, show it first."""
     from poprun_py.command import show_and_export
     from poprun_py.launching.launch import Request, launch
 

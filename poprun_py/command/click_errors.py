@@ -13,7 +13,7 @@ from poprun_py.terminal import command_name
 
 @contextlib.contextmanager
 def usage_errors() -> Iterator[None]:
-    """Convert the errors of a click command that runs inside ``with``.
+    """Convert the errors of a click command that runs inside ``with`` to UsageErrors.
 
     Raises:
         UsageError: The command line is wrong. The message suggests a similar option, or the command

@@ -238,7 +238,8 @@ def parse_counts(text: str) -> tuple[int, ...]:
 def scaling_runs(prefix: str, counts: Sequence[int], repeats: int) -> list[tuple[str, int]]:
     """Return the name and the number of instances of each run, in the order 1, 2, 4, 1, 2, 4.
 
-    In this order, a machine that is slow for some time slows down runs of each number.
+    The numbers alternate, so that a machine that is slow for some minutes slows down runs of every
+    number, not only of one.
     """
     repetitions = range(1, repeats + 1)
     return [(f"{prefix}-n{count}-{repeat}", count) for repeat in repetitions for count in counts]

@@ -52,7 +52,7 @@ def print_status(config: LaunchConfig) -> int:
     if config.status_format == "json":
         print_out(json.dumps(status, indent=2))
         return 0
-    # Lines for a terminal are cut at its width.
+    # Lines for a terminal are cut at the terminal's width.
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 200
     lines = table_lines(JobView.from_json(status), width=width, colour=wants_colour())
     text = "\n".join(lines)

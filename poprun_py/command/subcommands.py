@@ -58,7 +58,7 @@ def parse_words(command: click.Command, words: Sequence[str]) -> dict[str, Any] 
 def print_comparison(
     comparison: Comparison, form: str, text_lines: Callable[..., list[str]]
 ) -> None:
-    """Print a comparison as JSON, or as the lines that ``text_lines`` returns for it."""
+    """Print a comparison as JSON, or as the lines that ``text_lines`` returns."""
     if form == "json":
         print_out(json.dumps(comparison.to_json(), indent=2))
         return

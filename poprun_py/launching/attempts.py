@@ -81,7 +81,7 @@ class Attempts:
         self._on_attempt = on_attempt
         self._stdin_position = standard_input.position()
         # The start of the time limit, in seconds of time.monotonic(). If the user stops the job
-        # (Ctrl-Z) or debugs it, this value is increased by the seconds of that pause.
+        # (Ctrl-Z) or debugs it, the start is moved forward by the seconds of that pause.
         self._began = time.monotonic()
 
     def run(self, count: int) -> LaunchResult:
@@ -120,7 +120,7 @@ class Attempts:
         return result
 
     def failed(self, result: LaunchResult, restart: int, seconds: float) -> None:
-        """Report a failure before restart number ``restart``. If allowed, plan without lost hosts.
+        """Report a failure before restart number ``restart``. If allowed, leave out lost hosts.
 
         Args:
             result: The result of the attempt that failed.
@@ -220,7 +220,7 @@ def _command(
                 **planned.channel_variables(index),
                 # The job's partition may differ from the planned partition, so its
                 # environment variables replace those of the planned partition. The variables that
-                # the user has set replace all others.
+                # the user has set replace all other variables of the same name.
                 **(partition.variables(index) if partition is not None else {}),
                 **dict(each.user_env),
             }
@@ -318,7 +318,7 @@ def _leases(planned: LaunchPlan, run_id: str, *, is_restart: bool) -> dict[int, 
 
 
 def _refusal_of(planned: LaunchPlan, warn: Log, index: int, answer: dict[str, Any]) -> str:
-    """Return why the job cannot lease cores on an instance's host; empty if it can."""
+    """Return why the job cannot lease cores on an instance's host; empty if leasing works."""
     from poprun_py.machines.lease_messages import refusal_text, sharing_text
     from poprun_py.machines.leases import parse_other_jobs
 

@@ -88,7 +88,7 @@ def traceback_of(stderr: str) -> str:
 def _traceback_start(stderr: str) -> int | None:
     """Return the start index of the last traceback in ``stderr``.
 
-    If other exceptions led to the last one, return the start index of the first exception.
+    If other exceptions led to the last exception, return the start of the first of them.
     """
     matches = list(_TRACEBACK.finditer(stderr)) or list(_NOT_PYTHON.finditer(stderr))
     if not matches:
@@ -112,7 +112,7 @@ def stderr_excerpt(stderr: str) -> list[str]:
 
 
 def _drawn_lines(stderr: str) -> list[str]:
-    """Return the lines that are not empty. Of a progress bar, only the last state is returned."""
+    """Return the lines that are not empty. A progress bar is reduced to its last state."""
     drawn = (line.rstrip().rpartition("\r")[2] for line in stderr.split("\n"))
     return [line for line in drawn if line]
 

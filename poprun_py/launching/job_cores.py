@@ -1,9 +1,9 @@
-"""The choice of a job's cores on all hosts, and the lease of its cores on this machine.
+"""Leases of a job's cores on this machine, and the search for free cores on other hosts.
 
 Jobs that run side by side get different cores. The share of a job is chosen and leased under one
-mutex, so no other job can take the same cores in between. For the other hosts, this module only
-finds out which cores other jobs hold. The first instance of each host leases that host's cores
-when it starts.
+mutex, so no other job can take the same cores between the choice and the lease. For the other
+hosts, this module only finds out which cores other jobs hold. The first instance of each host
+leases that host's cores when the instance starts.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def lease_as_planned(planned: LaunchPlan, console: Console, wait: Wait) -> Lease
     """Lease exactly the cores that a plan names; if the job may wait, wait until they are free.
 
     Raises:
-        StartError: Other jobs hold some of these cores.
+        StartError: Other jobs hold some of the plan's cores.
         UsageError: POPRUN_LEASES does not name a folder.
     """
     share = share_of_plan(planned)
@@ -260,7 +260,7 @@ class _ShareLease:
         def decide(table: LeaseTable) -> tuple[LeaseTable, Leased | None]:
             leased = self._take_from(table)
             if leased is None and not is_last and self._place is None:
-                # If joining the queue fails, the job waits behind all jobs that have a place in it.
+                # If joining the queue fails, the job waits behind all jobs in the queue.
                 with contextlib.suppress(OSError):
                     self._place = table.join_queue(self._job)
             return table, leased
@@ -273,7 +273,7 @@ class _ShareLease:
             return None, None
 
     def _take_from(self, table: LeaseTable) -> Leased | None:
-        """Lease free cores, or the job's whole share if the job may share it; else return None."""
+        """Lease free cores, or all planned cores if the job may share cores; else return None."""
         share = None if table.ahead_of(self._place) else self._share_beside(table.held_cpus)
         is_shared = share is None and self._config.share_cores
         if is_shared:

@@ -3,8 +3,8 @@
 The launcher creates or resets the partition before the job, and gives it back after the job.
 
 A pure function (planning/partition_decision.py) decides which partition is used. The plan contains
-this decision. The launcher decides again just before the job starts, since other jobs change the
-pod.
+the decision about the partition. The launcher decides again just before the job starts,
+since other jobs change the pod.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from poprun_py.options.launch_config import LaunchConfig
 from poprun_py.planning.partition_variables import HeldPartition
 from poprun_py.terminal import Console
 
-# The command's --help and a launch without a pod do not import these modules.
+# The command's --help and a launch without a pod do not import modules about pods.
 if TYPE_CHECKING:
     from popdist_py.pods.model import Attachment, Partition, PartitionRequest
     from popdist_py.pods.pod_store import PodStore
@@ -53,7 +53,7 @@ _POLL_SECONDS = 0.3
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.01, 1.0
 # The seconds after which a wait for a new partition is reported to a user at a terminal.
 _SILENT_SECONDS = 1.0
-# The most decisions before the job is refused. The launcher decides again if another job has taken
+# The most decisions on a partition before the job is refused. The launcher decides again if another job has taken
 # the IPUs in the meantime.
 _MOST_DECISIONS = 5
 
@@ -121,8 +121,9 @@ def _decide(
     """Decide which partition a launch uses, and whether it is created, replaced or reset.
 
     Returns:
-        The decision, and the partitions of dead launches, which the caller removes before it acts
-        on the decision. Other processes may remove these partitions at the same time.
+        A pair: the decision, and the partitions of dead launches. The caller removes these
+        partitions before it acts on the decision. Other processes may remove the partitions of
+        dead launches at the same time.
 
     Raises:
         PodError: The pod does not answer.
@@ -197,7 +198,7 @@ def ipus_of_job(
 def _exit_on_signals() -> Iterator[None]:
     """Turn SIGTERM and SIGHUP into SystemExit, so that the partition is given back.
 
-    While instances run, the supervisor's signal handlers replace these handlers.
+    While instances run, the supervisor's signal handlers replace the handlers of this function.
     """
 
     def end(number: int, _: FrameType | None) -> None:
@@ -240,7 +241,7 @@ class _JobPartition:
         self._created_at = 0.0
         self._is_removed_at_end = False
         # A partition that this job removed to create another one of the same name. If the job does
-        # not get the new partition, the removed one is created again.
+        # not get the new partition, the removed partition is created again.
         self._replaced: Partition | None = None
 
     # --- taking a partition before the job ------------------------------------------------------
@@ -429,7 +430,7 @@ class _JobPartition:
         """Remove the partition that this job created, and restore the one that it replaced."""
         name, old = self._created, self._replaced
         try:
-            # Another user may have removed the partition and created one of the same name.
+            # Another user may have removed the partition and created another of the same name.
             if (
                 name
                 and (self._is_removed_at_end or old is not None)

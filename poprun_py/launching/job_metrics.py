@@ -110,7 +110,7 @@ class JobMetrics:
         return tuple(recorders)
 
     def variables(self, run_id: str) -> dict[str, str]:
-        """Return the environment variables about metrics that the programs get.
+        """Return environment variables that tell the programs about the metrics of the run.
 
         The variables put the programs' Weights & Biases runs into the group of the launcher's run.
         """

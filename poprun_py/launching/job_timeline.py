@@ -47,7 +47,7 @@ class JobTimeline:
         self._size = config.timeline_size << 20
         self._path: Path | None = None
         self._folders: list[Path] = []
-        self._held: list[JobFolder] = []  # temporary folders, used without --output-dir
+        self._held: list[JobFolder] = []  # temporary folders for spans, used without --output-dir
         self._has_dropped = False
         self._first = 1  # the attempt number of the first folder of spans
         self._is_in_run = False
@@ -92,7 +92,7 @@ class JobTimeline:
         """
         if self._path is None or not self._folders:
             return None
-        # Imported only at the end of a job with a timeline.
+        # This module is imported only at the end of a job with a timeline.
         from popdist_py.timeline.merging import merge_files, recorded_instances
 
         instances = recorded_instances(self._folders, self._first)

@@ -74,7 +74,7 @@ def launch(
     working folder of this process is the folder of the plan.
 
     Args:
-        request: The job and its outputs.
+        request: The job to launch, with its environment and outputs.
         console: The console that prints the launcher's messages.
         on_plan: A function that is called with the plan when the job has its cores.
         on_attempt: A function that is called with the job before each attempt.
@@ -156,7 +156,7 @@ def _inside(folder: str) -> Iterator[None]:
 def _warn_of_little_shared_memory(planned: LaunchPlan, console: Console) -> None:
     """Warn if /dev/shm has too little free space for MPI's messages, which makes MPI slow.
 
-    If MPI cannot write to /dev/shm at all, it uses another folder, which is as fast.
+    If MPI cannot write to /dev/shm at all, it uses another folder, which is equally fast.
     """
     if planned.topology.instances_per_host < 2:
         return

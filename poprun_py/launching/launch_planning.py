@@ -1,7 +1,7 @@
 """Planning of a launch for the present hosts, machines, MPI and pod.
 
-Pure functions in poprun_py/planning make the decisions. This module collects the input for these
-functions.
+Pure functions in poprun_py/planning make the decisions. This module collects the input for the
+planning functions.
 """
 
 from __future__ import annotations
@@ -59,14 +59,13 @@ def plan(
 ) -> LaunchPlan:
     """Return the plan of everything that launching ``config`` would do, without starting anything.
 
-    If the job does not fit the real machines, the plan has a warning. A plan with this warning can
-    be shown, but not launched here. If ``config`` describes machines that the job does not fit,
-    UsageError is raised.
+    If the job does not fit the real machines, the plan has a warning, and can be shown but not
+    launched. If ``config`` describes machines that the job does not fit, UsageError is raised.
 
     Args:
         config: The options of the launch.
         environ: The launcher's environment; ``os.environ`` by default.
-        mpi: The MPI implementation to use; by default the installed one.
+        mpi: The MPI implementation to use; by default the installed MPI.
         hosts: The hosts for the instances; by default the hosts that ``config`` names, else the
             hosts that the environment names, else this machine.
         contact_hosts: Whether to connect to the other hosts, as a launch does, or to use the
@@ -96,8 +95,8 @@ def plan_and_lease(
     """
     gathered = _gather(config, environ, None, None, contact_hosts=True)
     alone = gathered.plan()
-    # The options and the program are checked before the job waits for cores: an error in them must
-    # not surface after hours of waiting.
+    # The options and the program are checked before the job waits for cores: an error in the
+    # options must not surface after hours of waiting.
     require_start(alone)
     if is_described(config):
         # If the options describe a machine, exactly the planned CPUs are leased. The job is not
@@ -155,8 +154,8 @@ def _gather(
     found = hosts_of(config, environ) if hosts is None else hosts
     if config.nproc_per_node is not None:
         config = with_instances(config, found)
-        # The number of instances is known now. The hosts are read a second time, because this
-        # checks a scheduler's allocation against the number of instances.
+        # Only now is the number of instances known. The hosts are read a second time, because
+        # ``hosts_of`` checks a scheduler's allocation against the number of instances.
         found = hosts_of(config, environ) if hosts is None else hosts
     config, mpi_arguments = split_mpi_arguments(config)
     if before is None:

@@ -52,9 +52,9 @@ def run_with_restarts(
 
     Args:
         run: A function that runs the job once and returns the result.
-        max_restarts: The most restarts of the job.
+        max_restarts: The highest allowed number of restarts.
         failed: A function that is called before each restart, with the result of the failed run,
-            the number of the restart, and the seconds before it.
+            the number of the restart, and the seconds before the restart.
         sleep: A function that waits for some seconds. It returns the number of a signal that ends
             the job, or 0 if the seconds passed without a signal.
         has_time: A function that returns whether the job may still run after some seconds.

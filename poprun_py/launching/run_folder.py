@@ -5,7 +5,7 @@
     DIR/20260131-120000-1a2b3c/attempt-1/
 
 The launcher does not delete files in this folder. The report is written when an attempt begins and
-when an attempt has ended. A launcher that was killed therefore leaves a report with its host and
+when an attempt has ended. A launcher that was killed leaves a report with its host and
 process id.
 """
 
@@ -117,8 +117,8 @@ class RunFolder:
         except (ValueError, TypeError, KeyError) as error:
             raise self._not_a_report(str(error)) from None
         self._began_at = report.get("began_at") or self._began_at
-        # This process has the lock of the folder. An attempt without a recorded end therefore
-        # belongs to a launcher that is dead.
+        # This process has the lock of the folder. If an attempt has no recorded end, the
+        # launcher of this attempt is therefore dead.
         self._attempts = [
             a if a.get("cause") else {**a, "cause": "launcher_lost"} for a in attempts
         ]
@@ -150,7 +150,7 @@ class RunFolder:
 
     @property
     def has_begun(self) -> bool:
-        """Whether an attempt has begun. The report exists from then on."""
+        """Whether an attempt has begun, so that the report exists."""
         return bool(self._attempts)
 
     # --- start and end of an attempt ----------------------------------------------------------
@@ -159,8 +159,8 @@ class RunFolder:
         """Make the folder of an attempt and return its path.
 
         Returns:
-            The path; None if the folder for a restart cannot be made. The restart then continues
-            without a folder.
+            The path; None if the folder for a restart cannot be made. In this case, the restart
+            runs without a folder.
 
         Raises:
             UsageError: The folder of the first attempt cannot be made.
@@ -193,7 +193,7 @@ class RunFolder:
         self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
 
     def _write_plan(self, folder: Path) -> None:
-        """Write the plan of an attempt for --from-plan; the attempt runs even if this fails."""
+        """Write the plan of an attempt for --from-plan; the attempt runs even if writing fails."""
         from poprun_py.planning.plan_file import plan_to_json, portable
 
         document = plan_to_json(portable(self._plan))
@@ -241,7 +241,7 @@ class RunFolder:
         return str(path.relative_to(folder) if path.is_relative_to(folder) else path)
 
     def _write_report(self, ending: dict[str, Any] | None = None) -> None:
-        """Write ``report.json`` atomically; if the folder was removed, make it again.
+        """Write ``report.json`` atomically; make the folder of the run again if it was removed.
 
         If the disk is too full for a new file, a brief report overwrites the existing report.
         """

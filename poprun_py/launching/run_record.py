@@ -26,7 +26,7 @@ from poprun_py.running.supervise.file_transfer import FilePlace
 from poprun_py.running.supervise.job import LaunchResult
 from poprun_py.terminal import Console, command_name
 
-# These modules are imported only by launches that write a run folder or metrics.
+# Only launches that write a run folder or metrics import the modules for them.
 if TYPE_CHECKING:
     from poprun_py.launching.job_metrics import JobMetrics
     from poprun_py.launching.run_folder import RunFolder

@@ -36,7 +36,7 @@ class Wait:
 
     @property
     def is_allowed(self) -> bool:
-        """Whether the job may wait at all."""
+        """Whether the job may wait for other jobs at all."""
         return self._limit > 0
 
     @property

@@ -207,8 +207,8 @@ class JobHandle(Generic[T]):
         try:
             return self.result()
         except StopIteration as error:
-            # An asyncio future does not accept StopIteration as an exception. Without this
-            # conversion, `await` would never return.
+            # An asyncio future rejects StopIteration, and `await` would never return.
+            # RuntimeError is raised instead of StopIteration.
             raise RuntimeError(f"{self.name} raised StopIteration") from error
 
     async def _async_wait(self) -> None:
@@ -249,7 +249,7 @@ class JobHandle(Generic[T]):
         self, kind: type[BaseException] | None, _: BaseException | None, __: TracebackType | None
     ) -> None:
         # The launcher may have received the same Ctrl-C as this process. A second interrupt would
-        # make the launcher kill the job, so the launcher counts both signals as one.
+        # make the launcher kill the job, so the launcher counts both interrupts as one.
         is_interrupt = kind is not None and issubclass(kind, KeyboardInterrupt)
         self._end(INTERRUPT_ONCE if is_interrupt else signal.SIGTERM)
 
@@ -290,7 +290,7 @@ class JobHandle(Generic[T]):
             raise interrupt
 
     def _ask_to_end(self, number: int) -> None:
-        """Send the launcher the signal ``number``. After a second signal it kills the job."""
+        """Send the launcher the signal ``number``. A second signal makes it kill the job."""
         with self._stopping_lock:
             was_asked, self._is_stopping = self._is_stopping, True
         if not self.done() and (number == signal.SIGINT or not was_asked):

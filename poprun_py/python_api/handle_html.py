@@ -51,7 +51,7 @@ def show_cell(name: str, get_status: Callable[[], JobStatus], outcome: Outcome) 
 
     show: Any = display  # IPython has no type annotations
     cell = show(content(), raw=True, display_id=True)
-    # In a terminal, each update would print another line.
+    # In a terminal, each update of the cell would print another line.
     is_notebook = cell is not None and hasattr(get_ipython(), "kernel")
     if is_notebook and not outcome.done():
         threading.Thread(target=update_to_end, name=f"poprun_py cell {name}", daemon=True).start()

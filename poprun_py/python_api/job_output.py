@@ -90,7 +90,7 @@ def read_shown(folder: Path) -> str:
 
 
 def read_instance(folders: Sequence[str], instance: int, stream: StreamName | None) -> str:
-    """Return the output of an instance, one attempt after another.
+    """Return the output of an instance in all attempts, in the order of the attempts.
 
     Args:
         folders: The folders of the attempts.

@@ -161,7 +161,7 @@ def start(
         args: The positional arguments of the function, the same for every instance.
         kwargs: The keyword arguments of the function.
         show: Whether the output of the instances is shown as it is written. The handle's
-            ``output`` returns the output in both cases.
+            ``output`` returns the output even if it is not shown.
         log: A function that gets each line of the launcher's log, as for ``launch``.
         warn: A function that gets each warning, as for ``launch``.
         tell_binding: A function that gets each instance's CPU binding, as for ``launch``.
@@ -201,7 +201,7 @@ def start(
 def _checked_listeners(
     log: Log | None, warn: Log | None, tell_binding: Log | None
 ) -> dict[str, Log]:
-    """Return the functions that are not None, keyed by the kind of message that they take."""
+    """Return the functions that the caller has given, keyed by the kind of line that they take."""
     given = {"log": log, "warn": warn, "binding": tell_binding}
     for kind, call in given.items():
         if call is not None and not callable(call):
@@ -210,7 +210,7 @@ def _checked_listeners(
 
 
 def _checked_environ(environ: object) -> dict[str, str] | None:
-    """Return a checked copy of an environment. Errors omit its values, which may be secret."""
+    """Return a checked copy of an environment. Errors omit the variables' values (secrets)."""
     if environ is None:
         return None
     if not isinstance(environ, Mapping):

@@ -41,7 +41,7 @@ class LauncherChild:
         streams: The standard input, output and error of the process. Output that goes to pipes is
             written to ``sys.stdout`` and ``sys.stderr``.
         is_in_front: Whether the process gets the signals of this terminal's keys, such as Ctrl-C.
-        output_file: A file that also gets the output that goes to pipes.
+        output_file: A file that also gets the output that the process writes to pipes.
         listeners: The functions that take log lines, warnings and bindings, keyed by the kind of
             message.
 
@@ -50,7 +50,7 @@ class LauncherChild:
             ended.
         ended_at: The end of the launcher process, in seconds of ``time.monotonic()``.
         attempts: The attempts of the job that have begun; a restart begins a new attempt.
-        waits_for: The resources that the job waits for, as text; empty if it does not wait.
+        waits_for: The resources that the job waits for, as text; empty if the job does not wait.
 
     Raises:
         StartError: The process cannot be started.
@@ -131,8 +131,8 @@ class LauncherChild:
     def disconnect(self) -> None:
         """Close the channel and the pipes; the launcher process then ends its job.
 
-        A forked process closes only its own copies. The process that started the job stays
-        connected.
+        A forked process closes only its own copies of these descriptors. The process that started
+        the job stays connected.
         """
         self._channel.close()
         for copier in self._copiers:
@@ -181,7 +181,7 @@ class LauncherChild:
             try:
                 self._listeners[kind](value)
             except Exception:
-                # An error in the caller's function must not stop this thread.
+                # An error in the caller's function must not stop the thread that reads messages.
                 thread = threading.current_thread()
                 threading.excepthook(threading.ExceptHookArgs((*sys.exc_info(), thread)))
         return True

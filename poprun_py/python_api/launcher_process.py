@@ -79,7 +79,7 @@ def _catch_signals() -> None:
 
     The parent process has started this process with these signals blocked.
     """
-    # Objects made before the job starts live until its end, so collecting garbage is useless.
+    # Objects made before the job starts live until the job ends, so collecting garbage is useless.
     gc.disable()
     for number in _ENDING_SIGNALS:
         if number in _STANDARD_SIGNALS or signal.getsignal(number) != signal.SIG_IGN:

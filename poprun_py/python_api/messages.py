@@ -97,7 +97,7 @@ class Channel:
         return self._socket.fileno()
 
     def send(self, kind: str, value: object = None) -> None:
-        """Send a message. If the other end is closed, the message is dropped."""
+        """Send a message. If the other process has closed its end, the message is dropped."""
         data = pickle.dumps((kind, value), protocol=pickle.HIGHEST_PROTOCOL)
         with contextlib.suppress(ConnectionError):
             self._socket.sendall(len(data).to_bytes(_LENGTH_BYTES, "big") + data)
@@ -147,8 +147,8 @@ def _above_standard_streams(end: socket.socket) -> socket.socket:
     """Return the socket with a descriptor above 2.
 
     In a daemon that has closed descriptors 0 to 2, a new socket gets one of these descriptors. The
-    launcher process could not inherit the socket there, because the descriptor is needed for a
-    standard stream.
+    launcher process could not inherit the socket as descriptor 0, 1 or 2, because it needs these
+    for its own standard streams.
     """
     if end.fileno() > _LAST_STANDARD_STREAM:
         return end

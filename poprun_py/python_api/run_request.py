@@ -14,7 +14,7 @@ from poprun_py.terminal import Console
 
 
 def run_request(request: JobRequest, channel: Channel) -> tuple[str, object]:
-    """Run a job to its end, and return the last message as its kind and its value."""
+    """Run a job to its end, and return the kind and the value of the last message."""
     try:
         return "result", _run(request, channel)
     except LaunchError as error:

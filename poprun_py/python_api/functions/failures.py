@@ -122,7 +122,7 @@ class Failure:
 
 
 def read_failure(prefix: Path) -> Failure | None:
-    """Return the failure that an instance has written, or None if it has not written one."""
+    """Return the failure that an instance has written, or None if there is no such file."""
     try:
         file = open_packed(prefix.with_name(f"{prefix.name}.failure"))
     except IncompleteFileError:

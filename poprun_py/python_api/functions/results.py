@@ -29,7 +29,7 @@ _MOST_OTHERS = 8
 
 
 def read_results(folder: Path, result: LaunchResult) -> list[Any]:
-    """Return the values that the function returned in each instance, by index.
+    """Return the values that the function returned, ordered by the index of the instance.
 
     Arrays in the values stay valid when the folder is removed.
 

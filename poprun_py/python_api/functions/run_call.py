@@ -25,7 +25,7 @@ def main() -> int:
         name = sys.argv[2] if len(sys.argv) > 2 else "a function"
         print(f"{name} is run by poprun_py.launch only, from Python", file=sys.stderr)  # noqa: T201
         return 2
-    # Jobs that the function launches must not inherit these variables.
+    # Jobs that the function launches must not inherit the variables with the paths of this call.
     path, prefix = Path(os.environ.pop(CALL)), os.environ.pop(CALL_FILES)
     try:
         function, args, kwargs = _load(path)
@@ -66,7 +66,7 @@ def _load(path: Path) -> tuple[Callable[..., object], tuple[object, ...], dict[s
 
 
 def _write_result(prefix: str, value: object) -> int:
-    """Write the function's result, or the reason why this fails; return the exit code."""
+    """Write the function's result, or the reason why writing fails; return the exit code."""
     from poprun_py.python_api.functions.failures import KEEPING, RESULT, write_failure
     from poprun_py.python_api.functions.packed_file import write_packed
     from poprun_py.python_api.functions.pickling import path_to_problem
