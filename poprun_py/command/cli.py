@@ -39,8 +39,8 @@ if TYPE_CHECKING:
 
 # The subcommands. Each subcommand has a module with ``main(words)`` and a click command.
 COMMANDS = ("report", "compare", "scale")
-# The values of --print-topology that show CPUs. With ``tree`` and ``cores``, the launch prints, after
-# the topology, the CPUs that the kernel reports for each instance.
+# The values of --print-topology that show CPUs. With ``tree`` and ``cores``, the launch prints the
+# CPUs that the kernel reports for each instance, after the topology.
 _READ_BACK = ("tree", "cores")
 # The least training steps, and the least seconds, of a job that gets a summary of its time.
 _TOLD_STEPS, _TOLD_SECONDS = 10, 60.0

@@ -53,8 +53,8 @@ _POLL_SECONDS = 0.3
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.01, 1.0
 # The seconds after which a wait for a new partition is reported to a user at a terminal.
 _SILENT_SECONDS = 1.0
-# The most decisions on a partition before the job is refused. The launcher decides again if another job has taken
-# the IPUs in the meantime.
+# The most decisions on a partition before the job is refused. The launcher decides again if another
+# job has taken the IPUs in the meantime.
 _MOST_DECISIONS = 5
 
 

@@ -56,8 +56,8 @@ class JobTimeline:
             self._is_in_run = is_auto and run_folder is not None
             given = TIMELINE_FILE if is_auto else config.timeline
             self._path = (run_folder or Path()) / given if is_auto else Path(given)
-            # The path is checked before the job starts. An error at the end of the job would come
-            # too late.
+            # The path is checked before the job starts. An error at the end of the job would be too
+            # late to choose another path.
             folder = self._path.parent
             if not folder.is_dir() or self._path.is_dir() or not os.access(folder, os.W_OK):
                 raise UsageError(
