@@ -87,7 +87,7 @@ class ActivitySample:
 
     @classmethod
     def of(cls, message: Mapping[str, Any]) -> ActivitySample:
-        """Return the sample in a wrapper's message."""
+        """Return the activity sample that a wrapper's message contains."""
         number, kind, is_running, _ = message["call"]
         return cls(**{**message, "call": (number, kind, is_running)})
 
@@ -151,7 +151,7 @@ class _InstanceActivity:
             return
         seconds = sample.at - before.at
         # A waiting collective of the library alternates between sleeping and polling. Other threads
-        # and processes may be active, but they advance neither such a collective nor a stopped
+        # and processes may be active, but they advance neither a waiting collective nor a stopped
         # program.
         is_waiting = (sample.waits and before.waits) or (sample.stopped and before.stopped)
         share = 0 if is_waiting else 1
@@ -187,14 +187,14 @@ class _InstanceActivity:
 class ActivityMonitor:
     """Follows the activity of all instances, and detects the hang of a job that counts no steps.
 
-    Such a job hangs when all its instances have been idle for the time limit. An instance is idle
-    if it writes nothing, makes no collective of the library, moves no bytes, and uses CPU time only
-    to wait. CPU time counts as waiting if the library reports a wait. CPU time also counts as
-    waiting if the main thread has run no Python for that time and is in a C call that waits for
-    other instances. Only the stack shows whether the C call waits. If it does not, the caller calls
-    ``mark_working``. An instance that saves a checkpoint or ends has ten times the limit, at least
-    five minutes; with "auto", it has five minutes. Instances that are ending do not count in the
-    decision whether the job hangs.
+    A job whose instances count no steps hangs when all of them have been idle for the time limit.
+    An instance is idle if it writes nothing, makes no collective of the library, moves no bytes,
+    and uses CPU time only to wait. CPU time counts as waiting if the library reports a wait. CPU
+    time also counts as waiting if the main thread has run no Python for that time and is in a C
+    call that waits for other instances. Only the stack shows whether the C call waits. If it does
+    not, the caller calls ``mark_working``. An instance that saves a checkpoint or ends has ten
+    times the limit, at least five minutes; with "auto", it has five minutes. Instances that are
+    ending do not count in the decision whether the job hangs.
 
     Args:
         limit: The time limit in seconds without activity, or "auto" for two minutes. The limit for
@@ -266,11 +266,11 @@ class ActivityMonitor:
     ) -> tuple[int, ...]:
         """Return the instances with any activity, such as CPU time, within their time limits.
 
-        If ``hung`` returns such an instance as well, it has been in one C call for long. Its stack
-        tells whether it only waits there.
+        An instance that ``hung`` returns as well has been in one C call for long. Its stack tells
+        whether that call only waits.
 
         Args:
-            now: The time.
+            now: The current time.
             limit_of: Returns an instance's limit in seconds; None for the limit of this monitor.
         """
         return tuple(

@@ -53,7 +53,8 @@ class Peer:
             output has arrived; None before.
         tail: The last bytes of the instance's standard error.
         unsent: The bytes that the connection could not take yet.
-        parts: Further frames, each to be sent after all of ``unsent``; None if there are none.
+        parts: Further frames to send, each after all bytes of ``unsent``; None without further
+            frames.
         is_open: Whether the connection is open.
     """
 
@@ -206,7 +207,7 @@ class ControlChannel:
         return len(self.peers) == self._num_instances
 
     def send(self, peer: Peer, kind: bytes, value: Any) -> None:
-        """Send one frame as soon as the connection takes it."""
+        """Send one frame to a wrapper, as soon as the connection takes it."""
         peer.unsent += control_protocol.pack(kind, json.dumps(value).encode())
         self._flush(peer)
 
@@ -468,7 +469,7 @@ class ControlChannel:
 
 def _is_unreachable(peer: Peer) -> bool:
     """Tell whether the host of an instance has not answered for too long."""
-    from popdist_py.peers.silence import is_silent  # not needed by jobs on one host
+    from popdist_py.peers.silence import is_silent  # jobs on one host do not need it
 
     return is_silent(peer.channel, control_protocol.LOST_AFTER_SECONDS)
 

@@ -33,8 +33,8 @@ _KEPT_DURATIONS = 101
 # If the last check for a hang was longer ago than this, the launcher itself was stopped. Instances
 # do not count as idle for that time.
 _LATE_SECONDS = 1.0
-# A wrapper counts as stopped if it sends neither steps nor samples for the limit of a step, but for
-# no less than the first time and no more than the second.
+# A wrapper counts as stopped if it sends neither steps nor samples for the time limit of a step.
+# For this purpose, the limit is at least the first of these times and at most the second.
 _MIN_UNSAMPLED_SECONDS, _MAX_UNSAMPLED_SECONDS = 2.0, 10.0
 _INFINITY = float("inf")
 
@@ -44,8 +44,8 @@ class HangDetector:
 
     An instance hangs if it has made no step for the time limit, and its activity monitor reports no
     activity for as long. An instance that waits for others hangs only if none of the others is
-    working. The limits for training steps and for other calls are separate. Compiling counts as
-    neither. If a wrapper sends no samples, only the steps of its instance count.
+    working. The limits for training steps and for other calls are separate. Compiling has the limit
+    of a first step. If a wrapper sends no samples, only the steps of its instance count.
 
     Args:
         limit: Seconds without a step, or "auto": 20 times the median step or twice the longest time
@@ -63,9 +63,10 @@ class HangDetector:
             kind: deque(maxlen=_KEPT_DURATIONS) for kind in (TRAINING, INFERENCE)
         }
         self._longest = dict.fromkeys(self._durations, 0.0)
-        self._limits: dict[int, float | None] = {}  # by kind of call; cleared after each step
+        self._limits: dict[int, float | None] = {}  # limits by kind of call, cleared after a step
         self._checked_at = -_INFINITY
-        self._next_timeout_at = -_INFINITY  # no further instance exceeds its limit before
+        # Before this time, no further instance exceeds its limit.
+        self._next_timeout_at = -_INFINITY
         self.activity = ActivityMonitor(limit)
 
     @property
@@ -133,7 +134,7 @@ class HangDetector:
         """Return the instances that seem to hang now, the longest idle instance first.
 
         Args:
-            now: The time.
+            now: The current time.
             is_blocked: Whether the reader of the output, or a debugger, makes the instances wait.
             is_mpirun_stopped: Whether mpirun is stopped. If it is, an instance that leaves MPI
                 waits for ever.
@@ -149,9 +150,10 @@ class HangDetector:
     def hung(self, now: float) -> tuple[int, ...]:
         """Return the instances that seem to hang, the longest idle instance first.
 
-        An instance that only waits for another one, or for a core, may exceed the limit at the same
-        time. To exclude such instances, the caller collects the stacks and calls ``confirm``. For a
-        job whose instances count no steps, the result contains all instances, or is empty.
+        An instance that only waits for another instance, or for a CPU core, may exceed the limit at
+        the same time. To exclude such instances, the caller collects the stacks and calls
+        ``confirm``. For a job whose instances count no steps, the result contains all instances, or
+        is empty.
         """
         limits = [(since, self._step_limit(each)) for each, since in self._progress.values()]
         later = (since + limit for since, limit in limits if now - since <= limit)
@@ -169,7 +171,7 @@ class HangDetector:
         Args:
             waiting: The instances whose stacks show that they wait for other instances.
             ending: The instances whose stacks show that their interpreters are shutting down.
-            now: The time.
+            now: The current time.
         """
         waiting = set(waiting)
         for index in ending:
@@ -201,7 +203,7 @@ class HangDetector:
         return self.activity.is_idle(index, now, self._idle_limit(index))
 
     def _is_any_other_working(self, idle: Iterable[int], now: float) -> bool:
-        """Tell whether the ``idle`` instances may be waiting for another one that is working."""
+        """Tell whether the ``idle`` instances may be waiting for a working instance."""
         idle = set(idle)
         return any(
             index not in idle

@@ -1,7 +1,7 @@
 """Inspection of running jobs, for their stacks, the status of their instances, and their IPUs.
 
 A launcher's socket is in a folder that only its user can enter, so a user finds only jobs of that
-user, and root finds all jobs. Other users can make folders with such names in /tmp. This module
+user, and root finds all jobs. Other users can make folders with the same names in /tmp. This module
 ignores a folder whose owner is not the launcher's user, and replaces control characters in the
 strings of an answer.
 """
@@ -124,7 +124,7 @@ def _status(path: Path, option: str) -> dict[str, Any] | None:
     Raises:
         StartError: The launcher does not answer.
     """
-    from poprun_py.running.watch.job_view import JobView  # not needed by a launch
+    from poprun_py.running.watch.job_view import JobView  # launches do not need it
 
     pid = _launcher_of(path)
     if process_info.state_letter(pid) in "Tt":
@@ -150,7 +150,7 @@ def _status(path: Path, option: str) -> dict[str, Any] | None:
 
 
 def _launcher_of(path: Path) -> int:
-    """Return the process id in the name of a socket's folder; 0 if the name has none."""
+    """Return the process id in the name of a socket's folder; 0 for other folder names."""
     pid = path.parent.name.split("-")[1]
     return int(pid) if pid.isdigit() else 0
 

@@ -59,7 +59,7 @@ class InstanceOutput:
         # The number of lines on stderr now, and after the last output of each instance.
         self._num_lines = 0
         self._last_line: dict[int, int] = {}
-        self._has_warned = False  # about incomplete files
+        self._has_warned = False  # of incomplete files
         of_instances = _IDLE_SECONDS_PER_INSTANCE * job.num_instances
         self._idle_seconds = min(_IDLE_SECONDS + of_instances, _MAX_IDLE_SECONDS)
         self._job = job
@@ -128,12 +128,12 @@ class InstanceOutput:
         return stdout, stderr
 
     def feed_stdout(self, peer: Peer, data: bytes) -> None:
-        """Write output of an instance's stdout."""
+        """Write bytes that an instance has written to its stdout."""
         self._files.write(peer.index, _NAMES[_STDOUT], data)
         self._screens[_STDOUT].feed(peer.stdout, data)
 
     def feed_stderr(self, peer: Peer, data: bytes) -> None:
-        """Write output of an instance's stderr."""
+        """Write bytes that an instance has written to its stderr."""
         self._files.write(peer.index, _NAMES[_STDERR], data)
         if not peer.stderr.shown:
             return
@@ -283,7 +283,7 @@ class InstanceOutput:
 
     @property
     def is_written(self) -> bool:
-        """Whether the readers have taken all output."""
+        """Whether all output has been written."""
         return not any(sink.pending for sink in self._sinks)
 
     def on_time(self, now: float) -> None:
@@ -308,7 +308,7 @@ class InstanceOutput:
                 sink.discard()
 
     def next_deadline(self) -> float:
-        """Return when ``on_time`` has something to do; inf for never."""
+        """Return the time at which ``on_time`` next has work to do; inf for never."""
         if not self.is_written:
             return self._written_at + _READER_PAUSE_SECONDS
         if any(screen.is_waiting for screen in self._screens):

@@ -201,9 +201,9 @@ class Collective:
 
     Attributes:
         number: The number of the collective in the program, counted from 1.
-        name: Its name.
-        goes_on: Whether it is still running.
-        seconds: The time since it began.
+        name: The name of the collective.
+        goes_on: Whether the collective is still running.
+        seconds: The time since the collective began.
     """
 
     number: int
@@ -229,7 +229,7 @@ class InstanceResult(Displayed):
         host: The name of its host; empty if its wrapper never connected.
         pid: The process id of its program; 0 if the program never started.
         code: The program's exit code, negative for a signal; None if its end was never reported.
-        ended_ns: The time of its end, in nanoseconds on this machine's clock.
+        ended_ns: The time when the program ended, in nanoseconds on this machine's clock.
         progress: The program's steps; None for a program that does not count steps.
         collective: The last collective that the program began; None before the first.
         max_rss_bytes: The peak of the program's resident memory.
@@ -262,7 +262,7 @@ class InstanceResult(Displayed):
     trained_alone: bool = False
 
     def __repr__(self) -> str:
-        # The stderr of a program may be long and may contain secrets, so it is omitted here.
+        # The stderr of a program may be long and may contain secrets, so repr() omits it.
         where = f", host={self.host!r}" if self.host else ""
         step = f", step={self.step}" if self.step is not None else ""
         stopped = ", was_stopped=True" if self.was_stopped else ""
@@ -292,7 +292,7 @@ class StackGroup:
 
     Attributes:
         instances: The instances.
-        text: Their stacks, or the reason why the stacks are missing.
+        text: The stacks of the instances, or the reason why the stacks are missing.
         waits: Whether the instances wait for other instances.
     """
 
@@ -312,7 +312,7 @@ class Cause(enum.Enum):
     REFUSED = enum.auto()  # the job cannot start
     TIME_LIMIT = enum.auto()
     HANG = enum.auto()
-    SIGNAL = enum.auto()  # a signal to the launcher
+    SIGNAL = enum.auto()  # the launcher received a signal
     FAILED = enum.auto()  # an instance failed
     STRAGGLER = enum.auto()  # instances run on after another one has ended at a checkpoint
     MPIRUN_ENDED = enum.auto()
@@ -340,8 +340,8 @@ class Stop:
         reason: The cause in words.
         at: The time of the stop, in seconds on the monotonic clock.
         signal: The signal to the launcher that caused the stop; 0 without a signal.
-        hung: The instances that made no more steps.
-        stacks: The stacks of all instances at that time.
+        hung: The instances that the others were waiting for when the job hung; empty without a hang.
+        stacks: The stacks of all instances, if they were collected for the stop.
     """
 
     cause: Cause
@@ -366,9 +366,9 @@ class LaunchResult(Displayed):
         instances: The results of all instances.
         first_failure: The instance that failed first; None if no instance failed by itself.
         reason: The reason why the job was stopped; empty if it was not stopped.
-        advice: Advice to the user about the failure; empty if there is none.
+        advice: Advice to the user about the failure; empty without advice.
         timed_out: Whether the job reached its time limit.
-        hung: The instances that made no more steps.
+        hung: The instances that the others were waiting for when the job hung; empty without a hang.
         stacks: The stacks of all instances when the job hung or reached its time limit.
         seconds: The duration of the job.
         paused_seconds: The part of ``seconds`` in which the job was stopped (Ctrl-Z) or debugged,

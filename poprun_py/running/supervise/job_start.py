@@ -29,7 +29,8 @@ from poprun_py.running.supervise.shutdown import JobShutdown
 Explain = Callable[[], str]
 
 _FIRST_WAIT_SECONDS = 10.0
-# This time is added for each instance, because many wrappers take longer to start.
+# The first wait for all instances to connect is longer by this time for each instance, because many
+# wrappers take longer to start.
 _SECONDS_PER_INSTANCE = 0.02
 # The time between two checks whether the hosts have answered.
 _ANSWER_SECONDS = 0.2
@@ -64,8 +65,8 @@ class Finding:
 class Question:
     """A call of ``explain`` in a child process, so that the caller's loop continues meanwhile.
 
-    It is a process and not a thread, because hosts that do not answer must not delay the end of the
-    launcher. A process can be killed, with the ssh processes that it started.
+    The call runs in a process and not in a thread, because hosts that do not answer must not delay
+    the end of the launcher. A process can be killed, with the ssh processes that it started.
 
     Raises:
         OSError: The system has reached its limit of processes or descriptors.
@@ -171,7 +172,7 @@ class StartDiagnosis:
             self._question = None
 
     def next_deadline(self) -> float:
-        """Return when ``on_time`` has something to do; inf for never."""
+        """Return the time at which ``on_time`` next has work to do; inf for never."""
         return self._check_at
 
     def on_time(self, now: float) -> None:
@@ -235,7 +236,7 @@ class ProgramStart:
             self._send_files()
 
     def on_lease(self, peer: Peer, answer: dict[str, Any]) -> None:
-        """Take the answer of a host to the request for its lease."""
+        """Handle the answer of a host to the request for a lease."""
         self._unleased.discard(peer.index)
         if refusal := self._job.hosts.refusal_of(peer.index, answer):
             self._shutdown.end(Cause.REFUSED, refusal)
@@ -243,7 +244,7 @@ class ProgramStart:
             self._send_files()
 
     def on_file_stored(self, peer: Peer, answer: dict[str, str]) -> None:
-        """Handle the answer of another host: the path of the stored file, or a problem."""
+        """Handle another host's answer with the path of the stored file, or with a problem."""
         self._without_file.discard(peer.index)
         if problem := answer.get("problem"):
             self._shutdown.end(
@@ -279,7 +280,7 @@ class ProgramStart:
 
 
 def misplaced(hosts: Sequence[str], peers: Mapping[int, Peer]) -> str:
-    """Return a message about an instance that is on another host than planned; empty if none is.
+    """Return a message about an instance on another host than planned, or an empty text.
 
     Args:
         hosts: For each instance, the name of its planned host; empty where it is not known.

@@ -1,4 +1,4 @@
-"""The launcher's temporary folders: for its socket and mpirun's files, and for shared memory.
+"""The launcher's temporary folders, for its socket, mpirun's files, and shared memory.
 
 Their names contain the launcher's process id, so that ``--stacks`` finds them.
 ``instance/job_folders.py`` decides which process removes them, and when.

@@ -246,12 +246,12 @@ class Mpirun:
         self._graceful_stop.force_after(seconds, now)
 
     def all_connected(self) -> None:
-        """Move mpirun's ports a last time: it opens no more once all wrappers have connected."""
+        """Move mpirun's ports a last time, as it opens no more after all wrappers connected."""
         self._ports.move()
         self._ports.is_done = True
 
     def next_deadline(self) -> float:
-        """Return when ``on_time`` has something to do; inf for never."""
+        """Return the time at which ``on_time`` next has work to do; inf for never."""
         is_confirming = self._pending_signal and self.ended_at is None
         confirm_at = self._check_signals_at if is_confirming else math.inf
         stop_at = self._graceful_stop.next_deadline()

@@ -23,7 +23,7 @@ class ResourceShortage:
         is_disk_full: Whether the file system of MPI's files was full.
         is_shared_memory_full: Whether /dev/shm was full when an instance got SIGBUS.
         was_process_refused: Whether a process of the launcher's control group could not start
-            another one.
+            another process.
         process_limit: The number of processes that the control group allows; 0 if it is unknown.
     """
 

@@ -116,7 +116,7 @@ class StopRequest:
         Args:
             number: SIGTERM limits the time to save. SIGUSR1 does not.
             members: The instances whose programs run; empty if not all instances have connected.
-            now: The time.
+            now: The current time.
         """
         if self._consensus is not None:
             if number == signal.SIGTERM:
@@ -174,8 +174,8 @@ class StopRequest:
 # The time for a wrapper to kill its program after the grace time, and to report that. A stopped
 # wrapper does not report.
 _REPORT_SECONDS = 5.0
-# One request may come as several signals: Ctrl-C from the terminal and from a parent process that
-# passes it on, SIGTERM from timeout(1) to its child and to its group.
+# One request to end the job may arrive as several signals: Ctrl-C from the terminal and from a
+# parent process that passes it on, SIGTERM from timeout(1) to its child and to its group.
 _SAME_REQUEST_SECONDS = 0.3
 
 
@@ -206,7 +206,7 @@ class JobShutdown:
         self._say = say
         self._begun = begun
         self._signalled_at, self._signalled_by = -math.inf, 0
-        self._stop_signal = signal.SIGTERM  # asks the programs to end
+        self._stop_signal = signal.SIGTERM  # the signal that asks programs to end
         self._is_local = job.hosts.listen is None
         self._control = control
         self._log = log
@@ -229,7 +229,7 @@ class JobShutdown:
 
     @property
     def may_hang(self) -> bool:
-        """Whether a hang could still end the job: the programs were not yet asked to end."""
+        """Whether a hang could still end the job, because no program was asked to end yet."""
         is_open = self.stop is None or self.stop.cause is Cause.SIGNAL
         return is_open and self.asked_at is None
 
@@ -241,7 +241,7 @@ class JobShutdown:
         Args:
             cause: The cause.
             reason: The cause in words.
-            number: The signal that caused it; 0 without a signal.
+            number: The signal that caused the shutdown; 0 without a signal.
             hung: The instances that hang.
         """
         stop = Stop(cause=cause, reason=reason, at=time.monotonic(), signal=number, hung=hung)
@@ -275,7 +275,7 @@ class JobShutdown:
             self._send_signal(number)
 
     def on_signal_of_mpirun(self, number: int) -> None:
-        """Handle a signal that was sent to mpirun, which blocks it."""
+        """Handle a signal that was sent to mpirun, and that mpirun blocks."""
         if self.stop is None or not self.stop.signal:
             name = signal.Signals(number).name
             self._on_end_signal(Cause.MPIRUN_ENDED, f"mpirun was ended by {name}", number)
@@ -285,7 +285,8 @@ class JobShutdown:
         if is_early:
             self.end(Cause.MPIRUN_ENDED, reason)
         if self.stop is not None and self.stop.cause is Cause.MPIRUN_ENDED and not self.stop.signal:
-            # The stop may have been decided when mpirun began to end the instances, before its end.
+            # The stop may have been decided when mpirun began to end the instances, before mpirun
+            # itself ended.
             self.stop = replace(self.stop, reason=reason)
 
     def on_answer(self, index: int, proposal: int, calls: int) -> None:
@@ -293,11 +294,11 @@ class JobShutdown:
         self._act(self._request.answer(index, proposal, calls, time.monotonic()))
 
     def on_program_end(self, index: int) -> None:
-        """Let the other instances agree to stop without this one, whose program has ended."""
+        """Let the others agree to stop without instance ``index``, whose program has ended."""
         self._act(self._request.remove(index, time.monotonic()))
 
     def next_deadline(self) -> float:
-        """Return when ``on_time`` has something to do; inf for never."""
+        """Return the time at which ``on_time`` next has work to do; inf for never."""
         stop_at = self._graceful_stop.next_deadline()
         return min(self._request.next_deadline(), stop_at, self._drop_at)
 

@@ -56,7 +56,7 @@ _NO_FRAME = "<no Python frame>"
 _PROGRAM_FUNCTIONS = ("<module>", "_run_module_as_main")
 # Calls that wait for one other instance. All other waiting calls wait for all instances.
 _MESSAGE = re.compile(r"i?m?(recv|send|probe)\w*|i?[bsr]send", re.IGNORECASE)
-# Files of a backward pass, which computes in C++ or, in DistributedDataParallel, waits there.
+# Files of a backward pass. The pass computes or, in DistributedDataParallel, waits in C++.
 _BACKWARD_FILE = re.compile(r"/torch/autograd/")
 # Files outside the user's own code, whose lines tell the user little.
 _LIBRARY_FILE = re.compile(r"/lib/python\d|/(site|dist)-packages/|/p(opdist|oprun)_py/|^<")
@@ -71,7 +71,7 @@ class _Collection:
 
     Attributes:
         missing: The instances that have not answered yet.
-        deadline: The time when the collection ends, even without these answers.
+        deadline: The time when the collection ends, even if instances are missing.
         reply: Called with the stacks at the end.
         answers: The answers so far; None for an instance that cannot give its stacks.
     """
@@ -221,7 +221,7 @@ def _waiting_call(frames: Sequence[_Frame]) -> str:
 
 
 def _own_frame(frames: Sequence[_Frame]) -> _Frame:
-    """Return the innermost frame of the user's own code, or the innermost frame without one."""
+    """Return the innermost frame of the user's own code; if it has none, the innermost frame."""
     return next((each for each in frames if not _LIBRARY_FILE.search(each.file)), frames[0])
 
 

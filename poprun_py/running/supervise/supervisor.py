@@ -68,7 +68,7 @@ class Timed(Protocol):
     """A part of the supervisor that acts at certain times."""
 
     def next_deadline(self) -> float:
-        """Return when ``on_time`` has something to do; inf for never."""
+        """Return the time at which ``on_time`` next has work to do; inf for never."""
 
     def on_time(self, now: float) -> None:
         """Do the work that is due; called after every event, even before the deadline."""
@@ -108,7 +108,7 @@ def supervise(
 
 
 class _Supervisor:
-    """One run of one job, in one thread. It handles the events of the control channel."""
+    """Runs one job in one thread, and handles the events of the control channel."""
 
     def __init__(
         self,
@@ -172,7 +172,7 @@ class _Supervisor:
 
     @property
     def can_hosts_explain(self) -> bool:
-        """Whether other hosts may know why the job did not start; not if a reason is known."""
+        """Whether other hosts may know why the job did not start, as no reason is known yet."""
         return self._mpirun is not None and not self._shutdown.is_refused
 
     def __enter__(self) -> _Supervisor:
@@ -302,7 +302,8 @@ class _Supervisor:
         if not self._keyboard.is_there:
             environ["POPRUN_STDIN"] = str(self._folder / SOCKET_NAME)
             environ["POPRUN_STDIN_READER"] = str(command.stdin_instance)
-        # MPICH 5 does not pass the last variable to other hosts, so an unimportant one comes last.
+        # MPICH 5 does not pass the last variable to other hosts, so an unimportant variable comes
+        # last.
         environ["_"] = command.words[0]
         return environ
 
@@ -355,11 +356,11 @@ class _Supervisor:
         self._start.begin()
 
     def received(self, peer: Peer, kind: bytes, value: Any) -> None:
-        """Handle a frame of an instance."""
+        """Handle a frame from an instance's wrapper."""
         self._frames.dispatch(peer, kind, value)
 
     def disconnected(self, peer: Peer) -> None:
-        """Handle the end of a connection."""
+        """Handle the end of the connection to a wrapper."""
         self._frames.on_disconnect(peer)
 
     def accept_failed(self, error: OSError) -> None:
@@ -395,7 +396,7 @@ class _Supervisor:
         if self._hangs is not None:
             settings["sample_seconds"] = self._hangs.check_interval
             settings["look_seconds"] = self._hangs.activity.sample_interval
-        settings["steps"] = bool(self._job.watchers.recorders)  # whether to report each step
+        settings["steps"] = bool(self._job.watchers.recorders)  # whether wrappers report each step
         settings["grace_seconds"] = self._job.limits.grace
         if self._mpirun_files != self._open_files and peer.host == socket.gethostname():
             # Programs get the user's own limit. Only mpirun's limit was raised.
@@ -471,7 +472,7 @@ class _Supervisor:
             now = time.monotonic()
             self._limits.on_time(now)
             if self._shutdown.stop is not None and self._output.stopped_at is None:
-                # The instances ended before they were asked to.
+                # All instances ended before they were asked to end.
                 self._output.stopped_at = began
             self._output.write(now, wait_seconds=0.1)
 

@@ -41,7 +41,7 @@ class TimeLimits:
         self._limits[Cause.TIME_LIMIT] = (now + timeout_seconds - spent_seconds, reason)
 
     def on_checkpoint_end(self, index: int, now: float) -> None:
-        """Limit the other instances to the grace time, as ``index`` has ended at a checkpoint."""
+        """Give the others the grace time, as instance ``index`` has ended at a checkpoint."""
         reason = f"instance {index} ended at a checkpoint, others did not"
         self._limits.setdefault(Cause.STRAGGLER, (now + self._grace_seconds, reason))
 
