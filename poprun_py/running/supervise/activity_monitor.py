@@ -314,7 +314,7 @@ class ActivityMonitor:
         return each.seconds_since(each.last_activity, now) >= limit
 
     def idle_seconds(self, instance: int, now: float) -> float:
-        """Return for how long an instance has been idle, or in one C call."""
+        """Return for how many seconds an instance has been idle, or in one C call."""
         each = self._instances[instance]
         return each.seconds_since(each.last_action, now)
 

@@ -319,7 +319,8 @@ class ControlChannel:
             channel, _address = listener.accept()
         except OSError as error:
             if error.errno in (errno.EMFILE, errno.ENFILE):
-                # The waiting connection would keep the socket readable, and the loop would spin.
+                # The waiting connection would keep the socket readable, and the supervisor's loop
+                # would spin.
                 self._close_listeners()
                 self._events.accept_failed(error)
             return
@@ -388,7 +389,7 @@ class ControlChannel:
         # Imported while other wrappers start, because an import before that would delay mpirun.
         import hmac
 
-        is_remote = channel.family != socket.AF_UNIX  # the gate has checked its token
+        is_remote = channel.family != socket.AF_UNIX  # the gate has checked the token
         index = hello.rank
         if (
             not (is_remote or hmac.compare_digest(hello.token.encode(), self.token.encode()))

@@ -340,7 +340,7 @@ class Stop:
         reason: The cause in words.
         at: The time of the stop, in seconds on the monotonic clock.
         signal: The signal to the launcher that caused the stop; 0 without a signal.
-        hung: The instances that the others were waiting for when the job hung; empty without a hang.
+        hung: The instances that others were waiting for when the job hung; empty without a hang.
         stacks: The stacks of all instances, if they were collected for the stop.
     """
 
@@ -368,7 +368,7 @@ class LaunchResult(Displayed):
         reason: The reason why the job was stopped; empty if it was not stopped.
         advice: Advice to the user about the failure; empty without advice.
         timed_out: Whether the job reached its time limit.
-        hung: The instances that the others were waiting for when the job hung; empty without a hang.
+        hung: The instances that others were waiting for when the job hung; empty without a hang.
         stacks: The stacks of all instances when the job hung or reached its time limit.
         seconds: The duration of the job.
         paused_seconds: The part of ``seconds`` in which the job was stopped (Ctrl-Z) or debugged,

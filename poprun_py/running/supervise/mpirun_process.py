@@ -224,7 +224,7 @@ class Mpirun:
 
     @property
     def is_stopped(self) -> bool:
-        """Whether a signal has stopped mpirun. Programs then wait for it when they leave MPI."""
+        """Whether a signal has stopped mpirun. Until it continues, programs cannot leave MPI."""
         return process_info.state_letter(self.pid) in "Tt"
 
     def has_just_ended(self) -> bool:

@@ -1,4 +1,4 @@
-"""The result of a run, with its exit code, its first failure, and advice. Does no I/O."""
+"""The result of a run, with exit code, first failure, and advice. The module does no I/O."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Ending:
         seconds: The duration of the run.
         mpirun_code: The exit code of mpirun; negative for a signal.
         mpirun_output: The output of mpirun.
-        stop: Why the job was stopped; None if it was not.
+        stop: The cause and time of the job's stop; None if the job was not stopped.
     """
 
     job: Job
@@ -184,7 +184,8 @@ def _exit_code(
         _refuse_unstarted(end, failures[0].index)
     is_complete = len(end.peers) == len(results)
     # No program starts before all wrappers have connected. If a wrapper ends earlier, mpirun has
-    # killed it because another one is missing. It does not count as the first failure.
+    # killed it because another wrapper is missing. The killed wrapper does not count as the first
+    # failure.
     if failures and (is_complete or end.peers[failures[0].index].started):
         return failures[0].exit_code, failures[0]
     if not is_complete:
@@ -209,7 +210,7 @@ def _refuse_unstarted(end: Ending, index: int) -> None:
         advice = f": {_too_many(end)}" if error.endswith(_NO_PROCESS) else ""
         raise StartError(f"instance {index} on {peer.host} cannot run {error}{advice}")
     if not peer.started and end.shortage.was_process_refused:
-        # mpirun could not start all wrappers, and killed the others.
+        # mpirun could not start all wrappers, and killed the wrappers that it had started.
         raise StartError(_start_failure(end))
 
 

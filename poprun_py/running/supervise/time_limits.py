@@ -126,7 +126,7 @@ class JobPauses:
         self.suspension.begin(running, time.monotonic())
 
     def on_debugger(self, instance: int | None) -> None:
-        """Pause all limits while ``instance`` is in the debugger; None when it has left."""
+        """Pause all limits while ``instance`` is in the debugger; resume them if it is None."""
         if instance is None:
             self._resume_limits()
         else:
