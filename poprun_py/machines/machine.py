@@ -78,7 +78,7 @@ class Machine:
 
     @property
     def usable_cores(self) -> tuple[Core, ...]:
-        """The cores with at least one allowed CPU, reduced to their allowed CPUs.
+        """The cores with at least one allowed CPU; each core has only its allowed CPUs.
 
         A core is left out if another job holds one of its CPUs.
         """

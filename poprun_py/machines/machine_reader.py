@@ -392,6 +392,6 @@ class _ControlGroups:
 
 
 def _ratio(quota: str, period: str) -> float | None:
-    """Return quota / period; None for ``max``, ``-1`` and invalid values."""
+    """Return a CPU quota divided by its period; None for ``max``, ``-1`` and invalid values."""
     used, length = _whole_number(quota) or 0, _whole_number(period) or 0
     return used / length if used > 0 and length > 0 else None

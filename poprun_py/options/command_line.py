@@ -149,7 +149,7 @@ def _next_word(word: str, rest: Sequence[str], type_: OptionType) -> str:
 
 
 def _split(word: str) -> tuple[str, str | None]:
-    """Return the full name and the value of the option in ``word``; None for no value."""
+    """Return the full name and the value of the option in ``word``; a missing value is None."""
     if word == "-h":
         return "--help", None
     if word == "-m":

@@ -115,8 +115,9 @@ def parse_project_file(text: str, path: str) -> dict[str, Any] | None:
         raise UsageError(f"{path}: unknown table [tool.{wrong}]; did you mean [tool.poprun-py]?")
     if _PROJECT_TABLE not in tool:
         return None
-    # Tables before [tool.poprun-py] may have the same keys. These tables are replaced by empty
-    # lines, so that the line numbers in messages stay correct.
+    # Tables before [tool.poprun-py] may have the same keys. The lines of the tables before
+    # [tool.poprun-py] are replaced by empty lines, so that the line numbers in messages stay
+    # correct.
     header = re.search(rf"""^[ \t]*\[.*{_PROJECT_TABLE}["' ]*\]""", text, re.M)
     before = text[: header.start()] if header else ""
     return checked_values(
@@ -144,8 +145,8 @@ def config_text(values: Mapping[str, Any], origins: Mapping[str, Origin], path: 
         json.dumps([values, sources], ensure_ascii=False).encode()
     except UnicodeEncodeError:
         raise UsageError(f"{path}: an option contains bytes that are not UTF-8 text") from None
-    # If the number of replicas was not given, it follows the number of instances. In that case, the
-    # exported file mentions the number of replicas without setting it.
+    # If the number of replicas was not given, it follows the number of instances. A comment in the
+    # exported file then shows the number of replicas, which the file does not set.
     replicas = None if "num_replicas" in values else values.get("num_instances")
     if path.endswith(".json"):
         if replicas is not None:

@@ -96,7 +96,8 @@ def _hint(name: str) -> str:
 
 def _read(opt: Option, name: str, text: str) -> Any:
     if opt.repeatable:
-        # str.splitlines is not used, because it also splits at Unicode's other line boundaries.
+        # str.splitlines is not used, because it also splits a text at line boundaries of Unicode
+        # other than the newline.
         lines = (line.removesuffix("\r") for line in text.split("\n"))
         return tuple(opt.read(name, line) for line in lines if line)
     return opt.read(name, text)

@@ -1,6 +1,6 @@
 """The help pages, and the click command that help, shell completion and documentation use.
 
-There is a short page, a page for each group and each option, and a page with all options.
+The help has a short page, a page for each group and each option, and a page with all options.
 """
 
 from __future__ import annotations

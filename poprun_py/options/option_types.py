@@ -140,7 +140,7 @@ class Option:
     def _error(self, name: str, value: Any) -> UsageError:
         shown = "a huge number" if isinstance(value, int) and abs(value) >= _HUGE else repr(value)
         if self.secret:
-            # Of a secret NAME=VALUE, the message contains only the name.
+            # The error message about a secret NAME=VALUE contains only the name.
             given, equals, _ = value.partition("=") if isinstance(value, str) else ("", "", "")
             shown = f"{given!r}=..." if equals else f"of type {type(value).__name__}"
         shown = shown if len(shown) <= 80 else shown[:77] + "..."
@@ -223,7 +223,7 @@ def _whole_number(text: str) -> int:
     return int(text)
 
 
-# The units of time in seconds, from the largest to the smallest.
+# The number of seconds in each unit of time, from the largest unit to the smallest.
 _UNITS = {"d": 86_400, "h": 3_600, "m": 60, "s": 1}
 _TIME = re.compile("".join(rf"(?:(\d+(?:\.\d*)?){unit})?" for unit in _UNITS), re.ASCII)
 
