@@ -104,7 +104,7 @@ SIGNAL = b"K"
 # Proposes a call of stopRequested() that is to stop the program. The payload is the number of the
 # call. The number 0 proposes no call and only asks for the number of calls so far.
 PROPOSE_STOP = b"Q"
-# Confirms the proposed call of stopRequested(), because all instances accept the proposal.
+# A message: all instances have accepted the proposed call of stopRequested().
 AGREE_STOP = b"R"
 # Asks for the clock of the wrapper's host. The payload is the launcher's monotonic nanoseconds.
 ASK_CLOCK = b"C"

@@ -268,7 +268,7 @@ def _tcp_bytes() -> "Iterator[tuple[int, int]]":
 
 
 def _request(family: int) -> bytes:
-    """Return the request for a list of the established and closing TCP connections of a family."""
+    """Return the request that asks the kernel for the open and closing TCP connections."""
     body = bytes((family, socket.IPPROTO_TCP, 1 << _TCP_INFO - 1, 0))
     body += _to_bytes(_ESTABLISHED_AND_CLOSING, 4) + bytes(48)
     header = _to_bytes(_HEADER_BYTES + len(body), 4) + _to_bytes(_BY_FAMILY, 2)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class ProgramReports:
-    """Reports to the launcher about one program."""
+    """Sends reports about one program to the launcher."""
 
     def __init__(self, program: "ProgramProcess", channel: "LauncherChannel") -> None:
         self.memory = ProgressMemory()

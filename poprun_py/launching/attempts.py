@@ -208,7 +208,7 @@ def _command(
 ) -> Command:
     of_all = {
         **attempt_variables(run_id, restart_count, planned.config.max_restarts),
-        **planned.settings_for_other_hosts,
+        **planned.travelling_variables,
         **attempt.variables,
     }
     return Command(

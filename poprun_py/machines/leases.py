@@ -222,7 +222,7 @@ class LeaseTable:
         """Put this process at the end of the queue.
 
         Raises:
-            OSError: The file of the place in the queue cannot be written.
+            OSError: The file with the job's place in the queue cannot be written.
         """
         # If several jobs have the highest possible queue number, the time of arrival decides their
         # order.

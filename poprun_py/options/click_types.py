@@ -1,4 +1,4 @@
-"""Option types as parameter types of click, for commands whose arguments click parses."""
+"""Parameter types for click that accept the values of the launcher's options."""
 
 from __future__ import annotations
 

@@ -33,9 +33,8 @@ DAMAGE_ERRORS: Final = (
 )
 
 _Read = TypeVar("_Read")
-# The largest number of steps of an attempt to keep in memory, the largest number of instance states
-# in the observations of an attempt to keep in memory, and the number of observations that are kept
-# even if they contain more instance states.
+# Three limits for the memory of one attempt: the largest number of steps; the largest number of
+# instance states in its observations; and the number of observations that are kept in any case.
 _MOST_STEPS: Final = 100_000
 _MOST_STATES, _LEAST_OBSERVATIONS = 20_000, 100
 _STEP: Final = re.compile(r'"step": ?(\d+)')

@@ -81,7 +81,7 @@ def _library(mpi: Mpi) -> str:
 
     The path is empty if the mpirun is installed in this Python's environment, or if the library is
     not found. By default, the package mpi4py loads the MPI library of its Python environment. If
-    mpirun belongs to another MPI, each instance would then be alone in its MPI job.
+    mpirun belonged to another MPI than that library, each instance would be alone in its MPI job.
     """
     if Path(mpi.path).parent.resolve() == Path(sys.executable).parent.resolve():
         return ""

@@ -145,8 +145,8 @@ class LaunchPlan(Displayed):
         return {**mpi_environment(self.environ), **slurm}
 
     @property
-    def settings_for_other_hosts(self) -> dict[str, str]:
-        """The launcher's variables that instances on other hosts need, such as POPLAR_ settings.
+    def travelling_variables(self) -> dict[str, str]:
+        """The launcher's variables that instances on other hosts need, such as ``POPLAR_*``.
 
         The result is empty for a job on this machine, because all its instances inherit the
         launcher's variables.

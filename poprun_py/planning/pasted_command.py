@@ -45,7 +45,8 @@ def check_pasted_command(config: LaunchConfig) -> None:
     """Check a command line for faults that arise when it is copied from a document.
 
     Raises:
-        UsageError: The command has faults. The message names each fault with the expected text.
+        UsageError: The command has faults. The message says of each fault what was expected in its
+            place.
     """
     faults = list(_faults(config))
     if len(faults) == 1:

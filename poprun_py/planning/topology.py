@@ -3,7 +3,7 @@
 A job has R replicas of P IPUs in I instances, so each instance has L = R/I replicas. Instance i has
 the replicas iL to iL + L - 1, and replica r has the IPUs rP to rP + P - 1. Each host gets a
 contiguous block of instances. If a job has D IPU-Link domains (of at most 64 IPUs each), instance i
-and its replicas are in domain iD / I, rounded down.
+and its replicas are in domain i * D / I, rounded down.
 """
 
 from __future__ import annotations

@@ -180,7 +180,7 @@ class Sink:
         try:
             del self._pending[: os.write(self._target, piece)]
         except BlockingIOError:
-            # The terminal has too little room, or another process made the descriptor non-blocking.
+            # The terminal's buffer is full, or another process made the descriptor non-blocking.
             return False
         except OSError as error:
             # The job continues without its output, for example after its pager was closed.

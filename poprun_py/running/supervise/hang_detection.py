@@ -245,7 +245,7 @@ class HangDetector:
         return {i: (progress.step, progress.calls) for i, (progress, _) in self._progress.items()}
 
     def idle_seconds(self, instance: int, now: float) -> float:
-        """Return the seconds since an instance's last step, or its last activity without steps."""
+        """Return the seconds since an instance's last step, or activity if it counts no steps."""
         if instance not in self._progress:
             return self.activity.idle_seconds(instance, now)
         return now - self._progress[instance][1]

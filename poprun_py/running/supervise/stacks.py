@@ -56,7 +56,8 @@ _NO_FRAME = "<no Python frame>"
 _PROGRAM_FUNCTIONS = ("<module>", "_run_module_as_main")
 # Calls that wait for one other instance. All other waiting calls wait for all instances.
 _MESSAGE = re.compile(r"i?m?(recv|send|probe)\w*|i?[bsr]send", re.IGNORECASE)
-# Files of a backward pass. The pass computes or, in DistributedDataParallel, waits in C++.
+# Files whose code runs the backward pass of a model. The pass computes or, in
+# DistributedDataParallel, waits in C++.
 _BACKWARD_FILE = re.compile(r"/torch/autograd/")
 # Files outside the user's own code, whose lines tell the user little.
 _LIBRARY_FILE = re.compile(r"/lib/python\d|/(site|dist)-packages/|/p(opdist|oprun)_py/|^<")
