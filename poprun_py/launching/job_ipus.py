@@ -234,6 +234,7 @@ class _JobPartition:
         self._console = console
         self._num_ilds = num_ilds
         self._wait = wait
+        self._has_waited = False  # whether the job has waited for IPUs of other jobs
         self._attachment: Attachment | None = None
         # The name of the partition that this job created, and when the pod created it. The time
         # stays 0.0 if a signal interrupts the creation.
@@ -291,7 +292,7 @@ class _JobPartition:
             decision, abandoned = _decide(self._store, self._config, self._environ)
         except UnreachableError as error:
             # The server of a pod may be restarted while a job waits for IPUs.
-            if self._wait.has_begun and not self._wait.is_over:
+            if self._has_waited and not self._wait.is_over:
                 self._wait.sleep(_POLL_SECONDS, f"for IPUs: {error}")
                 return None
             raise
@@ -300,6 +301,7 @@ class _JobPartition:
                 self._store.remove_partition(each.name)
                 self._console.log(f"removed partition {each.name} of a launch that is dead")
         if decision.busy and not self._wait.is_over:
+            self._has_waited = True
             self._wait.sleep(_POLL_SECONDS, f"for IPUs: {decision.busy}")
             return None
         return decision

@@ -40,11 +40,6 @@ class Wait:
         return self._limit > 0
 
     @property
-    def has_begun(self) -> bool:
-        """Whether the job is waiting now."""
-        return self._began is not None
-
-    @property
     def is_over(self) -> bool:
         """Whether the limit of the wait is reached; always true for a job that may not wait."""
         return self.seconds >= self._limit

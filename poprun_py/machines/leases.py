@@ -82,7 +82,6 @@ class Lease:
         self, folder: LeaseFolder | None, record: LeaseRecord | None, descriptor: int
     ) -> None:
         self._folder, self._record, self._descriptor = folder, record, descriptor
-        self.waited_seconds = 0.0  # the time that the job waited for this lease
 
     @classmethod
     def nothing(cls) -> Lease:

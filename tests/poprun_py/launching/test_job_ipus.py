@@ -12,7 +12,7 @@ from support.launcher.consoles import KeptConsole
 from support.launcher.partition_states import FITTING, HOLDER, pod_in_state
 
 from popdist_py.pods.folder_store import FolderStore
-from popdist_py.pods.pod_errors import NotEnoughIpusError, UnreachableError
+from popdist_py.pods.pod_errors import InUseError, NotEnoughIpusError, UnreachableError
 from poprun_py.errors import StartError
 from poprun_py.launching.job_ipus import ipus_of_job
 from poprun_py.launching.launch_planning import plan
@@ -243,6 +243,35 @@ def test_a_server_that_goes_while_a_job_waits_is_waited_for_too(job, monkeypatch
     taken = store.attach("p", 4, HOLDER)
     with partition:
         assert "nobody answers" in told[1]
+
+
+def test_a_server_that_goes_after_another_job_took_the_ipus_is_waited_for_too(job, monkeypatch):
+    told = []
+
+    def progress(_, reason):
+        told.append(reason)
+        if len(told) == 1:
+            store.detach(taken)
+            monkeypatch.setattr(FolderStore, "attach", another_job_was_faster)
+        elif "nobody answers" in reason:
+            monkeypatch.setattr(FolderStore, "partitions", there)
+
+    def another_job_was_faster(*_, **__):
+        monkeypatch.setattr(FolderStore, "attach", attach)
+        monkeypatch.setattr(FolderStore, "partitions", gone)
+        raise InUseError("the IPUs are in use")
+
+    def gone(_):
+        raise UnreachableError("nobody answers")
+
+    attach, there = FolderStore.attach, FolderStore.partitions
+    store, partition = job("fits, preconfigured", wait_for_resources="forever", progress=progress)
+    taken = store.attach("p", 4, HOLDER)
+    with partition as held:
+        assert held.partition.name == "p"
+    assert [reason.removeprefix("for IPUs: ")[:14] for reason in told] == [
+        "partition p is", "", "nobody answers", ""
+    ]  # fmt: skip
 
 
 def test_the_time_for_waiting_counts_that_for_cores(job, console):

@@ -1,0 +1,49 @@
+"""The time limit and the messages of a wait, with a clock that only a wait moves."""
+
+from __future__ import annotations
+
+import pytest
+from support.launcher.consoles import KeptConsole
+
+from poprun_py.launching import wait_for_resources
+from poprun_py.launching.wait_for_resources import Wait
+from poprun_py.options.launch_config import LaunchConfig
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """Return a list with the time; sleeping moves it."""
+    now = [100.0]
+    monkeypatch.setattr(wait_for_resources.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(wait_for_resources.time, "sleep", lambda s: now.__setitem__(0, now[0] + s))
+    return now
+
+
+def wait_of(limit):
+    console = KeptConsole()
+    return Wait(LaunchConfig(program=("x",), wait_for_resources=limit), console), console
+
+
+def test_waits_for_cores_and_ipus_have_one_limit(clock):
+    wait, console = wait_of(5)
+    wait.sleep(3, "for CPUs")
+    wait.end()
+    clock[0] += 1000  # the job is not waiting
+    assert (wait.seconds, wait.is_over) == (3, False)
+    wait.sleep(3, "for IPUs")
+    assert (wait.seconds, wait.is_over) == (5, True)
+    wait.end()
+    assert console.waits == [(0, "for CPUs"), (3, ""), (3, "for IPUs"), (5, "")]
+
+
+def test_the_end_of_no_wait_is_not_told(clock):
+    wait, console = wait_of("forever")
+    wait.end()
+    assert (console.waits, wait.is_over, wait.is_allowed) == ([], False, True)
+
+
+def test_a_job_that_may_not_wait_is_refused_at_once(clock):
+    wait, _ = wait_of(None)
+    assert (wait.is_allowed, wait.is_over) == (False, True)
+    assert wait.refusal("taken") == "taken"
+    assert wait_of(5)[0].refusal("taken") == "wait_for_resources=5: the time is over; taken"
