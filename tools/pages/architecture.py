@@ -1,4 +1,4 @@
-"""The picture and the table of docs/architecture.md: packages, and which package imports which.
+"""The pictures and the table of docs/architecture.md: packages, and which package imports which.
 
 Imports that follow from others are not drawn: if one package imports a second and that one a third,
 there is no arrow from the first to the third.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
@@ -26,6 +26,7 @@ _LEFT_OUT = (
     "atomic_file",
     "console",
     "errors",
+    "process_info",
     "terminal",
     "texts",
     "value_display",
@@ -41,7 +42,7 @@ Arrows = Mapping[str, frozenset[str]]
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """One part of the picture: a title, and which node of it a module belongs to (None: none)."""
+    """One part of a picture: a title, and which node of it a module belongs to (None: none)."""
 
     title: str
     package: str
@@ -71,11 +72,13 @@ def _poptorch(module: str) -> str | None:
     return " ".join(_GROUND) if name in _GROUND else name.partition(".")[0]
 
 
-PANELS = (
-    Panel("The launcher: poprun_py", "poprun_py", _launcher),
-    Panel("The library: popdist_py", "popdist_py", _library),
-    Panel("The PopTorch API: popdist_py/poptorch", "popdist_py.poptorch", _poptorch),
-)
+PICTURES = {
+    "launcher-packages.svg": (Panel("The launcher: poprun_py", "poprun_py", _launcher),),
+    "library-packages.svg": (
+        Panel("The library: popdist_py", "popdist_py", _library),
+        Panel("The PopTorch API: popdist_py/poptorch", "popdist_py.poptorch", _poptorch),
+    ),
+}
 
 
 def arrows_of(panel: Panel) -> dict[str, frozenset[str]]:
@@ -163,13 +166,13 @@ def _box(name: str, note: str, x: float, y: float, colour: str) -> list[str]:
     return lines
 
 
-def picture() -> str:
-    """Return the picture of the house as SVG."""
-    widest = max(len(row) for panel in PANELS for row in rows_of(reduced(arrows_of(panel))))
+def picture(panels: Sequence[Panel]) -> str:
+    """Return the panels below each other as SVG."""
+    widest = max(len(row) for panel in panels for row in rows_of(reduced(arrows_of(panel))))
     width = 2 * _MARGIN + widest * (_BOX[0] + _GAP)
     lines: list[str] = []
     top = _MARGIN
-    for panel in PANELS:
+    for panel in panels:
         drawn, top = _panel(panel, top, width)
         lines += drawn
     return "\n".join(
@@ -206,9 +209,9 @@ def table() -> str:
 
 
 def files() -> dict[Path, str]:
-    """Return what the picture's file and the page have to contain."""
+    """Return what the files of the pictures and the page have to contain."""
     page = PAGE.read_text(encoding="utf-8")
     return {
         PAGE: TABLE.sub(lambda _: table(), page),
-        PAGE.with_suffix(".svg"): picture(),
+        **{PAGE.with_name(name): picture(panels) for name, panels in PICTURES.items()},
     }
