@@ -13,12 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from poprun_py.errors import UsageError
-from poprun_py.options.metrics_destinations import (
-    TENSORBOARD,
-    WANDB,
-    MetricsDestination,
-    read_destinations,
-)
+from poprun_py.options.option_types import TENSORBOARD, WANDB, MetricsDestination, read_destinations
 from poprun_py.planning.launch_plan import LaunchPlan
 
 if TYPE_CHECKING:

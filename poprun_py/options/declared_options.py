@@ -11,7 +11,6 @@ from functools import partial
 from typing import Any
 
 from popdist_py.environment import TIMELINE_MIB, TORCH_BACKENDS
-from poprun_py.options.metrics_destinations import METRICS_DESTINATION
 from poprun_py.options.option_types import (
     AUTO,
     AUTO_YES_NO,
@@ -22,6 +21,7 @@ from poprun_py.options.option_types import (
     INDICES,
     JOB,
     MAX_INSTANCES,
+    METRICS_DESTINATION,
     NAME,
     PATH,
     POD,
@@ -34,7 +34,6 @@ from poprun_py.options.option_types import (
     Option,
     OptionType,
     choice,
-    exact_choice,
     whole_number,
 )
 
@@ -303,9 +302,10 @@ class DeclaredOptions:
         "Reset the partition before the job. Unset: only if the partition is not reconfigurable.")
     remove_partition: bool = _ipu(True, YES_NO,
         "After the job, remove the partition if the launch made it.")
-    sync_type: str | None = _ipu(None, exact_choice(
+    sync_type: str | None = _ipu(None, choice(
         "ST_GS2_DEFAULT", "ST_GS2_INDEPENDENT_RAILS", "ST_POD_NATIVE_DEFAULT",
-        "ST_POD_NATIVE_REPLICATED_PIPELINE", "c2-compatible", "pod-native-default"),
+        "ST_POD_NATIVE_REPLICATED_PIPELINE", "c2-compatible", "pod-native-default",
+        metavar="NAME"),
         "V-IPU sync type of a new partition.")
     offline_mode: bool = _ipu(False, YES_NO,
         "Run without IPUs: no pod is contacted.")
@@ -313,6 +313,22 @@ class DeclaredOptions:
 
 
 OPTIONS: dict[str, Option] = {f.name: f.metadata["option"] for f in fields(DeclaredOptions)}
+# No environment variables set these options, because each option names a single plan or running
+# job.
+WITHOUT_VARIABLE = ("from_plan", "stacks", "status")
+# The prefix of the environment variables that set options.
+VARIABLE_PREFIX = "POPRUN_"
+
+
+def variable_name(field: str) -> str:
+    """Return the environment variable that sets an option: ``num_ilds`` -> ``POPRUN_NUM_ILDS``."""
+    return f"{VARIABLE_PREFIX}{field.upper()}"
+
+
+# A mapping of environment variables to the field names of the options that they set.
+OPTION_VARIABLES = {
+    variable_name(field): field for field in OPTIONS if field not in WITHOUT_VARIABLE
+}
 
 
 def is_decided_by_plan(name: str) -> bool:

@@ -1,4 +1,4 @@
-"""Gathering of a command's options from all sources into one LaunchConfig.
+"""Gathering of options from files, environment variables and words into one LaunchConfig.
 
 The sources are pyproject.toml, the file of --import-config, environment variables, and the command
 line. Each source takes precedence over the sources that are named before it.
@@ -13,13 +13,25 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from poprun_py.errors import UsageError, nearest
 from poprun_py.options.config_files import parse_config, parse_project_file, read_text_file
-from poprun_py.options.declared_options import OPTIONS, is_decided_by_plan
-from poprun_py.options.environment_variables import from_environment
+from poprun_py.options.declared_options import (
+    OPTION_VARIABLES,
+    OPTIONS,
+    VARIABLE_PREFIX,
+    WITHOUT_VARIABLE,
+    is_decided_by_plan,
+)
 from poprun_py.options.launch_config import LaunchConfig, merged_config
-from poprun_py.options.metrics_destinations import read_destinations
-from poprun_py.options.option_origins import COMMAND_LINE, from_command_line
-from poprun_py.options.option_types import AUTO, FILE_OR_AUTO, PATH, option_name
+from poprun_py.options.option_origins import COMMAND_LINE, Origin, from_command_line, in_variable
+from poprun_py.options.option_types import (
+    AUTO,
+    FILE_OR_AUTO,
+    PATH,
+    Option,
+    option_name,
+    read_destinations,
+)
 
 _PROJECT_FILE = "pyproject.toml"
 # A mapping of options that only query running jobs to the options that influence the query.
@@ -30,6 +42,27 @@ _QUERIES = {
 }
 # With this value of --import-config, no configuration file is read.
 _NO_FILE = "none"
+# Variables that the launcher passes to its wrappers and instances.
+INTERNAL_VARIABLES = frozenset(
+    {
+        "POPRUN_CONTROL",
+        "POPRUN_CPUS",
+        # The variable for the folder with the leases of CPUs; the value ``none`` turns leases off.
+        "POPRUN_LEASES",
+        "POPRUN_MEMORY_NODES",
+        "POPRUN_RUN_ID",
+        "POPRUN_STDIN",
+        "POPRUN_STDIN_READER",
+        "POPRUN_TOKEN",
+    }
+)
+# The two variables for the folder of the pods and for the token file of a pod server. The library
+# popdist_py reads these variables as well (popdist_py/pods/find_pod.py).
+POD_VARIABLES = frozenset({"POPRUN_PODS", "POPRUN_POD_TOKEN_FILE"})
+# PopRun's environment variable for the verbosity.
+_LOG_LEVEL = "POPRUN_LOG_LEVEL"
+_VERBOSITY = {"TRACE": 2, "DEBUG": 2, "INFO": 1, "WARN": 0, "ERR": 0, "ERROR": 0, "CRITICAL": 0,
+              "OFF": 0}  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -167,3 +200,66 @@ def _may_be_of_another_user(path: Path) -> bool:
     """
     is_shared = path.parent.stat().st_mode & 0o002
     return bool(is_shared) and path.stat().st_uid not in (0, os.geteuid())
+
+
+# --- environment variables -----------------------------------------------------------------------
+
+
+def is_option_variable(name: str) -> bool:
+    """Tell whether an environment variable sets an option of a launch."""
+    return name in OPTION_VARIABLES or name == _LOG_LEVEL
+
+
+def from_environment(environ: Mapping[str, str]) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """Return the options that environment variables set; an empty variable counts as not set.
+
+    The variable of a repeatable option has one value per line.
+
+    Returns:
+        The values with their origins, and a warning for each unknown ``POPRUN_`` variable.
+
+    Raises:
+        UsageError: A value is not accepted.
+    """
+    values: dict[str, Any] = {}
+    origins: dict[str, Origin] = {}
+    warnings = []
+    for name in sorted(n for n in environ if n.startswith(VARIABLE_PREFIX) and environ[n]):
+        text = environ[name]
+        if name in OPTION_VARIABLES:
+            field = OPTION_VARIABLES[name]
+            values[field] = _read(OPTIONS[field], name, text)
+            origins[field] = in_variable(name)
+        elif name == _LOG_LEVEL:
+            if not environ.get("POPRUN_VERBOSITY"):
+                values["verbosity"] = _log_level(text)
+                origins["verbosity"] = in_variable(name)
+        elif name not in INTERNAL_VARIABLES | POD_VARIABLES:
+            warnings.append(f"{name} is not an option of poprun-py{_hint(name)}")
+    return {**values, "origins": origins}, tuple(warnings)
+
+
+def _hint(variable: str) -> str:
+    name = variable.removeprefix(VARIABLE_PREFIX)
+    if name.lower() in WITHOUT_VARIABLE:
+        return f"; give {option_name(name.lower())} on the command line"
+    known = [each.removeprefix(VARIABLE_PREFIX) for each in OPTION_VARIABLES]
+    return nearest(name, known).replace("mean ", f"mean {VARIABLE_PREFIX}")
+
+
+def _read(opt: Option, name: str, text: str) -> Any:
+    if opt.repeatable:
+        # str.splitlines is not used, because it also splits a text at line boundaries of Unicode
+        # other than the newline.
+        lines = (line.removesuffix("\r") for line in text.split("\n"))
+        return tuple(opt.read(name, line) for line in lines if line)
+    return opt.read(name, text)
+
+
+def _log_level(text: str) -> int:
+    if text.upper() not in _VERBOSITY:
+        raise UsageError(
+            f"{_LOG_LEVEL} {text!r}: expected one of {', '.join(_VERBOSITY)}"
+            f"{nearest(text, _VERBOSITY)}"
+        )
+    return _VERBOSITY[text.upper()]

@@ -11,10 +11,8 @@ from typing import Any
 import click
 
 from poprun_py.errors import UsageError, nearest
-from poprun_py.options.click_types import ClickType
 from poprun_py.options.command_line import VERSION_FORMAT, complete
-from poprun_py.options.declared_options import GROUPS, OPTIONS
-from poprun_py.options.environment_variables import OPTION_VARIABLES, variable_name
+from poprun_py.options.declared_options import GROUPS, OPTION_VARIABLES, OPTIONS, variable_name
 from poprun_py.options.option_types import Option, option_name
 from poprun_py.terminal import command_name
 
@@ -96,7 +94,8 @@ def _click_option(field: str, opt: Option) -> DeclaredOption:
         [opt.short, name] if opt.short else [name],
         opt.group,
         field if field in OPTIONS else "",
-        type=ClickType(opt.type),
+        # The launcher's own parser reads the values; click only completes them.
+        type=click.Choice(opt.type.choices, case_sensitive=False) if opt.type.choices else None,
         multiple=opt.repeatable,
         metavar=f"[={opt.type.metavar}]" if opt.implied else opt.type.metavar,
         help=f"{opt.help}  [default: {default}]" if default else opt.help,

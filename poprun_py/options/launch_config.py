@@ -18,9 +18,8 @@ from poprun_py.display.public_values import Displayed
 from poprun_py.errors import UsageError, explain_os_error
 from poprun_py.options.config_files import checked_values, config_text, parse_config
 from poprun_py.options.declared_options import EXCLUSIVE, MAX_IPUS, OPTIONS, DeclaredOptions
-from poprun_py.options.metrics_destinations import TENSORBOARD
 from poprun_py.options.option_origins import Origin, as_default, from_python, merge
-from poprun_py.options.option_types import is_word
+from poprun_py.options.option_types import TENSORBOARD, is_word
 from poprun_py.options.python_keywords import from_keywords, words_of
 
 if TYPE_CHECKING:

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from os import PathLike, fspath
+from pathlib import Path
 from typing import Any, TypeGuard
 
 from poprun_py.errors import UsageError, nearest
@@ -185,33 +186,17 @@ def whole_number(minimum: int, metavar: str = "N", *, maximum: int = 2**31 - 1) 
     )
 
 
-def choice(*words: str) -> OptionType:
-    """Return the type of a fixed set of lower-case words; a user may type upper case as well."""
-    return OptionType(
-        metavar="|".join(words),
-        expected="one of " + ", ".join(words),
-        read=str.lower,
-        accepts=lambda v: isinstance(v, str) and v in words,
-        keyword=_literal(words),
-        choices=words,
-    )
-
-
-def exact_choice(*words: str) -> OptionType:
+def choice(*words: str, metavar: str = "") -> OptionType:
     """Return the type of a fixed set of words; a user may type them in any letter case."""
     exact = {word.lower(): word for word in words}
     return OptionType(
-        metavar="NAME",
+        metavar=metavar or "|".join(words),
         expected="one of " + ", ".join(words),
         read=lambda text: exact.get(text.lower(), text),
         accepts=lambda v: isinstance(v, str) and v in words,
-        keyword=_literal(words),
+        keyword="Literal[" + ", ".join(f'"{word}"' for word in words) + "]",
         choices=words,
     )
-
-
-def _literal(words: tuple[str, ...]) -> str:
-    return "Literal[" + ", ".join(f'"{word}"' for word in words) + "]"
 
 
 # --- conversions of texts, and checks of values -------------------------------------------------
@@ -334,21 +319,16 @@ YES_NO = OptionType(
 # The type of an option that needs no value on the command line, such as --dry-run. Files and
 # environment variables give the option as true or false.
 FLAG = replace(YES_NO, metavar="", expected="true or false")
-TOPOLOGY_FORM = OptionType(
-    metavar="|".join(TOPOLOGY_FORMS),
+TOPOLOGY_FORM = replace(
+    choice(*TOPOLOGY_FORMS),
     expected=f"{', '.join(TOPOLOGY_FORMS[:-1])} or {TOPOLOGY_FORMS[-1]}",
     read=_yes_no_or_word,
-    accepts=lambda v: v in TOPOLOGY_FORMS,
-    keyword=_literal(TOPOLOGY_FORMS),
-    choices=TOPOLOGY_FORMS,
 )
-AUTO_YES_NO = OptionType(
-    metavar="auto|yes|no",
+AUTO_YES_NO = replace(
+    choice("auto", "yes", "no"),
     expected="auto, yes or no",
     read=_yes_no_or_word,
     accepts=lambda v: isinstance(v, bool) or v in ("auto", "yes", "no"),
-    keyword=_literal(("auto", "yes", "no")),
-    choices=("auto", "yes", "no"),
     normalise=lambda v: v if isinstance(v, str) else "yes" if v else "no",
     takes_text=True,
 )
@@ -361,20 +341,20 @@ TIME = OptionType(
     keyword="float | str",
     takes_text=True,
 )
-TIME_OR_AUTO = replace(
-    TIME,
-    metavar="TIME|auto",
-    expected=f"{_TIME_EXPECTED}; or auto",
-    read=lambda text: AUTO if text.lower() == AUTO else _seconds(text),
-    accepts=lambda v: v == AUTO if isinstance(v, str) else _is_time(v),
-)
-TIME_OR_FOREVER = replace(
-    TIME,
-    metavar=f"TIME|{FOREVER}",
-    expected=f"{_TIME_EXPECTED}; or {FOREVER}",
-    read=lambda text: FOREVER if text.lower() == FOREVER else _seconds(text),
-    accepts=lambda v: v == FOREVER if isinstance(v, str) else _is_time(v),
-)
+
+
+def _time_or(word: str) -> OptionType:
+    """Return the type of a time or of one word."""
+    return replace(
+        TIME,
+        metavar=f"TIME|{word}",
+        expected=f"{_TIME_EXPECTED}; or {word}",
+        read=lambda text: word if text.lower() == word else _seconds(text),
+        accepts=lambda v: v == word if isinstance(v, str) else _is_time(v),
+    )
+
+
+TIME_OR_AUTO, TIME_OR_FOREVER = _time_or(AUTO), _time_or(FOREVER)
 INDICES = OptionType(
     metavar="INDICES",
     expected="indices from 0 such as 1 or 0,2-3, or all",
@@ -392,4 +372,64 @@ COUNT_OR_AUTO = OptionType(
         v in CPU_WORDS if isinstance(v, str) else type(v) is int and 1 <= v <= MAX_INSTANCES
     ),
     keyword='int | Literal["auto", "cpu"]',
+)
+
+
+# --- destinations of --metrics-to -----------------------------------------------------------------
+
+
+TENSORBOARD, WANDB = "tensorboard", "wandb"
+_DESTINATION = re.compile(rf"({TENSORBOARD}|{WANDB})(?::(.*\S.*))?", re.IGNORECASE | re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class MetricsDestination:
+    """A tool that stores a run's metrics, and the place where it stores them.
+
+    Attributes:
+        tool: The name of the tool, ``tensorboard`` or ``wandb``.
+        where: TensorBoard's folder or the project of Weights & Biases; empty for the default.
+    """
+
+    tool: str
+    where: str = ""
+
+    @classmethod
+    def read(cls, text: str) -> MetricsDestination:
+        """Return the destination that a text such as ``tensorboard:logs`` describes.
+
+        Raises:
+            ValueError: The tool is unknown, or no text follows the colon.
+        """
+        match = _DESTINATION.fullmatch(text)
+        if match is None:
+            raise ValueError(text)
+        return cls(match[1].lower(), match[2] or "")
+
+    def __str__(self) -> str:
+        return f"{self.tool}:{self.where}" if self.where else self.tool
+
+    def beside(self, folder: Path) -> MetricsDestination:
+        """Return this destination; a relative folder of TensorBoard is joined to ``folder``."""
+        if self.tool != TENSORBOARD or not self.where:
+            return self
+        return MetricsDestination(self.tool, str(folder / self.where))
+
+
+def read_destinations(texts: Iterable[str]) -> tuple[MetricsDestination, ...]:
+    """Return the destinations that the values of an option describe, without duplicates."""
+    return tuple(map(MetricsDestination.read, dict.fromkeys(texts)))
+
+
+def _normalised(text: str) -> str:
+    return str(MetricsDestination.read(text))
+
+
+METRICS_DESTINATION = OptionType(
+    metavar="TOOL[:WHERE]",
+    expected="tensorboard, tensorboard:DIR, wandb or wandb:PROJECT",
+    read=_normalised,
+    accepts=lambda v: is_word(v) and _DESTINATION.fullmatch(v) is not None,
+    keyword="str",
+    normalise=_normalised,
 )

@@ -33,7 +33,7 @@ from popdist_py.environment import (
 )
 from poprun_py.errors import UsageError
 from poprun_py.instance.binding import THREAD_VARIABLES
-from poprun_py.options.environment_variables import INTERNAL_VARIABLES, is_option_variable
+from poprun_py.options.gathered_options import INTERNAL_VARIABLES, is_option_variable
 from poprun_py.options.launch_config import LaunchConfig
 from poprun_py.options.option_types import is_word
 from poprun_py.planning.cpu_placement import Placement

@@ -12,8 +12,7 @@ from pathlib import Path
 
 import click
 
-from poprun_py.options.declared_options import GROUPS
-from poprun_py.options.environment_variables import OPTION_VARIABLES
+from poprun_py.options.declared_options import GROUPS, OPTION_VARIABLES
 from poprun_py.options.help_pages import (
     COMMAND,
     EXAMPLES,

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from poprun_py.options.declared_options import GROUPS, OPTIONS
-from poprun_py.options.environment_variables import OPTION_VARIABLES
+from poprun_py.options.declared_options import GROUPS, OPTION_VARIABLES, OPTIONS
 from poprun_py.options.help_pages import default_text
 from poprun_py.options.option_types import FLAG, Option, option_name
 from tools.pages.website.commands import FILES, LAUNCHER, Described, described, shared_options

@@ -176,6 +176,7 @@ def test_public_names_are_frozen():
 @pytest.mark.parametrize(
     ("typed", "options"),
     [
+        ("-n 2 --output t", {"tag", "time"}),
         ("--num-", {"--num-instances", "--num-replicas"}),
         ("compare --ta", {"--target"}),
         ("scale --inst", {"--instances"}),

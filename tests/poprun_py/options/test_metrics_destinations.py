@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from poprun_py.errors import UsageError
 from poprun_py.options.gathered_options import gather_options
 from poprun_py.options.launch_config import LaunchConfig
-from poprun_py.options.metrics_destinations import MetricsDestination, read_destinations
+from poprun_py.options.option_types import MetricsDestination, read_destinations
 
 
 @pytest.mark.parametrize(

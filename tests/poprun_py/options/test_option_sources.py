@@ -15,9 +15,9 @@ from support.repository import ROOT
 from poprun_py.errors import UsageError
 from poprun_py.machines.host_list import LOCALHOST, parse_host_list
 from poprun_py.options.config_files import parse_config, parse_project_file
-from poprun_py.options.environment_variables import (
+from poprun_py.options.declared_options import OPTION_VARIABLES
+from poprun_py.options.gathered_options import (
     INTERNAL_VARIABLES,
-    OPTION_VARIABLES,
     POD_VARIABLES,
     from_environment,
     is_option_variable,

@@ -17,7 +17,7 @@ from poprun_py.machines.probe import ProbedHosts
 from poprun_py.machines.remote_shell import Shell
 from poprun_py.options.config_files import parse_config
 from poprun_py.options.declared_options import OPTIONS
-from poprun_py.options.environment_variables import from_environment
+from poprun_py.options.gathered_options import from_environment
 from poprun_py.options.launch_config import merged_config
 from poprun_py.options.option_origins import from_command_line
 from poprun_py.options.option_types import FLAG, YES_NO

@@ -14,8 +14,8 @@ import pytest
 import yaml
 from support.repository import ROOT
 
-from poprun_py.options.declared_options import OPTIONS
-from poprun_py.options.environment_variables import INTERNAL_VARIABLES, OPTION_VARIABLES
+from poprun_py.options.declared_options import OPTION_VARIABLES, OPTIONS
+from poprun_py.options.gathered_options import INTERNAL_VARIABLES
 from poprun_py.options.option_types import option_name
 from tools.pages import man_pages
 from tools.pages.website import source_pages, variables
