@@ -11,7 +11,7 @@ import threading
 import pytest
 from support.repository import ROOT
 
-from poprun_py.command.pods.pod_server import PodServer, listen
+from poprun_py.command.pods.pod_server import LeaseExtender, PodServer, listen
 from poprun_py.command.pods.server_api import make_application
 
 TOKEN = "a-token-of-more-than-16-characters"
@@ -25,7 +25,8 @@ def served(store, *, seconds=30.0, idle_seconds=20.0, log=None, access_log=None)
         store, TOKEN, seconds=seconds, log=lines.append, access_log=access_log
     )
     with listen("127.0.0.1", 0) as listener:
-        server = PodServer(application, listener, idle_seconds=idle_seconds)
+        extender = LeaseExtender(lambda _: None, seconds)
+        server = PodServer(application, listener, extender, idle_seconds=idle_seconds)
         port = listener.getsockname()[1]
         thread = threading.Thread(target=server.run, daemon=True)
         thread.start()

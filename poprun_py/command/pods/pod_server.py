@@ -12,7 +12,7 @@ import socket
 import stat
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -26,7 +26,6 @@ from popdist_py.pods.find_pod import DEFAULT_PORT, TOKEN
 from popdist_py.pods.folder_store import FolderStore
 from popdist_py.pods.holder_locks import HOLDERS
 from popdist_py.pods.pod_errors import DamagedError, InUseError, NotAllowedError, PodError
-from poprun_py.command.pods.lease_extension import LeaseExtender
 from poprun_py.command.pods.server_api import make_application
 from poprun_py.terminal import print_error, print_problem
 
@@ -58,7 +57,7 @@ def serve(
     *,
     host: str = HOST,
     port: int = DEFAULT_PORT,
-    verbose: bool | int = False,
+    verbose: bool = False,
     seconds: float = SECONDS,
 ) -> int:
     """Serve the pod in ``folder`` until SIGTERM or SIGINT, and return the exit code.
@@ -76,39 +75,31 @@ def serve(
         0 after a signal; 3 if the server could not start, after printing the reason.
     """
     try:
-        with contextlib.closing(FolderStore(folder)) as store, _only_server(folder):
-            return _serve(store, folder, listen(host, port), bool(verbose), seconds)
+        with (
+            contextlib.closing(FolderStore(folder)) as store,
+            _only_server(folder),
+            listen(host, port) as listener,
+        ):
+            application = make_application(
+                store,
+                _own_token(folder),
+                seconds=seconds,
+                log=print_error,
+                access_log=_log_access if verbose else None,
+            )
+            # Clients could not renew their leases while the server was not running.
+            store.renew_all(seconds)
+            name = store.pod().name
+            server = PodServer(application, listener, LeaseExtender(store.renew_all, seconds))
+            # Until the handlers are set, a signal ends the process at once. The handlers only set a
+            # flag, because waitress would catch an exception that a handler raises.
+            for number in (signal.SIGTERM, signal.SIGINT):
+                signal.signal(number, lambda *_: server.end())
+            _announce(name, folder, listener)
+            server.run()
     except (PodError, OSError) as error:
         print_problem(str(error))
         return _COULD_NOT_START
-
-
-def _serve(
-    store: FolderStore, folder: Path, listener: socket.socket, verbose: bool, seconds: float
-) -> int:
-    with listener:
-        token = own_token(folder)
-        _quieten_waitress()
-        extender = LeaseExtender(store.renew_all, seconds)
-        application = make_application(
-            store,
-            token,
-            seconds=seconds,
-            log=print_error,
-            access_log=_log_access if verbose else None,
-            extender=extender,
-        )
-        # Clients could not renew their leases while the server was not running.
-        store.renew_all(seconds)
-        name = store.pod().name
-        server = PodServer(application, listener)
-        # Until the handlers are set, a signal ends the process at once. The handlers only set a
-        # flag, because waitress would catch an exception that a handler raises.
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, lambda *_: server.end())
-        _announce(name, folder, listener)
-        with extender.running():
-            server.run()
     return 0
 
 
@@ -137,7 +128,7 @@ def _only_server(folder: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-def own_token(folder: Path) -> str:
+def _own_token(folder: Path) -> str:
     """Return the token from the token file in the pod's folder, and make the file if needed.
 
     Raises:
@@ -202,12 +193,51 @@ def listen(host: str, port: int) -> socket.socket:
         ) from None
 
 
+class LeaseExtender:
+    """Extends all leases after the server has not run for a third of the lease duration.
+
+    A client renews its lease several times per lease duration. While the server is suspended or
+    gets no CPU time, it cannot receive renewals. No lease may end for that reason.
+
+    Args:
+        renew_all: Renews all leases for the given number of seconds, counted from now.
+        seconds: The duration of a lease in seconds.
+        now: Returns the current time in seconds.
+    """
+
+    def __init__(
+        self,
+        renew_all: Callable[[float], None],
+        seconds: float,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._renew_all = renew_all
+        self._seconds = seconds
+        self._now = now
+        self._last = now()
+        # The longest time between two calls of ``tick`` while the server runs.
+        self.period = min(1.0, seconds / 12)
+
+    def tick(self) -> None:
+        """Record that the server runs now, and extend all leases if it did not run before."""
+        now = self._now()
+        # After a shorter pause, the client's later renewals arrive in time.
+        if now - self._last > self._seconds / 3:
+            try:
+                self._renew_all(self._seconds)
+            except PodError:
+                return  # No lease ends before a later call succeeds.
+        self._last = now
+
+
 class _Channel(HTTPChannel):  # type: ignore[misc]
     """A connection that records the start time of its current request."""
 
     begun = 0.0
 
     def received(self, data: bytes) -> bool:
+        # A request that ends leases must not be executed before they have been extended.
+        self.server.extender.tick()
         if self.request is None:
             self.begun = time.time()
         done: bool = super().received(data)
@@ -220,6 +250,7 @@ class PodServer(TcpWSGIServer):  # type: ignore[misc]
     Args:
         application: The WSGI application.
         listener: The listening socket.
+        extender: Extends the leases after a time in which the server did not run.
         idle_seconds: The time-out of idle connections and incomplete requests, in seconds.
     """
 
@@ -229,17 +260,21 @@ class PodServer(TcpWSGIServer):  # type: ignore[misc]
         self,
         application: Any,
         listener: socket.socket,
+        extender: LeaseExtender,
         *,
         idle_seconds: float = _IDLE_SECONDS,
     ) -> None:
+        self.extender = extender
         self._idle_seconds = idle_seconds
         self._is_ending = False
+        # waitress would log a warning for each request that waits for a thread.
+        for logger in ("waitress", "waitress.queue"):
+            logging.getLogger(logger).setLevel(logging.ERROR)
         limits = Adjustments(
             threads=_THREADS,
             connection_limit=_MAX_CONNECTIONS,
             max_request_header_size=_MAX_HEADER_BYTES,
             max_request_body_size=pod_api.MOST_REQUEST_BYTES,
-            asyncore_use_poll=True,
             log_socket_errors=False,
             ident=None,
             cleanup_interval=1,
@@ -256,7 +291,11 @@ class PodServer(TcpWSGIServer):  # type: ignore[misc]
         )
 
     def readable(self) -> bool:
-        """Return whether new connections are accepted. If many are open, close old ones first."""
+        """Return whether new connections are accepted. If many are open, close old ones first.
+
+        The server calls this method before it waits for data.
+        """
+        self.extender.tick()
         self._close_excess()
         accepts: bool = super().readable()
         return accepts
@@ -285,15 +324,9 @@ class PodServer(TcpWSGIServer):  # type: ignore[misc]
 
     def run(self) -> None:
         """Serve requests until ``end`` is called, then stop all threads and close connections."""
-        limits = self.adj
         while not self._is_ending:
             # With ``count=1``, the loop returns after one poll, so that ``_is_ending`` is checked.
-            self.asyncore.loop(
-                timeout=limits.asyncore_loop_timeout,
-                use_poll=limits.asyncore_use_poll,
-                map=self._map,
-                count=1,
-            )
+            self.asyncore.loop(self.extender.period, use_poll=True, map=self._map, count=1)
         self.task_dispatcher.shutdown()
         self.asyncore.close_all(self._map, ignore_all=True)
 
@@ -314,15 +347,11 @@ def _announce(name: str, folder: Path, listener: socket.socket) -> None:
     shown = f"[{host}]" if ":" in host else host
     if host in ("0.0.0.0", "::"):
         shown = socket.gethostname()
-    tunnel = (
-        f"on other hosts first run ssh -N -L {port}:{shown}:{port} {socket.gethostname()}, and "
-        if is_here
-        else "on other hosts "
-    )
+    tunnel = f"first run ssh -N -L {port}:{shown}:{port} {socket.gethostname()}, and "
     print_error(
         f"serving the pod {name} at http://{shown}:{port}; clients use "
-        f"--pod http://{shown}:{port}; {tunnel}copy {folder / TOKEN} to "
-        "~/.config/poprun-py/pod-token"
+        f"--pod http://{shown}:{port}; on other hosts {tunnel if is_here else ''}copy "
+        f"{folder / TOKEN} to ~/.config/poprun-py/pod-token"
     )
     if not is_here:
         print_error(f"warning: {_NETWORK_ADVICE}")
@@ -330,9 +359,3 @@ def _announce(name: str, folder: Path, listener: socket.socket) -> None:
 
 def _log_access(line: str) -> None:
     print_error(f"{time.strftime('%H:%M:%S')} {line}")
-
-
-def _quieten_waitress() -> None:
-    # waitress would log a warning for each request that waits for a thread.
-    logging.getLogger("waitress.queue").setLevel(logging.ERROR)
-    logging.getLogger("waitress").setLevel(logging.ERROR)

@@ -15,6 +15,8 @@ import traceback
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
+from functools import partial
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote, unquote
 
@@ -23,7 +25,6 @@ import falcon
 from popdist_py.pods import pod_api
 from popdist_py.pods.pod_api import Call, Lease
 from popdist_py.pods.pod_errors import (
-    DamagedError,
     InUseError,
     InvalidRequestError,
     NameTakenError,
@@ -32,7 +33,6 @@ from popdist_py.pods.pod_errors import (
     PodError,
     UnknownNameError,
 )
-from poprun_py.command.pods.lease_extension import LeaseExtender
 from poprun_py.versions import versions
 
 if TYPE_CHECKING:
@@ -40,16 +40,15 @@ if TYPE_CHECKING:
 
 Log = Callable[[str], None]
 
-_STATUS: Final[tuple[tuple[type[PodError], int], ...]] = (
-    (InvalidRequestError, 400),
-    (NotAllowedError, 403),
-    (UnknownNameError, 404),
-    (NameTakenError, 409),
-    (InUseError, 409),
-    (NotEnoughIpusError, 409),
-    (DamagedError, 500),
-    (PodError, 500),
-)
+# The HTTP status of each error of a pod; 500 for all others.
+_STATUS: Final[dict[type[PodError], int]] = {
+    InvalidRequestError: 400,
+    NotAllowedError: 403,
+    UnknownNameError: 404,
+    NameTakenError: 409,
+    InUseError: 409,
+    NotEnoughIpusError: 409,
+}
 # Maps the HTTP status of falcon's own errors, such as an unknown path, to this API's error codes.
 _CODES: Final = {401: NotAllowedError.code, 404: "unknown-call", 405: "unknown-call"}
 # The seconds for which the server keeps an answer, longer than a client repeats a request; and the
@@ -65,7 +64,6 @@ def make_application(
     seconds: float,
     log: Log,
     access_log: Log | None = None,
-    extender: LeaseExtender | None = None,
 ) -> falcon.App[Any, Any]:
     """Return the WSGI application that serves the pod in ``store``.
 
@@ -75,29 +73,128 @@ def make_application(
         seconds: The seconds after which a lease ends unless its holder renews it.
         log: A function that is called with the traceback of each internal error.
         access_log: A function that is called with a line about each request; None for no log.
-        extender: The lease extender, whose ``tick`` is called before each request; None for a new
-            one.
     """
-    extender = extender or LeaseExtender(store.renew_all, seconds)
-    middleware: list[Any] = [_AccessLog(access_log), _Authentication(token, extender)]
-    application = falcon.App(media_type=falcon.MEDIA_JSON, middleware=middleware)
-    errors = _ErrorHandlers(log)
-    application.add_error_handler(Exception, errors.internal)
-    application.add_error_handler(falcon.HTTPError, errors.http)
-    application.add_error_handler(PodError, errors.pod)
-    application.add_route(pod_api.VERSION_PATH, _VersionRoute())
-    answers = RepeatedAnswers()
+    api = _PodApi(store, seconds)
+    application = falcon.App(
+        media_type=falcon.MEDIA_JSON, middleware=[_Middleware(token, access_log)]
+    )
+    application.add_error_handler(Exception, partial(_answer_internal_error, log))
+    application.add_error_handler(falcon.HTTPError, _answer_http_error)
+    application.add_error_handler(PodError, _answer_pod_error)
+    application.add_route(pod_api.VERSION_PATH, SimpleNamespace(on_get=_answer_version))
     for call in pod_api.CALLS:
         route = (
-            _ChangeRoute(call, store, seconds, answers)
+            SimpleNamespace(on_post=partial(api.change, call))
             if call.changes
-            else _QueryRoute(call, store)
+            else SimpleNamespace(on_get=partial(api.query, call))
         )
         application.add_route(call.path, route)
     return application
 
 
-class RepeatedAnswers:
+class _Middleware:
+    """Refuses requests without the token, reads the name of the user, and logs each request."""
+
+    def __init__(self, token: str, access_log: Log | None) -> None:
+        self._digest = _digest(token)
+        self._access_log = access_log
+
+    def process_request(self, request: falcon.Request, _: falcon.Response) -> None:
+        request.context.since = time.monotonic()
+        if request.path == pod_api.VERSION_PATH:
+            return
+        scheme, _, given = (request.auth or "").partition(" ")
+        # Digests have equal length, so the duration of the comparison does not reveal the length of
+        # the token.
+        is_same = hmac.compare_digest(_digest(given.strip()), self._digest)
+        if scheme.lower() != "bearer" or not is_same:
+            raise falcon.HTTPUnauthorized(
+                description="the token of this server is needed", challenges=["Bearer"]
+            )
+        user = unquote(request.get_header(pod_api.USER_HEADER) or "")
+        if not re.fullmatch(r"[^\s\x00-\x1f\x7f-\x9f\ud800-\udfff\ufffd]{1,64}", user):
+            raise falcon.HTTPBadRequest(
+                description=f"the header {pod_api.USER_HEADER} must name the user: 1 to 64 "
+                "characters, no blanks, percent-encoded"
+            )
+        request.context.user = user
+
+    def process_response(
+        self, request: falcon.Request, response: falcon.Response, resource: object, is_done: bool
+    ) -> None:
+        # Headers and bodies are not logged, because they contain secrets.
+        if self._access_log is not None:
+            user = quote(getattr(request.context, "user", "-"), safe="@+")
+            seconds = time.monotonic() - request.context.since
+            uri = quote(request.relative_uri[:200], safe="/?=&%.-_~")
+            self._access_log(
+                f"{request.remote_addr} {user} {quote(request.method)} {uri} "
+                f"{response.status_code} {1000 * seconds:.1f} ms"
+            )
+
+
+class _PodApi:
+    """The responders of the calls, which call the methods of a pod store."""
+
+    def __init__(self, store: FolderStore, seconds: float) -> None:
+        self._store = store
+        self._seconds = seconds
+        self._answers = _RepeatedAnswers()
+
+    def query(self, call: Call[Any], request: falcon.Request, response: falcon.Response) -> None:
+        """Answer a call that changes nothing. Its arguments are in the URL's query string."""
+        arguments = call.read_arguments(dict(request.params))
+        result = self._result(call, request.context.user, arguments)
+        if call is pod_api.ATTACHMENTS:
+            # A client that knows an attachment's id could release its IPUs.
+            result = tuple(replace(each, id="") for each in result)
+        response.data = pod_api.encode(pod_api.to_json(result))
+
+    def change(self, call: Call[Any], request: falcon.Request, response: falcon.Response) -> None:
+        """Answer a call that changes the pod. Its arguments are in the request's body.
+
+        If a client repeats a request, the pod is changed only once.
+        """
+        body = request.bounded_stream.read(pod_api.MOST_REQUEST_BYTES + 1)
+        if len(body) > pod_api.MOST_REQUEST_BYTES:
+            raise InvalidRequestError(f"a request has at most {pod_api.MOST_REQUEST_BYTES} bytes")
+        arguments = call.read_arguments(pod_api.decode(body))
+        user: str = request.context.user
+
+        def act() -> bytes:
+            return pod_api.encode(pod_api.to_json(self._result(call, user, arguments)))
+
+        request_id = request.get_header(pod_api.REQUEST_HEADER)
+        if request_id is None:
+            response.data = act()
+            return
+        if not re.fullmatch(r"[!-~]{8,64}", request_id):
+            raise InvalidRequestError(
+                f"the header {pod_api.REQUEST_HEADER} must have 8 to 64 printable characters, "
+                "no blanks"
+            )
+        digest = hashlib.sha256(request.path.encode() + b"\0" + body).digest()
+        response.data = self._answers.once(user, request_id, digest, act)
+
+    def _result(self, call: Call[Any], user: str, arguments: dict[str, Any]) -> Any:
+        store = self._store.with_user(user)
+        if call is pod_api.ATTACH:
+            attachment = store.attach_renewed(**arguments, seconds=self._seconds)
+            return Lease(attachment=attachment, seconds=self._seconds)
+        if call is pod_api.RENEW:
+            return [each for each in arguments["ids"] if not self._renew(store, each)]
+        return getattr(store, call.name.replace("-", "_"))(**arguments)
+
+    def _renew(self, store: FolderStore, attachment_id: str) -> bool:
+        """Renew a lease; return False if its attachment has ended."""
+        try:
+            store.renew(attachment_id, self._seconds)
+        except UnknownNameError:
+            return False
+        return True
+
+
+class _RepeatedAnswers:
     """The answers to recent requests that changed the pod, keyed by user and request id.
 
     A client repeats a request if it received no answer. The server then returns the answer or error
@@ -119,15 +216,14 @@ class RepeatedAnswers:
         with self._lock:
             self._forget_old(own.since)
             known = self._requests.setdefault((user, request_id), own)
-        if known is not own:
-            if known.digest != digest:
-                raise InvalidRequestError("this request id was another request's: choose a new one")
-            return known.answer.result()
-        try:
-            own.answer.set_result(act())
-        except Exception as error:
-            own.answer.set_exception(error)
-        return own.answer.result()
+        if known.digest != digest:
+            raise InvalidRequestError("this request id was another request's: choose a new one")
+        if known is own:
+            try:
+                own.answer.set_result(act())
+            except Exception as error:
+                own.answer.set_exception(error)
+        return known.answer.result()
 
     def _forget_old(self, now: float) -> None:
         # The answers are ordered from the oldest to the newest.
@@ -145,186 +241,47 @@ class _KnownRequest:
     answer: Future[bytes]
 
 
-class _Authentication:
-    """Middleware that refuses requests without the token, and reads the name of the user."""
-
-    def __init__(self, token: str, extender: LeaseExtender) -> None:
-        self._digest = _digest(token)
-        self._extender = extender
-
-    def process_request(self, request: falcon.Request, response: falcon.Response) -> None:
-        if request.path == pod_api.VERSION_PATH:
-            return
-        scheme, _, given = (request.auth or "").partition(" ")
-        # Digests have equal length, so the duration of the comparison does not reveal the length of
-        # the token.
-        is_same = hmac.compare_digest(_digest(given.strip()), self._digest)
-        if scheme.lower() != "bearer" or not is_same:
-            raise falcon.HTTPUnauthorized(
-                description="the token of this server is needed", challenges=["Bearer"]
-            )
-        request.context.user = _user(request)
-        self._extender.tick()
+def _answer_version(_request: falcon.Request, response: falcon.Response) -> None:
+    ours = versions(full=False)
+    response.data = pod_api.encode({"server": "poprun-py-pod", "api": pod_api.API, **ours})
 
 
-class _AccessLog:
-    """Middleware that logs the client, user, URL and status of each request.
-
-    Headers and bodies are not logged.
-    """
-
-    def __init__(self, log: Log | None) -> None:
-        self._log = log
-
-    def process_request(self, request: falcon.Request, response: falcon.Response) -> None:
-        request.context.since = time.monotonic()
-
-    def process_response(
-        self, request: falcon.Request, response: falcon.Response, resource: object, is_done: bool
-    ) -> None:
-        if self._log is not None:
-            user = quote(getattr(request.context, "user", "-"), safe="@+")
-            seconds = time.monotonic() - request.context.since
-            uri = quote(request.relative_uri[:200], safe="/?=&%.-_~")
-            self._log(
-                f"{request.remote_addr} {user} {quote(request.method)} {uri} "
-                f"{response.status_code} {1000 * seconds:.1f} ms"
-            )
+# --- errors as HTTP answers ---------------------------------------------------------------------
 
 
-class _VersionRoute:
-    """The route that returns the versions of the API and of the server."""
-
-    def on_get(self, request: falcon.Request, response: falcon.Response) -> None:
-        ours = versions(full=False)
-        response.data = pod_api.encode({"server": "poprun-py-pod", "api": pod_api.API, **ours})
+def _answer_pod_error(
+    _request: falcon.Request, response: falcon.Response, error: PodError, _: object
+) -> None:
+    _answer_error(response, _STATUS.get(type(error), 500), error.code, str(error))
 
 
-class _QueryRoute:
-    """The route of a call that changes nothing. Its arguments are in the URL's query string."""
-
-    def __init__(self, call: Call[Any], store: FolderStore) -> None:
-        self._call = call
-        self._store = store
-
-    def on_get(self, request: falcon.Request, response: falcon.Response) -> None:
-        arguments = self._call.read_arguments(dict(request.params))
-        store = self._store.with_user(request.context.user)
-        result = _store_call(store, self._call, arguments)
-        if self._call is pod_api.ATTACHMENTS:
-            # A client that knows an attachment's id could release its IPUs.
-            result = tuple(replace(each, id="") for each in result)
-        response.data = pod_api.encode(pod_api.to_json(result))
+def _answer_http_error(
+    _request: falcon.Request, response: falcon.Response, error: falcon.HTTPError, _: object
+) -> None:
+    code = _CODES.get(error.status_code, InvalidRequestError.code)
+    for name, value in dict(error.headers or {}).items():
+        response.set_header(name, value)
+    message = error.description or error.title or ""
+    if code == "unknown-call":
+        calls = ", ".join(
+            f"{'POST' if call.changes else 'GET'} {call.path}" for call in pod_api.CALLS
+        )
+        message = f"no such call; there are GET {pod_api.VERSION_PATH}, {calls}"
+    _answer_error(response, error.status_code, code, message)
 
 
-class _ChangeRoute:
-    """The route of a call that changes the pod. Its arguments are in the request's body.
-
-    If a client repeats a request, the pod is changed only once.
-    """
-
-    def __init__(
-        self, call: Call[Any], store: FolderStore, seconds: float, answers: RepeatedAnswers
-    ) -> None:
-        self._call = call
-        self._store = store
-        self._seconds = seconds
-        self._answers = answers
-
-    def on_post(self, request: falcon.Request, response: falcon.Response) -> None:
-        body = request.bounded_stream.read(pod_api.MOST_REQUEST_BYTES + 1)
-        if len(body) > pod_api.MOST_REQUEST_BYTES:
-            raise InvalidRequestError(f"a request has at most {pod_api.MOST_REQUEST_BYTES} bytes")
-        arguments = self._call.read_arguments(pod_api.decode(body))
-        user: str = request.context.user
-
-        def act() -> bytes:
-            return pod_api.encode(
-                pod_api.to_json(self._act(self._store.with_user(user), arguments))
-            )
-
-        request_id = request.get_header(pod_api.REQUEST_HEADER)
-        if request_id is None:
-            response.data = act()
-        else:
-            if not re.fullmatch(r"[!-~]{8,64}", request_id):
-                raise InvalidRequestError(
-                    f"the header {pod_api.REQUEST_HEADER} must have 8 to 64 printable characters, "
-                    "no blanks"
-                )
-            digest = hashlib.sha256(request.path.encode() + b"\0" + body).digest()
-            response.data = self._answers.once(user, request_id, digest, act)
-
-    def _act(self, store: FolderStore, arguments: dict[str, Any]) -> object:
-        if self._call is pod_api.ATTACH:
-            attachment = store.attach_renewed(**arguments, seconds=self._seconds)
-            return Lease(attachment=attachment, seconds=self._seconds)
-        if self._call is pod_api.RENEW:
-            return [each for each in arguments["ids"] if not self._renew(store, each)]
-        return _store_call(store, self._call, arguments)
-
-    def _renew(self, store: FolderStore, attachment_id: str) -> bool:
-        """Renew a lease; return False if its attachment has ended."""
-        try:
-            store.renew(attachment_id, self._seconds)
-        except UnknownNameError:
-            return False
-        return True
+def _answer_internal_error(
+    log: Log, _request: falcon.Request, response: falcon.Response, error: Exception, _: object
+) -> None:
+    log("".join(traceback.format_exception(error)).rstrip())
+    message = "the server has failed to do this; its standard error says why"
+    _answer_error(response, 500, PodError.code, message)
 
 
-class _ErrorHandlers:
-    """Falcon's error handlers, which turn exceptions into HTTP answers."""
-
-    def __init__(self, log: Log) -> None:
-        self._log = log
-
-    def pod(
-        self, request: falcon.Request, response: falcon.Response, error: PodError, _: object
-    ) -> None:
-        status = next(status for kind, status in _STATUS if isinstance(error, kind))
-        _answer(response, status, error.code, str(error))
-
-    def http(
-        self, request: falcon.Request, response: falcon.Response, error: falcon.HTTPError, _: object
-    ) -> None:
-        code = _CODES.get(error.status_code, InvalidRequestError.code)
-        for name, value in dict(error.headers or {}).items():
-            response.set_header(name, value)
-        message = error.description or error.title or ""
-        if code == "unknown-call":
-            calls = ", ".join(
-                f"{'POST' if call.changes else 'GET'} {call.path}" for call in pod_api.CALLS
-            )
-            message = f"no such call; there are GET {pod_api.VERSION_PATH}, {calls}"
-        _answer(response, error.status_code, code, message)
-
-    def internal(
-        self, request: falcon.Request, response: falcon.Response, error: Exception, _: object
-    ) -> None:
-        self._log("".join(traceback.format_exception(error)).rstrip())
-        message = "the server has failed to do this; its standard error says why"
-        _answer(response, 500, PodError.code, message)
-
-
-def _store_call(store: FolderStore, call: Call[Any], arguments: dict[str, Any]) -> Any:
-    """Call the method of ``store`` that is named like ``call``."""
-    return getattr(store, call.name.replace("-", "_"))(**arguments)
-
-
-def _answer(response: falcon.Response, status: int, code: str, message: str) -> None:
+def _answer_error(response: falcon.Response, status: int, code: str, message: str) -> None:
     response.status = status
     response.content_type = falcon.MEDIA_JSON
     response.data = pod_api.encode({"error": code, "message": " ".join(message.split())})
-
-
-def _user(request: falcon.Request) -> str:
-    user = unquote(request.get_header(pod_api.USER_HEADER) or "")
-    if not re.fullmatch(r"[^\s\x00-\x1f\x7f-\x9f\ud800-\udfff\ufffd]{1,64}", user):
-        raise falcon.HTTPBadRequest(
-            description=f"the header {pod_api.USER_HEADER} must name the user: 1 to 64 characters, "
-            "no blanks, percent-encoded"
-        )
-    return user
 
 
 def _digest(token: str) -> bytes:

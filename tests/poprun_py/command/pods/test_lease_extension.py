@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from poprun_py.command.pods.lease_extension import LeaseExtender
+from poprun_py.command.pods.pod_server import LeaseExtender
 
 
 @pytest.mark.parametrize(
