@@ -75,9 +75,8 @@ def make_application(
         access_log: A function that is called with a line about each request; None for no log.
     """
     api = _PodApi(store, seconds)
-    application = falcon.App(
-        media_type=falcon.MEDIA_JSON, middleware=[_Middleware(token, access_log)]
-    )
+    middleware: list[Any] = [_Middleware(token, access_log)]
+    application = falcon.App(media_type=falcon.MEDIA_JSON, middleware=middleware)
     application.add_error_handler(Exception, partial(_answer_internal_error, log))
     application.add_error_handler(falcon.HTTPError, _answer_http_error)
     application.add_error_handler(PodError, _answer_pod_error)
@@ -99,7 +98,7 @@ class _Middleware:
         self._digest = _digest(token)
         self._access_log = access_log
 
-    def process_request(self, request: falcon.Request, _: falcon.Response) -> None:
+    def process_request(self, request: falcon.Request, response: falcon.Response) -> None:
         request.context.since = time.monotonic()
         if request.path == pod_api.VERSION_PATH:
             return

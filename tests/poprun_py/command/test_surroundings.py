@@ -18,7 +18,7 @@ from support.repository import ROOT
 
 from poprun_py import LaunchConfig, StartError, UsageError, launch, plan, terminal
 from poprun_py.command.cli import run
-from poprun_py.command.pods.gc_commands import GC_INFO
+from poprun_py.command.pods.graphcore_tools import GC_INFO
 from poprun_py.command.pods.pod_command import COMMAND as POD_COMMAND
 from poprun_py.launching import launch as launching
 from poprun_py.machines.probe_script import networks
@@ -301,7 +301,10 @@ def test_a_job_that_the_user_ended_has_no_report(monkeypatch, capsys):
 _COMMANDS = (
     ("-m poprun_py --nothing", 2),
     ("-m poprun_py.command.pods.pod_command --version", 0),
-    ("-c 'from poprun_py.command.pods.gc_commands import gc_info as main; main()' --version", 0),
+    (
+        "-c 'from poprun_py.command.pods.graphcore_tools import gc_info as main; main()' --version",
+        0,
+    ),
     ("-m popdist_py --nothing", 2),
     ("-m popdist_py.timeline --help", 0),
 )

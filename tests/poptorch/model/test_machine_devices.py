@@ -17,18 +17,18 @@ from popdist_py.devices import attaching
 from popdist_py.pods.find_pod import find_pod
 from popdist_py.pods.machine_pod import existing_machine
 from popdist_py.pods.pod_errors import InvalidRequestError, PodError
-from poprun_py.command.pods import gc_partitions
+from poprun_py.command.pods import partitions_in_use
 
 
 @pytest.fixture(autouse=True)
 def machine(tmp_path, monkeypatch):
     """Return a function that returns the process and IPUs of each holder, as in gc-monitor."""
     monkeypatch.setenv("POPRUN_PODS", str(tmp_path / "pods"))
-    monkeypatch.setattr(gc_partitions, "running_jobs", dict)
+    monkeypatch.setattr(partitions_in_use, "running_jobs", dict)
 
     def held():
-        (partition,), _ = gc_partitions.machine_partitions()
-        assert (partition.name, partition.num_ipus) == ("emulated", 16)
+        (partition,) = partitions_in_use.machine_partitions().partitions
+        assert (partition.name, len(partition.ipus)) == ("emulated", 16)
         return [(holder.pid, holder.ipus) for holder in partition.processes]
 
     with patch.multiple(attaching, _pod=None, _machine=None, _was_sought=False):

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import click
 
 from poprun_py.command.compare import COMPARE
-from poprun_py.command.pods.gc_commands import GC_INFO, GC_MONITOR
+from poprun_py.command.pods.graphcore_tools import GC_INFO, GC_MONITOR
 from poprun_py.command.pods.pod_command import COMMAND as POD
 from poprun_py.command.report import REPORT
 from poprun_py.command.scale import SCALE

@@ -8,38 +8,49 @@ import signal
 import socket
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 from support.processes import wait_until
 from support.repository import ROOT
 
 from poprun_py.command import cli
-from poprun_py.command.pods import gc_commands, gc_partitions
-from poprun_py.command.pods.gc_commands import GC_INFO, GC_MONITOR, run
-from poprun_py.command.pods.gc_partitions import (
-    GcPartition,
-    GcProcess,
-    free_partition,
-    machine_partitions,
+from poprun_py.command.pods import graphcore_tools, partitions_in_use
+from poprun_py.command.pods.graphcore_tools import (
+    GC_INFO,
+    GC_MONITOR,
+    device_info,
+    device_listing,
+    monitor_json,
+    monitor_text,
+    run,
 )
-from poprun_py.command.pods.gc_texts import device_info, device_listing, monitor_json, monitor_text
+from poprun_py.command.pods.partitions_in_use import (
+    FoundPartitions,
+    IpuProcess,
+    machine_partitions,
+    partition_of_machine,
+)
 from poprun_py.running.supervise import inspection
 
-FREE = free_partition("HOST")
-HELD = GcPartition(
-    "p4", 4, "HOST", launcher=90,
-    processes=(
-        GcProcess(pid=100, instance=0, host="HOST", ipus=(0, 1), command="python train.py",
-               user="ann", seconds=13.4),
-        # An instance on another host, whose command and user are not known.
-        GcProcess(pid=7, instance=1, host="a-host-with-a-name-of-more-than-30-letters",
-                  ipus=(2, 3)),
+FREE = partition_of_machine("emulated", 16, "HOST")
+HELD = replace(
+    partition_of_machine(
+        "p4", 4, "HOST",
+        processes=(
+            IpuProcess(pid=100, instance=0, host="HOST", ipus=(0, 1), command="python train.py",
+                   user="ann", seconds=13.4),
+            # An instance on another host, whose command and user are not known.
+            IpuProcess(pid=7, instance=1, host="a-host-with-a-name-of-more-than-30-letters",
+                      ipus=(2, 3)),
+        ),
     ),
+    launcher=90,
 )  # fmt: skip
 
 
 def test_listing_has_the_form_of_graphcores_tool(golden):
-    golden("listing_p2.txt", device_listing([GcPartition("p1", 2, "HOST")]) + "\n")
+    golden("listing_p2.txt", device_listing([partition_of_machine("p1", 2, "HOST")]) + "\n")
     golden("listing_p4_in_use.txt", device_listing([HELD]) + "\n")
 
 
@@ -48,7 +59,7 @@ def test_listing_has_the_form_of_graphcores_tool(golden):
     [(1, [0]), (4, [0, 4, 6]), (16, [0, 16, 24, 28, 30]), (64, [0, 64, 96, 112, 120, 124, 126])],
 )
 def test_device_ids_are_those_of_poplar(num_ipus, first_ids):
-    devices = list(GcPartition("p", num_ipus, "HOST").devices())
+    devices = list(partition_of_machine("p", num_ipus, "HOST").devices())
     assert [device.id for device in devices] == list(range(2 * num_ipus - 1))
     assert [device.id for device in devices if device.ipus.start == 0] == first_ids
 
@@ -62,15 +73,15 @@ def test_monitor_tables(golden):
     ("seconds", "shown"), [(0.4, "0s"), (75, "1m15s"), (7300, "2h1m"), (None, "N/A")]
 )
 def test_elapsed_times(seconds, shown):
-    holder = GcProcess(pid=1, instance=0, host="HOST", ipus=(0,), seconds=seconds)
-    assert f" {shown} " in monitor_text([GcPartition("p", 1, "HOST", (holder,))])
+    holder = IpuProcess(pid=1, instance=0, host="HOST", ipus=(0,), seconds=seconds)
+    assert f" {shown} " in monitor_text([partition_of_machine("p", 1, "HOST", (holder,))])
 
 
 def test_monitor_json_has_every_ipu_and_process():
     partition = monitor_json([HELD])["partitions"][0]
     assert [ipu["pid"] for ipu in partition["ipus"]] == [100, 100, 7, 7]
     assert [(p["pid"], p["ipus"], p["user"]) for p in partition["processes"]] == [
-        (100, [0, 1], "ann"), (7, [2, 3], None),
+        (100, (0, 1), "ann"), (7, (2, 3), None),
     ]  # fmt: skip
     assert (partition["name"], partition["launcher"]) == ("p4", 90)
 
@@ -83,9 +94,14 @@ def test_device_info_names_the_processes():
     assert text.endswith("in use by: 7 (instance 1)")
 
 
+def as_read(document):
+    return json.loads(json.dumps(document))
+
+
 @pytest.fixture
 def partitions(monkeypatch):
-    monkeypatch.setattr(gc_commands, "machine_partitions", lambda: ([FREE, HELD], [55]))
+    found = FoundPartitions([FREE, HELD], [55])
+    monkeypatch.setattr(graphcore_tools, "find_partitions", lambda _: found)
 
 
 @pytest.mark.parametrize(
@@ -140,7 +156,7 @@ def test_gc_monitor(partitions, capsys):
     assert run(GC_MONITOR, ["--no-card-info"]) == 0
     assert capsys.readouterr().out == monitor_text([FREE, HELD], card_info=False) + "\n"
     assert run(GC_MONITOR, ["--json"]) == 0
-    assert json.loads(capsys.readouterr().out) == monitor_json([FREE, HELD])
+    assert json.loads(capsys.readouterr().out) == as_read(monitor_json([FREE, HELD]))
     assert run(GC_MONITOR, ["more"]) == 2
 
 
@@ -150,7 +166,7 @@ def test_gc_monitor_shows_the_partition_of_the_variable(
 ):
     monkeypatch.setenv("IPUOF_VIPU_API_PARTITION_ID", name)
     assert run(GC_MONITOR, ["--json"]) == 0
-    assert json.loads(capsys.readouterr().out) == monitor_json(shown)
+    assert json.loads(capsys.readouterr().out) == as_read(monitor_json(shown))
 
 
 # --- running jobs ---------------------------------------------------------------------------------
@@ -167,7 +183,7 @@ def test_a_running_job_holds_the_ipus_of_its_running_instances(poprun, tmp_path,
     )  # fmt: skip
 
     def partition_of_job():
-        return next((p for p in machine_partitions()[0] if p.launcher == job.pid), None)
+        return next((p for p in machine_partitions().partitions if p.launcher == job.pid), None)
 
     def held_by():
         found = partition_of_job()
@@ -176,7 +192,7 @@ def test_a_running_job_holds_the_ipus_of_its_running_instances(poprun, tmp_path,
     wait_until(lambda: held_by() == [0, 1])
     partition = partition_of_job()
     assert partition.name == f"job-{job.pid}"
-    assert partition.num_ipus == 16  # 12, rounded to a power of two
+    assert len(partition.ipus) == 16  # 12, rounded to a power of two
     assert [(h.instance, h.ipus) for h in partition.processes] == [
         (0, (0, 1, 2, 3, 4, 5)), (1, (6, 7, 8, 9, 10, 11)),
     ]  # fmt: skip
@@ -212,7 +228,7 @@ def test_offline_jobs_hold_no_ipus_and_partitions_have_the_name_of_the_option(
 
     wait_until(lambda: (answer() or {}).get("instances"))
     assert answer()["num_ipus"] == int(partition is not None)
-    names = [each.name for each in machine_partitions()[0] if each.launcher == job.pid]
+    names = [each.name for each in machine_partitions().partitions if each.launcher == job.pid]
     assert names == ([partition] if partition else [])
 
 
@@ -228,26 +244,27 @@ def test_launchers_that_do_not_answer_are_returned(tmp_path, monkeypatch):
         listener.listen()
         closed.bind(str(gone / "control"))
         assert inspection.running_jobs() == {123: None}
-        assert machine_partitions()[1] == [123]
+        assert machine_partitions().silent == [123]
 
 
 def test_launchers_with_invalid_answers_are_returned(monkeypatch):
     # Root queries the launchers of all users, which may have other versions.
     answers = ([1], {"num_ipus": "x"}, {"num_ipus": 1}, {"num_ipus": 1, "instances": [1]})
-    monkeypatch.setattr(gc_partitions, "running_jobs", lambda: dict(enumerate(answers)))
-    assert machine_partitions() == ([free_partition(os.uname().nodename)], [0, 1, 2, 3])
+    monkeypatch.setattr(partitions_in_use, "running_jobs", lambda: dict(enumerate(answers)))
+    free = partition_of_machine("emulated", 16, os.uname().nodename)
+    assert machine_partitions() == FoundPartitions([free], [0, 1, 2, 3])
 
 
 def test_control_characters_are_not_printed(monkeypatch):
     instance = {"pid": 2**30, "index": 0, "host": "a\x1b[2J", "ipus": [0]}
     job = {"num_ipus": 1, "partition": "\x1b[31m\n" + "p" * 150, "instances": [instance]}
-    monkeypatch.setattr(gc_partitions, "running_jobs", lambda: {5: job})
-    partitions, _ = machine_partitions()
+    monkeypatch.setattr(partitions_in_use, "running_jobs", lambda: {5: job})
+    partitions = machine_partitions().partitions
     lines = monitor_text(partitions).splitlines()
     assert len({len(line) for line in lines}) == 1
     assert "a?[2J" in "".join(lines)
     assert "partition ?[31m?ppp" in "".join(lines)
-    assert gc_partitions._short_command(["/bin/sh", "a\nb\x1b"]) == "sh a?b?"
+    assert partitions_in_use._short_command(["/bin/sh", "a\nb\x1b"]) == "sh a?b?"
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="another user's folder")

@@ -29,40 +29,38 @@ _REQUEST_SECONDS = 10.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GcProcess:
+class IpuProcess:
     """A process that holds IPUs. It is an instance of a job, or a program without a launcher.
 
     Attributes:
         pid: The process id.
         instance: The index of the instance in its job; None for a program without a launcher.
         host: The host that runs the process.
-        ipus: The numbers, within the partition, of the IPUs that the process holds.
-        command: The start of the command line; empty for an instance on another host.
-        user: The user who runs the process; empty for an instance on another host.
+        command: The start of the command line; None for an instance on another host.
+        user: The user who runs the process; None for an instance on another host.
         seconds: The seconds since an instance started or a program took its IPUs; None for an
             instance on another host.
+        ipus: The numbers, within the partition, of the IPUs that the process holds.
     """
 
     pid: int
     instance: int | None
     host: str
-    ipus: tuple[int, ...] = ()
-    command: str = ""
-    user: str = ""
+    command: str | None = None
+    user: str | None = None
     seconds: float | None = None
+    ipus: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class GcPartition:
-    """A partition as ``gc-info`` and ``gc-monitor`` show it.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartitionInUse:
+    """A partition with the processes that hold its IPUs.
 
     Attributes:
         name: The name of the partition; ``job-PID`` for a job without a named partition.
-        num_ipus: The number of IPUs, a power of two.
-        host: The host that is shown for free IPUs if ``ipus`` is empty.
+        ipus: The IPUs, whose number is a power of two.
         processes: The processes that hold IPUs of the partition.
         launcher: The process id of a job's launcher; None if the partition does not show a job.
-        ipus: The IPUs of a pod's partition; empty for partitions outside a pod.
         num_ilds: The number of IPU-Link domains. A device never spans two of them.
         state: The state of the partition, in lower case.
         is_reconfigurable: Whether programs choose the number of IPUs of their devices.
@@ -70,11 +68,9 @@ class GcPartition:
     """
 
     name: str
-    num_ipus: int
-    host: str
-    processes: tuple[GcProcess, ...] = ()
+    ipus: tuple[Ipu, ...]
+    processes: tuple[IpuProcess, ...] = ()
     launcher: int | None = None
-    ipus: tuple[Ipu, ...] = ()
     num_ilds: int = 1
     state: str = "active"
     is_reconfigurable: bool = True
@@ -82,53 +78,70 @@ class GcPartition:
 
     def devices(self) -> Iterator[Device]:
         """Return all devices of the partition in the order of their ids."""
-        return devices_of(self.num_ipus, self.num_ilds)
+        return devices_of(len(self.ipus), self.num_ilds)
 
-    def processes_by_ipu(self) -> Mapping[int, GcProcess]:
+    def processes_by_ipu(self) -> Mapping[int, IpuProcess]:
         """Return a dictionary from each IPU in use to the process that holds the IPU."""
         return {ipu: process for process in self.processes for ipu in process.ipus}
 
-    def host_of(self, ipu: int) -> str:
-        """Return the host of an IPU. Outside a pod, it is the host of the process that holds it."""
-        if self.ipus:
-            return self.ipus[ipu].host
-        process = self.processes_by_ipu().get(ipu)
-        return process.host if process is not None else self.host
 
-    def number_of(self, ipu: int) -> int:
-        """Return an IPU's number in the column IPU#: 3, 2, 1, 0 for the IPUs of an IPU-Machine."""
-        if self.ipus:
-            return self.ipus[ipu].number
-        return IPUS_PER_MACHINE - 1 - ipu % IPUS_PER_MACHINE
+@dataclass(frozen=True, slots=True)
+class FoundPartitions:
+    """The partitions of the configured pod and of this machine.
 
-
-def free_partition(host: str) -> GcPartition:
-    """Return the partition ``emulated``. Programs without a launcher can take its IPUs.
-
-    The number of emulated IPUs is unlimited. The partition shows 16 IPUs, like a Pod16 system.
+    Attributes:
+        partitions: The partitions of the pod, sorted by name, and then one partition for each job
+            that does not use the pod; without a pod, the partition ``emulated`` and then the jobs.
+        silent: The process ids of the launchers that do not answer.
+        where: The folder or URL of the pod; None if no pod is configured.
+        user: The user who runs the command.
     """
-    return GcPartition(MACHINE_PARTITION, MACHINE_IPUS, host)
+
+    partitions: list[PartitionInUse]
+    silent: list[int]
+    where: str | None = None
+    user: str = ""
 
 
-def find_partition(partitions: Sequence[GcPartition], name: str | None) -> GcPartition:
-    """Return the partition with this name, or else the first partition."""
-    return next((each for each in partitions if each.name == name), partitions[0])
+def find_partitions(environ: Mapping[str, str]) -> FoundPartitions:
+    """Return the partitions of the configured pod, if any, and of this machine.
+
+    Raises:
+        StartError: The pod, or the list of this machine's IPUs in use, cannot be read.
+    """
+    from popdist_py.pods.find_pod import find_pod
+
+    try:
+        store = find_pod(None, environ, timeout=_REQUEST_SECONDS)
+        if store is None:
+            return machine_partitions()
+        with contextlib.closing(store):
+            found, attachments = store.partitions(), store.attachments()
+    except PodError as error:
+        raise StartError(str(error)) from None
+    jobs = running_jobs()
+    partitions = [_pod_partition(each, attachments, jobs) for each in found]
+    machine = machine_partitions()
+    launchers = {each.holder.pid for each in attachments if _is_here(each)}
+    # The first partition is ``emulated``, which does not exist while a pod is configured.
+    partitions += [each for each in machine.partitions[1:] if each.launcher not in launchers]
+    return FoundPartitions(partitions, machine.silent, store.where, store.user)
 
 
 # --- partitions of this machine, outside a pod --------------------------------------------------
 
 
-def machine_partitions() -> tuple[list[GcPartition], list[int]]:
-    """Return the partitions of this machine, and the process ids of unresponsive launchers.
+def machine_partitions() -> FoundPartitions:
+    """Return the partition ``emulated``, and a partition for each running job that uses IPUs.
 
-    The first partition is ``emulated``. Each running job that uses IPUs is another partition.
+    The number of emulated IPUs is unlimited. ``emulated`` shows 16 IPUs, like a Pod16 system.
 
     Raises:
         StartError: The list of this machine's IPUs in use cannot be read.
     """
     host = os.uname().nodename
-    partitions = [replace(free_partition(host), processes=_programs_of_machine())]
-    silent = []
+    emulated = partition_of_machine(MACHINE_PARTITION, MACHINE_IPUS, host, _programs_of_machine())
+    partitions, silent = [emulated], []
     for launcher, holdings in running_jobs().items():
         try:
             if holdings is None or holdings["num_ipus"]:
@@ -136,10 +149,30 @@ def machine_partitions() -> tuple[list[GcPartition], list[int]]:
         except (LookupError, TypeError, ValueError):
             # The launcher did not answer, or its answer has the form of another version.
             silent.append(launcher)
-    return partitions, silent
+    return FoundPartitions(partitions, silent)
 
 
-def _programs_of_machine() -> tuple[GcProcess, ...]:
+def partition_of_machine(
+    name: str, num_ipus: int, host: str, processes: tuple[IpuProcess, ...] = ()
+) -> PartitionInUse:
+    """Return a partition outside a pod. A free IPU is shown on ``host``."""
+    hosts = {ipu: process.host for process in processes for ipu in process.ipus}
+    ipus = tuple(
+        Ipu(
+            index=index,
+            agent="",
+            host=hosts.get(index, host),
+            cluster="",
+            domain=0,
+            # The IPUs of an IPU-Machine have the numbers 3, 2, 1, 0.
+            number=IPUS_PER_MACHINE - 1 - index % IPUS_PER_MACHINE,
+        )
+        for index in range(num_ipus)
+    )
+    return PartitionInUse(name=name, ipus=ipus, processes=processes)
+
+
+def _programs_of_machine() -> tuple[IpuProcess, ...]:
     """Return the processes that hold IPUs of this machine and that no launcher has started."""
     from popdist_py.pods.machine_pod import existing_machine
 
@@ -153,43 +186,40 @@ def _programs_of_machine() -> tuple[GcProcess, ...]:
         raise StartError(str(error)) from None
 
 
-def _attached_process(attachment: Attachment) -> GcProcess:
+def _attached_process(attachment: Attachment) -> IpuProcess:
     holder = attachment.holder
-    return GcProcess(
+    return IpuProcess(
         pid=holder.pid,
         instance=None,
         host=holder.host,
-        ipus=attachment.ipus,
-        command=holder.program,
-        user=holder.user,
+        command=holder.program or None,
+        user=holder.user or None,
         seconds=max(0.0, time.time() - attachment.since),
+        ipus=attachment.ipus,
     )
 
 
-def _job_partition(launcher: int, holdings: Any, host: str) -> GcPartition:
+def _job_partition(launcher: int, holdings: Any, host: str) -> PartitionInUse:
     """Return a partition that represents a job; ``host`` is this machine's host name.
 
     Raises:
         LookupError, TypeError, ValueError: ``holdings`` is not a valid answer of a launcher.
     """
-    return GcPartition(
-        name=printable(str(holdings["partition"] or f"job-{launcher}")),
-        # The number of IPUs of a partition is a power of two.
-        num_ipus=1 << (int(holdings["num_ipus"]) - 1).bit_length(),
-        host=host,
-        processes=_instances(holdings, host),
-        launcher=launcher,
-    )
+    name = printable(str(holdings["partition"] or f"job-{launcher}"))
+    # The number of IPUs of a partition is a power of two.
+    num_ipus = 1 << (int(holdings["num_ipus"]) - 1).bit_length()
+    partition = partition_of_machine(name, num_ipus, host, _instances(holdings, host))
+    return replace(partition, launcher=launcher)
 
 
-def _instances(holdings: Any, host: str) -> tuple[GcProcess, ...]:
+def _instances(holdings: Any, host: str) -> tuple[IpuProcess, ...]:
     """Return the instances of a job with their IPUs; ``host`` is this machine's host name.
 
     Raises:
         LookupError, TypeError, ValueError: ``holdings`` is not a valid answer of a launcher.
     """
     processes = (
-        GcProcess(
+        IpuProcess(
             pid=int(each["pid"]),
             instance=int(each["index"]),
             host=printable(str(each["host"])),
@@ -200,7 +230,7 @@ def _instances(holdings: Any, host: str) -> tuple[GcProcess, ...]:
     return tuple(_with_details(each) if each.host == host else each for each in processes)
 
 
-def _with_details(process: GcProcess) -> GcProcess:
+def _with_details(process: IpuProcess) -> IpuProcess:
     """Add the command, user and age to a process of this host, unless it has ended."""
     words = process_info.read_file(process.pid, "cmdline")
     stat, uid = process_info.read_stat(process.pid), process_info.owner(process.pid)
@@ -209,7 +239,7 @@ def _with_details(process: GcProcess) -> GcProcess:
     start_seconds = stat.start_ticks / os.sysconf("SC_CLK_TCK")
     return replace(
         process,
-        command=_short_command(words.decode(errors="replace").split("\0")),
+        command=_short_command(words.decode(errors="replace").split("\0")) or None,
         user=user_name(str(uid)),
         seconds=max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - start_seconds),
     )
@@ -224,66 +254,18 @@ def _short_command(words: Sequence[str]) -> str:
 # --- partitions of the configured pod -----------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class PodPartitions:
-    """The partitions of a pod, and the jobs of this machine that do not use the pod.
-
-    Attributes:
-        where: The folder or URL of the pod, for messages.
-        user: The user who runs the command.
-        partitions: The partitions of the pod, sorted by name, and then one partition for each job.
-        silent: The process ids of the launchers that do not answer.
-    """
-
-    where: str
-    user: str
-    partitions: list[GcPartition]
-    silent: list[int]
-
-    def own(self) -> list[GcPartition]:
-        """Return the user's own partitions in the pod, and the partitions that show jobs."""
-        return [each for each in self.partitions if each.owner in ("", self.user)]
-
-
-def pod_partitions(environ: Mapping[str, str]) -> PodPartitions | None:
-    """Return the partitions of the configured pod; None if no pod is configured.
-
-    Raises:
-        StartError: The pod cannot be reached or read.
-    """
-    from popdist_py.pods.find_pod import find_pod
-
-    try:
-        store = find_pod(None, environ, timeout=_REQUEST_SECONDS)
-        if store is None:
-            return None
-        with contextlib.closing(store):
-            found, attachments = store.partitions(), store.attachments()
-    except PodError as error:
-        raise StartError(str(error)) from None
-    jobs = running_jobs()
-    partitions = [_pod_partition(each, attachments, jobs) for each in found]
-    others, silent = machine_partitions()
-    launchers = {each.holder.pid for each in attachments if _is_here(each)}
-    # The first partition is ``emulated``, which does not exist while a pod is configured.
-    partitions += [each for each in others[1:] if each.launcher not in launchers]
-    return PodPartitions(store.where, store.user, partitions, silent)
-
-
 def _is_here(attachment: Attachment) -> bool:
     return attachment.holder.host == os.uname().nodename
 
 
 def _pod_partition(
     partition: Partition, attachments: Iterable[Attachment], jobs: Mapping[int, Any]
-) -> GcPartition:
+) -> PartitionInUse:
     own = [each for each in attachments if each.partition == partition.name]
-    return GcPartition(
+    return PartitionInUse(
         name=partition.name,
-        num_ipus=partition.size,
-        host=partition.hosts[0],
-        processes=tuple(process for each in own for process in _processes(each, jobs)),
         ipus=partition.ipus,
+        processes=tuple(process for each in own for process in _processes(each, jobs)),
         num_ilds=partition.num_ilds,
         state=partition.state.value.lower(),
         is_reconfigurable=partition.reconfigurable,
@@ -291,7 +273,7 @@ def _pod_partition(
     )
 
 
-def _processes(attachment: Attachment, jobs: Mapping[int, Any]) -> Iterable[GcProcess]:
+def _processes(attachment: Attachment, jobs: Mapping[int, Any]) -> Iterable[IpuProcess]:
     """Return the processes that hold the IPUs of an attachment.
 
     For a job, the pod knows only the launcher. If ``jobs`` contains that launcher's answer, the

@@ -14,8 +14,8 @@ from popdist_py.pods.folder_store import FolderStore
 from popdist_py.pods.model import Holder, PartitionRequest
 from popdist_py.pods.pod_file import system_pod
 from popdist_py.pods.pod_folders import make_pod
-from poprun_py.command.pods import gc_partitions
-from poprun_py.command.pods.gc_commands import GC_INFO, GC_MONITOR, run
+from poprun_py.command.pods import partitions_in_use
+from poprun_py.command.pods.graphcore_tools import GC_INFO, GC_MONITOR, run
 
 HERE = os.uname().nodename
 ANN = Holder(host="h0", pid=4711, user="ann", program="train.py")
@@ -33,7 +33,7 @@ JOB = {
 def jobs(monkeypatch):
     """Return the answers of launchers by process id; a test adds jobs to it."""
     running = {}
-    monkeypatch.setattr(gc_partitions, "running_jobs", lambda: running)
+    monkeypatch.setattr(partitions_in_use, "running_jobs", lambda: running)
     return running
 
 
