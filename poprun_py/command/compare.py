@@ -21,10 +21,9 @@ from poprun_py.command.subcommands import (
 )
 from poprun_py.errors import UsageError
 from poprun_py.past_runs.comparison import Comparison, compare, remarks_on, slow_instances
-from poprun_py.past_runs.measurement import measure
+from poprun_py.past_runs.measured_run import Target, measure, parse_target
 from poprun_py.past_runs.recorded_run import DAMAGE_ERRORS, RecordedRun, read_run
 from poprun_py.past_runs.run_files import find_run
-from poprun_py.past_runs.training_targets import Target, parse_target
 
 _HELP: Final = """Compare runs of --output-dir: samples per second, step times, duration, loss,
 and the speedup and scaling efficiency against the first run.

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from popdist_py.errors import counted
 from poprun_py.display.formatting import milliseconds_text, number_text
-from poprun_py.past_runs.measurement import Measured, measure
+from poprun_py.past_runs.measured_run import Measured, measure
 from poprun_py.past_runs.recorded_run import read_run
 from poprun_py.past_runs.run_files import RunFiles
 from poprun_py.planning.launch_plan import LaunchPlan

@@ -17,20 +17,16 @@ from __future__ import annotations
 import math
 import shlex
 import statistics
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import PurePath
 from typing import Any, Final
 
 from popdist_py.errors import counted
 from poprun_py.display.formatting import milliseconds_text
-from poprun_py.past_runs.measurement import Measured, Slowest
-from poprun_py.past_runs.training_targets import Target
+from poprun_py.past_runs.measured_run import Measured, Target
 from poprun_py.running.watch.instance_state import median
-
-SAMPLES: Final = "samples/s"
-STEPS: Final = "steps/s"
-SECONDS: Final = "seconds"
+from poprun_py.running.watch.stragglers import Straggler
 
 # Global batches that differ by at most this fraction count as equal, because the last batch of an
 # epoch may be incomplete.
@@ -49,20 +45,60 @@ NUMBERS: Final = (
 
 
 @dataclass(frozen=True, slots=True)
+class Measure:
+    """A measure of speed.
+
+    Attributes:
+        name: The name in JSON.
+        description: The description that users see.
+        unit: The unit in charts. Charts show the duration if the speed is 1 / duration.
+        speed_of: The speed of a run; None if unknown.
+    """
+
+    name: str
+    description: str
+    unit: str
+    speed_of: Callable[[Measured], float | None]
+
+
+SAMPLES: Final = Measure(
+    "samples/s",
+    "samples per second of all instances, without the first steps of each",
+    "samples/s",
+    lambda run: run.samples_per_second,
+)
+STEPS: Final = Measure(
+    "steps/s",
+    "steps per second; the number of samples in a step is unknown, so it is assumed to be the "
+    "same on each replica",
+    "steps/s of all replicas",
+    lambda run: run.replicas / run.step_seconds if run.step_seconds else None,
+)
+SECONDS: Final = Measure(
+    "seconds",
+    "the duration of the whole run, because no run counts steps; all runs are assumed to do the "
+    "same work",
+    "s",
+    lambda run: 1 / run.seconds if run.seconds and run.seconds > 0 else None,
+)
+
+
+@dataclass(frozen=True, slots=True)
 class Spread:
     """The values of one measured quantity, such as the loss, in several runs."""
 
     values: tuple[float, ...]
 
+    @classmethod
+    def of(cls, values: Iterable[float | None]) -> Spread | None:
+        """Return the values that are known; None if none is known."""
+        known = tuple(each for each in values if each is not None)
+        return cls(known) if known else None
+
     @property
     def median(self) -> float:
         """The median of the values."""
         return statistics.median(self.values)
-
-    @property
-    def mean(self) -> float:
-        """The mean of the values."""
-        return sum(self.values) / len(self.values)
 
     @property
     def least(self) -> float:
@@ -76,7 +112,8 @@ class Spread:
 
     def to_json(self) -> dict[str, float | None]:
         """Return the statistics as a JSON object, with None in place of NaN and infinity."""
-        found = {"median": self.median, "mean": self.mean, "min": self.least, "max": self.most}
+        mean = sum(self.values) / len(self.values)
+        found = {"median": self.median, "mean": mean, "min": self.least, "max": self.most}
         shown = {name: v if math.isfinite(v) else None for name, v in found.items()}
         return {**shown, "runs": len(self.values)}
 
@@ -88,8 +125,7 @@ class RunGroup:
     Attributes:
         runs: The run, or the repetitions of the job.
         numbers: The values of each measured quantity; keys are fields of ``Measured``.
-        speed: The speed of each run, in the unit of ``Comparison.measure``; None if no speed is
-            known.
+        speed: The speed of each run by ``Comparison.measure``; None if no speed is known.
         speedup: The median speed divided by the base group's median speed; None if either median is
             unknown.
         efficiency: The speedup, divided by the ratio of this group's number of instances to the
@@ -101,9 +137,9 @@ class RunGroup:
     runs: tuple[Measured, ...]
     numbers: Mapping[str, Spread]
     speed: Spread | None
-    speedup: float | None
-    efficiency: float | None
-    efficiency_by_replicas: float | None
+    speedup: float | None = None
+    efficiency: float | None = None
+    efficiency_by_replicas: float | None = None
 
     @property
     def label(self) -> str:
@@ -124,10 +160,25 @@ class RunGroup:
     @property
     def missing(self) -> dict[str, str]:
         """The reason for each field of ``Measured`` that is unknown in all runs of the group."""
+        reasons = self.runs[0].missing.items()
+        return {name: why for name, why in reasons if name in NUMBERS and name not in self.numbers}
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the group as a JSON object."""
+        numbers = {
+            name: self.numbers[name].to_json() if name in self.numbers else None for name in NUMBERS
+        }
         return {
-            name: self.runs[0].missing.get(name, "")
-            for name in NUMBERS
-            if name not in self.numbers and name in self.runs[0].missing
+            "runs": [run.name for run in self.runs],
+            "program": list(self.runs[0].program),
+            "hosts": list(self.runs[0].hosts),
+            "num_instances": self.instances,
+            "num_replicas": self.replicas,
+            **numbers,
+            "speedup": self.speedup,
+            "efficiency": self.efficiency,
+            "efficiency_by_replicas": self.efficiency_by_replicas,
+            "missing": self.missing,
         }
 
 
@@ -137,7 +188,7 @@ class Comparison:
 
     Attributes:
         groups: The compared groups of runs. The first group is the base of the comparison.
-        measure: The measure of speed, which is ``SAMPLES``, ``STEPS`` or ``SECONDS``.
+        measure: ``SAMPLES``, ``STEPS`` or ``SECONDS``.
         scaling: ``strong`` if all global batches are equal although the numbers of instances or
             replicas differ, ``weak`` if the global batch grows in proportion to one of these
             numbers, and empty in all other cases.
@@ -147,7 +198,7 @@ class Comparison:
     """
 
     groups: tuple[RunGroup, ...]
-    measure: str
+    measure: Measure
     scaling: str = ""
     target: Target | None = None
     remarks: tuple[str, ...] = ()
@@ -161,15 +212,19 @@ class Comparison:
         """Return the speedup of ``group`` at a scaling efficiency of 100 %."""
         return group.instances / self.base.instances
 
+    def shown_speed(self, group: RunGroup) -> Spread | None:
+        """Return the speeds to show; if no run counts steps, the durations of the runs."""
+        return group.numbers.get("seconds") if self.measure is SECONDS else group.speed
+
     def to_json(self) -> dict[str, Any]:
         """Return the comparison as a JSON object."""
         return {
             "version": _VERSION,
-            "measure": self.measure,
+            "measure": self.measure.name,
             "scaling": self.scaling or None,
             "target": None if self.target is None else str(self.target),
             "remarks": list(self.remarks),
-            "runs": [_group_json(each) for each in self.groups],
+            "runs": [each.to_json() for each in self.groups],
         }
 
 
@@ -189,15 +244,12 @@ def compare(
             replicas form a group of repetitions.
         remarks: Sentences to add to the remarks of the comparison.
     """
-    repetitions = _repetitions(runs) if grouped else [(run,) for run in runs]
     measure = _common_measure(runs)
-    speeds = [_speed(each, measure) for each in repetitions]
-    groups = tuple(
-        _run_group(each, speed, repetitions[0][0], speeds[0])
-        for each, speed in zip(repetitions, speeds, strict=True)
-    )
+    groups: list[RunGroup] = []
+    for repetitions in _repetitions(runs) if grouped else [(run,) for run in runs]:
+        groups.append(_run_group(repetitions, measure, groups[0] if groups else None))
     return Comparison(
-        groups=groups,
+        groups=tuple(groups),
         measure=measure,
         scaling=_scaling(groups),
         target=target,
@@ -225,44 +277,30 @@ def _repetitions(runs: Sequence[Measured]) -> list[tuple[Measured, ...]]:
     return [tuple(group) for group in groups.values()]
 
 
-def _common_measure(runs: Sequence[Measured]) -> str:
+def _common_measure(runs: Sequence[Measured]) -> Measure:
     with_steps = [run for run in runs if run.step_seconds is not None]
     if with_steps and all(run.samples_per_second is not None for run in with_steps):
         return SAMPLES
     return STEPS if with_steps else SECONDS
 
 
-_SPEEDS: Final[Mapping[str, Callable[[Measured], float | None]]] = {
-    SAMPLES: lambda run: run.samples_per_second,
-    STEPS: lambda run: run.replicas / run.step_seconds if run.step_seconds else None,
-    SECONDS: lambda run: 1 / run.seconds if run.seconds and run.seconds > 0 else None,
-}
-
-
-def _speed(group: Sequence[Measured], measure: str) -> Spread | None:
-    found = tuple(speed for run in group if (speed := _SPEEDS[measure](run)) is not None)
-    return Spread(found) if found else None
-
-
-def _run_group(
-    runs: tuple[Measured, ...], speed: Spread | None, base: Measured, base_speed: Spread | None
-) -> RunGroup:
-    numbers = {}
-    for name in NUMBERS:
-        if values := tuple(v for run in runs if (v := getattr(run, name)) is not None):
-            numbers[name] = Spread(values)
-    speedup = efficiency = efficiency_by_replicas = None
-    if speed is not None and base_speed is not None and base_speed.median > 0:
-        speedup = speed.median / base_speed.median
-        efficiency = speedup * base.instances / runs[0].instances
-        efficiency_by_replicas = speedup * base.replicas / runs[0].replicas
-    return RunGroup(
+def _run_group(runs: tuple[Measured, ...], measure: Measure, base: RunGroup | None) -> RunGroup:
+    """Return a group compared with ``base``; None compares the group with itself."""
+    spreads = {name: Spread.of(getattr(run, name) for run in runs) for name in NUMBERS}
+    group = RunGroup(
         runs=runs,
-        numbers=numbers,
-        speed=speed,
+        numbers={name: spread for name, spread in spreads.items() if spread is not None},
+        speed=Spread.of(map(measure.speed_of, runs)),
+    )
+    base = base or group
+    if group.speed is None or base.speed is None or base.speed.median <= 0:
+        return group
+    speedup = group.speed.median / base.speed.median
+    return replace(
+        group,
         speedup=speedup,
-        efficiency=efficiency,
-        efficiency_by_replicas=efficiency_by_replicas,
+        efficiency=speedup * base.instances / group.instances,
+        efficiency_by_replicas=speedup * base.replicas / group.replicas,
     )
 
 
@@ -284,25 +322,6 @@ def _scaling(groups: Sequence[RunGroup]) -> str:
         else:
             kinds.add("")
     return kinds.pop() if len(kinds) == 1 else ""
-
-
-def _group_json(group: RunGroup) -> dict[str, Any]:
-    first = group.runs[0]
-    numbers = {
-        name: group.numbers[name].to_json() if name in group.numbers else None for name in NUMBERS
-    }
-    return {
-        "runs": [run.name for run in group.runs],
-        "program": list(first.program),
-        "hosts": list(first.hosts),
-        "num_instances": group.instances,
-        "num_replicas": group.replicas,
-        **numbers,
-        "speedup": group.speedup,
-        "efficiency": group.efficiency,
-        "efficiency_by_replicas": group.efficiency_by_replicas,
-        "missing": group.missing,
-    }
 
 
 # --- remarks on unfair comparisons --------------------------------------------------------------
@@ -327,7 +346,7 @@ def remarks_on(runs: Sequence[Measured]) -> tuple[str, ...]:
 
 def slow_instances(runs: Sequence[Measured]) -> tuple[str, ...]:
     """Return a sentence for each instance that was much slower than others in its run."""
-    found: dict[tuple[object, ...], list[tuple[str, Slowest]]] = {}
+    found: dict[tuple[object, ...], list[tuple[str, Straggler]]] = {}
     for run in runs:
         if run.slowest is not None:
             key = (run.program, run.instances, run.slowest.instance)

@@ -7,33 +7,27 @@ from typing import Final
 
 from poprun_py.display.formatting import number_text
 from poprun_py.display.tables import Column, fitted_table, rich_lines
-from poprun_py.past_runs.comparison import SAMPLES, SECONDS, STEPS, Comparison, RunGroup, Spread
+from poprun_py.past_runs.comparison import SECONDS, STEPS, Comparison, RunGroup, Spread
 
 _LONG_BAR, _SHORT_BAR, _WIDE_TERMINAL = 20, 10, 120
 _EIGHTHS: Final = " ▏▎▍▌▋▊▉█"
-_TITLES: Final[Mapping[str, str]] = {
-    "samples_per_second": "samples/s",
-    "batch": "global batch",
-    "step_seconds": "step ms",
-    "p95_seconds": "p95 ms",
-    "seconds": "seconds",
-    "loss": "loss",
-}
-# The description that users see of each measure of speed.
-MEASURES: Final[Mapping[str, str]] = {
-    SAMPLES: "samples per second of all instances, without the first steps of each",
-    STEPS: (
-        "steps per second; the number of samples in a step is unknown, so it is assumed to be the "
-        "same on each replica"
-    ),
-    SECONDS: (
-        "the duration of the whole run, because no run counts steps; all runs are assumed to do "
-        "the same work"
-    ),
-}
 _SCALINGS: Final[Mapping[str, str]] = {
     "strong": "strong scaling: the global batch is the same",
     "weak": "weak scaling: the global batch grows with the run",
+}
+
+
+def _milliseconds(seconds: float) -> str:
+    return number_text(seconds * 1e3)
+
+
+# The title of each quantity, and the text of a value.
+_QUANTITIES: Final[Mapping[str, tuple[str, Callable[[float], str]]]] = {
+    "samples_per_second": ("samples/s", number_text),
+    "step_seconds": ("step ms", _milliseconds),
+    "p95_seconds": ("p95 ms", _milliseconds),
+    "seconds": ("seconds", number_text),
+    "loss": ("loss", number_text),
 }
 
 
@@ -49,11 +43,8 @@ def comparison_lines(
         blocks: Whether bars are drawn with Unicode block characters, not with ``#``.
     """
     columns = comparison_columns(comparison, bar_length=_bar_length(width), blocks=blocks)
-    measure = f"compared with {comparison.base.label} by {MEASURES[comparison.measure]}"
-    return [
-        *_table_lines(columns, width=width, colour=colour),
-        *_notes(comparison, measure, _missing_lines(comparison)),
-    ]
+    measure = f"compared with {comparison.base.label} by {comparison.measure.description}"
+    return _lines(comparison, columns, measure, _missing_lines(comparison), width, colour=colour)
 
 
 def scaling_lines(
@@ -61,28 +52,27 @@ def scaling_lines(
 ) -> list[str]:
     """Return the lines that show a scaling, with a table row for each number of instances.
 
-    Args:
-        comparison: The comparison of the runs, which are grouped by their number of instances.
-        width: The width of the terminal in columns. Table columns that do not fit are left out.
-        colour: Whether the bars are coloured.
-        blocks: Whether bars are drawn with Unicode block characters, not with ``#``.
+    The arguments are those of ``comparison_lines``. The groups of the comparison are the runs with
+    the same number of instances.
     """
     columns = scaling_columns(comparison, bar_length=_bar_length(width), blocks=blocks)
-    measure = f"median for each number of instances, by {MEASURES[comparison.measure]}"
-    return [
-        *_table_lines(columns, width=width, colour=colour),
-        *_notes(comparison, measure),
-    ]
+    measure = f"median for each number of instances, by {comparison.measure.description}"
+    return _lines(comparison, columns, measure, [], width, colour=colour)
 
 
-def _table_lines(columns: Sequence[Column], *, width: int, colour: bool) -> list[str]:
-    return rich_lines(fitted_table(columns, width=width), width=max(width, 20), colour=colour)
-
-
-def _notes(comparison: Comparison, measure: str, missing: Sequence[str] = ()) -> list[str]:
-    """Return the lines that explain a table and are shown below it."""
+def _lines(
+    comparison: Comparison,
+    columns: Sequence[Column],
+    measure: str,
+    missing: Sequence[str],
+    width: int,
+    *,
+    colour: bool,
+) -> list[str]:
+    table = rich_lines(fitted_table(columns, width=width), width=max(width, 20), colour=colour)
     scaling = [_SCALINGS[comparison.scaling]] if comparison.scaling else []
-    return ["", measure, *scaling, *missing, *(f"note: {each}" for each in comparison.remarks)]
+    remarks = [f"note: {each}" for each in comparison.remarks]
+    return [*table, "", measure, *scaling, *missing, *remarks]
 
 
 def _missing_lines(comparison: Comparison) -> list[str]:
@@ -91,7 +81,7 @@ def _missing_lines(comparison: Comparison) -> list[str]:
     for group in comparison.groups:
         for name, reason in group.missing.items():
             if name != "batch":
-                title = _TITLES.get(name, f"time to {comparison.target}")
+                title, _ = _QUANTITIES.get(name, (f"time to {comparison.target}", None))
                 by_reason.setdefault(reason, {}).setdefault(group.label, []).append(title)
     lines = []
     for reason, by_run in by_reason.items():
@@ -117,10 +107,14 @@ def comparison_columns(
     groups = comparison.groups
 
     def column(title: str, cell: Callable[[RunGroup], str], drop_order: int = 0) -> Column:
-        return Column(title, tuple(cell(each) for each in groups), drop_order)
+        return Column(title, tuple(map(cell, groups)), drop_order)
 
-    def numbers(name: str, drop_order: int, show: Callable[[float], str], title: str) -> Column:
+    def numbers(name: str, drop_order: int) -> Column:
+        title, show = _QUANTITIES.get(name, (f"s to {comparison.target}", number_text))
         return column(title, lambda each: _cell(each.numbers.get(name), show), drop_order)
+
+    def differs(quantity: Callable[[RunGroup], object]) -> bool:
+        return len(set(map(quantity, groups))) > 1
 
     columns = [
         Column("run", tuple(each.label for each in groups), is_text=True, breaks=True),
@@ -130,21 +124,19 @@ def comparison_columns(
         columns.append(column("replicas", lambda each: str(each.replicas), 3))
     if any(len(each.runs[0].hosts) > 1 for each in groups):
         columns.append(column("hosts", lambda each: str(len(each.runs[0].hosts)), 2))
-    columns.append(numbers("samples_per_second", 0, number_text, _TITLES["samples_per_second"]))
+    columns.append(numbers("samples_per_second", 0))
     columns.append(column("speedup", lambda each: factor(each.speedup)))
-    if len({each.instances for each in groups}) > 1:
+    if differs(lambda each: each.instances):
         columns.append(column("efficiency", lambda each: percent(each.efficiency), 9))
     efficiencies_differ = any(each.efficiency != each.efficiency_by_replicas for each in groups)
-    if len({each.replicas for each in groups}) > 1 and efficiencies_differ:
+    if efficiencies_differ and differs(lambda each: each.replicas):
         columns.append(column("by replicas", lambda each: percent(each.efficiency_by_replicas), 6))
+    orders = {"step_seconds": 4, "p95_seconds": 1, "seconds": 7, "loss": 8, "reached": 0}
     columns += [
-        numbers("step_seconds", 4, _milliseconds, _TITLES["step_seconds"]),
-        numbers("p95_seconds", 1, _milliseconds, _TITLES["p95_seconds"]),
-        numbers("seconds", 7, number_text, _TITLES["seconds"]),
-        numbers("loss", 8, number_text, _TITLES["loss"]),
+        numbers(name, order)
+        for name, order in orders.items()
+        if name != "reached" or comparison.target is not None
     ]
-    if comparison.target is not None:
-        columns.append(numbers("reached", 0, number_text, f"s to {comparison.target}"))
     columns.append(_speed_column(groups, bar_length, blocks=blocks))
     return [each for each in columns if set(each.cells) - {"-", ""}]
 
@@ -158,25 +150,27 @@ def scaling_columns(
     out.
     """
     groups = comparison.groups
-    by_seconds = comparison.measure == SECONDS
-    shown = [each.numbers.get("seconds") if by_seconds else each.speed for each in groups]
+
+    def column(title: str, cell: Callable[[RunGroup], str], drop_order: int = 0) -> Column:
+        return Column(title, tuple(map(cell, groups)), drop_order)
+
+    shown = [comparison.shown_speed(each) for each in groups]
     # If the measure is ``STEPS``, the speed is steps per second times replicas, so the column has
     # another title.
-    title = "replica steps/s" if comparison.measure == STEPS else comparison.measure
+    title = "replica steps/s" if comparison.measure is STEPS else comparison.measure.name
     columns = [
-        Column("instances", tuple(str(each.instances) for each in groups)),
-        Column("replicas", tuple(str(each.replicas) for each in groups), 3),
-        Column("runs", tuple(str(len(each.runs)) for each in groups), 1),
-        Column(title, tuple("-" if each is None else number_text(each.median) for each in shown)),
+        column("instances", lambda each: str(each.instances)),
+        column("replicas", lambda each: str(each.replicas), 3),
+        column("runs", lambda each: str(len(each.runs)), 1),
+        Column(title, tuple(_median(each, number_text) for each in shown)),
         Column("min-max", tuple("-" if each is None else _range(each) for each in shown), 4),
-        Column("speedup", tuple(factor(each.speedup) for each in groups)),
-        Column("ideal", tuple(factor(comparison.ideal_speedup(each)) for each in groups), 6),
-        Column("efficiency", tuple(percent(each.efficiency) for each in groups)),
+        column("speedup", lambda each: factor(each.speedup)),
+        column("ideal", lambda each: factor(comparison.ideal_speedup(each)), 6),
+        column("efficiency", lambda each: percent(each.efficiency)),
     ]
-    if not by_seconds:
-        steps = [each.numbers.get("step_seconds") for each in groups]
-        cells = tuple("-" if each is None else _milliseconds(each.median) for each in steps)
-        columns.append(Column("step ms", cells, 2))
+    if comparison.measure is not SECONDS:
+        step = [each.numbers.get("step_seconds") for each in groups]
+        columns.append(Column("step ms", tuple(_median(each, _milliseconds) for each in step), 2))
     if bar_length:
         columns.append(_speed_column(groups, bar_length, blocks=blocks))
     return columns
@@ -193,19 +187,17 @@ def _speed_column(groups: Sequence[RunGroup], bar_length: int, *, blocks: bool) 
 
 def _cell(spread: Spread | None, show: Callable[[float], str]) -> str:
     """Return a quantity's median as text, with the range of several runs; a hyphen if unknown."""
-    if spread is None:
-        return "-"
-    if len(spread.values) == 1:
-        return show(spread.median)
-    return f"{show(spread.median)} ({_range(spread, show)})"
+    if spread is None or len(spread.values) == 1:
+        return _median(spread, show)
+    return f"{_median(spread, show)} ({_range(spread, show)})"
+
+
+def _median(spread: Spread | None, show: Callable[[float], str]) -> str:
+    return "-" if spread is None else show(spread.median)
 
 
 def _range(spread: Spread, show: Callable[[float], str] = number_text) -> str:
     return f"{show(spread.least)}-{show(spread.most)}"
-
-
-def _milliseconds(seconds: float) -> str:
-    return number_text(seconds * 1e3)
 
 
 def factor(value: float | None) -> str:

@@ -9,16 +9,18 @@ from __future__ import annotations
 
 import json
 import re
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
+from itertools import count
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from popdist_py.errors import counted
 from poprun_py.display.formatting import read_json
 from poprun_py.errors import UsageError
-from poprun_py.past_runs.run_files import AttemptFiles, RunFiles
+from poprun_py.past_runs.run_files import RunFiles
 from poprun_py.running.watch.job_view import JobView
 from poprun_py.running.watch.records import StepRecord
 
@@ -74,6 +76,13 @@ class RecordedAttempt:
     devices: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
     outputs: Mapping[int, Sequence[str]] = field(default_factory=dict)
 
+    def steps_by_instance(self) -> dict[int, list[StepRecord]]:
+        """Return the recorded steps of each instance, in order."""
+        found: defaultdict[int, list[StepRecord]] = defaultdict(list)
+        for each in self.steps:
+            found[each.instance].append(each)
+        return found
+
     def last_view(self) -> JobView | None:
         """Return the last view of the job, from the report if its view can be read."""
         observation = self.report.get("observation")
@@ -99,6 +108,11 @@ class RecordedRun:
         """The name of the run, which is the name of its folder."""
         return str(self.report["run_id"])
 
+    @property
+    def began_at(self) -> float | None:
+        """The start of the run in seconds since the epoch; None if the report lacks the start."""
+        return seconds_since_epoch(self.report.get("began_at"))
+
 
 def read_run(files: RunFiles) -> RecordedRun:
     """Read a run, which may not have ended yet.
@@ -116,7 +130,8 @@ def read_run(files: RunFiles) -> RecordedRun:
     except DAMAGE_ERRORS as error:
         raise damaged_report(files, error) from None
     attempts = tuple(
-        _read_attempt(each, reports.get(each.number, {}), problems) for each in files.attempts()
+        _read_attempt(number, folder, reports.get(number, {}), problems)
+        for number, folder in files.attempts().items()
     )
     return RecordedRun(files=files, report=report, attempts=attempts, problems=tuple(problems))
 
@@ -136,35 +151,36 @@ def seconds_since_epoch(text: object) -> float | None:
 
 
 def _read_attempt(
-    files: AttemptFiles, report: Mapping[str, Any], problems: list[str]
+    number: int, folder: Path, report: Mapping[str, Any], problems: list[str]
 ) -> RecordedAttempt:
-    steps = _steps(files.steps, problems)
-    values = [each for path in files.values() for each in _lines(path, _values, problems)]
+    def of_instances(kind: str) -> list[tuple[int, Path]]:
+        paths = sorted(folder.glob(f"instance-*.{kind}"))
+        return [(int(path.name[len("instance-") :].partition(".")[0]), path) for path in paths]
+
+    steps = _steps(folder / "steps.jsonl", problems)
+    values = [
+        each
+        for _, path in of_instances("values.jsonl")
+        for each in _lines(path, _logged_values, problems)
+    ]
+    outputs: defaultdict[int, list[str]] = defaultdict(list)
+    for instance, path in (*of_instances("stdout"), *of_instances("stderr")):
+        if path.stat().st_size:
+            outputs[instance].append(path.name)
     return RecordedAttempt(
-        number=files.number,
+        number=number,
         report=report,
-        plan=_document(files.plan, problems),
+        plan=_document(folder / "plan.json", problems),
         steps=tuple(sorted(steps, key=lambda each: (each.at, each.instance))),
-        observations=tuple(_observations(files.observations, problems)),
+        observations=tuple(_observations(folder / "looks.jsonl", problems)),
         values=tuple(sorted(values, key=lambda each: each.at)),
         devices={
-            _instance(path): document
-            for path in files.devices()
+            instance: document
+            for instance, path in of_instances("device.json")
             if (document := _document(path, problems)) is not None
         },
-        outputs=_outputs(files),
+        outputs=outputs,
     )
-
-
-def _instance(path: Path) -> int:
-    return int(path.name.removeprefix("instance-").partition(".")[0])
-
-
-def _outputs(files: AttemptFiles) -> dict[int, list[str]]:
-    found: dict[int, list[str]] = {}
-    for path in files.outputs():
-        found.setdefault(_instance(path), []).append(path.name)
-    return found
 
 
 def _steps(path: Path, problems: list[str]) -> list[StepRecord]:
@@ -190,14 +206,9 @@ def _steps(path: Path, problems: list[str]) -> list[StepRecord]:
 def _observations(path: Path, problems: list[str]) -> list[tuple[float, JobView]]:
     """Return the observations of an attempt, evenly thinned out if there are too many."""
     kept: list[tuple[float, JobView]] = []
-    every, count = 1, 0
-
-    def is_kept(_line: str) -> bool:
-        nonlocal count
-        count += 1
-        return (count - 1) % every == 0
-
-    for each in _lines(path, _observation, problems, is_kept):
+    every, numbers = 1, count()
+    read_lines = _lines(path, _observation, problems, lambda _line: next(numbers) % every == 0)
+    for each in read_lines:
         kept.append(each)
         if len(kept) > max(_MOST_STATES // (len(each[1].instances) or 1), _LEAST_OBSERVATIONS):
             every *= 2
@@ -209,7 +220,7 @@ def _observation(data: Mapping[str, Any]) -> tuple[float, JobView]:
     return float(data["at"]), JobView.from_json(data)
 
 
-def _values(data: Mapping[str, Any]) -> LoggedValues:
+def _logged_values(data: Mapping[str, Any]) -> LoggedValues:
     numbers = {str(name): float(value) for name, value in data["values"].items()}
     return LoggedValues(float(data["at"]), int(data["step"]), numbers)
 

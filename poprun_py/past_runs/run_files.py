@@ -31,42 +31,6 @@ LATEST: Final = "latest"
 
 
 @dataclass(frozen=True, slots=True)
-class AttemptFiles:
-    """The paths of the files of one attempt. Each of the files may be missing."""
-
-    folder: Path
-    number: int
-
-    @property
-    def plan(self) -> Path:
-        """The file with the plan of the attempt."""
-        return self.folder / "plan.json"
-
-    @property
-    def steps(self) -> Path:
-        """The file with the training steps of all instances."""
-        return self.folder / "steps.jsonl"
-
-    @property
-    def observations(self) -> Path:
-        """The file with the periodic observations of all instances."""
-        return self.folder / "looks.jsonl"
-
-    def values(self) -> list[Path]:
-        """Return the files with logged values, one for each instance."""
-        return sorted(self.folder.glob("instance-*.values.jsonl"))
-
-    def outputs(self) -> list[Path]:
-        """Return the output files that are not empty, stdout before stderr."""
-        found = (*self.folder.glob("instance-*.stdout"), *self.folder.glob("instance-*.stderr"))
-        return [path for path in found if path.stat().st_size]
-
-    def devices(self) -> list[Path]:
-        """Return the files about emulated IPUs, one for each instance."""
-        return sorted(self.folder.glob("instance-*.device.json"))
-
-
-@dataclass(frozen=True, slots=True)
 class RunFiles:
     """The paths of the files of one run."""
 
@@ -87,14 +51,10 @@ class RunFiles:
         """The file with the trace that --timeline recorded."""
         return self.folder / "timeline.json.gz"
 
-    def attempts(self) -> list[AttemptFiles]:
-        """Return the files of all attempts, the first attempt first."""
-        found = [
-            AttemptFiles(path, int(match[1]))
-            for path in self.folder.iterdir()
-            if (match := _ATTEMPT.fullmatch(path.name))
-        ]
-        return sorted(found, key=lambda each: each.number)
+    def attempts(self) -> dict[int, Path]:
+        """Return the folder of each attempt; the keys are the numbers of the attempts."""
+        found = ((path, _ATTEMPT.fullmatch(path.name)) for path in self.folder.iterdir())
+        return dict(sorted((int(match[1]), path) for path, match in found if match))
 
 
 def find_run(named: str, parent: str = DEFAULT_PARENT) -> RunFiles:

@@ -36,4 +36,4 @@ def test_files_of_other_hosts_are_in_the_run_folder(lab, tmp_path):
 
 
 def attempt_files(run):
-    return run.files.attempts()[0].values()
+    return sorted(run.files.attempts()[1].glob("instance-*.values.jsonl"))

@@ -6,7 +6,7 @@ report.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Final
 
@@ -43,32 +43,15 @@ def failure_parts(run: RecordedRun, folder: str = "") -> list[Part]:
     ``folder`` is the address of the run's folder relative to the page; it ends with a slash.
     """
     report = run.report
-    attempts = _attempts(run)
-    last = attempts[-1] if attempts else {}
-    if report.get("state") == "running":
-        if last.get("cause") is None:
-            return []
-    elif report.get("exit_code") in (0, None):
+    last = (_attempts(run) or [{}])[-1]
+    is_running = report.get("state") == "running"
+    if last.get("cause") is None if is_running else report.get("exit_code") in (0, None):
         return []
     reason = str(last.get("reason") or report.get("reason") or "")
     parts: list[Part] = []
     first = last.get("first_failure")
     if isinstance(first, dict):
-        traceback = str(first.get("traceback") or "")
-        *_, error = traceback.rstrip().split("\n")
-        why = first.get("diagnosis") or error or first.get("ended_by") or reason
-        text = (
-            f"{first.get('name', 'an instance')} on {first.get('host') or 'this host'} failed "
-            f"first: {why}"
-        )
-        parts.append(Alert(text, is_failure=True))
-        stderr = first.get("stderr")
-        lines = "\n".join(map(str, stderr)) if isinstance(stderr, list) else ""
-        if traceback:
-            parts.append(Code(traceback.rstrip("\n")))
-        if lines and lines.strip() != traceback.strip():
-            shown = Code(lines)
-            parts.append(Details("The end of its stderr", (shown,)) if traceback else shown)
+        parts += _first_failure(first, reason)
         if links := _outputs(run, folder, last, first.get("index")).links:
             parts.append(Links(links, "Its whole output: "))
     elif reason:
@@ -77,6 +60,24 @@ def failure_parts(run: RecordedRun, folder: str = "") -> list[Part]:
     if stacks:
         texts = "\n\n".join(map(_stack_text, stacks))
         parts.append(Details("What the instances were doing", (Code(texts),)))
+    return parts
+
+
+def _first_failure(first: Mapping[str, Any], reason: str) -> list[Part]:
+    """Return the cause, the traceback and the stderr of the instance that failed first."""
+    traceback = str(first.get("traceback") or "").rstrip()
+    error = traceback.rpartition("\n")[2]
+    why = first.get("diagnosis") or error or first.get("ended_by") or reason
+    where = first.get("host") or "this host"
+    alert = f"{first.get('name', 'an instance')} on {where} failed first: {why}"
+    parts: list[Part] = [Alert(alert, is_failure=True)]
+    if traceback:
+        parts.append(Code(traceback))
+    stderr = first.get("stderr")
+    lines = "\n".join(map(str, stderr)) if isinstance(stderr, list) else ""
+    if lines and lines.strip() != traceback.strip():
+        shown = Code(lines)
+        parts.append(Details("The end of its stderr", (shown,)) if traceback else shown)
     return parts
 
 
@@ -95,82 +96,53 @@ def attempts_section(run: RecordedRun, folder: str = "") -> Section:
     attempts = _attempts(run)
     if not attempts:
         return Section("Attempts", (Sentence("No attempt has begun."),))
-    table = Table(
-        "Attempts",
-        ("attempt", "began", "seconds", "ended", "exit code", "continued from step", "why"),
-        [
-            (
-                _text(each.get("number")),
-                iso_date_text(each.get("began_at")),
-                _text(each.get("seconds")),
-                str(each.get("cause") or "running").replace("_", " "),
-                _text(each.get("exit_code")),
-                _text(each.get("resumed_step")),
-                _text(each.get("reason")),
-            )
-            for each in attempts
-        ],
-        frozenset(
-            index
-            for index, each in enumerate(attempts)
-            if each.get("cause") not in (None, "completed", "checkpoint")
-        ),
-    )
+    rows = [
+        (
+            _text(each.get("number")),
+            iso_date_text(each.get("began_at")),
+            _text(each.get("seconds")),
+            str(each.get("cause") or "running").replace("_", " "),
+            *(_text(each.get(key)) for key in ("exit_code", "resumed_step", "reason")),
+        )
+        for each in attempts
+    ]
+    titles = ("attempt", "began", "seconds", "ended", "exit code", "continued from step", "why")
+    good = (None, "completed", "checkpoint")
+    failed = frozenset(i for i, each in enumerate(attempts) if each.get("cause") not in good)
     *earlier, last = attempts
-    parts: list[Part] = [table, *_instances(run, folder, last)]
+    parts: list[Part] = [Table("Attempts", titles, rows, failed), *_instances(run, folder, last)]
     for each in earlier:
-        if tables := list(_instances(run, folder, each)):
+        if tables := _instances(run, folder, each):
             parts.append(Details(f"Instances of attempt {_text(each.get('number'))}", tables))
     return Section("Attempts" if len(attempts) > 1 else "Attempt and instances", tuple(parts))
 
 
 def _outputs(run: RecordedRun, folder: str, attempt: Mapping[str, Any], instance: object) -> Links:
     """Return links to the output files of an instance in an attempt."""
-    for each in run.attempts:
-        if each.number == attempt.get("number") and isinstance(instance, int):
-            names = each.outputs.get(instance, ())
-            return Links(
-                [
-                    (name.rpartition(".")[2], f"{folder}attempt-{each.number}/{name}")
-                    for name in names
-                ]
-            )
-    return Links(())
+    number = attempt.get("number")
+    of_attempt = next((each.outputs for each in run.attempts if each.number == number), {})
+    names = of_attempt.get(instance, ()) if isinstance(instance, int) else ()
+    return Links([(name.rpartition(".")[2], f"{folder}attempt-{number}/{name}") for name in names])
 
 
-def _instances(run: RecordedRun, folder: str, attempt: Mapping[str, Any]) -> Iterator[Part]:
+def _instances(run: RecordedRun, folder: str, attempt: Mapping[str, Any]) -> list[Table]:
+    """Return a table of the instances of an attempt; no table if the report has no instances."""
     instances = [each for each in attempt.get("instances") or () if isinstance(each, dict)]
-    if not instances:
-        return
     first = attempt.get("first_failure")
     failed = first.get("index") if isinstance(first, dict) else None
-    yield Table(
-        "Instances",
+    titles = ("instance", "host", "process", "ended by", "steps", "inference calls", "peak memory")
+    keys = ("host", "pid", "ended_by", "training_step", "inference_calls")
+    rows: list[tuple[str | Links, ...]] = [
         (
-            "instance",
-            "host",
-            "process",
-            "ended by",
-            "steps",
-            "inference calls",
-            "peak memory",
-            "output",
-        ),
-        [
-            (
-                str(each.get("name") or each.get("index")),
-                _text(each.get("host")),
-                _text(each.get("pid")),
-                _text(each.get("ended_by")),
-                _text(each.get("training_step")),
-                _text(each.get("inference_calls")),
-                bytes_text(each["max_rss_bytes"]) if each.get("max_rss_bytes") else "-",
-                _outputs(run, folder, attempt, each.get("index")),
-            )
-            for each in instances
-        ],
-        frozenset(i for i, each in enumerate(instances) if each.get("index") == failed),
-    )
+            str(each.get("name") or each.get("index")),
+            *(_text(each.get(key)) for key in keys),
+            bytes_text(each["max_rss_bytes"]) if each.get("max_rss_bytes") else "-",
+            _outputs(run, folder, attempt, each.get("index")),
+        )
+        for each in instances
+    ]
+    marked = frozenset(i for i, each in enumerate(instances) if each.get("index") == failed)
+    return [Table("Instances", (*titles, "output"), rows, marked)] if rows else []
 
 
 def environment_section(run: RecordedRun) -> Section:

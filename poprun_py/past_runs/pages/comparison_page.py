@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import PurePath
 
@@ -21,21 +21,17 @@ from poprun_py.display.page import (
     page,
 )
 from poprun_py.display.tables import Column
-from poprun_py.past_runs.comparison import SAMPLES, SECONDS, STEPS, Comparison, RunGroup, Spread
+from poprun_py.past_runs.comparison import SAMPLES, SECONDS, Comparison, RunGroup, Spread
 from poprun_py.past_runs.comparison_tables import (
-    MEASURES,
     comparison_columns,
     factor,
     percent,
     scaling_columns,
 )
-from poprun_py.past_runs.measurement import began_at
+from poprun_py.past_runs.measured_run import LOSS, losses
 from poprun_py.past_runs.recorded_run import RecordedRun
-from poprun_py.past_runs.training_targets import LOSS, losses
 
 _MOST_VALUES = 24
-# The unit of speed that charts show, for each measure of speed.
-_UNITS = {SAMPLES: "samples/s", STEPS: "steps/s of all replicas", SECONDS: "s"}
 
 
 def comparison_page(comparison: Comparison, runs: Sequence[RecordedRun]) -> str:
@@ -54,8 +50,8 @@ def comparison_page(comparison: Comparison, runs: Sequence[RecordedRun]) -> str:
     return page(
         f"{len(runs)} runs compared",
         sections,
-        lead=f"Against {comparison.base.label}, by {MEASURES[comparison.measure]}.",
-        opening=[*_facts(comparison), *map(Alert, comparison.remarks)],
+        lead=f"Against {comparison.base.label}, by {comparison.measure.description}.",
+        opening=_opening(comparison),
     )
 
 
@@ -78,29 +74,31 @@ def scaling_page(comparison: Comparison, counts: Sequence[int]) -> str:
         f"Scaling of {program}",
         [Section("Speed by instances", parts), Section("Runs", [Sentence(names)])],
         lead=f"{', '.join(map(str, counts))} instances; median for each number, by "
-        f"{MEASURES[comparison.measure]}.",
-        opening=[*_facts(comparison), *map(Alert, comparison.remarks)],
+        f"{comparison.measure.description}.",
+        opening=_opening(comparison),
     )
 
 
 # --- facts and table at the top of a page -------------------------------------------------------
 
 
-def _facts(comparison: Comparison) -> list[Part]:
-    """Return the fastest run and the largest run's scaling efficiency, to show on the page."""
+def _opening(comparison: Comparison) -> list[Part]:
+    """Return the fastest run, the scaling efficiency of the largest run, and the remarks."""
+    remarks = map(Alert, comparison.remarks)
     known = [each for each in comparison.groups if each.speed is not None and each.speedup]
     if len(known) < 2:
-        return []
+        return [*remarks]
     fastest = max(known, key=lambda each: each.speedup or 0.0)
     largest = max(known, key=lambda each: each.instances)
     facts = [Fact("Fastest", factor(fastest.speedup), _description(fastest))]
-    if comparison.measure == SAMPLES:
-        facts.append(Fact("Samples/s", _cell(fastest.speed), _description(fastest)))
+    if comparison.measure is SAMPLES and fastest.speed is not None:
+        rate = number_text(fastest.speed.median)
+        facts.append(Fact("Samples/s", rate, _description(fastest)))
     if largest.instances > comparison.base.instances:
         facts.append(Fact("Scaling efficiency", percent(largest.efficiency), _description(largest)))
     if comparison.scaling:
         facts.append(Fact("Scaling", comparison.scaling, "by the global batch"))
-    return [Facts(facts)]
+    return [Facts(facts), *remarks]
 
 
 def _description(group: RunGroup) -> str:
@@ -113,10 +111,6 @@ def _table(name: str, columns: Sequence[Column]) -> Table:
     return Table(name, [each.title for each in columns], rows)
 
 
-def _cell(spread: Spread | None) -> str:
-    return "-" if spread is None else number_text(spread.median)
-
-
 def _has_speedups(comparison: Comparison) -> bool:
     return any(each.speedup is not None for each in comparison.groups[1:])
 
@@ -124,104 +118,87 @@ def _has_speedups(comparison: Comparison) -> bool:
 # --- charts of speed ----------------------------------------------------------------------------
 
 
+def _speed_title(comparison: Comparison) -> str:
+    return "Time of the whole run" if comparison.measure is SECONDS else "Speed"
+
+
 def _speed_bars(comparison: Comparison) -> Chart:
-    unit = _UNITS[comparison.measure]
-    shown = [(each.label, _values_to_draw(comparison, each)) for each in comparison.groups]
-    summary = ", ".join(f"{number_text(speed.median)} of {name}" for name, speed in shown if speed)
-    values = [speed.median if speed else None for _, speed in shown]
+    unit = comparison.measure.unit
+    speeds = {each.label: comparison.shown_speed(each) for each in comparison.groups}
+    known = {name: speed.median for name, speed in speeds.items() if speed is not None}
+    summary = ", ".join(f"{number_text(speed)} of {name}" for name, speed in known.items())
     return bars(
         _speed_title(comparison),
         f"In {unit}: {summary}.",
-        [name for name, _ in shown],
-        [Bars(unit, values)],
+        list(speeds),
+        [Bars(unit, [known.get(name) for name in speeds])],
         unit=unit,
     )
 
 
-def _speed_title(comparison: Comparison) -> str:
-    return "Time of the whole run" if comparison.measure == SECONDS else "Speed"
-
-
-def _values_to_draw(comparison: Comparison, group: RunGroup) -> Spread | None:
-    """Return the speeds of a group's runs for charts, or the durations if no run counts steps."""
-    return group.numbers.get("seconds") if comparison.measure == SECONDS else group.speed
-
-
-def _by_instances(comparison: Comparison) -> list[RunGroup]:
-    return sorted(comparison.groups, key=lambda each: each.instances)
-
-
-def _chart_by_instances(
-    title: str, summary: str, series: Sequence[Line], counts: Sequence[int], unit: str
-) -> Chart:
-    return points(title, summary, series, x="instances", y=unit, x_ticks=counts)
-
-
 def _speed_points(comparison: Comparison) -> Chart:
-    base = _values_to_draw(comparison, comparison.base)
-    known = [
-        (each, drawn)
-        for each in _by_instances(comparison)
-        if (drawn := _values_to_draw(comparison, each)) is not None
-    ]
-    counts = [each.instances for each, _ in known]
-    unit = _UNITS[comparison.measure]
-    medians = ", ".join(f"{number_text(drawn.median)} with {e.instances}" for e, drawn in known)
-    power = -1 if comparison.measure == SECONDS else 1
-    ideal = [base.median * comparison.ideal_speedup(e) ** power for e, _ in known] if base else []
-    return _chart_by_instances(
-        _speed_title(comparison),
-        f"In {unit}: {medians} instances; error bars are from the slowest to the fastest run.",
-        [
-            _median_line("measured", counts, [drawn for _, drawn in known]),
-            Line(name="ideal", xs=counts, ys=ideal, is_reference=True),
-        ],
-        counts,
-        unit,
+    unit = comparison.measure.unit
+    known = _by_instances(comparison, comparison.shown_speed)
+    base = comparison.shown_speed(comparison.base)
+    power = -1 if comparison.measure is SECONDS else 1
+    start = comparison.base.instances
+    ideal = [base.median * (count / start) ** power for count, _ in known] if base else []
+    summary = (
+        f"In {unit}: {_medians(known, number_text)} instances; error bars are from the slowest to "
+        "the fastest run."
     )
-
-
-def _median_line(
-    name: str, counts: Sequence[int], spreads: Sequence[Spread], scale: float = 1.0
-) -> Line:
-    errors = [
-        ((each.median - each.least) * scale, (each.most - each.median) * scale) for each in spreads
-    ]
-    return Line(name=name, xs=counts, ys=[each.median * scale for each in spreads], errors=errors)
+    return _chart_by_instances(
+        _speed_title(comparison), summary, _median_line("measured", known), unit, ideal
+    )
 
 
 def _efficiency(comparison: Comparison) -> Chart:
-    known = [each for each in _by_instances(comparison) if each.efficiency is not None]
-    counts = [each.instances for each in known]
-    efficiencies = ", ".join(f"{percent(each.efficiency)} with {each.instances}" for each in known)
-    measured = [100 * (each.efficiency or 0.0) for each in known]
-    return _chart_by_instances(
-        "Scaling efficiency",
-        f"The speedup divided by the ideal speedup: {efficiencies} instances.",
-        [
-            Line(name="measured", xs=counts, ys=measured),
-            Line(name="ideal", xs=counts, ys=[100.0] * len(counts), is_reference=True),
-        ],
-        counts,
-        "%",
-    )
+    known = _by_instances(comparison, lambda each: Spread.of([each.efficiency]))
+    line = replace(_median_line("measured", known, scale=100), errors=())
+    summary = f"The speedup divided by the ideal speedup: {_medians(known, percent)} instances."
+    return _chart_by_instances("Scaling efficiency", summary, line, "%", [100.0] * len(known))
 
 
 def _step_points(comparison: Comparison) -> Chart:
-    known = [each for each in _by_instances(comparison) if "step_seconds" in each.numbers]
-    spreads = [each.numbers["step_seconds"] for each in known]
-    counts = [each.instances for each in known]
-    medians = ", ".join(
-        f"{milliseconds_text(spread.median)} with {count}"
-        for count, spread in zip(counts, spreads, strict=True)
+    known = _by_instances(comparison, lambda each: each.numbers.get("step_seconds"))
+    line = _median_line("step", known, scale=1e3)
+    summary = f"The median of the steady steps: {_medians(known, milliseconds_text)} instances."
+    return _chart_by_instances("Time of a step", summary, line, "ms")
+
+
+def _by_instances(
+    comparison: Comparison, quantity: Callable[[RunGroup], Spread | None]
+) -> list[tuple[int, Spread]]:
+    """Return the number of instances and a quantity of each group in which it is known, sorted."""
+    groups = sorted(comparison.groups, key=lambda each: each.instances)
+    return [(each.instances, spread) for each in groups if (spread := quantity(each)) is not None]
+
+
+def _medians(known: Sequence[tuple[int, Spread]], show: Callable[[float], str]) -> str:
+    return ", ".join(f"{show(spread.median)} with {count}" for count, spread in known)
+
+
+def _median_line(name: str, known: Sequence[tuple[int, Spread]], scale: float = 1.0) -> Line:
+    return Line(
+        name=name,
+        xs=[count for count, _ in known],
+        ys=[spread.median * scale for _, spread in known],
+        errors=[
+            ((each.median - each.least) * scale, (each.most - each.median) * scale)
+            for _, each in known
+        ],
     )
-    return _chart_by_instances(
-        "Time of a step",
-        f"The median of the steady steps: {medians} instances.",
-        [_median_line("step", counts, spreads, scale=1e3)],
-        counts,
-        "ms",
-    )
+
+
+def _chart_by_instances(
+    title: str, summary: str, line: Line, unit: str, ideal: Sequence[float] = ()
+) -> Chart:
+    """Return a chart of values by number of instances, with a dashed line of ``ideal`` values."""
+    series = [line]
+    if ideal:
+        series.append(Line(name="ideal", xs=line.xs, ys=ideal, is_reference=True))
+    ticks = [int(x) for x in line.xs]
+    return points(title, summary, series, x="instances", y=unit, x_ticks=ticks)
 
 
 # --- charts of the loss and of logged values ----------------------------------------------------
@@ -236,7 +213,7 @@ def _loss_charts(comparison: Comparison, runs: Sequence[RecordedRun]) -> list[Pa
         found = [each for attempt in run.attempts for each in losses(attempt)]
         if not found:
             continue
-        began = began_at(run) or 0.0
+        began = run.began_at or 0.0
         values = [loss for _, _, loss in found]
         line = Line(name=run.run_id, xs=[at - began for at, _, _ in found], ys=values, index=index)
         size = (batches[run.run_id] or 0.0) if by_samples else 1
@@ -273,7 +250,7 @@ def _value_charts(comparison: Comparison, runs: Sequence[RecordedRun]) -> list[P
 
 
 def _values_line(run: RecordedRun, name: str, index: int) -> Line:
-    began = began_at(run) or 0.0
+    began = run.began_at or 0.0
     logged = [each for attempt in run.attempts for each in attempt.values if name in each.values]
     xs, ys = [each.at - began for each in logged], [each.values[name] for each in logged]
     return Line(name=run.run_id, xs=xs, ys=ys, index=index)

@@ -11,7 +11,9 @@ import json
 import zlib
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, Final
 
@@ -101,67 +103,40 @@ def _lines(path: Path) -> list[str]:
     return [line for line in lines[:-1] if line.startswith('{"ph":"')]
 
 
-@dataclass(slots=True)
-class _RowNames:
-    """The names of processes and threads, and the order of the threads."""
-
-    processes: dict[int, str] = field(default_factory=dict)
-    threads: dict[tuple[int, int], str] = field(default_factory=dict)
-    positions: dict[tuple[int, int], int] = field(default_factory=dict)
-
-    def add(self, event: Mapping[str, Any]) -> None:
-        """Store the name or the position that a metadata event assigns to a process or thread."""
-        row, arguments = (event["pid"], event["tid"]), event["args"]
-        match event["name"]:
-            case "process_name":
-                self.processes[event["pid"]] = arguments["name"]
-            case "thread_name":
-                self.threads[row] = arguments["name"]
-            case "thread_sort_index":
-                self.positions[row] = arguments["sort_index"]
-
-    def sort_key(self, event: Mapping[str, Any]) -> tuple[float, ...]:
-        """Return a key that sorts spans by row and start, outer spans before inner spans."""
-        process, thread = event["pid"], event["tid"]
-        position = self.positions.get((process, thread), 0)
-        return process, position, thread, event["ts"], -event["dur"]
-
-    def name_of(self, row: tuple[int, int]) -> str:
-        """Return the label of a row, which names its process and thread."""
-        return f"{self.processes.get(row[0], row[0])}: {self.threads.get(row, row[1])}"
-
-
 def _spans_between(lines: Sequence[str], begin: float, end: float) -> list[TraceSpan]:
     """Return the spans between ``begin`` and ``end`` (microseconds), clipped to this interval."""
-    names = _RowNames()
+    # The keys are kinds, processes and threads, such as ("thread_name", 1, 3).
+    metadata: dict[tuple[str, int, int], Mapping[str, Any]] = {}
     found: list[dict[str, Any]] = []
     for line in lines:
         if line.startswith('{"ph":"M"'):
-            names.add(json.loads(line.rstrip(",")))
+            event = json.loads(line.rstrip(","))
+            metadata[event["name"], event["pid"], event["tid"]] = event["args"]
         elif line.startswith('{"ph":"X"') and _start_of(line) < end:
             event = json.loads(line.rstrip(","))
             if event["ts"] + event["dur"] > begin:
                 found.append(event)
+
+    def order(event: Mapping[str, Any]) -> tuple[float, ...]:
+        """Return a key that sorts spans by row and start, outer spans before inner spans."""
+        process, thread = event["pid"], event["tid"]
+        position = metadata.get(("thread_sort_index", process, thread), {}).get("sort_index", 0)
+        return process, position, thread, event["ts"], -event["dur"]
+
     spans: list[TraceSpan] = []
-    ends: list[float] = []
-    last = (0, 0)
-    for event in sorted(found, key=names.sort_key):
-        row = event["pid"], event["tid"]
-        if row != last:
-            ends, last = [], row
-        while ends and ends[-1] <= event["ts"] + _ROUNDING:
-            ends.pop()
-        first, after = max(begin, event["ts"]), min(end, event["ts"] + event["dur"])
-        spans.append(
-            TraceSpan(
-                names.name_of(row),
-                str(event["name"]),
-                (first - begin) / 1e6,
-                (after - first) / 1e6,
-                len(ends),
-            )
-        )
-        ends.append(event["ts"] + event["dur"])
+    for (process, thread), events in groupby(sorted(found, key=order), itemgetter("pid", "tid")):
+        of_process = metadata.get(("process_name", process, 0), {}).get("name", process)
+        of_thread = metadata.get(("thread_name", process, thread), {}).get("name", thread)
+        row = f"{of_process}: {of_thread}"
+        ends: list[float] = []  # of the spans that enclose the next span
+        for event in events:
+            after = event["ts"] + event["dur"]
+            while ends and ends[-1] <= event["ts"] + _ROUNDING:
+                ends.pop()
+            first, last = max(begin, event["ts"]), min(end, after)
+            start, seconds = (first - begin) / 1e6, (last - first) / 1e6
+            spans.append(TraceSpan(row, str(event["name"]), start, seconds, len(ends)))
+            ends.append(after)
     return spans
 
 

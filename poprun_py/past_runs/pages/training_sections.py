@@ -7,14 +7,16 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from popdist_py.errors import plural
 from poprun_py.display.chart_colours import NEUTRAL, series_colour
 from poprun_py.display.charts import Bars, Line, Mark, Sample, bars, histogram, lines, over_time
 from poprun_py.display.formatting import milliseconds_text, number_text
-from poprun_py.display.page import Chart, ChartRow, Part, Section, Sentence, Table
-from poprun_py.past_runs.recorded_run import RecordedAttempt, RecordedRun, seconds_since_epoch
+from poprun_py.display.page import Chart, ChartRow, Fact, Part, Section, Sentence, Table
+from poprun_py.past_runs.recorded_run import RecordedRun, seconds_since_epoch
 from poprun_py.running.watch.instance_state import median, percentile
+from poprun_py.running.watch.job_view import JobView
 from poprun_py.running.watch.records import StepRecord
-from poprun_py.running.watch.stragglers import waited_for
+from poprun_py.running.watch.stragglers import Straggler, slowest_by_medians, waited_for
 
 # The number of time windows in a chart of throughput; each point is the mean of one window.
 _WINDOWS = 200
@@ -24,12 +26,10 @@ _P95 = 0.95
 
 @dataclass(frozen=True, slots=True)
 class StepTimes:
-    """The durations of the steps of one instance in all attempts.
+    """The durations of the recorded steps of one instance in all attempts, in seconds.
 
     Attributes:
-        instance: The index of the instance.
-        seconds: The durations of the recorded steps, in seconds.
-        own: The durations of the same steps in seconds, without waiting for other instances.
+        own: The durations of the same steps, without waiting for other instances.
         count: The number of steps that the instance completed, which exceeds the number of records
             if steps were left out.
         every: The largest number of steps that one record stands for.
@@ -42,32 +42,23 @@ class StepTimes:
     every: int
 
     @property
-    def median(self) -> float:
-        """The median duration."""
-        return median(self.seconds)
+    def medians(self) -> tuple[float, float]:
+        """The median duration without waiting for other instances, and the whole median."""
+        return median(self.own), median(self.seconds)
 
     @property
     def p95(self) -> float:
         """The 95th percentile of the durations."""
         return percentile(self.seconds, _P95)
 
-    @property
-    def own_median(self) -> float:
-        """The median duration without waiting for other instances."""
-        return median(self.own)
-
-
-def slow_instances(times: Sequence[StepTimes]) -> frozenset[int]:
-    """Return the instances that the other instances wait for."""
-    return waited_for({each.instance: (each.own_median, each.median) for each in times})
-
 
 def step_times(run: RecordedRun) -> list[StepTimes]:
     """Return the step times of each instance that has timed steps, sorted by instance."""
-    timed: dict[int, list[StepRecord]] = defaultdict(list)
+    timed: defaultdict[int, list[StepRecord]] = defaultdict(list)
     for attempt in run.attempts:
-        for index, records in _by_instance(attempt).items():
-            timed[index] += filter(_is_timed, records)
+        for record in attempt.steps:
+            if record.is_timed:
+                timed[record.instance].append(record)
     return [
         StepTimes(
             index,
@@ -77,20 +68,42 @@ def step_times(run: RecordedRun) -> list[StepTimes]:
             max(record.every for record in records),
         )
         for index, records in sorted(timed.items())
-        if records
     ]
 
 
-def _by_instance(attempt: RecordedAttempt) -> dict[int, list[StepRecord]]:
-    found: dict[int, list[StepRecord]] = defaultdict(list)
-    for record in attempt.steps:
-        found[record.instance].append(record)
-    return found
+def training_facts(
+    run: RecordedRun, times: Sequence[StepTimes], view: JobView | None
+) -> list[Fact]:
+    """Return the speed in the last attempt, the step time and the slowest instance."""
+    facts = []
+    trained = [attempt for attempt in run.attempts if attempt.steps]
+    by_instance = trained[-1].steps_by_instance() if trained else {}
+    rate = sum(_rate(steps, has_samples=True) for steps in by_instance.values())
+    if rate := rate or (view.samples_per_second if view is not None else 0.0):
+        total = sum(r.samples * r.every for attempt in trained for r in attempt.steps)
+        note = f"{number_text(total)} {plural('sample', total)} in total" if total else ""
+        facts.append(Fact("samples/s in total", number_text(rate), note))
+    if times:
+        middle = milliseconds_text(median([each.medians[1] for each in times]))
+        p95 = milliseconds_text(max(each.p95 for each in times))
+        facts.append(Fact("step time, median", middle, f"95th percentile {p95}"))
+    worst = view.worst if view is not None else None
+    if len(times) > 1:
+        worst = slowest_by_medians({each.instance: each.medians for each in times})
+    if worst is not None:
+        facts.append(_slowest_fact(worst))
+    return facts
 
 
-def _is_timed(record: StepRecord) -> bool:
-    """Tell whether a chart can show the times in a record; a file may contain NaN or infinity."""
-    return math.isfinite(record.at) and 0 < record.seconds < math.inf
+def _slowest_fact(worst: Straggler) -> Fact:
+    name = f"instance {worst.instance}"
+    note = (
+        f"{milliseconds_text(worst.own_seconds)} a step without waiting, median instance "
+        f"{milliseconds_text(worst.median_seconds)}"
+    )
+    if not worst.is_slow:
+        return Fact("slowest", "none stands out", f"{name}: {note}")
+    return Fact("slowest", name, note)
 
 
 def restart_marks(run: RecordedRun, began: float) -> list[Mark]:
@@ -146,14 +159,15 @@ def training_section(run: RecordedRun, began: float) -> Section:
 def _throughput(run: RecordedRun, began: float) -> Chart:
     has_samples = any(r.samples for attempt in run.attempts for r in attempt.steps)
     unit = "samples/s" if has_samples else "steps/s"
-    attempts = [_by_instance(attempt) for attempt in run.attempts]
+    attempts = [attempt.steps_by_instance() for attempt in run.attempts]
     series, means = [], []
     for index in drawn_instances(each for steps in attempts for each in steps):
-        own = [list(filter(_is_timed, steps.get(index, ()))) for steps in attempts]
+        own = [[r for r in steps.get(index, ()) if r.is_timed] for steps in attempts]
         xs, ys = joined(_rates(each, began, has_samples=has_samples) for each in own)
         series.append(Line(name=f"instance {index}", xs=xs, ys=ys, index=index))
-        records = [record for each in own for record in each]
-        means.append((_rate(records, has_samples=has_samples), index))
+        means.append(
+            (_rate([record for each in own for record in each], has_samples=has_samples), index)
+        )
     low, high = min(means), max(means)
     least, most = number_text(low[0]), number_text(high[0])
     summary = f"Instance {high[1]} has {most} {unit} on average"
@@ -190,14 +204,14 @@ def _rates(
 
 
 def _rate(steps: Sequence[StepRecord], *, has_samples: bool) -> float:
-    """Return the number of samples (or steps) divided by the seconds that the steps took."""
-    seconds = sum(record.seconds for record in steps)
-    done = sum(record.samples if has_samples else 1 for record in steps)
-    return done / seconds if seconds else 0.0
+    """Return the samples (or steps) of the timed steps, divided by the seconds that they took."""
+    timed = [record for record in steps if record.is_timed]
+    done = sum(record.samples if has_samples else 1 for record in timed)
+    return done / sum(record.seconds for record in timed) if timed else 0.0
 
 
 def _loss(run: RecordedRun) -> Chart | None:
-    attempts = [_by_instance(attempt) for attempt in run.attempts]
+    attempts = [attempt.steps_by_instance() for attempt in run.attempts]
     series, last = [], []
     for index in drawn_instances(
         r.instance for a in run.attempts for r in a.steps if r.loss is not None
@@ -265,33 +279,28 @@ def step_time_section(times: Sequence[StepTimes]) -> Section:
 
 
 def _waiting_chart(times: Sequence[StepTimes]) -> Chart:
-    worst = max(times, key=lambda each: each.own_median)
-    usual, slow_ones = median([each.own_median for each in times]), slow_instances(times)
+    medians = {each.instance: each.medians for each in times}
+    worst, slow = slowest_by_medians(medians), waited_for(medians)
     summary = (
-        f"A step of instance {worst.instance} takes {milliseconds_text(worst.own_median)} without "
-        f"waiting, a step of the median instance {milliseconds_text(usual)}"
+        f"A step of instance {worst.instance} takes {milliseconds_text(worst.own_seconds)} without "
+        f"waiting, a step of the median instance {milliseconds_text(worst.median_seconds)}"
     )
-    summary += "; the others wait for it." if worst.instance in slow_ones else "."
-    drawn = {*drawn_instances(each.instance for each in times), worst.instance}
-    shown = [each for each in times if each.instance in drawn]
-    names = [f"instance {each.instance}" for each in shown]
-    slow, own = (
-        [
-            each.own_median * 1e3 if (each.instance in slow_ones) is is_slow else None
-            for each in shown
-        ]
-        for is_slow in (True, False)
-    )
-    rest = [max(0.0, each.median - each.own_median) * 1e3 for each in shown]
+    summary += "; the others wait for it." if worst.is_slow else "."
+    shown = sorted({*drawn_instances(medians), worst.instance})
+    own = {index: medians[index][0] * 1e3 for index in shown}
     parts = [
-        Bars("own time", own, series_colour(0)),
-        Bars("own time, slow", slow, series_colour(1)),
-        Bars("waiting for others", rest, NEUTRAL),
+        Bars("own time", [None if i in slow else own[i] for i in shown], series_colour(0)),
+        Bars("own time, slow", [own[i] if i in slow else None for i in shown], series_colour(1)),
+        Bars(
+            "waiting for others",
+            [max(0.0, medians[i][1] - medians[i][0]) * 1e3 for i in shown],
+            NEUTRAL,
+        ),
     ]
     return bars(
         "Waiting for other instances",
         summary,
-        names,
+        [f"instance {index}" for index in shown],
         [part for part in parts if any(part.values)],
         unit="ms a step (medians)",
     )
@@ -328,21 +337,16 @@ def _histogram(
 
 
 def _table(times: Sequence[StepTimes]) -> Table:
-    slow = slow_instances(times)
+    slow = waited_for({each.instance: each.medians for each in times})
+    rows = []
+    for each in times:
+        own, whole = each.medians
+        durations = (whole, each.p95, max(each.seconds), own)
+        rows.append((str(each.instance), f"{each.count:,}", *map(milliseconds_text, durations)))
     return Table(
         "Step times",
         ("instance", "steps", "median", "p95", "longest", "median without waiting"),
-        [
-            (
-                str(each.instance),
-                f"{each.count:,}",
-                milliseconds_text(each.median),
-                milliseconds_text(each.p95),
-                milliseconds_text(max(each.seconds)),
-                milliseconds_text(each.own_median),
-            )
-            for each in times
-        ],
+        rows,
         frozenset(i for i, each in enumerate(times) if each.instance in slow),
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -35,6 +36,11 @@ class StepRecord:
     samples: int = 0
     loss: float | None = None
     every: int = 1
+
+    @property
+    def is_timed(self) -> bool:
+        """Whether the step has a duration; a damaged file may contain NaN or infinity."""
+        return math.isfinite(self.at) and 0 < self.seconds < math.inf
 
     def to_json(self) -> dict[str, Any]:
         """Return the record as JSON values for one line of a file; unknown values are left out."""

@@ -61,7 +61,7 @@ class Straggler:
     """
 
     instance: int
-    host: str
+    host: str = ""
     own_seconds: float
     median_seconds: float
     is_slow: bool
@@ -146,6 +146,20 @@ def waited_for(steps: Mapping[int, tuple[float, float]]) -> frozenset[int]:
         if _costs_time(lost, usual, own, waiting[index] - least):
             found.add(index)
     return frozenset(found)
+
+
+def slowest_by_medians(steps: Mapping[int, tuple[float, float]]) -> Straggler:
+    """Return the instance with the longest steps without waiting.
+
+    ``steps`` contains medians of the pairs of ``waited_for``.
+    """
+    worst = max(steps, key=lambda instance: steps[instance][0])
+    return Straggler(
+        instance=worst,
+        own_seconds=steps[worst][0],
+        median_seconds=median([own for own, _ in steps.values()]),
+        is_slow=worst in waited_for(steps),
+    )
 
 
 def _costs_time(lost: float, usual: float, own: float, waiting: float) -> bool:

@@ -18,11 +18,17 @@ from poprun_py.past_runs.comparison import (
     slow_instances,
 )
 from poprun_py.past_runs.comparison_tables import comparison_lines
-from poprun_py.past_runs.measurement import Measured, Slowest
-from poprun_py.past_runs.training_targets import Target
+from poprun_py.past_runs.measured_run import Measured, Target
+from poprun_py.running.watch.stragglers import Straggler
 
 COUNTS = st.integers(1, 64)
 SPEEDS = st.floats(0.1, 1e6)
+
+
+def slow(instance, own_seconds, median_seconds):
+    return Straggler(
+        instance=instance, own_seconds=own_seconds, median_seconds=median_seconds, is_slow=True
+    )
 
 
 def run(name: str = "run", **numbers) -> Measured:
@@ -100,9 +106,9 @@ def test_repetitions_are_grouped():
     one, two = compare(runs, grouped=True).groups
     assert one.label == "1-1 + 2"
     assert one.speed == Spread((101.0, 102.0, 103.0))
-    assert (one.speed.median, one.speed.mean, one.speed.least, one.speed.most) == (
-        102.0, 102.0, 101.0, 103.0,
-    )  # fmt: skip
+    assert one.speed.to_json() == {
+        "median": 102.0, "mean": 102.0, "min": 101.0, "max": 103.0, "runs": 3,
+    }  # fmt: skip
     assert two.speedup == pytest.approx(202 / 102)
     assert len(compare(runs).groups) == 6
     other = replace(runs[0], program=("train.py", "--lr", "1"))
@@ -130,8 +136,8 @@ def test_equal_runs_need_no_remark():
 
 
 def test_a_slow_instance_is_mentioned_once_for_all_runs():
-    runs = [run(name, instances=2, slowest=Slowest(1, 0.02, 0.01)) for name in "ab"]
-    other = run("d", program=("other.py",), instances=2, slowest=Slowest(1, 0.03, 0.01))
+    runs = [run(name, instances=2, slowest=slow(1, 0.02, 0.01)) for name in "ab"]
+    other = run("d", program=("other.py",), instances=2, slowest=slow(1, 0.03, 0.01))
     assert slow_instances([*runs, run("c", instances=2), other]) == (
         "instance 1 of 2 is slow (a, b): 20 ms a step without waiting for others, "
         "the median is 10 ms",

@@ -8,8 +8,7 @@ from support.launcher.made_runs import MadeAttempt, made_run
 
 from poprun_py.past_runs.comparison import compare, remarks_on
 from poprun_py.past_runs.comparison_tables import bar, comparison_lines, scaling_lines
-from poprun_py.past_runs.measurement import measure
-from poprun_py.past_runs.training_targets import parse_target
+from poprun_py.past_runs.measured_run import measure, parse_target
 
 LOSSES = [2 / step for step in range(1, 21)]
 

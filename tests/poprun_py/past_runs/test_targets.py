@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from support.launcher.made_runs import BEGAN, MadeAttempt, made_run
 
 from poprun_py.errors import UsageError
-from poprun_py.past_runs.training_targets import Target, losses, parse_target, reached_at
+from poprun_py.past_runs.measured_run import Target, losses, parse_target, reached_at
 
 
 @pytest.mark.parametrize(

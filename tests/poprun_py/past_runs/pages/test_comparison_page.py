@@ -10,9 +10,8 @@ import pytest
 from support.launcher.made_runs import MadeAttempt, made_run
 
 from poprun_py.past_runs.comparison import compare
-from poprun_py.past_runs.measurement import measure
+from poprun_py.past_runs.measured_run import measure, parse_target
 from poprun_py.past_runs.pages.comparison_page import comparison_page, scaling_page
-from poprun_py.past_runs.training_targets import parse_target
 from tools.running.browser import CHROMIUM, open_browser
 
 LOSSES = [2 / step for step in range(1, 21)]

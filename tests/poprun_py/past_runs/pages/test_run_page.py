@@ -14,9 +14,9 @@ from poprun_py.display.formatting import iso_time
 from poprun_py.past_runs import recorded_run
 from poprun_py.past_runs.pages.run_page import page_text, run_page, write_page
 from poprun_py.past_runs.pages.timeline_excerpt import Excerpt, TraceSpan
-from poprun_py.past_runs.pages.training_sections import StepTimes, slow_instances
 from poprun_py.past_runs.recorded_run import read_run
 from poprun_py.running.watch.records import StepRecord
+from poprun_py.running.watch.stragglers import waited_for
 from tools.running.browser import CHROMIUM, open_browser
 
 FAILURE = {
@@ -333,7 +333,5 @@ def test_evenly_spaced_steps_of_very_long_runs_are_read(tmp_path, monkeypatch):
 
 def test_an_instance_that_waits_for_a_slower_one_is_not_marked_as_slow():
     own = (0.0088, 0.0064, 0.0660, 0.0064)
-    times = [StepTimes(i, (0.066,) * 9, (each,) * 9, 9, 1) for i, each in enumerate(own)]
-    assert slow_instances(times) == {2}
-    apart = [StepTimes(i, (each,) * 9, (each,) * 9, 9, 1) for i, each in enumerate(own)]
-    assert slow_instances(apart) == set()
+    assert waited_for({i: (each, 0.066) for i, each in enumerate(own)}) == {2}
+    assert waited_for({i: (each, each) for i, each in enumerate(own)}) == set()

@@ -12,7 +12,6 @@ import pytest
 from popdist_py.environment import INSTANCE_VARIABLES
 from poprun_py.instance import control_protocol
 from poprun_py.instance import transferred_files as sender
-from poprun_py.past_runs.run_files import AttemptFiles
 from poprun_py.running.supervise.file_transfer import FileTransfer, place_of_run, place_of_spans
 
 OTHERS = frozenset({1})
@@ -94,8 +93,6 @@ def test_files_of_another_host_arrive_whole(files, tmp_path, monkeypatch):
     assert found == content
     for name in content:
         assert (tmp_path / name).stat().st_mode & 0o777 == 0o600
-    assert [path.name for path in AttemptFiles(tmp_path, 1).values()] == ["instance-1.values.jsonl"]
-    assert [path.name for path in AttemptFiles(tmp_path, 1).devices()] == ["instance-1.device.json"]
 
 
 def test_a_host_without_a_temporary_folder_sends_no_files(files, tmp_path, monkeypatch):

@@ -8,12 +8,18 @@ import pytest
 from support.launcher.made_runs import MadeAttempt, made_run
 
 from poprun_py.past_runs.comparison import remarks_on
-from poprun_py.past_runs.measurement import Slowest, measure
+from poprun_py.past_runs.measured_run import Target, measure
 from poprun_py.past_runs.recorded_run import read_run, seconds_since_epoch
-from poprun_py.past_runs.training_targets import Target
 from poprun_py.planning.user_program import function_program
 from poprun_py.running.watch.instance_state import InstanceState
 from poprun_py.running.watch.job_view import JobView
+from poprun_py.running.watch.stragglers import Straggler
+
+
+def straggler(instance, own_seconds, median_seconds):
+    return Straggler(
+        instance=instance, own_seconds=own_seconds, median_seconds=median_seconds, is_slow=True
+    )
 
 
 def test_the_steady_state_leaves_out_the_first_steps(tmp_path):
@@ -66,7 +72,7 @@ def test_steps_without_samples_have_a_time(tmp_path):
 def test_the_slowest_instance_is_found(tmp_path):
     slow = MadeAttempt(own_seconds={0: 0.04, 2: 0.05})
     found = measure(made_run(tmp_path, "slow", instances=3, attempts=(slow,)))
-    assert found.slowest == Slowest(1, 0.1, 0.05)
+    assert found.slowest == straggler(1, 0.1, 0.05)
     quick = MadeAttempt(step_seconds=1e-3, own_seconds={0: 6e-4})
     assert measure(made_run(tmp_path, "quick", instances=2, attempts=(quick,))).slowest is None
     assert measure(made_run(tmp_path, "even", instances=2)).slowest is None

@@ -9,45 +9,36 @@ observation of the job, which contains the durations of the latest steps.
 
 from __future__ import annotations
 
+import math
+import re
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import PurePath
 from typing import Any, Final
 
+from poprun_py.errors import UsageError
 from poprun_py.past_runs.recorded_run import (
     DAMAGE_ERRORS,
+    RecordedAttempt,
     RecordedRun,
     damaged_report,
     seconds_since_epoch,
 )
-from poprun_py.past_runs.training_targets import Target, losses, reached_at
 from poprun_py.planning.user_program import call_folder, short_name
 from poprun_py.running.watch.instance_state import median, percentile
 from poprun_py.running.watch.records import StepRecord
-from poprun_py.running.watch.stragglers import waited_for
+from poprun_py.running.watch.stragglers import Straggler, slowest_by_medians
 
 _P95: Final = 0.95
 _LEFT_OUT: Final = 0.1
 _NO_STEPS: Final = "the program does not count steps"
 _FEW_STEPS: Final = "it made too few steps to measure their time"
 _NO_SAMPLES: Final = "the program does not tell the number of samples of a step"
-
-
-@dataclass(frozen=True, slots=True)
-class Slowest:
-    """An instance that is much slower than the other instances of its run.
-
-    Attributes:
-        instance: The index of the instance.
-        own_seconds: The median duration of its steps in seconds, without waiting for other
-            instances.
-        median_seconds: The median of ``own_seconds`` over all instances of the run.
-    """
-
-    instance: int
-    own_seconds: float
-    median_seconds: float
+LOSS: Final = "loss"
+_SPELLING: Final = re.compile(r"\s*([^<>=]+?)\s*(>=|<=|=)\s*([^<>=\s]+)\s*")
+# For values with these words in their names, smaller is better.
+_SHRINKS: Final = ("loss", "error", "perplexity")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -87,7 +78,7 @@ class Measured:
     batch: float | None = None
     step_seconds: float | None = None
     p95_seconds: float | None = None
-    slowest: Slowest | None = None
+    slowest: Straggler | None = None
     seconds: float | None = None
     steps: int | None = None
     loss: float | None = None
@@ -96,16 +87,6 @@ class Measured:
     attempts: int = 1
     resumed_step: int = 0
     missing: Mapping[str, str] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Speed:
-    samples_per_second: float | None = None
-    batch: float | None = None
-    step_seconds: float | None = None
-    p95_seconds: float | None = None
-    slowest: Slowest | None = None
-    loss: float | None = None
 
 
 def measure(run: RecordedRun, target: Target | None = None) -> Measured:
@@ -124,9 +105,6 @@ def _measured(run: RecordedRun, target: Target | None) -> Measured:
     report, plan = run.report, run.report["plan"]
     first = run.attempts[0].report if run.attempts else {}
     last = run.attempts[-1].report if run.attempts else {}
-    speed = _steady_speed(run) or _observed_speed(run) or _Speed()
-    loss = _last_loss(run)
-    began, ended = began_at(run), seconds_since_epoch(report.get("ended_at"))
     reached, is_logged = reached_at(run, target) if target else (None, False)
     made = Measured(
         name=run.run_id,
@@ -135,19 +113,15 @@ def _measured(run: RecordedRun, target: Target | None) -> Measured:
         versions=dict(report.get("versions") or {}),
         instances=int(plan["num_instances"]),
         replicas=int(plan.get("num_replicas", plan["num_instances"])),
-        samples_per_second=speed.samples_per_second,
-        batch=speed.batch,
-        step_seconds=speed.step_seconds,
-        p95_seconds=speed.p95_seconds,
-        slowest=speed.slowest,
-        seconds=_since(began, ended),
+        seconds=_since(run.began_at, seconds_since_epoch(report.get("ended_at"))),
         steps=_last_step(run),
-        loss=speed.loss if loss is None else loss,
-        reached=_since(began, reached),
+        loss=_last_loss(run),
+        reached=_since(run.began_at, reached),
         exit_code=report.get("exit_code") if report.get("state", "ended") == "ended" else None,
         attempts=max(1, len(run.attempts)),
         resumed_step=int(first.get("resumed_step") or 0),
     )
+    made = _with_steady_speed(made, run) or _with_observed_speed(made, run) or made
     return replace(made, missing=_missing(made, target, is_logged))
 
 
@@ -176,66 +150,59 @@ def _missing(made: Measured, target: Target | None, is_logged: bool) -> dict[str
     return {name: why for name, why in reasons.items() if getattr(made, name) is None}
 
 
-def began_at(run: RecordedRun) -> float | None:
-    """Return the start of a run in seconds since the epoch; None if the report lacks the start."""
-    return seconds_since_epoch(run.report.get("began_at"))
-
-
 # --- speed of a run -----------------------------------------------------------------------------
 
 
-def _steady_speed(run: RecordedRun) -> _Speed | None:
-    """Return the speed computed from the recorded steps; None if too few steps were recorded."""
+def _with_steady_speed(made: Measured, run: RecordedRun) -> Measured | None:
+    """Add the speed of the recorded steps; return None if too few steps were recorded."""
     attempt = max(run.attempts, key=lambda each: (len(each.steps), each.number), default=None)
-    by_instance = _steady_steps(attempt.steps) if attempt is not None else {}
+    by_instance = _steady_steps(attempt) if attempt is not None else {}
     if not by_instance:
         return None
     seconds = [each.seconds for steps in by_instance.values() for each in steps]
     rates = [median([s.samples / s.seconds for s in steps]) for steps in by_instance.values()]
     batch = sum(median([s.samples for s in steps]) for steps in by_instance.values())
-    return _Speed(
+    worst = slowest_by_medians(
+        {
+            index: (median([s.own_seconds for s in steps]), median([s.seconds for s in steps]))
+            for index, steps in by_instance.items()
+        }
+    )
+    return replace(
+        made,
         samples_per_second=sum(rates) if batch else None,
         batch=batch or None,
         step_seconds=median(seconds),
         p95_seconds=percentile(seconds, _P95),
-        slowest=_slowest(by_instance),
+        slowest=worst if worst.is_slow else None,
     )
 
 
-def _slowest(by_instance: Mapping[int, Sequence[StepRecord]]) -> Slowest | None:
-    own = {i: median([each.own_seconds for each in steps]) for i, steps in by_instance.items()}
-    whole = {i: median([each.seconds for each in steps]) for i, steps in by_instance.items()}
-    worst = max(own, key=lambda instance: own[instance])
-    is_slow = worst in waited_for({i: (own[i], whole[i]) for i in own})
-    return Slowest(worst, own[worst], median(list(own.values()))) if is_slow else None
-
-
-def _steady_steps(steps: Sequence[StepRecord]) -> dict[int, list[StepRecord]]:
+def _steady_steps(attempt: RecordedAttempt) -> dict[int, list[StepRecord]]:
     """Return the timed steps of each instance, without the slower steps at the beginning."""
-    by_instance: defaultdict[int, list[StepRecord]] = defaultdict(list)
-    for each in steps:
-        by_instance[each.instance].append(each)
     steady = {
-        instance: [each for each in own[max(1, int(len(own) * _LEFT_OUT)) :] if each.seconds > 0]
-        for instance, own in by_instance.items()
+        instance: [each for each in own[max(1, int(len(own) * _LEFT_OUT)) :] if each.is_timed]
+        for instance, own in attempt.steps_by_instance().items()
     }
     return {instance: own for instance, own in steady.items() if own}
 
 
-def _observed_speed(run: RecordedRun) -> _Speed | None:
-    """Return the speed in the last observation with timed steps; None if no step was timed."""
+def _with_observed_speed(made: Measured, run: RecordedRun) -> Measured | None:
+    """Add the speed in the last observation with timed steps; return None without such steps."""
     for attempt in reversed(run.attempts):
         view = attempt.last_view()
         timed = [each for each in view.instances if each.num_steps] if view else []
         if timed:
             batch = sum(each.num_samples / (each.num_steps + 1) for each in timed)
             known = [each.loss for each in timed if each.loss is not None]
-            return _Speed(
+            observed_loss = sum(known) / len(known) if known else None
+            return replace(
+                made,
                 samples_per_second=sum(each.samples_per_second for each in timed) or None,
                 batch=batch or None,
                 step_seconds=max(each.step_seconds for each in timed),
                 p95_seconds=max(each.p95_seconds for each in timed),
-                loss=sum(known) / len(known) if known else None,
+                loss=observed_loss if made.loss is None else made.loss,
             )
     return None
 
@@ -274,3 +241,87 @@ def _program(report: Mapping[str, Any]) -> tuple[str, ...]:
     if words and not words[0].startswith("-"):
         words[0] = str(PurePath(str(report.get("folder") or ""), words[0]))
     return tuple(words)
+
+
+# --- training targets and losses ----------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A bound for the logged value ``name``.
+
+    The value must be at most ``bound`` if ``at_most`` is true, and at least ``bound`` if not.
+    """
+
+    name: str
+    bound: float
+    at_most: bool = False
+
+    def is_reached_by(self, value: float) -> bool:
+        """Tell whether ``value`` reaches the target; NaN reaches no target."""
+        return value <= self.bound if self.at_most else value >= self.bound
+
+    def __str__(self) -> str:
+        return f"{self.name}{'<=' if self.at_most else '>='}{self.bound:g}"
+
+
+def parse_target(text: str) -> Target:
+    """Parse ``NAME>=NUMBER``, ``NAME<=NUMBER`` or ``NAME=NUMBER``.
+
+    ``NAME=NUMBER`` needs no quotes in a shell. ``NAME=NUMBER`` means ``NAME<=NUMBER`` if the name
+    contains loss, error or perplexity, and ``NAME>=NUMBER`` for all other names.
+
+    Raises:
+        UsageError: The text does not have one of these forms.
+    """
+    match = _SPELLING.fullmatch(text)
+    try:
+        bound = float(match[3]) if match else math.nan
+    except ValueError:
+        bound = math.nan
+    if match is None or not math.isfinite(bound):
+        raise UsageError(
+            f"--target {text!r}: expected a name and a number, such as accuracy=0.9, loss=0.3, or "
+            "in quotes 'loss<=0.3'"
+        )
+    name = match[1]
+    shrinks = any(word in name.lower() for word in _SHRINKS)
+    return Target(name, bound, at_most=match[2] == "<=" or (match[2] == "=" and shrinks))
+
+
+def losses(attempt: RecordedAttempt) -> list[tuple[float, int, float]]:
+    """Return the time, the step number and the loss (mean over instances) of each training step.
+
+    The time is when the last instance completed the step, in seconds since the epoch. If the steps
+    were recorded without a loss, the logged values with the name ``loss`` are used.
+    """
+    by_step: defaultdict[int, list[tuple[float, float]]] = defaultdict(list)
+    for each in attempt.steps:
+        if each.loss is not None:
+            by_step[each.step].append((each.at, each.loss))
+    found = [
+        (max(at for at, _ in records), step, sum(loss for _, loss in records) / len(records))
+        for step, records in by_step.items()
+    ]
+    return sorted(found or _logged(attempt, LOSS))
+
+
+def reached_at(run: RecordedRun, target: Target) -> tuple[float | None, bool]:
+    """Return the time when a run first reached a target, and whether the value was logged at all.
+
+    The time is in seconds since the epoch; None if the target was not reached. The target's value
+    is taken from the values that the program logged. If the program did not log ``loss``, the
+    losses of the recorded steps are used.
+    """
+    found: list[tuple[float, int, float]] = []
+    for attempt in run.attempts:
+        logged = _logged(attempt, target.name)
+        found += logged or (losses(attempt) if target.name == LOSS else [])
+    times = (at for at, _, value in found if target.is_reached_by(value))
+    return min(times, default=None), bool(found)
+
+
+def _logged(attempt: RecordedAttempt, name: str) -> list[tuple[float, int, float]]:
+    return [
+        (each.at, each.step, each.values[name]) for each in attempt.values if name in each.values
+    ]
