@@ -89,10 +89,10 @@ def _function_target(
     options: Mapping[str, object],
     folder: Path,
 ) -> JobTarget:
-    from poprun_py.python_api.functions.packed_call import Call
+    from poprun_py.python_api.functions.packed_call import function_name, write_call
     from poprun_py.python_api.functions.results import read_results
 
-    name = getattr(function, "__name__", type(function).__name__)
+    name = function_name(function)
     if not isinstance(args, Sequence) or isinstance(args, str | bytes):
         raise UsageError(
             f"args of type {type(args).__name__}: expected a tuple of the arguments of {name}, "
@@ -105,6 +105,5 @@ def _function_target(
             f'of {name}, such as {{"lr": 0.1}}'
         )
     folder.mkdir(mode=0o700)
-    call = Call.of(function, args, kwargs)
-    job = config_of(call.program(folder), options)
+    job = config_of(write_call(folder, function, args, kwargs), options)
     return JobTarget(name=name, job=job, read=lambda result: read_results(folder, result))

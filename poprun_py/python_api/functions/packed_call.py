@@ -1,4 +1,4 @@
-"""A function and its arguments, pickled for the instances of a job.
+"""Pickling of a function and its arguments into the file that the instances of a job read.
 
 Pickling happens before the job starts, so that an error can name the argument that cannot be
 pickled.
@@ -7,107 +7,73 @@ pickled.
 from __future__ import annotations
 
 import inspect
-import io
 import linecache
 import os
-import pickle
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 from types import FunctionType
 from typing import Any
 
 from poprun_py.errors import StartError, UsageError, explain_os_error
 from poprun_py.planning.user_program import CALL_FILE, function_program
-from poprun_py.python_api.functions.packed_file import append_buffers, create
+from poprun_py.python_api.functions.packed_file import write_packed
 from poprun_py.python_api.functions.pickling import (
     error_words,
     path_to_problem,
-    pickle_into,
+    pickled,
     pickling_problem,
     with_its_module,
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Call:
-    """A pickled function with its arguments.
+def write_call(
+    folder: Path,
+    function: Callable[..., object],
+    args: Sequence[object] = (),
+    kwargs: Mapping[str, object] | None = None,
+) -> tuple[str, ...]:
+    """Pickle a call into a file, and return the program that every instance runs.
 
-    Attributes:
-        name: The name of the function.
+    Args:
+        folder: The folder for the call, which also receives the results.
+        function: A function, which may be a closure, a lambda, or defined in a notebook.
+        args: The positional arguments of the function. Large arrays are not copied.
+        kwargs: The keyword arguments of the function.
+
+    Raises:
+        UsageError: The function cannot be called in an instance, or a part of the call cannot be
+            pickled.
+        StartError: The file cannot be written.
     """
-
-    name: str
-    _sources: Mapping[str, list[str]] = field(repr=False)
-    _stream: bytes = field(repr=False)
-    _buffers: tuple[pickle.PickleBuffer, ...] = field(repr=False)
-
-    @classmethod
-    def of(
-        cls,
-        function: Callable[..., object],
-        args: Sequence[object] = (),
-        kwargs: Mapping[str, object] | None = None,
-    ) -> Call:
-        """Pickle a function and its arguments, without copying large arrays.
-
-        Args:
-            function: A function, which may be a closure, a lambda, or defined in a notebook.
-            args: The positional arguments of the function.
-            kwargs: The keyword arguments of the function.
-
-        Raises:
-            UsageError: ``function`` is not a function, or a part of the call cannot be pickled.
-        """
-        name = _name(function)
-        if not callable(function):
-            raise UsageError(f"{name}: expected a function, or a list of words to run a program")
-        if inspect.iscoroutinefunction(function):
-            raise UsageError(
-                f"{name} is async: give a function that returns asyncio.run(...) of it"
-            )
-        if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
-            raise UsageError(
-                f"{name} is a generator: give a function that returns a list of its values"
-            )
-        call = (function, tuple(args), dict(kwargs or {}))
-        stream = io.BytesIO()
-        try:
-            with with_its_module(function):
-                buffers = pickle_into(stream, call)
-        except Exception as error:
-            raise UsageError(_refusal(name, *call, error)) from None
-        return cls(name, _sources(function), stream.getvalue(), tuple(buffers))
-
-    def program(self, folder: Path | str) -> tuple[str, ...]:
-        """Write the call into a folder, and return the program that every instance runs.
-
-        Args:
-            folder: The private folder of this job, which also receives the results.
-
-        Raises:
-            StartError: The file cannot be written.
-        """
-        path = Path(folder).absolute() / CALL_FILE
-        head = {
-            "name": self.name,
-            "path": _module_path(),
-            "argv": [str(word) for word in sys.argv],
-            "sources": self._sources,
-        }
-        try:
-            with create(path) as file:
-                file.write(self._stream)
-                append_buffers(file, head, self._buffers)
-        except OSError as error:
-            problem = f"{self.name} and its arguments cannot be written"
-            raise StartError(explain_os_error(error, problem)) from None
-        return function_program(path.parent, self.name)
+    name = function_name(function)
+    if inspect.iscoroutinefunction(function):
+        raise UsageError(f"{name} is async: give a function that returns asyncio.run(...) of it")
+    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+        raise UsageError(
+            f"{name} is a generator: give a function that returns a list of its values"
+        )
+    call = (function, tuple(args), dict(kwargs or {}))
+    try:
+        with with_its_module(function):
+            parts = pickled(call)
+    except Exception as error:
+        raise UsageError(_refusal(name, *call, error)) from None
+    head = {
+        "path": _module_path(),
+        "argv": [str(word) for word in sys.argv],
+        "sources": _sources(function),
+    }
+    try:
+        write_packed(folder / CALL_FILE, head, parts)
+    except OSError as error:
+        problem = f"{name} and its arguments cannot be written"
+        raise StartError(explain_os_error(error, problem)) from None
+    return function_program(folder, name)
 
 
-def _name(function: object) -> str:
+def function_name(function: object) -> str:
     """Return the name of a function, of the function in a partial, or of an object's class."""
     inner = getattr(function, "func", function)
     name = getattr(inner, "__qualname__", None) or type(function).__qualname__

@@ -15,12 +15,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pickle import PickleBuffer
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import cloudpickle
-
-if TYPE_CHECKING:
-    from _typeshed import SupportsWrite
 
 # Pickle protocol 5 is the first one that can keep buffers outside of the pickle.
 _PROTOCOL = 5
@@ -31,15 +28,16 @@ _module_list_lock = threading.Lock()
 _MOST_LEVELS = 4
 
 
-def pickle_into(file: SupportsWrite[bytes], value: object) -> list[PickleBuffer]:
-    """Write the pickle of a value, and return the buffers of its arrays, which are not copied.
+def pickled(value: object) -> list[memoryview]:
+    """Return the pickle of a value, followed by the bytes of its arrays, which are not copied.
 
     Raises:
         Exception: Any exception that pickling the value raises, mostly TypeError or PicklingError.
     """
+    stream = io.BytesIO()
     buffers: list[PickleBuffer] = []
-    _Pickler(file, _PROTOCOL, buffers.append).dump(value)
-    return buffers
+    _Pickler(stream, _PROTOCOL, buffers.append).dump(value)
+    return [stream.getbuffer(), *(buffer.raw() for buffer in buffers)]
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
@@ -137,7 +135,7 @@ def _is_importable(module: ModuleType) -> bool:
 def pickling_problem(value: object) -> str:
     """Return the reason why a value cannot be pickled; empty if it can be pickled."""
     try:
-        pickle_into(io.BytesIO(), value)
+        pickled(value)
     except Exception as error:
         return error_words(error)
     return ""

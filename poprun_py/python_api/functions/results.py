@@ -7,25 +7,30 @@ instances that know the job's secret.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from popdist_py.errors import counted
 from poprun_py.errors import JobFailedError, UsageError
-from poprun_py.python_api.functions.failures import (
-    KEEPING,
-    LOADING,
-    RESULT,
-    Failure,
-    RemoteTraceback,
-    read_failure,
+from poprun_py.python_api.functions.packed_file import (
+    IncompleteFileError,
+    PackedFile,
+    open_packed,
 )
-from poprun_py.python_api.functions.packed_file import IncompleteFileError, open_packed
 from poprun_py.running.supervise.file_transfer import place_of_call
 from poprun_py.running.supervise.job import InstanceResult, LaunchResult, describe
 
 # After the instance that failed first, the notes describe at most this many failed instances.
 _MOST_OTHERS = 8
+
+
+class RemoteTraceback(Exception):
+    """The traceback of an instance as text, set as the cause of the exception that is raised."""
+
+    def __str__(self) -> str:
+        return f'\n"""\n{self.args[0]}"""'
 
 
 def read_results(folder: Path, result: LaunchResult) -> list[Any]:
@@ -49,26 +54,26 @@ def read_results(folder: Path, result: LaunchResult) -> list[Any]:
         raise UsageError("the job's files have been removed: ask for its result before `with` ends")
     place = place_of_call(folder, result.restart_count)
     if result.exit_code == 0:
-        return [_value(place.prefix(each.index), each, result) for each in result.instances]
-    failures = {
-        each.index: found
-        for each in result.instances
-        if (found := read_failure(place.prefix(each.index))) is not None
-    }
+        return [
+            _value(place.prefix(each.index).with_suffix(".result"), each, result)
+            for each in result.instances
+        ]
+    failures: dict[int, PackedFile] = {}
+    for each in result.instances:
+        with contextlib.suppress(IncompleteFileError):
+            failures[each.index] = open_packed(place.prefix(each.index).with_suffix(".failure"))
     first = result.first_failure
-    failure = failures.pop(first.index, None) if first is not None else None
-    if first is None or failure is None:
-        error: Exception = _ended(first, result)
+    if first is not None and first.index in failures:
+        error = _error(failures.pop(first.index), first, result)
     else:
-        error = _error(failure, first, result)
+        error = _ended(first, result)
     for note in _notes(failures, result):
         error.add_note(note)
     raise error
 
 
-def _value(prefix: Path, instance: InstanceResult, result: LaunchResult) -> Any:
+def _value(path: Path, instance: InstanceResult, result: LaunchResult) -> Any:
     name = _named(instance)
-    path = prefix.with_name(f"{prefix.name}.result")
     try:
         file = open_packed(path)
     except IncompleteFileError:
@@ -77,7 +82,7 @@ def _value(prefix: Path, instance: InstanceResult, result: LaunchResult) -> Any:
         else:
             problem = (
                 f"the result of {name} is incomplete, or was changed: check that there is room in "
-                f"{prefix.parent}"
+                f"{path.parent}"
             )
         raise JobFailedError(problem, result) from None
     try:
@@ -91,32 +96,22 @@ def _value(prefix: Path, instance: InstanceResult, result: LaunchResult) -> Any:
         ) from error
 
 
-def _error(failure: Failure, instance: InstanceResult, result: LaunchResult) -> Exception:
+def _error(failure: PackedFile, instance: InstanceResult, result: LaunchResult) -> Exception:
     """Return the exception to raise for an instance that has written a failure."""
-    name = _named(instance)
-    error = failure.exception()
-    if failure.step == RESULT:
-        error = JobFailedError(
-            f"the result of {name} ({failure.part}) cannot be sent back ({failure.summary}): "
-            "return plain values, arrays or tensors",
-            result,
-        )
-    elif failure.step == KEEPING:
-        error = JobFailedError(
-            f"the result of {name} ({failure.part}) cannot be kept there ({failure.summary}): make "
-            "room, or set TMPDIR to another folder",
-            result,
-        )
-    elif error is None:
-        error = JobFailedError(f"{name} raised {failure.summary}", result)
-    else:
+    name, head = _named(instance), failure.head
+    raised: object = None
+    with contextlib.suppress(Exception):
+        raised = failure.load()
+    if head["problem"]:
+        error: Exception = JobFailedError(f"the result of {name} {head['problem']}", result)
+    elif isinstance(raised, Exception):
+        error = raised
         error.add_note(f"raised in {name}")
-    if failure.step == LOADING:
-        error.add_note(
-            "the function and its arguments could not be unpickled there: their modules must be "
-            "importable on every host, or pickled by value (cloudpickle.register_pickle_by_value)"
-        )
-    error.__cause__ = RemoteTraceback(failure.text)
+    else:  # A KeyboardInterrupt of an instance, for example, must not end the calling program.
+        error = JobFailedError(f"{name} raised {head['summary']}", result)
+    if head["note"]:
+        error.add_note(head["note"])
+    error.__cause__ = RemoteTraceback(head["text"])
     return error
 
 
@@ -133,13 +128,12 @@ def _ended(first: InstanceResult | None, result: LaunchResult) -> JobFailedError
     )
 
 
-def _notes(others: dict[int, Failure], result: LaunchResult) -> Iterator[str]:
+def _notes(others: dict[int, PackedFile], result: LaunchResult) -> Iterator[str]:
     """Yield notes about the instances that failed after the first failed instance."""
     if others:
-        word = "instance" if len(others) == 1 else "instances"
-        yield f"{len(others)} other {word} failed too:"
+        yield f"{counted(len(others), 'other instance')} failed too:"
     for index in sorted(others)[:_MOST_OTHERS]:
-        yield f"  {_named(result.instances[index])}: {others[index].summary}"
+        yield f"  {_named(result.instances[index])}: {others[index].head['summary']}"
     if len(others) > _MOST_OTHERS:
         yield f"  and {len(others) - _MOST_OTHERS} more"
 

@@ -1,25 +1,29 @@
 """The program of an instance that calls a function: ``run_call.py FOLDER NAME``.
 
-The program reads the call, runs it, and writes its result. The launcher passes the paths of the
-files in environment variables. The program unpickles only files of this job, which the launcher
-sends only to instances that know the job's secret. The program is a script, so that it also runs
-where the package is not installed.
+The program reads the call, runs it, and writes its result, or a file that says why the call failed.
+The launcher passes the paths of the files in environment variables. The program unpickles only
+files of this job, which the launcher sends only to instances that know the job's secret. The
+program is a script, so that it also runs where the package is not installed.
 """
 
 from __future__ import annotations
 
+import contextlib
 import linecache
 import os
+import pickle
 import sys
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
+
+_EXIT_CODE_OF_FAILURE = 1
 
 
 def main() -> int:
     """Run the pickled call of this job, and return the exit code."""
     from popdist_py.environment import CALL, CALL_FILES
-    from poprun_py.python_api.functions.failures import LOADING, RAISED, write_failure
 
     if CALL not in os.environ or CALL_FILES not in os.environ:
         name = sys.argv[2] if len(sys.argv) > 2 else "a function"
@@ -30,7 +34,13 @@ def main() -> int:
     try:
         function, args, kwargs = _load(path)
     except Exception as error:
-        return write_failure(prefix, LOADING, error, _user_frames(error.__traceback__))
+        return write_failure(
+            prefix,
+            error,
+            note="the function and its arguments could not be unpickled there: their modules must "
+            "be importable on every host, or pickled by value "
+            "(cloudpickle.register_pickle_by_value)",
+        )
     try:
         value = function(*args, **kwargs)
     except SystemExit as end:
@@ -40,7 +50,7 @@ def main() -> int:
     except KeyboardInterrupt:
         raise
     except BaseException as error:
-        return write_failure(prefix, RAISED, error, _user_frames(error.__traceback__))
+        return write_failure(prefix, error)
     return _write_result(prefix, value)
 
 
@@ -67,19 +77,54 @@ def _load(path: Path) -> tuple[Callable[..., object], tuple[object, ...], dict[s
 
 def _write_result(prefix: str, value: object) -> int:
     """Write the function's result, or the reason why writing fails; return the exit code."""
-    from poprun_py.python_api.functions.failures import KEEPING, RESULT, write_failure
     from poprun_py.python_api.functions.packed_file import write_packed
-    from poprun_py.python_api.functions.pickling import path_to_problem
+    from poprun_py.python_api.functions.pickling import path_to_problem, pickled
 
     kind = type(value).__name__
     try:
-        write_packed(Path(f"{prefix}.result"), {}, value)
-    except OSError as error:
-        return write_failure(prefix, KEEPING, error, None, kind)
+        parts = pickled(value)
     except Exception as error:
         found = path_to_problem(value)
-        return write_failure(prefix, RESULT, error, None, f"{kind}, at {found}" if found else kind)
+        part = f"{kind}, at {found}" if found else kind
+        return write_failure(
+            prefix,
+            error,
+            problem=f"({part}) cannot be sent back ({_summary(error)}): return plain values, "
+            "arrays or tensors",
+        )
+    try:
+        write_packed(Path(f"{prefix}.result"), {}, parts)
+    except OSError as error:
+        return write_failure(
+            prefix,
+            error,
+            problem=f"({kind}) cannot be kept there ({_summary(error)}): make room, or set TMPDIR "
+            "to another folder",
+        )
     return 0
+
+
+def write_failure(prefix: str, error: BaseException, *, problem: str = "", note: str = "") -> int:
+    """Print an exception to stderr, write it to a file, and return the exit code of the instance.
+
+    Args:
+        prefix: The path of the file without its suffix ``.failure``.
+        error: The exception.
+        problem: The words for an error of the job about the function's result, which is raised
+            instead of the exception; empty for an exception of the call itself.
+        note: A note to add to the exception.
+    """
+    from poprun_py.python_api.functions.packed_file import write_packed
+
+    lines = traceback.format_exception(type(error), error, _user_frames(error.__traceback__))
+    text = lines[-1] if problem else "".join(lines)
+    _print(text)
+    head = {"summary": _summary(error), "text": text, "problem": problem, "note": note}
+    try:
+        write_packed(Path(f"{prefix}.failure"), head, _pickled_if_possible(error))
+    except OSError as failure:
+        _print(f"this error cannot be written to a file: {failure}\n")
+    return _EXIT_CODE_OF_FAILURE
 
 
 def _user_frames(frames: TracebackType | None) -> TracebackType | None:
@@ -87,6 +132,35 @@ def _user_frames(frames: TracebackType | None) -> TracebackType | None:
     while frames is not None and frames.tb_frame.f_code.co_filename == __file__:
         frames = frames.tb_next
     return frames
+
+
+def _print(text: str) -> None:
+    # The user's function may have closed or replaced stderr.
+    with contextlib.suppress(Exception):
+        print(text, end="", file=sys.stderr, flush=True)  # noqa: T201
+
+
+def _summary(error: BaseException) -> str:
+    """Return the type of an exception and the first line of its message."""
+    from poprun_py.python_api.functions.pickling import first_line
+
+    kind = type(error)
+    module = "" if kind.__module__ in ("builtins", "__main__") else f"{kind.__module__}."
+    return ": ".join(filter(None, (f"{module}{kind.__qualname__}", first_line(error))))
+
+
+def _pickled_if_possible(error: BaseException) -> list[memoryview]:
+    """Return the pickled exception, or the pickled None if the exception cannot be unpickled.
+
+    Unpickling fails, for example, if the exception's class needs more arguments than its ``args``.
+    """
+    from poprun_py.python_api.functions.pickling import pickled
+
+    with contextlib.suppress(Exception):
+        stream, *buffers = parts = pickled(error)
+        if type(pickle.loads(stream, buffers=buffers)) is type(error):
+            return parts
+    return pickled(None)
 
 
 if __name__ == "__main__":

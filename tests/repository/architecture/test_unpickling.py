@@ -32,7 +32,7 @@ KNOWN = {
     "popdist_py/poptorch/data/shared_slots.py": ["pickle.loads(description.original)"],
     "poprun_py/python_api/messages.py": ["pickle.loads(data)"],
     # What this very function has pickled.
-    "poprun_py/python_api/functions/failures.py": ["pickle.loads(stream.getvalue()"],
+    "poprun_py/python_api/functions/run_call.py": ["pickle.loads(stream, buffers=buffers)"],
 }
 # The functions that read files: what they call, in this order, before bytes become objects.
 GUARDS = {
@@ -46,7 +46,7 @@ GUARDS = {
     "poprun_py/python_api/functions/packed_file.py": (
         "open_packed",
         "check_own",
-        "_index",
+        "crc32",
         "PackedFile",
     ),
 }

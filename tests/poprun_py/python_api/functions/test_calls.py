@@ -14,7 +14,7 @@ from support.repository import ROOT
 import poprun_py
 from poprun_py.errors import JobFailedError
 from poprun_py.python_api.functions import run_call
-from poprun_py.python_api.functions.packed_call import Call
+from poprun_py.python_api.functions.packed_call import write_call
 
 pytestmark = pytest.mark.mpi
 
@@ -228,7 +228,7 @@ print(f"parent {peak() - before:.0f}")
 
 
 def test_the_program_of_a_call_run_by_hand_says_that_launch_runs_it(tmp_path):
-    program = Call.of(max, [1, 2]).program(tmp_path)
+    program = write_call(tmp_path, max, [1, 2])
     done = subprocess.run(program, capture_output=True, text=True, timeout=100, check=False)
     assert done.returncode == 2
     assert done.stderr == "max is run by poprun_py.launch only, from Python\n"

@@ -11,7 +11,7 @@ import pytest
 
 from poprun_py.errors import StartError, UsageError
 from poprun_py.planning.user_program import call_folder, short_name
-from poprun_py.python_api.functions.packed_call import Call
+from poprun_py.python_api.functions.packed_call import function_name, write_call
 from poprun_py.python_api.functions.packed_file import open_packed
 
 LOCK = threading.Lock()
@@ -26,7 +26,7 @@ def test_the_program_of_a_call_has_its_name_and_folder(tmp_path):
     def train():
         return 1
 
-    program = Call.of(train).program(tmp_path)
+    program = write_call(tmp_path, train)
     assert short_name(program) == "train()"
     assert call_folder(program) == tmp_path
     assert call_folder(("train.py", "--lr", "0.1", "3")) is None
@@ -34,7 +34,6 @@ def test_the_program_of_a_call_has_its_name_and_folder(tmp_path):
     assert (tmp_path / "call").stat().st_mode & 0o777 == 0o600
     function, args, kwargs = call.load()
     assert (function(), args, kwargs) == (1, (), {})
-    assert call.head["name"] == "train"
     assert "" not in call.head["path"]
 
 
@@ -49,7 +48,7 @@ def test_the_program_of_a_call_has_its_name_and_folder(tmp_path):
     ],
 )
 def test_every_callable_has_a_name(function, name):
-    assert Call.of(function).name == name
+    assert function_name(function) == name
 
 
 def of_nested():
@@ -67,23 +66,18 @@ def of_nested():
         (LOCK.acquire, [], {}, "lock.acquire cannot"),
     ],
 )
-def test_the_error_names_the_part_that_cannot_be_pickled(function, args, kwargs, named):
+def test_the_error_names_the_part_that_cannot_be_pickled(function, args, kwargs, named, tmp_path):
     with pytest.raises(UsageError) as caught:
-        Call.of(function, args, kwargs)
+        write_call(tmp_path, function, args, kwargs)
     assert str(caught.value).startswith(named)
     assert "(cannot pickle '_thread.lock' object): make " in str(caught.value)
     assert "\n" not in str(caught.value)
     assert caught.value.__cause__ is None
 
 
-def test_a_value_that_is_not_callable_is_refused():
-    with pytest.raises(UsageError, match="expected a function, or a list of words"):
-        Call.of(3)
-
-
 def test_writing_a_call_into_a_missing_folder_is_a_start_error(tmp_path):
     with pytest.raises(StartError, match=r"max and its arguments cannot be written"):
-        Call.of(max).program(tmp_path / "nowhere")
+        write_call(tmp_path / "nowhere", max)
 
 
 def test_a_module_that_cannot_be_imported_by_name_is_pickled_by_value(tmp_path, monkeypatch):
@@ -96,7 +90,7 @@ def test_a_module_that_cannot_be_imported_by_name_is_pickled_by_value(tmp_path, 
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     monkeypatch.setitem(sys.modules, "unfindable", module)
-    Call.of(module.f).program(tmp_path)
+    write_call(tmp_path, module.f)
     monkeypatch.delitem(sys.modules, "unfindable")
     call = open_packed(tmp_path / "call")
     function, _, _ = call.load()
@@ -104,7 +98,7 @@ def test_a_module_that_cannot_be_imported_by_name_is_pickled_by_value(tmp_path, 
 
 
 def test_a_function_of_an_importable_module_is_pickled_by_name(tmp_path):
-    Call.of(importlib.util.find_spec).program(tmp_path)
+    write_call(tmp_path, importlib.util.find_spec)
     function, _, _ = open_packed(tmp_path / "call").load()
     assert function is importlib.util.find_spec
 
@@ -125,9 +119,9 @@ def of_values():
         (of_values, "of_values is a generator: give a function that returns a list"),
     ],
 )
-def test_coroutine_functions_and_generators_are_refused(function, said):
+def test_coroutine_functions_and_generators_are_refused(function, said, tmp_path):
     with pytest.raises(UsageError) as caught:
-        Call.of(function)
+        write_call(tmp_path, function)
     assert str(caught.value).startswith(said)
 
 
@@ -136,7 +130,7 @@ def test_a_recursive_function_with_a_cache_can_be_pickled(tmp_path):
     def fibonacci(number):
         return number if number < 2 else fibonacci(number - 1) + fibonacci(number - 2)
 
-    Call.of(fibonacci).program(tmp_path)
+    write_call(tmp_path, fibonacci)
     function, _, _ = open_packed(tmp_path / "call").load()
     assert function(60) == 1548008755920
     assert function.cache_parameters()["maxsize"] == 7
@@ -146,7 +140,7 @@ def test_a_closure_with_an_unset_variable_can_be_pickled(tmp_path):
     def early():
         return later()
 
-    Call.of(early).program(tmp_path)
+    write_call(tmp_path, early)
 
     def later():
         return 1
@@ -158,5 +152,5 @@ def test_a_removed_folder_is_left_out_of_the_module_path(tmp_path, monkeypatch):
     monkeypatch.chdir(gone)
     monkeypatch.syspath_prepend("")
     gone.rmdir()
-    Call.of(len).program(tmp_path)
+    write_call(tmp_path, len)
     assert "" not in open_packed(tmp_path / "call").head["path"]

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import io
+import sys
 
 import numpy as np
 import pytest
 
+from popdist_py.environment import CALL, CALL_FILES
 from poprun_py.errors import JobFailedError, UsageError
-from poprun_py.python_api.functions.failures import RemoteTraceback, write_failure
-from poprun_py.python_api.functions.packed_file import write_packed
-from poprun_py.python_api.functions.results import read_results
+from poprun_py.python_api.functions import run_call
+from poprun_py.python_api.functions.packed_call import write_call
+from poprun_py.python_api.functions.packed_file import IncompleteFileError, write_packed
+from poprun_py.python_api.functions.pickling import pickled
+from poprun_py.python_api.functions.results import RemoteTraceback, read_results
+from poprun_py.python_api.functions.run_call import write_failure
 from poprun_py.running.supervise.job import InstanceResult, LaunchResult
 
 
@@ -41,15 +46,15 @@ def ended(*codes, first=None):
 
 
 def result_of(folder, index, value):
-    write_packed(folder / "attempt-0" / f"instance-{index}.result", {}, value)
+    write_packed(folder / "attempt-0" / f"instance-{index}.result", {}, pickled(value))
 
 
-def failure_of(folder, index, error, what="raised"):
+def failure_of(folder, index, error, note=""):
     prefix = folder / "attempt-0" / f"instance-{index}"
     try:
         raise error
     except BaseException as raised:
-        code = write_failure(str(prefix), what, raised, raised.__traceback__)
+        code = write_failure(str(prefix), raised, note=note)
     assert code == 1
 
 
@@ -66,7 +71,7 @@ def test_values_are_in_the_order_of_the_instances(folder):
 def test_the_values_are_those_of_the_last_attempt(folder):
     result_of(folder, 0, "first")
     (folder / "attempt-1").mkdir()
-    write_packed(folder / "attempt-1" / "instance-0.result", {}, "second")
+    write_packed(folder / "attempt-1" / "instance-0.result", {}, pickled("second"))
     again = LaunchResult(exit_code=0, restart_count=1, instances=ended(0).instances)
     assert read_results(folder, again) == ["second"]
 
@@ -134,11 +139,54 @@ def test_an_exception_that_cannot_be_raised_again_is_described(folder, error, sa
     assert caught.value.result.exit_code == 1
 
 
-def test_a_note_helps_when_the_call_cannot_be_unpickled(folder):
-    failure_of(folder, 0, ModuleNotFoundError("No module named 'mine'"), "loading")
-    with pytest.raises(ModuleNotFoundError) as caught:
+@pytest.fixture
+def run(folder, monkeypatch):
+    """Return a function that runs the pickled call in this process, as instance 0 would."""
+    monkeypatch.setattr("sys.path", sys.path[:])
+    monkeypatch.setattr("sys.argv", sys.argv[:])
+
+    def run():
+        monkeypatch.setenv(CALL, str(folder / "call"))
+        monkeypatch.setenv(CALL_FILES, str(folder / "attempt-0" / "instance-0"))
+        return run_call.main()
+
+    return run
+
+
+def test_a_note_helps_when_the_call_cannot_be_unpickled(folder, run):
+    assert run() == 1
+    with pytest.raises(IncompleteFileError) as caught:
         read_results(folder, ended(1, first=0))
     assert "register_pickle_by_value" in caught.value.__notes__[-1]
+
+
+class Closed:
+    def __reduce__(self):
+        raise OSError("it is closed")
+
+
+@pytest.mark.parametrize(
+    ("value", "problem"),
+    [
+        ([1, Closed()], r"\(list, at \[1\]\) cannot be sent back \(OSError: it is closed\)"),
+        ([1], r"\(list\) cannot be kept there \(IsADirectoryError: .*\): make room"),
+    ],
+)
+def test_the_error_says_why_a_result_cannot_be_sent_back(value, problem, folder, run, monkeypatch):
+    """A folder in the place of the file makes writing fail, like a full disk."""
+    (folder / "attempt-0" / "instance-0.result").mkdir()
+    monkeypatch.setattr(sys.modules[__name__], "RETURNED", value)
+    write_call(folder, returned)
+    assert run() == 1
+    with pytest.raises(JobFailedError, match=f"the result of instance 0 on here {problem}"):
+        read_results(folder, ended(1, first=0))
+
+
+RETURNED = None
+
+
+def returned():
+    return RETURNED
 
 
 def test_the_error_names_an_instance_without_a_result(folder):
