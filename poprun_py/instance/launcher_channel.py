@@ -136,11 +136,11 @@ class LauncherChannel:
             self._unsent += control_protocol.pack(kind, payload)
 
     def send_now(self, kind: bytes, value: "Any") -> None:
-        """Send a message with a JSON payload at once. Call this only before ``start_polling``."""
+        """Send a message with a JSON payload at once, before any message is queued."""
         self._connection.sendall(control_protocol.pack(kind, dumps(value).encode()))
 
     def wait_for_messages(self) -> list[tuple[bytes, bytes]]:
-        """Wait for data, and return the complete messages. Call this only before ``start_polling``.
+        """Wait for data, and return the messages that are complete.
 
         Raises:
             SystemExit: The launcher is gone.
@@ -149,10 +149,6 @@ class LauncherChannel:
         if not data:
             sys.exit(1)
         return self._reader.feed(data)
-
-    def start_polling(self) -> None:
-        """Make the socket non-blocking, which ``exchange`` needs."""
-        self._connection.setblocking(False)
 
     @property
     def descriptor(self) -> int:
@@ -178,9 +174,9 @@ class LauncherChannel:
         """Send and receive as the poll event allows; return None if the launcher is gone."""
         try:
             if event & select.POLLOUT and self._unsent:
-                del self._unsent[: self._connection.send(self._unsent)]
+                del self._unsent[: self._connection.send(self._unsent, socket.MSG_DONTWAIT)]
             if event & (select.POLLIN | select.POLLHUP | select.POLLERR):
-                data = self._connection.recv(_CHUNK)
+                data = self._connection.recv(_CHUNK, socket.MSG_DONTWAIT)
                 return self._reader.feed(data) if data else None
         except BlockingIOError:
             pass

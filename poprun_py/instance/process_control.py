@@ -1,4 +1,4 @@
-"""Process control by signals, limits of open files, orphans, and stopping with a grace time.
+"""Process control by signals, limits of open files, and the adoption of orphans.
 
 This module has few imports, because it is loaded at the start of every instance. Only functions for
 system calls that Python does not offer import ctypes.
@@ -11,7 +11,7 @@ from poprun_py.instance.quick_imports import signal
 
 TYPE_CHECKING = False  # importing TYPE_CHECKING from typing would take long
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    pass
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
@@ -138,49 +138,3 @@ def end_mpi_daemon() -> None:
     is_daemon = (process_info.read_file(parent, "comm") or b"").strip() in (b"prted", b"orted")
     if is_daemon and process_info.children_by_parent().get(parent) == [os.getpid()]:
         signal_process(parent, signal.SIGTERM)
-
-
-class GracefulStop:
-    """Asks a program or a job to end, waits for a grace time, and then kills it.
-
-    The supervisor uses this class to stop mpirun and the instances, and each wrapper uses it to
-    stop its program. Methods take the current time, ``now``, in seconds of ``time.monotonic``.
-
-    Args:
-        ask: The function that asks the program to end.
-        force: The function that kills the program.
-        repeat_seconds: The seconds between calls of ``force``; by default, it is called once.
-    """
-
-    def __init__(
-        self,
-        ask: "Callable[[], None]",
-        force: "Callable[[], None]",
-        repeat_seconds: float = float("inf"),
-    ) -> None:
-        self.asked_at: float | None = None
-        self._ask = ask
-        self._force = force
-        self._repeat_seconds = repeat_seconds
-        self._force_at = float("inf")
-
-    def begin(self, now: float, grace_seconds: float = float("inf")) -> None:
-        """Call ``ask`` if this is the first call; schedule ``force`` after ``grace_seconds``."""
-        self.force_after(grace_seconds, now)
-        if self.asked_at is None:
-            self.asked_at = now
-            self._ask()
-
-    def force_after(self, seconds: float, now: float) -> None:
-        """Schedule ``force`` after ``seconds``, unless it is due sooner; ``ask`` is not called."""
-        self._force_at = min(self._force_at, now + seconds)
-
-    def next_deadline(self) -> float:
-        """Return the time when ``on_time`` must be called next; infinity for never."""
-        return self._force_at
-
-    def on_time(self, now: float) -> None:
-        """Call ``force`` if its scheduled time has come."""
-        if now >= self._force_at:
-            self._force_at = now + self._repeat_seconds
-            self._force()

@@ -11,7 +11,7 @@ import sys
 
 from poprun_py.instance import job_folders
 from poprun_py.instance.binding import THREAD_VARIABLES
-from poprun_py.instance.quick_imports import signal
+from poprun_py.instance.quick_imports import signal, socket
 
 TYPE_CHECKING = False  # importing TYPE_CHECKING from typing would take long
 if TYPE_CHECKING:
@@ -85,14 +85,23 @@ def _first_of(*names: str) -> str:
     return next((os.environ[name] for name in names if name in os.environ), "0")
 
 
-def unset_empty_thread_variables() -> None:
-    """Unset the thread variables that the launcher has set to an empty value.
+def set_variables(variables: "Mapping[str, str | None]") -> None:
+    """Set the variables of this process; a value of None unsets a variable."""
+    for name, value in variables.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
 
-    The launcher sets empty values so that Open MPI does not pass on another instance's value.
-    """
+
+def complete() -> None:
+    """Set the variables that follow from the launcher's variables and from this host."""
+    set_mpi_and_torchrun_variables()
     for name in THREAD_VARIABLES:
+        # The launcher sets empty values so that Open MPI does not pass on another instance's value.
         if os.environ.get(name) == "":
             del os.environ[name]
+    os.environ.update(hook_variables(os.environ))
 
 
 def set_mpi_and_torchrun_variables() -> None:
@@ -138,17 +147,11 @@ def set_job_folders(folders: "Sequence[JobFolder]") -> None:
         folders: The folders of the job. The first folder is for files that must not outlive the
             job. Open MPI creates its shared memory in the last folder below /dev/shm.
     """
-    in_memory = [
-        folder.path for folder in folders if folder.path.startswith(f"{job_folders.SHARED_MEMORY}/")
-    ]
-    variables = shared_memory_variables(in_memory[-1] if in_memory else None, os.environ)
-    variables["POPDIST_JOB_FOLDER"] = folders[0].path if folders else None
-    for name, value in variables.items():
-        if value is not None:
-            os.environ[name] = value
-        else:
-            # If the variable is set, it is left over from an outer job, which started this job.
-            os.environ.pop(name, None)
+    paths = [folder.path for folder in folders]
+    in_memory = [path for path in paths if path.startswith(f"{job_folders.SHARED_MEMORY}/")]
+    set_variables(shared_memory_variables(in_memory[-1] if in_memory else None, os.environ))
+    # If there are no folders, the variable is left over from an outer job, which started this job.
+    set_variables({"POPDIST_JOB_FOLDER": paths[0] if paths else None})
 
 
 def shared_memory_variables(
@@ -179,10 +182,15 @@ def hook_variables(environ: "Mapping[str, str]") -> dict[str, str]:
     if not (gives_names or replaces_back_end or network or has_folder):
         return {}
     found = _interface_variables(network, environ) if network else {}
+    return {"PYTHONPATH": _python_path(_HOOK, environ), **found}
+
+
+def _python_path(hook: str, environ: "Mapping[str, str]") -> str:
+    """Return PYTHONPATH with the folder of a hook added in front."""
     path = environ.get("PYTHONPATH", "")
     # The hook's folder comes first, because Python runs only the first sitecustomize that it finds.
-    rest = [entry for entry in path.split(os.pathsep) if entry != _HOOK] if path else []
-    return {"PYTHONPATH": os.pathsep.join([_HOOK, *rest]), **found}
+    rest = [entry for entry in path.split(os.pathsep) if entry != hook] if path else []
+    return os.pathsep.join([hook, *rest])
 
 
 def _interface_variables(network: str, environ: "Mapping[str, str]") -> dict[str, str]:
@@ -207,28 +215,19 @@ def _interface_of(network: str) -> str:
     if not slash:
         return network
     try:
-        wanted, mask = _ipv4_number(address), (1 << 32) - (1 << 32 - int(bits))
+        # /proc/net/route shows the four bytes of an address as a number in this machine's byte
+        # order.
+        wanted = int.from_bytes(socket.inet_aton(address), sys.byteorder)
+        mask = (1 << 32) - (1 << 32 - int(bits))
+        mask = int.from_bytes(mask.to_bytes(4, "big"), sys.byteorder)
         with open(_ROUTES, encoding="ascii") as lines:
             for line in list(lines)[1:]:
                 name, target, gateway = line.split()[:3]
-                # /proc/net/route shows the four bytes of an address as a number in this machine's
-                # byte order.
-                found = int.from_bytes(int(target, 16).to_bytes(4, sys.byteorder), "big")
-                if int(gateway, 16) == 0 and found & mask == wanted & mask:
+                if int(gateway, 16) == 0 and int(target, 16) & mask == wanted & mask:
                     return name
     except (OSError, ValueError):
         pass
     return ""
-
-
-def _ipv4_number(address: str) -> int:
-    """Return an IPv4 address as a number.
-
-    Raises:
-        ValueError: The address is not an IPv4 address.
-    """
-    first, second, third, fourth = map(int, address.split("."))
-    return int.from_bytes(bytes((first, second, third, fourth)), "big")
 
 
 def stacks_variables(
@@ -242,10 +241,7 @@ def stacks_variables(
     variables = {"POPDIST_STACKS": f"{int(STACKS_SIGNAL)}:/proc/{os.getpid()}/fd/{file}"}
     is_python = os.path.basename(command[0]).startswith(("python", "pypy"))
     if is_python or command[0] == sys.executable:
-        path = environ.get("PYTHONPATH")
-        variables["PYTHONPATH"] = (
-            f"{_DIAGNOSTICS_HOOK}{os.pathsep}{path}" if path else _DIAGNOSTICS_HOOK
-        )
+        variables["PYTHONPATH"] = _python_path(_DIAGNOSTICS_HOOK, environ)
     return variables
 
 

@@ -23,11 +23,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
+    from poprun_py.instance.program_process import ProgramOutput
     from poprun_py.instance.progress_memory import ProgressMemory
 
     Send = Callable[[bytes, Any], None]
 
-_CHUNK = 1 << 16
 # Constants from linux/termbits.h and linux/tty.h that Python's module termios lacks.
 _EXTPROC = 0o200000
 _PKT_FLUSHREAD, _PKT_IOCTL = 0x01, 0x40
@@ -47,15 +47,23 @@ class ProgramInput:
             program has the keyboard from its start. ``debugger`` tells whether breakpoint() may ask
             for the keyboard. ``term`` is the kind of terminal.
         memory: The memory that is shared with the program.
+        output: The program's output, to which its terminals are added.
         send: The function that queues a message to the launcher.
     """
 
-    def __init__(self, setup: "dict[str, Any]", memory: "ProgressMemory", send: "Send") -> None:
+    def __init__(
+        self,
+        setup: "dict[str, Any]",
+        memory: "ProgressMemory",
+        output: "ProgramOutput",
+        send: "Send",
+    ) -> None:
         self._memory = memory
+        self._output = output
         self._send = send
         self._term = setup.get("term", "")
         self._errno = 0  # the errno if a terminal could not be made, else 0
-        self._typed: ProgramTerminal | ProgramPipe | None = None
+        self.typed = TypedInput(send)
         if "input" in setup:
             self._make_typed_input(setup["input"])
         # The program's debugger writes one line for each request to this pipe. Without a debugger,
@@ -77,7 +85,7 @@ class ProgramInput:
         """
         try:
             send = self._send
-            self._typed = ProgramTerminal(setup, send) if setup else ProgramPipe(send)
+            self.typed = ProgramTerminal(setup, self._output, send) if setup else ProgramPipe(send)
         except OSError as error:
             self._errno = error.errno or errno.ENXIO
             # Without the terminal, the program runs with an empty input.
@@ -86,7 +94,7 @@ class ProgramInput:
     @property
     def terminal(self) -> "ProgramTerminal | None":
         """The program's terminal; None if the program reads a pipe or has no keyboard input."""
-        return self._typed if isinstance(self._typed, ProgramTerminal) else None
+        return self.typed if isinstance(self.typed, ProgramTerminal) else None
 
     def variables(self) -> dict[str, str]:
         """Return the environment variables for the program's terminal and its debugger."""
@@ -96,24 +104,6 @@ class ProgramInput:
         if self._write_requests >= 0:
             variables["POPDIST_DEBUGGER"] = f"/proc/{os.getpid()}/fd/{self._write_requests}"
         return variables
-
-    def become_stdin(self, out: int, err: int) -> tuple[int, int]:
-        """Make the keyboard input the standard input of this child, in a new session or group.
-
-        Returns:
-            The descriptors for stdout and stderr. Each is a terminal, or else ``out`` or ``err``.
-        """
-        if self._typed is not None:
-            return self._typed.become_stdin(out, err)
-        os.setpgid(0, 0)
-        # /dev/null replaces the standard input from Open MPI 5, which never ends in instance 0.
-        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-        return out, err
-
-    def ended(self) -> None:
-        """Tell the launcher how much input the program left unread, now that it has ended."""
-        if self._typed is not None:
-            self._typed.ended()
 
     def read_requests(self) -> None:
         """Pass the requests of the program's debugger on to the launcher."""
@@ -134,10 +124,7 @@ class ProgramInput:
     def handle(self, kind: bytes, payload: bytes) -> None:
         """Handle a message of the launcher about the keyboard."""
         if kind == control_protocol.KEYS:
-            if self._typed is not None:
-                self._typed.type(payload)
-            else:
-                self._send(control_protocol.KEYS_READ, None)
+            self.typed.type(payload)
         elif kind == control_protocol.WINDOW_SIZE and self.terminal is not None:
             self.terminal.resize(loads(payload))
         elif kind == control_protocol.NEW_TERMINAL:
@@ -148,27 +135,39 @@ class ProgramInput:
         elif kind == control_protocol.DEBUGGER_LEFT:
             self._memory.leave_debugger(loads(payload))
 
-    def on_time(self, now: float) -> None:
-        """Check whether the program has read its input, if a check is due."""
-        if self._typed is not None:
-            self._typed.on_time(now)
 
-    def next_deadline(self) -> float:
-        """Return the time when ``on_time`` must be called next; infinity for never."""
-        return self._typed.next_deadline() if self._typed is not None else float("inf")
+class TypedInput:
+    """Passes typed bytes to the program; asks the launcher for more when all bytes are read.
 
+    Args:
+        send: The function that queues a message to the launcher.
+        descriptor: Where to write typed bytes. By default, the program's input is empty, and typed
+            bytes are dropped.
+    """
 
-class _TypedInput:
-    """Passes typed bytes to the program; asks the launcher for more when all bytes are read."""
-
-    def __init__(self, descriptor: int, send: "Send") -> None:
-        self._descriptor = descriptor  # where to write typed bytes; -1 if no process reads them
+    def __init__(self, send: "Send", descriptor: int = -1) -> None:
+        self._descriptor = descriptor  # -1 if no process reads typed bytes
         self._send = send
         self._unwritten = bytearray()
         self._owes_answer = False  # whether the launcher waits for KEYS_READ
         self._pause_seconds = _FIRST_PAUSE_SECONDS
         self._check_at = float("inf")
-        os.set_blocking(descriptor, False)
+        if descriptor >= 0:
+            os.set_blocking(descriptor, False)
+
+    def become_stdin(self, out: int, err: int) -> tuple[int, int]:
+        """Make the keyboard input the standard input of this child, in a new session or group.
+
+        Returns:
+            The descriptors for stdout and stderr. Each is a terminal, or else ``out`` or ``err``.
+        """
+        os.setpgid(0, 0)
+        # /dev/null replaces the standard input from Open MPI 5, which never ends in instance 0.
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        return out, err
+
+    def ended(self) -> None:
+        """Tell the launcher how much input the program left unread, now that it has ended."""
 
     def type(self, keys: bytes) -> None:
         """Pass typed bytes on to the program; empty bytes end its input."""
@@ -181,10 +180,12 @@ class _TypedInput:
         self._advance()
 
     def on_time(self, now: float) -> None:
+        """Check whether the program has read its input, if a check is due."""
         if now >= self._check_at:
             self._advance()
 
     def next_deadline(self) -> float:
+        """Return the time when ``on_time`` must be called next; infinity for never."""
         return self._check_at
 
     def _advance(self) -> None:
@@ -213,25 +214,25 @@ class _TypedInput:
 
     def _is_read(self) -> bool:
         """Return whether the program has read all input that it was given."""
-        raise NotImplementedError
+        return True
 
 
-class ProgramPipe(_TypedInput):
+class ProgramPipe(TypedInput):
     """A pipe for the keyboard input of a program."""
 
     def __init__(self, send: "Send") -> None:
         # The wrapper keeps the reading end open, to count the bytes that the program has not read.
         self._read_end, self._write_end = os.pipe()
-        super().__init__(self._write_end, send)
+        super().__init__(send, self._write_end)
 
     def become_stdin(self, out: int, err: int) -> tuple[int, int]:
-        """Make the pipe the standard input of the child process, in a new process group."""
+        """Make the pipe the standard input of this child, in a new process group."""
         os.setpgid(0, 0)
         os.dup2(self._read_end, 0)
         return out, err
 
     def ended(self) -> None:
-        """Tell the launcher how many bytes the program had not read when it ended."""
+        """Tell the launcher how many bytes the program had not read, and close the pipe."""
         unread = fcntl.ioctl(self._read_end, termios.FIONREAD, b"\0" * 4)
         self._report_unread(len(self._unwritten) + int.from_bytes(unread, sys.byteorder))
         self._unwritten.clear()
@@ -243,35 +244,27 @@ class ProgramPipe(_TypedInput):
             self._send(control_protocol.UNREAD, count)
 
     def _close(self) -> None:
-        if self._write_end >= 0:
-            os.close(self._write_end)
-            self._write_end = self._descriptor = -1
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
 
     def _end_input(self) -> bytes:
         self._close()
         return b""
 
-    def _is_read(self) -> bool:
-        return True
 
-
-class ProgramTerminal(_TypedInput):
+class ProgramTerminal(TypedInput):
     """The controlling terminal of a program, for its input and usually for its output."""
 
-    def __init__(self, setup: "dict[str, Any]", send: "Send") -> None:
+    def __init__(self, setup: "dict[str, Any]", output: "ProgramOutput", send: "Send") -> None:
         self._pty = Pty(setup, self._on_control)
-        super().__init__(self._pty.master, send)
-        self.master = self._pty.master
+        super().__init__(send, self._pty.master)
+        # stderr gets a second terminal, because text on stderr has its own tag and files.
+        self._error = Pty(setup) if setup["is_stderr"] else None
         self._is_stdout = setup["is_stdout"]
-        # Maps each descriptor for output of the program to the kind of message for that output.
-        self.streams = {self.master: setup["stream"].encode()}
-        self.ptys = {self.master: self._pty}
-        self._error: Pty | None = None
-        if setup["is_stderr"]:
-            # stderr gets a second terminal, because text on stderr has its own tag and files.
-            self._error = Pty(setup)
-            self.streams[self._error.master] = control_protocol.STDERR
-            self.ptys[self._error.master] = self._error
+        output.add_terminal(self._pty, setup["stream"].encode())
+        if self._error is not None:
+            output.add(self._error, control_protocol.STDERR)
 
     @property
     def number(self) -> int:
@@ -280,15 +273,12 @@ class ProgramTerminal(_TypedInput):
 
     def resize(self, size: "list[int]") -> None:
         """Set the rows and columns of the terminals."""
-        for pty in self.ptys.values():
-            pty.resize(size)
+        self._pty.resize(size)
+        if self._error is not None:
+            self._error.resize(size)
 
     def become_stdin(self, out: int, err: int) -> tuple[int, int]:
-        """Make this terminal the child's standard input and its session's controlling terminal.
-
-        Returns:
-            The descriptors for stdout and stderr. Each is a terminal, or else ``out`` or ``err``.
-        """
+        """Make this terminal the child's standard input and its session's controlling terminal."""
         os.setsid()
         fcntl.ioctl(self._pty.slave, termios.TIOCSCTTY, 0)
         os.dup2(self._pty.slave, 0)
@@ -298,24 +288,25 @@ class ProgramTerminal(_TypedInput):
         )
 
     def ended(self) -> None:
-        """Drop all later input and close the program's terminals, because the program has ended."""
+        """Drop all later input, and close the program's side of the terminals."""
         self._descriptor = -1
-        for pty in self.ptys.values():
-            pty.ended()
+        self._pty.ended()
+        if self._error is not None:
+            self._error.ended()
 
     def _on_control(self, control: int) -> None:
         """Tell the launcher which terminal modes the program has set."""
         if not control & _PKT_IOCTL:
             return
-        if control & _PKT_FLUSHREAD:
+        is_flushed = bool(control & _PKT_FLUSHREAD)
+        if is_flushed:
             self._unwritten.clear()
         modes = self._pty.modes()
         if not modes[_LFLAG] & _EXTPROC:
             modes[_LFLAG] |= _EXTPROC
-            termios.tcsetattr(self.master, termios.TCSANOW, modes)
+            termios.tcsetattr(self._pty.master, termios.TCSANOW, modes)
         codes = [code if isinstance(code, int) else code[0] for code in modes[_CC]]
         flags = [modes[_IFLAG], modes[_OFLAG], modes[_LFLAG] & ~_EXTPROC]
-        is_flushed = bool(control & _PKT_FLUSHREAD)
         self._send(control_protocol.TERMINAL_MODES, [*flags, codes, is_flushed])
         if self._owes_answer:
             self._advance()
@@ -328,7 +319,7 @@ class ProgramTerminal(_TypedInput):
         return _CTRL_D if code == b"\0" else code
 
     def _is_read(self) -> bool:
-        """Return whether the program has read the last line of input. A read returns one line."""
+        # A read of the program returns one line, so at most the last line is unread.
         if self._pty.slave < 0 or not self._pty.modes()[_LFLAG] & termios.ICANON:
             return True
         # The kernel moves written bytes to the reading end with a delay. Polling the reading end
@@ -357,7 +348,6 @@ class Pty:
     ) -> None:
         self.master, self.slave = os.openpty()
         self._on_control = on_control
-        os.set_blocking(self.master, False)
         modes = termios.tcgetattr(self.slave)
         modes[_IFLAG], modes[_OFLAG], modes[_LFLAG] = setup["modes"][:3]
         modes[_LFLAG] |= _EXTPROC
@@ -376,12 +366,16 @@ class Pty:
         """Return the attributes of the terminal, which the program may have set."""
         return termios.tcgetattr(self.master)
 
-    def read(self) -> bytes | None:
+    def fileno(self) -> int:
+        """Return the descriptor of this process's side of the terminal."""
+        return self.master
+
+    def read(self, size: int) -> bytes | None:
         """Return new output; None if there is none yet; empty bytes if the output has ended."""
         data = bytearray()
-        while len(data) < _CHUNK or (data.endswith(b"\r") and len(data) < 2 * _CHUNK):
+        while len(data) < size or (data.endswith(b"\r") and len(data) < 2 * size):
             try:
-                packet = os.read(self.master, _CHUNK)
+                packet = os.read(self.master, size)
             except BlockingIOError:
                 break
             except OSError:

@@ -7,10 +7,10 @@ import errno
 import os
 import sys
 import time
+from io import FileIO
 
 from poprun_py import process_info
 from poprun_py.instance import binding, control_protocol, process_control, program_environment
-from poprun_py.instance.process_control import GracefulStop
 from poprun_py.instance.quick_imports import signal, socket
 
 TYPE_CHECKING = False  # importing TYPE_CHECKING from typing would take long
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from typing import Any, NoReturn
 
     from poprun_py.instance.launcher_channel import LauncherChannel
-    from poprun_py.instance.program_input import ProgramInput, ProgramTerminal
+    from poprun_py.instance.program_input import ProgramInput, Pty
     from poprun_py.instance.transferred_files import ReceivedFile
 
 _CHUNK = 1 << 16
@@ -28,11 +28,8 @@ _INT_BYTES = 4  # the size in bytes of a file descriptor that a Unix socket send
 _NOT_FOUND, _NOT_EXECUTABLE = 127, 126
 # The exit codes of success. After success, processes that the program left running, such as an
 # upload, have the job's grace time to end. 75 is popdist_py.RESUME_EXIT_CODE.
-GOOD_CODES = (0, 75)
-# After a failure of the program, the processes that it left running have 0.1 seconds to end.
+_GOOD_CODES = (0, 75)
 _LEFTOVER_SECONDS_AFTER_FAILURE = 0.1
-# After an exception in its main thread, a program has the grace time to end, but at least one
-# second.
 _LEAST_SECONDS_AFTER_EXCEPTION = 1.0
 # The seconds between two rounds of kills, because a process may start another one during a round.
 _KILL_AGAIN_SECONDS = 0.05
@@ -63,21 +60,15 @@ class ProgramProcess:
         # The program's exit code, or minus the number of the signal that killed the program. None
         # while the program runs.
         self.exit_code: int | None = None
+        self.is_stopping = False  # whether ``stop`` was called
         self.output = ProgramOutput(channel.send_bytes)
         self.input: ProgramInput | None = None
         self.received_file: ReceivedFile | None = None
         self.grace_seconds = 0.0
         self._channel = channel
-        self._stop_signal = int(signal.SIGTERM)
-        self._stop = GracefulStop(
-            ask=lambda: self.send_signal(self._stop_signal),
-            force=self._kill_all,
-            repeat_seconds=_KILL_AGAIN_SECONDS,
-        )
-        # Kills a program that is still running after an exception has ended its main thread.
-        self._stop_after_exception = GracefulStop(
-            ask=lambda: None, force=self._kill_after_exception
-        )
+        self._kill_at = float("inf")
+        # When to kill a program whose main thread has ended with an exception; None before.
+        self._exception_kill_at: float | None = None
         self._was_killed_after_exception = False
         self._suspended: list[int] = []
         self._reported_leftovers: set[int] = set()
@@ -86,11 +77,6 @@ class ProgramProcess:
     def is_running(self) -> bool:
         """Whether the program has not ended."""
         return self.exit_code is None
-
-    @property
-    def is_stopping(self) -> bool:
-        """Whether ``stop`` was called."""
-        return self._stop.asked_at is not None
 
     def start(self, handled_signals: "Collection[int]") -> None:
         """Bind this process, and start the program with the same binding.
@@ -126,17 +112,15 @@ class ProgramProcess:
             self.received_file.close()
         self.start_error = os.read(report_read, 4096).decode(errors="replace")
         os.close(report_read)
-        self.output.add_pipe(out_read, control_protocol.STDOUT)
-        self.output.add_pipe(err_read, control_protocol.STDERR)
-        if self.input is not None:
-            self.output.add_terminal(self.input.terminal)
+        self.output.add(FileIO(out_read), control_protocol.STDOUT)
+        self.output.add(FileIO(err_read), control_protocol.STDERR)
 
     def _become_program(
         self, parent: int, out: int, err: int, report: int, handled_signals: "Collection[int]"
     ) -> "NoReturn":
         """Leave the wrapper's process group, redirect the output, and exec. Runs in the child."""
         if self.input is not None:
-            out, err = self.input.become_stdin(out, err)
+            out, err = self.input.typed.become_stdin(out, err)
         else:
             os.setpgid(0, 0)
         signal.set_wakeup_fd(-1)
@@ -178,16 +162,15 @@ class ProgramProcess:
         is_killed = self._was_killed_after_exception and code == -signal.SIGKILL
         self.exit_code = 1 if is_killed else code
         if self.input is not None:
-            self.input.ended()
-        is_good = self.exit_code in GOOD_CODES
-        limit = self.grace_seconds if is_good else _LEFTOVER_SECONDS_AFTER_FAILURE
-        self._stop.force_after(limit, time.monotonic())
+            self.input.typed.ended()
+        is_good = self.exit_code in _GOOD_CODES
+        self._kill_after(self.grace_seconds if is_good else _LEFTOVER_SECONDS_AFTER_FAILURE)
 
     def is_all_over(self) -> bool:
         """Return whether the program, its output and all processes that it started have ended."""
         return (
             not self.is_running
-            and not self.output.descriptors
+            and not self.output.sources
             and not process_info.has_children(os.getpid())
         )
 
@@ -203,10 +186,15 @@ class ProgramProcess:
                 process_control.signal_process(pid, number)
 
     def stop(self, grace_seconds: float, number: int = signal.SIGTERM) -> None:
-        """Ask the program to end by a signal; after ``grace_seconds``, kill all its processes."""
+        """Ask the program to end by a signal; after ``grace_seconds``, kill all its processes.
+
+        A second call sends no signal, but can shorten the grace time.
+        """
         self.resume()
-        self._stop_signal = number
-        self._stop.begin(time.monotonic(), grace_seconds)
+        self._kill_after(grace_seconds)
+        if not self.is_stopping:
+            self.is_stopping = True
+            self.send_signal(number)
 
     def pause(self) -> None:
         """Suspend all processes of the program."""
@@ -224,25 +212,45 @@ class ProgramProcess:
         Without a limit, Python might wait for threads and pools forever, while other instances wait
         for this program.
         """
-        if self._stop_after_exception.asked_at is None:
-            self._stop_after_exception.begin(time.monotonic(), self._seconds_after_exception())
+        if self._exception_kill_at is None:
+            self._exception_kill_at = time.monotonic() + self._seconds_after_exception()
+
+    def on_time(self, now: float) -> None:
+        """Kill the program if its time is up, and check whether the program has read its input."""
+        if self._exception_kill_at is not None and now >= self._exception_kill_at:
+            self._exception_kill_at = float("inf")
+            self._kill_after_exception(now)
+        if now >= self._kill_at:
+            self._kill_at = now + _KILL_AGAIN_SECONDS
+            self._kill_all()
+        if self.input is not None:
+            self.input.typed.on_time(now)
+
+    def next_deadline(self) -> float:
+        """Return the time when ``on_time`` must be called next; infinity for never."""
+        kill_at = min(self._kill_at, self._exception_kill_at or self._kill_at)
+        return kill_at if self.input is None else min(kill_at, self.input.typed.next_deadline())
+
+    def _kill_after(self, seconds: float) -> None:
+        """Schedule the kill of all processes after ``seconds``, unless it is due sooner."""
+        self._kill_at = min(self._kill_at, time.monotonic() + seconds)
 
     def _seconds_after_exception(self) -> float:
         return max(self.grace_seconds, _LEAST_SECONDS_AFTER_EXCEPTION)
 
-    def _kill_after_exception(self) -> None:
+    def _kill_after_exception(self, now: float) -> None:
         if self.is_running and not self.is_stopping:
             self._was_killed_after_exception = True
             text = _KILLED_AFTER_EXCEPTION.format(self._seconds_after_exception())
             self._channel.send_bytes(control_protocol.STDERR, text.encode())
-            self._kill_all()
+            self._kill_at = now
 
     def _kill_all(self) -> None:
         """Kill the program and every process that it has started."""
         if self.is_running:
             process_control.signal_group(self.pid, signal.SIGKILL)
         left = process_info.descendants(os.getpid())
-        if self.exit_code in GOOD_CODES:
+        if self.exit_code in _GOOD_CODES:
             self._report_leftovers(left)
         for pid in left:
             process_control.signal_process(pid, signal.SIGKILL)
@@ -254,18 +262,6 @@ class ProgramProcess:
         if new:
             commands = [[pid, process_info.command_line(pid)] for pid in new]
             self._channel.send(control_protocol.LEFTOVERS, commands)
-
-    def on_time(self, now: float) -> None:
-        """Kill the program if its time is up, and check whether the program has read its input."""
-        self._stop_after_exception.on_time(now)
-        self._stop.on_time(now)
-        if self.input is not None:
-            self.input.on_time(now)
-
-    def next_deadline(self) -> float:
-        """Return the time when ``on_time`` must be called next; infinity for never."""
-        kill_at = min(self._stop.next_deadline(), self._stop_after_exception.next_deadline())
-        return kill_at if self.input is None else min(kill_at, self.input.next_deadline())
 
 
 def _take_launchers_stdin() -> None:
@@ -300,7 +296,7 @@ def _launchers_stdin(path: str) -> int | None:
 
 
 class ProgramOutput:
-    """The output of one program, from its pipes and from its terminal if it has one.
+    """The output of one program, from its pipes and from its terminals if it has any.
 
     Args:
         send: The function that is called with the kind of message and the bytes of each part of the
@@ -309,58 +305,46 @@ class ProgramOutput:
 
     def __init__(self, send: "Callable[[bytes, bytes], None]") -> None:
         self._send = send
-        self._kinds: dict[int, bytes] = {}  # maps each descriptor to its kind of message
-        self._terminal: ProgramTerminal | None = None
+        # Maps the descriptor of each pipe or terminal that may have more output to the pipe or
+        # terminal and its kind of message.
+        self.sources: dict[int, tuple[FileIO | Pty, bytes]] = {}
+        self._terminal = -1  # the descriptor of the program's controlling terminal
         self.num_bytes = 0  # the number of bytes of output read so far
 
-    @property
-    def descriptors(self) -> "Collection[int]":
-        """The descriptors that may have more output."""
-        return self._kinds
+    def add(self, source: "FileIO | Pty", kind: bytes) -> None:
+        """Add a pipe or a terminal from which the program's output is read."""
+        os.set_blocking(source.fileno(), False)
+        self.sources[source.fileno()] = source, kind
 
-    def add_pipe(self, descriptor: int, kind: bytes) -> None:
-        """Add a pipe from which the program's output is read."""
-        os.set_blocking(descriptor, False)
-        self._kinds[descriptor] = kind
-
-    def add_terminal(self, terminal: "ProgramTerminal | None") -> None:
-        """Add a terminal from which the program's output is read; None adds nothing."""
-        if terminal is not None and terminal is not self._terminal:
-            self._terminal = terminal
-            self._kinds.update(terminal.streams)
+    def add_terminal(self, terminal: "Pty", kind: bytes) -> None:
+        """Add the program's controlling terminal."""
+        self._terminal = terminal.fileno()
+        self.add(terminal, kind)
 
     def read(self, descriptor: int) -> None:
         """Read output from a descriptor that is ready, and send it."""
-        if self._terminal is None or self._terminal.master not in self._kinds:
+        if self._terminal not in self.sources:
             self._pass_on(descriptor, self._read(descriptor))
             return
         # A prompt (text without a newline) is sent last, because text on stderr was written before
         # the prompt.
-        master = self._terminal.master
-        written = self._read(master)
+        written = self._read(self._terminal)
         lines, newline, prompt = (written or b"").rpartition(b"\n")
-        self._pass_on(master, lines + newline or None)
-        for other in [each for each in self._kinds if each != master]:
+        self._pass_on(self._terminal, lines + newline or None)
+        for other in [each for each in self.sources if each != self._terminal]:
             self._pass_on(other, self._read(other))
-        self._pass_on(master, (prompt or None) if written else written)
+        self._pass_on(self._terminal, (prompt or None) if written else written)
 
     def _read(self, descriptor: int) -> bytes | None:
         """Return new output; None if there is none yet; empty bytes if the output has ended."""
-        if self._terminal is not None and descriptor in self._terminal.ptys:
-            return self._terminal.ptys[descriptor].read()
-        try:
-            return os.read(descriptor, _CHUNK)
-        except BlockingIOError:
-            return None
+        return self.sources[descriptor][0].read(_CHUNK)
 
     def _pass_on(self, descriptor: int, data: bytes | None) -> None:
         """Send output from a descriptor, or close the descriptor if ``data`` is empty."""
+        source, kind = self.sources[descriptor]
         if data:
             self.num_bytes += len(data)
-            self._send(self._kinds[descriptor], data)
+            self._send(kind, data)
         elif data is not None:
-            del self._kinds[descriptor]
-            if self._terminal is not None and descriptor in self._terminal.ptys:
-                self._terminal.ptys[descriptor].close()
-            else:
-                os.close(descriptor)
+            del self.sources[descriptor]
+            source.close()

@@ -106,6 +106,8 @@ class ProgramReports:
             proposal = loads(payload)
             polls = self.memory.propose_stop(proposal)
             self._channel.send(control_protocol.POLLED, {"proposal": proposal, "polls": polls})
+        elif kind == control_protocol.AGREE_STOP:
+            self.memory.agree_stop(loads(payload))
         else:
             return False
         return True

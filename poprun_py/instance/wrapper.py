@@ -61,13 +61,11 @@ def main(argv: list[str]) -> int:
     # their signal mask on to this process.
     signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGTERM, signal.SIGINT, signal.SIGABRT))
     command = [_unescape(word) for word in argv[argv.index("--") + 1 :]]
-    program_environment.set_mpi_and_torchrun_variables()
-    program_environment.unset_empty_thread_variables()
     address = os.environ.get("POPRUN_CONTROL")
     if not address:
         binding.apply_planned()
         os.environ.setdefault("MASTER_PORT", "29500")
-        os.environ.update(program_environment.hook_variables(os.environ))
+        program_environment.complete()
         exec_program(command, 2)
     token = os.environ.pop("POPRUN_TOKEN", "")
     channel = LauncherChannel(launcher_channel.connect(address, token))
@@ -78,12 +76,27 @@ def main(argv: list[str]) -> int:
         # The token must not be sent over the network. Both sides have already proved that they know
         # the token.
         token = ""
-    return Wrapper(channel, command, token, memory_folder).run()
+    _send_hello(channel, token)
+    return Wrapper(channel, command, memory_folder).run()
 
 
 def _unescape(word: str) -> str:
     """Undo the launcher's escaping of ``word`` for mpirun, which turns ``:`` into ``%:``."""
     return word[1:] if word.endswith(":") and word != ":" and not word[:-1].strip("%") else word
+
+
+def _send_hello(channel: LauncherChannel, token: str) -> None:
+    rank = program_environment.rank()
+    hello = {
+        "token": token,
+        "rank": rank,
+        "pid": os.getpid(),
+        "host": socket.gethostname(),
+        "time_ns": time.time_ns(),
+    }
+    if rank == 0:
+        hello["port"] = launcher_channel.free_port()
+    channel.send_now(control_protocol.HELLO, hello)
 
 
 class Wrapper:
@@ -92,34 +105,29 @@ class Wrapper:
     Args:
         channel: The connection to the launcher.
         command: The words of the program's command.
-        token: The secret for the first message to the launcher.
         memory_folder: The name for the job's folder in /dev/shm, if the launcher may be on another
             host; else empty.
     """
 
-    def __init__(
-        self, channel: LauncherChannel, command: list[str], token: str, memory_folder: str = ""
-    ) -> None:
+    def __init__(self, channel: LauncherChannel, command: list[str], memory_folder: str) -> None:
         self._channel = channel
-        self._token = token
-        self._memory_folder = memory_folder
         self._program = ProgramProcess(command, channel)
         self._reports = ProgramReports(self._program, channel)
+        self._memory_folder = memory_folder
         self._folders: list[JobFolder] = []  # the job's folders on this host
         self._lease: Lease | None = None  # lease of CPUs for all instances on this host
         self._sent_files: SentFiles | None = None
         self._unsent_parts: Iterator[bytes] = iter(())
         # The prefix of the paths of the program's span files.
         self._spans = ""
-        self._is_released = False  # whether the launcher sent BYE or is gone
         self._is_end_reported = False
-        # The time from which on this process may end without the message BYE.
+        # The time from which on this process may end. A message BYE, or the end of the launcher,
+        # allows the end at once.
         self._leave_at = float("inf")
 
     def run(self) -> int:
         """Run the program from its start to its end; return the exit code for mpirun."""
         process_control.become_subreaper()
-        self._send_hello()
         # The folders are made now, because this process has to wait for other instances anyway
         # until GO arrives.
         self._folders = job_folders.use_folders(os.environ["POPRUN_CONTROL"], self._memory_folder)
@@ -138,11 +146,12 @@ class Wrapper:
                 **daemon,
             },
         )
-        if not self._program.pid:
-            self._collect_ended()
+        self._collect_ended()
         for kind, payload in early:
             self._handle(kind, payload)
-        self._remove_abandoned_folders()
+        # On the launcher's host, the launcher itself removes the folders of dead jobs.
+        if self._memory_folder and program_environment.is_first_on_host():
+            job_folders.remove_abandoned(job_folders.folder_locations())
         self._loop(wake)
         self._release()
         if self._channel.is_connected:
@@ -153,19 +162,6 @@ class Wrapper:
         return code if code >= 0 else 128 - code
 
     # --- before the program starts ----------------------------------------------------------
-
-    def _send_hello(self) -> None:
-        rank = program_environment.rank()
-        hello = {
-            "token": self._token,
-            "rank": rank,
-            "pid": os.getpid(),
-            "host": socket.gethostname(),
-            "time_ns": time.time_ns(),
-        }
-        if rank == 0:
-            hello["port"] = launcher_channel.free_port()
-        self._channel.send_now(control_protocol.HELLO, hello)
 
     def _move_daemon_sockets(self) -> "dict[str, Any]":
         """Make MPI's daemon, which started this process, listen on the job's network only.
@@ -200,7 +196,6 @@ class Wrapper:
             messages = self._channel.wait_for_messages()
             for number, (kind, payload) in enumerate(messages, start=1):
                 if kind == control_protocol.GO:
-                    self._channel.start_polling()
                     return loads(payload), messages[number:]
                 if kind == control_protocol.LEASE:
                     self._take_lease(loads(payload))
@@ -232,18 +227,12 @@ class Wrapper:
         """Apply the settings of the GO message to this process and the program's environment."""
         if "keyboard" in start:
             self._prepare_keyboard(start["keyboard"])
-        for name, value in start["variables"].items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
-        program_environment.set_mpi_and_torchrun_variables()
-        program_environment.unset_empty_thread_variables()
+        program_environment.set_variables(start["variables"])
         program_environment.set_job_folders(self._folders)
+        program_environment.complete()
         self._program.grace_seconds = start.get("grace_seconds", 0.0)
         if "open_files" in start:
             process_control.set_open_files(tuple(start["open_files"]))
-        os.environ.update(program_environment.hook_variables(os.environ))
         self._reports.prepare(start)
         if "files" in start:
             self._prepare_sent_files(start["files"])
@@ -255,8 +244,10 @@ class Wrapper:
     def _prepare_keyboard(self, setup: "dict[str, Any]") -> None:
         from poprun_py.instance.program_input import ProgramInput
 
-        self._program.input = ProgramInput(setup, self._reports.memory, self._channel.send)
-        if self._program.input.terminal is not None:
+        program = self._program
+        send, memory = self._channel.send, self._reports.memory
+        program.input = ProgramInput(setup, memory, program.output, send)
+        if program.input.terminal is not None:
             # COLUMNS and LINES are removed, because programs would trust them and ignore the actual
             # size of the terminal.
             for name in ("COLUMNS", "LINES"):
@@ -288,7 +279,7 @@ class Wrapper:
                     self._on_signals(os.read(wake, 512))
                 elif self._program.input and descriptor == self._program.input.requests:
                     self._program.input.read_requests()
-                elif descriptor in self._program.output.descriptors:
+                elif descriptor in self._program.output.sources:
                     self._program.output.read(descriptor)
                 elif descriptor == self._channel.descriptor:
                     self._exchange(event)
@@ -307,7 +298,7 @@ class Wrapper:
             self._is_end_reported = self._report_end()
         # If this process ended before BYE, without MPI_Finalize, MPICH would end the other
         # instances.
-        may_leave = self._is_released or time.monotonic() >= self._leave_at
+        may_leave = time.monotonic() >= self._leave_at
         return self._is_end_reported and not self._channel.has_unsent and may_leave
 
     def _collect_ended(self) -> None:
@@ -330,7 +321,7 @@ class Wrapper:
         if self._program.input is not None and self._program.input.requests >= 0:
             poll.register(self._program.input.requests, select.POLLIN)
         if not self._channel.is_full:
-            for descriptor in self._program.output.descriptors:
+            for descriptor in self._program.output.sources:
                 poll.register(descriptor, select.POLLIN)
         return poll.poll(self._poll_milliseconds())
 
@@ -338,7 +329,8 @@ class Wrapper:
         """Return the milliseconds until the next work is due; None if no work is scheduled."""
         if not self._program.is_running and not self._is_end_reported:
             return _REAP_MILLISECONDS
-        deadline = min(self._program.next_deadline(), self._reports.next_deadline(), self._leave_at)
+        leave_at = self._leave_at if self._is_end_reported else float("inf")
+        deadline = min(self._program.next_deadline(), self._reports.next_deadline(), leave_at)
         if deadline == float("inf"):
             return None
         return max(1, int(1000 * (deadline - time.monotonic())))
@@ -351,7 +343,7 @@ class Wrapper:
                 self._handle(kind, payload)
             return
         self._channel.disconnect()
-        self._is_released = True
+        self._leave_at = 0.0
         if self._sent_files is not None:
             self._sent_files.remove()
         # The program's output is still read, so that the program can end, but the output is
@@ -364,17 +356,14 @@ class Wrapper:
             return
         if kind == control_protocol.SIGNAL:
             self._program.send_signal(loads(payload))
-        elif kind == control_protocol.AGREE_STOP:
-            self._reports.memory.agree_stop(loads(payload))
         elif kind == control_protocol.PAUSE:
             self._pause(loads(payload))
         elif kind == control_protocol.STOP:
             self._program.stop(*loads(payload))
         elif kind == control_protocol.BYE:
-            self._is_released = True
+            self._leave_at = 0.0
         elif self._program.input is not None:
             self._program.input.handle(kind, payload)
-            self._program.output.add_terminal(self._program.input.terminal)
 
     def _pause(self, is_paused: bool) -> None:
         if is_paused:
@@ -423,7 +412,7 @@ class Wrapper:
         """
         is_open_mpi = "PMIX_RANK" in os.environ and "PMI_RANK" not in os.environ
         if self._program.exit_code == 0 and is_open_mpi and self._lease is None:
-            self._leave_at = time.monotonic() + LEAVE_SECONDS
+            self._leave_at = min(self._leave_at, time.monotonic() + LEAVE_SECONDS)
 
     def _release(self) -> None:
         """Give back the leased CPUs, leave the job's folders and close the connection."""
@@ -432,11 +421,3 @@ class Wrapper:
         for folder in self._folders:
             folder.leave(0.0 if self._channel.is_connected else _DYING_SECONDS)
         self._channel.close()
-
-    def _remove_abandoned_folders(self) -> None:
-        """Remove the folders of dead jobs.
-
-        On the launcher's host, the launcher itself removes the folders of dead jobs.
-        """
-        if self._memory_folder and os.environ.get("LOCAL_RANK", "0") == "0":
-            job_folders.remove_abandoned(job_folders.folder_locations())

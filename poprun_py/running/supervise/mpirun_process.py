@@ -17,7 +17,6 @@ from typing import Any
 from poprun_py import process_info
 from poprun_py.errors import PROCESSES_ADVICE, StartError
 from poprun_py.instance import process_control, program_environment
-from poprun_py.instance.process_control import GracefulStop
 from poprun_py.running.supervise.job import Job, describe
 
 _CHUNK = 1 << 16
@@ -173,7 +172,8 @@ class Mpirun:
         self._selector = selector
         self._log = log
         self._output = bytearray()
-        self._graceful_stop = GracefulStop(ask=self._ask, force=self._kill)
+        self._was_asked_to_end = False
+        self._kill_at = math.inf
         parent = os.getpid()
 
         def prepare() -> None:
@@ -237,13 +237,17 @@ class Mpirun:
 
     def stop(self, now: float) -> None:
         """Ask mpirun to end, and kill it if it does not."""
-        self._graceful_stop.begin(now, _GRACE_SECONDS)
+        self._kill_at = min(self._kill_at, now + _GRACE_SECONDS)
+        if not self._was_asked_to_end:
+            self._was_asked_to_end = True
+            self._signal(self._end_signal)
+            self._continue()
 
     def expect_end(self, seconds: float, now: float) -> None:
         """Note that all instances have ended; kill mpirun if it runs on after ``seconds``."""
         self.is_expected_to_end = True
         self._continue()
-        self._graceful_stop.force_after(seconds, now)
+        self._kill_at = min(self._kill_at, now + seconds)
 
     def all_connected(self) -> None:
         """Move mpirun's ports a last time, as it opens no more after all wrappers connected."""
@@ -254,15 +258,15 @@ class Mpirun:
         """Return the time at which ``on_time`` next has work to do; inf for never."""
         is_confirming = self._pending_signal and self.ended_at is None
         confirm_at = self._check_signals_at if is_confirming else math.inf
-        stop_at = self._graceful_stop.next_deadline()
-        return min(stop_at, self._ports.next_deadline(), confirm_at)
+        return min(self._kill_at, self._ports.next_deadline(), confirm_at)
 
     def on_time(self, now: float) -> None:
         """Check the signals and ports of mpirun, and kill it if its time to end is over."""
         if now >= self._check_signals_at and self.ended_at is None:
             self._check_signals(now)
         self._ports.on_time(now)
-        self._graceful_stop.on_time(now)
+        if now >= self._kill_at:
+            self._kill()
 
     def end(self) -> None:
         """End mpirun, and all processes on this host that it has started."""
@@ -270,9 +274,10 @@ class Mpirun:
             self.stop(time.monotonic())
         while self._process.poll() is None:
             with contextlib.suppress(subprocess.TimeoutExpired):
-                seconds = self._graceful_stop.next_deadline() - time.monotonic()
+                seconds = self._kill_at - time.monotonic()
                 self._process.wait(None if math.isinf(seconds) else max(0.0, seconds))
-            self._graceful_stop.on_time(time.monotonic())
+            if time.monotonic() >= self._kill_at:
+                self._kill()
         if self._process.stdout is not None:
             self._process.stdout.close()
         limit = time.monotonic() + _KILL_SECONDS
@@ -298,10 +303,6 @@ class Mpirun:
         if found and was_found:
             self._on_signal(found)
 
-    def _ask(self) -> None:
-        self._signal(self._end_signal)
-        self._continue()
-
     def _continue(self) -> None:
         """Continue mpirun if it is stopped, so that it can end and remove its files."""
         if self.is_stopped:
@@ -312,6 +313,7 @@ class Mpirun:
             process_control.signal_process(self._process.pid, number)
 
     def _kill(self) -> None:
+        self._kill_at = math.inf
         if self._process.poll() is None:
             # SIGKILL is sent first, because writing to the log may fail.
             self._signal(signal.SIGKILL)

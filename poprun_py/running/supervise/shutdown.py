@@ -16,7 +16,6 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
 
 from poprun_py.instance import control_protocol, process_control
-from poprun_py.instance.process_control import GracefulStop
 from poprun_py.running.supervise.control_channel import ControlChannel
 from poprun_py.running.supervise.job import Cause, Job, StackGroup, Stop
 
@@ -202,6 +201,7 @@ class JobShutdown:
         begun: Callable[[float], None] = lambda _: None,
     ) -> None:
         self.stop: Stop | None = None
+        self.asked_at: float | None = None  # when the programs were asked to end
         self._grace_seconds = job.limits.grace
         self._say = say
         self._begun = begun
@@ -211,16 +211,9 @@ class JobShutdown:
         self._control = control
         self._log = log
         self._request = StopRequest(job.limits.grace)
-        self._graceful_stop = GracefulStop(
-            ask=lambda: self._stop_programs(job.limits.grace), force=lambda: self._stop_programs(0)
-        )
+        self._kill_at = math.inf
         self._report_seconds = job.limits.grace + _REPORT_SECONDS
         self._drop_at = math.inf
-
-    @property
-    def asked_at(self) -> float | None:
-        """When the programs were asked to end; None before."""
-        return self._graceful_stop.asked_at
 
     @property
     def is_refused(self) -> bool:
@@ -254,7 +247,8 @@ class JobShutdown:
             why = "the job cannot start" if cause is Cause.REFUSED else reason
             self._log(f"{why}: stopping the other instances")
             now = time.monotonic()
-            self._graceful_stop.begin(now)
+            self.asked_at = now
+            self._stop_programs(self._grace_seconds)
             self._drop_at = math.inf if self._is_local else now + self._report_seconds
             self._begun(now)
 
@@ -299,13 +293,14 @@ class JobShutdown:
 
     def next_deadline(self) -> float:
         """Return the time at which ``on_time`` next has work to do; inf for never."""
-        stop_at = self._graceful_stop.next_deadline()
-        return min(self._request.next_deadline(), stop_at, self._drop_at)
+        return min(self._request.next_deadline(), self._kill_at, self._drop_at)
 
     def on_time(self, now: float) -> None:
         """Do the next step of the shutdown if its time has come."""
         self._act(self._request.on_time(now))
-        self._graceful_stop.on_time(now)
+        if now >= self._kill_at:
+            self._kill_at = math.inf
+            self._stop_programs(0)
         if now >= self._drop_at:
             self._drop_at = now + self._report_seconds
             # The launcher cannot kill a stopped wrapper on another host. mpirun kills it when
@@ -322,7 +317,7 @@ class JobShutdown:
             )
             if not is_same:
                 self._log(f"{name} again: killing all instances")
-                self._graceful_stop.force_after(0, now)
+                self._kill_at = now
             return
         self._signalled_at, self._signalled_by = now, number
         if number == signal.SIGINT:

@@ -9,6 +9,7 @@ import pytest
 
 from poprun_py.instance import control_protocol
 from poprun_py.instance.program_input import ProgramInput, ProgramPipe, ProgramTerminal
+from poprun_py.instance.program_process import ProgramOutput
 
 _SETUP = {
     "modes": [termios.ICRNL, termios.OPOST | termios.ONLCR, termios.ICANON, [0] * 32],
@@ -27,19 +28,21 @@ def sent():
 @pytest.mark.parametrize("keys", [b"", b"late\n"])
 @pytest.mark.parametrize("kind", [ProgramTerminal, ProgramPipe])
 def test_keys_after_the_end_of_the_program_are_dropped(kind, keys, sent):
-    words = (_SETUP,) if kind is ProgramTerminal else ()
+    output = ProgramOutput(lambda *_: None)
+    words = (_SETUP, output) if kind is ProgramTerminal else ()
     typed = kind(*words, lambda *frame: sent.append(frame))
     typed.ended()
     if kind is ProgramTerminal:
         read, write = os.pipe()
         os.set_blocking(read, False)
-        typed.ptys[typed.master].close()
-        os.dup2(write, typed.master)  # the descriptor now belongs to another file
+        [(descriptor, (terminal, _))] = output.sources.items()
+        terminal.close()
+        os.dup2(write, descriptor)  # the descriptor now belongs to another file
         typed.type(keys)
         with pytest.raises(BlockingIOError):
             os.read(read, 1)
-        for descriptor in {read, write, typed.master}:
-            os.close(descriptor)
+        for each in {read, write, descriptor}:
+            os.close(each)
     else:
         typed.type(keys)
     unread = [(control_protocol.UNREAD, len(keys))] if kind is ProgramPipe and keys else []
@@ -68,8 +71,9 @@ class ProgressMemory:
 
 
 def test_invalid_requests_are_ignored(sent):
+    output = ProgramOutput(lambda *_: None)
     program_input = ProgramInput(
-        {"debugger": True}, ProgressMemory(), lambda *frame: sent.append(frame)
+        {"debugger": True}, ProgressMemory(), output, lambda *frame: sent.append(frame)
     )
     pipe = os.open(program_input.variables()["POPDIST_DEBUGGER"], os.O_WRONLY)
     os.write(pipe, b"\n\xff\xfe\nenter\nenter x\nwait 1\nsing 4\nenter 1\nwai")

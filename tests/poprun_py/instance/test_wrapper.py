@@ -7,12 +7,15 @@ import os
 import signal
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from support.processes import wait_until
 from support.wrapper import frames, wrapped
 
+from poprun_py import process_info
 from poprun_py.instance import control_protocol
+from poprun_py.instance.program_process import ProgramProcess
 from poprun_py.instance.wrapper import LEAVE_SECONDS
 from poprun_py.machines.leases import list_for_launcher, parse_other_jobs
 
@@ -30,6 +33,34 @@ def test_a_stop_that_arrives_together_with_the_start_is_obeyed(tmp_path, number)
         assert (end["code"], end["stopped"]) == (-number, True)
         channel.close()
         wrapper.wait(60)
+
+
+def test_a_second_stop_sends_no_signal_but_can_shorten_the_grace_time(tmp_path):
+    script = "trap 'echo asked' TERM; echo ready; while :; do sleep 0.01; done"
+    received = b""
+    with wrapped(tmp_path, "sh", "-c", script) as (channel, _):
+        channel.sendall(message(control_protocol.GO, GO))
+        for kind, payload in until_end(channel):
+            if kind == control_protocol.STDOUT:
+                received += payload
+                if payload == b"ready\n":
+                    channel.sendall(message(control_protocol.STOP, [1000, signal.SIGTERM]))
+                else:
+                    for seconds in (1000, 0.1, 1000):
+                        channel.sendall(message(control_protocol.STOP, [seconds, signal.SIGTERM]))
+            elif kind == control_protocol.PROGRAM_ENDED:
+                assert json.loads(payload)["code"] == -signal.SIGKILL
+    assert received == b"ready\nasked\n"
+
+
+def test_processes_of_a_program_are_killed_again_until_none_is_left(monkeypatch):
+    rounds = []
+    monkeypatch.setattr(process_info, "descendants", lambda _: rounds.append(1) or [])
+    program = ProgramProcess(["program"], SimpleNamespace(send_bytes=None))
+    program.has_ended(0)
+    for _ in range(3):
+        program.on_time(program.next_deadline())
+    assert len(rounds) == 3
 
 
 @pytest.mark.parametrize("code", [0, 75])
