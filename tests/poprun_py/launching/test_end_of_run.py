@@ -8,32 +8,22 @@ import signal
 
 import pytest
 from support.launcher.consoles import KeptConsole
-from support.launcher.plans import plan_blindly
+from support.launcher.plans import plan_with_folder
 
 from popdist_py.timeline import merging
 from poprun_py.launching import attempts
 from poprun_py.launching.launch import Request, launch
 from poprun_py.launching.run_record import RunRecord
-from poprun_py.machines.host_list import LOCALHOST
-from poprun_py.options.launch_config import LaunchConfig
 from poprun_py.past_runs.pages import run_page
-from poprun_py.planning.mpi_commands import OPEN_MPI_5, Mpi
 from poprun_py.running.supervise.job import LaunchResult
 from poprun_py.terminal import command_name
+
+ENVIRON = {"POPRUN_RUN_ID": "mine", "PATH": os.defpath}
 
 
 @pytest.fixture
 def console():
     return KeptConsole()
-
-
-def planned(**options):
-    return plan_blindly(
-        LaunchConfig(program=("true",), **options),
-        hosts=(LOCALHOST,),
-        mpi=Mpi(path="/mpi/bin/mpirun", kind=OPEN_MPI_5),
-        environ={"POPRUN_RUN_ID": "mine", "PATH": os.defpath},
-    )
 
 
 @pytest.mark.parametrize(
@@ -61,7 +51,7 @@ def test_ctrl_c_after_the_job_changes_not_how_it_ended(
         raise KeyboardInterrupt
 
     monkeypatch.setattr(place, name, interrupted)
-    plan = planned(output_dir=str(tmp_path), timeline="auto")
+    plan = plan_with_folder(tmp_path, ENVIRON, timeline="auto")
     recording = RunRecord(plan, console)
     attempt = recording.begin(plan, 0)
     (attempt.spans.folder / "instance-0.ended").write_text("1")
@@ -85,7 +75,7 @@ def test_a_signal_before_the_job_is_supervised_ends_the_report(
         raise interrupt
 
     monkeypatch.setattr(attempts, "supervise", interrupted)
-    plan = planned(output_dir=str(tmp_path))
+    plan = plan_with_folder(tmp_path, ENVIRON)
     monkeypatch.setenv("POPRUN_LEASES", "none")
     with pytest.raises(KeyboardInterrupt):
         launch(Request(plan), console)

@@ -7,15 +7,12 @@ from types import SimpleNamespace
 
 import pytest
 from support.launcher.consoles import KeptConsole
-from support.launcher.plans import plan_blindly
+from support.launcher.plans import plan_with_folder
 from support.trace_tables import query
 
 from poprun_py.errors import StartError
 from poprun_py.launching import attempts
 from poprun_py.launching.run_record import RunRecord
-from poprun_py.machines.host_list import LOCALHOST
-from poprun_py.options.launch_config import LaunchConfig
-from poprun_py.planning.mpi_commands import OPEN_MPI_5, Mpi
 from poprun_py.running.supervise.job import LaunchResult
 
 
@@ -28,12 +25,7 @@ def failing(job):
 @pytest.fixture
 def run(tmp_path, monkeypatch):
     """Return a run whose attempts can be run: they call ``run.supervise``."""
-    plan = plan_blindly(
-        LaunchConfig(program=("x",), output_dir=str(tmp_path / "out"), timeline="auto"),
-        hosts=(LOCALHOST,),
-        mpi=Mpi(path="/mpi/bin/mpirun", kind=OPEN_MPI_5),
-        environ={"POPRUN_RUN_ID": "mine"},
-    )
+    plan = plan_with_folder(tmp_path / "out", {"POPRUN_RUN_ID": "mine"}, timeline="auto")
     console = KeptConsole()
     recording = RunRecord(plan, console)
     found = SimpleNamespace(

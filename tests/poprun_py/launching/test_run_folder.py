@@ -11,33 +11,21 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
-from support.launcher.plans import plan_blindly
+from support.launcher.plans import plan_with_folder
 
 from popdist_py.environment import InstanceEnvironment
 from poprun_py.errors import UsageError
 from poprun_py.launching.run_folder import RunFolder
 from poprun_py.launching.run_record import new_run_id
-from poprun_py.machines.host_list import LOCALHOST
-from poprun_py.options.launch_config import LaunchConfig
-from poprun_py.planning.mpi_commands import OPEN_MPI_5, Mpi
-
-
-def planned(parent):
-    return plan_blindly(
-        LaunchConfig(program=("x",), output_dir=str(parent)),
-        hosts=(LOCALHOST,),
-        mpi=Mpi(path="/mpi/bin/mpirun", kind=OPEN_MPI_5),
-        environ={},
-    )
 
 
 def opened(parent, name="run"):
-    return RunFolder(planned(parent), name)
+    return RunFolder(plan_with_folder(parent), name)
 
 
 def begin(folder):
     """Begin an attempt and return its number."""
-    path = folder.begin_attempt(planned(folder.path.parent), 0)
+    path = folder.begin_attempt(plan_with_folder(folder.path.parent), 0)
     return int(path.rpartition("-")[2])
 
 

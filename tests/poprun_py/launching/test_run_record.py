@@ -9,28 +9,17 @@ from pathlib import Path
 
 import pytest
 from support.launcher.consoles import KeptConsole
-from support.launcher.plans import plan_blindly
+from support.launcher.plans import plan_blindly, plan_with_folder
 
 from poprun_py.errors import StartError, UsageError
 from poprun_py.launching import run_folder
 from poprun_py.launching.run_folder import RunFolder
 from poprun_py.launching.run_record import AttemptRecord, RunRecord
-from poprun_py.machines.host_list import LOCALHOST
 from poprun_py.options.launch_config import LaunchConfig
 from poprun_py.past_runs.recorded_run import read_run
 from poprun_py.past_runs.run_files import RunFiles
-from poprun_py.planning.mpi_commands import OPEN_MPI_5, Mpi
 from poprun_py.planning.plan_file import plan_from_json
 from poprun_py.running.supervise.job import InstanceResult, LaunchResult
-
-
-def planned(output_dir, environ=None):
-    return plan_blindly(
-        LaunchConfig(program=("x",), output_dir=output_dir),
-        hosts=(LOCALHOST,),
-        mpi=Mpi(path="/mpi/bin/mpirun", kind=OPEN_MPI_5),
-        environ=environ or {},
-    )
 
 
 def opened(plan):
@@ -48,9 +37,9 @@ def full_disk(monkeypatch):
 
 def test_without_a_folder_nothing_is_kept():
     console = KeptConsole()
-    record = RunRecord(planned(None, {"POPRUN_RUN_ID": "mine"}), console)
+    record = RunRecord(plan_with_folder(None, {"POPRUN_RUN_ID": "mine"}), console)
     assert record.run_id == "mine"
-    assert record.begin(planned(None), 0) == AttemptRecord()
+    assert record.begin(plan_with_folder(None), 0) == AttemptRecord()
     record.end(LaunchResult(exit_code=0))
     record.refuse(StartError("no"))
     record.finish(LaunchResult(exit_code=0))
@@ -59,21 +48,21 @@ def test_without_a_folder_nothing_is_kept():
 
 
 def test_a_first_attempt_that_cannot_be_kept_is_refused(tmp_path, full_disk):
-    record = opened(planned(str(tmp_path)))
+    record = opened(plan_with_folder(tmp_path))
     with pytest.raises(UsageError, match=r"^output_dir .*No space left on device"):
-        record.begin_attempt(planned(str(tmp_path)), 0)
+        record.begin_attempt(plan_with_folder(tmp_path), 0)
     record.close()
 
 
 def test_a_later_attempt_goes_on_without_its_files(tmp_path, full_disk):
-    record = opened(planned(str(tmp_path)))
-    assert record.begin_attempt(planned(str(tmp_path)), 1) is None
+    record = opened(plan_with_folder(tmp_path))
+    assert record.begin_attempt(plan_with_folder(tmp_path), 1) is None
     assert "No space left on device" in record.trouble
     record.close()
 
 
 def test_the_report_is_whole_although_the_folder_was_removed(tmp_path):
-    plan = planned(str(tmp_path), {"POPRUN_RUN_ID": "mine"})
+    plan = plan_with_folder(tmp_path, {"POPRUN_RUN_ID": "mine"})
     record = opened(plan)
     record.begin_attempt(plan, 0)
     record.end_attempt(LaunchResult(exit_code=7, reason="failed"))
@@ -90,8 +79,8 @@ def test_the_report_is_whole_although_the_folder_was_removed(tmp_path):
 @pytest.mark.parametrize("folder", ["mine", "elsewhere"])
 def test_the_report_names_the_trace(tmp_path, folder):
     """From its own folder, which may be moved; else with the whole path."""
-    record = opened(planned(str(tmp_path), {"POPRUN_RUN_ID": "mine"}))
-    record.begin_attempt(planned(str(tmp_path)), 0)
+    record = opened(plan_with_folder(tmp_path, {"POPRUN_RUN_ID": "mine"}))
+    record.begin_attempt(plan_with_folder(tmp_path), 0)
     report = tmp_path / "mine" / "report.json"
     assert json.loads(report.read_text())["timeline"] is None
     record.timeline = tmp_path / folder / "t.json"
@@ -102,7 +91,7 @@ def test_the_report_names_the_trace(tmp_path, folder):
 
 
 def test_a_run_that_was_refused_can_be_launched_again(tmp_path):
-    plan = planned(str(tmp_path), {"POPRUN_RUN_ID": "mine"})
+    plan = plan_with_folder(tmp_path, {"POPRUN_RUN_ID": "mine"})
     (tmp_path / "mine").mkdir()
     for text in ("{}", "{}", '{"attempts": {}}', '{"attempts": [1]}', "[]", "no"):
         (tmp_path / "mine" / "report.json").write_text(text)
@@ -114,11 +103,11 @@ def test_a_run_that_was_refused_can_be_launched_again(tmp_path):
 
 def test_an_attempt_whose_launcher_was_killed_is_told_by_the_next_launch(tmp_path):
     environ = {"POPRUN_RUN_ID": "mine"}
-    killed = opened(planned(str(tmp_path), environ))
-    killed.begin_attempt(planned(str(tmp_path), environ), 0)
+    killed = opened(plan_with_folder(tmp_path, environ))
+    killed.begin_attempt(plan_with_folder(tmp_path, environ), 0)
     killed.close()  # as the kernel does
-    record = opened(planned(str(tmp_path), environ))
-    record.begin_attempt(planned(str(tmp_path), environ), 0)
+    record = opened(plan_with_folder(tmp_path, environ))
+    record.begin_attempt(plan_with_folder(tmp_path, environ), 0)
     record.end_attempt(LaunchResult(exit_code=0))
     record.close()
     report = json.loads((tmp_path / "mine" / "report.json").read_text())
@@ -127,12 +116,7 @@ def test_an_attempt_whose_launcher_was_killed_is_told_by_the_next_launch(tmp_pat
 
 def test_the_plan_of_each_attempt_is_kept_without_values_of_env(tmp_path):
     config = LaunchConfig(program=("x", "y"), output_dir=str(tmp_path), env=("MINE=hush",))
-    plan = plan_blindly(
-        config,
-        hosts=(LOCALHOST,),
-        mpi=Mpi(path="/mpi/bin/mpirun", kind=OPEN_MPI_5),
-        environ={},
-    )
+    plan = plan_blindly(config)
     record = opened(plan)
     folders = [Path(record.begin_attempt(plan, count)) for count in (0, 1)]
     record.close()
@@ -154,8 +138,8 @@ def test_a_plan_that_cannot_be_written_keeps_nothing_from_running(tmp_path, monk
             raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(run_folder, "write_whole", refuse)
-    record = opened(planned(str(tmp_path)))
-    folder = record.begin_attempt(planned(str(tmp_path)), 0)
+    record = opened(plan_with_folder(tmp_path))
+    folder = record.begin_attempt(plan_with_folder(tmp_path), 0)
     record.close()
     assert record.trouble == f"{folder} has no plan: No space left on device"
 
@@ -164,7 +148,7 @@ def test_on_a_full_disk_the_report_still_tells_the_end(tmp_path, monkeypatch):
     def refuse(path, text):
         raise OSError(28, "No space left on device")
 
-    plan = planned(str(tmp_path))
+    plan = plan_with_folder(tmp_path)
     record = opened(plan)
     record.begin_attempt(plan, 0)
     monkeypatch.setattr(run_folder, "write_whole", refuse)

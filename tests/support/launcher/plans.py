@@ -2,20 +2,32 @@
 
 from __future__ import annotations
 
+from poprun_py.machines.host_list import LOCALHOST
+from poprun_py.options.launch_config import LaunchConfig
 from poprun_py.planning.launch_plan import make_plan
+from poprun_py.planning.mpi_commands import OPEN_MPI_5, Mpi
 from poprun_py.planning.plan_inputs import PlanInputs
 from poprun_py.planning.topology import make_topology
 from poprun_py.planning.user_mpi_arguments import split_mpi_arguments
 
+MPI = Mpi(path="/mpi/bin/mpirun", kind=OPEN_MPI_5)
 
-def plan_blindly(config, *, hosts, mpi, environ, probed=None):
+
+def plan_blindly(config, *, hosts=(LOCALHOST,), mpi=MPI, environ=None, probed=None):
     config, mpi_arguments = split_mpi_arguments(config)
     topology = make_topology(config, hosts)
     inputs = PlanInputs(
-        environ=environ,
+        environ=environ or {},
         hosts=topology.hosts,
         machines=(None,) * len(topology.hosts),
         mpi=mpi,
         probed=probed,
     )
     return make_plan(config, topology, mpi_arguments, inputs)
+
+
+def plan_with_folder(output_dir, environ=None, **options):
+    """Return the plan of a run that is recorded in a folder; without one if the folder is None."""
+    folder = None if output_dir is None else str(output_dir)
+    config = LaunchConfig(program=("true",), output_dir=folder, **options)
+    return plan_blindly(config, environ=environ)
