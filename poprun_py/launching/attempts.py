@@ -19,7 +19,7 @@ from poprun_py.errors import LaunchError, start_errors
 from poprun_py.launching.launch_planning import without_lost_hosts
 from poprun_py.launching.run_record import AttemptRecord, RunRecord
 from poprun_py.machines.host_list import Host
-from poprun_py.machines.leases import FOLDER_VARIABLE, Lease
+from poprun_py.machines.leases import FOLDER_VARIABLE
 from poprun_py.planning.binding_check import check_binding
 from poprun_py.planning.instance_variables import attempt_variables
 from poprun_py.planning.job_placement import share_of_placements
@@ -53,7 +53,7 @@ class Attempts:
         planned: The plan of the first attempt.
         record: The RunRecord in which the attempts are recorded.
         console: The console that prints the launcher's messages.
-        lease: The cores of the job on this machine, the same for all attempts.
+        cpus: The CPUs that the job has leased on this machine; empty without a lease.
         partition: The IPUs of the job, the same for all attempts; None without a pod.
         descriptors: The descriptors to which the instances' stdout and stderr are written.
         output_folder: A folder for the instances' output, used if --output-dir is not given.
@@ -66,7 +66,7 @@ class Attempts:
         record: RunRecord,
         console: Console,
         *,
-        lease: Lease | None = None,
+        cpus: tuple[int, ...] = (),
         partition: HeldPartition | None = None,
         descriptors: tuple[int, int] = (1, 2),
         output_folder: str | None = None,
@@ -75,7 +75,7 @@ class Attempts:
         self.plan = planned
         self._record = record
         self._console = console
-        self._lease, self._partition = lease, partition
+        self._cpus, self._partition = cpus, partition
         self._descriptors = descriptors
         self._output_folder = output_folder
         self._on_attempt = on_attempt
@@ -133,7 +133,7 @@ class Attempts:
         report = report_text(result, self.plan.instance_label)
         warn(report.removeprefix(f"{command_name()}: ").rstrip("\n"))
         if config.allow_fewer_hosts:
-            self.plan = without_lost_hosts(self.plan, result, warn, self._lease)
+            self.plan = without_lost_hosts(self.plan, result, warn, self._cpus)
         warn(f"restart {restart} of {config.max_restarts} in {seconds:g} s")
 
     def has_time(self, seconds: float) -> bool:

@@ -1,10 +1,8 @@
 """The IPUs of a job, which come from a partition of a pod.
 
-The launcher creates or resets the partition before the job, and gives it back after the job.
-
 A pure function (planning/partition_decision.py) decides which partition is used. The plan contains
-the decision about the partition. The launcher decides again just before the job starts,
-since other jobs change the pod.
+a first decision. The launcher decides again just before the job starts, since other jobs change the
+pod.
 """
 
 from __future__ import annotations
@@ -32,19 +30,20 @@ from popdist_py.pods.pod_errors import (
 )
 from poprun_py.display.formatting import numbered
 from poprun_py.errors import StartError
-from poprun_py.launching.wait_for_resources import Wait
+from poprun_py.launching.wait_for_resources import BusyError, Wait
 from poprun_py.options.launch_config import LaunchConfig
-from poprun_py.planning.partition_variables import HeldPartition
+from poprun_py.planning.launch_plan import LaunchPlan
+from poprun_py.planning.partition_variables import HOST, PORT, HeldPartition
+from poprun_py.planning.user_program import short_name
 from poprun_py.terminal import Console
 
 # The command's --help and a launch without a pod do not import modules about pods.
 if TYPE_CHECKING:
-    from popdist_py.pods.model import Attachment, Partition, PartitionRequest
+    from popdist_py.pods.model import Attachment, Holder, Partition, PartitionRequest
     from popdist_py.pods.pod_store import PodStore
     from poprun_py.planning.partition_decision import PartitionDecision, PodState
 
 NO_POD = "none"
-_HOST, _PORT = "IPUOF_VIPU_API_HOST", "IPUOF_VIPU_API_PORT"
 # The seconds between two queries of the pod during a wait for IPUs. Each query makes three small
 # requests, often to a server on another machine. Pods do not have a queue: free IPUs go to the
 # first job that asks for them.
@@ -86,14 +85,13 @@ def _open_pod(config: LaunchConfig, environ: Mapping[str, str]) -> PodStore | No
     """
     if config.offline_mode or config.pod == NO_POD:
         return None
-    server = {
-        **({_HOST: config.vipu_server_host} if config.vipu_server_host is not None else {}),
-        **({_PORT: str(config.vipu_server_port)} if config.is_given("vipu_server_port") else {}),
-    }
+    environ = dict(environ)
+    if config.vipu_server_host is not None:
+        environ[HOST] = config.vipu_server_host
+    if config.is_given("vipu_server_port"):
+        environ[PORT] = str(config.vipu_server_port)
     try:
-        return find_pod(
-            config.pod, {**environ, **server}, timeout=float(config.vipu_server_timeout)
-        )
+        return find_pod(config.pod, environ, timeout=float(config.vipu_server_timeout))
     except PodError as error:
         raise StartError(str(error)) from None
 
@@ -122,8 +120,7 @@ def _decide(
 
     Returns:
         A pair: the decision, and the partitions of dead launches. The caller removes these
-        partitions before it acts on the decision. Other processes may remove the partitions of
-        dead launches at the same time.
+        partitions before it acts on the decision.
 
     Raises:
         PodError: The pod does not answer.
@@ -150,48 +147,28 @@ def _decide(
 
 @contextlib.contextmanager
 def ipus_of_job(
-    config: LaunchConfig,
-    environ: Mapping[str, str],
-    console: Console,
-    wait: Wait,
-    *,
-    run_id: str,
-    program: str,
-    num_ilds: int,
+    planned: LaunchPlan, run_id: str, console: Console, wait: Wait
 ) -> Iterator[HeldPartition]:
     """Hold a partition for a job, and give it back at the end of ``with``.
-
-    Args:
-        config: The options of the launch.
-        environ: The launcher's environment.
-        console: The console that prints notes and warnings.
-        wait: The limit of the time that the job may wait for other jobs.
-        run_id: The name of the run.
-        program: A short name of the program, for users who inspect the pod.
-        num_ilds: The number of IPU-Link domains in the plan.
 
     Raises:
         StartError: The job cannot get its IPUs.
     """
-    store = _open_pod(config, environ)
+    config = planned.config
+    store = _open_pod(config, planned.environ)
     if store is None:
         is_off = config.offline_mode or config.pod == NO_POD
         if not is_off:
             console.log("no pod is configured: the IPUs are emulated without a partition")
         yield HeldPartition(where=NO_POD if is_off else "")
         return
-    job = _JobPartition(store, config, environ, console, num_ilds, wait)
-    with contextlib.closing(store), _exit_on_signals():
+    job = _JobPartition(store, planned, console, wait)
+    with contextlib.closing(store), _exit_on_signals(), contextlib.closing(job):
         try:
-            try:
-                held = job.take(run_id, program)
-            except PodError as error:
-                raise StartError(str(error)) from None
-            finally:
-                wait.end()
-            yield held
-        finally:
-            job.give_back()
+            held = job.take(run_id)
+        except PodError as error:
+            raise StartError(str(error)) from None
+        yield held
 
 
 @contextlib.contextmanager
@@ -219,21 +196,9 @@ def _exit_on_signals() -> Iterator[None]:
 class _JobPartition:
     """The partition and the attachment of one job."""
 
-    def __init__(
-        self,
-        store: PodStore,
-        config: LaunchConfig,
-        environ: Mapping[str, str],
-        console: Console,
-        num_ilds: int,
-        wait: Wait,
-    ) -> None:
-        self._store = store
-        self._config = config
-        self._environ = environ
-        self._console = console
-        self._num_ilds = num_ilds
-        self._wait = wait
+    def __init__(self, store: PodStore, planned: LaunchPlan, console: Console, wait: Wait) -> None:
+        self._store, self._plan, self._config = store, planned, planned.config
+        self._console, self._wait = console, wait
         self._has_waited = False  # whether the job has waited for IPUs of other jobs
         self._attachment: Attachment | None = None
         # The name of the partition that this job created, and when the pod created it. The time
@@ -247,18 +212,15 @@ class _JobPartition:
 
     # --- taking a partition before the job ------------------------------------------------------
 
-    def take(self, run_id: str, program: str) -> HeldPartition:
+    def take(self, run_id: str) -> HeldPartition:
         """Create or reset the partition as decided, and attach the job's IPUs."""
         self._debug(f"connecting to V-IPU: {self._store.where}")
         left = _MOST_DECISIONS
         while True:
-            decision = self._decide_or_wait()
-            if decision is None:
+            waited = self._wait.seconds
+            decision = self._wait.until(self._decide)
+            if self._wait.seconds > waited:
                 left = _MOST_DECISIONS
-                continue
-            self._wait.end()
-            self._console.log(decision.sentence)
-            self._check(decision)
             if decision.inherited is not None:
                 return HeldPartition(
                     where=self._store.where,
@@ -268,7 +230,8 @@ class _JobPartition:
                 )
             try:
                 partition = self._wait_until_ready(self._prepare(decision))
-                attachment = self._attach(decision, partition, run_id, program)
+                holder = self._holder(run_id)
+                attachment = self._store.attach(partition.name, decision.num_ipus, holder)
             except (InUseError, NameTakenError, NotEnoughIpusError, UnknownNameError) as error:
                 left -= 1
                 if not left:
@@ -286,39 +249,49 @@ class _JobPartition:
                 where=self._store.where, partition=partition, attachment=attachment
             )
 
-    def _decide_or_wait(self) -> PartitionDecision | None:
-        """Return the decision; if other jobs have the IPUs, pause and return None."""
+    def _holder(self, run_id: str) -> Holder:
+        from popdist_py.pods.model import Holder
+
+        return Holder(
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            user=self._store.user,
+            program=short_name(self._config.program),
+            run_id=run_id,
+        )
+
+    def _decide(self) -> PartitionDecision:
+        """Decide on the partition, and remove the partitions of dead launches.
+
+        Raises:
+            BusyError: Other jobs have the IPUs.
+            StartError: The job is refused, or the partition does not fit the plan.
+        """
         try:
-            decision, abandoned = _decide(self._store, self._config, self._environ)
+            decision, abandoned = _decide(self._store, self._config, self._plan.environ)
         except UnreachableError as error:
             # The server of a pod may be restarted while a job waits for IPUs.
-            if self._has_waited and not self._wait.is_over:
-                self._wait.sleep(_POLL_SECONDS, f"for IPUs: {error}")
-                return None
-            raise
+            if not self._has_waited:
+                raise
+            raise BusyError(str(error), f"for IPUs: {error}", _POLL_SECONDS) from None
         for each in abandoned:
+            # Another process may remove the partition at the same time.
             with contextlib.suppress(UnknownNameError, InUseError):
                 self._store.remove_partition(each.name)
                 self._console.log(f"removed partition {each.name} of a launch that is dead")
-        if decision.busy and not self._wait.is_over:
+        if decision.busy:
             self._has_waited = True
-            self._wait.sleep(_POLL_SECONDS, f"for IPUs: {decision.busy}")
-            return None
-        return decision
-
-    def _check(self, decision: PartitionDecision) -> None:
-        """Raise StartError if the job is refused, or the partition does not fit the plan."""
-        from poprun_py.planning.partition_decision import Action
-
-        if decision.action is Action.REFUSE:
-            reason = decision.reason
-            raise StartError(self._wait.refusal(reason) if decision.busy else reason)
-        found, instances = decision.num_ilds, self._config.num_instances
-        if found is not None and instances % found == 0 and found != self._num_ilds:
+            raise BusyError(decision.reason, f"for IPUs: {decision.busy}", _POLL_SECONDS)
+        self._console.log(decision.sentence)
+        if decision.is_refused:
+            raise StartError(decision.reason)
+        found, topology = decision.num_ilds, self._plan.topology
+        if found not in (None, topology.num_ilds) and topology.num_instances % found == 0:
             raise StartError(
                 f"partition {decision.name} has {counted(found, 'IPU-Link domain')}, the plan was "
-                f"made for {self._num_ilds}: make a new plan"
+                f"made for {topology.num_ilds}: make a new plan"
             )
+        return decision
 
     def _prepare(self, decision: PartitionDecision) -> Partition:
         """Create, replace or reset the partition as decided, and return it."""
@@ -387,23 +360,9 @@ class _JobPartition:
             )
         return partition
 
-    def _attach(
-        self, decision: PartitionDecision, partition: Partition, run_id: str, program: str
-    ) -> Attachment:
-        from popdist_py.pods.model import Holder
-
-        holder = Holder(
-            host=socket.gethostname(),
-            pid=os.getpid(),
-            user=self._store.user,
-            program=program,
-            run_id=run_id,
-        )
-        return self._store.attach(partition.name, decision.num_ipus, holder)
-
     # --- giving the partition back after the job ------------------------------------------------
 
-    def give_back(self) -> None:
+    def close(self) -> None:
         """Detach the IPUs, and remove the partition if it is temporary. Failures are warnings."""
         attachment, self._attachment = self._attachment, None
         try:

@@ -27,7 +27,6 @@ from poprun_py.machines.leases import Lease
 from poprun_py.options.launch_config import LaunchConfig
 from poprun_py.planning.launch_plan import LaunchPlan
 from poprun_py.planning.plan_warnings import plan_warnings
-from poprun_py.planning.user_program import short_name
 from poprun_py.running.supervise.job import LaunchResult
 from poprun_py.terminal import Console
 
@@ -85,19 +84,14 @@ def launch(
     """
     _require_main_thread()
     wait = Wait(request.config, console)
-    with contextlib.ExitStack() as at_end:
-        planned, lease = _planned(request, console, wait)
-        if lease is not None:
-            at_end.enter_context(lease)
-        planned.require_fit()
+    with contextlib.ExitStack() as held:
+        planned, lease = _plan_and_lease(request, console, wait, held)
         if on_plan is not None:
             on_plan(planned)
         for warning in plan_warnings(planned, is_launched=True):
             console.warn(warning)
         with _inside(planned.folder):
             require_start(planned)
-            if lease is None:
-                lease = at_end.enter_context(lease_as_planned(planned, console, wait))
             _log_command(planned, console)
             began = time.monotonic()
             result = _run(request, planned, console, lease, wait, on_attempt)
@@ -106,17 +100,18 @@ def launch(
             return result
 
 
-def _planned(request: Request, console: Console, wait: Wait) -> tuple[LaunchPlan, Lease | None]:
-    """Return a pair: the plan of a request, and the lease of its cores.
-
-    For a request that already has a plan, the lease is ``None``: the caller leases the cores after
-    it has checked the plan's folder and program.
-    """
+def _plan_and_lease(
+    request: Request, console: Console, wait: Wait, held: contextlib.ExitStack
+) -> tuple[LaunchPlan, Lease]:
+    """Return a pair: the plan of a request, and the lease of its cores."""
     if isinstance(request.job, LaunchConfig):
-        return plan_and_lease(request.job, request.environ, console, wait)
-    if request.environ is None:
-        return request.job, None
-    return replace(request.job, environ=request.environ), None
+        return plan_and_lease(request.job, request.environ, console, wait, held)
+    planned = request.job
+    if request.environ is not None:
+        planned = replace(planned, environ=request.environ)
+    with _inside(planned.folder):
+        require_start(planned)
+    return planned, lease_as_planned(planned, console, wait, held)
 
 
 def _log_command(planned: LaunchPlan, console: Console) -> None:
@@ -191,21 +186,12 @@ def _run(
     _warn_of_little_shared_memory(planned, console)
     with contextlib.closing(RunRecord(planned, console)) as record:
         lease.name_run(record.run_id)
-        ipus = ipus_of_job(
-            config,
-            planned.environ,
-            console,
-            wait,
-            run_id=record.run_id,
-            program=short_name(config.program),
-            num_ilds=planned.topology.num_ilds,
-        )
-        with ipus as partition:
+        with ipus_of_job(planned, record.run_id, console, wait) as partition:
             attempts = Attempts(
                 planned,
                 record,
                 console,
-                lease=lease,
+                cpus=lease.cpus,
                 partition=partition,
                 descriptors=request.descriptors,
                 output_folder=request.output_folder,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -20,7 +20,6 @@ from poprun_py.launching.job_cores import (
     leases_place,
     left_by_others,
 )
-from poprun_py.launching.restart import lost_hosts
 from poprun_py.launching.wait_for_resources import Wait
 from poprun_py.machines.host_list import Host
 from poprun_py.machines.leases import Lease
@@ -44,9 +43,8 @@ from poprun_py.terminal import Console, Log
 
 # A launch without a pod does not import the code of pods.
 if TYPE_CHECKING:
+    from poprun_py.machines.leases import OtherJobs
     from poprun_py.planning.partition_decision import PartitionDecision
-
-_NO_POD = "none"
 
 
 def plan(
@@ -79,7 +77,11 @@ def plan(
 
 
 def plan_and_lease(
-    config: LaunchConfig, environ: Mapping[str, str] | None, console: Console, wait: Wait
+    config: LaunchConfig,
+    environ: Mapping[str, str] | None,
+    console: Console,
+    wait: Wait,
+    held: contextlib.ExitStack,
 ) -> tuple[LaunchPlan, Lease]:
     """Plan a launch with cores that other jobs do not hold, and lease these cores.
 
@@ -88,6 +90,7 @@ def plan_and_lease(
         environ: The launcher's environment; ``os.environ`` by default.
         console: The console that prints warnings, and notes about other jobs.
         wait: The limit of the time that the job may wait for other jobs.
+        held: The lease ends when this stack is closed.
 
     Raises:
         UsageError: The options, hosts and machines do not fit together.
@@ -101,15 +104,78 @@ def plan_and_lease(
     if is_described(config):
         # If the options describe a machine, exactly the planned CPUs are leased. The job is not
         # planned again for other CPUs, even if other jobs hold the planned CPUs.
-        return alone, lease_as_planned(alone, console, wait)
-    machines, lease = lease_beside_others(alone, gathered.inputs, console, wait)
-    if machines == gathered.inputs.machines:
-        return alone, lease
-    with contextlib.ExitStack() as undo:
-        undo.enter_context(lease)
-        planned = gathered.plan(machines)
-        undo.pop_all()
-    return planned, lease
+        return alone, lease_as_planned(alone, console, wait, held)
+    machines, lease = lease_beside_others(alone, gathered.other_jobs, console, wait, held)
+    return (alone if machines == alone.machines else gathered.plan(machines)), lease
+
+
+def without_lost_hosts(
+    planned: LaunchPlan, result: LaunchResult, warn: Log, cpus: Collection[int] = ()
+) -> LaunchPlan:
+    """Plan the same job for the hosts that are left; return the old plan if that is not possible.
+
+    A host is lost if all its instances have vanished without a report.
+
+    Args:
+        planned: The plan of the attempt that failed.
+        result: The result of the attempt that failed.
+        warn: A function that takes warnings about the new plan.
+        cpus: The CPUs that the job has leased on this machine; empty without a lease.
+    """
+    hosts = planned.topology.hosts
+    reported = {
+        planned.instances[each.index].instance.host_index
+        for each in result.instances
+        if each.code is not None and not each.was_lost
+    }
+    left = tuple(hosts[index] for index in sorted(reported))
+    if not left or left == hosts:
+        return planned
+    lost = ", ".join(sorted(host.name for host in hosts if host not in left))
+    try:
+        # On fewer hosts, the job keeps its partition.
+        gathered = _gather(
+            planned.config, planned.environ, None, left, contact_hosts=True, before=planned
+        )
+        machines = left_by_others(gathered.plan(), gathered.other_jobs).machines
+        fewer = gathered.plan(
+            tuple(
+                replace(machine, held_cpus=machine.allowed_cpus.difference(cpus))
+                if cpus and host.is_local and machine
+                else machine
+                for host, machine in zip(left, machines, strict=True)
+            )
+        )
+        fewer.require_fit()
+    except (UsageError, StartError) as error:
+        warn(f"the job does not fit on the hosts without {lost}: {error}")
+        return planned
+    warn(f"going on without {lost}")
+    return fewer
+
+
+def require_start(planned: LaunchPlan) -> None:
+    """Check that a plan fits the machines, and that its program can be started.
+
+    Raises:
+        StartError: The program does not exist, or cannot be run.
+        UsageError: The plan does not fit the machines.
+    """
+    planned.require_fit()
+    # An instance's wrapper process searches for the program in the instance's PATH.
+    environ = {**planned.environ, **dict(planned.instances[0].user_env)}
+    require_program(planned.config.program, environ)
+
+
+def working_folder() -> str:
+    """Return the working folder of this process; empty if it was deleted."""
+    try:
+        return os.getcwd()  # noqa: PTH109 (a path need not be valid Unicode)
+    except OSError:
+        return ""
+
+
+# --- inputs of a plan -----------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,16 +189,22 @@ class _Gathered:
     partition: PartitionDecision | None
 
     def plan(self, machines: Machines | None = None) -> LaunchPlan:
-        inputs = self.inputs if machines is None else replace(self.inputs, machines=machines)
+        """Return the plan for ``machines``; by default for all cores of the gathered machines."""
         made = make_plan(
             self.config,
             self.topology,
             self.mpi_arguments,
-            inputs,
+            self.inputs if machines is None else replace(self.inputs, machines=machines),
             enforce=is_described(self.config),
             partition=self.partition,
         )
         return replace(made, folder=working_folder())
+
+    @property
+    def other_jobs(self) -> Mapping[str, OtherJobs]:
+        """The jobs that hold or await cores of the other hosts; empty if leases are turned off."""
+        probed = self.inputs.probed
+        return {} if probed is None or leases_place() is None else probed.other_jobs
 
 
 def _gather(
@@ -160,7 +232,9 @@ def _gather(
     config, mpi_arguments = split_mpi_arguments(config)
     if before is None:
         partition = _partition_of(config, environ, is_launch=contact_hosts)
-        num_ilds = _ilds_of(config, partition)
+        num_ilds = None if partition is None else partition.num_ilds
+        if num_ilds is not None and config.num_instances % num_ilds:
+            num_ilds = None
     else:
         partition, num_ilds = before.partition, before.topology.num_ilds
     topology = make_topology(config, found, num_ilds=num_ilds)
@@ -177,92 +251,12 @@ def _partition_of(
     Raises:
         StartError: A launch cannot get its IPUs, even if it waits for them.
     """
-    if config.offline_mode or config.pod == _NO_POD:
-        return None
     from poprun_py.launching.job_ipus import planned_partition
 
     use = planned_partition(config, environ)
-    if use is not None and is_launch and use.is_refused:
-        # The job waits for IPUs after it has its cores. The fixed order (cores before IPUs)
-        # prevents deadlock.
-        if use.busy and config.wait_for_resources is not None:
-            return use
+    # The job waits for IPUs after it has its cores. The fixed order (cores before IPUs) prevents
+    # deadlock.
+    may_wait = use is not None and use.busy and config.wait_for_resources is not None
+    if use is not None and is_launch and use.is_refused and not may_wait:
         raise StartError(use.reason)
     return use
-
-
-def _ilds_of(config: LaunchConfig, use: PartitionDecision | None) -> int | None:
-    """Return the number of a partition's IPU-Link domains.
-
-    Return None if the number of instances is not a multiple of the number of domains.
-    """
-    found = use.num_ilds if use is not None else None
-    return found if found is not None and config.num_instances % found == 0 else None
-
-
-def working_folder() -> str:
-    """Return the working folder of this process; empty if it was deleted."""
-    try:
-        return os.getcwd()  # noqa: PTH109 (a path need not be valid Unicode)
-    except OSError:
-        return ""
-
-
-def without_lost_hosts(
-    planned: LaunchPlan, result: LaunchResult, warn: Log, lease: Lease | None = None
-) -> LaunchPlan:
-    """Plan the same job for the hosts that are left; return the old plan if that is not possible.
-
-    Args:
-        planned: The plan of the attempt that failed.
-        result: The result of the attempt that failed.
-        warn: A function that takes warnings about the new plan.
-        lease: The cores that the job keeps on this machine.
-    """
-    hosts = planned.topology.hosts
-    lost = lost_hosts(result, lambda i: hosts[planned.instances[i].instance.host_index].name)
-    left = tuple(host for host in hosts if host.name not in lost)
-    if not lost or not left:
-        return planned
-    try:
-        # On fewer hosts, the job keeps its partition.
-        gathered = _gather(
-            planned.config, planned.environ, None, left, contact_hosts=True, before=planned
-        )
-        fewer = gathered.plan(_machines_within(gathered, lease))
-        fewer.require_fit()
-    except (UsageError, StartError) as error:
-        warn(f"the job does not fit on the hosts without {', '.join(sorted(lost))}: {error}")
-        return planned
-    warn(f"going on without {', '.join(sorted(lost))}")
-    return fewer
-
-
-def _machines_within(gathered: _Gathered, lease: Lease | None) -> Machines:
-    """Return the machines with only the leased cores of this machine and free cores of the others.
-
-    Raises:
-        StartError: The free cores of another host are too few.
-    """
-    machines, probed = gathered.inputs.machines, gathered.inputs.probed
-    if probed is not None and probed.other_jobs and leases_place() is not None:
-        machines = left_by_others(gathered.config, gathered.topology, machines, probed.other_jobs)
-    if lease is None or not lease.cpus:
-        return machines
-    return tuple(
-        replace(m, held_cpus=m.allowed_cpus.difference(lease.cpus)) if host.is_local and m else m
-        for host, m in zip(gathered.topology.hosts, machines, strict=True)
-    )
-
-
-def require_start(planned: LaunchPlan) -> None:
-    """Check that a plan fits the machines, and that its program can be started.
-
-    Raises:
-        StartError: The program does not exist, or cannot be run.
-        UsageError: The plan does not fit the machines.
-    """
-    planned.require_fit()
-    # An instance's wrapper process searches for the program in the instance's PATH.
-    environ = {**planned.environ, **dict(planned.instances[0].user_env)}
-    require_program(planned.config.program, environ)

@@ -84,18 +84,3 @@ def _ended_by(result: LaunchResult, number: int, restart: int) -> LaunchResult:
         hung=(),
         may_restart=False,
     )
-
-
-def lost_hosts(result: LaunchResult, host_of: Callable[[int], str]) -> frozenset[str]:
-    """Return the hosts whose instances all vanished without a report.
-
-    Args:
-        result: The result of the run.
-        host_of: A function that returns the name of an instance's planned host.
-    """
-    lost: dict[str, bool] = {}
-    for instance in result.instances:
-        name = host_of(instance.index)
-        has_vanished = instance.was_lost or instance.code is None
-        lost[name] = lost.get(name, True) and has_vanished
-    return frozenset(name for name, is_lost in lost.items() if is_lost)

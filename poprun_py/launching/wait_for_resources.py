@@ -4,10 +4,29 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable
+from typing import TypeVar
 
+from poprun_py.errors import StartError
 from poprun_py.options.launch_config import LaunchConfig
 from poprun_py.options.option_types import FOREVER
 from poprun_py.terminal import Console
+
+T = TypeVar("T")
+
+
+class BusyError(StartError):
+    """Other jobs hold the cores or IPUs that a job needs.
+
+    Args:
+        refusal: The error text for a job that may not wait for the other jobs.
+        reason: The text shown while the job waits, such as "for IPUs: ...".
+        seconds: The pause before the job tries again.
+    """
+
+    def __init__(self, refusal: str, reason: str, seconds: float) -> None:
+        super().__init__(refusal)
+        self.reason, self.seconds = reason, seconds
 
 
 class Wait:
@@ -18,21 +37,16 @@ class Wait:
     Args:
         config: The options, which say whether and how long the job may wait.
         console: The console that shows the seconds waited and the reason.
+
+    Attributes:
+        seconds: The seconds that the job has waited so far.
     """
 
     def __init__(self, config: LaunchConfig, console: Console) -> None:
         self._config, self._console = config, console
         wait = config.wait_for_resources
         self._limit = math.inf if wait == FOREVER else float(wait or 0)
-        self._seconds_before = 0.0
-        self._began: float | None = None
-
-    @property
-    def seconds(self) -> float:
-        """The seconds that the job has waited so far."""
-        if self._began is None:
-            return self._seconds_before
-        return self._seconds_before + time.monotonic() - self._began
+        self.seconds = 0.0
 
     @property
     def is_allowed(self) -> bool:
@@ -44,26 +58,31 @@ class Wait:
         """Whether the limit of the wait is reached; always true for a job that may not wait."""
         return self.seconds >= self._limit
 
-    def sleep(self, seconds: float, reason: str) -> None:
-        """Show the reason, such as "for IPUs: ...", and sleep, at most until the time limit."""
-        if self._began is None:
-            self._began = time.monotonic()
-        waited = self.seconds
-        self._console.waiting(waited, reason)
-        time.sleep(max(0.0, min(seconds, self._limit - waited)))
+    def until(self, take: Callable[[], T]) -> T:
+        """Return the value of ``take``, which is called again as long as it raises BusyError.
 
-    def end(self) -> None:
-        """End the wait and clear its message; do nothing if the job is not waiting."""
-        if self._began is not None:
-            self._seconds_before, self._began = self.seconds, None
-            self._console.waiting(self._seconds_before, "")
-
-    def refusal(self, reason: str) -> str:
-        """Return an error text with the reason why the job does not get cores or IPUs.
-
-        With --wait-for-resources, the text begins with this option and says that the limit is
-        reached.
+        Raises:
+            StartError: Other jobs hold what the job needs, and it may not wait any longer.
         """
+        before, began = self.seconds, None
+        try:
+            while True:
+                is_last = self.is_over
+                try:
+                    return take()
+                except BusyError as busy:
+                    if is_last:
+                        raise StartError(self._refusal(str(busy))) from None
+                    began = time.monotonic() if began is None else began
+                    self.seconds = before + time.monotonic() - began
+                    self._console.waiting(self.seconds, busy.reason)
+                    time.sleep(max(0.0, min(busy.seconds, self._limit - self.seconds)))
+                    self.seconds = before + time.monotonic() - began
+        finally:
+            if began is not None:
+                self._console.waiting(self.seconds, "")
+
+    def _refusal(self, reason: str) -> str:
         if self._config.wait_for_resources is None:
             return reason
         return f"{self._config.shown('wait_for_resources')}: the time is over; {reason}"

@@ -10,6 +10,7 @@ from dataclasses import replace
 import pytest
 from support.launcher.consoles import KeptConsole
 from support.launcher.partition_states import FITTING, HOLDER, pod_in_state
+from support.launcher.plans import plan_blindly
 
 from popdist_py.pods.folder_store import FolderStore
 from popdist_py.pods.pod_errors import InUseError, NotEnoughIpusError, UnreachableError
@@ -51,20 +52,13 @@ def job(tmp_path, console, said):
         def held(state, create_seconds=0.0, progress=None, waited_seconds=0.0, **values):
             store = pod_in_state(tmp_path / "pods", state, create_seconds=create_seconds)
             opened.callback(store.close)
-            config = LaunchConfig(**{**JOB, **values})
+            config = LaunchConfig(program=("train.py",), **{**JOB, **values})
+            planned = plan_blindly(config, environ={"POPRUN_PODS": str(tmp_path / "pods")})
             wait = Wait(config, console)
-            wait._seconds_before = waited_seconds
+            wait.seconds = waited_seconds
             if progress is not None:
                 console.waiting = progress
-            return store, ipus_of_job(
-                config,
-                {"POPRUN_PODS": str(tmp_path / "pods")},
-                console,
-                wait,
-                run_id="run",
-                program="train.py",
-                num_ilds=1,
-            )
+            return store, ipus_of_job(planned, "run", console, wait)
 
         yield held
 
@@ -200,10 +194,9 @@ def test_without_a_pod_nothing_is_asked_and_one_line_says_so(tmp_path, console, 
         ({"pod": "none"}, {"POPRUN_POD": "none"}),
         ({"offline_mode": True}, {"POPRUN_POD": "none"}),
     ):
-        config = LaunchConfig(**values)
-        with ipus_of_job(
-            config, environ, console, Wait(config, console), run_id="r", program="p", num_ilds=1
-        ) as held:
+        config = LaunchConfig(program=("p",), **values)
+        planned = plan_blindly(config, environ=environ)
+        with ipus_of_job(planned, "r", console, Wait(config, console)) as held:
             assert held.variables(0) == variables
     assert said == ["no pod is configured: the IPUs are emulated without a partition"]
 

@@ -9,11 +9,10 @@ import pytest
 
 from poprun_py.launching.restart import (
     backoff_seconds,
-    lost_hosts,
     pause,
     run_with_restarts,
 )
-from poprun_py.running.supervise.job import InstanceResult, LaunchResult
+from poprun_py.running.supervise.job import LaunchResult
 
 
 def test_job_is_run_again_with_growing_pauses():
@@ -64,17 +63,6 @@ def test_pause_tells_of_the_signal_that_ended_it():
 
 def test_pause_has_an_end():
     assert backoff_seconds(1000) == 60.0
-
-
-def test_host_is_lost_when_all_its_instances_vanished():
-    instances = (
-        InstanceResult(index=0, code=-15),
-        InstanceResult(index=1, code=-9, was_lost=True),
-        InstanceResult(index=2, code=-9, was_lost=True),
-        InstanceResult(index=3),
-    )
-    result = LaunchResult(exit_code=137, instances=instances)
-    assert lost_hosts(result, lambda index: "ab"[index // 2]) == {"b"}
 
 
 def test_a_restart_that_no_time_is_left_for_is_neither_told_nor_waited_for():

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 from support.launcher.consoles import KeptConsole
 
+from poprun_py.errors import StartError
 from poprun_py.launching import wait_for_resources
-from poprun_py.launching.wait_for_resources import Wait
+from poprun_py.launching.wait_for_resources import BusyError, Wait
 from poprun_py.options.launch_config import LaunchConfig
 
 
@@ -24,26 +25,38 @@ def wait_of(limit):
     return Wait(LaunchConfig(program=("x",), wait_for_resources=limit), console), console
 
 
+def busy(count, reason, seconds=3):
+    """Return a function that raises BusyError in its first ``count`` calls."""
+    answers = iter([BusyError("taken", reason, seconds)] * count)
+
+    def take():
+        for error in answers:
+            raise error
+        return "taken"
+
+    return take
+
+
 def test_waits_for_cores_and_ipus_have_one_limit(clock):
     wait, console = wait_of(5)
-    wait.sleep(3, "for CPUs")
-    wait.end()
+    assert wait.until(busy(1, "for CPUs")) == "taken"
     clock[0] += 1000  # the job is not waiting
     assert (wait.seconds, wait.is_over) == (3, False)
-    wait.sleep(3, "for IPUs")
+    with pytest.raises(StartError, match=r"^wait_for_resources=5: the time is over; taken$"):
+        wait.until(busy(9, "for IPUs"))
     assert (wait.seconds, wait.is_over) == (5, True)
-    wait.end()
     assert console.waits == [(0, "for CPUs"), (3, ""), (3, "for IPUs"), (5, "")]
 
 
 def test_the_end_of_no_wait_is_not_told(clock):
     wait, console = wait_of("forever")
-    wait.end()
+    assert wait.until(lambda: "free") == "free"
     assert (console.waits, wait.is_over, wait.is_allowed) == ([], False, True)
 
 
 def test_a_job_that_may_not_wait_is_refused_at_once(clock):
-    wait, _ = wait_of(None)
+    wait, console = wait_of(None)
     assert (wait.is_allowed, wait.is_over) == (False, True)
-    assert wait.refusal("taken") == "taken"
-    assert wait_of(5)[0].refusal("taken") == "wait_for_resources=5: the time is over; taken"
+    with pytest.raises(StartError, match=r"^taken$"):
+        wait.until(busy(1, "for CPUs"))
+    assert (console.waits, clock) == ([], [100.0])

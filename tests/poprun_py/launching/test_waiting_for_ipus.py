@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from support.launcher.consoles import KeptConsole
 from support.launcher.partition_states import HOLDER, pod_in_state
+from support.launcher.plans import plan_blindly
 
 from poprun_py.errors import StartError
 from poprun_py.launching import launch_planning
@@ -32,18 +33,11 @@ def pod(tmp_path):
 
 def waiting(tmp_path, heard, wait="forever", **values):
     """Return the context of a job that waits; ``heard`` is called with the reason."""
-    config = LaunchConfig(**{**JOB, "wait_for_resources": wait, **values})
+    config = LaunchConfig(program=("train.py",), wait_for_resources=wait, **{**JOB, **values})
+    planned = plan_blindly(config, environ={"POPRUN_PODS": str(tmp_path / "pods")})
     console = KeptConsole()
     console.waiting = lambda _, reason: heard(reason) if reason else None
-    return ipus_of_job(
-        config,
-        {"POPRUN_PODS": str(tmp_path / "pods")},
-        console,
-        Wait(config, console),
-        run_id="run",
-        program="train.py",
-        num_ilds=1,
-    )
+    return ipus_of_job(planned, "run", console, Wait(config, console))
 
 
 @pytest.mark.parametrize("state", ["fits, preconfigured", "half in use, reconfigurable"])

@@ -256,7 +256,10 @@ def test_a_job_continues_with_the_names_and_slots_of_the_remaining_hosts(monkeyp
     whole = launch_planning.plan(config, mpi=MPI, environ=dict(os.environ))
     ended = LaunchResult(
         exit_code=137,
-        instances=tuple(InstanceResult(index=i, code=-9, was_lost=i in (0, 1)) for i in range(6)),
+        instances=(
+            InstanceResult(index=0),
+            *(InstanceResult(index=i, code=-9, was_lost=i in (1, 2)) for i in range(1, 6)),
+        ),
     )
     said: list[str] = []
     fewer = launch_planning.without_lost_hosts(whole, ended, said.append)

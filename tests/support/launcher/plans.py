@@ -13,13 +13,13 @@ from poprun_py.planning.user_mpi_arguments import split_mpi_arguments
 MPI = Mpi(path="/mpi/bin/mpirun", kind=OPEN_MPI_5)
 
 
-def plan_blindly(config, *, hosts=(LOCALHOST,), mpi=MPI, environ=None, probed=None):
+def plan_blindly(config, *, hosts=(LOCALHOST,), mpi=MPI, environ=None, machines=None, probed=None):
     config, mpi_arguments = split_mpi_arguments(config)
     topology = make_topology(config, hosts)
     inputs = PlanInputs(
         environ=environ or {},
         hosts=topology.hosts,
-        machines=(None,) * len(topology.hosts),
+        machines=machines or (None,) * len(topology.hosts),
         mpi=mpi,
         probed=probed,
     )

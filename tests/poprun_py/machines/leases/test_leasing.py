@@ -37,7 +37,7 @@ def job(place, monkeypatch):
     monkeypatch.setenv("POPRUN_LEASES", str(place))
     said = SimpleNamespace(log=[], warn=[], tell=[], binding=[])
     console = SimpleNamespace(**{name: lines.append for name, lines in vars(said).items()})
-    taken, waits = [], []
+    waits = []
 
     def take(*, cores=1, progress=None, **options):
         console.waiting = progress or (lambda *wait: waits.append(wait))
@@ -48,14 +48,12 @@ def job(place, monkeypatch):
 
         config = LaunchConfig(program=("/x/train.py",), **options)
         wait = Wait(config, console)
-        found, lease = lease_share(config, share(*range(cores)), beside, console, wait)
-        taken.append(lease)
+        found, lease = lease_share(config, share(*range(cores)), beside, console, wait, held)
         return SimpleNamespace(share=found, lease=lease, waited_seconds=wait.seconds)
 
     take.said, take.waits = said, waits
-    yield take
-    for lease in taken:
-        lease.close()
+    with contextlib.ExitStack() as held:
+        yield take
 
 
 def test_a_job_alone_prints_nothing_about_leases(job, holder):

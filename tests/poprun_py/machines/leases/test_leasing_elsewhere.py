@@ -6,6 +6,7 @@ import time
 from types import SimpleNamespace
 
 import pytest
+from support.launcher.plans import plan_blindly
 from support.launcher.sysfs_trees import snapshot
 
 from poprun_py.errors import StartError
@@ -15,13 +16,14 @@ from poprun_py.launching.wait_for_resources import Wait
 from poprun_py.machines.host_list import LOCALHOST, Host
 from poprun_py.machines.lease_files import JobProcess, LeaseRecord, QueueRecord
 from poprun_py.machines.leases import OtherJobs
+from poprun_py.machines.probe import ProbedHosts
+from poprun_py.machines.remote_shell import Shell
 from poprun_py.options.launch_config import LaunchConfig
-from poprun_py.planning.job_placement import place_instances
-from poprun_py.planning.topology import make_topology
 
 MACHINE = snapshot("example")
 ALL = tuple(sorted(MACHINE.allowed_cpus))
 HOSTS = (LOCALHOST, Host(name="b"))
+PROBED = ProbedHosts(shell=Shell(words=("ssh",)), addresses={}, machines={}, hostnames={})
 
 
 def holding(*cpus):
@@ -46,16 +48,12 @@ def job(monkeypatch):
         config = LaunchConfig(
             program=("x",), num_instances=2, num_replicas=2, cores_per_instance=cores, **options
         )
-        topology = make_topology(config, HOSTS)
-        machines = (MACHINE, MACHINE)
-        placements = tuple(place_instances(config, topology, machines)[0])
         told = [{"b": OtherJobs(*look)} if look else {} for look in looks]
         console = SimpleNamespace(**{name: lines.append for name, lines in vars(said).items()})
         console.waiting = lambda *wait: waits.append(wait)
-        return wait_for_hosts(
-            config, topology, machines, placements, told.pop(0), lambda: told.pop(0), console,
-            Wait(config, console),
-        )  # fmt: skip
+        alone = plan_blindly(config, hosts=HOSTS, machines=(MACHINE, MACHINE), probed=PROBED)
+        wait = Wait(config, console)
+        return wait_for_hosts(alone, told.pop(0), lambda: told.pop(0), console, wait)
 
     waits = []
     plan.said, plan.clock, plan.waits = said, clock, waits
@@ -106,8 +104,9 @@ def test_a_job_that_shares_is_planned_on_the_whole_machine(job):
 
 def test_leases_on_a_host_with_unknown_hardware_are_ignored():
     config = LaunchConfig(program=("x",), num_instances=2, num_replicas=2)
-    topology = make_topology(config, HOSTS)
     other_jobs = {"b": OtherJobs((holding(*ALL),))}
-    assert left_by_others(config, topology, (MACHINE, None), other_jobs) == (MACHINE, None)
+    unknown = plan_blindly(config, hosts=HOSTS, machines=(MACHINE, None), probed=PROBED)
+    assert left_by_others(unknown, other_jobs).machines == (MACHINE, None)
+    known = plan_blindly(config, hosts=HOSTS, machines=(MACHINE, MACHINE), probed=PROBED)
     with pytest.raises(StartError, match="too few CPUs of host b"):
-        left_by_others(config, topology, (MACHINE, MACHINE), other_jobs)
+        left_by_others(known, other_jobs)
