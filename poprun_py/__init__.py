@@ -10,7 +10,6 @@ the name is first used, so that ``--help`` and the wrapper process of each insta
 TYPE_CHECKING = False
 
 if TYPE_CHECKING:
-    from poprun_py.display.public_values import Views
     from poprun_py.errors import JobFailedError, LaunchError, StartError, TimeLimitError, UsageError
     from poprun_py.launching.launch_planning import plan
     from poprun_py.options.launch_config import LaunchConfig
@@ -63,13 +62,4 @@ def __getattr__(name: str) -> object:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module
 
-    from poprun_py.display.public_values import set_views
-
-    set_views(_views)
     return getattr(import_module(f"{__name__}.{_MODULE_OF_NAME[name]}"), name)
-
-
-def _views() -> "Views":
-    from poprun_py.python_api import value_views
-
-    return value_views

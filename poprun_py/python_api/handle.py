@@ -134,12 +134,12 @@ class JobHandle(Generic[T]):
             return f"<JobHandle {self.name}: of another process>"
 
     def _repr_html_(self) -> str:
-        from poprun_py.python_api.handle_html import job_html
+        from poprun_py.python_api.value_views import job_html
 
         return job_html(self.name, self.status(), self._launcher.outcome)
 
     def _ipython_display_(self) -> None:
-        from poprun_py.python_api.handle_html import show_cell
+        from poprun_py.python_api.value_views import show_cell
 
         show_cell(self.name, self.status, self._launcher.outcome)
 

@@ -24,12 +24,9 @@ _GROUND = ("enums", "errors", "forward_phase", "logger")
 _LEFT_OUT = (
     "__main__",
     "atomic_file",
-    "console",
     "errors",
     "process_info",
     "terminal",
-    "texts",
-    "value_display",
     "versions",
 )
 # Of the PopTorch API: modules that hold names only.

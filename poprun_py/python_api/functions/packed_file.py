@@ -75,12 +75,14 @@ def write_packed(path: Path, head: dict[str, Any], parts: Sequence[memoryview]) 
         OSError: The file cannot be written.
     """
     index = json.dumps({"head": head, "sizes": [len(part) for part in parts]}).encode()
+    pieces: list[bytes | memoryview] = [_LENGTH.pack(len(index)), index, *parts]
     crc = 0
     with replaced_at_end(path, private=True) as partial, partial.open("wb") as file:
-        for part in (_LENGTH.pack(len(index)), index, *parts):
-            for data in (part, bytes(-len(part) % _ALIGNMENT)):
-                file.write(data)
-                crc = zlib.crc32(data, crc)
+        for piece in pieces:
+            padding = bytes(-len(piece) % _ALIGNMENT)
+            file.write(piece)
+            file.write(padding)
+            crc = zlib.crc32(padding, zlib.crc32(piece, crc))
         file.write(_END.pack(crc, _MARK))
 
 

@@ -116,8 +116,8 @@ def test_the_text_of_a_result_is_a_sentence_or_the_report():
     assert str(VIEW).splitlines()[0].startswith("train.py: run r1, launcher 7, 1:15, 2 instances")
 
 
-def test_a_process_that_only_unpickles_a_result_shows_its_repr():
-    """It has not used a public name of poprun_py, so the functions that draw values are unset."""
+def test_a_process_that_only_unpickles_a_result_shows_its_report():
+    """The process uses no public name of poprun_py."""
     code = (
         "import pickle, sys\n"
         "result = pickle.loads(sys.stdin.buffer.read())\n"
@@ -129,7 +129,9 @@ def test_a_process_that_only_unpickles_a_result_shows_its_repr():
         [sys.executable, "-c", code], cwd=ROOT, input=pickle.dumps(FAILED), capture_output=True,
         check=True,
     )  # fmt: skip
-    assert done.stdout.decode() == f"{FAILED!r}\nJobFailedError: {FAILED!r}\n"
+    with pytest.raises(JobFailedError) as raised:
+        FAILED.raise_for_failure()
+    assert done.stdout.decode() == f"{FAILED}\nJobFailedError: {raised.value}\n"
 
 
 # --- failures -----------------------------------------------------------------------------------
