@@ -94,7 +94,7 @@ def print_leases(config: LaunchConfig) -> None:
 
 def print_check(config: LaunchConfig) -> int:
     """Print the table of --check, and return 0 if all hosts have passed."""
-    from poprun_py.machines.probe import check_hosts
+    from poprun_py.machines.host_checks import check_hosts
     from poprun_py.planning.pasted_command import check_pasted_command
     from poprun_py.planning.plan_inputs import Purpose, gather_inputs
     from poprun_py.planning.user_program import resolve_program

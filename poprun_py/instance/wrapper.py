@@ -207,7 +207,7 @@ class Wrapper:
     def _take_lease(self, request: "dict[str, Any]") -> None:
         # The module for leases is imported only in the first instance of a host other than the
         # launcher's.
-        from poprun_py.machines.leases import take_for_launcher
+        from poprun_py.machines.remote_leases import take_for_launcher
 
         answer, self._lease = take_for_launcher(request, os.environ)
         self._channel.send_now(control_protocol.LEASED, answer)

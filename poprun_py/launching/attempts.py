@@ -320,7 +320,7 @@ def _leases(planned: LaunchPlan, run_id: str, *, is_restart: bool) -> dict[int, 
 def _refusal_of(planned: LaunchPlan, warn: Log, index: int, answer: dict[str, Any]) -> str:
     """Return why the job cannot lease cores on an instance's host; empty if leasing works."""
     from poprun_py.machines.lease_messages import refusal_text, sharing_text
-    from poprun_py.machines.leases import parse_other_jobs
+    from poprun_py.machines.remote_leases import parse_other_jobs
 
     host = planned.topology.hosts[planned.instances[index].instance.host_index].name
     if problem := answer.get("problem"):
@@ -347,7 +347,7 @@ def _explain_failed_start(planned: LaunchPlan) -> str:
     Raises:
         StartError: The checks have found the cause on a host.
     """
-    from poprun_py.machines.probe import diagnose
+    from poprun_py.machines.host_checks import diagnose
 
     return diagnose(
         planned.config,

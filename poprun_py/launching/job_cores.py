@@ -53,7 +53,7 @@ from poprun_py.terminal import Console
 
 # A job that runs only on this machine does not import the code that queries other hosts.
 if TYPE_CHECKING:
-    from poprun_py.machines.leases import OtherJobs
+    from poprun_py.machines.remote_leases import OtherJobs
 
 # The seconds between two reads of the leases. A waiting job polls, because it cannot wait for a
 # lock, a signal and a time limit together. Reading a few small files takes a fraction of a
@@ -127,7 +127,7 @@ def lease_beside_others(
     config, topology, whole = alone.config, alone.topology, _share_of_plan(alone)
 
     def ask() -> Mapping[str, OtherJobs]:
-        from poprun_py.machines.probe import probe_other_jobs
+        from poprun_py.machines.host_checks import probe_other_jobs
 
         return probe_other_jobs(
             config, topology.hosts, mpirun=alone.command[0], environ=alone.environ

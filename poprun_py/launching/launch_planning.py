@@ -43,7 +43,7 @@ from poprun_py.terminal import Console, Log
 
 # A launch without a pod does not import the code of pods.
 if TYPE_CHECKING:
-    from poprun_py.machines.leases import OtherJobs
+    from poprun_py.machines.remote_leases import OtherJobs
     from poprun_py.planning.partition_decision import PartitionDecision
 
 

@@ -1,126 +1,170 @@
-"""The facts that a probe reports about a host, and the checks that find problems in a report.
+"""Checks of the hosts: before a launch, for ``--check``, and after a failed launch.
 
-The functions only evaluate reports; probe.py asks the hosts for the reports.
+The functions compare the hosts' reports with the report of this machine.
 """
 
 from __future__ import annotations
 
 import contextlib
-import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from pathlib import Path
+import socket
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
+from popdist_py.environment import RUN_ID
 from poprun_py.display.formatting import bytes_text
 from poprun_py.errors import StartError
 from poprun_py.machines.host_list import Host, compress
-from poprun_py.machines.host_networks import Interface
-from poprun_py.machines.leases import OtherJobs, parse_other_jobs
-from poprun_py.machines.machine import HardwareError, Machine
-from poprun_py.machines.remote_shell import Problem
+from poprun_py.machines.host_networks import Network, listen_address, network_of_hosts
+from poprun_py.machines.host_reports import (
+    HostReport,
+    ProbeRequest,
+    cached_reports,
+    make_request,
+    own_report,
+    request_reports,
+)
+from poprun_py.machines.machine import Machine
+from poprun_py.machines.remote_leases import OtherJobs, parse_other_jobs
+from poprun_py.machines.remote_shell import (
+    Problem,
+    Shell,
+    environment_folder,
+    folder_to_sync,
+    shell_of,
+    sync_folder,
+)
+from poprun_py.options.launch_config import LaunchConfig
 
+_MIN_MEMORY, _MIN_SHM, _MIN_FILES = 512 << 20, 64 << 20, 1024
+_MAX_CLOCK_SECONDS = 1.0
 # The name of the check that a host can connect to the launcher. Every instance must connect to the
 # launcher.
 CALLS_BACK = "calls back"
-_ROOT = Path(__file__).resolve().parents[2]
-_PACKAGES = ("mpi4py", "torch", "numpy")
-_MIN_MEMORY, _MIN_SHM, _MIN_FILES = 512 << 20, 64 << 20, 1024
-_MAX_CLOCK_SECONDS = 1.0
 
 
-# --- reports of the hosts -----------------------------------------------------------------------
+# --- before a launch ----------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ProbeRequest:
-    """The arguments of a probe, which are the same for all hosts.
+class ProbedHosts:
+    """The known facts about the hosts of a launch, and how the hosts are reached.
 
-    ``root`` is the folder with the poprun-py packages. ``program`` is the path of a file that must
-    be readable, or empty. ``folder`` is the working folder of the job. ``packages`` are the Python
-    distributions whose versions are reported. ``call_back`` is the launcher's address and port for
-    a test connection. ``leases`` tells whether to list the jobs that hold CPUs of the host.
+    ``shell`` runs commands on the hosts. ``network`` is the network between the hosts. The keys of
+    ``machines``, ``hostnames`` and ``other_jobs`` are the hosts' names in the options; hosts
+    without a known value are left out. ``hostnames`` are the names that the hosts report for
+    themselves. ``has_fabric`` tells whether at least one host has, or may have, a network that is
+    faster than TCP. ``other_jobs`` are the other jobs that hold or await CPUs of each host.
     """
 
-    root: str
-    program: str
-    folder: str
-    mpirun: str
-    packages: tuple[str, ...] = _PACKAGES
-    call_back: tuple[str, int] | None = None
-    leases: bool = False
-
-    def to_json(self) -> dict[str, Any]:
-        """Return this request as JSON values."""
-        return asdict(self)
+    shell: Shell
+    network: Network = field(default_factory=Network)
+    machines: Mapping[str, Machine]
+    hostnames: Mapping[str, str]
+    has_fabric: bool = False
+    other_jobs: Mapping[str, OtherJobs] = field(default_factory=dict)
 
 
-def make_request(
-    program: Sequence[str],
-    mpirun: str,
-    call_back: tuple[str, int] | None = None,
+def probe_hosts(
+    config: LaunchConfig,
+    hosts: Sequence[Host],
     *,
-    leases: bool = False,
-) -> ProbeRequest:
-    """Return the probe request for a job that runs ``program`` in the working folder."""
-    script = program[1] if len(program) > 1 and program[0] == sys.executable else ""
-    named = script or (program[0] if program and "/" in program[0] else "")
-    return ProbeRequest(
-        root=str(_ROOT),
-        program=str(Path(named).absolute()) if named and not named.startswith("-") else "",
-        folder=str(Path.cwd()),
-        mpirun=mpirun,
-        call_back=call_back,
-        leases=leases,
+    mpirun: str,
+    environ: Mapping[str, str],
+    contact: bool,
+) -> ProbedHosts:
+    """Return the known facts about ``hosts``.
+
+    With ``contact``, the folder of ``--sync`` is copied to the hosts, and the hosts are probed.
+    Without ``contact``, only cached reports are used.
+
+    Raises:
+        UsageError: Options for hosts contradict each other.
+        StartError: A host cannot be reached, fails a vital check, or is not on the network.
+    """
+    shell = shell_of(config, hosts, environ)
+    others = [host for host in hosts if not host.is_local]
+    reports = cached_reports(hosts)
+    if contact:
+        _copy_folders(config, hosts, shell)
+        if not config.no_check or any(host.name not in reports for host in others):
+            request = make_request(config.program, mpirun, leases=True)
+            reports = request_reports(hosts, shell, request)
+            if not config.no_check:
+                raise_first_problem(all_checks(reports, request))
+            _require_different_machines(reports)
+    hostnames = {name: report.hostname for name, report in reports.items()}
+    hostnames |= {host.name: socket.gethostname() for host in hosts if host.is_local}
+    return ProbedHosts(
+        shell=shell,
+        network=_network(config, hosts, reports),
+        machines={name: machine for name, report in reports.items() if (machine := report.machine)},
+        hostnames={name: hostname for name, hostname in hostnames.items() if hostname},
+        has_fabric=any(
+            h.name not in reports or reports[h.name].facts.get("fabric", True) for h in others
+        ),
+        other_jobs=_other_jobs(others, reports, environ),
     )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class HostReport:
-    """The facts that one host reported, or the problem that prevented a report.
+def probe_other_jobs(
+    config: LaunchConfig, hosts: Sequence[Host], *, mpirun: str, environ: Mapping[str, str]
+) -> dict[str, OtherJobs]:
+    """Ask all hosts except this machine again for the jobs that hold or await CPUs.
 
-    ``facts`` are the JSON values that ``report`` in probe_script.py returns. ``clock_seconds`` is
-    the least possible error of the host's clock in seconds: the exact error is unknown, because a
-    report takes time to arrive.
+    Hosts that do not answer are left out of the result.
+
+    Raises:
+        StartError: The command ssh cannot be run.
     """
-
-    host: Host
-    facts: Mapping[str, Any] | None = None
-    problem: Problem | None = None
-    clock_seconds: float = 0.0
-
-    @property
-    def interfaces(self) -> tuple[Interface, ...]:
-        """The host's network addresses."""
-        return tuple(Interface(*entry) for entry in (self.facts or {}).get("networks", ()))
-
-    @property
-    def machine(self) -> Machine | None:
-        """The host's hardware; None if it is unknown."""
-        description = (self.facts or {}).get("machine")
-        with contextlib.suppress(HardwareError):
-            return Machine.from_json(description) if description is not None else None
-        return None
-
-    def other_jobs(self, within: str) -> OtherJobs:
-        """Return the other jobs that hold CPUs of the host or wait for them.
-
-        The argument ``within`` has the same meaning as in ``parse_other_jobs``.
-        """
-        return parse_other_jobs((self.facts or {}).get("leases"), within)
-
-    @property
-    def hostname(self) -> str:
-        """The host name that the host itself reports; empty if unknown."""
-        return str((self.facts or {}).get("host", ""))
-
-    @property
-    def has_fabric(self) -> bool:
-        """Whether the host has a network that is faster than TCP; True if unknown."""
-        return bool((self.facts or {}).get("fabric", True))
+    others = [host for host in hosts if not host.is_local]
+    request = make_request(config.program, mpirun, leases=True)
+    reports = request_reports(others, shell_of(config, hosts, environ), request)
+    return _other_jobs(others, reports, environ)
 
 
-# --- checks of a host ---------------------------------------------------------------------------
+def _other_jobs(
+    others: Sequence[Host], reports: Mapping[str, HostReport], environ: Mapping[str, str]
+) -> dict[str, OtherJobs]:
+    within = environ.get(RUN_ID, "")
+    known = [host.name for host in others if host.name in reports]
+    found = {name: parse_other_jobs(reports[name].facts.get("leases"), within) for name in known}
+    return {name: jobs for name, jobs in found.items() if any(jobs)}
+
+
+def _require_different_machines(reports: Mapping[str, HostReport]) -> None:
+    """Raise StartError if two hosts are the same machine, because mpirun would wait forever."""
+    seen: dict[object, str] = {}
+    for name, report in reports.items():
+        addresses = frozenset(i.address for i in report.interfaces if i.carries_traffic)
+        other = seen.setdefault((report.hostname, addresses), name)
+        if addresses and other != name:
+            raise StartError(
+                f"hosts {other} and {name} are the same machine ({report.hostname}); name it once, "
+                "with name:slots for several instances"
+            )
+
+
+def _copy_folders(config: LaunchConfig, hosts: Sequence[Host], shell: Shell) -> None:
+    if config.synchronise_python_venv:
+        folder = environment_folder(config.shown("synchronise_python_venv"))
+        sync_folder(folder, hosts, shell, links_out=True)
+    if config.sync is not None:
+        sync_folder(folder_to_sync(config.sync, config.named("sync")), hosts, shell)
+
+
+def _network(
+    config: LaunchConfig, hosts: Sequence[Host], reports: Mapping[str, HostReport]
+) -> Network:
+    return network_of_hosts(
+        hosts,
+        {name: report.interfaces for name, report in reports.items()},
+        wanted=config.host_subnet,
+        option=config.named("host_subnet"),
+    )
+
+
+# --- results of checks ---------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -154,12 +198,22 @@ class HostChecks:
         return self.has_network and not any(problems)
 
 
-def checks_of(report: HostReport, ours: Mapping[str, Any], request: ProbeRequest) -> list[Check]:
+def all_checks(
+    reports: Mapping[str, HostReport], request: ProbeRequest
+) -> dict[str, tuple[Check, ...]]:
+    """Return the results of all checks of each host."""
+    ours = own_report(request).facts
+    return {name: checks_of(report, ours, request) for name, report in reports.items()}
+
+
+def checks_of(
+    report: HostReport, ours: Mapping[str, Any], request: ProbeRequest
+) -> tuple[Check, ...]:
     """Return the results of all checks of a host; ``ours`` are the facts about this machine."""
     reached = Check(name="reached", text="no" if report.problem else "yes", problem=report.problem)
-    if report.facts is None:
-        return [reached]
-    return [reached, *_installation(report.facts, ours, request), *_resources(report)]
+    if not report.facts:
+        return (reached,)
+    return (reached, *_installation(report.facts, ours, request), *_resources(report))
 
 
 def _installation(
@@ -195,7 +249,7 @@ def _compare(name: str, there: str, here: str, fix: str) -> Check:
 
 def _resources(report: HostReport) -> list[Check]:
     """Check the network, clock, memory and limits of a host; problems do not prevent a launch."""
-    facts = report.facts or {}
+    facts = report.facts
     interface = next((i for i in report.interfaces if i.carries_traffic), None)
     off = report.clock_seconds
 
@@ -237,48 +291,125 @@ def _size(count: int | None) -> str:
     return "unknown" if count is None else bytes_text(count, decimals=0)
 
 
-def raise_first_problem(
-    reports: Mapping[str, HostReport],
-    ours: Mapping[str, Any],
-    request: ProbeRequest,
-    *,
-    also: Sequence[str] = (),
-) -> None:
+def raise_first_problem(checks: Mapping[str, Sequence[Check]], also: Sequence[str] = ()) -> None:
     """Raise an error if a host fails a vital check, or one of the checks named in ``also``.
 
     Raises:
         StartError: A host has a problem. The message describes the first problem found and names
             all hosts that have this problem.
     """
-    problems: dict[Problem, list[str]] = {}
-    for name, report in reports.items():
-        for check in checks_of(report, ours, request):
-            if check.problem is not None and (check.is_vital or check.name in also):
-                problems.setdefault(check.problem, []).append(name)
-                break
+    first = {
+        name: next((c for c in own if c.problem and (c.is_vital or c.name in also)), None)
+        for name, own in checks.items()
+    }
+    problems = _hosts_of_problems({name: [check] for name, check in first.items() if check})
     for problem, names in problems.items():
         more = len(problems) - 1
         others = f" ({more} other problem{'s' * (more > 1)}: --check lists all)" if more else ""
         raise StartError(f"host {compress(names)}: {problem}{others}")
 
 
-def all_problems(
-    reports: Mapping[str, HostReport], ours: Mapping[str, Any], request: ProbeRequest
-) -> str:
+def all_problems(checks: Mapping[str, Sequence[Check]]) -> str:
     """Return one sentence for each problem of each host."""
-    problems: dict[Problem, list[str]] = {}
-    for name, report in reports.items():
-        for check in checks_of(report, ours, request):
-            if check.problem is not None:
-                problems.setdefault(check.problem, []).append(name)
+    problems = _hosts_of_problems(checks)
     return ". ".join(f"Host {compress(names)}: {text}" for text, names in problems.items())
 
 
 def grouped_checks(
-    reports: Mapping[str, HostReport], ours: Mapping[str, Any], request: ProbeRequest
+    checks: Mapping[str, tuple[Check, ...]],
 ) -> dict[tuple[Check, ...], list[str]]:
     """Return a mapping of check results to the names of the hosts with exactly these results."""
     groups: dict[tuple[Check, ...], list[str]] = {}
-    for name, report in reports.items():
-        groups.setdefault(tuple(checks_of(report, ours, request)), []).append(name)
+    for name, own in checks.items():
+        groups.setdefault(own, []).append(name)
     return groups
+
+
+def _hosts_of_problems(checks: Mapping[str, Sequence[Check]]) -> dict[Problem, list[str]]:
+    found: dict[Problem, list[str]] = {}
+    for name, own in checks.items():
+        for check in own:
+            if check.problem is not None:
+                found.setdefault(check.problem, []).append(name)
+    return found
+
+
+# --- for --check, and after a failed launch -----------------------------------------------------
+
+
+def check_hosts(
+    config: LaunchConfig,
+    hosts: Sequence[Host],
+    *,
+    mpirun: str,
+    environ: Mapping[str, str],
+) -> HostChecks:
+    """Return the results of ``--check``, with the problems of the hosts.
+
+    Raises:
+        UsageError: Options for hosts contradict each other.
+    """
+    shell = shell_of(config, hosts, environ)
+    _copy_folders(config, hosts, shell)
+    others = [host for host in hosts if not host.is_local]
+    with _listening(others, config.host_subnet or "") as call_back:
+        request = make_request(config.program, mpirun, call_back)
+        reports = request_reports(hosts, shell, request)
+    groups = grouped_checks(all_checks(reports, request))
+    if not others or not all(report.facts for report in reports.values()):
+        return HostChecks(groups=groups)
+    try:
+        network = _network(config, hosts, reports)
+    except StartError as error:
+        return HostChecks(groups=groups, network=str(error), has_network=False)
+    name = network.name or "whatever MPI chooses (the hosts share no network)"
+    return HostChecks(groups=groups, network=f"Traffic between the hosts goes over {name}.")
+
+
+def diagnose(
+    config: LaunchConfig,
+    hosts: Sequence[Host],
+    *,
+    mpirun: str,
+    environ: Mapping[str, str],
+    network: str = "",
+) -> str:
+    """Search for the reason of a failed launch, with the checks of ``--check``.
+
+    Returns:
+        Sentences about problems of the hosts that may be unrelated to the failure, or an empty
+        text.
+
+    Raises:
+        StartError: A host has a problem that explains the failure.
+    """
+    others = [host for host in hosts if not host.is_local]
+    with _listening(others, network or config.host_subnet or "") as call_back:
+        request = make_request(config.program, mpirun, call_back)
+        reports = request_reports(hosts, shell_of(config, hosts, environ), request)
+    checks = all_checks(reports, request)
+    raise_first_problem(checks, also=(CALLS_BACK,))
+    _require_different_machines(reports)
+    return all_problems(checks)
+
+
+@contextlib.contextmanager
+def _listening(others: Sequence[Host], network: str) -> Iterator[tuple[str, int] | None]:
+    """Listen for test connections of the other hosts.
+
+    Yields the pair of address and port, or None if listening is impossible or there is no other
+    host.
+    """
+    with contextlib.ExitStack() as stack:
+        call_back = None
+        if others:
+            with contextlib.suppress(StartError):
+                address = listen_address(others, network)
+                # The connections are never accepted: the kernel completes them, and a completed
+                # connection is enough to show that a host can connect.
+                family = socket.AF_INET6 if ":" in address else socket.AF_INET
+                server = stack.enter_context(
+                    socket.create_server((address, 0), family=family, backlog=128)
+                )
+                call_back = (address, server.getsockname()[1])
+        yield call_back

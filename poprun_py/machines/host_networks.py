@@ -7,7 +7,7 @@ import ipaddress
 import re
 import socket
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 from poprun_py.errors import StartError, UsageError
 from poprun_py.machines import probe_script
@@ -47,12 +47,16 @@ class Network:
 
     ``name`` is empty if the hosts share no network; MPI chooses a network in that case.
     ``interface`` is the name of the network's interface, or empty if this name is not the same on
-    all hosts.
+    all hosts. ``includes_us`` tells whether this machine is on the network, so that MPI's daemons
+    can also use the network. ``own_address`` is this machine's address on the network; empty if
+    unknown.
     """
 
-    name: str
-    addresses: Mapping[str, str]
+    name: str = ""
+    addresses: Mapping[str, str] = field(default_factory=dict)
     interface: str = ""
+    includes_us: bool = True
+    own_address: str = ""
 
     @property
     def mpi_name(self) -> str:
@@ -113,7 +117,7 @@ def choose_network(
     usable = {h: [i for i in own if i.carries_traffic] for h, own in interfaces.items()}
     shared = _shared_networks(usable)
     if not shared:
-        return Network("", {})
+        return Network()
     resolved_addresses = set((resolved or {}).values())
 
     def preference(network: Subnet) -> tuple[int, int]:
@@ -185,8 +189,8 @@ def network_of_hosts(
     *,
     wanted: str | None,
     option: str,
-) -> tuple[Network, bool]:
-    """Return a pair: the network of the hosts, and whether this machine is on that network.
+) -> Network:
+    """Return the network of the hosts.
 
     Networks that include this machine are preferred. ``reported`` is a mapping of the names of
     probed hosts to their addresses. ``wanted`` and ``option`` are as in ``choose_network``.
@@ -203,24 +207,21 @@ def network_of_hosts(
             # Only hosts with known addresses are checked: a host with unknown addresses may be on
             # the wanted network.
             choose_network(theirs, wanted=wanted, option=option)
-        return Network(wanted or "", {}), True
+        return Network(wanted or "")
     resolved = {name: address for name in theirs if (address := _resolve(name))}
-    with_us = {**theirs, _THIS_MACHINE: ours} if not any(h.is_local for h in hosts) else theirs
+    own_name = next((host.name for host in hosts if host.is_local), _THIS_MACHINE)
     try:
-        network = choose_network(with_us, wanted=wanted, option=option, resolved=resolved)
+        network = choose_network(
+            {**theirs, own_name: ours}, wanted=wanted, option=option, resolved=resolved
+        )
     except StartError:
-        if with_us is theirs:
+        if own_name in theirs:
             raise
-        network = Network("", {})
+        network = Network()
     if network.name:
-        return network, True
-    return choose_network(theirs, wanted=wanted, option=option, resolved=resolved), False
-
-
-def own_address(hosts: Sequence[Host], network: Network) -> str:
-    """Return this machine's address in ``network``; empty if it is unknown."""
-    name = next((host.name for host in hosts if host.is_local), _THIS_MACHINE)
-    return network.addresses.get(name, "")
+        return replace(network, own_address=network.addresses.get(own_name, ""))
+    network = choose_network(theirs, wanted=wanted, option=option, resolved=resolved)
+    return replace(network, includes_us=False)
 
 
 def _resolve(name: str) -> str:

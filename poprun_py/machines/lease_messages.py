@@ -9,7 +9,8 @@ from typing import Any
 from poprun_py.display.formatting import numbered, ranges_text
 from poprun_py.display.tables import aligned_rows
 from poprun_py.machines.lease_files import LeaseRecord, QueueRecord, Record
-from poprun_py.machines.leases import OtherJobs, user_name
+from poprun_py.machines.leases import user_name
+from poprun_py.machines.remote_leases import OtherJobs
 
 ADVICE = (
     "take fewer with --cores-per-instance, wait with --wait-for-resources, or share them with "

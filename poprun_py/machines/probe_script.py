@@ -1,8 +1,7 @@
 """The program that a probe runs on another host, to print facts about the host as a line of JSON.
 
-probe.py sends this file to the host's Python through ssh. The file uses the standard library only,
-because poprun-py may be missing on the host. ``main`` takes the fields of ``ProbeRequest`` in
-host_checks.py as a JSON object.
+host_reports.py sends this file to the host's Python through ssh. The file uses the standard library
+only, because poprun-py may be missing on the host. ``main`` takes the fields of ``ProbeRequest``.
 """
 
 from __future__ import annotations
@@ -183,7 +182,7 @@ def leases(root: str) -> Any:
     """Return the leases and waiting jobs of this host; None if they cannot be read."""
     sys.path.insert(0, root)
     try:
-        from poprun_py.machines.leases import list_for_launcher
+        from poprun_py.machines.remote_leases import list_for_launcher
 
         return list_for_launcher(os.environ)
     except Exception:  # a later attempt to take a lease on this host will report the error

@@ -1,21 +1,20 @@
-"""Commands that run programs on another host, by ssh or Slurm's srun, and explanations of errors.
-
-The commands are started by probe.py, folder_sync.py and mpirun.
-"""
+"""Commands and copies of folders on other hosts, by ssh, srun and rsync, and their errors."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from poprun_py.errors import UsageError
+from poprun_py.errors import StartError, UsageError
 from poprun_py.machines import mpirun_ssh
 from poprun_py.machines.host_list import Host, parse_host_list
 from poprun_py.options.launch_config import LaunchConfig
@@ -124,26 +123,83 @@ def _login(hosts: Sequence[Host]) -> tuple[str, ...]:
     return ("-l", user) if user else ()
 
 
-def scratch_file() -> IO[bytes]:
-    """Return a file in memory for the output of ssh.
-
-    The output of ssh does not go to a pipe, because the pipe might never be closed: ssh may leave a
-    background process that shares the connection with later ssh commands and keeps the pipe open.
-    """
-    return os.fdopen(os.memfd_create("ssh"), "r+b", buffering=0)
+# --- processes for other hosts ------------------------------------------------------------------
 
 
-def read_back(file: IO[bytes]) -> bytes:
-    """Return the content of a file from ``scratch_file``."""
+@dataclass(frozen=True, slots=True)
+class HostProcess:
+    """A running command for a host, with the time of its start and the files of its output."""
+
+    host: str
+    began: float
+    process: subprocess.Popen[bytes]
+    out: IO[bytes]
+    err: IO[bytes]
+
+    def has_ended(self, deadline: float) -> bool:
+        """Wait until the process ends; return False if it runs at ``deadline`` (monotonic time)."""
+        try:
+            self.process.wait(timeout=max(0.01, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            return False
+        return True
+
+    def end(self) -> None:
+        """Kill the process if it is still running, and wait until it has ended."""
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+
+    def output(self) -> str:
+        """Return the standard output so far."""
+        return _text(self.out)
+
+    def errors(self) -> str:
+        """Return the standard error so far."""
+        return _text(self.err)
+
+
+def _text(file: IO[bytes]) -> str:
     file.seek(0)
-    return file.read()
+    return file.read().decode(errors="replace")
 
 
-def end_process(process: subprocess.Popen[bytes]) -> None:
-    """Kill a process that is still running, and wait until it has ended."""
-    if process.poll() is None:
-        process.kill()
-        process.wait()
+@contextlib.contextmanager
+def started(
+    commands: Mapping[str, Sequence[str]], text: bytes = b"", *, fix: str = "install it"
+) -> Iterator[list[HostProcess]]:
+    """Start the command of each host with ``text`` as its input; at the end, kill what still runs.
+
+    Raises:
+        StartError: A command cannot be run; the message advises the ``fix``.
+    """
+    with contextlib.ExitStack() as stack:
+        running = []
+        for host, words in commands.items():
+            # The output goes to files in memory. A pipe might never be closed: ssh may leave a
+            # background process that shares the connection with later ssh commands and keeps the
+            # pipe open.
+            out, err = (
+                stack.enter_context(os.fdopen(os.memfd_create("ssh"), "r+b", buffering=0))
+                for _ in range(2)
+            )
+            try:
+                process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=out, stderr=err)
+            except OSError as error:
+                raise StartError(
+                    f"cannot run {words[0]} to reach other hosts: {error.strerror}; {fix}"
+                ) from None
+            running.append(HostProcess(host, time.time(), process, out, err))
+            stack.callback(running[-1].end)
+            assert process.stdin is not None
+            # ``text`` fits into the pipe's buffer in the kernel, so writing never waits for a host.
+            # os.write bypasses Python's buffer, because flushing that buffer fails if the process
+            # has already ended.
+            with contextlib.suppress(BrokenPipeError):
+                os.write(process.stdin.fileno(), text)
+            process.stdin.close()
+            process.stdin = None
+        yield running
 
 
 # Patterns of error messages of ssh and srun, each with a description of the problem and a fix.
@@ -187,3 +243,92 @@ def explain_ssh_error(host: str, stderr: str, command: str) -> Problem:
             return Problem(text, fix.format(host=host))
     last = " ".join(stderr.split())[-200:] or "without any output"
     return Problem(f"{command} failed ({last})", f"try by hand: ssh {host} true")
+
+
+# --- copies of folders --------------------------------------------------------------------------
+
+# rsync copies folders to the same path on other hosts, and sends only changed files. It never
+# deletes files there, and does not follow symbolic links. Symbolic links to places outside the
+# folder are copied only if the folder is a Python environment, because ``bin/python`` of an
+# environment may be a link to another Python.
+_EXCLUDED = (".git", "__pycache__")
+_MAX_COPIES_AT_ONCE = 16
+# rsync's time-out for a connection without traffic, in seconds. The duration of a whole copy is not
+# limited.
+_STALL_SECONDS = 15
+
+
+def folder_to_sync(path: str, option: str = "--sync") -> Path:
+    """Return the absolute path of the folder that an option names.
+
+    Symbolic links in the path are kept, because the paths of programs may contain them.
+
+    Raises:
+        UsageError: The folder is missing, or it is a system or home folder such as ``/usr``.
+    """
+    folder = Path(path).absolute()
+    if not folder.is_dir():
+        raise UsageError(f"{option} {path}: no such folder")
+    resolved = folder.resolve()
+    if len(resolved.parts) < 3 or resolved == Path.home().resolve():
+        raise UsageError(
+            f"{option} {path}: {resolved} belongs to the host itself; expected the folder of a "
+            "program"
+        )
+    return resolved if ".." in folder.parts else folder
+
+
+def sync_command(
+    folder: Path, host: str, shell: Shell, *, links_out: bool = False
+) -> tuple[str, ...]:
+    """Return the rsync command that copies ``folder`` to ``host``.
+
+    ``links_out`` tells whether rsync copies symbolic links to places outside the folder.
+    """
+    remote = shlex.join(shell.words) if shell.words else "ssh"
+    address = f"[{host}]" if ":" in host else host
+    return (
+        "rsync", "--archive", "--mkpath", f"--timeout={_STALL_SECONDS}",
+        *(() if links_out else ("--safe-links",)),
+        *(f"--exclude={name}" for name in _EXCLUDED), "--rsh", remote,
+        "--", f"{folder}/", f"{address}:{folder}/",
+    )  # fmt: skip
+
+
+def sync_folder(
+    folder: Path, hosts: Sequence[Host], shell: Shell, *, links_out: bool = False
+) -> None:
+    """Copy ``folder`` to all hosts except this machine; ``links_out`` is as in ``sync_command``.
+
+    Raises:
+        StartError: The command rsync is missing on this machine, or a copy failed.
+    """
+    others = [host.name for host in hosts if not host.is_local]
+    for start in range(0, len(others), _MAX_COPIES_AT_ONCE):
+        batch = others[start : start + _MAX_COPIES_AT_ONCE]
+        commands = {name: sync_command(folder, name, shell, links_out=links_out) for name in batch}
+        with started(commands, fix="install it on every host") as running:
+            for each in running:
+                if each.process.wait():
+                    raise StartError(_sync_failure(each.host, folder, each.errors()))
+
+
+def _sync_failure(host: str, folder: Path, stderr: str) -> str:
+    if "rsync: command not found" in stderr or "rsync: not found" in stderr:
+        return f"host {host}: rsync is missing there; install it on every host"
+    own = [line for line in stderr.splitlines() if not line.startswith("rsync error: unexplained")]
+    return f"host {host}: {explain_ssh_error(host, chr(10).join(own), f'copying {folder}')}"
+
+
+def environment_folder(option: str = "--synchronise-python-venv yes") -> Path:
+    """Return the folder of the current virtual environment; error messages name ``option``.
+
+    Raises:
+        UsageError: This Python does not run in a virtual environment.
+    """
+    if sys.prefix == sys.base_prefix:
+        raise UsageError(
+            f"{option}: this Python does not run in a virtual environment; install the same Python "
+            "and packages on every host"
+        )
+    return folder_to_sync(sys.prefix, option)

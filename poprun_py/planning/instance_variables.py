@@ -42,7 +42,7 @@ from poprun_py.planning.topology import Instance, Topology
 from poprun_py.terminal import SDK_NAME, command_name
 
 if TYPE_CHECKING:
-    from poprun_py.machines.probe import ProbedHosts
+    from poprun_py.machines.host_checks import ProbedHosts
 
 Pairs = tuple[tuple[str, str], ...]
 
@@ -122,8 +122,8 @@ def common_variables(
         variables["PYTHONUNBUFFERED"] = "1"
     if mpi_library and "MPI4PY_LIBMPI" not in environ:
         variables["MPI4PY_LIBMPI"] = mpi_library
-    if probed is not None and probed.network:
-        variables[NETWORK] = probed.network
+    if probed is not None and probed.network.name:
+        variables[NETWORK] = probed.network.name
     variables[SDK_NAMES] = config.sdk_names
     if command_name() == SDK_NAME:
         variables[SDK_COMMAND] = "1"
@@ -139,7 +139,9 @@ def _master_address(topology: Topology, probed: ProbedHosts | None) -> str:
     first = topology.hosts[0]
     if first.is_local and len(topology.hosts) == 1:
         return "127.0.0.1"
-    return probed.addresses.get(first.name, first.name) if probed is not None else first.name
+    return (
+        probed.network.addresses.get(first.name, first.name) if probed is not None else first.name
+    )
 
 
 def torchrun_variables(topology: Topology, instance: Instance) -> Pairs:

@@ -24,7 +24,7 @@ from poprun_py.planning.installed_mpi import find_mpi
 from poprun_py.planning.mpi_commands import Mpi
 
 if TYPE_CHECKING:
-    from poprun_py.machines.probe import ProbedHosts
+    from poprun_py.machines.host_checks import ProbedHosts
 
 
 class Purpose(Enum):
@@ -104,7 +104,7 @@ def gather_inputs(
     mpi = mpi or find_mpi(config.mpi, environ, config.named("mpi"))
     probed = None
     if has_other_hosts:
-        from poprun_py.machines.probe import probe_hosts
+        from poprun_py.machines.host_checks import probe_hosts
 
         contact = purpose is not Purpose.DRY_RUN
         probed = probe_hosts(config, hosts, mpirun=mpi.path, environ=environ, contact=contact)

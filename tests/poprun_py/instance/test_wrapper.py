@@ -17,7 +17,7 @@ from poprun_py import process_info
 from poprun_py.instance import control_protocol
 from poprun_py.instance.program_process import ProgramProcess
 from poprun_py.instance.wrapper import LEAVE_SECONDS
-from poprun_py.machines.leases import list_for_launcher, parse_other_jobs
+from poprun_py.machines.remote_leases import list_for_launcher, parse_other_jobs
 
 GO = {"variables": {}}
 

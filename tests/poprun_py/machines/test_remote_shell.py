@@ -11,9 +11,16 @@ import pytest
 
 from poprun_py.errors import StartError, UsageError
 from poprun_py.machines import mpirun_ssh
-from poprun_py.machines.folder_sync import folder_to_sync, sync_command, sync_folder
 from poprun_py.machines.host_list import Host, parse_host_list
-from poprun_py.machines.remote_shell import Problem, Shell, explain_ssh_error, shell_of
+from poprun_py.machines.remote_shell import (
+    Problem,
+    Shell,
+    explain_ssh_error,
+    folder_to_sync,
+    shell_of,
+    sync_command,
+    sync_folder,
+)
 from poprun_py.options.launch_config import LaunchConfig
 
 HOSTS = parse_host_list("n[0-1]", source="test")

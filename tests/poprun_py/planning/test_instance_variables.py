@@ -12,8 +12,8 @@ from popdist_py.environment import INSTANCE_VARIABLES, InstanceEnvironment
 from poprun_py import LaunchConfig, UsageError
 from poprun_py.launching.attempts import job_of
 from poprun_py.launching.run_record import AttemptRecord
+from poprun_py.machines.host_checks import ProbedHosts
 from poprun_py.machines.host_list import LOCALHOST, parse_host_list
-from poprun_py.machines.probe import ProbedHosts
 from poprun_py.machines.remote_shell import Shell
 from poprun_py.planning.cpu_placement import Placement
 from poprun_py.planning.instance_variables import (
@@ -111,7 +111,7 @@ _SETTINGS = {
     "POPLAR_LOG_LEVEL": "hush",
     "POPDIST_EXECUTABLE_CACHE_PATH": "/shared",
 }
-_PROBED = ProbedHosts(shell=Shell(words=("ssh",)), addresses={}, machines={}, hostnames={})
+_PROBED = ProbedHosts(shell=Shell(words=("ssh",)), machines={}, hostnames={})
 
 
 def told(hosts="127.0.0.2,127.0.0.3", environ=None, index=1, **options):

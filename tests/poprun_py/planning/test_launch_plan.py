@@ -16,9 +16,10 @@ from support.launcher.plans import plan_blindly
 
 from poprun_py.errors import UsageError
 from poprun_py.launching import launch_planning
-from poprun_py.machines import probe
+from poprun_py.machines import host_checks
+from poprun_py.machines.host_checks import ProbedHosts
 from poprun_py.machines.host_list import LOCALHOST, parse_host_file, parse_host_list
-from poprun_py.machines.probe import ProbedHosts
+from poprun_py.machines.host_networks import Network
 from poprun_py.machines.remote_shell import Shell
 from poprun_py.options.config_files import parse_config
 from poprun_py.options.launch_config import LaunchConfig, dump_config
@@ -28,7 +29,7 @@ from poprun_py.planning.plan_warnings import plan_warnings
 from poprun_py.running.supervise.job import InstanceResult, LaunchResult
 
 PROBED = ProbedHosts(
-    shell=Shell(words=("ssh",)), network="10.1.0.0/16", addresses={}, machines={}, hostnames={}
+    shell=Shell(words=("ssh",)), network=Network("10.1.0.0/16"), machines={}, hostnames={}
 )
 MPI = Mpi(path="/mpi/bin/mpirun", kind=OPEN_MPI_5)
 ENVIRON = {"PATH": "/bin", "HF_TOKEN": "hush", "PLAIN": "p"}
@@ -245,7 +246,7 @@ def test_addresses_in_a_plan_are_read_back():
 
 
 def test_a_job_continues_with_the_names_and_slots_of_the_remaining_hosts(monkeypatch, tmp_path):
-    monkeypatch.setattr(probe, "probe_hosts", lambda *_, **__: PROBED)
+    monkeypatch.setattr(host_checks, "probe_hosts", lambda *_, **__: PROBED)
     monkeypatch.setattr(socket, "getnameinfo", lambda to, _: (f"node{to[0][-1]}", "0"))
     file = tmp_path / "hosts"
     file.write_text("".join(f"2001:db8::{index} slots=3\n" for index in (1, 2, 3)))

@@ -6,7 +6,7 @@ import pytest
 
 from poprun_py.command.cli import run
 from poprun_py.errors import StartError, UsageError
-from poprun_py.machines import probe
+from poprun_py.machines import host_checks
 from poprun_py.machines.host_list import Host
 from poprun_py.options.launch_config import LaunchConfig
 from poprun_py.planning.plan_inputs import Purpose, gather_inputs
@@ -44,9 +44,9 @@ def test_only_launch_and_hardware_contact_other_hosts(purpose, contacts, monkeyp
     def survey_hosts(config, hosts, *, mpirun, environ, contact):
         assert hosts == ELSEWHERE
         asked.append(contact)
-        return probe.ProbedHosts(shell=probe.Shell(()), addresses={}, machines={}, hostnames={})
+        return host_checks.ProbedHosts(shell=host_checks.Shell(()), machines={}, hostnames={})
 
-    monkeypatch.setattr(probe, "probe_hosts", survey_hosts)
+    monkeypatch.setattr(host_checks, "probe_hosts", survey_hosts)
     gather_inputs(LaunchConfig(), {}, purpose, hosts=ELSEWHERE)
     assert asked == contacts
 
@@ -55,7 +55,7 @@ def test_described_hardware_is_shown_without_contact(monkeypatch, tmp_path, caps
     assert run(["--print-hardware=json"]) == 0
     saved = tmp_path / "machine.json"
     saved.write_text(capsys.readouterr().out)
-    monkeypatch.setattr(probe, "probe_hosts", None)
+    monkeypatch.setattr(host_checks, "probe_hosts", None)
     config = LaunchConfig(hardware=str(saved))
     (machine,) = gather_inputs(config, {}, Purpose.HARDWARE, hosts=ELSEWHERE).machines
     assert machine is not None

@@ -12,8 +12,8 @@ from support.launcher.sysfs_trees import SNAPSHOTS
 from support.repository import ROOT
 
 from poprun_py.command.cli import run
+from poprun_py.machines.host_checks import ProbedHosts
 from poprun_py.machines.host_list import LOCALHOST, parse_host_list
-from poprun_py.machines.probe import ProbedHosts
 from poprun_py.machines.remote_shell import Shell
 from poprun_py.options.config_files import parse_config
 from poprun_py.options.declared_options import OPTIONS
@@ -26,7 +26,7 @@ from poprun_py.planning.partition_decision import refusal
 from poprun_py.planning.plan_warnings import plan_warnings, unused_option_warnings
 from poprun_py.running.supervise.job import LaunchResult
 
-_PROBED = ProbedHosts(shell=Shell(words=("ssh",)), addresses={}, machines={}, hostnames={})
+_PROBED = ProbedHosts(shell=Shell(words=("ssh",)), machines={}, hostnames={})
 _WARNINGS = ROOT / "poprun_py" / "planning" / "plan_warnings.py"
 
 

@@ -11,13 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from poprun_py.machines.lease_files import LeaseFolder
-from poprun_py.machines.leases import (
-    list_for_launcher,
-    open_table,
-    parse_other_jobs,
-    take_for_launcher,
-    this_job,
-)
+from poprun_py.machines.leases import open_table, this_job
+from poprun_py.machines.remote_leases import list_for_launcher, parse_other_jobs, take_for_launcher
 
 CPU = min(os.sched_getaffinity(0))
 

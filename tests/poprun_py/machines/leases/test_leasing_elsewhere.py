@@ -13,10 +13,10 @@ from poprun_py.errors import StartError
 from poprun_py.launching import wait_for_resources
 from poprun_py.launching.job_cores import left_by_others, wait_for_hosts
 from poprun_py.launching.wait_for_resources import Wait
+from poprun_py.machines.host_checks import ProbedHosts
 from poprun_py.machines.host_list import LOCALHOST, Host
 from poprun_py.machines.lease_files import JobProcess, LeaseRecord, QueueRecord
-from poprun_py.machines.leases import OtherJobs
-from poprun_py.machines.probe import ProbedHosts
+from poprun_py.machines.remote_leases import OtherJobs
 from poprun_py.machines.remote_shell import Shell
 from poprun_py.options.launch_config import LaunchConfig
 

@@ -14,19 +14,23 @@ from pathlib import Path
 import pytest
 
 from poprun_py.errors import StartError
-from poprun_py.machines import probe, probe_script
+from poprun_py.machines import host_reports, probe_script
 from poprun_py.machines.host_checks import (
     CALLS_BACK,
     HostChecks,
-    HostReport,
     all_problems,
     checks_of,
     grouped_checks,
-    make_request,
     raise_first_problem,
 )
 from poprun_py.machines.host_list import Host
-from poprun_py.machines.probe import cached_reports, own_report, request_reports
+from poprun_py.machines.host_reports import (
+    HostReport,
+    cached_reports,
+    make_request,
+    own_report,
+    request_reports,
+)
 from poprun_py.machines.remote_shell import Problem, Shell
 from poprun_py.planning.views.host_tables import check_table
 
@@ -44,6 +48,10 @@ GOOD = {
 
 def answer(name="n0", clock=0.0, **changes):
     return HostReport(host=Host(name=name), facts={**GOOD, **changes}, clock_seconds=clock)
+
+
+def checks(reports):
+    return {name: checks_of(report, GOOD, REQUEST) for name, report in reports.items()}
 
 
 def problems(given):
@@ -85,9 +93,9 @@ def test_each_difference_is_one_problem_with_a_fix(changes, cell, said, is_vital
     assert found[cell].fix
     if is_vital:
         with pytest.raises(StartError, match="host n0: "):
-            raise_first_problem({"n0": given}, GOOD, REQUEST)
+            raise_first_problem(checks({"n0": given}))
     else:
-        raise_first_problem({"n0": given}, GOOD, REQUEST)
+        raise_first_problem(checks({"n0": given}))
 
 
 def test_hosts_with_the_same_problem_are_named_together():
@@ -96,7 +104,7 @@ def test_hosts_with_the_same_problem_are_named_together():
         host=Host(name="n7"), problem=Problem("it does not answer", "ping n7")
     )
     with pytest.raises(StartError) as caught:
-        raise_first_problem(reports, GOOD, REQUEST)
+        raise_first_problem(checks(reports))
     assert str(caught.value).startswith("host n[0-2]: MPI is missing there")
     assert "1 other problem" in str(caught.value)
 
@@ -105,15 +113,15 @@ def test_after_a_failed_start_a_missing_connection_is_an_error_and_the_rest_is_r
     reports = {
         "n0": answer(called_back=False, clock=7.5), "n1": answer("n1", files=64, clock=7.5),
     }  # fmt: skip
-    raise_first_problem(reports, GOOD, REQUEST)
+    raise_first_problem(checks(reports))
     with pytest.raises(StartError, match=r"^host n0: it cannot open a connection to this"):
-        raise_first_problem(reports, GOOD, REQUEST, also=(CALLS_BACK,))
+        raise_first_problem(checks(reports), also=(CALLS_BACK,))
     del reports["n0"]
-    assert all_problems(reports, GOOD, REQUEST) == (
+    assert all_problems(checks(reports)) == (
         "Host n1: its clock is 7.5 s off; run an NTP client. Host n1: at most 64 open files; raise "
         "the limit: ulimit -n 65536, or nofile in /etc/security/limits.conf"
     )
-    assert all_problems({"n0": answer()}, GOOD, REQUEST) == ""
+    assert all_problems(checks({"n0": answer()})) == ""
 
 
 def test_hosts_report_the_soft_limit_of_open_files_and_the_launcher_its_hard_limit():
@@ -130,7 +138,7 @@ def test_the_table_groups_equal_hosts_and_lists_fixes():
     reports = {f"n{i}": answer(f"n{i}") for i in range(4)}
     reports["n4"] = answer("n4", program="missing")
     reports["n5"] = HostReport(host=Host(name="n5"), problem=Problem("it is off", "switch it on"))
-    checked = HostChecks(groups=grouped_checks(reports, GOOD, REQUEST), network="Over eth0.")
+    checked = HostChecks(groups=grouped_checks(checks(reports)), network="Over eth0.")
     assert not checked.has_passed
     table = check_table(checked)
     lines = table.splitlines()
@@ -142,7 +150,7 @@ def test_the_table_groups_equal_hosts_and_lists_fixes():
     coloured = check_table(checked, colour=True)
     assert "\x1b[31m! missing" in coloured
     assert re.sub(r"\x1b\[\d+m", "", coloured).split() == table.split()
-    assert HostChecks(groups=grouped_checks({"n0": answer()}, GOOD, REQUEST)).has_passed
+    assert HostChecks(groups=grouped_checks(checks({"n0": answer()}))).has_passed
     assert not replace(checked, groups={}, has_network=False).has_passed
 
 
@@ -196,7 +204,7 @@ def test_a_host_that_hangs_times_out(tmp_path):
 
 def test_the_time_out_grows_with_the_number_of_hosts(tmp_path, monkeypatch):
     # The time-out has no constant part in this test.
-    monkeypatch.setattr(probe, "_SECONDS_PER_SSH", 30.0)
+    monkeypatch.setattr(host_reports, "_SECONDS_PER_SSH", 30.0)
     fake = tmp_path / "ssh"
     fake.write_text("#!/bin/sh\nsleep 0.2\nexit 127\n")
     fake.chmod(0o755)

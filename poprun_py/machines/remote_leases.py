@@ -1,0 +1,148 @@
+"""Leases of CPUs on other hosts, which the hosts list and take for the launcher.
+
+The launcher's requests and the hosts' answers are JSON values.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Collection, Iterable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from poprun_py.machines.lease_files import (
+    LeaseFolder,
+    LeaseRecord,
+    QueueRecord,
+    Record,
+    parse_record,
+    printable_name,
+    problem_text,
+    record_text,
+)
+from poprun_py.machines.leases import (
+    Lease,
+    LeaseTable,
+    decide_on_table,
+    job_of,
+    leases_folder,
+    open_table,
+    user_name,
+)
+
+
+class OtherJobs(NamedTuple):
+    """The leases of other jobs on a host, and the jobs that wait for CPUs of this host."""
+
+    leases: tuple[LeaseRecord, ...] = ()
+    queue: tuple[QueueRecord, ...] = ()
+
+    @property
+    def held_cpus(self) -> frozenset[int]:
+        """The CPUs that the other jobs hold."""
+        return frozenset(cpu for each in self.leases for cpu in each.cpus)
+
+
+def list_for_launcher(environ: Mapping[str, str]) -> list[list[str]]:
+    """Return the leases and waiting jobs of this host as JSON values for ``parse_other_jobs``.
+
+    Raises:
+        OSError: The leases cannot be read.
+        ValueError: POPRUN_LEASES is neither ``none`` nor an absolute path.
+    """
+    path = leases_folder(environ)
+    if path is None or not path.exists():
+        return []
+    with contextlib.closing(LeaseFolder(path)) as folder, open_table(folder) as table:
+        others = (*table.outer_leases, *table.leases)
+        waiting = table.ahead_of(None)
+    return _to_json(others) + _to_json(waiting)
+
+
+def take_for_launcher(
+    request: Mapping[str, Any], environ: Mapping[str, str]
+) -> tuple[dict[str, Any], Lease]:
+    """Lease CPUs of this host for all instances of a job on this host.
+
+    Args:
+        request: ``cpus``, ``numa_nodes``, ``program`` and ``run_id`` of the job; ``may_share``,
+            which tells whether the job may take CPUs that other jobs hold; and ``within``, as in
+            ``parse_other_jobs``.
+        environ: The environment variables of this process.
+
+    Returns:
+        A pair: the answer as JSON values, and the lease. If other jobs hold or wait for some of the
+        CPUs and this job may not share CPUs, the answer lists the other jobs as ``other_jobs``, and
+        the lease is empty. If this job may share CPUs, the answer lists the other jobs that hold
+        some of the CPUs as ``shared_with``. If no lease can be taken, the answer has the reason as
+        ``problem``, and the job runs without a lease.
+    """
+    try:
+        path = leases_folder(environ)
+    except ValueError as error:
+        return {"problem": str(error)}, Lease.nothing()
+    if path is None:
+        return {}, Lease.nothing()
+    try:
+        return _take(request, path)
+    except OSError as error:
+        return {"problem": problem_text(error, path)}, Lease.nothing()
+
+
+def _take(request: Mapping[str, Any], path: Path) -> tuple[dict[str, Any], Lease]:
+    cpus = os.sched_getaffinity(0).intersection(request["cpus"])
+    if not cpus:
+        return {}, Lease.nothing()
+    # The lease names the parent process, because all instances of the job on this host descend
+    # from it.
+    job = job_of(os.getppid(), request["program"])._replace(run_id=request["run_id"])
+
+    def decide(table: LeaseTable) -> tuple[Lease | None, OtherJobs]:
+        # This host may be the launcher's own host under another name. The job's own run is
+        # therefore not counted among the other jobs.
+        runs = {request["run_id"], request["within"]}
+        leases, queue = _other_jobs((*table.leases, *table.ahead_of(None)), runs)
+        leases = tuple(each for each in leases if not cpus.isdisjoint(each.cpus))
+        lease = None
+        if request["may_share"] or not (leases or queue):
+            lease = table.take(job, tuple(cpus), request["numa_nodes"], is_shared=bool(leases))
+        return lease, OtherJobs(leases, queue)
+
+    with contextlib.closing(LeaseFolder(path)) as folder:
+        lease, others = decide_on_table(folder, decide)
+    if lease is None:
+        return {"other_jobs": _to_json((*others.leases, *others.queue))}, Lease.nothing()
+    return ({"shared_with": _to_json(others.leases)} if others.leases else {}), lease
+
+
+def parse_other_jobs(answer: Any, within: str) -> OtherJobs:
+    """Return the other jobs on a host from the answer that the host sent to this launcher.
+
+    Args:
+        answer: The list that the host sent; invalid entries are left out.
+        within: The run name of the outer job, if this job is launched inside an instance of an
+            outer job and may therefore use its CPUs; empty without an outer job.
+    """
+    records = []
+    for each in answer if isinstance(answer, list) else ():
+        with contextlib.suppress(TypeError, ValueError):
+            name, user, text = each
+            records.append(
+                parse_record(printable_name(name), printable_name(user), str(text).encode())
+            )
+    return _other_jobs((each for each in records if each is not None), {within})
+
+
+def _other_jobs(records: Iterable[Record], own_runs: Collection[str]) -> OtherJobs:
+    others = [e for e in records if e.job.run_id not in own_runs or not e.job.run_id]
+    return OtherJobs(
+        tuple(each for each in others if isinstance(each, LeaseRecord)),
+        # Jobs inside an outer job are left out, because they wait only for the outer job's CPUs.
+        tuple(each for each in others if isinstance(each, QueueRecord) and not each.outer),
+    )
+
+
+def _to_json(records: Iterable[Record]) -> list[list[str]]:
+    # The answer has user names, because a user id may belong to another user on another host.
+    return [[each.name, user_name(each.user), record_text(each)] for each in records]
