@@ -309,7 +309,7 @@ class _Supervisor:
 
     def _make_observer(self, began: float) -> JobObserver:
         from poprun_py.running.watch.job_observer import JobObserver, RoundTimes
-        from poprun_py.running.watch.job_view import LiveView
+        from poprun_py.running.watch.job_view import JobView, LiveView
         from poprun_py.running.watch.records import Recorders
 
         job = self._job
@@ -321,9 +321,7 @@ class _Supervisor:
             is_hidden=lambda: self._keyboard.is_debugging,
         )
         return JobObserver(
-            run_id=job.watchers.run_id,
-            pid=os.getpid(),
-            program=job.watchers.program,
+            job=JobView(run_id=job.watchers.run_id, pid=os.getpid(), program=job.watchers.program),
             began=began,
             times=RoundTimes.of(
                 job.num_instances,

@@ -1,4 +1,4 @@
-"""Snapshots of one instance's counters, and the instance's state computed from two snapshots.
+"""The state of one instance, computed from two messages of its wrapper.
 
 Comparisons between instances are in stragglers.py.
 """
@@ -18,108 +18,34 @@ ACTIVITIES: Final = (
     "reducing", "waiting", "updating", "saving", "validating",
 )  # fmt: skip
 _POSITIONS: Final = {name: position for position, name in enumerate(ACTIVITIES)}
-# If an instance has been waiting or loading for more than this many seconds, its phase is shown as
-# waiting or loading. Shorter waits occur in every training step.
-_LONG_SECONDS = 1.0
+# If an instance has been waiting or loading for more than this time, its phase is shown as waiting
+# or loading. Shorter waits occur in every training step.
+_LONG_NANOSECONDS = 10**9
 _P95 = 0.95
 # The ledger (record of steps and activities) that is assumed for a program that does not keep one.
 _EMPTY_LEDGER: Final[Mapping[str, Any]] = {
-    "began": None, "activity": 0, "nanoseconds": [0] * len(ACTIVITIES),
+    "began": None, "activity": 0, "since": 0, "nanoseconds": [0] * len(ACTIVITIES),
     "samples": 0, "timed": 0, "steps": [], "own": [],
 }  # fmt: skip
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Snapshot:
-    """The counters of one instance at one time, as its wrapper reports them; times in seconds.
+# The counters that are 0 when a program starts.
+_UNUSED: Final = {"cpu_seconds": 0.0, "queued_seconds": 0.0}
 
-    Attributes:
-        at: The time when the counters were read, on the clock of the instance's host.
-        started: The time when the program started, on the clock of the instance's host.
-        is_counting: Whether the program counts its steps and activities.
-        spent: The total time spent on each of ``ACTIVITIES``.
-        activity: The index in ``ACTIVITIES`` of the current activity, which began ``lasting``
-            seconds ago.
-        timed: The number of training steps whose duration was measured.
-        steps: The durations of the last training steps, the oldest first.
-        own: The durations of the last ten training steps, without waiting for other instances.
-        step: The number of the last completed training step, whose loss is ``loss``; None if
-            unknown.
-        calls: The number of calls since the last training step that do not train, such as calls of
-            a validation.
-        queued_seconds: The total time that the program was ready to run, but waited for a CPU.
-        throttled_seconds: The total time that the program's control group had used up its CPU quota
-            and was not allowed to run.
-    """
 
-    at: float = 0.0
-    started: float = 0.0
-    is_counting: bool = True
-    spent: tuple[float, ...] = (0.0,) * len(ACTIVITIES)
-    activity: int = 0
-    lasting: float = 0.0
-    samples: int = 0
-    timed: int = 0
-    steps: tuple[float, ...] = field(default=(), repr=False)
-    own: tuple[float, ...] = field(default=(), repr=False)
-    step: int | None = None
-    calls: int = 0
-    loss: float | None = None
-    cpu_seconds: float = 0.0
-    memory_bytes: int = 0
-    swap_bytes: int = 0
-    num_cpus: int = 0
-    queued_seconds: float = 0.0
-    throttled_seconds: float = 0.0
+def read_at(message: Mapping[str, Any]) -> float:
+    """Return the time when a wrapper read the counters, in seconds on the clock of its host."""
+    return float((message.get("ledger") or message)["now"]) / 1e9
 
-    @classmethod
-    def of(cls, message: Mapping[str, Any]) -> Snapshot | None:
-        """Create a snapshot from a wrapper's message; None if the connection was lost."""
-        now = message.get("now")
-        if now is None:
-            return None
-        ledger = message.get("ledger") or {**_EMPTY_LEDGER, "now": now, "since": now}
-        progress = message.get("progress") or [None, 0]
-        return cls(
-            at=ledger["now"] / 1e9,
-            started=message["started"] / 1e9,
-            is_counting=ledger["began"] is not None,
-            spent=tuple(each / 1e9 for each in ledger["nanoseconds"]),
-            activity=ledger["activity"],
-            lasting=(ledger["now"] - ledger["since"]) / 1e9,
-            samples=ledger["samples"],
-            timed=ledger["timed"],
-            steps=tuple(each / 1e9 for each in ledger["steps"]),
-            own=tuple(each / 1e9 for each in ledger["own"]),
-            step=progress[0],
-            calls=progress[1],
-            loss=ledger.get("loss"),
-            cpu_seconds=message.get("cpu_seconds", 0.0),
-            memory_bytes=message.get("memory_bytes", 0),
-            swap_bytes=message.get("swap_bytes", 0),
-            num_cpus=len(message.get("cpus", ())),
-            queued_seconds=message.get("queued_seconds", 0.0),
-            throttled_seconds=message.get("throttled_seconds", 0.0),
-        )
 
-    @property
-    def phase(self) -> str:
-        """The current phase of the instance, such as ``training``, for views of the job."""
-        if not self.is_counting:
-            return "running"
-        name = ACTIVITIES[self.activity]
-        if name in ("compiling", "saving", "validating"):
-            return name
-        if name in ("waiting", "loading") and self.lasting > _LONG_SECONDS:
-            return name
-        if self.calls:
-            return "validating"
-        return "training" if self.timed else "starting"
+def num_timed_steps(message: Mapping[str, Any] | None) -> int:
+    """Return the number of training steps whose duration was measured; 0 without a message."""
+    return int(((message or {}).get("ledger") or _EMPTY_LEDGER)["timed"])
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class InstanceState:
-    """Speed and resource use of an instance between two snapshots; times in seconds.
+    """Speed and resource use of an instance between two messages; times in seconds.
 
     Attributes:
         step: The number of the last completed training step, whose loss is ``loss``; None if
@@ -161,43 +87,56 @@ class InstanceState:
 
     @classmethod
     def between(
-        cls, before: Snapshot | None, now: Snapshot, *, index: int, host: str = "", pid: int = 0
+        cls,
+        before: Mapping[str, Any] | None,
+        now: Mapping[str, Any],
+        *,
+        index: int,
+        host: str = "",
+        pid: int = 0,
     ) -> InstanceState:
-        """Return an instance's state over the time between two snapshots.
+        """Return an instance's state over the time between two messages of its wrapper.
 
-        If ``before`` is None, the state covers the time from the program's start to the snapshot.
+        If ``before`` is None, the state covers the time from the program's start.
         """
         # The control group may be older than the program, and its counter may include earlier
-        # times. The state up to the first snapshot therefore shows no throttling.
-        before = before or Snapshot(at=now.started, throttled_seconds=now.throttled_seconds)
-        seconds = max(now.at - before.at, 1e-9)
-        spent = [max(0.0, b - a) for a, b in zip(before.spent, now.spent, strict=True)]
-        mean = sum(now.steps) / len(now.steps) if now.steps else 0.0
+        # times. The state since the program's start therefore shows no throttling.
+        before = before or {**now, "now": now["started"], "ledger": None, **_UNUSED}
+        ledger = now.get("ledger") or _EMPTY_LEDGER
+        spent_before = (before.get("ledger") or _EMPTY_LEDGER)["nanoseconds"]
+        spent = [max(0, b - a) for a, b in zip(spent_before, ledger["nanoseconds"], strict=True)]
+        seconds = max(read_at(now) - read_at(before), 1e-9)
+
+        def mean_of(counter: str) -> float:
+            used: float = now.get(counter, 0.0) - before.get(counter, 0.0)
+            return max(0.0, used) / seconds
+
+        steps = [each / 1e9 for each in ledger["steps"]]
+        mean = sum(steps) / len(steps) if steps else 0.0
+        step, num_calls = (now.get("progress") or (None, 0))[:2]
         return cls(
             index=index,
             host=host,
             pid=pid,
-            phase=now.phase,
-            step=now.step,
-            num_steps=now.timed,
+            phase=_phase(ledger, num_calls),
+            step=step,
+            num_steps=ledger["timed"],
             # ``samples`` includes the samples of the first step, which is not timed, so the number
             # of timed steps is increased by one.
-            samples_per_second=now.samples / (now.timed + 1) / mean if mean else 0.0,
-            step_seconds=median(now.steps),
-            p95_seconds=percentile(now.steps, _P95),
-            own_seconds=median(now.own),
-            shares=tuple(each / (sum(spent) or 1.0) for each in spent),
-            cpu=max(0.0, now.cpu_seconds - before.cpu_seconds) / seconds,
-            num_cpus=now.num_cpus,
-            memory_bytes=now.memory_bytes,
-            swap_bytes=now.swap_bytes,
-            queued=min(1.0, max(0.0, now.queued_seconds - before.queued_seconds) / seconds),
-            throttled=min(
-                1.0, max(0.0, now.throttled_seconds - before.throttled_seconds) / seconds
-            ),
-            num_samples=now.samples,
-            seconds=now.spent,
-            loss=now.loss,
+            samples_per_second=ledger["samples"] / (ledger["timed"] + 1) / mean if mean else 0.0,
+            step_seconds=median(steps),
+            p95_seconds=percentile(steps, _P95),
+            own_seconds=median(ledger["own"]) / 1e9,
+            shares=tuple(each / (sum(spent) or 1) for each in spent),
+            cpu=mean_of("cpu_seconds"),
+            num_cpus=len(now.get("cpus", ())),
+            memory_bytes=now.get("memory_bytes", 0),
+            swap_bytes=now.get("swap_bytes", 0),
+            queued=min(1.0, mean_of("queued_seconds")),
+            throttled=min(1.0, mean_of("throttled_seconds")),
+            num_samples=ledger["samples"],
+            seconds=tuple(each / 1e9 for each in ledger["nanoseconds"]),
+            loss=ledger.get("loss"),
         )
 
     def share(self, *names: str) -> float:
@@ -268,6 +207,23 @@ class InstanceState:
             seconds=tuple(data["seconds"][name] for name in ACTIVITIES),
             loss=loss_from_json(data["loss"]),
         )
+
+
+def _phase(ledger: Mapping[str, Any], num_calls: int) -> str:
+    """Return the phase of an instance for views of the job, such as ``training``.
+
+    ``num_calls`` is the number of calls since the last training step that do not train.
+    """
+    if ledger["began"] is None:
+        return "running"
+    name = ACTIVITIES[ledger["activity"]]
+    if name in ("compiling", "saving", "validating"):
+        return name
+    if name in ("waiting", "loading") and ledger["now"] - ledger["since"] > _LONG_NANOSECONDS:
+        return name
+    if num_calls:
+        return "validating"
+    return "training" if ledger["timed"] else "starting"
 
 
 def loss_to_json(loss: float | None) -> float | str | None:

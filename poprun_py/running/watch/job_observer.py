@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from poprun_py.running.watch.instance_state import InstanceState, Snapshot
+from poprun_py.running.watch.instance_state import InstanceState, num_timed_steps, read_at
 from poprun_py.running.watch.job_view import JobView
 from poprun_py.running.watch.records import Recorders, StepReader
 from poprun_py.running.watch.stragglers import Straggler, slowest, stragglers
@@ -66,7 +66,7 @@ class RoundTimes:
 
 @dataclass(slots=True)
 class _ObservedInstance:
-    """An observed instance, its last snapshots, and its state.
+    """An observed instance, the last messages of its wrapper, and its state.
 
     ``training`` is the instance's state over the last period with new training steps.
     ``slow_rounds`` is the number of consecutive rounds, up to the last one, in which the instance
@@ -79,8 +79,8 @@ class _ObservedInstance:
     steps: StepReader
     is_running: bool = True
     asked_at: float | None = None
-    last: Snapshot | None = None
-    last_with_steps: Snapshot | None = None
+    last: Mapping[str, Any] | None = None
+    last_with_steps: Mapping[str, Any] | None = None
     state: InstanceState = field(init=False)
     training: InstanceState | None = None
     has_new_steps: bool = False
@@ -91,38 +91,33 @@ class _ObservedInstance:
             InstanceState(index=self.index, host=self.host, pid=self.pid, phase="running")
         )
 
-    def take(self, snapshot: Snapshot | None) -> None:
-        """Update the state with a new snapshot.
-
-        The first state covers the time since the program started.
-        """
-        if snapshot is None or not snapshot.memory_bytes:  # the program has ended
+    def take(self, message: Mapping[str, Any]) -> None:
+        """Update the state with a new message, unless the program has ended."""
+        if message.get("now") is None or not message.get("memory_bytes"):
             return
-        last, with_steps = self.last, self.last_with_steps
-        self.has_new_steps = snapshot.timed > (with_steps.timed if with_steps else 0)
-        if last is not None and snapshot.at - last.at < _APART_SECONDS:
+        self.has_new_steps = num_timed_steps(message) > num_timed_steps(self.last_with_steps)
+        last = self.last
+        if last is not None and read_at(message) - read_at(last) < _APART_SECONDS:
             self.has_new_steps = False
             return
-        self.last = snapshot
-        self._set_state(self._between(last, snapshot))
+        self.last = message
+        self._set_state(self._between(last, message))
         if self.has_new_steps:
-            self.last_with_steps = snapshot
-            self.training = self._between(with_steps, snapshot)
+            self.training = self._between(self.last_with_steps, message)
+            self.last_with_steps = message
 
-    def end(self, snapshot: Snapshot | None) -> None:
+    def end(self, message: Mapping[str, Any]) -> None:
         """Set the final state of a program that has ended, which covers its whole run time."""
         self.is_running = False
-        if snapshot is None:
+        if message.get("now") is None:  # the connection to the wrapper was lost
             self._set_state(replace(self.state, phase=_ENDED))
             return
-        last = self.last or snapshot
-        # Take memory and CPUs from the previous snapshot, because the last snapshot was made after
+        # Take memory and CPUs from the previous message, because the last message was made after
         # the process had ended.
-        whole = replace(
-            snapshot,
-            memory_bytes=max(snapshot.memory_bytes, last.memory_bytes),
-            num_cpus=last.num_cpus,
-        )
+        memory_bytes = message.get("memory_bytes", message.get("max_rss_bytes", 0))
+        last = self.last or message
+        memory_bytes = max(memory_bytes, last.get("memory_bytes", 0))
+        whole = {**message, "memory_bytes": memory_bytes, "cpus": last.get("cpus", ())}
         self._set_state(replace(self._between(None, whole), phase=_ENDED))
 
     def _set_state(self, state: InstanceState) -> None:
@@ -131,7 +126,7 @@ class _ObservedInstance:
         # at once.
         state.json_text()
 
-    def _between(self, before: Snapshot | None, now: Snapshot) -> InstanceState:
+    def _between(self, before: Mapping[str, Any] | None, now: Mapping[str, Any]) -> InstanceState:
         return InstanceState.between(before, now, index=self.index, host=self.host, pid=self.pid)
 
 
@@ -139,7 +134,8 @@ class JobObserver:
     """Asks the instances of one job for snapshots, finds stragglers, and creates views of the job.
 
     Args:
-        pid: The process id of the launcher.
+        job: A view of the job without instances.
+        began: The time of the job's start on the launcher's clock.
         ask: A function that asks an instance for a snapshot, which ``observed`` receives later.
         tell: A function that reports a straggler to the user. The function is called once for each
             instance and cause.
@@ -150,9 +146,7 @@ class JobObserver:
     def __init__(
         self,
         *,
-        run_id: str,
-        pid: int,
-        program: str,
+        job: JobView,
         began: float,
         times: RoundTimes,
         ask: Callable[[int], None],
@@ -161,7 +155,7 @@ class JobObserver:
         recorders: Recorders,
         epoch: Callable[[], float],
     ) -> None:
-        self._run_id, self._pid, self._program = run_id, pid, program
+        self._job = job
         self._began = began
         self._times = times
         self._ask = ask
@@ -174,7 +168,6 @@ class JobObserver:
         self._unasked: deque[int] = deque()  # The instances still to ask in this round.
         self._ask_at = float("inf")  # The time to ask the next instances.
         self._told: dict[tuple[int, str], Straggler] = {}
-        self._told_instances: set[int] = set()
         self._slow: Straggler | None = None
         self._next_round_at = float("inf")
         self._judge_at = float("inf")
@@ -193,7 +186,7 @@ class JobObserver:
         instance = self._observed[index]
         asked, instance.asked_at = instance.asked_at, None
         self._record(instance, message, asked, now)
-        instance.take(Snapshot.of(message))
+        instance.take(message)
         self._answered(index, now)
 
     def ended(self, index: int, message: Mapping[str, Any], now: float) -> None:
@@ -203,7 +196,7 @@ class JobObserver:
             # The wrapper may have sent its last message before the request of this round arrived,
             # so the time of the request is not used to compare the clocks.
             self._record(instance, message, None, now)
-            instance.end(Snapshot.of({"memory_bytes": message.get("max_rss_bytes", 0), **message}))
+            instance.end(message)
         self._answered(index, now)
 
     def request(self, reply: Callable[[JobView], None], now: float) -> None:
@@ -227,10 +220,8 @@ class JobObserver:
 
     def view(self, now: float) -> JobView:
         """Return a view of the job from the last snapshots."""
-        return JobView(
-            run_id=self._run_id,
-            pid=self._pid,
-            program=self._program,
+        return replace(
+            self._job,
             seconds=now - self._began,
             instances=tuple(self._observed[index].state for index in sorted(self._observed)),
             worst=self._worst(),
@@ -339,8 +330,7 @@ class JobObserver:
         A straggler without a known cause is reported only if the instance was never reported.
         """
         key = (straggler.instance, straggler.cause)
-        is_known = straggler.instance in self._told_instances
+        is_known = any(instance == straggler.instance for instance, _ in self._told)
         if key not in self._told and (straggler.cause or not is_known):
             self._told[key] = straggler
-            self._told_instances.add(straggler.instance)
             self._tell(straggler)

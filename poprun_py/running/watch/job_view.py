@@ -57,8 +57,8 @@ class JobView(Displayed):
     run_id: str
     pid: int
     program: str
-    seconds: float
-    instances: tuple[InstanceState, ...]
+    seconds: float = 0.0
+    instances: tuple[InstanceState, ...] = ()
     worst: Straggler | None = None
 
     def __repr__(self) -> str:

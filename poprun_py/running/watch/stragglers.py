@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from heapq import nlargest
-from typing import Any, Final
+from typing import Any
 
 from poprun_py.display.formatting import bytes_text
-from poprun_py.running.watch.instance_state import ACTIVITIES, InstanceState, median
+from poprun_py.running.watch.instance_state import InstanceState, median
 
 # A straggler's steps take more than _FACTOR times the median, measured over _STEPS steps.
 _FACTOR, _STEPS = 1.2, 10
@@ -33,17 +33,18 @@ _CAUSES = {
 _NO_WORK = ("waiting", "compiling", "saving", "validating")
 
 
-def _seconds_of(activity: int) -> Callable[[InstanceState], float]:
-    return lambda state: state.shares[activity] * state.step_seconds
-
-
-# For each part of a training step, a function that computes its seconds from an instance's state.
-_PARTS: Final[Mapping[str, Callable[[InstanceState], float]]] = {
-    "work": lambda state: (1.0 - state.share(*_NO_WORK)) * state.step_seconds,
-    "throttled": lambda state: state.throttled * state.step_seconds,
-    "queued": lambda state: state.queued * state.step_seconds,
-    **{name: _seconds_of(activity) for activity, name in enumerate(ACTIVITIES)},
-}
+def _seconds(state: InstanceState, part: str) -> float:
+    """Return the seconds of a part of a step: an activity, all work, or a delay by the host."""
+    match part:
+        case "work":
+            share = 1.0 - state.share(*_NO_WORK)
+        case "throttled":
+            share = state.throttled
+        case "queued":
+            share = state.queued
+        case _:
+            share = state.share(part)
+    return share * state.step_seconds
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -139,10 +140,10 @@ def waited_for(steps: Mapping[int, tuple[float, float]]) -> frozenset[int]:
     """
     usual = median([own for own, _ in steps.values()])
     waiting = {index: max(0.0, whole - own) for index, (own, whole) in steps.items()}
-    least, waiting_of_others = min(waiting.values(), default=0.0), _MedianOfOthers(waiting.values())
+    least, of_others = min(waiting.values(), default=0.0), _median_of_others(waiting.values())
     found = set()
     for index, (own, _) in steps.items():
-        lost = min(own - usual, waiting_of_others.without(waiting[index]) - waiting[index])
+        lost = min(own - usual, of_others(waiting[index]) - waiting[index])
         if _costs_time(lost, usual, own, waiting[index] - least):
             found.add(index)
     return frozenset(found)
@@ -166,9 +167,7 @@ def _costs_time(lost: float, usual: float, own: float, waiting: float) -> bool:
     """Return whether other instances lose noticeable time in each step by waiting for an instance.
 
     Args:
-        lost: The seconds of each step that the other instances lose. This instance's step is longer
-            than the median step by at least this time, and the others wait at least this much
-            longer than this instance.
+        lost: The seconds of each step that the other instances lose.
         usual: The seconds of the median instance's step without waiting.
         own: The seconds of this instance's step without waiting.
         waiting: The seconds that this instance waits longer than the instance that waits least.
@@ -193,17 +192,12 @@ def _comparable(states: Sequence[InstanceState]) -> list[InstanceState]:
     return [state for state in states if state.num_steps >= _STEPS and state.own_seconds > 0]
 
 
-class _MedianOfOthers:
-    """Computes the lower median of all given values except one."""
-
-    def __init__(self, values: Iterable[float]) -> None:
-        ordered = sorted(values)
-        middle = len(ordered) // 2
-        self._lower, self._upper = ordered[middle - 1 : middle + 1] if middle else (0.0, 0.0)
-
-    def without(self, value: float) -> float:
-        """Return the lower median of the values except ``value``; 0 if there is no other value."""
-        return self._upper if value <= self._lower else self._lower
+def _median_of_others(values: Iterable[float]) -> Callable[[float], float]:
+    """Return a function from one of the values to the lower median of the other values."""
+    ordered = sorted(values)
+    middle = len(ordered) // 2
+    lower, upper = ordered[middle - 1 : middle + 1] if middle else (0.0, 0.0)
+    return lambda value: upper if value <= lower else lower
 
 
 class _Peers:
@@ -216,18 +210,17 @@ class _Peers:
     def __init__(self, states: Sequence[InstanceState]) -> None:
         self.states = states
         self.usual = median([state.own_seconds for state in states])
-        self._medians: dict[str, _MedianOfOthers] = {}  # keyed by the part of a step
-        self._least_waiting = min(map(_PARTS["waiting"], states), default=0.0)
+        self._medians: dict[str, Callable[[float], float]] = {}  # keyed by the part of a step
+        self._least_waiting = min((_seconds(each, "waiting") for each in states), default=0.0)
         self._most_swapped = nlargest(2, (state.swap_bytes for state in states))
 
     def straggler(self, state: InstanceState) -> Straggler:
-        longer = partial(self._longer, state)
-        excess = longer("work")
+        excess = self._longer(state, "work")
         cause, detail = self._reason(state, excess) if excess > 0 else ("", "")
-        waiting = _PARTS["waiting"](state) - self._least_waiting
+        waiting = _seconds(state, "waiting") - self._least_waiting
         # A long step alone does not make a straggler. A busy host may delay ten steps by chance,
         # and instances that do not train together do not wait for the slowest one.
-        lost = min(state.own_seconds - self.usual, excess, -longer("waiting"))
+        lost = min(state.own_seconds - self.usual, excess, -self._longer(state, "waiting"))
         return Straggler(
             instance=state.index,
             host=state.host,
@@ -240,11 +233,10 @@ class _Peers:
 
     def _longer(self, state: InstanceState, part: str) -> float:
         """Return by how many seconds a part of a step exceeds the median of the other instances."""
-        seconds_of = _PARTS[part]
         if part not in self._medians:
-            self._medians[part] = _MedianOfOthers(map(seconds_of, self.states))
-        value = seconds_of(state)
-        return value - self._medians[part].without(value)
+            self._medians[part] = _median_of_others(_seconds(each, part) for each in self.states)
+        value = _seconds(state, part)
+        return value - self._medians[part](value)
 
     def _reason(self, state: InstanceState, excess: float) -> tuple[str, str]:
         """Return the likely cause of ``excess`` seconds per step, and values that support it.

@@ -8,6 +8,7 @@ import pytest
 
 from poprun_py.running.watch.instance_state import ACTIVITIES
 from poprun_py.running.watch.job_observer import JobObserver, RoundTimes
+from poprun_py.running.watch.job_view import JobView
 from poprun_py.running.watch.records import Recorders
 
 
@@ -33,9 +34,7 @@ def job():
 def new_job(times):
     said = SimpleNamespace(asked=[], told=[], shown=[], warned=[], recorder=RecordingRecorder())
     said.observer = JobObserver(
-        run_id="r",
-        pid=1,
-        program="train.py",
+        job=JobView(run_id="r", pid=1, program="train.py"),
         began=0.0,
         times=times,
         ask=said.asked.append,
@@ -251,7 +250,8 @@ def test_an_end_reported_before_the_question_arrived_does_not_shift_steps(job):
 def test_a_job_that_never_started_is_not_recorded():
     recorder = RecordingRecorder()
     observer = JobObserver(
-        run_id="r", pid=1, program="x", began=0.0, times=RoundTimes(between=None), ask=None,
+        job=JobView(run_id="r", pid=1, program="x"), began=0.0,
+        times=RoundTimes(between=None), ask=None,
         tell=None, show=None, recorders=Recorders([recorder], None), epoch=lambda: 0.0,
     )  # fmt: skip
     observer.finish(1.0)

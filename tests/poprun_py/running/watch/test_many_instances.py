@@ -56,7 +56,7 @@ class Job:
     def __init__(self):
         self.asked, self.views = [], []
         self.observer = JobObserver(
-            run_id="r", pid=1, program="train.py", began=0.0, ask=self.asked.append,
+            job=JobView(run_id="r", pid=1, program="train.py"), began=0.0, ask=self.asked.append,
             times=RoundTimes.of(COUNT, is_live=True, is_recorded=False), tell=lambda _: None,
             show=lambda view, _: self.views.append(view), recorders=Recorders([], print),
             epoch=lambda: 0.0,
