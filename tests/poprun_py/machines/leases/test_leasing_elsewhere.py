@@ -23,7 +23,7 @@ from poprun_py.options.launch_config import LaunchConfig
 MACHINE = snapshot("example")
 ALL = tuple(sorted(MACHINE.allowed_cpus))
 HOSTS = (LOCALHOST, Host(name="b"))
-PROBED = ProbedHosts(shell=Shell(words=("ssh",)), addresses={}, machines={}, hostnames={})
+PROBED = ProbedHosts(shell=Shell(words=("ssh",)), machines={}, hostnames={})
 
 
 def holding(*cpus):
