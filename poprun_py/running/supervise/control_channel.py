@@ -1,8 +1,8 @@
 """The launcher's end of the control channel, which exchanges frames with the wrappers.
 
-The supervisor decides what the frames mean. The channel listens on a Unix socket in the launcher's
-folder. In a job of several hosts, it also listens on a network address until all instances have
-connected.
+The channel listens on a Unix socket in the launcher's folder. In a job of several hosts, it also
+listens on a network address until all instances have connected. Other processes of this user may
+connect to the Unix socket as well, to inspect the job or to take over its standard input.
 """
 
 from __future__ import annotations
@@ -14,22 +14,21 @@ import os
 import selectors
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from poprun_py.errors import StartError
 from poprun_py.instance import control_protocol
 from poprun_py.running.keyboard import standard_input
-from poprun_py.running.screen.tagged_output import OutputStream
-from poprun_py.running.supervise.inspection_answers import InspectionAnswers
+from poprun_py.running.supervise.connection import Connection
 from poprun_py.running.supervise.launcher_folder import SOCKET_NAME
 
 if TYPE_CHECKING:
     from popdist_py.peers.gate import Gate
 
-_CHUNK = 1 << 18
 # The time between two checks whether the other hosts are still reachable.
 _CHECK_SECONDS = 1.0
 
@@ -40,11 +39,9 @@ class Peer:
 
     Attributes:
         index: The index of the instance.
-        channel: The connection to its wrapper.
+        connection: The connection to its wrapper.
         host: The name of the host, as the host itself reports it.
         pid: The process id of its wrapper.
-        stdout: The stream that shows the instance's standard output.
-        stderr: The stream that shows the instance's standard error.
         port: The port that its host offers to the programs as ``MASTER_PORT``.
         clock_offset_ns: The time to add to its host's clock to get this host's time.
         started: The wrapper's report that the program has started; empty before.
@@ -52,27 +49,18 @@ class Peer:
         instance_end: The same report, sent when no process of the program is left and all its
             output has arrived; None before.
         tail: The last bytes of the instance's standard error.
-        unsent: The bytes that the connection could not take yet.
-        parts: Further frames to send, each after all bytes of ``unsent``; None without further
-            frames.
-        is_open: Whether the connection is open.
     """
 
     index: int
-    channel: socket.socket
+    connection: Connection
     host: str
     pid: int
-    stdout: OutputStream
-    stderr: OutputStream
     port: int = 0
     clock_offset_ns: int = 0
     started: dict[str, Any] = field(default_factory=dict)
     program_end: dict[str, Any] | None = None
     instance_end: dict[str, Any] | None = None
     tail: bytearray = field(default_factory=bytearray)
-    unsent: bytearray = field(default_factory=bytearray)
-    parts: Iterator[bytes] | None = None
-    is_open: bool = True
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -106,26 +94,23 @@ def parse_hello(kind: bytes, payload: bytes) -> Hello:
         value = json.loads(payload)
     except RecursionError:
         raise ValueError("the JSON value nests too deeply") from None
-    if kind != control_protocol.HELLO or not isinstance(value, dict):
-        raise ValueError("this is not the first frame of a wrapper")
-    texts, numbers = ("host", "token"), ("rank", "pid", "port", "time_ns")
-    is_valid = all(isinstance(value.get(name, ""), str) for name in texts) and all(
-        type(value.get(name, 0)) is int for name in numbers
+    required, optional = (
+        {"rank": int, "pid": int, "host": str},
+        {"token": str, "port": int, "time_ns": int},
     )
-    try:
-        hello = Hello(**value)
-    except TypeError:
-        is_valid = False
-    if not is_valid:
-        raise ValueError("the frame has other fields than those of a wrapper")
-    return hello
+    types = {**required, **optional}
+    if (
+        kind != control_protocol.HELLO
+        or not isinstance(value, dict)
+        or not required.keys() <= value.keys()
+        or any(type(each) is not types.get(name) for name, each in value.items())
+    ):
+        raise ValueError("this is not the first frame of a wrapper")
+    return Hello(**value)
 
 
 class ChannelEvents(Protocol):
     """The events of a control channel, as the supervisor handles them."""
-
-    def make_streams(self, index: int) -> tuple[OutputStream, OutputStream]:
-        """Return the streams for a new instance's stdout and stderr."""
 
     def connected(self, peer: Peer) -> None:
         """Handle a wrapper that has connected."""
@@ -168,14 +153,12 @@ class ControlChannel:
         self._selector: selectors.BaseSelector
         self._sockets: list[socket.socket] = []
         # Connections of wrappers before their first frame, and of processes that inspect the job.
-        self._others: set[socket.socket] = set()
+        self._others: set[Connection] = set()
         self._gate: Gate | None = None
         self._check_at = 0.0
         self._num_instances = num_instances
         self._events = events
         self._paused = False
-        self._handlers: dict[int, Callable[[Any, int], None]] = {}
-        self._answers: InspectionAnswers
 
     def open(self, selector: selectors.BaseSelector, folder: Path, listen: str | None) -> None:
         """Listen in the launcher's folder and, for other hosts, on an address of this machine.
@@ -185,7 +168,6 @@ class ControlChannel:
             StartError: This machine does not have the address.
         """
         self._selector = selector
-        self._answers = InspectionAnswers(selector)
         path = folder / SOCKET_NAME
         local = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._sockets.append(local)
@@ -206,34 +188,19 @@ class ControlChannel:
         """Whether every instance has connected."""
         return len(self.peers) == self._num_instances
 
-    def send(self, peer: Peer, kind: bytes, value: Any) -> None:
-        """Send one frame to a wrapper, as soon as the connection takes it."""
-        peer.unsent += control_protocol.pack(kind, json.dumps(value).encode())
-        self._flush(peer)
-
     def send_to(self, instance: int, kind: bytes, value: Any) -> None:
-        """Send one frame to the instance with this index."""
-        self.send(self.peers[instance], kind, value)
+        """Send one frame to the wrapper of an instance, as soon as the connection takes it."""
+        self.send_bytes_to(instance, kind, json.dumps(value).encode())
 
     def send_bytes_to(self, instance: int, kind: bytes, payload: bytes) -> None:
         """Send one frame whose payload is not JSON."""
-        peer = self.peers[instance]
-        peer.unsent += control_protocol.pack(kind, payload)
-        self._flush(peer)
-
-    def send_parts_to(self, instance: int, kind: bytes, payloads: Iterator[bytes]) -> None:
-        """Send frames, and read each payload only when the previous frame is sent, to save memory.
-
-        Other frames may be sent between these frames.
-        """
-        peer = self.peers[instance]
-        peer.parts = (control_protocol.pack(kind, payload) for payload in payloads)
-        self._flush(peer)
+        self.peers[instance].connection.send(control_protocol.pack(kind, payload))
 
     def broadcast(self, kind: bytes, value: Any) -> None:
         """Send one frame to every instance."""
+        frame = control_protocol.pack(kind, json.dumps(value).encode())
         for peer in self.peers.values():
-            self.send(peer, kind, value)
+            peer.connection.send(frame)
 
     def next_deadline(self) -> float:
         """Return the time of the next check of all connections."""
@@ -246,9 +213,11 @@ class ControlChannel:
         if now < self._check_at:
             return
         self._check_at = now + _CHECK_SECONDS
-        self._answers.drop_unread(now)
+        for connection in self._others:
+            connection.drop_unread(now)
+        self._others = {each for each in self._others if each.is_open}
         for peer in self.peers.values():
-            if peer.is_open and peer.channel.family != socket.AF_UNIX and _is_unreachable(peer):
+            if peer.connection.is_open and _is_unreachable(peer.connection.channel):
                 self._disconnect(peer)
 
     def pause(self, paused: bool) -> None:
@@ -264,17 +233,15 @@ class ControlChannel:
         While reading is paused, the reports cannot arrive, so all connections stay open.
         """
         for peer in self.peers.values():
-            if peer.is_open and peer.instance_end is None and not self._paused:
+            if peer.connection.is_open and peer.instance_end is None and not self._paused:
                 self._disconnect(peer)
 
     def close(self) -> None:
         """Close every connection."""
         for peer in self.peers.values():
-            peer.is_open = False
-            peer.channel.close()
-        self._answers.close()
-        for channel in tuple(self._others):
-            self._close_other(channel)
+            peer.connection.close()
+        for connection in self._others:
+            connection.finish()
         self._close_listeners()
 
     def _close_listeners(self) -> None:
@@ -324,63 +291,45 @@ class ControlChannel:
                 self._close_listeners()
                 self._events.accept_failed(error)
             return
-        channel.setblocking(False)
         self._await_hello(channel)
 
     def _await_hello(self, channel: socket.socket) -> None:
-        self._others.add(channel)
-        reader = control_protocol.Reader()
-        self._selector.register(
-            channel, selectors.EVENT_READ, lambda sock, _: self._read_first_frame(sock, reader)
-        )
+        self._others.add(Connection(channel, self._selector, self._read_first_frame))
 
-    def _read_first_frame(self, channel: Any, reader: control_protocol.Reader) -> None:
+    def _read_first_frame(self, connection: Connection, _: int) -> None:
         """Take the first frame of a connection; close the connection if it is not valid."""
+        frames = connection.receive()
+        if frames == []:
+            return
         try:
-            data = channel.recv(_CHUNK)
-            messages = reader.feed(data)
-            if not messages and data:
-                return
-            kind, payload = messages[0]
-            if kind == control_protocol.INSPECT and channel.family == socket.AF_UNIX:
-                # No token is needed, because only this user can enter the folder of the socket.
-                self._selector.unregister(channel)
-                want = _value(kind, payload)
-                self._events.inspected(want, lambda text: self._answer(channel, text))
-                return
-            if kind == control_protocol.STDIN and channel.family == socket.AF_UNIX:
-                self._selector.unregister(channel)
-                standard_input.pass_on(channel)
-                self._close_other(channel)
-                return
-            peer = self._peer(channel, parse_hello(kind, payload))
-        except BlockingIOError:
-            return
-        except (OSError, ValueError, IndexError, RecursionError):
-            self._close_other(channel)
-            return
-        self._others.remove(channel)
-        self.peers[peer.index] = peer
-        self._handlers[peer.index] = lambda _, events: self._exchange(peer, reader, events)
-        self._selector.unregister(channel)
-        self._watch(peer)
-        if self.is_complete:
-            self._close_gate()
-        self._events.connected(peer)
+            self._admit(connection, *(frames or [(b"", b"")])[0])
+        except (OSError, ValueError, RecursionError):
+            connection.close()
 
-    def _answer(self, channel: socket.socket, text: str) -> None:
-        """Answer an inspection, unless the job has ended meanwhile."""
-        if channel in self._others:
-            self._others.remove(channel)
-            self._answers.send(channel, text)
+    def _admit(self, connection: Connection, kind: bytes, payload: bytes) -> None:
+        """Serve a process that inspects the job or reads its input, or add a wrapper.
 
-    def _close_other(self, channel: socket.socket) -> None:
-        self._others.remove(channel)
-        with contextlib.suppress(KeyError, ValueError):
-            self._selector.unregister(channel)
-        channel.close()
+        Raises:
+            ValueError: The first frame is not one of these.
+        """
+        # No token is needed on this host, because only this user can enter the socket's folder.
+        is_local = connection.channel.family == socket.AF_UNIX
+        if is_local and kind == control_protocol.INSPECT:
+            connection.watch(lambda each, _: each.flush(), is_read=False)
+            self._events.inspected(json.loads(payload), partial(_answer, connection))
+        elif is_local and kind == control_protocol.STDIN:
+            standard_input.pass_on(connection.channel)
+            connection.close()
+        else:
+            peer = self._peer(connection, parse_hello(kind, payload))
+            self._others.remove(connection)
+            self.peers[peer.index] = peer
+            self._watch(peer)
+            if self.is_complete:
+                self._close_gate()
+            self._events.connected(peer)
 
-    def _peer(self, channel: Any, hello: Hello) -> Peer:
+    def _peer(self, connection: Connection, hello: Hello) -> Peer:
         """Return the instance whose wrapper has sent ``hello``.
 
         Raises:
@@ -389,94 +338,68 @@ class ControlChannel:
         # Imported while other wrappers start, because an import before that would delay mpirun.
         import hmac
 
-        is_remote = channel.family != socket.AF_UNIX  # the gate has checked the token
-        index = hello.rank
+        # The gate has checked the token of a wrapper on another host.
+        is_remote = connection.channel.family != socket.AF_UNIX
         if (
             not (is_remote or hmac.compare_digest(hello.token.encode(), self.token.encode()))
-            or not 0 <= index < self._num_instances
-            or index in self.peers
+            or not 0 <= hello.rank < self._num_instances
+            or hello.rank in self.peers
         ):
             raise ValueError("not one of this job's instances")
-        stdout, stderr = self._events.make_streams(index)
-        offset_ns = time.time_ns() - hello.time_ns if is_remote and hello.time_ns else 0
         return Peer(
-            index=index,
-            channel=channel,
+            index=hello.rank,
+            connection=connection,
             host=hello.host,
             pid=hello.pid,
             port=hello.port,
-            clock_offset_ns=offset_ns,
-            stdout=stdout,
-            stderr=stderr,
+            clock_offset_ns=time.time_ns() - hello.time_ns if is_remote and hello.time_ns else 0,
         )
 
-    def _exchange(self, peer: Peer, reader: control_protocol.Reader, events: int) -> None:
+    def _watch(self, peer: Peer) -> None:
+        peer.connection.watch(partial(self._exchange, peer), is_read=not self._paused)
+
+    def _exchange(self, peer: Peer, connection: Connection, events: int) -> None:
         """Move bytes between the launcher and one wrapper."""
         if events & selectors.EVENT_WRITE:
-            self._flush(peer)
-        if not events & selectors.EVENT_READ or not peer.is_open:
+            connection.flush()
+        if not events & selectors.EVENT_READ or not connection.is_open:
             return
+        frames = connection.receive()
         try:
-            data = peer.channel.recv(_CHUNK)
-            messages = [(kind, _value(kind, payload)) for kind, payload in reader.feed(data)]
-        except BlockingIOError:
-            return
-        except (OSError, ValueError, RecursionError):
-            data, messages = b"", []
-        for kind, value in messages:
+            values = [(kind, _value(kind, payload)) for kind, payload in frames or ()]
+        except (ValueError, RecursionError):
+            frames, values = None, []
+        for kind, value in values:
             self._events.received(peer, kind, value)
-        if not data:
+        if frames is None:
             self._disconnect(peer)
 
     def _disconnect(self, peer: Peer) -> None:
-        peer.is_open = False
-        with contextlib.suppress(KeyError, ValueError):
-            self._selector.unregister(peer.channel)
-        peer.channel.close()
+        peer.connection.close()
         self._events.disconnected(peer)
-
-    def _flush(self, peer: Peer) -> None:
-        try:
-            if peer.parts is not None and not peer.unsent:
-                # Only one part is added at a time, so that other frames can be sent between the
-                # parts.
-                peer.unsent += (part := next(peer.parts, b""))
-                peer.parts = peer.parts if part else None
-            while peer.unsent and peer.is_open:
-                del peer.unsent[: peer.channel.send(peer.unsent)]
-        except BlockingIOError:
-            pass
-        except OSError:
-            peer.unsent.clear()
-            peer.parts = None
-        self._watch(peer)
-
-    def _watch(self, peer: Peer) -> None:
-        """Register a connection for reading unless paused, and for writing if bytes are unsent."""
-        if not peer.is_open:
-            return
-        wanted = 0 if self._paused else selectors.EVENT_READ
-        wanted |= selectors.EVENT_WRITE if peer.unsent or peer.parts is not None else 0
-        registered = self._selector.get_map().get(peer.channel)
-        handler = self._handlers[peer.index]
-        if registered is None:
-            if wanted:
-                self._selector.register(peer.channel, wanted, handler)
-        elif not wanted:
-            self._selector.unregister(peer.channel)
-        elif registered.events != wanted:
-            self._selector.modify(peer.channel, wanted, handler)
-
-
-def _is_unreachable(peer: Peer) -> bool:
-    """Tell whether the host of an instance has not answered for too long."""
-    from popdist_py.peers.silence import is_silent  # jobs on one host do not need it
-
-    return is_silent(peer.channel, control_protocol.LOST_AFTER_SECONDS)
 
 
 def _value(kind: bytes, payload: bytes) -> Any:
     return payload if kind in control_protocol.RAW else json.loads(payload)
+
+
+def _answer(connection: Connection, text: str) -> None:
+    """Answer an inspection in one or more frames, unless the job has ended meanwhile."""
+    if connection.is_open:
+        data, size = text.encode(), control_protocol.MAX_PAYLOAD
+        parts = [data[at : at + size] for at in range(0, len(data), size)] or [b""]
+        connection.send_last(
+            b"".join(control_protocol.pack(control_protocol.STACKS, part) for part in parts)
+        )
+
+
+def _is_unreachable(channel: socket.socket) -> bool:
+    """Tell whether the process on another host has not answered for too long."""
+    if channel.family == socket.AF_UNIX:
+        return False
+    from popdist_py.peers.silence import is_silent  # jobs on one host do not need it
+
+    return is_silent(channel, control_protocol.LOST_AFTER_SECONDS)
 
 
 def _listen(address: str) -> socket.socket:

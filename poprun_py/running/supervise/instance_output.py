@@ -107,35 +107,36 @@ class InstanceOutput:
             return self._panel.write
         return sink.write
 
-    def make_streams(self, index: int) -> tuple[OutputStream, OutputStream]:
-        """Return the streams for a new instance's stdout and stderr."""
+    def add(self, index: int) -> None:
+        """Make the streams and files for the output of a new instance."""
         self._files.open(index)
-        only = self._job.watchers.only_output_from
-        shown = only is None or index in only
         colour = may_colour(self._job.command.environ)
         stdout, stderr = (
             make_stream(
                 index,
                 name,
                 form=self._job.watchers.output,
-                shown=shown,
+                shown=self._is_shown(index),
                 colour=colour and sink.is_terminal,
             )
             for name, sink in zip(_NAMES, self._sinks, strict=True)
         )
         self._streams[index] = stdout, stderr
         self._repeats.joined(index)
-        return stdout, stderr
+
+    def _is_shown(self, index: int) -> bool:
+        only = self._job.watchers.only_output_from
+        return only is None or index in only
 
     def feed_stdout(self, peer: Peer, data: bytes) -> None:
         """Write bytes that an instance has written to its stdout."""
         self._files.write(peer.index, _NAMES[_STDOUT], data)
-        self._screens[_STDOUT].feed(peer.stdout, data)
+        self._screens[_STDOUT].feed(self._streams[peer.index][_STDOUT], data)
 
     def feed_stderr(self, peer: Peer, data: bytes) -> None:
         """Write bytes that an instance has written to its stderr."""
         self._files.write(peer.index, _NAMES[_STDERR], data)
-        if not peer.stderr.shown:
+        if not self._streams[peer.index][_STDERR].shown:
             return
         if self._job.watchers.output == "plain":
             # Repeated tracebacks are not replaced, because plain output does not name instances.
@@ -159,14 +160,14 @@ class InstanceOutput:
         host, pid = self._processes[index]
         self._repeats.feed(index, data, time.monotonic(), host=host, pid=pid)
 
-    def finish(self, peer: Peer) -> None:
+    def finish(self, index: int) -> None:
         """End the unfinished lines of an instance that has ended."""
         if self._interrupts is not None:
-            self._interrupts.ended(peer.index)
-        self._ended.add(peer.index)
-        self._repeats.ended(peer.index)
-        self._screens[_STDOUT].finish(peer.stdout)
-        self._screens[_STDERR].finish(peer.stderr)
+            self._interrupts.ended(index)
+        self._ended.add(index)
+        self._repeats.ended(index)
+        for screen, stream in zip(self._screens, self._streams[index], strict=True):
+            screen.finish(stream)
 
     def _show_stderr(self, index: int, data: bytes) -> None:
         stream = self._streams[index][_STDERR]
@@ -249,14 +250,12 @@ class InstanceOutput:
             instance: The instance that the user types into; None without one.
             shows_hidden: Whether to show the instance's output even if --only-output-from hides it.
         """
-        only = self._job.watchers.only_output_from
         for is_live, index in ((False, self._typed_into), (True, instance)):
             if index is None:
                 continue
-            is_shown = only is None or index in only
             for stream, sink in zip(self._streams[index], self._sinks, strict=True):
                 stream.live = is_live and sink.is_terminal
-                stream.shown = is_shown or (stream.live and shows_hidden)
+                stream.shown = self._is_shown(index) or (stream.live and shows_hidden)
         self._typed_into = instance
 
     def map_newlines(self, mapped: bool) -> None:

@@ -260,9 +260,11 @@ class ProgramStart:
 
     def _send_files(self) -> None:
         for index in self._files.receivers:
-            self._control.send_parts_to(
-                index, control_protocol.INPUT_FILE, self._files.call_parts()
+            frames = (
+                control_protocol.pack(control_protocol.INPUT_FILE, part)
+                for part in self._files.call_parts()
             )
+            self._control.peers[index].connection.send_parts(frames)
         if not self._without_file:
             self._start()
 
@@ -275,7 +277,7 @@ class ProgramStart:
                 variables[MPI_NETWORK] = hosts.network
             variables.update(self._files.variables(index))
             settings = {**self._settings_of(peer), **self._files.start_of(index)}
-            self._control.send(peer, control_protocol.GO, {"variables": variables, **settings})
+            self._control.send_to(index, control_protocol.GO, {"variables": variables, **settings})
         self._started()
 
 

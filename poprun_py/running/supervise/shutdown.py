@@ -12,7 +12,7 @@ import enum
 import math
 import signal
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection
 from dataclasses import replace
 
 from poprun_py.instance import control_protocol, process_control
@@ -32,82 +32,37 @@ class StopAction(enum.Enum):
     SIGNAL = "deliver the signal itself: no member asks whether to stop, or time is over"
 
 
-class StopConsensus:
-    """The consensus of all instances to stop at the same call of ``stopRequested()``.
-
-    Each instance counts its calls. A proposal names a call that no instance has reached yet. An
-    instance that reaches this call waits. When every instance has confirmed that it is still before
-    this call, the proposal is agreed. If an instance was faster, a later call is proposed. The
-    first proposal is 0, which only requests the number of calls of each instance. The class does
-    not send messages, but returns the next action.
-
-    Args:
-        members: The instances whose programs run.
-
-    Attributes:
-        proposal: The proposed call.
-        agreed: Whether all members have confirmed the proposal.
-    """
-
-    def __init__(self, members: Iterable[int]) -> None:
-        self.proposal = 0
-        self.agreed = False
-        self._members = set(members)
-        self._awaited = set(self._members)
-        self._calls: dict[int, int] = {}
-        self._margin = _FIRST_MARGIN
-
-    def answer(self, member: int, proposal: int, calls: int) -> StopAction | None:
-        """Record a member's number of calls; return the next action if all have answered."""
-        if proposal != self.proposal or member not in self._awaited:
-            return None
-        self._awaited.discard(member)
-        self._calls[member] = calls
-        return self._next()
-
-    def remove(self, member: int) -> StopAction | None:
-        """Continue without a member that has ended; return the next action, if any."""
-        if member not in self._members:
-            return None
-        self._members.discard(member)
-        self._awaited.discard(member)
-        self._calls.pop(member, None)
-        return self._next()
-
-    def _next(self) -> StopAction | None:
-        if self._awaited or self.agreed:
-            return None
-        most = max(self._calls.values(), default=0)
-        if not most:
-            return StopAction.SIGNAL
-        if self.proposal and most < self.proposal:
-            self.agreed = True
-            return StopAction.AGREE
-        self.proposal = most + self._margin
-        self._margin *= _MARGIN_FACTOR
-        self._awaited = set(self._members)
-        return StopAction.PROPOSE
-
-
 class StopRequest:
-    """A signal to the launcher that programs may answer by stopping at a common call.
+    """A signal to the launcher that programs may answer by stopping at the same call.
+
+    Each instance counts its calls of ``stopRequested()``. A proposal names a call that no instance
+    has reached yet. An instance that reaches this call waits. When every instance has confirmed
+    that it is still before this call, the proposal is agreed. If an instance was faster, a later
+    call is proposed. The first proposal is 0, which only requests the number of calls of each
+    instance. The class does not send messages, but returns the next action.
 
     Args:
         grace_seconds: The seconds after SIGTERM within which programs have to reach the call and
             save.
+
+    Attributes:
+        signal: The signal.
+        proposal: The proposed call.
+        agreed: Whether all instances have confirmed the proposal.
     """
 
     def __init__(self, grace_seconds: float) -> None:
         self.signal = 0
+        self.proposal = 0
+        self.agreed = False
         self._grace_seconds = grace_seconds
-        self._consensus: StopConsensus | None = None
-        self._deadline = float("inf")
+        self._deadline = math.inf
+        self._is_begun = False
         self._is_saving = False
-
-    @property
-    def proposal(self) -> int:
-        """The proposed or agreed call of ``stopRequested()``."""
-        return self._consensus.proposal if self._consensus is not None else 0
+        self._members: set[int] = set()
+        self._awaited: set[int] = set()
+        self._calls: dict[int, int] = {}
+        self._margin = _FIRST_MARGIN
 
     def begin(self, number: int, members: Collection[int], now: float) -> StopAction | None:
         """Begin to stop because of signal ``number``, or replace the signal of a running request.
@@ -117,7 +72,7 @@ class StopRequest:
             members: The instances whose programs run; empty if not all instances have connected.
             now: The current time.
         """
-        if self._consensus is not None:
+        if self._is_begun:
             if number == signal.SIGTERM:
                 self.signal = number
                 self._limit_saving(now)
@@ -125,20 +80,28 @@ class StopRequest:
         self.signal = number
         if not members:
             return StopAction.SIGNAL
-        self._consensus = StopConsensus(members)
-        self._is_saving = False
+        self.proposal, self.agreed, self._margin = 0, False, _FIRST_MARGIN
+        self._members, self._awaited, self._calls = set(members), set(members), {}
+        self._is_begun, self._is_saving = True, False
         self._deadline = now + _ANSWER_SECONDS
         return StopAction.PROPOSE
 
-    def answer(self, index: int, proposal: int, calls: int, now: float) -> StopAction | None:
-        """Record an instance's answer to a proposal; return the next action, if any."""
-        if self._consensus is None:
+    def answer(self, member: int, proposal: int, calls: int, now: float) -> StopAction | None:
+        """Record an instance's number of calls; return the next action if all have answered."""
+        if not self._is_begun or proposal != self.proposal or member not in self._awaited:
             return None
-        return self._after(self._consensus.answer(index, proposal, calls), now)
+        self._awaited.discard(member)
+        self._calls[member] = calls
+        return self._next(now)
 
-    def remove(self, index: int, now: float) -> StopAction | None:
+    def remove(self, member: int, now: float) -> StopAction | None:
         """Continue without an instance that has ended; return the next action, if any."""
-        return self._after(self._consensus.remove(index), now) if self._consensus else None
+        if not self._is_begun or member not in self._members:
+            return None
+        self._members.discard(member)
+        self._awaited.discard(member)
+        self._calls.pop(member, None)
+        return self._next(now)
 
     def next_deadline(self) -> float:
         """Return when programs get the signal itself, if they do not agree; inf for never."""
@@ -149,23 +112,31 @@ class StopRequest:
         if now < self._deadline:
             return None
         if not self._is_saving:
-            self._consensus = None
-        self._deadline = float("inf")
+            self._is_begun = False
+        self._deadline = math.inf
         return StopAction.SIGNAL
 
-    def _after(self, action: StopAction | None, now: float) -> StopAction | None:
-        if action is StopAction.SIGNAL:
-            self._consensus = None
-            self._deadline = float("inf")
-        elif action is StopAction.PROPOSE:
-            self._limit_saving(now)
-        return action
+    def _next(self, now: float) -> StopAction | None:
+        if self._awaited or self.agreed:
+            return None
+        most = max(self._calls.values(), default=0)
+        if not most:
+            self._is_begun, self._deadline = False, math.inf
+            return StopAction.SIGNAL
+        if self.proposal and most < self.proposal:
+            self.agreed = True
+            return StopAction.AGREE
+        self.proposal = most + self._margin
+        self._margin *= _MARGIN_FACTOR
+        self._awaited = set(self._members)
+        self._limit_saving(now)
+        return StopAction.PROPOSE
 
     def _limit_saving(self, now: float) -> None:
         """After SIGTERM, limit the time of programs that save to the grace time."""
         if not self._is_saving:
             self._is_saving = True
-            self._deadline = float("inf")
+            self._deadline = math.inf
         if self.signal == signal.SIGTERM:
             self._deadline = min(self._deadline, now + self._grace_seconds)
 
@@ -364,3 +335,61 @@ class JobShutdown:
             for peer in self._control.peers.values():
                 if peer.instance_end is None:
                     process_control.signal_process(peer.pid, signal.SIGCONT)
+
+
+class TimeLimits:
+    """The time limit of a job, and of its instances after one has ended at a checkpoint.
+
+    Args:
+        grace_seconds: The seconds that instances may run on after the first has ended at a
+            checkpoint.
+        reached: Called once for each limit that is reached, with its cause and the reason in words.
+
+    Attributes:
+        paused_seconds: The total time during which the limits were paused.
+    """
+
+    def __init__(self, grace_seconds: float, reached: Callable[[Cause, str], None]) -> None:
+        self.paused_seconds = 0.0
+        self._grace_seconds = grace_seconds
+        self._reached = reached
+        self._limits: dict[Cause, tuple[float, str]] = {}
+        self._paused_at: float | None = None
+
+    def begin(self, now: float, timeout_seconds: float, spent_seconds: float) -> None:
+        """Limit the job to ``timeout_seconds``, including the time of earlier attempts."""
+        reason = f"the time limit of {timeout_seconds:g} s is over"
+        self._limits[Cause.TIME_LIMIT] = (now + timeout_seconds - spent_seconds, reason)
+
+    def on_checkpoint_end(self, index: int, now: float) -> None:
+        """Give the others the grace time, as instance ``index`` has ended at a checkpoint."""
+        reason = f"instance {index} ended at a checkpoint, others did not"
+        self._limits.setdefault(Cause.STRAGGLER, (now + self._grace_seconds, reason))
+
+    def pause(self, now: float) -> None:
+        """Pause all limits until ``resume``."""
+        if self._paused_at is None:
+            self._paused_at = now
+
+    def resume(self, now: float) -> None:
+        """Resume all limits; the time of the pause does not count."""
+        if self._paused_at is None:
+            return
+        paused, self._paused_at = now - self._paused_at, None
+        self.paused_seconds += paused
+        for cause, (at, reason) in self._limits.items():
+            self._limits[cause] = (at + paused, reason)
+
+    def next_deadline(self) -> float:
+        """Return the time of the next limit; inf for never."""
+        if self._paused_at is not None:
+            return math.inf
+        return min((at for at, _ in self._limits.values()), default=math.inf)
+
+    def on_time(self, now: float) -> None:
+        """Report a limit that is reached."""
+        if now < self.next_deadline():
+            return
+        cause, (_, reason) = min(self._limits.items(), key=lambda limit: limit[1][0])
+        del self._limits[cause]
+        self._reached(cause, reason)

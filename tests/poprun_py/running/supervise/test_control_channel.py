@@ -21,7 +21,7 @@ from support.repository import ROOT
 from popdist_py.peers import greeting
 from popdist_py.peers.calls import Calls
 from poprun_py.instance import control_protocol, launcher_channel
-from poprun_py.running.supervise import inspection_answers
+from poprun_py.running.supervise import connection
 from poprun_py.running.supervise.control_channel import ControlChannel, Hello, parse_hello
 from poprun_py.running.supervise.launcher_folder import SOCKET_NAME
 
@@ -35,9 +35,6 @@ class Events:
 
     def __init__(self):
         self.told = []
-
-    def make_streams(self, index):
-        return None, None
 
     def __getattr__(self, name):
         return lambda *what: self.told.append((name, *what))
@@ -316,7 +313,7 @@ def test_an_unreachable_host_is_disconnected_although_data_was_sent_to_it(opened
         )
         wait_until(lambda: turn() or "disconnected" in events.names())
         assert seen == [control_protocol.LOST_AFTER_SECONDS] * 2
-        assert not channel.peers[0].is_open
+        assert not channel.peers[0].connection.is_open
 
 
 def inspect(folder, events, turn):
@@ -354,7 +351,7 @@ def test_an_inspection_that_does_not_read_blocks_nothing_and_is_closed_after_a_w
         # These calls must not wait for the reader.
         answer("x" * (3 << 20))
         turn()
-        monkeypatch.setattr(inspection_answers, "_READER_SECONDS", 0.0)
+        monkeypatch.setattr(connection, "_READER_SECONDS", 0.0)
         channel.on_time(time.monotonic() + 2.0)
         turn()
         wait_until(lambda: not asked.recv(1 << 18))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pty
 import termios
+import time
 
 import pytest
 from support.launcher.jobs import a_job
@@ -27,9 +28,8 @@ def start(tmp_path):
             output = InstanceOutput(job, (out.fileno(), err.fileno()), print)
             peers = []
             for index in range(3):
-                stdout, stderr = output.make_streams(index)
-                peers.append(Peer(index=index, channel=None, host="h", pid=1,
-                                  stdout=stdout, stderr=stderr))  # fmt: skip
+                output.add(index)
+                peers.append(Peer(index=index, connection=None, host="h", pid=1))
             return output, peers, (tmp_path / "err").read_text
 
         yield make
@@ -41,7 +41,7 @@ def test_all_instances_of_a_repeated_traceback_at_the_end_are_visible(start):
         output.feed_stderr(peer, TRACEBACK % peer.index)
     assert "rank 0" not in shown()
     for peer in peers:
-        output.finish(peer)
+        output.finish(peer.index)
     assert shown().splitlines()[-2:] == [
         "[1,1]<stderr>:ValueError: rank 1",
         "[1,0]<stderr>:the same traceback as instance 1",
@@ -62,7 +62,7 @@ def test_an_unfinished_line_after_a_held_traceback_is_shown_after_the_end_of_its
     output, peers, shown = start()
     output.feed_stderr(peers[0], TRACEBACK % 0)
     output.feed_stderr(peers[1], TRACEBACK % 1 + b"bye")
-    output.finish(peers[1])
+    output.finish(1)
     assert "bye" not in shown()
     deadline = output.next_deadline()
     output.on_time(deadline)
@@ -76,7 +76,7 @@ def test_a_hidden_instance_is_neither_shown_nor_compared(start):
     output, peers, shown = start(only_output_from=frozenset({1}))
     for peer in peers:
         output.feed_stderr(peer, TRACEBACK % peer.index)
-        output.finish(peer)
+        output.finish(peer.index)
     assert shown() == "".join(
         f"[1,1]<stderr>:{line}\n" for line in (TRACEBACK % 1).decode().splitlines()
     )
@@ -104,7 +104,7 @@ def test_a_progress_bar_is_shown_when_it_stands_still(start):
 def test_many_instances_have_longer_to_end_a_line(start, num_instances, is_split):
     output, peers, shown = start(num_instances)
     output.feed_stderr(peers[0], b"words")
-    fed = peers[0].stderr.fed_at
+    fed = time.monotonic()
     output.on_time(fed + 0.3)
     assert (shown() != "") is is_split
     output.on_time(fed + 3.0)
@@ -126,8 +126,8 @@ def test_the_panel_is_written_at_once_and_removed_at_the_end(monkeypatch):
         job = a_job(environ={"TERM": "xterm"}, watchers=Watchers(live=True))
         output = InstanceOutput(job, (theirs, theirs), print)
         termios.tcsetwinsize(theirs, (30, 100))
-        stdout, stderr = output.make_streams(0)
-        peer = Peer(index=0, channel=None, host="h", pid=1, stdout=stdout, stderr=stderr)
+        output.add(0)
+        peer = Peer(index=0, connection=None, host="h", pid=1)
         lines = [f"row {number} {'x' * 80}" for number in range(10)]
         output.show_panel(lines)
         assert len(writes) == 1
@@ -150,6 +150,6 @@ def test_after_ctrl_c_tracebacks_of_interrupts_are_short_except_as_plain_bytes(s
     output.shorten_interrupts()
     output.feed_stderr(peers[1], interrupt)
     for peer in peers:
-        output.finish(peer)
+        output.finish(peer.index)
     assert shown().count("Traceback (most recent call last)") == (2 if form == "plain" else 1)
     assert shown().count("KeyboardInterrupt") == 2

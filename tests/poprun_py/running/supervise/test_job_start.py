@@ -132,17 +132,17 @@ class Channel:
 
     def __init__(self, count):
         self.sent = []
-        self.peers = {
-            index: SimpleNamespace(index=index, host="b", port=7) for index in range(count)
-        }
+        self.peers = {index: self.peer(index) for index in range(count)}
 
-    def send(self, peer, kind, value):
-        self.sent.append((peer.index, kind))
+    def peer(self, index):
+        def send_parts(frames):
+            self.sent.append((index, next(frames)[:1]))
+
+        connection = SimpleNamespace(send_parts=send_parts)
+        return SimpleNamespace(index=index, host="b", port=7, connection=connection)
 
     def send_to(self, index, kind, value):
         self.sent.append((index, kind))
-
-    send_parts_to = send_to
 
 
 class Shutdown:

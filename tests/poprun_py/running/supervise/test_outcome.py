@@ -14,7 +14,6 @@ from support.launcher.jobs import a_job
 from poprun_py.errors import StartError
 from poprun_py.launching import launch
 from poprun_py.launching.failure_report import report_text
-from poprun_py.running.screen.tagged_output import make_stream
 from poprun_py.running.supervise.control_channel import Peer
 from poprun_py.running.supervise.job import Cause, Stop
 from poprun_py.running.supervise.outcome import Ending, launch_result, leftovers_sentence
@@ -22,10 +21,9 @@ from poprun_py.running.supervise.resource_shortage import ResourceShortage
 
 
 def peer(index, code, at, offset=0, stopped=False):
-    stream = make_stream(index, "stdout")
     return Peer(
-        index=index, channel=None, host="h", pid=1, stdout=stream, stderr=stream,
-        clock_offset_ns=offset, instance_end={"code": code, "time_ns": at, "stopped": stopped},
+        index=index, connection=None, host="h", pid=1, clock_offset_ns=offset,
+        instance_end={"code": code, "time_ns": at, "stopped": stopped},
     )  # fmt: skip
 
 

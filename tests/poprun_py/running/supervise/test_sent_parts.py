@@ -16,9 +16,6 @@ PART = 1 << 19
 
 
 class Events:
-    def make_streams(self, index):
-        return None, None
-
     def connected(self, peer):
         pass
 
@@ -46,6 +43,10 @@ def channel_and_wrapper(tmp_path):
         channel.close()
 
 
+def frames(payloads):
+    return (control_protocol.pack(control_protocol.INPUT_FILE, each) for each in payloads)
+
+
 def test_parts_are_taken_as_fast_as_they_are_sent(channel_and_wrapper):
     channel, wrapper, turn = channel_and_wrapper
     taken = []
@@ -56,7 +57,7 @@ def test_parts_are_taken_as_fast_as_they_are_sent(channel_and_wrapper):
             yield bytes([number]) * PART
         yield b""
 
-    channel.send_parts_to(0, control_protocol.INPUT_FILE, parts())
+    channel.peers[0].connection.send_parts(frames(parts()))
     for _ in range(5):
         turn()
     # The wrapper does not read, so most parts are not taken yet.
@@ -70,12 +71,12 @@ def test_parts_are_taken_as_fast_as_they_are_sent(channel_and_wrapper):
     assert given == [bytes([number]) * PART for number in range(64)] + [b""]
     # A stop does not wait for the last part.
     assert received.index((control_protocol.STOP, b"5")) < 10
-    wait_until(lambda: turn() or channel.peers[0].parts is None)
+    wait_until(lambda: turn() or not channel.peers[0].connection.has_parts)
 
 
 def test_parts_for_a_closed_connection_are_dropped(channel_and_wrapper):
     channel, wrapper, turn = channel_and_wrapper
-    channel.send_parts_to(0, control_protocol.INPUT_FILE, (bytes(PART) for _ in range(64)))
+    channel.peers[0].connection.send_parts(frames(bytes(PART) for _ in range(64)))
     wrapper.close()
-    wait_until(lambda: turn() or channel.peers[0].parts is None)
-    assert not channel.peers[0].is_open
+    wait_until(lambda: turn() or not channel.peers[0].connection.has_parts)
+    assert not channel.peers[0].connection.is_open

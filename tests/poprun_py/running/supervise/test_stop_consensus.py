@@ -7,7 +7,7 @@ from signal import SIGTERM, SIGUSR1
 from hypothesis import given
 from hypothesis import strategies as st
 
-from poprun_py.running.supervise.shutdown import StopAction, StopConsensus, StopRequest
+from poprun_py.running.supervise.shutdown import StopAction, StopRequest
 
 NEVER = float("inf")
 
@@ -35,12 +35,18 @@ class Instance:
             self.stopped_at = self.polls
 
 
+def requested(members):
+    request = StopRequest(5)
+    assert request.begin(SIGUSR1, members, 0.0) is StopAction.PROPOSE
+    return request
+
+
 @given(st.integers(1, 5), st.randoms(use_true_random=False))
 def test_all_stop_at_the_same_call_whatever_the_timing(count, dice):
     instances = [Instance() for _ in range(count)]
     for instance in instances:
         instance.run(dice.randrange(20) + 1)
-    agreement = StopConsensus(range(count))
+    agreement = requested(range(count))
     messages = [(i, 0) for i in range(count)]  # proposals on the way to the instances
     answers: list[tuple[int, int, int]] = []
     while not agreement.agreed:
@@ -50,7 +56,7 @@ def test_all_stop_at_the_same_call_whatever_the_timing(count, dice):
             instances[index].proposed = proposal or instances[index].proposed
             answers.append((index, proposal, instances[index].polls))
         elif answers:
-            move = agreement.answer(*answers.pop(dice.randrange(len(answers))))
+            move = agreement.answer(*answers.pop(dice.randrange(len(answers))), 0.0)
             if move is StopAction.PROPOSE:
                 messages += [(i, agreement.proposal) for i in range(count)]
             assert move is not StopAction.SIGNAL
@@ -62,23 +68,23 @@ def test_all_stop_at_the_same_call_whatever_the_timing(count, dice):
 
 
 def test_programs_that_never_call_get_the_signal():
-    agreement = StopConsensus([0, 1])
-    assert agreement.answer(0, 0, 0) is None
-    assert agreement.answer(1, 0, 0) is StopAction.SIGNAL
+    agreement = requested([0, 1])
+    assert agreement.answer(0, 0, 0, 0.0) is None
+    assert agreement.answer(1, 0, 0, 0.0) is StopAction.SIGNAL
 
 
 def test_the_consensus_continues_without_an_instance_that_ends():
-    agreement = StopConsensus([0, 1])
-    agreement.answer(0, 0, 7)
-    assert agreement.remove(1) is StopAction.PROPOSE
+    agreement = requested([0, 1])
+    agreement.answer(0, 0, 7, 0.0)
+    assert agreement.remove(1, 0.0) is StopAction.PROPOSE
     assert agreement.proposal > 7
-    assert agreement.answer(0, agreement.proposal, 8) is StopAction.AGREE
+    assert agreement.answer(0, agreement.proposal, 8, 0.0) is StopAction.AGREE
 
 
 def test_late_answer_to_an_old_proposal_is_ignored():
-    agreement = StopConsensus([0])
-    agreement.answer(0, 0, 5)
-    assert agreement.answer(0, 0, 6) is None
+    agreement = requested([0])
+    agreement.answer(0, 0, 5, 0.0)
+    assert agreement.answer(0, 0, 6, 0.0) is None
 
 
 def test_a_job_with_missing_instances_gets_the_signal_at_once():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from poprun_py.running.supervise.job import Cause
-from poprun_py.running.supervise.time_limits import TimeLimits
+from poprun_py.running.supervise.shutdown import TimeLimits
 
 NEVER = float("inf")
 

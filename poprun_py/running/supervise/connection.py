@@ -1,0 +1,143 @@
+"""A connection of the launcher's loop, which exchanges frames and never waits."""
+
+from __future__ import annotations
+
+import contextlib
+import selectors
+import socket
+import time
+from collections.abc import Callable, Iterator
+
+from poprun_py.instance import control_protocol
+
+_CHUNK = 1 << 18
+# The last frames are dropped if the other end has read nothing for this long.
+_READER_SECONDS = 5.0
+# The longest wait at the end of the job for a process that has not read its last frames.
+_LAST_READ_SECONDS = 1.0
+
+Handler = Callable[["Connection", int], None]
+
+
+class Connection:
+    """A connection that exchanges frames and never waits for the other end.
+
+    Args:
+        channel: The socket.
+        selector: Tells when the socket can be read, or can take unsent bytes.
+        handler: Called with this connection and the selector's events.
+
+    Attributes:
+        channel: The socket.
+        is_open: Whether the connection is open.
+        has_parts: Whether further parts are to be sent.
+    """
+
+    def __init__(
+        self, channel: socket.socket, selector: selectors.BaseSelector, handler: Handler
+    ) -> None:
+        channel.setblocking(False)
+        self.channel = channel
+        self.is_open = True
+        self.has_parts = False
+        self._selector = selector
+        self._reader = control_protocol.Reader()
+        self._unsent = bytearray()
+        self._parts: Iterator[bytes] = iter(())
+        self._is_last = False  # whether to close the connection when all bytes are sent
+        self._sent_at = 0.0
+        self.watch(handler)
+
+    def fileno(self) -> int:
+        """Return the descriptor of the socket."""
+        return self.channel.fileno()
+
+    def watch(self, handler: Handler, *, is_read: bool = True) -> None:
+        """Set the handler, and whether to read what the other end sends."""
+        self._handler, self._is_read = handler, is_read
+        self._update()
+
+    def receive(self) -> list[tuple[bytes, bytes]] | None:
+        """Return kind and payload of each frame that is complete now; None at the end."""
+        try:
+            data = self.channel.recv(_CHUNK)
+            frames = self._reader.feed(data)
+        except BlockingIOError:
+            return []
+        except (OSError, ValueError):
+            return None
+        return frames if data else None
+
+    def send(self, frame: bytes) -> None:
+        """Send a frame, as soon as the connection takes it."""
+        self._unsent += frame
+        self.flush()
+
+    def send_parts(self, frames: Iterator[bytes]) -> None:
+        """Send frames, and read each from the iterator only when the previous frame is sent.
+
+        Other frames may be sent between these frames.
+        """
+        self._parts, self.has_parts = frames, True
+        self.flush()
+
+    def send_last(self, frames: bytes) -> None:
+        """Send frames, and close the connection when the other end has taken them."""
+        self._is_last, self._sent_at = True, time.monotonic()
+        self.send(frames)
+
+    def flush(self) -> None:
+        """Send as many bytes as the connection takes now."""
+        try:
+            if self.has_parts and not self._unsent:
+                # Only one part is added at a time, so that other frames can be sent between the
+                # parts.
+                self._unsent += (part := next(self._parts, b""))
+                self.has_parts = bool(part)
+            while self._unsent and self.is_open:
+                del self._unsent[: self.channel.send(self._unsent)]
+                self._sent_at = time.monotonic()
+        except BlockingIOError:
+            pass
+        except OSError:
+            self._unsent.clear()
+            self.has_parts = False
+        if self._is_last and not self._unsent:
+            self.close()
+        self._update()
+
+    def drop_unread(self, now: float) -> None:
+        """Close the connection if the other end has read nothing of its last frames for long."""
+        if self._is_last and now > self._sent_at + _READER_SECONDS:
+            self.close()
+
+    def finish(self) -> None:
+        """Send the rest of the last frames if they are read at once, and close the connection."""
+        with contextlib.suppress(OSError):
+            if self._is_last:
+                self.channel.settimeout(_LAST_READ_SECONDS)
+                self.channel.sendall(self._unsent)
+        self.close()
+
+    def close(self) -> None:
+        """Close the connection, without sending the rest."""
+        if self.is_open:
+            self.is_open = False
+            with contextlib.suppress(KeyError):
+                self._selector.unregister(self)
+            self.channel.close()
+
+    def _update(self) -> None:
+        """Register for reading if frames are read, and for writing if bytes are unsent."""
+        if not self.is_open:
+            return
+        wanted = selectors.EVENT_READ if self._is_read else 0
+        wanted |= selectors.EVENT_WRITE if self._unsent or self.has_parts else 0
+        registered = self._selector.get_map().get(self)
+        if registered is None:
+            if wanted:
+                self._selector.register(self, wanted, self._handler)
+        elif not wanted:
+            self._selector.unregister(self)
+        elif (registered.events, registered.data) != (wanted, self._handler):
+            self._selector.modify(self, wanted, self._handler)

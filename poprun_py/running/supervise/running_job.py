@@ -1,0 +1,451 @@
+"""A running job, which passes every event to the parts that act on it.
+
+Events are frames of the wrappers, new and lost connections, signals, answers of the hosts, and
+limits that are reached.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import selectors
+import signal
+import socket
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from popdist_py.environment import RESUME_EXIT_CODE
+from popdist_py.errors import counted
+from poprun_py.errors import explain_os_error
+from poprun_py.instance import control_protocol, process_control
+from poprun_py.running.keyboard.keyboard_input import KeyboardInput, open_terminal
+from poprun_py.running.keyboard.suspension import Suspension, take_signal
+from poprun_py.running.screen.tagged_output import keep_end, tag_width
+from poprun_py.running.supervise.activity_monitor import ActivitySample
+from poprun_py.running.supervise.control_channel import ControlChannel, Peer
+from poprun_py.running.supervise.file_transfer import FileTransfer
+from poprun_py.running.supervise.hang_detection import HangCheck, HangDetector
+from poprun_py.running.supervise.host_clocks import HostClocks
+from poprun_py.running.supervise.inspection import holdings
+from poprun_py.running.supervise.instance_output import InstanceOutput
+from poprun_py.running.supervise.job import Cause, Job, Progress, StackGroup, describe
+from poprun_py.running.supervise.job_start import Finding, ProgramStart, StartDiagnosis
+from poprun_py.running.supervise.mpirun_process import Mpirun, daemon_log_lines
+from poprun_py.running.supervise.outcome import leftovers_sentence
+from poprun_py.running.supervise.resource_shortage import ShortageCheck
+from poprun_py.running.supervise.shutdown import JobShutdown, TimeLimits
+from poprun_py.running.supervise.signal_pipe import SignalPipe
+from poprun_py.running.supervise.stacks import StackCollector, groups_text
+from poprun_py.terminal import may_colour
+
+if TYPE_CHECKING:
+    from poprun_py.running.watch.job_observer import JobObserver
+
+Reports = dict[int, dict[str, Any]]
+
+
+class Timed(Protocol):
+    """A part of a running job that acts at certain times."""
+
+    def next_deadline(self) -> float:
+        """Return the time at which ``on_time`` next has work to do; inf for never."""
+
+    def on_time(self, now: float) -> None:
+        """Do the work that is due; called after every event, even before the deadline."""
+
+
+class RunningJob:
+    """The parts of a running job, and the events that they act on.
+
+    Args:
+        job: The job.
+        output: The output of the instances.
+        folder: The launcher's folder for temporary files.
+        on_started: Called once, when all programs run, with the reports of their wrappers.
+
+    Attributes:
+        control: The connections to the instances.
+        shutdown: The shutdown of the job.
+        limits: The time limits of the job.
+        keyboard: The input of the instances.
+        diagnosis: Finds out why the job does not start.
+        open_files: The (soft, hard) limit of open files for the programs on this host; None for the
+            limit of mpirun.
+        mpirun: The process that starts the wrappers, after ``begin``.
+        shortages: Finds resources of this host that are used up, after ``begin``.
+        observer: Observes the instances, after ``begin``.
+        timed: The parts that act at certain times, after ``begin``.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        output: InstanceOutput,
+        folder: Path,
+        on_started: Callable[[Reports], None] | None,
+    ) -> None:
+        self.open_files: tuple[int, int] | None = None
+        self.mpirun: Mpirun
+        self.shortages: ShortageCheck
+        self.observer: JobObserver
+        self._selector: selectors.BaseSelector
+        self.timed: list[Timed] = []
+        self._job = job
+        self._output = output
+        self._folder = folder
+        self._on_started = on_started
+        self.control = control = ControlChannel(job.num_instances, self)
+        self._peers = control.peers
+        self.diagnosis = StartDiagnosis(
+            job.num_instances, job.hosts.explain_failed_start, self._on_finding
+        )
+        self.shutdown = JobShutdown(job, control, output.log, output.say, self._on_shutdown)
+        self.limits = TimeLimits(job.limits.grace, self._on_limit)
+        self._stacks = StackCollector(control)
+        self._clocks = HostClocks(job.files.spans, job.hosts.others, control.send_to)
+        self._suspension = Suspension(self._stop_launcher)
+        limit = job.limits.hang_timeout
+        # Without a limit, wrappers send neither progress nor activity.
+        self._hangs = HangDetector(float("inf") if limit is None else limit)
+        self.keyboard = KeyboardInput(
+            job.command.stdin_instance,
+            control,
+            output,
+            self._on_debugger,
+            terminal=open_terminal(),
+            is_passed_on=job.command.stdin_instance in job.hosts.others,
+            is_shown=output.is_terminal,
+            tag_width=lambda index: tag_width(index, job.watchers.output),
+        )
+        self._files = FileTransfer(job.files.places, job.hosts.others, job.files.call)
+        self._start = ProgramStart(
+            job, control, self._files, self.shutdown, self._settings_of, self._on_all_told
+        )
+        self._handlers = self._frame_handlers()
+
+    def begin(self, mpirun: Mpirun, selector: selectors.BaseSelector, began: float) -> None:
+        """Prepare for the events of the job, while mpirun starts.
+
+        Args:
+            mpirun: The process, which has just been started.
+            selector: Calls the handlers of the events.
+            began: The time when the job began.
+        """
+        # Imported while mpirun starts.
+        from poprun_py.running.watch.job_observer import JobObserver, RoundTimes
+        from poprun_py.running.watch.job_view import JobView, LiveView
+        from poprun_py.running.watch.records import Recorders
+
+        job, output, control, watchers = self._job, self._output, self.control, self._job.watchers
+        self.mpirun = mpirun
+        self._selector = selector
+        self.shortages = ShortageCheck(self._folder.parent)
+        live = LiveView(
+            panel_size=lambda: output.panel_size,
+            show_panel=output.show_panel,
+            say=output.say,
+            has_colour=may_colour(job.command.environ),
+            is_hidden=lambda: self.keyboard.is_debugging,
+        )
+        self.observer = JobObserver(
+            job=JobView(run_id=watchers.run_id, pid=os.getpid(), program=watchers.program),
+            began=began,
+            times=RoundTimes.of(
+                job.num_instances, is_live=watchers.live, is_recorded=bool(watchers.recorders)
+            ),
+            ask=lambda index: control.send_to(index, control_protocol.OBSERVE, None),
+            tell=lambda straggler: output.say(straggler.sentence),
+            show=live.show if watchers.live else None,
+            recorders=Recorders(watchers.recorders, output.say),
+            epoch=lambda: time.time() - time.monotonic(),
+        )
+        if job.limits.timeout is not None:
+            self.limits.begin(time.monotonic(), job.limits.timeout, job.limits.spent)
+        self.diagnosis.begin(time.monotonic())
+        self.timed = [
+            self.diagnosis,
+            self.limits,
+            control,
+            self._suspension,
+            self.keyboard,
+            self._stacks,
+            self.observer,
+            self.shutdown,
+            mpirun,
+            output,
+        ]
+        if job.limits.hang_timeout is not None:
+            check = HangCheck(self._hangs, self._stacks, self.shutdown, mpirun, self._is_blocked)
+            self.timed.insert(0, check)
+
+    def _is_blocked(self) -> bool:
+        """Tell whether the reader of the output, or a debugger, makes the instances wait."""
+        return self._output.is_full or self.keyboard.is_debugging
+
+    @property
+    def is_any_running(self) -> bool:
+        """Whether the end of a connected instance has not been reported."""
+        return any(peer.instance_end is None for peer in self._peers.values())
+
+    # --- connections: control_channel.ChannelEvents ---------------------------------------
+
+    def connected(self, peer: Peer) -> None:
+        """Start all programs once every wrapper has connected."""
+        self._output.add(peer.index)
+        if self.shutdown.asked_at is not None:
+            self.control.send_to(peer.index, control_protocol.STOP, [0, signal.SIGTERM])
+        elif self.control.is_complete:
+            self.diagnosis.end()
+            self.mpirun.all_connected()
+            self._start.begin()
+
+    def received(self, peer: Peer, kind: bytes, value: Any) -> None:
+        """Handle a frame from an instance's wrapper; ignore frames of unknown kinds."""
+        if handler := self._handlers.get(kind):
+            handler(peer, value)
+
+    def disconnected(self, peer: Peer) -> None:
+        """Handle a closed connection; a wrapper that has not reported an end was killed."""
+        if peer.instance_end is not None:
+            return
+        program = peer.started.get("pid", 0)
+        if program and self._job.hosts.listen is None:
+            process_control.signal_group(program, signal.SIGKILL)
+        lost = {
+            "code": -signal.SIGKILL,
+            "time_ns": time.time_ns() - peer.clock_offset_ns,
+            "stopped": self.shutdown.asked_at is not None,
+            "lost": True,
+        }
+        self._on_instance_end(peer, peer.program_end or lost)
+        self._stacks.take(peer.index, None)
+
+    def accept_failed(self, error: OSError) -> None:
+        """End the job if some of its instances can no longer connect."""
+        connected = (
+            f"{len(self._peers)} of {counted(self._job.num_instances, 'instance')} connected"
+        )
+        problem = explain_os_error(error, f"{connected}, no more can be")
+        if self.control.is_complete:
+            self._output.log(problem)
+        else:
+            self.shutdown.end(Cause.REFUSED, problem)
+
+    def stranger_refused(self, sentence: str) -> None:
+        """Warn of a connection by a process that does not belong to the job."""
+        self._output.say(sentence)
+
+    def inspected(self, want: str, answer: Callable[[str], None]) -> None:
+        """Answer a process of this host that inspects the job."""
+        now = time.monotonic()
+        if want == "stacks":
+            self._stacks.collect(lambda groups: answer(groups_text(groups)), now)
+        elif want == "status":
+            self.observer.request(lambda view: answer(view.json_text()), now)
+        elif want == "holdings":
+            answer(json.dumps(holdings(self._job, self._peers)))
+        else:
+            answer("")
+
+    # --- frames ---------------------------------------------------------------------------
+
+    def _frame_handlers(self) -> dict[bytes, Callable[[Peer, Any], None]]:
+        output, keyboard = self._output, self.keyboard
+
+        def keyboard_handler(kind: bytes) -> Callable[[Peer, Any], None]:
+            return lambda peer, value: keyboard.received(peer.index, kind, value)
+
+        return {
+            control_protocol.STDOUT: output.feed_stdout,
+            control_protocol.STDERR: self._on_stderr,
+            control_protocol.FILE: lambda peer, value: self._files.take(peer.index, value),
+            control_protocol.LEASED: self._start.on_lease,
+            control_protocol.INPUT_FILE: self._start.on_file_stored,
+            control_protocol.CLOCK: lambda peer, value: self._clocks.take(peer.index, *value),
+            control_protocol.STARTED: self._on_program_start,
+            control_protocol.PROGRESS: lambda peer, value: self._hangs.record_progress(
+                peer.index, Progress(*value), time.monotonic()
+            ),
+            control_protocol.ACTIVITY: lambda peer, value: self._hangs.activity.record(
+                peer.index, ActivitySample.of(value), time.monotonic()
+            ),
+            control_protocol.OBSERVED: lambda peer, value: self.observer.observed(
+                peer.index, value, time.monotonic()
+            ),
+            control_protocol.POLLED: lambda peer, value: self.shutdown.on_answer(
+                peer.index, value["proposal"], value["polls"]
+            ),
+            control_protocol.PAUSED: lambda peer, _: self._suspension.stopped(peer.index),
+            control_protocol.STACKS: lambda peer, value: self._stacks.take(
+                peer.index, value["processes"]
+            ),
+            control_protocol.STOP_SIGNAL: self._on_stop_signal,
+            control_protocol.LEFTOVERS: lambda peer, killed: output.say(
+                leftovers_sentence(peer.index, killed)
+            ),
+            control_protocol.PROGRAM_ENDED: self._on_program_end,
+            control_protocol.INSTANCE_ENDED: self._on_instance_end,
+            control_protocol.KEYS_READ: keyboard_handler(control_protocol.KEYS_READ),
+            control_protocol.UNREAD: keyboard_handler(control_protocol.UNREAD),
+            control_protocol.TERMINAL_MODES: keyboard_handler(control_protocol.TERMINAL_MODES),
+            control_protocol.DEBUGGER: keyboard_handler(control_protocol.DEBUGGER),
+        }
+
+    def _on_stderr(self, peer: Peer, data: bytes) -> None:
+        peer.tail = keep_end(peer.tail, data)
+        self._output.feed_stderr(peer, data)
+
+    def _on_program_start(self, peer: Peer, report: dict[str, Any]) -> None:
+        peer.started, now = report, time.monotonic()
+        for line in daemon_log_lines(peer.host, report):
+            self._output.log(line)
+        self._hangs.activity.add(peer.index, now)
+        self.observer.started(peer.index, peer.host, report["pid"], now)
+        peers = self._peers.values()
+        if self._on_started is not None and all(each.started for each in peers):
+            self._on_started({each.index: each.started for each in peers})
+
+    def _on_stop_signal(self, peer: Peer, _: Any) -> None:
+        if peer.program_end is None:
+            self.shutdown.end(Cause.MPIRUN_ENDED, "mpirun ended the instances")
+
+    def _on_program_end(self, peer: Peer, end: dict[str, Any]) -> None:
+        """Note the end of a program; the first program that fails ends the job."""
+        if peer.program_end is not None:
+            return
+        peer.program_end = end
+        now, code = time.monotonic(), end["code"]
+        self._hangs.remove(peer.index, now)
+        self.observer.ended(peer.index, end, now)
+        self.shutdown.on_program_end(peer.index)
+        self._suspension.stopped(peer.index)
+        self.keyboard.ended(peer.index)
+        if peer.connection.is_open:
+            self._clocks.ask(peer.index)
+        if code == RESUME_EXIT_CODE:
+            self.limits.on_checkpoint_end(peer.index, now)
+        elif code != 0:
+            if self.shutdown.asked_at is None and peer.host == socket.gethostname():
+                self.shortages.on_failure(code)
+            self.shutdown.end(Cause.FAILED, f"instance {peer.index} ended with {describe(code)}")
+
+    def _on_instance_end(self, peer: Peer, end: dict[str, Any]) -> None:
+        """Note that no process of a program is left, and that all its output has arrived."""
+        self._on_program_end(peer, end)
+        peer.instance_end = end
+        self._output.finish(peer.index)
+
+    # --- the start of the programs --------------------------------------------------------
+
+    def _settings_of(self, peer: Peer) -> dict[str, Any]:
+        """Return the settings for a wrapper that starts its program."""
+        settings: dict[str, Any] = {"sample_seconds": None}
+        if self._job.limits.hang_timeout is not None:
+            settings["sample_seconds"] = self._hangs.check_interval
+            settings["look_seconds"] = self._hangs.activity.sample_interval
+        settings["steps"] = bool(self._job.watchers.recorders)  # whether wrappers report each step
+        settings["grace_seconds"] = self._job.limits.grace
+        if self.open_files is not None and peer.host == socket.gethostname():
+            settings["open_files"] = self.open_files
+        return {**settings, **self.keyboard.start_of(peer.index)}
+
+    def _on_all_told(self) -> None:
+        """Begin to serve the programs, after all wrappers were told to start them."""
+        for index in self._peers:
+            self._clocks.ask(index)
+        self.keyboard.begin(self._selector)
+        count = len(self._peers)
+        self._output.log(f"{counted(count, 'instance')} {'starts' if count == 1 else 'start'}")
+
+    def _on_finding(self, finding: Finding) -> None:
+        sentence = finding.sentence(len(self._peers), self._job.num_instances, self.mpirun.output)
+        if finding.is_reason:
+            self.shutdown.end(Cause.REFUSED, sentence)
+        else:
+            self._output.say(f"warning: {sentence}")
+
+    # --- signals and pauses ---------------------------------------------------------------
+
+    def on_signals(self, signals: SignalPipe, _: int) -> None:
+        """Handle the signals that the launcher has received."""
+        for number, reason in signals.take():
+            if number == signal.SIGTSTP:
+                self._suspend()
+            elif number == signal.SIGQUIT:
+                self.keyboard.let_go()
+                take_signal(number)
+            elif number == signal.SIGWINCH:
+                self.keyboard.resized()
+                self.observer.show_again(time.monotonic())
+            else:
+                if number == signal.SIGINT:
+                    self._output.shorten_interrupts()
+                self.shutdown.on_signal(number, reason)
+
+    def _suspend(self) -> None:
+        """Stop the programs because of Ctrl-Z, and then this process.
+
+        The programs of a job that is starting or ending are not stopped.
+        """
+        if self._suspension.is_asked:
+            return
+        running = [p.index for p in self._peers.values() if p.program_end is None]
+        if not self.control.is_complete or self.shutdown.asked_at is not None:
+            running = []
+        for index in running:
+            self.control.send_to(index, control_protocol.PAUSE, True)
+        self._suspension.begin(running, time.monotonic())
+
+    def _stop_launcher(self) -> None:
+        """Stop this process until the shell continues it."""
+        self.limits.pause(time.monotonic())
+        self._output.write(time.monotonic(), wait_seconds=0.1)
+        self._output.erase_panel()
+        self.keyboard.let_go()
+        take_signal(signal.SIGTSTP)
+        self._resume_limits()
+        self.keyboard.on_time(time.monotonic())
+        self._output.redraw()
+        self.observer.show_again(time.monotonic())
+        self.control.broadcast(control_protocol.PAUSE, False)
+
+    def _on_debugger(self, instance: int | None) -> None:
+        """Pause all limits while ``instance`` is in the debugger; resume them if it is None."""
+        if instance is None:
+            self._resume_limits()
+        else:
+            self.limits.pause(time.monotonic())
+            self._output.say(
+                f"instance {instance} is in the debugger; hang timeout and time limit pause"
+            )
+
+    def _resume_limits(self) -> None:
+        now = time.monotonic()
+        self._hangs.reset_timers(now)
+        if not self.keyboard.is_debugging:
+            self.limits.resume(now)
+
+    # --- ending ---------------------------------------------------------------------------
+
+    def _on_limit(self, cause: Cause, reason: str) -> None:
+        """End a job that has reached a limit; at its time limit, collect the stacks first."""
+        if cause is not Cause.TIME_LIMIT:
+            self.shutdown.end(cause, reason)
+            return
+
+        def end(groups: tuple[StackGroup, ...]) -> None:
+            if self.shutdown.stop is not None:
+                self.shutdown.end_with_stacks(self.shutdown.stop.hung, groups)
+
+        self.shutdown.decide(cause, reason)
+        self._stacks.collect(end, time.monotonic())
+
+    def _on_shutdown(self, now: float) -> None:
+        self._output.stopped_at = now
+        if not self.control.is_complete:
+            # mpirun may wait for a host that was lost. No program has started, so none needs time
+            # to save.
+            self.diagnosis.end()
+            self.mpirun.stop(now)
