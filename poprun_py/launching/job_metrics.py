@@ -54,7 +54,7 @@ class JobMetrics:
             elif destination.where:
                 _make_folder(destination.where, config.origin("metrics_to").shown(str(destination)))
         if config.metrics_port is not None:
-            from poprun_py.running.metrics.endpoint_recorder import listen
+            from poprun_py.running.metrics.recorders import listen
 
             self._listener = listen(config.metrics_port, config.shown("metrics_port"))
 
@@ -91,7 +91,7 @@ class JobMetrics:
         """Return the recorders for the metrics of the next attempt."""
         recorders: list[Recorder] = []
         if self._endpoint is not None:
-            from poprun_py.running.metrics.endpoint_recorder import EndpointRecorder
+            from poprun_py.running.metrics.recorders import EndpointRecorder
 
             recorders.append(
                 EndpointRecorder(
@@ -99,7 +99,7 @@ class JobMetrics:
                 )
             )
         if self._sinks is not None:
-            from poprun_py.running.metrics.chart_recorder import ChartRecorder
+            from poprun_py.running.metrics.recorders import ChartRecorder
 
             recorders.append(ChartRecorder(self._sinks.send))
         return tuple(recorders)

@@ -16,9 +16,10 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import accumulate
-from typing import Any, Final
+from socketserver import ThreadingMixIn
+from typing import TYPE_CHECKING, Any, Final
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
 from prometheus_client import CollectorRegistry, make_wsgi_app
 from prometheus_client.core import (
@@ -30,7 +31,10 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
-from poprun_py.running.metrics.endpoint_recorder import BOUNDS
+from poprun_py.running.metrics.recorders import BOUNDS
+
+if TYPE_CHECKING:
+    from wsgiref.types import StartResponse, WSGIEnvironment
 
 # The time-out in seconds for receiving a request, and for sending its answer.
 _SECONDS: Final = 5.0
@@ -227,9 +231,8 @@ def _request_head(connection: socket.socket, seconds: float) -> bytes:
     return head
 
 
-class _Handler(BaseHTTPRequestHandler):
+class _Handler(WSGIRequestHandler):
     timeout = _SECONDS
-    registry: CollectorRegistry
 
     def setup(self) -> None:
         super().setup()
@@ -240,65 +243,47 @@ class _Handler(BaseHTTPRequestHandler):
             self.rfile = io.BytesIO()
         self.request.settimeout(self.timeout)
 
-    def do_GET(self) -> None:
-        path, _, query = self.path.partition("?")
-        if path != _PATH:
-            self.send_error(404, "the metrics are at /metrics")
-            return
-        request = {
-            "REQUEST_METHOD": "GET",
-            "PATH_INFO": path,
-            "QUERY_STRING": query,
-            "HTTP_ACCEPT": self.headers.get("Accept", ""),
-            "HTTP_ACCEPT_ENCODING": self.headers.get("Accept-Encoding", ""),
-        }
-        body = b"".join(make_wsgi_app(self.registry)(request, self._send_status))
-        # This process may end while it sends an answer. With the header Content-Length, a scraper
-        # notices that an answer is incomplete, and does not read 12 instead of 123.
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def _send_status(self, status: str, headers: list[tuple[str, str]]) -> None:
-        self.send_response(int(status.partition(" ")[0]))
-        for name, value in headers:
-            self.send_header(name, value)
-
     def log_message(self, format: str, *args: Any) -> None:
         """Do not log requests, because standard error belongs to the job."""
 
 
-class _Server(ThreadingHTTPServer):
+class _Server(ThreadingMixIn, WSGIServer):
     """Serves each scraper in its own thread."""
 
     daemon_threads = True
 
     def __init__(self, listener: socket.socket, registry: CollectorRegistry) -> None:
-        handler = type("Handler", (_Handler,), {"registry": registry})
-        super().__init__(listener.getsockname(), handler, bind_and_activate=False)
+        super().__init__(listener.getsockname(), _Handler, bind_and_activate=False)
         self.socket.close()
         self.socket = listener
+        self.server_name, self.server_port = listener.getsockname()
+        self.setup_environ()
+        self._metrics = make_wsgi_app(registry)
+        self.set_app(self._answer)
         self._free_places = threading.BoundedSemaphore(_MOST_SCRAPERS)
         self._connections: dict[socket.socket, None] = {}  # open connections, the oldest first
 
+    def _answer(self, environ: WSGIEnvironment, start_response: StartResponse) -> list[bytes]:
+        if environ["PATH_INFO"] != _PATH:
+            start_response("404 Not Found", [("Content-Type", "text/plain")])
+            return [b"the metrics are at /metrics\n"]
+        # This process may end while it sends an answer. The answer is one piece, so the server sets
+        # the header Content-Length. A scraper then notices that an answer is incomplete, and does
+        # not read 12 instead of 123.
+        return [b"".join(self._metrics(environ, start_response))]
+
     def process_request(self, request: Any, client_address: Any) -> None:
         if not self._free_places.acquire(blocking=False):
-            self._close_oldest()
+            # Close the oldest connection, which belongs to a slow scraper. A scraper that reads
+            # quickly would already have received its answer.
+            for connection in list(self._connections)[:1]:
+                with suppress(OSError):
+                    connection.shutdown(socket.SHUT_RDWR)
             if not self._free_places.acquire(timeout=_SECONDS):
                 self.shutdown_request(request)
                 return
         self._connections[request] = None
         super().process_request(request, client_address)
-
-    def _close_oldest(self) -> None:
-        """Close the oldest connection.
-
-        The oldest connection belongs to a slow scraper. A scraper that reads quickly would already
-        have received its answer.
-        """
-        for connection in list(self._connections)[:1]:
-            with suppress(OSError):
-                connection.shutdown(socket.SHUT_RDWR)
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
         try:

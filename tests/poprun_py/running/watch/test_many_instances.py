@@ -8,8 +8,7 @@ from functools import partial
 
 import pytest
 
-from poprun_py.running.metrics.chart_recorder import chart_values
-from poprun_py.running.metrics.endpoint_recorder import EndpointRecorder
+from poprun_py.running.metrics.recorders import EndpointRecorder, chart_values
 from poprun_py.running.supervise.activity_monitor import ActivitySample
 from poprun_py.running.supervise.hang_detection import HangDetector
 from poprun_py.running.supervise.job import Progress

@@ -1,0 +1,227 @@
+"""The recorders that send the metrics of a running job to other processes.
+
+EndpointRecorder sends to the endpoint of --metrics-port, and ChartRecorder to the process that
+writes to TensorBoard or Weights & Biases.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+from bisect import bisect_left
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+from poprun_py.errors import UsageError
+from poprun_py.running.watch.instance_state import ACTIVITIES, InstanceState, median
+from poprun_py.running.watch.job_view import JobView
+from poprun_py.running.watch.records import StepRecord
+
+# The upper bounds of the histogram buckets in seconds: 1, 2.5 and 5 times each power of ten, as is
+# usual with Prometheus.
+BOUNDS: Final = (
+    *(0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05),
+    *(0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 50.0, 100.0),
+)
+_HOST: Final = "127.0.0.1"
+_WAITING_CONNECTIONS: Final = 128
+# The smallest number of seconds between two documents. Periodic views are at least one second
+# apart, so each of them is sent.
+_APART_SECONDS: Final = 0.9
+# With more instances than this, charts show the least, the median and the greatest value of all
+# instances, not one value for each.
+_MOST_INSTANCES: Final = 32
+_INSTANCE_VALUES: Final[Mapping[str, Callable[[InstanceState], float | None]]] = {
+    "loss": lambda state: state.loss,
+    "step_seconds": lambda state: state.step_seconds if state.num_steps else None,
+    "step_p95_seconds": lambda state: state.p95_seconds if state.num_steps else None,
+    "step_own_seconds": lambda state: state.own_seconds if state.num_steps else None,
+    "memory_bytes": lambda state: float(state.memory_bytes) or None,
+}
+
+
+# --- OpenMetrics ---------------------------------------------------------------------------------
+
+
+def listen(port: int, option: str) -> socket.socket:
+    """Return a socket that listens on ``port`` of the loopback address; 0 picks a free port.
+
+    Args:
+        port: The number of the port.
+        option: The name of the option that the error message mentions.
+
+    Raises:
+        UsageError: The port cannot be used.
+    """
+    listener = socket.socket()
+    try:
+        # Allow the port to be used again as soon as the previous job has ended.
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((_HOST, port))
+        listener.listen(_WAITING_CONNECTIONS)
+    except OSError as error:
+        listener.close()
+        raise UsageError(
+            f"{option}: port {port} of {_HOST}: {error.strerror}; give another port, or 0 for a "
+            "free one"
+        ) from None
+    return listener
+
+
+class EndpointRecorder:
+    """Counts the steps of one attempt, and sends the counts with each view to the endpoint process.
+
+    All counts are cumulative, so a document that a busy endpoint misses does no harm. The JSON text
+    of an instance's step counts is updated when steps arrive. To send a view of thousands of
+    instances, only the texts of the instances have to be joined.
+
+    Args:
+        send: A function that sends a JSON document, given as text.
+        restart_count: The number of restarts of the job before this attempt.
+        continue_sending: A function that sends more of a document that has been sent only in part.
+    """
+
+    def __init__(
+        self,
+        send: Callable[[str], object],
+        restart_count: int,
+        continue_sending: Callable[[], object] = lambda: None,
+    ) -> None:
+        self._send, self._continue_sending = send, continue_sending
+        self._restart_count = restart_count
+        self._steps: dict[int, _StepCounts] = {}  # keyed by the instance
+        send(json.dumps({"restarts": restart_count}))
+
+    def steps(self, records: Sequence[StepRecord], /) -> None:
+        """Add new steps of one instance to the counts and to the histograms of durations."""
+        for record in records:
+            self._steps.setdefault(record.instance, _StepCounts()).add(record)
+        for instance in {record.instance for record in records}:
+            self._steps[instance].update_text()
+        self._continue_sending()
+
+    def view(self, view: JobView, at: float, /) -> None:
+        """Send a view, with the counts of all steps so far."""
+        # Joining the cached JSON texts is quicker than encoding all values again.
+        steps = ", ".join([f'"{index}": {each.text}' for index, each in self._steps.items()])
+        restarts, text = self._restart_count, view.json_text()
+        self._send(f'{{"restarts": {restarts}, "view": {text}, "steps": {{{steps}}}}}')
+
+
+class _StepCounts:
+    """The number of steps of one instance, and histograms of their durations."""
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._seconds = _Histogram()
+        self._own_seconds = _Histogram()
+        self.text = ""
+
+    def add(self, record: StepRecord) -> None:
+        self._count += record.every
+        if record.seconds > 0:  # a program's first step is not timed
+            self._seconds.add(record.seconds, record.every)
+            self._own_seconds.add(record.own_seconds, record.every)
+
+    def update_text(self) -> None:
+        """Set ``text`` to the current counts and histograms as JSON."""
+        self.text = json.dumps(
+            {
+                "count": self._count,
+                "seconds": self._seconds.to_json(),
+                "own_seconds": self._own_seconds.to_json(),
+            }
+        )
+
+
+class _Histogram:
+    def __init__(self) -> None:
+        self._counts = [0] * (len(BOUNDS) + 1)
+        self._sum = 0.0
+
+    def add(self, seconds: float, count: int) -> None:
+        self._counts[bisect_left(BOUNDS, seconds)] += count
+        self._sum += seconds * count
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the (not cumulative) number of durations in each bucket, and their sum."""
+        return {"counts": self._counts, "sum": self._sum}
+
+
+# --- TensorBoard and Weights & Biases ------------------------------------------------------------
+
+
+class ChartRecorder:
+    """Sends the metrics of one attempt after new training steps, at most once per second.
+
+    Each metric has a name such as ``loss/instance-0``, so one section of charts compares the
+    instances. The training step is the axis of all charts.
+
+    Args:
+        send: A function that sends a document to the child process. The first document announces
+            the attempt.
+    """
+
+    def __init__(self, send: Callable[[Mapping[str, Any]], object]) -> None:
+        self._send = send
+        self._last_step: int | None = None
+        self._last_at = float("-inf")
+        send({"begins": True})
+
+    def steps(self, records: Sequence[StepRecord], /) -> None:
+        """Do nothing with single steps, because views include the medians of the last steps."""
+
+    def view(self, view: JobView, at: float, /) -> None:
+        """Send the metrics of a view, unless metrics were sent less than a second ago.
+
+        After the end of the job, the metrics of the last view are always sent.
+        """
+        step = training_step(view)
+        if step is None or step == self._last_step:
+            return
+        has_ended = all(state.phase == "ended" for state in view.instances)
+        if at - self._last_at < _APART_SECONDS and not has_ended:
+            return
+        self._last_step, self._last_at = step, at
+        self._send({"step": step, "values": chart_values(view)})
+
+
+def training_step(view: JobView) -> int | None:
+    """Return the last training step that all instances have completed; None before step 1."""
+    steps = [state.step for state in view.instances if state.step is not None]
+    return min(steps, default=0) or None
+
+
+def chart_values(view: JobView) -> dict[str, float]:
+    """Return the metrics of a view, keyed by their names, without unknown values."""
+    states = view.instances
+    values: dict[str, float] = {}
+    if view.samples_per_second:
+        values["samples_per_second/total"] = view.samples_per_second
+    losses = [state.loss for state in states if state.loss is not None]
+    if losses:
+        values["loss/mean"] = sum(losses) / len(losses)
+    for name, value_of in _INSTANCE_VALUES.items():
+        numbers = {
+            state.index: number for state in states if (number := value_of(state)) is not None
+        }
+        values.update(_by_instance(name, numbers, len(states)))
+    known = [state.shares for state in states if any(state.shares)]
+    for position, activity in enumerate(ACTIVITIES if known else ()):
+        total = sum([shares[position] for shares in known])
+        values[f"share_of_time/{activity}"] = total / len(known)
+    return values
+
+
+def _by_instance(name: str, numbers: Mapping[int, float], num_instances: int) -> dict[str, float]:
+    """Return a metric of each instance, or its range and median if there are many instances."""
+    if num_instances <= _MOST_INSTANCES:
+        return {f"{name}/instance-{index}": number for index, number in numbers.items()}
+    if not numbers:
+        return {}
+    every = list(numbers.values())
+    return {
+        f"{name}/least": min(every),
+        f"{name}/median": median(every),
+        f"{name}/greatest": max(every),
+    }
