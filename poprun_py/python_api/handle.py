@@ -14,24 +14,24 @@ import signal
 import threading
 import time
 import weakref
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from concurrent import futures
 from numbers import Real
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from poprun_py.errors import LaunchError, StartError, UsageError
 from poprun_py.instance.job_folders import JobFolder
 from poprun_py.options.option_types import plain
-from poprun_py.python_api.job_output import STREAMS, StreamName, read_instance, read_shown
+from poprun_py.python_api.job_output import SHOWN, STREAMS, StreamName, read_end, read_instance
 from poprun_py.python_api.launcher_child import LauncherChild
 from poprun_py.python_api.status import JobState, JobStatus
 from poprun_py.running.supervise.job import LaunchResult
 from poprun_py.running.supervise.signal_pipe import INTERRUPT_ONCE
 
 if TYPE_CHECKING:
-    from poprun_py.python_api.job_target import JobTarget
+    from poprun_py.running.watch.job_view import JobView
 
 T = TypeVar("T")
 
@@ -49,10 +49,14 @@ class JobHandle(Generic[T]):
     """
 
     def __init__(
-        self, target: JobTarget, launcher: LauncherChild, *, folder: JobFolder | None
+        self,
+        name: str,
+        read: Callable[[LaunchResult], T],
+        launcher: LauncherChild,
+        folder: JobFolder | None,
     ) -> None:
-        self.name = target.name
-        self._read = target.read
+        self.name = name
+        self._read = read
         self._launcher = launcher
         self._folder = None if folder is None else Path(folder.path)
         self._began = time.monotonic()
@@ -80,19 +84,37 @@ class JobHandle(Generic[T]):
         """Return the state of the job, with the progress of its instances while it runs."""
         self._require_owner()
         launcher = self._launcher
-        state, waits_for = self._state()
-        has_ended = state == "ended"
         attempt = launcher.attempts[-1] if launcher.attempts else None
+        waits_for, exit_code, view = launcher.waits_for, None, None
+        seconds = time.monotonic() - self._began
+        state: JobState = "preparing" if attempt is None else "running"
+        if self.done():
+            state, seconds = "ended", launcher.ended_at - self._began
+            ended = launcher.outcome.exception() or launcher.outcome.result()
+            exit_code = getattr(ended, "exit_code", 1)
+        elif self._is_stopping:
+            state = "stopping"
+        elif waits_for:
+            state = "waiting"
+        if attempt is not None and state != "ended":
+            view = self._view()
         return JobStatus(
             state=state,
-            seconds=(launcher.ended_at if has_ended else time.monotonic()) - self._began,
+            seconds=seconds,
             pid=launcher.pid,
             run_id=attempt.run_id if attempt is not None else "",
             num_instances=attempt.num_instances if attempt is not None else None,
-            waits_for=waits_for,
-            view=self._view() if attempt is not None and not has_ended else None,
-            exit_code=self._exit_code() if has_ended else None,
+            waits_for=waits_for if state == "waiting" else "",
+            view=view,
+            exit_code=exit_code,
         )
+
+    def _view(self) -> JobView | None:
+        from poprun_py.running.supervise.inspection import launcher_status
+        from poprun_py.running.watch.job_view import JobView
+
+        found = launcher_status(self._launcher.pid)
+        return JobView.from_json(found) if found is not None else None
 
     def done(self) -> bool:
         """Return whether the job and all its processes have ended."""
@@ -119,7 +141,7 @@ class JobHandle(Generic[T]):
                 "the job's files have been removed: read its output before `with` ends"
             )
         if instance is None and stream is None:
-            return read_shown(folder)
+            return read_end(folder / SHOWN)
         attempts = list(self._launcher.attempts)
         if not attempts:
             return ""
@@ -186,7 +208,7 @@ class JobHandle(Generic[T]):
             # Reading a large result takes long. It has its own lock, so that `stop` is not blocked.
             with self._reading_lock:
                 if self._value is None:
-                    self._value = (cast("T", self._read(ended)),)
+                    self._value = (self._read(ended),)
                 return self._value[0]
         except Exception as error:  # omit this module's frames from the traceback
             raise error.with_traceback(None) from error.__cause__
@@ -231,12 +253,14 @@ class JobHandle(Generic[T]):
         """
         self._require_owner()
         grace = _checked_seconds("grace", grace, least=0)
-        with self._stopping_lock:
-            was_asked, self._is_stopping = self._is_stopping, True
-        if not was_asked:
-            self._launcher.signal(signal.SIGTERM)
+        self._ask_to_end(signal.SIGTERM)
         if grace is not None:
-            self._kill_after(grace)
+            threading.Thread(
+                target=self._kill_after,
+                args=(grace,),
+                name=f"poprun_py stop {self.name}",
+                daemon=True,
+            ).start()
 
     def close(self) -> None:
         """Stop the job if it still runs, wait for its end, and remove its files."""
@@ -298,36 +322,8 @@ class JobHandle(Generic[T]):
 
     def _kill_after(self, seconds: float) -> None:
         """Make the launcher kill the job's remaining processes after ``seconds``."""
-
-        def kill() -> None:
-            futures.wait([self._launcher.outcome], seconds)
-            if not self.done():
-                self._launcher.signal(signal.SIGINT)
-
-        threading.Thread(target=kill, name=f"poprun_py stop {self.name}", daemon=True).start()
-
-    # --- private helpers of status and checks ---------------------------------------------
-
-    def _state(self) -> tuple[JobState, str]:
-        """Return a pair: the state of the job, and the resources that the job waits for."""
-        if self.done():
-            return "ended", ""
-        if self._is_stopping:
-            return "stopping", ""
-        if waits_for := self._launcher.waits_for:
-            return "waiting", waits_for
-        return ("running" if self._launcher.attempts else "preparing"), ""
-
-    def _exit_code(self) -> int:
-        outcome = self._launcher.outcome
-        return getattr(outcome.exception() or outcome.result(), "exit_code", 1)
-
-    def _view(self) -> Any:
-        from poprun_py.running.supervise.inspection import launcher_status
-        from poprun_py.running.watch.job_view import JobView
-
-        found = launcher_status(self._launcher.pid)
-        return JobView.from_json(found) if found is not None else None
+        futures.wait([self._launcher.outcome], seconds)
+        self._ask_to_end(signal.SIGINT)
 
     def _require_owner(self) -> None:
         if os.getpid() != self._owner:

@@ -72,21 +72,11 @@ class OutputCopier:
                 stream.flush()
         return bool(data)
 
-    def copy_all(self) -> None:
-        """Copy the output that is in the pipe, without waiting for more."""
-        while self.copy():
-            pass
-
     def close(self) -> None:
         """Close the pipe and the file."""
         self._pipe.close()
         if self._file is not None:
             self._file.close()
-
-
-def read_shown(folder: Path) -> str:
-    """Return the output of all instances, as ``poprun-py`` shows it."""
-    return _read_end(folder / SHOWN)
 
 
 def read_instance(folders: Sequence[str], instance: int, stream: StreamName | None) -> str:
@@ -98,7 +88,7 @@ def read_instance(folders: Sequence[str], instance: int, stream: StreamName | No
         stream: The stream to read; None for the instance's stdout followed by its stderr.
     """
     names = STREAMS if stream is None else (stream,)
-    return "".join(_read_end(path) for name in names for path in _files(folders, instance, name))
+    return "".join(read_end(path) for name in names for path in _files(folders, instance, name))
 
 
 def _files(folders: Sequence[str], instance: int, stream: StreamName) -> Iterator[Path]:
@@ -109,7 +99,7 @@ def _files(folders: Sequence[str], instance: int, stream: StreamName) -> Iterato
                 yield path
 
 
-def _read_end(path: Path) -> str:
+def read_end(path: Path) -> str:
     """Return the last 8 MiB of a file in whole lines; empty if the file does not exist yet."""
     try:
         with path.open("rb") as file:

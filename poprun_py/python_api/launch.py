@@ -6,18 +6,19 @@ import contextlib
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar, Unpack, overload
 
 from poprun_py.errors import UsageError, start_errors
 from poprun_py.instance.job_folders import JobFolder, folder_name
 from poprun_py.options.keyword_types import LaunchOptions, Word
-from poprun_py.options.launch_config import LaunchConfig
+from poprun_py.options.launch_config import LaunchConfig, changed_config, config_of
 from poprun_py.planning.launch_plan import LaunchPlan
+from poprun_py.planning.user_program import short_name
 from poprun_py.python_api.handle import JobHandle
 from poprun_py.python_api.job_output import SHOWN, uses_standard_descriptors
-from poprun_py.python_api.job_target import job_target
 from poprun_py.python_api.launcher_child import LauncherChild, Stream
 from poprun_py.python_api.messages import JobRequest
 from poprun_py.running.supervise.job import LaunchResult
@@ -96,37 +97,24 @@ def launch(
         JobFailedError: The job of a function failed without an exception of the function.
         Exception: The exception that the function raised in an instance.
     """
-    is_function = callable(target)
-    listeners = _checked_listeners(log, warn, tell_binding)
     _check_descriptors(descriptors)
-    inherits_streams = descriptors is None and uses_standard_descriptors()
-    pipe = None if inherits_streams else subprocess.PIPE
-    outputs: tuple[Stream, Stream] = descriptors or (pipe, pipe)
-    with _job_folder(is_needed=is_function) as folder:
-        path = None if folder is None else folder.path
-        resolved = job_target(target, args, kwargs, options, path)
-        request = JobRequest(
-            job=resolved.job,
-            environ=_checked_environ(environ),
-            folder=path,
-            listeners=frozenset(listeners),
-        )
+    outputs: tuple[Stream, Stream] = descriptors or (subprocess.PIPE, subprocess.PIPE)
+    if descriptors is None and uses_standard_descriptors():
+        outputs = None, None
         # Text that was printed before the launch must appear before the job's output.
         for stream in (sys.stdout, sys.stderr):
-            if inherits_streams and stream is not None:
-                with contextlib.suppress(OSError):  # A full disk does not stop the job.
-                    stream.flush()
-        launcher = LauncherChild(
-            resolved.name,
-            request,
-            (None, *outputs),
-            is_in_front=threading.current_thread() is threading.main_thread(),
-            listeners=listeners,
-        )
-        job = JobHandle[Any](resolved, launcher, folder=folder)
+            with contextlib.suppress(OSError):  # A full disk does not stop the job.
+                stream.flush()
+    job = _started(
+        *(target, args, kwargs, options),
+        listeners=_checked_listeners(log, warn, tell_binding),
+        environ=_checked_environ(environ),
+        outputs=outputs,
+        in_background=False,
+    )
     with job:
         try:
-            return job.result() if is_function else job.wait()
+            return job.result() if callable(target) else job.wait()
         except Exception as error:  # omit this module's frames from the traceback
             raise error.with_traceback(None) from error.__cause__
 
@@ -173,29 +161,73 @@ def start(
         UsageError: An option is wrong. No process started.
         StartError: The launcher process cannot be started.
     """
-    listeners = _checked_listeners(log, warn, tell_binding)
-    with _job_folder() as folder:
-        assert folder is not None
-        resolved = job_target(target, args, kwargs, options, folder.path)
-        shown_file = Path(folder.path) / SHOWN
+    return _started(
+        *(target, args, kwargs, options),
+        listeners=_checked_listeners(log, warn, tell_binding),
+        environ=_checked_environ(environ),
+        outputs=(subprocess.PIPE, subprocess.PIPE) if show else None,
+        in_background=True,
+    )
+
+
+def _started(
+    target: object,
+    args: object,
+    kwargs: object,
+    options: Mapping[str, object],
+    *,
+    listeners: Mapping[str, Log],
+    environ: Mapping[str, str] | None,
+    outputs: tuple[Stream, Stream] | None,
+    in_background: bool,
+) -> JobHandle[Any]:
+    """Start a job. Its output goes to ``outputs``, or to a file in its folder if None.
+
+    The output of a job in the background is also stored in its folder.
+    """
+    with contextlib.ExitStack() as after_errors:
+        folder, path, shown = None, None, None
+        if in_background or callable(target):
+            folder = _job_folder()
+            after_errors.callback(folder.remove)
+            path = Path(folder.path)
+        if in_background and path is not None:
+            shown = path / SHOWN
+        name, job, read = _resolved(target, args, kwargs, options, path)
         request = JobRequest(
-            job=resolved.job,
-            environ=_checked_environ(environ),
-            folder=folder.path,
-            keeps_output=True,
+            job=job,
+            environ=environ,
+            folder=None if folder is None else folder.path,
+            keeps_output=in_background,
             listeners=frozenset(listeners),
         )
-        with shown_file.open("ab") as shown:
-            outputs = (subprocess.PIPE, subprocess.PIPE) if show else (shown.fileno(),) * 2
-            launcher = LauncherChild(
-                resolved.name,
-                request,
-                (subprocess.DEVNULL, *outputs),
-                is_in_front=False,
-                output_file=shown_file,
-                listeners=listeners,
-            )
-        return JobHandle(resolved, launcher, folder=folder)
+        is_main_thread = threading.current_thread() is threading.main_thread()
+        launcher = LauncherChild(
+            name,
+            request,
+            (subprocess.DEVNULL if in_background else None, *(outputs or (shown, shown))),
+            is_in_front=is_main_thread and not in_background,
+            output_file=shown,
+            listeners=listeners,
+        )
+        handle = JobHandle(name, read, launcher, folder)
+        after_errors.pop_all()
+        return handle
+
+
+def _job_folder() -> JobFolder:
+    """Make the private folder of a job.
+
+    Raises:
+        StartError: The folder cannot be made.
+    """
+    import tempfile
+
+    with start_errors("no folder for the job can be made"):
+        return JobFolder.make(tempfile.gettempdir(), folder_name("job"))
+
+
+# --- checks of arguments ------------------------------------------------------------------
 
 
 def _checked_listeners(
@@ -246,22 +278,74 @@ def _is_descriptor(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
-@contextlib.contextmanager
-def _job_folder(*, is_needed: bool = True) -> Iterator[JobFolder | None]:
-    """Make the private folder of a job, and remove it if the job cannot be started.
+def _resolved(
+    target: object,
+    args: object,
+    kwargs: object,
+    options: Mapping[str, object],
+    folder: Path | None,
+) -> tuple[str, LaunchConfig | LaunchPlan, Callable[[LaunchResult], Any]]:
+    """Return the name of a target, its configuration or plan, and the function to read its value.
+
+    The function converts the job's LaunchResult to the value that ``launch`` returns, or raises the
+    job's error. ``folder`` is the private folder of the job.
 
     Raises:
-        StartError: The folder cannot be made.
+        UsageError: The target cannot be launched.
     """
-    if not is_needed:
-        yield None
-        return
-    import tempfile
+    if callable(target):
+        assert folder is not None
+        return _resolved_function(target, args, kwargs, options, folder / "call")
+    if args or kwargs:
+        raise UsageError("args and kwargs are for a function; a program is a list of words")
+    job = _config_or_plan(target, options)
+    config = job.config if isinstance(job, LaunchPlan) else job
+    if not config.program:
+        raise UsageError("nothing to launch: expected a program or a function")
+    return short_name(config.program), job, LaunchResult.raise_for_failure
 
-    with start_errors("no folder for the job can be made"):
-        folder = JobFolder.make(tempfile.gettempdir(), folder_name("job"))
-    try:
-        yield folder
-    except BaseException:
-        folder.remove()
-        raise
+
+def _config_or_plan(target: object, options: Mapping[str, object]) -> LaunchConfig | LaunchPlan:
+    if isinstance(target, LaunchPlan):
+        if options:
+            raise UsageError(
+                f"{next(iter(options))}: a plan cannot be changed; make a new one (poprun_py.plan)"
+            )
+        return target
+    if isinstance(target, LaunchConfig):
+        return changed_config(target, options) if options else target
+    if isinstance(target, list | tuple):
+        return config_of(target, options)
+    shown = ascii(target)
+    raise UsageError(
+        f"{shown if len(shown) <= 60 else f'{shown[:57]}...'} cannot be launched: expected a "
+        'function, a program as a list of words such as ["train.py", "--lr", 0.1], a '
+        "LaunchConfig, or a LaunchPlan"
+    )
+
+
+def _resolved_function(
+    function: Callable[..., object],
+    args: object,
+    kwargs: object,
+    options: Mapping[str, object],
+    folder: Path,
+) -> tuple[str, LaunchConfig, Callable[[LaunchResult], list[Any]]]:
+    from poprun_py.python_api.functions.packed_call import function_name, write_call
+    from poprun_py.python_api.functions.results import read_results
+
+    name = function_name(function)
+    if not isinstance(args, Sequence) or isinstance(args, str | bytes):
+        raise UsageError(
+            f"args of type {type(args).__name__}: expected a tuple of the arguments of {name}, "
+            "such as (3,)"
+        )
+    kwargs = {} if kwargs is None else kwargs
+    if not isinstance(kwargs, Mapping) or not all(isinstance(key, str) for key in kwargs):
+        raise UsageError(
+            f"kwargs of type {type(kwargs).__name__}: expected a mapping from names of arguments "
+            f'of {name}, such as {{"lr": 0.1}}'
+        )
+    folder.mkdir(mode=0o700)
+    job = config_of(write_call(folder, function, args, kwargs), options)
+    return name, job, partial(read_results, folder)

@@ -25,9 +25,9 @@ from poprun_py.running.supervise.job import Cause, LaunchResult, describe
 from poprun_py.running.supervise.launcher_folder import remove_launcher_folders
 from poprun_py.running.supervise.signal_pipe import HANGUP_ONCE, INTERRUPT_ONCE
 
-# A standard stream of the launcher process: a descriptor, a constant of subprocess such as PIPE, or
-# None to inherit the stream of this process.
-Stream = int | None
+# A standard stream of the launcher process: a descriptor, a constant of subprocess such as PIPE, a
+# file to append to, or None to inherit the stream of this process.
+Stream = int | Path | None
 _PROGRAM = str(Path(__file__).with_name("launcher_process.py"))
 _BLOCKED_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, INTERRUPT_ONCE, HANGUP_ONCE)
 
@@ -75,12 +75,18 @@ class LauncherChild:
         self._listeners = listeners or {}
         self._reported: LaunchResult | LaunchError | None = None
         self._channel, theirs = Channel.pair()
-        stdin, stdout, stderr = streams
         # The launcher process inherits these signals blocked, and unblocks them when it has
         # installed its signal handlers.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, _BLOCKED_SIGNALS)
         try:
-            with start_errors("the launcher's process cannot be started"):
+            with (
+                start_errors("the launcher's process cannot be started"),
+                contextlib.ExitStack() as files,
+            ):
+                stdin, stdout, stderr = (
+                    files.enter_context(each.open("ab")) if isinstance(each, Path) else each
+                    for each in streams
+                )
                 self._process = subprocess.Popen(
                     [sys.executable, "-P", _PROGRAM, str(theirs.fileno())],
                     stdin=stdin,
@@ -151,19 +157,17 @@ class LauncherChild:
         import poprun_py.running.watch.job_view  # noqa: F401
 
         with selectors.DefaultSelector() as selector:
-            selector.register(self._channel, selectors.EVENT_READ)
+            selector.register(self._channel, selectors.EVENT_READ, self._take_message)
             for copier in self._copiers:
-                selector.register(copier, selectors.EVENT_READ)
-            is_open = True
-            while is_open:
+                selector.register(copier, selectors.EVENT_READ, copier.copy)
+            while self._channel in selector.get_map():
                 for key, _ in selector.select():
-                    if not isinstance(key.fileobj, OutputCopier):
-                        is_open = self._take_message()
-                    elif not key.fileobj.copy():
+                    if not key.data():
                         selector.unregister(key.fileobj)
         self._wait()
         for copier in self._copiers:
-            copier.copy_all()
+            while copier.copy():
+                pass
 
     def _take_message(self) -> bool:
         """Process one message of the launcher process; return whether more messages can come."""

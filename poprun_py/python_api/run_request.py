@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import signal
+from functools import partial
 from pathlib import Path
 
 from poprun_py.errors import LaunchError, StartError, TimeLimitError
@@ -67,26 +68,9 @@ class _Console(Console):
 
     def __init__(self, listeners: frozenset[str], channel: Channel, *, is_verbose: bool) -> None:
         super().__init__(is_verbose=is_verbose, prints_bindings=False)
-        self._listeners = listeners
         self._channel = channel
-
-    def log(self, line: str) -> None:
-        if "log" in self._listeners:
-            self._channel.send("log", line)
-        else:
-            super().log(line)
-
-    def warn(self, sentence: str) -> None:
-        if "warn" in self._listeners:
-            self._channel.send("warn", sentence)
-        else:
-            super().warn(sentence)
-
-    def binding(self, line: str) -> None:
-        if "binding" in self._listeners:
-            self._channel.send("binding", line)
-        else:
-            self.log(line)
+        for kind in listeners:  # The kinds are named like the methods of Console.
+            setattr(self, kind, partial(channel.send, kind))
 
     def waiting(self, seconds: float, reason: str) -> None:
         self._channel.send("waiting", reason)
