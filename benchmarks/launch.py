@@ -78,11 +78,11 @@ def planning() -> dict[str, float]:
     """Return the seconds of planning 512 instances on 32 hosts and 4,096 on 256."""
     from poprun_py.machines.host_list import parse_host_list
     from poprun_py.options.launch_config import LaunchConfig
+    from poprun_py.planning.hosts_and_mpi import PlanInputs
+    from poprun_py.planning.installed_mpi import OPEN_MPI_5, Mpi
     from poprun_py.planning.launch_plan import make_plan
-    from poprun_py.planning.mpi_commands import OPEN_MPI_5, Mpi
-    from poprun_py.planning.plan_inputs import PlanInputs
+    from poprun_py.planning.mpi_commands import split_mpi_arguments
     from poprun_py.planning.topology import make_topology
-    from poprun_py.planning.user_mpi_arguments import split_mpi_arguments
 
     seconds = {}
     for instances, hosts in ((512, 32), (4096, 256)):

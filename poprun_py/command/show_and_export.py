@@ -95,30 +95,31 @@ def print_leases(config: LaunchConfig) -> None:
 def print_check(config: LaunchConfig) -> int:
     """Print the table of --check, and return 0 if all hosts have passed."""
     from poprun_py.machines.host_checks import check_hosts
+    from poprun_py.planning.hosts_and_mpi import check_subnet, hosts_of
+    from poprun_py.planning.installed_mpi import find_mpi
     from poprun_py.planning.pasted_command import check_pasted_command
-    from poprun_py.planning.plan_inputs import Purpose, gather_inputs
     from poprun_py.planning.user_program import resolve_program
     from poprun_py.planning.views.host_tables import check_table
 
     check_pasted_command(config)
     config = replace(config, program=resolve_program(config.program))
-    inputs = gather_inputs(config, os.environ, Purpose.CHECK)
-    checked = check_hosts(
-        config, inputs.hosts, mpirun=inputs.installed_mpi.path, environ=inputs.environ
-    )
+    hosts = hosts_of(config, os.environ)
+    check_subnet(config)
+    mpi = find_mpi(config.mpi, os.environ, config.named("mpi"))
+    checked = check_hosts(config, hosts, mpirun=mpi.path, environ=os.environ)
     print_out(check_table(checked, colour=wants_colour()))
     return 0 if checked.has_passed else StartError.exit_code
 
 
 def print_hardware(config: LaunchConfig) -> None:
     """Print the hardware of the machines."""
-    from poprun_py.planning.plan_inputs import Purpose, gather_inputs
+    from poprun_py.planning.hosts_and_mpi import hosts_of, shown_machines
     from poprun_py.planning.views.host_tables import hardware_table
 
     look = _look()
-    inputs = gather_inputs(config, os.environ, Purpose.HARDWARE)
-    hosts = inputs.hosts
-    machines = [(h, m) for h, m in zip(hosts, inputs.machines, strict=True) if m is not None]
+    hosts = hosts_of(config, os.environ)
+    found = shown_machines(config, os.environ, hosts)
+    machines = [(h, m) for h, m in zip(hosts, found, strict=True) if m is not None]
     if config.print_hardware == "json":
         document = (
             machines[0][1].to_json()

@@ -24,19 +24,18 @@ from poprun_py.launching.wait_for_resources import Wait
 from poprun_py.machines.host_list import Host
 from poprun_py.machines.leases import Lease
 from poprun_py.options.launch_config import LaunchConfig
-from poprun_py.planning.launch_plan import LaunchPlan, make_plan
-from poprun_py.planning.mpi_commands import Mpi
-from poprun_py.planning.pasted_command import check_pasted_command
-from poprun_py.planning.plan_inputs import (
+from poprun_py.planning.hosts_and_mpi import (
     PlanInputs,
-    Purpose,
     gather_inputs,
     hosts_of,
     is_described,
     with_instances,
 )
+from poprun_py.planning.installed_mpi import Mpi
+from poprun_py.planning.launch_plan import LaunchPlan, make_plan
+from poprun_py.planning.mpi_commands import MpiArguments, split_mpi_arguments
+from poprun_py.planning.pasted_command import check_pasted_command
 from poprun_py.planning.topology import Topology, make_topology
-from poprun_py.planning.user_mpi_arguments import MpiArguments, split_mpi_arguments
 from poprun_py.planning.user_program import require_program, resolve_program
 from poprun_py.running.supervise.job import LaunchResult
 from poprun_py.terminal import Console, Log
@@ -238,8 +237,7 @@ def _gather(
     else:
         partition, num_ilds = before.partition, before.topology.num_ilds
     topology = make_topology(config, found, num_ilds=num_ilds)
-    purpose = Purpose.LAUNCH if contact_hosts else Purpose.DRY_RUN
-    inputs = gather_inputs(config, environ, purpose, hosts=topology.hosts, mpi=mpi)
+    inputs = gather_inputs(config, environ, topology.hosts, contact=contact_hosts, mpi=mpi)
     return _Gathered(config, topology, mpi_arguments, inputs, partition)
 
 

@@ -12,12 +12,14 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from poprun_py.errors import StartError
-from poprun_py.planning.mpi_commands import MPICH, OPEN_MPI_4, OPEN_MPI_5, Mpi
 
+OPEN_MPI_5 = "Open MPI 5"
+OPEN_MPI_4 = "Open MPI 4"
+MPICH = "MPICH"
 # The file names of the MPI libraries, which have not changed for years. Debian installs Open MPI
 # and MPICH in the same folder, so only the file name tells their libraries apart.
 _OPEN_MPI_LIBRARIES = ("libmpi.so.40",)
@@ -26,6 +28,20 @@ _LIBRARIES = {
     OPEN_MPI_4: _OPEN_MPI_LIBRARIES,
     MPICH: ("libmpi.so.12", "libmpich.so.12"),
 }
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Mpi:
+    """An installed MPI with the path of its ``mpirun``, its implementation and its version.
+
+    ``library`` is the path of the MPI library that programs must load; empty if programs find the
+    library without the path.
+    """
+
+    path: str
+    kind: str
+    version: str = ""
+    library: str = ""
 
 
 def recognise(version_text: str, path: str) -> Mpi:

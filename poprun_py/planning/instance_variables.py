@@ -32,7 +32,6 @@ from popdist_py.environment import (
     InstanceEnvironment,
 )
 from poprun_py.errors import UsageError
-from poprun_py.instance.binding import THREAD_VARIABLES
 from poprun_py.options.gathered_options import INTERNAL_VARIABLES, is_option_variable
 from poprun_py.options.launch_config import LaunchConfig
 from poprun_py.options.option_types import is_word
@@ -213,21 +212,6 @@ def placement_variables(placements: Sequence[Placement], skip: set[str]) -> list
     return [tuple((name, each.get(name, "")) for name in names) for each in by_instance]
 
 
-def thread_counts(environ: Mapping[str, str]) -> dict[str, int]:
-    """Return the thread counts that the user set, with the names of the variables as keys.
-
-    ``environ`` contains the launcher's environment and the variables that the user sets for the
-    instances. Values that are not numbers are left out. If a value is a list with a count for each
-    level of nested OpenMP regions, the first count is used.
-    """
-    texts = {name: environ.get(name, "").partition(",")[0].strip() for name in THREAD_VARIABLES}
-    return {
-        name: int(text)
-        for name, text in texts.items()
-        if text.isascii() and text.isdigit() and len(text) < 10
-    }
-
-
 def target_options(topology: Topology, environ: Mapping[str, str]) -> str:
     """Return the value of POPLAR_TARGET_OPTIONS, a JSON object whose values are strings.
 
@@ -260,17 +244,11 @@ def target_options(topology: Topology, environ: Mapping[str, str]) -> str:
 
 
 def user_variables(
-    env: tuple[str, ...],
-    env_file_text: str | None,
-    environ: Mapping[str, str],
-    *,
-    env_option: str = "--env",
-    file_option: str = "--env-file",
+    config: LaunchConfig, env_file_text: str | None, environ: Mapping[str, str]
 ) -> Pairs:
     """Return the variables of --env-file and --env; variables of --env override those of the file.
 
     If an entry is only a name, the value is that of the launcher's environment (``environ``).
-    Error messages use ``env_option`` and ``file_option`` as the names of the two options.
 
     Raises:
         UsageError: The name or value of a variable is not valid, or an entry is only the name of a
@@ -278,11 +256,11 @@ def user_variables(
     """
     variables: dict[str, str] = {}
     lines = [
-        (f"{file_option}, line {number}", _unquoted(line.strip()))
+        (f"{config.named('env_file')}, line {number}", _unquoted(line.strip()))
         for number, line in enumerate((env_file_text or "").split("\n"), start=1)
         if line.strip() and not line.lstrip().startswith("#")
     ]
-    for where, entry in [*lines, *((env_option, entry) for entry in env)]:
+    for where, entry in [*lines, *((config.named("env"), entry) for entry in config.env)]:
         name, equals, value = _EXPORT.sub("", entry).partition("=")
         if not equals and not _NAME.fullmatch(name):
             # The error message does not contain the entry, because the entry may be a secret.

@@ -7,21 +7,20 @@ them.
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections import ChainMap
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from poprun_py.display.public_values import Displayed
 from poprun_py.errors import UsageError
 from poprun_py.instance.binding import THREAD_VARIABLES
-from poprun_py.machines.host_allocation import DEFAULT_HOST_FILES, slurm_tasks
+from poprun_py.machines.host_allocation import slurm_tasks
 from poprun_py.machines.machine import Machine
 from poprun_py.options.launch_config import LaunchConfig
 from poprun_py.planning.cpu_placement import Placement
+from poprun_py.planning.hosts_and_mpi import PlanInputs
 from poprun_py.planning.instance_variables import (
-    FORWARDED_VARIABLES,
     PLANNED_THREADS,
     TARGET_OPTIONS,
     Pairs,
@@ -31,37 +30,22 @@ from poprun_py.planning.instance_variables import (
     popdist_variables,
     settings_for_other_hosts,
     target_options,
-    thread_counts,
     torchrun_variables,
     user_variables,
 )
 from poprun_py.planning.job_placement import place_instances
 from poprun_py.planning.mpi_commands import (
-    MPICH,
-    Context,
-    MpiRequest,
-    escape_colon,
-    is_too_long,
-    make_command,
-    with_one_part,
-)
-from poprun_py.planning.plan_inputs import PlanInputs
-from poprun_py.planning.topology import Instance, Topology
-from poprun_py.planning.user_mpi_arguments import (
     MpiArguments,
+    make_command,
     split_mpi_arguments,
     variables_set_by,
 )
+from poprun_py.planning.topology import Instance, Topology
 
 # The module about partitions is imported for type checkers only, because a launch without a pod
 # does not need the code of pods.
 if TYPE_CHECKING:
     from poprun_py.planning.partition_decision import PartitionDecision
-
-_WRAPPER = str(Path(__file__).parents[1] / "instance" / "start_wrapper.py")
-# Variables that the wrapper of an instance needs to connect to the supervisor. The command
-# line of mpirun contains only their names, because every user of a host can read command lines.
-_TO_REMOTE = ("POPRUN_CONTROL", "POPRUN_TOKEN")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -206,35 +190,45 @@ def make_plan(
     placements, refusal = place_instances(config, topology, inputs.machines)
     if refusal and enforce:
         raise UsageError(refusal)
-    user_env = user_variables(
-        config.env,
-        inputs.env_file_text,
-        environ,
-        env_option=config.named("env"),
-        file_option=config.named("env_file"),
+    user_env = user_variables(config, inputs.env_file_text, environ)
+    common = common_variables(config, topology, environ, probed, inputs.mpi.library)
+    bindings = placement_variables(
+        placements, {name for name, _ in user_env}.union(environ.keys() & THREAD_VARIABLES)
     )
-    planned = _planned_variables(config, topology, placements, inputs, user_env, partition)
-    by_user = [mpi_arguments.variables(each.index, environ) for each in topology.instances]
+    target = (TARGET_OPTIONS, target_options(topology, environ))
     for_any = mpi_arguments.names_for_any(environ)
-    instances = tuple(
-        _instance_plan(*each, user_env, environ, for_any)
-        for each in zip(topology.instances, placements, planned, by_user, strict=True)
+    instances = []
+    for instance, placement, binding in zip(topology.instances, placements, bindings, strict=True):
+        local_args = mpi_arguments.local(instance.index)
+        by_user = variables_set_by(local_args, environ)
+        popdist = dict((*popdist_variables(config, topology, instance), *common))
+        of_partition = partition.variables(instance.index) if partition is not None else {}
+        merged = {**popdist, **of_partition}
+        kept = ((name, value) for name, value in merged.items() if value is not None)
+        planned = (*kept, *torchrun_variables(topology, instance), *binding, target)
+        # Open MPI uses the first value that a command gives a variable. The plan therefore sets no
+        # variable that the user's -x arguments set.
+        env = tuple(pair for pair in planned if pair[0] not in by_user)
+        counts = user_thread_counts(local_args, user_env, environ)
+        threads = counts.get(PLANNED_THREADS, placement.threads)
+        instances.append(
+            InstancePlan(
+                instance=instance,
+                placement=replace(placement, threads=threads),
+                env=env,
+                user_env=user_env,
+                unset=tuple(sorted(for_any.difference(by_user, dict(env)))),
+            )
+        )
+    command, compact = make_command(
+        config, topology, inputs, mpi_arguments, [each.env for each in instances]
     )
-    contexts = _contexts(config, topology, instances, mpi_arguments, by_user, environ)
-    request = _mpi_request(config, topology, mpi_arguments, inputs, contexts)
-    mpi = inputs.installed_mpi
-    command = make_command(mpi, request)
-    compact = is_too_long(command)
     return LaunchPlan(
         config=config,
         topology=topology,
         machines=inputs.machines,
-        instances=instances,
-        command=(
-            make_command(mpi, with_one_part(request, config.named("instance_mpi_local_args")))
-            if compact
-            else command
-        ),
+        instances=tuple(instances),
+        command=command,
         environ=dict(environ),
         compact=compact,
         user_threads=user_thread_counts(mpi_arguments.of_every_instance, user_env, environ),
@@ -251,118 +245,14 @@ def user_thread_counts(
     """Return the thread counts that the user set for an instance, with the variables as keys.
 
     If a variable is in both --env and the MPI arguments ``local_args``, the value of --env counts,
-    because the wrapper of the instance sets the variables of --env after mpirun.
+    because the wrapper of the instance sets the variables of --env after mpirun. Values that are
+    not numbers are left out. If a value is a list with a count for each level of nested OpenMP
+    regions, the first count is used.
     """
-    by_mpi = variables_set_by(local_args, environ)
-    return thread_counts({**environ, **by_mpi, **dict(user_env)})
-
-
-def _mpi_request(
-    config: LaunchConfig,
-    topology: Topology,
-    mpi_arguments: MpiArguments,
-    inputs: PlanInputs,
-    contexts: tuple[Context, ...],
-) -> MpiRequest:
-    """Return a description of the launch that does not depend on the MPI implementation."""
-    hosts, probed, environ = topology.hosts, inputs.probed, inputs.environ
-    spans_hosts = topology.spans_hosts
-    named = next((host for host in hosts if host.user and not host.is_local), None)
-    if named is not None and inputs.installed_mpi.kind == MPICH:
-        raise UsageError(
-            f"host {named.user}@{named.name}: MPICH's mpirun does not accept a user; expected only "
-            "the name of the host, and its User in ~/.ssh/config"
-        )
-    return MpiRequest(
-        contexts=contexts,
-        hosts=(tuple((h.name, topology.instances_per_host) for h in hosts) if spans_hosts else ()),
-        global_args=mpi_arguments.for_mpirun,
-        agent=probed.shell.agent if probed is not None else (),
-        network=probed.network.mpi_name if probed is not None else "",
-        network_is_ours=probed is None or probed.network.includes_us,
-        address=probed.network.own_address if probed is not None else "",
-        is_launched_inside=any(host.is_local for host in hosts),
-        ignores_slurm=not spans_hosts and "SLURM_JOBID" in environ,
-        ignores_host_file=not spans_hosts and any(n in environ for n in DEFAULT_HOST_FILES),
-        allow_run_as_root=config.allow_run_as_root,
-        fast_start=config.mpi_fast_start
-        and (not spans_hosts or (probed is not None and not probed.has_fabric)),
-        grace_seconds=config.grace,
-    )
-
-
-def _planned_variables(
-    config: LaunchConfig,
-    topology: Topology,
-    placements: Sequence[Placement],
-    inputs: PlanInputs,
-    user_env: Pairs,
-    partition: PartitionDecision | None,
-) -> Iterator[Pairs]:
-    """Yield the environment variables of each instance, with POPLAR_TARGET_OPTIONS last."""
-    environ, mpi = inputs.environ, inputs.installed_mpi
-    common = common_variables(config, topology, environ, inputs.probed, mpi.library)
-    inherited = {name for name in THREAD_VARIABLES if name in environ}
-    bindings = placement_variables(placements, {name for name, _ in user_env} | inherited)
-    target = (TARGET_OPTIONS, target_options(topology, environ))
-    for instance, binding in zip(topology.instances, bindings, strict=True):
-        popdist = dict((*popdist_variables(config, topology, instance), *common))
-        of_partition = partition.variables(instance.index) if partition is not None else {}
-        merged = {**popdist, **of_partition}
-        kept = ((name, value) for name, value in merged.items() if value is not None)
-        yield (*kept, *torchrun_variables(topology, instance), *binding, target)
-
-
-def _instance_plan(
-    instance: Instance,
-    placement: Placement,
-    variables: Pairs,
-    by_user: Mapping[str, str],
-    user_env: Pairs,
-    environ: Mapping[str, str],
-    for_any: frozenset[str],
-) -> InstancePlan:
-    """Return the plan of an instance.
-
-    ``by_user`` are the variables that the user's -x arguments set for this instance. The plan sets
-    no other values for these variables, because Open MPI uses the first value that a command gives
-    a variable, and would ignore the user's value. ``for_any`` contains the names of the variables
-    that -x arguments set for at least one instance.
-    """
-    env = tuple(pair for pair in variables if pair[0] not in by_user)
-    threads = thread_counts({**environ, **by_user, **dict(user_env)})
-    return InstancePlan(
-        instance=instance,
-        placement=replace(placement, threads=threads.get(PLANNED_THREADS, placement.threads)),
-        env=env,
-        user_env=user_env,
-        unset=tuple(sorted(for_any.difference(by_user, dict(env)))),
-    )
-
-
-def _contexts(
-    config: LaunchConfig,
-    topology: Topology,
-    instances: Sequence[InstancePlan],
-    mpi_arguments: MpiArguments,
-    by_user: Sequence[Mapping[str, str]],
-    environ: Mapping[str, str],
-) -> tuple[Context, ...]:
-    """Return each instance's part of the mpirun command."""
-    names = [*FORWARDED_VARIABLES, *sorted(name for name in THREAD_VARIABLES if name in environ)]
-    forwarded = [name for name in names if name in environ]
-    if topology.spans_hosts:
-        forwarded += _TO_REMOTE
-    program = (sys.executable, "-I", "-S", _WRAPPER, "--", *map(escape_colon, config.program))
-    contexts = []
-    for index, plan in enumerate(instances):
-        contexts.append(
-            Context(
-                variables=tuple(pair for pair in plan.env if pair[0] != TARGET_OPTIONS),
-                forwarded=tuple(name for name in forwarded if name not in by_user[index]),
-                local_args=mpi_arguments.local(index),
-                last_variables=tuple(pair for pair in plan.env if pair[0] == TARGET_OPTIONS),
-                command=program,
-            )
-        )
-    return tuple(contexts)
+    variables = ChainMap(dict(user_env), variables_set_by(local_args, environ), dict(environ))
+    texts = {name: variables.get(name, "").partition(",")[0].strip() for name in THREAD_VARIABLES}
+    return {
+        name: int(text)
+        for name, text in texts.items()
+        if text.isascii() and text.isdigit() and len(text) < 10
+    }

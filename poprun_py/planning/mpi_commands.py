@@ -1,99 +1,235 @@
-"""The mpirun command line of a launch, for Open MPI 5, Open MPI 4 and MPICH.
+"""The mpirun command line of a launch, and the user's MPI arguments in it.
 
-The functions here only compute values. installed_mpi.py finds the installed ``mpirun``, and detects
-which MPI implementation it belongs to.
+The functions here only compute values. installed_mpi.py finds the installed ``mpirun``.
 """
 
 from __future__ import annotations
 
+import shlex
 import signal
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
 
 from popdist_py.environment import LOOPBACK
 from poprun_py.errors import UsageError
+from poprun_py.instance.binding import THREAD_VARIABLES
+from poprun_py.machines.host_allocation import DEFAULT_HOST_FILES
+from poprun_py.options.launch_config import LaunchConfig
+from poprun_py.options.option_origins import Origin
+from poprun_py.planning.hosts_and_mpi import PlanInputs
+from poprun_py.planning.installed_mpi import MPICH, OPEN_MPI_4, OPEN_MPI_5
+from poprun_py.planning.instance_variables import FORWARDED_VARIABLES, TARGET_OPTIONS, Pairs
+from poprun_py.planning.topology import Topology
 
-OPEN_MPI_5 = "Open MPI 5"
-OPEN_MPI_4 = "Open MPI 4"
-MPICH = "MPICH"
+if TYPE_CHECKING:
+    from poprun_py.machines.host_checks import ProbedHosts
 
 _LOOPBACK_ADDRESS = "127.0.0.1"
 # The greatest length of an mpirun command in bytes. Linux accepts at most 2 MiB of arguments and
 # environment together, and less if the size of the stack is limited.
 _MAX_BYTES = 1_500_000
+_WRAPPER = str(Path(__file__).parents[1] / "instance" / "start_wrapper.py")
+# Variables that the wrapper of an instance needs to connect to the supervisor. The command
+# line of mpirun contains only their names, because every user of a host can read command lines.
+_TO_REMOTE = ("POPRUN_CONTROL", "POPRUN_TOKEN")
+_OUTPUT_FILENAME = "output-filename"
+
+# --- the user's MPI arguments -----------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Mpi:
-    """An installed MPI with the path of its ``mpirun``, its implementation and its version.
+class MpiArguments:
+    """The words of --mpi-global-args, --mpi-local-args and --instance-mpi-local-args.
 
-    ``library`` is the path of the MPI library that programs must load; empty if programs find the
-    library without the path.
+    ``of_instance`` maps the indices of instances to the words for these instances only.
     """
 
-    path: str
-    kind: str
-    version: str = ""
-    library: str = ""
+    for_mpirun: tuple[str, ...] = ()
+    of_every_instance: tuple[str, ...] = ()
+    of_instance: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
+
+    def local(self, index: int) -> tuple[str, ...]:
+        """Return the user's MPI arguments for one instance."""
+        return (*self.of_every_instance, *self.of_instance.get(index, ()))
+
+    def variables(self, index: int, environ: Mapping[str, str]) -> dict[str, str]:
+        """Return the environment variables that the MPI arguments for one instance set."""
+        return variables_set_by(self.local(index), environ)
+
+    def names_for_any(self, environ: Mapping[str, str]) -> frozenset[str]:
+        """Return the names of all variables that MPI arguments set for at least one instance."""
+        words = (self.of_every_instance, *self.of_instance.values())
+        return frozenset(name for each in words for name in variables_set_by(each, environ))
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Context:
-    """One instance's part of the command line (Open MPI calls it an app context).
+def split_mpi_arguments(config: LaunchConfig) -> tuple[LaunchConfig, MpiArguments]:
+    """Split the MPI arguments of ``config`` into words.
 
-    Attributes:
-        count: The number of instances that this part of the command starts.
-        variables: The environment variables that stand before the user's MPI arguments.
-        last_variables: The environment variables that stand after the user's MPI arguments.
-        forwarded: The names of variables that mpirun forwards from its own environment.
-        local_args: The user's MPI arguments for the instances of this part.
-        command: The command that each instance runs.
+    The output of the instances does not pass through mpirun, so Open MPI's argument
+    ``--output-filename DIR`` would not have an effect. The argument is removed, and DIR becomes the
+    value of the option ``--output-dir`` unless the user gave that option.
+
+    Returns:
+        A pair of the options, with the folder of ``--output-filename`` as ``output_dir``, and the
+        words without ``--output-filename``.
+
+    Raises:
+        UsageError: A quotation mark is missing, or an argument is for an instance that does not
+            exist.
     """
+    folder, by_option = None, []
+    for text in config.mpi_global_args:
+        words, named = _without_output_filename(split_args(text, config.named("mpi_global_args")))
+        by_option.append(words)
+        folder = named if named is not None else folder
+    arguments = MpiArguments(
+        for_mpirun=tuple(word for words in by_option for word in words),
+        of_every_instance=tuple(
+            word
+            for text in config.mpi_local_args
+            for word in split_args(text, config.named("mpi_local_args"))
+        ),
+        of_instance=_by_instance(config),
+    )
+    if folder is None:
+        return config, arguments
+    origin = Origin(config.origin("mpi_global_args").source, "--output-filename")
+    config = replace(
+        config,
+        mpi_global_args=tuple(map(shlex.join, by_option)),
+        output_dir=config.output_dir or folder,
+        origins=config.origins if config.output_dir else {**config.origins, "output_dir": origin},
+    )
+    return config, arguments
 
-    count: int = 1
-    variables: tuple[tuple[str, str], ...]
-    last_variables: tuple[tuple[str, str], ...] = ()
-    forwarded: tuple[str, ...] = ()
-    local_args: tuple[str, ...] = ()
-    command: tuple[str, ...]
 
+def split_args(text: str, option: str) -> tuple[str, ...]:
+    """Split a string of arguments into words, as a shell would.
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class MpiRequest:
-    """A description of a launch that does not depend on the MPI implementation.
-
-    Attributes:
-        contexts: The parts of the mpirun command.
-        hosts: Pairs of host name and number of instances; empty for a job on this machine.
-        agent: The command (such as ssh) that starts programs on other hosts; empty if Slurm starts
-            them.
-        network: The network interface or the CIDR for traffic between hosts; empty if MPI chooses.
-        network_is_ours: Whether this machine is also connected to ``network``.
-        address: The address of this machine in ``network``; empty if it is not known.
-        is_launched_inside: Whether this machine is one of the hosts.
-        ignores_slurm: Whether a job on this machine ignores a Slurm allocation of other hosts.
-        ignores_host_file: Whether a job on this machine ignores the default host file.
-        global_args: The user's arguments for mpirun.
-        allow_run_as_root: Whether root may start the job.
-        fast_start: Whether Open MPI skips the search for fast networks.
-        grace_seconds: The time in seconds between SIGTERM and the kill of instances that still run.
+    Raises:
+        UsageError: A quotation mark is missing in the value of the option ``option``.
     """
+    try:
+        return tuple(shlex.split(text))
+    except ValueError as error:
+        raise UsageError(
+            f"{option} {text!r}: {str(error).lower()}; expected arguments quoted as in a shell"
+        ) from None
 
-    contexts: tuple[Context, ...]
-    hosts: tuple[tuple[str, int], ...] = ()
-    agent: tuple[str, ...] = ()
-    network: str = ""
-    network_is_ours: bool = True
-    address: str = ""
-    is_launched_inside: bool = True
-    ignores_slurm: bool = False
-    ignores_host_file: bool = False
-    global_args: tuple[str, ...] = ()
-    allow_run_as_root: bool = True
-    fast_start: bool = True
-    grace_seconds: float = 5
+
+def _without_output_filename(words: Sequence[str]) -> tuple[list[str], str | None]:
+    """Return a pair of the words without ``--output-filename FOLDER`` and the last FOLDER."""
+    rest, others, folder = list(words), [], None
+    while rest:
+        word = rest.pop(0)
+        name, equals, value = word.partition("=")
+        is_option = name.startswith("-") and name.lstrip("-") == _OUTPUT_FILENAME
+        if is_option and (equals or rest):
+            folder = (value if equals else rest.pop(0)).partition(":")[0]
+        else:
+            others.append(word)
+    return others, folder
+
+
+def _by_instance(config: LaunchConfig) -> dict[int, tuple[str, ...]]:
+    """Return the words of --instance-mpi-local-args, with the indices of instances as keys."""
+    option = config.named("instance_mpi_local_args")
+    by_instance: dict[int, tuple[str, ...]] = {}
+    for entry in config.instance_mpi_local_args:
+        index, colon, text = entry.partition(":")
+        if not colon or not index.isascii() or not index.isdigit() or len(index) > 9:
+            raise UsageError(f'{option} {entry!r}: expected INDEX:"ARGS"')
+        if int(index) >= config.num_instances:
+            raise UsageError(
+                f"{option} {entry!r}: expected an index from 0 to {config.num_instances - 1}"
+            )
+        words = split_args(text, option)
+        by_instance[int(index)] = (*by_instance.get(int(index), ()), *words)
+    return by_instance
+
+
+def variables_set_by(local_args: Sequence[str], environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that ``-x NAME=VALUE`` and ``-x NAME`` arguments set, with their values.
+
+    For ``-x NAME``, the value is that of NAME in ``environ``. A NAME that is not set in ``environ``
+    is left out. If a variable is given twice, its first value counts, as in Open MPI.
+    """
+    variables: dict[str, str] = {}
+    for option, argument in pairwise(local_args):
+        name, equals, value = argument.partition("=")
+        if option in {"-x", "--x"} and (equals or name in environ):
+            variables.setdefault(name, value if equals else environ[name])
+    return variables
+
+
+# --- the whole command ------------------------------------------------------------------------
+
+
+def make_command(
+    config: LaunchConfig,
+    topology: Topology,
+    inputs: PlanInputs,
+    mpi_arguments: MpiArguments,
+    variables: Sequence[Pairs],
+) -> tuple[tuple[str, ...], bool]:
+    """Return the command that starts every instance, and whether the command is compact.
+
+    The command has a part for each instance (Open MPI calls it an app context) with the
+    ``variables`` of the instance. A compact command has one part for all instances, because parts
+    for each instance would be too long for the kernel. The part sets only the variables that have
+    the same value in every instance.
+
+    Raises:
+        UsageError: The command must be compact, but instances have MPI arguments of their own, or
+            the installed MPI does not accept the user of a host.
+    """
+    is_mpich, environ, num_instances = inputs.mpi.kind == MPICH, inputs.environ, len(variables)
+    names = (*FORWARDED_VARIABLES, *sorted(THREAD_VARIABLES))
+    forwarded = [name for name in names if name in environ]
+    if topology.spans_hosts:
+        forwarded += _TO_REMOTE
+    program = (sys.executable, "-I", "-S", _WRAPPER, "--", *map(escape_colon, config.program))
+    user = mpi_arguments.for_mpirun
+    start = (_mpich if is_mpich else _open_mpi)(config, topology, inputs, user)
+
+    def part(index: int, count: int, pairs: Pairs) -> list[str]:
+        local = mpi_arguments.local(index)
+        by_user = variables_set_by(local, environ)
+        names = [name for name in forwarded if name not in by_user]
+        words = ["-n" if is_mpich else "-np", str(count)]
+        if not is_mpich and topology.spans_hosts and count < num_instances:
+            # Without --host, Open MPI 5 starts every part of the command on the launcher's host.
+            slots = topology.instances_per_host
+            words += ["--host", f"{topology.hosts[index // slots].name}:{slots}"]
+        given = [f"{name}={value}" for name, value in pairs if name != TARGET_OPTIONS]
+        last = [f"{name}={value}" for name, value in pairs if name == TARGET_OPTIONS]
+        for setting in (_x([*given, *names]), local, _x(last)):
+            words += _for_mpich(setting) if is_mpich else setting
+        return [*words, *program]
+
+    words = list(start)
+    for index, pairs in enumerate(variables):
+        words += [":"] if index else []
+        words += part(index, 1, pairs)
+    if sum(len(word.encode(errors="surrogateescape")) + 9 for word in words) <= _MAX_BYTES:
+        return tuple(words), False
+    if len({mpi_arguments.local(index) for index in range(num_instances)}) > 1:
+        raise UsageError(
+            f"{config.named('instance_mpi_local_args')}: the command is too long with a part for "
+            f"each of {num_instances} instances; use --mpi-local-args"
+        )
+    common = set(variables[0]).intersection(*variables)
+    shared = tuple(pair for pair in variables[0] if pair in common)
+    return (*start, *part(0, num_instances, shared)), True
+
+
+def _x(variables: Iterable[str]) -> list[str]:
+    """Return Open MPI's arguments that set (``NAME=VALUE``) or forward (``NAME``) variables."""
+    return [word for variable in variables for word in ("-x", variable)]
 
 
 def escape_colon(word: str) -> str:
@@ -104,11 +240,6 @@ def escape_colon(word: str) -> str:
     restores the words before it starts the program.
     """
     return f"%{word}" if word.endswith(":") and not word[:-1].strip("%") else word
-
-
-def make_command(mpi: Mpi, request: MpiRequest) -> tuple[str, ...]:
-    """Return the command that starts every instance of ``request`` with ``mpi``."""
-    return _COMMANDS[mpi.kind](mpi.path, request)
 
 
 def split_command(command: Sequence[str]) -> list[tuple[str, ...]]:
@@ -146,69 +277,49 @@ def end_signal_of_mpirun(command: Sequence[str]) -> int:
     return signal.SIGHUP if "odls_base_sigkill_timeout" in command else signal.SIGQUIT
 
 
-def is_too_long(command: Sequence[str]) -> bool:
-    """Tell whether ``command`` may be too long for the kernel."""
-    return sum(len(word.encode(errors="surrogateescape")) + 9 for word in command) > _MAX_BYTES
+# --- Open MPI ---------------------------------------------------------------------------------
 
 
-def with_one_part(request: MpiRequest, option: str = "--instance-mpi-local-args") -> MpiRequest:
-    """Return ``request`` with one part of the command for all instances.
+class _Names(NamedTuple):
+    """The names that differ between Open MPI 5 and Open MPI 4.
 
-    The part sets only the variables that have the same value in every instance.
-
-    Raises:
-        UsageError: An instance has its own MPI arguments, which were given with ``option``.
+    Attributes:
+        daemon: The option of mpirun that sets a parameter of Open MPI's daemons.
+        shell: The component that starts daemons through a remote shell.
+        host_file: The parameter that names a file with the hosts.
+        network: The parameter that sets the network of the daemons.
     """
-    first = request.contexts[0]
-    if any(context.local_args != first.local_args for context in request.contexts):
-        raise UsageError(
-            f"{option}: the command is too long with a part for each of "
-            f"{len(request.contexts)} instances; use --mpi-local-args"
-        )
-    common = set(first.variables).intersection(*(c.variables for c in request.contexts))
-    shared = tuple(pair for pair in first.variables if pair in common)
-    return replace(
-        request,
-        contexts=(replace(first, count=len(request.contexts), variables=shared),),
-    )
+
+    daemon: str
+    shell: str
+    host_file: str
+    network: str
 
 
-# --- commands of Open MPI ---------------------------------------------------------------------
+_NAMES = {
+    OPEN_MPI_5: _Names("--prtemca", "ssh", "prte_default_hostfile", "prte_if_include"),
+    OPEN_MPI_4: _Names("--mca", "rsh", "orte_default_hostfile", "oob_tcp_if_include"),
+}
 
 
 def _open_mpi(
-    path: str, request: MpiRequest, settings: Sequence[tuple[str, ...]]
-) -> tuple[str, ...]:
-    """Return the mpirun command, with the user's global arguments first, as in PopRun."""
-    user = request.global_args
-    words = [path, *user]
-    for setting in settings:
+    config: LaunchConfig, topology: Topology, inputs: PlanInputs, user: Sequence[str]
+) -> list[str]:
+    """Return the words before the parts, with the user's global arguments first, as in PopRun."""
+    words = [inputs.mpi.path, *user]
+    for setting in _settings(config, topology, inputs):
         if not _is_set_by_user(user, setting):
             words += setting
-    if not request.hosts and not _is_set_by_user(user, ("--mca", "btl_tcp_if_exclude")):
+    if topology.spans_hosts:
+        slots = topology.instances_per_host
+        words += ["-H", ",".join(f"{host.name}:{slots}" for host in topology.hosts)]
+    elif not _is_set_by_user(user, ("--mca", "btl_tcp_if_exclude")):
         # On one machine, instances communicate through shared memory. Instances use TCP only if
         # shared memory is not available, or to communicate with MPI processes that the program
         # itself starts. TCP on the loopback interface is sufficient for both cases.
         alone = ("--mca", "btl_tcp_if_include", LOOPBACK)
         words += () if _is_set_by_user(user, alone) else alone
-    if request.hosts:
-        words += ["-H", ",".join(f"{name}:{slots}" for name, slots in request.hosts)]
-    places = [f"{name}:{slots}" for name, slots in request.hosts for _ in range(slots)]
-    for number, context in enumerate(request.contexts):
-        words += [":"] if number else []
-        words += ["-np", str(context.count)]
-        if request.hosts and len(request.contexts) > 1:
-            # Without --host, Open MPI 5 starts every part of the command on the launcher's host.
-            words += ["--host", places[number]]
-        for name, value in context.variables:
-            words += ["-x", f"{name}={value}"]
-        for name in context.forwarded:
-            words += ["-x", name]
-        words += context.local_args
-        for name, value in context.last_variables:
-            words += ["-x", f"{name}={value}"]
-        words += context.command
-    return tuple(words)
+    return words
 
 
 def _is_set_by_user(user: Sequence[str], setting: tuple[str, ...]) -> bool:
@@ -231,151 +342,130 @@ def _is_set_by_user(user: Sequence[str], setting: tuple[str, ...]) -> bool:
     return any(word.partition("=")[0] in equivalents for word in spelled)
 
 
-def _open_mpi_5(path: str, request: MpiRequest) -> tuple[str, ...]:
-    settings: list[tuple[str, ...]] = [("--bind-to", "none")]
-    if not request.hosts:
+def _settings(
+    config: LaunchConfig, topology: Topology, inputs: PlanInputs
+) -> Iterator[tuple[str, ...]]:
+    """Yield mpirun's options, each with its values."""
+    is_5, spans_hosts, probed = inputs.mpi.kind == OPEN_MPI_5, topology.spans_hosts, inputs.probed
+    names = _NAMES[inputs.mpi.kind]
+    yield ("--bind-to", "none")
+    if not is_5:
+        yield ("--oversubscribe",)
+    elif not spans_hosts:
         # OVERSUBSCRIBE lets Open MPI start more instances than this machine has slots, because the
         # plan decides where instances run. A job on several hosts does not need OVERSUBSCRIBE,
         # because -H gives each host enough slots. With OVERSUBSCRIBE, all instances of a job on
         # several hosts would start on the first host.
-        settings.append(("--map-by", ":OVERSUBSCRIBE"))
-    if request.ignores_slurm:
-        settings += [("--prtemca", "plm", "ssh"), ("--prtemca", "ras", "^slurm")]
-    if request.ignores_host_file:
-        settings.append(("--prtemca", "prte_default_hostfile", "none"))
-    if request.allow_run_as_root:
-        settings.append(("--allow-run-as-root",))
+        yield ("--map-by", ":OVERSUBSCRIBE")
+    if not spans_hosts and "SLURM_JOBID" in inputs.environ:
+        yield (names.daemon, "plm", names.shell)
+        yield (names.daemon, "ras", "^slurm")
+    if not spans_hosts and any(name in inputs.environ for name in DEFAULT_HOST_FILES):
+        yield (names.daemon, names.host_file, "none")
+    if config.allow_run_as_root:
+        yield ("--allow-run-as-root",)
     # An instance that ends with an error must not wait for other instances in MPI_Finalize.
-    settings.append(("--mca", "async_mpi_finalize", "1"))
+    yield ("--mca", "async_mpi_finalize", "1")
     # The number of seconds after which mpirun kills instances that have not ended. The launcher
-    # itself kills instances after the grace time, so mpirun waits two seconds longer.
-    limit = str(int(request.grace_seconds) + 2)
-    settings.append(("--prtemca", "odls_base_sigkill_timeout", limit))
-    if request.hosts:
-        settings += _between_hosts(path, request, "prtemca", "plm_ssh", "prte_if_include")
-        # With the keep-alive settings, Open MPI's daemons notice the loss of a host within 30
-        # seconds instead of eight minutes. The launcher itself notices the loss even earlier, and
-        # reports the loss in a clearer message.
-        settings += [
-            ("--prtemca", "oob_tcp_keepalive_time", "15"),
-            ("--prtemca", "oob_tcp_keepalive_intvl", "5"),
-            ("--prtemca", "oob_tcp_keepalive_probes", "3"),
-        ]
-        if request.agent:
-            # Inside a Slurm allocation, these settings make mpirun use ssh instead of srun, and the
-            # hosts of its command line instead of Slurm's list of tasks.
-            settings += [("--prtemca", "plm", "ssh"), ("--prtemca", "ras", "^slurm")]
-        else:
-            # With --overlap, Slurm starts this job step even while another step of the allocation
-            # is running.
-            settings.append(("--prtemca", "plm_slurm_args", "--overlap"))
-            if not request.is_launched_inside:
-                # If mpirun read Slurm's list of hosts, it would start instances on the launcher's
-                # machine, which is not one of the job's hosts.
-                settings.append(("--prtemca", "ras", "^slurm"))
-    if request.fast_start:
+    # itself kills instances after the grace time, so mpirun waits two seconds longer. The mpirun of
+    # Open MPI 4 sleeps for this time when an instance ends without MPI_Finalize. There, a short
+    # time does not shorten the grace time, because the wrapper runs until its instance has ended.
+    limit = str(int(config.grace) + 2) if is_5 else "1"
+    yield (names.daemon, "odls_base_sigkill_timeout", limit)
+    if probed is not None:
+        yield from _between_hosts(names, inputs.mpi.path, probed)
+        if is_5:
+            yield from _of_daemons(topology, probed)
+    if config.mpi_fast_start and not (probed is not None and probed.has_fabric):
         # If Open MPI probes all of its transports, the start takes 1.2 s longer. The transports
         # self, sm and tcp are sufficient for hosts without a faster network than TCP.
-        settings += [
-            ("--mca", "pml", "ob1"),
-            ("--mca", "btl", "self,sm,tcp"),
-            ("--mca", "osc", "^ucx"),
-        ]
-    return _open_mpi(path, request, settings)
+        yield ("--mca", "pml", "ob1")
+        yield ("--mca", "btl", "self,sm,tcp" if is_5 else "self,vader,tcp")
+        if is_5:
+            yield ("--mca", "osc", "^ucx")
 
 
-def _open_mpi_4(path: str, request: MpiRequest) -> tuple[str, ...]:
-    settings: list[tuple[str, ...]] = [("--bind-to", "none"), ("--oversubscribe",)]
-    if request.ignores_slurm:
-        settings += [("--mca", "plm", "rsh"), ("--mca", "ras", "^slurm")]
-    if request.ignores_host_file:
-        settings.append(("--mca", "orte_default_hostfile", "none"))
-    if request.allow_run_as_root:
-        settings.append(("--allow-run-as-root",))
-    settings.append(("--mca", "async_mpi_finalize", "1"))
-    # When an instance ends without MPI_Finalize, mpirun sleeps for odls_base_sigkill_timeout
-    # seconds. A short time-out does not shorten the grace time, because the wrapper of an instance
-    # runs until the instance has ended.
-    settings.append(("--mca", "odls_base_sigkill_timeout", "1"))
-    if request.hosts:
-        settings += _between_hosts(path, request, "mca", "plm_rsh", "oob_tcp_if_include")
-    if request.fast_start:
-        settings += [("--mca", "pml", "ob1"), ("--mca", "btl", "self,vader,tcp")]
-    return _open_mpi(path, request, settings)
-
-
-def _between_hosts(
-    path: str, request: MpiRequest, daemon: str, starter: str, control: str
-) -> list[tuple[str, ...]]:
-    """Return the settings that Open MPI needs to start instances on other hosts and connect them.
+def _between_hosts(names: _Names, mpirun: str, probed: ProbedHosts) -> Iterator[tuple[str, ...]]:
+    """Yield the options that start instances on other hosts and connect them.
 
     Open MPI must be installed in the same folder on every host.
-
-    Args:
-        path: The path of mpirun.
-        request: The launch.
-        daemon: The name of mpirun's option that sets a parameter of Open MPI's daemons.
-        starter: The component of Open MPI that starts daemons through a remote shell.
-        control: The parameter that sets the network of the daemons.
     """
-    settings: list[tuple[str, ...]] = []
-    folder = Path(path).parent
+    folder = Path(mpirun).parent
     # --prefix names the installation folder of Open MPI on other hosts. If Open MPI comes
     # from the system's packages, its files are not in one folder, and --prefix is not needed.
     if folder.name == "bin" and folder.parent not in (Path("/usr"), Path("/")):
-        settings.append(("--prefix", str(folder.parent)))
-    if request.agent:
-        settings += [
-            (f"--{daemon}", f"{starter}_agent", " ".join(request.agent)),
-            # The launcher's machine starts the daemons on all hosts, so that only this machine
-            # needs an ssh key.
-            (f"--{daemon}", f"{starter}_no_tree_spawn", "1"),
-        ]
-    if request.network:
-        settings.append(("--mca", "btl_tcp_if_include", request.network))
-        if request.network_is_ours:
-            settings.append((f"--{daemon}", control, request.network))
+        yield ("--prefix", str(folder.parent))
+    if probed.shell.agent:
+        yield (names.daemon, f"plm_{names.shell}_agent", " ".join(probed.shell.agent))
+        # The launcher's machine starts the daemons on all hosts, so that only this machine
+        # needs an ssh key.
+        yield (names.daemon, f"plm_{names.shell}_no_tree_spawn", "1")
+    if network := probed.network.mpi_name:
+        yield ("--mca", "btl_tcp_if_include", network)
+        if probed.network.includes_us:
+            yield (names.daemon, names.network, network)
     # By default, Open MPI uses "put" for large messages over TCP. With "put", requests in one
     # direction wait behind the data in the other direction: exchanging 25 MB at 1 Gbit/s took
     # either 220 or 440 ms. With "send", the exchange always takes 220 ms.
-    settings.append(("--mca", "btl_tcp_flags", "send,inplace"))
+    yield ("--mca", "btl_tcp_flags", "send,inplace")
     # Instances that wait for a message shall yield their core to instances that compute on it.
-    settings.append(("--mca", "mpi_yield_when_idle", "1"))
-    return settings
+    yield ("--mca", "mpi_yield_when_idle", "1")
 
 
-# --- commands of MPICH ------------------------------------------------------------------------
+def _of_daemons(topology: Topology, probed: ProbedHosts) -> Iterator[tuple[str, ...]]:
+    """Yield the options for the daemons of Open MPI 5 on several hosts."""
+    # With the keep-alive settings, Open MPI's daemons notice the loss of a host within 30
+    # seconds instead of eight minutes. The launcher itself notices the loss even earlier, and
+    # reports the loss in a clearer message.
+    yield ("--prtemca", "oob_tcp_keepalive_time", "15")
+    yield ("--prtemca", "oob_tcp_keepalive_intvl", "5")
+    yield ("--prtemca", "oob_tcp_keepalive_probes", "3")
+    if probed.shell.agent:
+        # Inside a Slurm allocation, these settings make mpirun use ssh instead of srun, and the
+        # hosts of its command line instead of Slurm's list of tasks.
+        yield ("--prtemca", "plm", "ssh")
+    else:
+        # With --overlap, Slurm starts this job step even while another step of the allocation
+        # is running.
+        yield ("--prtemca", "plm_slurm_args", "--overlap")
+    if probed.shell.agent or not any(host.is_local for host in topology.hosts):
+        # If mpirun read Slurm's list of hosts, it would start instances on the launcher's
+        # machine, even if this machine is not one of the job's hosts.
+        yield ("--prtemca", "ras", "^slurm")
 
 
-def _mpich(path: str, request: MpiRequest) -> tuple[str, ...]:
-    words = [path, *request.global_args]
-    if not request.hosts and "UCX_NET_DEVICES" not in request.global_args:
+# --- MPICH ------------------------------------------------------------------------------------
+
+
+def _mpich(
+    _: LaunchConfig, topology: Topology, inputs: PlanInputs, user: Sequence[str]
+) -> list[str]:
+    """Return the words before the parts, with the user's global arguments first."""
+    words = [inputs.mpi.path, *user]
+    for host in topology.hosts:
+        if host.user and not host.is_local:
+            raise UsageError(
+                f"host {host.user}@{host.name}: MPICH's mpirun does not accept a user; expected "
+                "only the name of the host, and its User in ~/.ssh/config"
+            )
+    if not topology.spans_hosts and "UCX_NET_DEVICES" not in user:
         words += ["-genv", "UCX_NET_DEVICES", LOOPBACK]
-    user = {word.lstrip("-") for word in request.global_args}
-    if address := request.address if request.hosts else _LOOPBACK_ADDRESS:
+    given = {word.lstrip("-") for word in user}
+    address = inputs.probed.network.own_address if inputs.probed is not None else _LOOPBACK_ADDRESS
+    if address and given.isdisjoint({"localhost", "iface"}):
         # MPICH's proxies on the hosts connect to mpirun at the address that -localhost gives.
         # Without -localhost, the proxies resolve the name of the launcher's machine, which may give
         # a different address.
-        words += [] if user & {"localhost", "iface"} else ["-localhost", address]
-    if "bind-to" not in user:
+        words += ["-localhost", address]
+    if "bind-to" not in given:
         words += ["-bind-to", "none"]
-    if request.hosts:
-        words += ["-hosts", ",".join(f"{name}:{slots}" for name, slots in request.hosts)]
-    for number, context in enumerate(request.contexts):
-        words += [":"] if number else []
-        words += ["-n", str(context.count)]
-        for name, value in context.variables:
-            words += ["-env", name, value]
-        if context.forwarded:
-            words += ["-envlist", ",".join(context.forwarded)]
-        words += _translate_local_args(context.local_args)
-        for name, value in context.last_variables:
-            words += ["-env", name, value]
-        words += context.command
-    return tuple(words)
+    if topology.spans_hosts:
+        slots = topology.instances_per_host
+        words += ["-hosts", ",".join(f"{host.name}:{slots}" for host in topology.hosts)]
+    return words
 
 
-def _translate_local_args(args: Sequence[str]) -> list[str]:
+def _for_mpich(args: Sequence[str]) -> list[str]:
     """Translate Open MPI's ``-x NAME`` and ``-x NAME=VALUE`` for MPICH; keep other arguments."""
     words: list[str] = []
     names: list[str] = []
@@ -392,6 +482,3 @@ def _translate_local_args(args: Sequence[str]) -> list[str]:
             words.append(args[position])
             position += 1
     return [*words, *(["-envlist", ",".join(names)] if names else [])]
-
-
-_COMMANDS = {OPEN_MPI_5: _open_mpi_5, OPEN_MPI_4: _open_mpi_4, MPICH: _mpich}

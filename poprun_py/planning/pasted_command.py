@@ -18,7 +18,7 @@ from poprun_py.errors import UsageError
 from poprun_py.machines.host_list import are_host_names
 from poprun_py.options.launch_config import LaunchConfig
 from poprun_py.options.option_types import option_name
-from poprun_py.planning.user_mpi_arguments import split_args
+from poprun_py.planning.mpi_commands import split_args
 
 # The hyphens, dashes and minus sign that word processors put in place of "-" and "--".
 _DASHES = "\u2010\u2011\u2012\u2013\u2014\u2015\u2212"

@@ -21,9 +21,12 @@ from poprun_py.planning.cpu_placement import Placement
 from poprun_py.planning.instance_variables import check_variable
 from poprun_py.planning.job_placement import place_instances
 from poprun_py.planning.launch_plan import InstancePlan, LaunchPlan, user_thread_counts
-from poprun_py.planning.mpi_commands import escape_colon, split_command
+from poprun_py.planning.mpi_commands import (
+    escape_colon,
+    split_command,
+    split_mpi_arguments,
+)
 from poprun_py.planning.topology import Instance, Topology, make_topology
-from poprun_py.planning.user_mpi_arguments import split_mpi_arguments
 from poprun_py.planning.user_program import absolute_program
 
 PLAN_VERSION = 2

@@ -14,7 +14,7 @@ from poprun_py import LaunchConfig, plan
 from poprun_py.machines.host_list import parse_host_list
 from poprun_py.machines.machine import Machine
 from poprun_py.planning.cpu_placement import PlacementPolicy, place
-from poprun_py.planning.mpi_commands import OPEN_MPI_5, Mpi
+from poprun_py.planning.installed_mpi import OPEN_MPI_5, Mpi
 from poprun_py.planning.topology import make_topology
 from poprun_py.planning.views.host_tables import hardware_table
 from poprun_py.planning.views.plan_svg import plan_svg

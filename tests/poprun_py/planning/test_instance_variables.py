@@ -16,19 +16,19 @@ from poprun_py.machines.host_checks import ProbedHosts
 from poprun_py.machines.host_list import LOCALHOST, parse_host_list
 from poprun_py.machines.remote_shell import Shell
 from poprun_py.planning.cpu_placement import Placement
+from poprun_py.planning.installed_mpi import MPICH, OPEN_MPI_5, Mpi
 from poprun_py.planning.instance_variables import (
     mpi_environment,
     placement_variables,
     user_variables,
 )
 from poprun_py.planning.launch_plan import user_thread_counts
-from poprun_py.planning.mpi_commands import MPICH, OPEN_MPI_5, Mpi
 from poprun_py.planning.plan_file import plan_from_json, plan_to_json
 
 
 def test_a_file_of_variables_reads_as_in_a_shell():
     text = "A=\"x y\"\r\nexport  B='z'\n# no\nC=it's\nD='\nE=a\u2028b\nHOME\n"
-    assert dict(user_variables((), text, {"HOME": "/h"})) == {
+    assert dict(user_variables(LaunchConfig(), text, {"HOME": "/h"})) == {
         "A": "x y", "B": "z", "C": "it's", "D": "'", "E": "a\u2028b", "HOME": "/h",
     }  # fmt: skip
 
@@ -43,7 +43,7 @@ def test_a_file_of_variables_reads_as_in_a_shell():
 )
 def test_impossible_variables_are_refused(text, said):
     with pytest.raises(UsageError, match=said):
-        user_variables((), text, {})
+        user_variables(LaunchConfig(), text, {})
 
 
 # --- thread counts ------------------------------------------------------------------------------

@@ -23,7 +23,7 @@ from poprun_py.machines.host_networks import Network
 from poprun_py.machines.remote_shell import Shell
 from poprun_py.options.config_files import parse_config
 from poprun_py.options.launch_config import LaunchConfig, dump_config
-from poprun_py.planning.mpi_commands import MPICH, OPEN_MPI_4, OPEN_MPI_5, Mpi
+from poprun_py.planning.installed_mpi import MPICH, OPEN_MPI_4, OPEN_MPI_5, Mpi
 from poprun_py.planning.plan_file import plan_from_json, plan_to_json, portable
 from poprun_py.planning.plan_warnings import plan_warnings
 from poprun_py.running.supervise.job import InstanceResult, LaunchResult

@@ -12,8 +12,8 @@ from support.launcher.plans import plan_blindly
 from popdist_py.pods.model import LINK_DOMAIN_IPUS
 from poprun_py import LaunchConfig, StartError, UsageError
 from poprun_py.machines.host_list import LOCALHOST, parse_host_list
+from poprun_py.planning.installed_mpi import OPEN_MPI_5, Mpi
 from poprun_py.planning.instance_variables import popdist_variables, target_options
-from poprun_py.planning.mpi_commands import OPEN_MPI_5, Mpi
 from poprun_py.planning.plan_file import plan_from_json, plan_to_json
 from poprun_py.planning.plan_warnings import plan_warnings
 from poprun_py.planning.topology import make_topology

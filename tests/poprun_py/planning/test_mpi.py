@@ -11,21 +11,22 @@ import pytest
 from support.launcher.plans import plan_blindly
 
 from poprun_py.errors import StartError, UsageError
+from poprun_py.machines.host_checks import ProbedHosts
 from poprun_py.machines.host_list import LOCALHOST, parse_host_list
+from poprun_py.machines.host_networks import Network
+from poprun_py.machines.remote_shell import Shell
 from poprun_py.options.launch_config import LaunchConfig
-from poprun_py.planning import launch_plan
-from poprun_py.planning.installed_mpi import _wheel_version, find_mpi, recognise
-from poprun_py.planning.mpi_commands import (
+from poprun_py.planning import mpi_commands
+from poprun_py.planning.installed_mpi import (
     MPICH,
     OPEN_MPI_4,
     OPEN_MPI_5,
     Mpi,
-    MpiRequest,
-    end_signal_of_mpirun,
-    make_command,
-    network_of_mpirun,
+    _wheel_version,
+    find_mpi,
+    recognise,
 )
-from poprun_py.planning.user_mpi_arguments import split_args
+from poprun_py.planning.mpi_commands import end_signal_of_mpirun, network_of_mpirun, split_args
 from poprun_py.planning.views.command_text import folded
 
 # Options that change the command of a job with two instances on one host.
@@ -51,7 +52,7 @@ CHANGES = {
 KINDS = {"open_mpi_5": OPEN_MPI_5, "open_mpi_4": OPEN_MPI_4, "mpich": MPICH}
 
 
-def command(kind, **settings):
+def command(kind, probed=None, **settings):
     config = LaunchConfig(
         **{
             "num_instances": 2,
@@ -66,12 +67,13 @@ def command(kind, **settings):
         hosts=hosts,
         mpi=Mpi(path="/mpi/bin/mpirun", kind=kind),
         environ={"PATH": "/bin", "PYTHONPATH": "/lib", "UNRELATED": "1"},
+        probed=probed,
     ).command
 
 
 def lines(kind, **settings) -> list[str]:
     """Return the command with an option on each line, and without paths of this machine."""
-    named = {sys.executable: "PYTHON", launch_plan._WRAPPER: "WRAPPER"}
+    named = {sys.executable: "PYTHON", mpi_commands._WRAPPER: "WRAPPER"}
     words = [named.get(word, word) for word in command(kind, **settings)]
     return folded(words).split(" \\\n")
 
@@ -200,12 +202,7 @@ def test_the_systems_mpi_starts_one_job_of_two_instances(poprun, script):
 
 
 def test_each_mpirun_is_ended_by_a_signal_that_schedulers_do_not_send():
-    ends = {
-        kind: end_signal_of_mpirun(
-            make_command(Mpi(path="/mpi/bin/mpirun", kind=kind), MpiRequest(contexts=()))
-        )
-        for kind in (OPEN_MPI_5, OPEN_MPI_4, MPICH)
-    }
+    ends = {kind: end_signal_of_mpirun(command(kind)) for kind in (OPEN_MPI_5, OPEN_MPI_4, MPICH)}
     assert ends == {
         OPEN_MPI_5: signal.SIGHUP,
         OPEN_MPI_4: signal.SIGHUP,
@@ -218,21 +215,22 @@ def test_the_network_of_mpirun_is_that_of_its_daemons(kind):
     network = "10.99.0.0/24"
 
     def told(**given) -> str | None:
-        settings = {"network": network, "address": "10.99.0.1", **given}
-        request = MpiRequest(contexts=(), hosts=(("node0", 1), ("node1", 1)), **settings)
-        words = make_command(Mpi(path="/mpi/bin/mpirun", kind=kind), request)
-        return network_of_mpirun(words, settings["network"])
+        global_args = given.pop("global_args", ())
+        between = Network(**{"name": network, "own_address": "10.99.0.1", **given})
+        probed = ProbedHosts(shell=Shell(words=()), network=between, machines={}, hostnames={})
+        words = command(kind, probed, host="node0,node1", mpi_global_args=global_args)
+        return network_of_mpirun(words, between.name)
 
     assert told() == network
     # The launcher is not on this network.
-    assert told(network_is_ours=False, address="") is None
-    assert told(network="", address="") is None
+    assert told(includes_us=False, own_address="") is None
+    assert told(name="", own_address="") is None
     own = {
-        OPEN_MPI_5: ("--prtemca", "prte_if_include"),
-        OPEN_MPI_4: ("--mca", "oob_tcp_if_include"),
+        OPEN_MPI_5: "--prtemca prte_if_include",
+        OPEN_MPI_4: "--mca oob_tcp_if_include",
     }.get(kind)
     if own is None:
-        assert told(global_args=("-iface", "eth1")) is None
+        assert told(global_args=("-iface eth1",)) is None
     else:
-        assert told(global_args=(*own, "eth1")) == "eth1"
-        assert told(global_args=(*own, "eth0,eth1")) is None
+        assert told(global_args=(f"{own} eth1",)) == "eth1"
+        assert told(global_args=(f"{own} eth0,eth1",)) is None

@@ -21,7 +21,7 @@ from poprun_py.options.gathered_options import from_environment
 from poprun_py.options.launch_config import merged_config
 from poprun_py.options.option_origins import from_command_line
 from poprun_py.options.option_types import FLAG, YES_NO
-from poprun_py.planning.mpi_commands import MPICH, OPEN_MPI_5, Mpi
+from poprun_py.planning.installed_mpi import MPICH, OPEN_MPI_5, Mpi
 from poprun_py.planning.partition_decision import refusal
 from poprun_py.planning.plan_warnings import plan_warnings, unused_option_warnings
 from poprun_py.running.supervise.job import LaunchResult

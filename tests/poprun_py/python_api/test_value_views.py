@@ -21,7 +21,7 @@ from poprun_py import (
     TimeLimitError,
     plan,
 )
-from poprun_py.planning.mpi_commands import OPEN_MPI_5, Mpi
+from poprun_py.planning.installed_mpi import OPEN_MPI_5, Mpi
 from poprun_py.running.supervise.job import Progress
 from poprun_py.running.watch.instance_state import InstanceState
 from poprun_py.running.watch.job_view import JobView

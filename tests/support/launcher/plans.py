@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from poprun_py.machines.host_checks import ProbedHosts
 from poprun_py.machines.host_list import LOCALHOST
+from poprun_py.machines.remote_shell import Shell
 from poprun_py.options.launch_config import LaunchConfig
+from poprun_py.planning.hosts_and_mpi import PlanInputs
+from poprun_py.planning.installed_mpi import OPEN_MPI_5, Mpi
 from poprun_py.planning.launch_plan import make_plan
-from poprun_py.planning.mpi_commands import OPEN_MPI_5, Mpi
-from poprun_py.planning.plan_inputs import PlanInputs
+from poprun_py.planning.mpi_commands import split_mpi_arguments
 from poprun_py.planning.topology import make_topology
-from poprun_py.planning.user_mpi_arguments import split_mpi_arguments
 
 MPI = Mpi(path="/mpi/bin/mpirun", kind=OPEN_MPI_5)
 
 
 def plan_blindly(config, *, hosts=(LOCALHOST,), mpi=MPI, environ=None, machines=None, probed=None):
+    if probed is None and not all(host.is_local for host in hosts):
+        probed = ProbedHosts(shell=Shell(words=()), machines={}, hostnames={}, has_fabric=True)
     config, mpi_arguments = split_mpi_arguments(config)
     topology = make_topology(config, hosts)
     inputs = PlanInputs(

@@ -13,8 +13,8 @@ from support.launcher.sysfs_trees import SNAPSHOTS
 from poprun_py import LaunchConfig, plan
 from poprun_py.display.formatting import iso_time
 from poprun_py.past_runs.run_files import RunFiles
+from poprun_py.planning.installed_mpi import OPEN_MPI_5, Mpi
 from poprun_py.planning.launch_plan import LaunchPlan
-from poprun_py.planning.mpi_commands import OPEN_MPI_5, Mpi
 from poprun_py.planning.plan_file import plan_to_json
 from poprun_py.running.watch.instance_state import ACTIVITIES, InstanceState
 from poprun_py.running.watch.job_view import JobView

@@ -18,7 +18,7 @@ from support.launcher.sysfs_trees import SNAPSHOTS, snapshot
 from poprun_py import LaunchConfig, plan
 from poprun_py.machines.host_list import Host
 from poprun_py.planning.cpu_placement import MODES, PlacementPolicy, place_anyway
-from poprun_py.planning.mpi_commands import OPEN_MPI_5, Mpi
+from poprun_py.planning.installed_mpi import OPEN_MPI_5, Mpi
 from poprun_py.planning.plan_warnings import plan_warnings
 from poprun_py.planning.views.plan_svg import host_pictures, plan_svg
 from poprun_py.planning.views.plan_tree import plan_tree

@@ -11,7 +11,7 @@ from support.terminals import colours_of, plain_lines
 
 from poprun_py import LaunchConfig, plan
 from poprun_py.planning.cpu_placement import PlacementPolicy, place
-from poprun_py.planning.mpi_commands import OPEN_MPI_5, Mpi
+from poprun_py.planning.installed_mpi import OPEN_MPI_5, Mpi
 from poprun_py.planning.plan_warnings import plan_warnings
 from poprun_py.planning.views import plan_text
 from poprun_py.planning.views.plan_text import core_map, placement_text

@@ -1,4 +1,4 @@
-"""The inputs of a plan, and the MPI arguments as words."""
+"""The hosts and the MPI of a launch, and the user's MPI arguments as words."""
 
 from __future__ import annotations
 
@@ -7,38 +7,30 @@ import pytest
 from poprun_py.command.cli import run
 from poprun_py.errors import StartError, UsageError
 from poprun_py.machines import host_checks
-from poprun_py.machines.host_list import Host
+from poprun_py.machines.host_list import LOCALHOST, Host
 from poprun_py.options.launch_config import LaunchConfig
-from poprun_py.planning.plan_inputs import Purpose, gather_inputs
-from poprun_py.planning.user_mpi_arguments import split_mpi_arguments
+from poprun_py.planning.hosts_and_mpi import gather_inputs, shown_machines
+from poprun_py.planning.mpi_commands import split_mpi_arguments
 
 NO_MPI = LaunchConfig(mpi="/no/such/mpirun")
 ELSEWHERE = (Host(name="n0"),)
 
 
 def test_hardware_of_this_machine_needs_no_mpi(capsys):
-    inputs = gather_inputs(NO_MPI, {}, Purpose.HARDWARE)
-    assert (inputs.mpi, len(inputs.machines)) == (None, 1)
+    assert len(shown_machines(NO_MPI, {}, (LOCALHOST,))) == 1
     assert run(["--mpi", "/no/such/mpirun", "--print-hardware"]) == 0
     assert "NUMA node" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("purpose", [Purpose.DRY_RUN, Purpose.LAUNCH, Purpose.CHECK])
-def test_everything_else_needs_mpi(purpose):
-    with pytest.raises(StartError, match="/no/such/mpirun"):
-        gather_inputs(NO_MPI, {}, purpose)
+def test_everything_else_needs_mpi(capsys):
+    for contact in (False, True):
+        with pytest.raises(StartError, match="/no/such/mpirun"):
+            gather_inputs(NO_MPI, {}, (LOCALHOST,), contact=contact)
+    assert run(["--mpi", "/no/such/mpirun", "--check"]) == StartError.exit_code
+    assert "/no/such/mpirun" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("purpose", "contacts"),
-    [
-        (Purpose.DRY_RUN, [False]),
-        (Purpose.LAUNCH, [True]),
-        (Purpose.HARDWARE, [True]),
-        (Purpose.CHECK, []),
-    ],
-)
-def test_only_launch_and_hardware_contact_other_hosts(purpose, contacts, monkeypatch):
+def test_only_launch_and_hardware_contact_other_hosts(monkeypatch):
     asked = []
 
     def survey_hosts(config, hosts, *, mpirun, environ, contact):
@@ -47,8 +39,10 @@ def test_only_launch_and_hardware_contact_other_hosts(purpose, contacts, monkeyp
         return host_checks.ProbedHosts(shell=host_checks.Shell(()), machines={}, hostnames={})
 
     monkeypatch.setattr(host_checks, "probe_hosts", survey_hosts)
-    gather_inputs(LaunchConfig(), {}, purpose, hosts=ELSEWHERE)
-    assert asked == contacts
+    gather_inputs(LaunchConfig(), {}, ELSEWHERE, contact=False)
+    gather_inputs(LaunchConfig(), {}, ELSEWHERE, contact=True)
+    shown_machines(LaunchConfig(), {}, ELSEWHERE)
+    assert asked == [False, True, True]
 
 
 def test_described_hardware_is_shown_without_contact(monkeypatch, tmp_path, capsys):
@@ -56,16 +50,21 @@ def test_described_hardware_is_shown_without_contact(monkeypatch, tmp_path, caps
     saved = tmp_path / "machine.json"
     saved.write_text(capsys.readouterr().out)
     monkeypatch.setattr(host_checks, "probe_hosts", None)
-    config = LaunchConfig(hardware=str(saved))
-    (machine,) = gather_inputs(config, {}, Purpose.HARDWARE, hosts=ELSEWHERE).machines
+    (machine,) = shown_machines(LaunchConfig(hardware=str(saved)), {}, ELSEWHERE)
     assert machine is not None
 
 
 def test_the_environment_file_is_read_for_plans_only(tmp_path):
     config = LaunchConfig(env_file=str(tmp_path / "missing"))
-    assert gather_inputs(config, {}, Purpose.HARDWARE).env_file_text is None
+    assert len(shown_machines(config, {}, (LOCALHOST,))) == 1
     with pytest.raises(UsageError, match=r"^env_file "):
-        gather_inputs(config, {}, Purpose.DRY_RUN)
+        gather_inputs(config, {}, (LOCALHOST,), contact=False)
+
+
+@pytest.mark.parametrize("words", [["--check"], ["--print-hardware"], ["--dry-run", "true"]])
+def test_a_malformed_subnet_is_refused(words, capsys):
+    assert run(["--host-subnet", "10.0.0.0/99", *words]) == UsageError.exit_code
+    assert "--host-subnet" in capsys.readouterr().err
 
 
 def test_mpi_arguments_are_split_into_words_once():

@@ -1,15 +1,14 @@
-"""Collection of the inputs of a plan, which are the hosts, machines, MPI and environment.
+"""The hosts of a launch, their machines and the installed MPI.
 
-The functions here read files, read the hardware of this machine and, for a launch, probe the other
-hosts. No processes of the job are started. launch_plan.py computes the plan from these inputs.
+The functions here read files, read the hardware of this machine, and probe the other hosts.
+launch_plan.py computes the plan from the results.
 """
 
 from __future__ import annotations
 
 import socket
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from enum import Enum, auto
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,26 +19,10 @@ from poprun_py.machines.machine import Machine, load_machines
 from poprun_py.machines.machine_reader import read_machine
 from poprun_py.options.config_files import read_text_file
 from poprun_py.options.launch_config import LaunchConfig
-from poprun_py.planning.installed_mpi import find_mpi
-from poprun_py.planning.mpi_commands import Mpi
+from poprun_py.planning.installed_mpi import Mpi, find_mpi
 
 if TYPE_CHECKING:
     from poprun_py.machines.host_checks import ProbedHosts
-
-
-class Purpose(Enum):
-    """The purpose of a plan's inputs, which decides what is gathered.
-
-    For ``DRY_RUN``, stored reports about other hosts are used, and these hosts are not contacted.
-    For ``LAUNCH``, files are copied to the other hosts, and the hosts are probed. For ``CHECK``,
-    machines are not gathered, because the caller probes the hosts itself and reports failures. For
-    ``HARDWARE``, the installed MPI is gathered only if it is needed to probe other hosts.
-    """
-
-    DRY_RUN = auto()
-    LAUNCH = auto()
-    CHECK = auto()
-    HARDWARE = auto()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,77 +32,81 @@ class PlanInputs:
     Attributes:
         environ: The launcher's environment.
         hosts: The hosts of the job.
-        machines: The hardware of each host; None for a host whose hardware is not known. For
-            ``CHECK``, ``machines`` is empty.
-        mpi: The installed MPI; None if the purpose is ``HARDWARE`` and no other host is probed.
+        machines: The hardware of each host; None for a host whose hardware is not known.
+        mpi: The installed MPI.
         probed: The reports of other hosts and the command that reaches them; None for a local job.
         env_file_text: The content of the file that ``--env-file`` names; None without that option.
     """
 
     environ: Mapping[str, str] = field(repr=False)
     hosts: tuple[Host, ...]
-    machines: tuple[Machine | None, ...] = ()
-    mpi: Mpi | None = None
+    machines: tuple[Machine | None, ...]
+    mpi: Mpi
     probed: ProbedHosts | None = None
     env_file_text: str | None = None
-
-    @property
-    def installed_mpi(self) -> Mpi:
-        """The value of ``mpi``, for callers that have made sure that an MPI was gathered."""
-        assert self.mpi is not None
-        return self.mpi
 
 
 def gather_inputs(
     config: LaunchConfig,
     environ: Mapping[str, str],
-    purpose: Purpose,
+    hosts: tuple[Host, ...],
     *,
-    hosts: tuple[Host, ...] | None = None,
+    contact: bool,
     mpi: Mpi | None = None,
 ) -> PlanInputs:
-    """Gather the inputs that ``purpose`` needs.
+    """Gather the inputs of a plan.
 
-    The default of ``hosts`` is ``hosts_of(config, environ)``, and the default of ``mpi`` is the
-    installed MPI.
+    Args:
+        config: The options of the launch.
+        environ: The launcher's environment.
+        hosts: The hosts of the job.
+        contact: Whether files are copied to the other hosts and the hosts are probed. If not, the
+            stored reports of earlier launches are used.
+        mpi: The MPI to use; by default the installed MPI.
 
     Raises:
         UsageError: A file cannot be read, or the value of an option is not valid.
         StartError: No MPI is installed, or a host cannot be used.
     """
-    hosts = hosts_of(config, environ) if hosts is None else hosts
-    if config.host_subnet is not None:
-        from poprun_py.machines.host_networks import parse_subnet
-
-        parse_subnet(config.host_subnet, config.named("host_subnet"))
-    has_other_hosts = not all(host.is_local for host in hosts)
-    if purpose is Purpose.CHECK:
-        return PlanInputs(
-            environ=environ,
-            hosts=hosts,
-            mpi=mpi or find_mpi(config.mpi, environ, config.named("mpi")),
-        )
-    if purpose is Purpose.HARDWARE and (is_described(config) or not has_other_hosts):
-        return PlanInputs(environ=environ, hosts=hosts, machines=_machines_of(config, hosts, {}))
+    check_subnet(config)
     mpi = mpi or find_mpi(config.mpi, environ, config.named("mpi"))
     probed = None
-    if has_other_hosts:
+    if not all(host.is_local for host in hosts):
         from poprun_py.machines.host_checks import probe_hosts
 
-        contact = purpose is not Purpose.DRY_RUN
         probed = probe_hosts(config, hosts, mpirun=mpi.path, environ=environ, contact=contact)
+    text = None
+    if config.env_file is not None:
+        text = read_text_file(config.env_file, config.named("env_file"))
     return PlanInputs(
         environ=environ,
         hosts=hosts,
         machines=_machines_of(config, hosts, probed.machines if probed is not None else {}),
         mpi=mpi,
         probed=probed,
-        env_file_text=(
-            read_text_file(config.env_file, config.named("env_file"))
-            if config.env_file is not None and purpose is not Purpose.HARDWARE
-            else None
-        ),
+        env_file_text=text,
     )
+
+
+def shown_machines(
+    config: LaunchConfig, environ: Mapping[str, str], hosts: tuple[Host, ...]
+) -> tuple[Machine | None, ...]:
+    """Return the hardware of each host for --print-hardware; None if the hardware is not known.
+
+    The installed MPI is needed only to probe other hosts.
+    """
+    if not is_described(config) and not all(host.is_local for host in hosts):
+        return gather_inputs(replace(config, env_file=None), environ, hosts, contact=True).machines
+    check_subnet(config)
+    return _machines_of(config, hosts, {})
+
+
+def check_subnet(config: LaunchConfig) -> None:
+    """Raise UsageError if the value of --host-subnet is not valid."""
+    if config.host_subnet is not None:
+        from poprun_py.machines.host_networks import parse_subnet
+
+        parse_subnet(config.host_subnet, config.named("host_subnet"))
 
 
 def hosts_of(config: LaunchConfig, environ: Mapping[str, str]) -> tuple[Host, ...]:
