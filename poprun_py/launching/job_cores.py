@@ -191,7 +191,7 @@ def lease_share(
     """
     place = leases_place()
     if place is None or not whole.cpus:
-        return whole, Lease.nothing()
+        return whole, Lease()
     try:
         with (
             contextlib.closing(LeaseFolder(place)) as folder,
@@ -200,7 +200,7 @@ def lease_share(
             table, share, lease = wait.until(request.take)
     except OSError as error:
         _warn_of_no_leases(problem_text(error, place), console)
-        return whole, Lease.nothing()
+        return whole, Lease()
     held.enter_context(lease)
     # Messages are written after the mutex was released, because writing blocks while the reader of
     # the messages is slow.
@@ -291,13 +291,13 @@ class _LeaseRequest:
                 # If joining the queue fails, the job waits behind all jobs in the queue.
                 with contextlib.suppress(OSError):
                     self.place = table.join_queue(job)
-            return table, None, Lease.nothing()
+            return table, None, Lease()
         try:
             cpus, nodes = tuple(share.cpus), tuple(share.numa_nodes)
             return table, share, table.take(job, cpus, nodes, is_shared=is_shared)
         except OSError as error:
             self.problem = problem_text(error, self.folder.path)
-            return table, share, Lease.nothing()
+            return table, share, Lease()
 
     def _busy(self, table: LeaseTable) -> BusyError:
         """Return the error for cores that are not free, with the other jobs and advice."""

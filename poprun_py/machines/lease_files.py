@@ -32,7 +32,6 @@ _MAX_NAME, _MAX_RUN_NAME = 80, 128
 # An upper bound for CPU numbers: Linux supports fewer than 65,536 CPUs.
 _MAX_CPU = 1 << 16
 
-_MUTEX = "mutex"
 _UNFINISHED = ".new-"
 # The maximum size of a valid file, in bytes. The file of a lease of 4096 CPUs has 20 kB.
 _MAX_BYTES = 1 << 16
@@ -42,7 +41,7 @@ _OUT_OF_RESOURCES = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 # A process usually holds the mutex for about a millisecond. A process that holds the mutex for 5 s
 # has been stopped (Ctrl-Z), or blocks other processes on purpose.
 _MUTEX_SECONDS, _MUTEX_PAUSE_SECONDS = 5.0, 0.001
-# Every user can lock the mutex. If other users hold the mutex for longer than 0.25 s, this process
+# Every user can lock the folder. If other users hold the mutex for longer than 0.25 s, this process
 # continues without the mutex.
 _OTHER_USER_SECONDS, _OTHER_USER_PAUSE_SECONDS = 0.25, 0.02
 # The number of attempts to create a file. Other processes may remove a new file, because they
@@ -199,8 +198,34 @@ def printable_name(value: Any, max_length: int = _MAX_NAME) -> str:
 # --- the folder of lease files ------------------------------------------------------------------
 
 
+class HeldFile:
+    """A file that this process keeps locked until ``close`` is called or the process ends."""
+
+    def __init__(self, path: Path, descriptor: int) -> None:
+        self.path, self.descriptor = path, descriptor
+
+    def write(self, record: Record) -> None:
+        """Replace the file's record. The caller must hold the mutex of the folder.
+
+        Raises:
+            OSError: The record cannot be written.
+        """
+        data = record_text(record).encode()
+        if os.pwrite(self.descriptor, data, 0) != len(data):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.path.parent))
+        os.ftruncate(self.descriptor, len(data))
+
+    def close(self) -> None:
+        """Remove the file, and release its lock. A second call does nothing."""
+        if self.descriptor >= 0:
+            with contextlib.suppress(OSError):
+                self.path.unlink()
+            os.close(self.descriptor)
+        self.descriptor = -1
+
+
 class LeaseFolder:
-    """A folder of locked files, with a mutex for the processes that create or read them.
+    """A folder of locked files; the lock of the folder is the mutex of the processes that use it.
 
     Args:
         path: The path of the folder; a missing folder is created, with write access for all users.
@@ -228,88 +253,50 @@ class LeaseFolder:
 
     @contextlib.contextmanager
     def mutex(self) -> Iterator[bool]:
-        """Hold the mutex within the block; yield False if another user keeps the mutex locked.
+        """Lock the folder within the block; yield False if another user keeps the folder locked.
 
-        Without the mutex, several processes may create files at the same time, so a process must
+        Without the lock, several processes may create files at the same time, so a process must
         read the files of other processes again after it has created a file.
 
         Raises:
-            OSError: The mutex cannot be opened or locked.
+            OSError: The folder cannot be locked.
         """
-        deadline = time.monotonic() + _MUTEX_SECONDS
-        while True:
-            try:
-                descriptor = self._open_mutex()
-            except PermissionError:  # another user made the mutex unreadable for all other users
-                yield False
-                return
-            try:
-                if not self._lock_before(descriptor, deadline):
-                    yield False
-                    return
-                # If the mutex file was removed before it was locked, the lock is worthless: other
-                # processes create and lock a new file.
-                if self._is_mutex(descriptor):
-                    yield True
-                    return
-            finally:
-                os.close(descriptor)
+        has_lock = self._lock()
+        try:
+            yield has_lock
+        finally:
+            if has_lock:
+                fcntl.flock(self._descriptor, fcntl.LOCK_UN)
 
-    def _open_mutex(self) -> int:
-        """Open the mutex file for reading only: all users may read it, and thereby lock it."""
-        while True:
-            with contextlib.suppress(FileNotFoundError):
-                descriptor = os.open(_MUTEX, _READ, dir_fd=self._descriptor)
-                if stat.S_ISREG(os.fstat(descriptor).st_mode):
-                    return descriptor
-                os.close(descriptor)
-                raise OSError(errno.EINVAL, "not a regular file", str(self.path / _MUTEX))
-            with contextlib.suppress(FileExistsError):
-                # An existing mutex is opened without O_CREAT, because with O_CREAT the kernel may
-                # refuse to open another user's file in a sticky folder.
-                flags = os.O_RDONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-                descriptor = os.open(_MUTEX, flags, 0o600, dir_fd=self._descriptor)
-                os.fchmod(descriptor, 0o644)
-                return descriptor
-
-    def _lock_before(self, descriptor: int, deadline: float) -> bool:
-        """Lock the mutex exclusively; return False if other users keep the mutex locked.
+    def _lock(self) -> bool:
+        """Lock the folder; return False if other users keep the folder locked.
 
         Raises:
-            TimeoutError: A process of this user, or of an unknown user, keeps the mutex locked.
+            TimeoutError: A process of this user, or of an unknown user, keeps the folder locked.
         """
+        deadline = time.monotonic() + _MUTEX_SECONDS
         since, next_check = math.inf, 0.0
         while True:
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # The lock is polled, because a blocking flock call cannot time out.
+            if _try_lock(self._descriptor, fcntl.LOCK_EX):
                 self._other_user_seconds = _OTHER_USER_SECONDS
                 return True
-            except BlockingIOError:
-                now = time.monotonic()
-                # The lock is polled, because a blocking flock call cannot time out.
-                if now > deadline:
-                    path = str(self.path / _MUTEX)
-                    raise TimeoutError(
-                        errno.ETIMEDOUT, "another process keeps it locked", path
-                    ) from None
+            now = time.monotonic()
+            if now > deadline:
+                raise TimeoutError(
+                    errno.ETIMEDOUT, "another process keeps it locked", str(self.path)
+                )
             if now >= next_check:
                 next_check = now + _OTHER_USER_PAUSE_SECONDS
-                users = _users_that_lock(os.fstat(descriptor), _locks())
+                users = _users_that_lock(os.fstat(self._descriptor), _locks())
                 since = min(since, now) if users and os.geteuid() not in users else math.inf
             if now - since >= self._other_user_seconds:
                 self._other_user_seconds = 0.0  # the next call does not wait for the other users
                 return False
             time.sleep(_MUTEX_PAUSE_SECONDS)
 
-    def _is_mutex(self, descriptor: int) -> bool:
-        try:
-            found = os.stat(_MUTEX, dir_fd=self._descriptor, follow_symlinks=False)
-        except FileNotFoundError:
-            return False
-        return os.path.samestat(os.fstat(descriptor), found)
-
-    def create(self, record: Record) -> int:
-        """Create a record's file, which all users can read; return the descriptor that locks it.
+    def create(self, record: Record) -> HeldFile:
+        """Create a record's file, which all users can read, and lock it.
 
         Other processes see the file only after it is complete and locked. The caller must hold the
         mutex, unless another user keeps the mutex locked.
@@ -326,37 +313,21 @@ class LeaseFolder:
             errno.ENOENT, "other processes remove files that are created in it", str(self.path)
         )
 
-    def _create(self, record: Record) -> int:
+    def _create(self, record: Record) -> HeldFile:
         unfinished = f"{_UNFINISHED}{os.getpid()}-{os.urandom(4).hex()}"
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         descriptor = os.open(unfinished, flags, 0o600, dir_fd=self._descriptor)
+        file = HeldFile(self.path / unfinished, descriptor)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            self.rewrite(descriptor, record)
+            file.write(record)
             os.fchmod(descriptor, 0o644)
             folder = self._descriptor
             os.rename(unfinished, record.name, src_dir_fd=folder, dst_dir_fd=folder)
         except BaseException:
-            self.remove(unfinished, descriptor)
+            file.close()
             raise
-        return descriptor
-
-    def rewrite(self, descriptor: int, record: Record) -> None:
-        """Write a new record to a file that this process created. The caller must hold the mutex.
-
-        Raises:
-            OSError: The record cannot be written.
-        """
-        data = record_text(record).encode()
-        if os.pwrite(descriptor, data, 0) != len(data):
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.path))
-        os.ftruncate(descriptor, len(data))
-
-    def remove(self, name: str, descriptor: int) -> None:
-        """Remove a file that this process created, and release its lock."""
-        with contextlib.suppress(OSError):
-            os.unlink(name, dir_fd=self._descriptor)
-        os.close(descriptor)
+        return HeldFile(self.path / record.name, descriptor)
 
     def live_records(
         self, *, cleans_up: bool = True, except_for: Collection[str] = ()
@@ -389,7 +360,10 @@ class LeaseFolder:
                 status = os.fstat(descriptor)
                 if not stat.S_ISREG(status.st_mode):
                     continue
-                if not _is_locked(descriptor) or _is_locked_by_other_user(status, locks()):
+                # The file is tested with a shared lock, so that two processes that test the file
+                # at the same time do not mistake each other for its creator.
+                is_dead = _try_lock(descriptor, fcntl.LOCK_SH)
+                if is_dead or _is_locked_by_other_user(status, locks()):
                     if cleans_up:
                         os.unlink(name, dir_fd=self._descriptor)
                 elif status.st_size <= _MAX_BYTES:
@@ -423,14 +397,13 @@ def _make_shared_folder(path: Path) -> None:
         os.umask(before)
 
 
-def _is_locked(descriptor: int) -> bool:
-    # The file is tested with a shared lock, so that two processes that test the file at the same
-    # time do not mistake each other for its creator.
+def _try_lock(descriptor: int, kind: int) -> bool:
+    """Lock a file (LOCK_EX or LOCK_SH); return False if another process keeps it locked."""
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
     except BlockingIOError:
-        return True
-    return False
+        return False
+    return True
 
 
 def _locks() -> dict[str, list[int]]:

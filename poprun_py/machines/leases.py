@@ -9,12 +9,13 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from poprun_py.machines.lease_files import (
     LEASE_PREFIX,
     MAX_NUMBER,
     QUEUE_PREFIX,
+    HeldFile,
     JobProcess,
     LeaseFolder,
     LeaseRecord,
@@ -68,17 +69,13 @@ class OvertakenError(Exception):
 
 
 class Lease:
-    """CPUs that this process holds until ``close`` is called or the process ends."""
+    """CPUs that this process holds until ``close`` is called or the process ends.
 
-    def __init__(
-        self, folder: LeaseFolder | None, record: LeaseRecord | None, descriptor: int
-    ) -> None:
-        self._folder, self._record, self._descriptor = folder, record, descriptor
+    Without arguments, a lease of no CPUs, for a machine where leases are turned off or unusable.
+    """
 
-    @classmethod
-    def nothing(cls) -> Lease:
-        """Return a lease of no CPUs, for a machine where leases are turned off or unusable."""
-        return cls(None, None, -1)
+    def __init__(self, record: LeaseRecord | None = None, file: HeldFile | None = None) -> None:
+        self._record, self._file = record, file
 
     @property
     def cpus(self) -> tuple[int, ...]:
@@ -87,20 +84,22 @@ class Lease:
 
     def name_run(self, run_id: str) -> None:
         """Add the name of the run to the lease, for other jobs to read."""
-        if self._folder is None or self._record is None:
+        if self._record is None or self._file is None:
             return
-        job = self._record.job._replace(run_id=run_id)
-        self._record = self._record._replace(job=job)
+        self._record = self._record._replace(job=self._record.job._replace(run_id=run_id))
         # If writing the name fails, the lease stays valid without it.
-        with contextlib.suppress(OSError), self._folder.mutex():
-            self._folder.rewrite(self._descriptor, self._record)
+        with (
+            contextlib.suppress(OSError),
+            contextlib.closing(LeaseFolder(self._file.path.parent)) as folder,
+            folder.mutex(),
+        ):
+            self._file.write(self._record)
 
     def close(self) -> None:
         """Give the leased CPUs back. A second call of ``close`` does nothing."""
-        if self._folder is not None and self._record is not None:
-            self._folder.remove(self._record.name, self._descriptor)
-            self._folder.close()
-        self._folder = self._record = None
+        if self._file is not None:
+            self._file.close()
+        self._record = self._file = None
 
     def __enter__(self) -> Lease:
         return self
@@ -109,19 +108,15 @@ class Lease:
         self.close()
 
 
-class QueuePlace:
+class QueuePlace(NamedTuple):
     """This process's place in the queue, until ``close`` is called or the process ends."""
 
-    def __init__(self, folder: LeaseFolder, record: QueueRecord, descriptor: int) -> None:
-        self.record = record
-        self._folder, self._descriptor = folder, descriptor
-        self._is_open = True
+    record: QueueRecord
+    file: HeldFile
 
     def close(self) -> None:
         """Leave the queue. A second call of ``close`` does nothing."""
-        if self._is_open:
-            self._folder.remove(self.record.name, self._descriptor)
-        self._is_open = False
+        self.file.close()
 
 
 class LeaseTable:
@@ -189,17 +184,17 @@ class LeaseTable:
             since=time.time(),
             is_shared=is_shared,
         )
-        descriptor = self._folder.create(record)
+        file = self._folder.create(record)
         try:
             # Each job creates its lease file before it looks for files of other jobs. Of two jobs
             # that take CPUs at the same time without the mutex, at least one therefore finds the
             # other job's lease file.
             if not is_shared and self._is_overtaken(record):
                 raise OvertakenError
-            return Lease(LeaseFolder(self._folder.path), record, descriptor)
         except (OSError, OvertakenError):
-            self._folder.remove(record.name, descriptor)
+            file.close()
             raise
+        return Lease(record, file)
 
     def _is_overtaken(self, record: LeaseRecord) -> bool:
         """Return whether another job leased CPUs of ``record`` after this table was read."""
@@ -226,8 +221,7 @@ class LeaseTable:
             since=time.time(),
             outer=self._outer,
         )
-        descriptor = self._folder.create(record)
-        return QueuePlace(self._folder, record, descriptor)
+        return QueuePlace(record, self._folder.create(record))
 
 
 def _file_name(prefix: str, job: JobProcess) -> str:

@@ -81,19 +81,19 @@ def take_for_launcher(
     try:
         path = leases_folder(environ)
     except ValueError as error:
-        return {"problem": str(error)}, Lease.nothing()
+        return {"problem": str(error)}, Lease()
     if path is None:
-        return {}, Lease.nothing()
+        return {}, Lease()
     try:
         return _take(request, path)
     except OSError as error:
-        return {"problem": problem_text(error, path)}, Lease.nothing()
+        return {"problem": problem_text(error, path)}, Lease()
 
 
 def _take(request: Mapping[str, Any], path: Path) -> tuple[dict[str, Any], Lease]:
     cpus = os.sched_getaffinity(0).intersection(request["cpus"])
     if not cpus:
-        return {}, Lease.nothing()
+        return {}, Lease()
     # The lease names the parent process, because all instances of the job on this host descend
     # from it.
     job = job_of(os.getppid(), request["program"])._replace(run_id=request["run_id"])
@@ -112,7 +112,7 @@ def _take(request: Mapping[str, Any], path: Path) -> tuple[dict[str, Any], Lease
     with contextlib.closing(LeaseFolder(path)) as folder:
         lease, others = decide_on_table(folder, decide)
     if lease is None:
-        return {"other_jobs": _to_json((*others.leases, *others.queue))}, Lease.nothing()
+        return {"other_jobs": _to_json((*others.leases, *others.queue))}, Lease()
     return ({"shared_with": _to_json(others.leases)} if others.leases else {}), lease
 
 

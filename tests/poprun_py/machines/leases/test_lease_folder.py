@@ -60,22 +60,22 @@ def test_a_record_is_readable_by_all_users_until_it_is_removed(folder, place):
     before = os.umask(0o077)
     try:
         with folder.mutex():
-            descriptor = folder.create(RECORD)
+            file = folder.create(RECORD)
             assert folder.live_records() == [RECORD]
             for run_id in ("a-long-name", "short"):
                 changed = RECORD._replace(job=JOB._replace(run_id=run_id))
-                folder.rewrite(descriptor, changed)
+                file.write(changed)
                 assert folder.live_records() == [changed]
     finally:
         os.umask(before)
     assert {stat.S_IMODE(each.stat().st_mode) for each in place.iterdir()} == {0o644}
-    folder.remove("lease-a", descriptor)
-    assert [each.name for each in place.iterdir()] == ["mutex"]
+    file.close()
+    assert [each.name for each in place.iterdir()] == []
 
 
 def test_other_files_in_the_folder_are_ignored(folder, place):
     with folder.mutex():
-        descriptor = folder.create(RECORD)
+        file = folder.create(RECORD)
     os.mkfifo(place / "lease-fifo")
     (place / "lease-link").symlink_to(place / "lease-a")
     (place / "lease-nowhere").symlink_to(place / "nowhere")
@@ -89,12 +89,12 @@ def test_other_files_in_the_folder_are_ignored(folder, place):
         assert folder.live_records() == [RECORD]
     assert (place / "notes").read_text() == "mine"
     os.close(huge)
-    folder.remove("lease-a", descriptor)
+    file.close()
 
 
 def test_leases_are_not_overlooked_if_this_process_has_too_many_open_files(folder, monkeypatch):
     with folder.mutex():
-        descriptor = folder.create(RECORD)
+        file = folder.create(RECORD)
         real = os.open
 
         def no_more(path, *words, **settings):
@@ -105,7 +105,7 @@ def test_leases_are_not_overlooked_if_this_process_has_too_many_open_files(folde
         monkeypatch.setattr(os, "open", no_more)
         with pytest.raises(OSError, match="Too many open files"):
             folder.live_records()
-    folder.remove("lease-a", descriptor)
+    file.close()
 
 
 def test_files_of_dead_processes_are_removed_at_once(folder, holder, place):
@@ -117,18 +117,18 @@ def test_files_of_dead_processes_are_removed_at_once(folder, holder, place):
     (place / ".new-1-00").write_text("its process was killed early")
     with folder.mutex():
         assert folder.live_records() == []
-    assert [each.name for each in place.iterdir()] == ["mutex"]
+    assert [each.name for each in place.iterdir()] == []
 
 
 def test_child_processes_do_not_inherit_the_lock(folder):
     with folder.mutex():
-        descriptor = folder.create(RECORD)
+        file = folder.create(RECORD)
         child = subprocess.Popen(
             [sys.executable, "-c", "print(1, flush=True); input()"],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, close_fds=False,
         )  # fmt: skip
         child.stdout.readline()
-    os.close(descriptor)  # without removing the file, as a kill would
+    os.close(file.descriptor)  # without removing the file, as a kill would
     with folder.mutex():
         assert folder.live_records() == []
     child.communicate(b"\n")
@@ -143,30 +143,8 @@ def test_waiting_for_the_mutex_has_a_time_out(folder, place, monkeypatch):
         other.mutex(),
     ):
         pass
-    assert caught.value.filename == str(place / "mutex")
+    assert caught.value.filename == str(place)
     with folder.mutex():
-        pass
-
-
-def test_a_mutex_file_that_was_removed_is_created_again(folder, place, monkeypatch):
-    first = LeaseFolder._is_mutex
-    calls = []
-
-    def removed_once(self, descriptor):
-        if not calls:
-            (place / "mutex").unlink()
-        calls.append(descriptor)
-        return first(self, descriptor)
-
-    monkeypatch.setattr(LeaseFolder, "_is_mutex", removed_once)
-    with folder.mutex():
-        assert (place / "mutex").exists()
-    assert len(calls) == 2
-
-
-def test_a_pipe_in_place_of_the_mutex_is_refused(folder, place):
-    os.mkfifo(place / "mutex")
-    with pytest.raises(OSError, match="not a regular file"), folder.mutex():
         pass
 
 
@@ -177,4 +155,4 @@ def test_a_full_file_system_leaves_no_file_behind(folder, place, monkeypatch):
     monkeypatch.setattr(os, "pwrite", full)
     with folder.mutex(), pytest.raises(OSError, match="No space"):
         folder.create(RECORD)
-    assert [each.name for each in place.iterdir()] == ["mutex"]
+    assert [each.name for each in place.iterdir()] == []

@@ -82,11 +82,11 @@ def test_the_queue_is_in_order_of_arrival_without_dead_processes(folder, holder)
 def test_the_highest_number_in_the_queue_does_not_change_the_order_of_later_jobs(folder, holder):
     stranger = QueueRecord("ticket-stranger", "", this_job("stranger"), MAX_NUMBER, 1.0)
     with folder.mutex():
-        descriptor = folder.create(stranger)
+        file = folder.create(stranger)
     waiting = [holder("queue").process.pid for _ in range(3)]
     with open_table(folder) as table:
         assert [each.job.pid for each in table.queue] == [os.getpid(), *waiting]
-    folder.remove("ticket-stranger", descriptor)
+    file.close()
 
 
 def test_of_two_jobs_that_take_the_same_cpus_at_once_one_gets_an_error(folder, place, monkeypatch):
@@ -166,7 +166,7 @@ def shared():
 def locked_by(uid, path):
     """Keep a file locked by a process of another user."""
     code = (
-        f"import fcntl, os, sys; os.setuid({uid}); file = open(sys.argv[1]); "
+        f"import fcntl, os, sys; os.setuid({uid}); file = os.open(sys.argv[1], 0); "
         "fcntl.flock(file, fcntl.LOCK_EX); print(1, flush=True); input()"
     )
     words = [sys.executable, "-I", "-S", "-c", code, str(path)]
@@ -243,7 +243,7 @@ def test_no_core_is_leased_twice_and_none_is_lost_when_processes_are_killed(
         folder = stack.enter_context(contextlib.closing(LeaseFolder(place)))
         assert held(folder) == frozenset()
         if has_stranger:
-            stack.enter_context(locked_by(NOBODY, place / "mutex"))
+            stack.enter_context(locked_by(NOBODY, place))
         said, killed, codes = workers(place, cores, count, kills)
     assert codes == {0}
     assert len(killed) == kills
@@ -253,7 +253,7 @@ def test_no_core_is_leased_twice_and_none_is_lost_when_processes_are_killed(
     assert [words for words in twice if int(words[2]) not in killed] == []
     with contextlib.closing(LeaseFolder(place)) as folder:
         assert held(folder) == frozenset()
-    assert [each.name for each in place.iterdir()] == ["mutex"]
+    assert [each.name for each in place.iterdir()] == []
 
 
 # --- users side by side ---------------------------------------------------------------------------
@@ -266,7 +266,7 @@ def test_a_mutex_that_another_user_locks_is_waited_for_only_once(shared, monkeyp
     monkeypatch.setattr(lease_files, "time", clock)
     with contextlib.closing(LeaseFolder(place)) as folder:
         assert held(folder) == frozenset()
-        with locked_by(NOBODY, place / "mutex"):
+        with locked_by(NOBODY, place):
             lease = decide_on_table(folder, lambda table: table.take(this_job("mine"), (0,), (0,)))
             lease.name_run("run-7")
             with open_table(folder) as table:
@@ -274,17 +274,6 @@ def test_a_mutex_that_another_user_locks_is_waited_for_only_once(shared, monkeyp
         # There are two LeaseFolder objects, this one and the lease's, and each has waited once.
         assert 1.9 < sum(pauses) / lease_files._OTHER_USER_SECONDS < 2.1
         lease.close()
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes other users")
-def test_leases_work_without_a_mutex_if_its_owner_makes_it_unreadable(shared, holder):
-    place = shared / "leases"
-    first = holder(cpus="0", folder=place)
-    (place / "mutex").chmod(0o600)
-    second = holder(cpus="1", folder=place, user=[str(NOBODY)])
-    assert [job["cpus"] for job in second.seen["jobs"]] == [[0]]
-    assert [j["cpus"] for j in holder("look", folder=place).seen["jobs"]] == [[0], [1]]
-    assert first.process.poll() is second.process.poll() is None
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes other users")
@@ -306,9 +295,7 @@ def test_two_ordinary_users_see_each_others_leases(shared, holder):
     place = shared / "leases"
     LeaseFolder(place).close()
     users = {uid: {"user": [str(uid)], "folder": place} for uid in (NOBODY, SOMEBODY)}
-    # The mutex belongs to the first user, and the second can lock it.
     first = holder(cpus="0", **users[NOBODY])
-    assert (place / "mutex").stat().st_uid == NOBODY
     second = holder(cpus="1", **users[SOMEBODY])
     assert [(job["user"], job["cpus"]) for job in second.seen["jobs"]] == [("nobody", [0])]
     look = holder("look", **users[NOBODY]).seen["jobs"]
