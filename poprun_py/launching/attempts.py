@@ -26,7 +26,7 @@ from poprun_py.planning.job_placement import share_of_placements
 from poprun_py.planning.launch_plan import LaunchPlan
 from poprun_py.planning.mpi_commands import end_signal_of_mpirun, network_of_mpirun
 from poprun_py.planning.user_program import CALL_FILE, call_folder, short_name
-from poprun_py.running.keyboard import standard_input
+from poprun_py.running.keyboard.keyboard_input import rewind_stdin, stdin_position
 from poprun_py.running.supervise.file_transfer import place_of_call, place_of_run
 from poprun_py.running.supervise.job import (
     Command,
@@ -79,7 +79,7 @@ class Attempts:
         self._descriptors = descriptors
         self._output_folder = output_folder
         self._on_attempt = on_attempt
-        self._stdin_position = standard_input.position()
+        self._stdin_position = stdin_position()
         # The start of the time limit, in seconds of time.monotonic(). If the user stops the job
         # (Ctrl-Z) or debugs it, the start is moved forward by the seconds of that pause.
         self._began = time.monotonic()
@@ -104,7 +104,7 @@ class Attempts:
             self._on_attempt(job)
         _make_folder_of_results(planned, count)
         if count:
-            standard_input.rewind(self._stdin_position)
+            rewind_stdin(self._stdin_position)
         try:
             result = supervise(
                 job,

@@ -1,18 +1,22 @@
-"""Input from the keyboard, which is passed on to one instance at a time.
+"""Input for one instance at a time, from the user's terminal or another standard input, and Ctrl-Z.
 
 The owner of the keyboard is the instance that reads standard input, or an instance in a debugger.
 The user's terminal is set to the modes that the owner's program asks for. Standard input that is
-not a terminal is passed on only to an instance on another host.
+not a terminal goes to an instance on this host as a file descriptor, and to an instance on another
+host in messages.
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import selectors
+import signal
+import socket
+import stat
 import time
-from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Protocol
 
 from poprun_py.instance import control_protocol
@@ -24,39 +28,29 @@ _CHUNK = 4096
 # While the launcher is in the background, it checks each time after this many seconds whether it
 # has come to the foreground.
 _CHECK_SECONDS = 0.2
+# After Ctrl-Z, the launcher suspends itself after this many seconds even if a host does not answer,
+# so that the user gets the shell prompt.
+_ANSWER_SECONDS = 1.0
 
 
 # The next two classes are interfaces of objects in running.supervise. The package running.supervise
 # cannot be imported here, because running.supervise imports this module.
 
 
-class Connections(Protocol):
+class _Connections(Protocol):
     """The launcher's connections to the wrappers of the instances."""
 
-    def send_to(self, instance: int, kind: bytes, value: Any) -> None:
-        """Send a message with a value to an instance's wrapper."""
-
-    def send_bytes_to(self, instance: int, kind: bytes, payload: bytes) -> None:
-        """Send a message with raw bytes to an instance's wrapper."""
-
-    def broadcast(self, kind: bytes, value: Any) -> None:
-        """Send a message with a value to the wrappers of all instances."""
+    def send_to(self, instance: int, kind: bytes, value: Any) -> None: ...
+    def send_bytes_to(self, instance: int, kind: bytes, payload: bytes) -> None: ...
+    def broadcast(self, kind: bytes, value: Any) -> None: ...
 
 
-class Output(Protocol):
+class _Output(Protocol):
     """The output of all instances on the user's terminal."""
 
-    def give_keyboard(self, instance: int | None, *, shows_hidden: bool) -> None:
-        """Set the instance that owns the keyboard.
-
-        ``shows_hidden`` tells whether the owner's output is shown even if the user has hidden it.
-        """
-
-    def map_newlines(self, mapped: bool) -> None:
-        """Set whether the terminal returns to the first column after a newline."""
-
-    def enter_typed(self) -> None:
-        """Handle the Enter key, which has moved the terminal's cursor to the next line."""
+    def give_keyboard(self, instance: int | None, *, shows_hidden: bool) -> None: ...
+    def map_newlines(self, mapped: bool) -> None: ...
+    def enter_typed(self) -> None: ...
 
 
 def open_terminal() -> UserTerminal | None:
@@ -70,32 +64,6 @@ def open_terminal() -> UserTerminal | None:
         return UserTerminal()
     except OSError:
         return None
-
-
-class DebuggerQueue:
-    """The instances in a debugger, in the order in which they called their debuggers.
-
-    The first instance in the queue has the keyboard.
-    """
-
-    def __init__(self) -> None:
-        self._queue: deque[tuple[int, int]] = deque()  # pairs of an instance and its debugger call
-
-    @property
-    def current(self) -> int | None:
-        """The instance whose debugger has the keyboard."""
-        return self._queue[0][0] if self._queue else None
-
-    def enter(self, instance: int, call: int) -> bool:
-        """Add an instance that has called its debugger; return whether it gets the keyboard now."""
-        self._queue.append((instance, call))
-        return len(self._queue) == 1
-
-    def leave(self, instance: int) -> int | None:
-        """Remove an instance; return the number of its last debugger call, None if not queued."""
-        calls = [call for each, call in self._queue if each == instance]
-        self._queue = deque(entry for entry in self._queue if entry[0] != instance)
-        return max(calls) if calls else None
 
 
 class KeyboardInput:
@@ -116,8 +84,8 @@ class KeyboardInput:
     def __init__(
         self,
         instance: int,
-        connections: Connections,
-        output: Output,
+        connections: _Connections,
+        output: _Output,
         on_debugger: Callable[[int | None], None],
         *,
         terminal: UserTerminal | None,
@@ -139,7 +107,9 @@ class KeyboardInput:
         self._modes: dict[int, Modes] = {}  # The terminal modes that programs have set.
         self._first_modes = terminal.own_modes if terminal is not None else None
         self._ended: set[int] = set()
-        self._debuggers = DebuggerQueue()
+        # The instances in a debugger, in the order in which they called it, each with the number of
+        # its last breakpoint() call. The first instance has the keyboard.
+        self._debuggers: dict[int, int] = {}
         # The keys are instances whose debugger other instances wait for. The values are the numbers
         # of the breakpoint() calls in which the other instances wait.
         self._awaited_calls: dict[int, int] = {}
@@ -149,7 +119,7 @@ class KeyboardInput:
     @property
     def is_debugging(self) -> bool:
         """Whether an instance is in the debugger."""
-        return self._debuggers.current is not None
+        return bool(self._debuggers)
 
     # --- start and end of the input -------------------------------------------------------
 
@@ -191,7 +161,10 @@ class KeyboardInput:
             self._unconfirmed.discard(instance)
             self._read_or_wait()
         elif kind == control_protocol.UNREAD:
-            self._seek_back(value)
+            # The program has not read the last ``value`` bytes. The next reader of a file finds
+            # them; those of a pipe are lost.
+            with contextlib.suppress(OSError):
+                os.lseek(0, -value, os.SEEK_CUR)
         elif kind == control_protocol.TERMINAL_MODES:
             self._take_modes(instance, value)
         elif kind == control_protocol.DEBUGGER:
@@ -214,16 +187,13 @@ class KeyboardInput:
             window = self._window(self._owner)
             self._connections.send_to(self._owner, control_protocol.WINDOW_SIZE, window)
 
-    def on_time(self, now: float) -> None:
+    def on_time(self, _now: float) -> None:
         """Check whether the launcher may use its terminal now, and if so, read from it."""
-        del now
-        if self._terminal is not None and self._selector is not None and self.is_there:
-            if self._terminal.has_come_to_foreground():
-                self.resized()
-                self._set_modes()
-            self._read_or_wait()
-        elif self._is_always_ready:
-            self._read_or_wait()
+        terminal = self._terminal
+        if terminal and self._selector is not None and terminal.has_come_to_foreground():
+            self.resized()
+            self._set_modes()
+        self._read_or_wait()
 
     def next_deadline(self) -> float:
         """Return the time when ``on_time`` must be called next; inf if no call is needed."""
@@ -252,8 +222,11 @@ class KeyboardInput:
             self._awaited_calls[awaited] = call
             if awaited in self._ended:
                 self._connections.broadcast(control_protocol.DEBUGGER_LEFT, call)
-        elif self._debuggers.enter(instance, call):
-            self._enter_debugger(instance)
+        else:
+            is_first = not self._debuggers
+            self._debuggers[instance] = call
+            if is_first:
+                self._enter_debugger(instance)
 
     def _enter_debugger(self, instance: int) -> None:
         self._on_debugger(instance)
@@ -262,14 +235,14 @@ class KeyboardInput:
         self._connections.send_to(instance, control_protocol.NEW_TERMINAL, setup)
 
     def _leave_debugger(self, instance: int) -> None:
-        was_current = self._debuggers.current == instance
-        call = self._debuggers.leave(instance)
+        was_current = instance == next(iter(self._debuggers), None)
+        call = self._debuggers.pop(instance, None)
         if call is not None:
             self._connections.broadcast(control_protocol.DEBUGGER_LEFT, call)
         if not was_current:
             return
-        if (following := self._debuggers.current) is not None:
-            self._enter_debugger(following)
+        if self._debuggers:
+            self._enter_debugger(next(iter(self._debuggers)))
         else:
             self._on_debugger(None)
             self._give_to(self._reader)
@@ -339,14 +312,6 @@ class KeyboardInput:
                 return
         self._is_watched = wanted
 
-    def _seek_back(self, count: int) -> None:
-        """Move the position in a file back by the ``count`` bytes that the program has not read.
-
-        The next reader of the file then finds these bytes. Unread bytes of a pipe are lost.
-        """
-        with contextlib.suppress(OSError):
-            os.lseek(0, -count, os.SEEK_CUR)
-
     def _read(self, _: Any, __: int) -> None:
         owner = self._owner
         if owner is None:
@@ -370,3 +335,92 @@ class KeyboardInput:
         elif self._terminal.modes.echoes_newline and keys.endswith(b"\n"):
             self._output.enter_typed()
         self._read_or_wait()
+
+
+# --- standard input that is not a terminal --------------------------------------------------------
+
+
+def pass_on_stdin(channel: socket.socket) -> None:
+    """Send the file descriptor of standard input to an instance, over a Unix socket.
+
+    The next reader of a file or pipe finds everything that the program has not read, and the
+    program can read sockets and pipes of other users. If standard input cannot be read, as under
+    ``nohup``, send a descriptor of /dev/null.
+    """
+    try:
+        is_readable = fcntl.fcntl(0, fcntl.F_GETFL) & os.O_ACCMODE != os.O_WRONLY
+    except OSError:
+        is_readable = False
+    descriptor = 0 if is_readable else os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        # Sending fails if the instance has ended.
+        with contextlib.suppress(OSError):
+            socket.send_fds(channel, [b"\0"], [descriptor])
+    finally:
+        if not is_readable:
+            os.close(descriptor)
+
+
+def stdin_position() -> int | None:
+    """Return the position in the file that is standard input; None if it is not a file."""
+    try:
+        return os.lseek(0, 0, os.SEEK_CUR) if stat.S_ISREG(os.fstat(0).st_mode) else None
+    except OSError:
+        return None
+
+
+def rewind_stdin(position: int | None) -> None:
+    """Move standard input back to an earlier position, so that a restarted job reads it again."""
+    if position is not None:
+        with contextlib.suppress(OSError):
+            os.lseek(0, position, os.SEEK_SET)
+
+
+# --- Ctrl-Z ---------------------------------------------------------------------------------------
+
+
+class Suspension:
+    """Waits until the programs of a job are suspended, and then suspends the launcher.
+
+    Args:
+        stop: A function that suspends the launcher, and returns when the user continues the
+            launcher.
+    """
+
+    def __init__(self, stop: Callable[[], None]) -> None:
+        self._stop = stop
+        self._awaited: set[int] = set()
+        self._stop_at = float("inf")
+
+    @property
+    def is_asked(self) -> bool:
+        """Whether the launcher is waiting until the programs are suspended."""
+        return self._stop_at != float("inf")
+
+    def begin(self, instances: Iterable[int], now: float) -> None:
+        """Start to wait for instances that were asked to suspend their programs."""
+        self._awaited = set(instances)
+        self._stop_at = now + _ANSWER_SECONDS
+
+    def stopped(self, instance: int) -> None:
+        """Handle the message that the program of an instance is suspended or has ended."""
+        self._awaited.discard(instance)
+
+    def next_deadline(self) -> float:
+        """Return the time when ``on_time`` must be called next; inf if no call is needed."""
+        if self._awaited:
+            return self._stop_at
+        return 0.0 if self.is_asked else float("inf")
+
+    def on_time(self, now: float) -> None:
+        """Suspend the launcher, if all instances have answered or the time-out is over."""
+        if self.is_asked and (not self._awaited or now >= self._stop_at):
+            self._stop_at = float("inf")
+            self._stop()
+
+
+def take_signal(number: int) -> None:
+    """Let a signal have its default effect on this process, such as suspending or ending it."""
+    caught = signal.signal(number, signal.SIG_DFL)
+    os.kill(os.getpid(), number)
+    signal.signal(number, caught)

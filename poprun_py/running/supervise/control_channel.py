@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from poprun_py.errors import StartError
 from poprun_py.instance import control_protocol
-from poprun_py.running.keyboard import standard_input
+from poprun_py.running.keyboard.keyboard_input import pass_on_stdin
 from poprun_py.running.supervise.connection import Connection
 from poprun_py.running.supervise.launcher_folder import SOCKET_NAME
 
@@ -318,7 +318,7 @@ class ControlChannel:
             connection.watch(lambda each, _: each.flush(), is_read=False)
             self._events.inspected(json.loads(payload), partial(_answer, connection))
         elif is_local and kind == control_protocol.STDIN:
-            standard_input.pass_on(connection.channel)
+            pass_on_stdin(connection.channel)
             connection.close()
         else:
             peer = self._peer(connection, parse_hello(kind, payload))

@@ -20,8 +20,12 @@ from popdist_py.environment import RESUME_EXIT_CODE
 from popdist_py.errors import counted
 from poprun_py.errors import explain_os_error
 from poprun_py.instance import control_protocol, process_control
-from poprun_py.running.keyboard.keyboard_input import KeyboardInput, open_terminal
-from poprun_py.running.keyboard.suspension import Suspension, take_signal
+from poprun_py.running.keyboard.keyboard_input import (
+    KeyboardInput,
+    Suspension,
+    open_terminal,
+    take_signal,
+)
 from poprun_py.running.screen.tagged_output import keep_end, tag_width
 from poprun_py.running.supervise.activity_monitor import ActivitySample
 from poprun_py.running.supervise.control_channel import ControlChannel, Peer

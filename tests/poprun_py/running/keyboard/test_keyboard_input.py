@@ -11,8 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from poprun_py.instance import control_protocol
-from poprun_py.running.keyboard.keyboard_input import DebuggerQueue, KeyboardInput
-from poprun_py.running.keyboard.suspension import Suspension
+from poprun_py.running.keyboard.keyboard_input import KeyboardInput, Suspension
 from poprun_py.running.keyboard.user_terminal import Modes, window
 
 BITS = st.integers(0, 2**17 - 1)
@@ -79,19 +78,6 @@ def test_a_window_is_narrower_by_the_tag_but_has_some_columns():
     assert window((0, 0), 14) == [0, 0]
 
 
-def test_debuggers_get_the_keyboard_one_after_another():
-    queue = DebuggerQueue()
-    assert queue.current is None
-    assert queue.enter(2, 1)
-    assert not queue.enter(0, 1)
-    assert queue.current == 2
-    assert queue.leave(1) is None
-    assert queue.leave(2) == 1
-    assert queue.current == 0
-    assert queue.leave(0) == 1
-    assert queue.current is None
-
-
 def test_the_launcher_stops_after_the_programs():
     stops = []
     suspension = Suspension(lambda: stops.append(1))
@@ -123,15 +109,55 @@ class Connections:
 
     def __init__(self):
         self.sent = []
+        self.owners = []
+
+    def send_to(self, instance, kind, value):
+        pass
 
     def send_bytes_to(self, instance, kind, payload):
         self.sent.append((instance, kind, payload))
 
+    def broadcast(self, kind, value):
+        self.sent.append((kind, value))
+
     def give_keyboard(self, instance, *, shows_hidden):
-        pass
+        self.owners.append(instance)
 
     def map_newlines(self, mapped):
         pass
+
+
+class BackgroundTerminal:
+    """A terminal that the launcher may not use now."""
+
+    own_modes = modes = COOKED
+
+    def may_use(self):
+        return False
+
+    def set(self, modes, *, drop_input=False):
+        pass
+
+    def size(self):
+        return (24, 80)
+
+
+def test_debuggers_get_the_keyboard_one_after_another():
+    told, sent_to = [], Connections()
+    terminal = BackgroundTerminal()
+    keyboard = KeyboardInput(
+        3, sent_to, sent_to, told.append, terminal=terminal, is_passed_on=False
+    )
+    with selectors.DefaultSelector() as selector:
+        keyboard.begin(selector)
+        for instance, event in ((2, "enter"), (0, "enter"), (1, "leave"), (2, "leave")):
+            keyboard.received(instance, control_protocol.DEBUGGER, (event, 1))
+        assert keyboard.is_debugging
+        keyboard.ended(0)
+    assert not keyboard.is_debugging
+    assert sent_to.owners == [3, 2, 0, 3]
+    assert told == [2, 0, None]
+    assert sent_to.sent == [(control_protocol.DEBUGGER_LEFT, 1)] * 2
 
 
 def test_the_next_reader_of_a_file_gets_the_rest_of_an_input_for_another_host(tmp_path):
