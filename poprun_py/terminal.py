@@ -17,18 +17,10 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import NoReturn
 
 from poprun_py.display.formatting import clock_text
 from poprun_py.errors import LaunchError, StartError
-
-if TYPE_CHECKING:
-    import click
-
-    _Command = click.Command
-else:
-    _Command = object  # The launcher's process does not import click.
-
 
 # The name of the launcher command in the Poplar SDK.
 SDK_NAME = "poprun"
@@ -187,27 +179,6 @@ def _write_to_stderr(text: str) -> None:
         if sys.stderr is not None:
             sys.stderr.write(text)
             sys.stderr.flush()
-
-
-class PrintedHelp(_Command):
-    """A base class for click commands that print their help with ``print_out``.
-
-    A command lists this class before the click class among its bases. If stdout cannot be written,
-    ``print_out`` raises UnwritableError, but click's own ``echo`` would raise a plain OSError.
-    """
-
-    def get_help_option(self, ctx: click.Context) -> click.Option | None:
-        """Return click's --help option, changed to print with ``print_out``."""
-        option = super().get_help_option(ctx)
-        if option is not None:
-            option.callback = _print_help
-        return option
-
-
-def _print_help(context: click.Context, _: click.Parameter, value: Any) -> None:
-    if value and not context.resilient_parsing:
-        print_out(context.get_help())
-        context.exit()
 
 
 class Console:

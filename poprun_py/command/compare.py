@@ -1,30 +1,38 @@
-"""The subcommand ``poprun-py compare``, which compares runs of ``--output-dir``."""
+"""The subcommand ``poprun-py compare``, which compares runs of ``--output-dir``.
+
+The subcommand ``scale`` shows and saves its comparison in the same way.
+"""
 
 from __future__ import annotations
 
+import json
+import shutil
+import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
 import click
 
-from poprun_py.command.subcommands import (
-    FORMAT,
-    HELP,
-    OUTPUT_DIR,
-    check_page_name,
-    parse_words,
-    print_comparison,
-    save_page,
-)
+from popdist_py.atomic_file import write_whole
+from poprun_py.command.click_commands import HELP, OUTPUT_DIR, parse_words
 from poprun_py.errors import UsageError
 from poprun_py.past_runs.comparison import Comparison, compare, remarks_on, slow_instances
 from poprun_py.past_runs.measured_run import Target, measure, parse_target
 from poprun_py.past_runs.recorded_run import DAMAGE_ERRORS, RecordedRun, read_run
 from poprun_py.past_runs.run_files import find_run
+from poprun_py.terminal import can_print, command_name, print_error, print_out, wants_colour
 
+_PIPE_WIDTH = 200
+FORMAT = click.Option(
+    ["--format", "form"],
+    type=click.Choice(["text", "json"]),
+    default="text",
+    show_default=True,
+    help="The form of the printed result.",
+)
 _HELP: Final = """Compare runs of --output-dir: samples per second, step times, duration, loss,
 and the speedup and scaling efficiency against the first run.
 
@@ -145,3 +153,48 @@ def _compare(
         grouped=values["group"],
         remarks=(*slow_instances(measured), *remarks_on(measured), *problems),
     )
+
+
+# --- output, also of scale ----------------------------------------------------------------------
+
+
+def print_comparison(
+    comparison: Comparison, form: str, text_lines: Callable[..., list[str]]
+) -> None:
+    """Print a comparison as JSON, or as the lines that ``text_lines`` returns."""
+    if form == "json":
+        print_out(json.dumps(comparison.to_json(), indent=2))
+        return
+    # Tables for a pipe may be wider than a terminal.
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else _PIPE_WIDTH
+    lines = text_lines(comparison, width=width, colour=wants_colour(), blocks=can_print("█▏"))
+    print_out("\n".join(lines))
+
+
+def check_page_name(path: str | None, option: str = "--output") -> None:
+    """Check the path of a page; None is accepted.
+
+    Raises:
+        UsageError: The name does not end in .html, or the folder does not exist.
+    """
+    if path is None:
+        return
+    if not path.endswith(".html"):
+        raise UsageError(
+            f"{option} {path}: expected a name that ends in .html, because a page is written"
+        )
+    if not Path(path).parent.is_dir():
+        raise UsageError(f"{option} {path}: the folder {Path(path).parent} does not exist")
+
+
+def save_page(path: Path, text: str, option: str = "--output") -> None:
+    """Write a page atomically, which replaces an existing file, and print its path.
+
+    Raises:
+        UsageError: The file cannot be written.
+    """
+    try:
+        write_whole(path, text)
+    except OSError as error:
+        raise UsageError(f"{option} {path}: {error.strerror}") from None
+    print_error(f"{command_name()}: the page is {path}")

@@ -8,7 +8,7 @@ from typing import Final
 
 import click
 
-from poprun_py.command.subcommands import HELP, OUTPUT_DIR, parse_words
+from poprun_py.command.click_commands import HELP, OUTPUT_DIR, parse_words
 from poprun_py.errors import UsageError
 from poprun_py.past_runs.pages.run_page import page_text, write_page
 from poprun_py.past_runs.run_files import find_run

@@ -19,15 +19,9 @@ import click
 
 from popdist_py.environment import RUN_ID
 from popdist_py.errors import are, counted
+from poprun_py.command.click_commands import HELP, parse_words
+from poprun_py.command.compare import FORMAT, check_page_name, print_comparison, save_page
 from poprun_py.command.measured_runs import MeasuredRuns
-from poprun_py.command.subcommands import (
-    FORMAT,
-    HELP,
-    check_page_name,
-    parse_words,
-    print_comparison,
-    save_page,
-)
 from poprun_py.errors import UsageError
 from poprun_py.launching.run_record import new_run_id
 from poprun_py.options.command_line import parse

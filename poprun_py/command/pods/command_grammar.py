@@ -6,20 +6,25 @@ the object.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import click
 
-from popdist_py.pods.model import SyncType
+from poprun_py.command.click_commands import CONTEXT, PrintedHelp
 from poprun_py.errors import nearest
-from poprun_py.terminal import PrintedHelp
 
-CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 # The dictionary ``meta`` of click's context has the given global options under this key.
 GLOBAL_OPTIONS = "poprun_py.command.pods"
 _COMMAND_NAME = "poprun-py-pod"
 _OTHER_VERBS = {"delete": "remove", "rm": "remove", "ls": "list", "show": "get"}
+
+
+class _GlobalOption(click.Option):
+    """An option that may stand before the verb or after the object."""
+
+    def __init__(self, *names: str, **settings: Any) -> None:
+        super().__init__(list(names), expose_value=False, callback=_keep, **settings)
 
 
 def _keep(context: click.Context, param: click.Parameter, value: Any) -> Any:
@@ -30,31 +35,36 @@ def _keep(context: click.Context, param: click.Parameter, value: Any) -> Any:
     return value
 
 
-def _global_options() -> list[click.Option]:
-    """Return new global options for one command, because commands cannot share option objects."""
-
-    def option(*names: str, **settings: Any) -> click.Option:
-        return click.Option(list(names), expose_value=False, callback=_keep, **settings)
-
-    return [
-        option(
-            "--pod", metavar="WHERE",
-            help="The pod: its name, its folder, or http://HOST:PORT of its server. Unset: "
-            "POPRUN_POD, else the only pod of this machine.",
-        ),
-        option("-H", "--api-host", metavar="HOST", help="The host of the pod's server."),
-        option(
-            "--api-port", metavar="PORT", type=click.IntRange(1, 65535),
-            help="The port of the pod's server.  [default: 8090]",
-        ),
-        option("--showjson", is_flag=True, help="Print JSON instead of tables."),
-    ]  # fmt: skip
+_GLOBAL_OPTIONS = (
+    _GlobalOption(
+        "--pod", metavar="WHERE",
+        help="The pod: its name, its folder, or http://HOST:PORT of its server. Unset: "
+        "POPRUN_POD, else the only pod of this machine.",
+    ),
+    _GlobalOption("-H", "--api-host", metavar="HOST", help="The host of the pod's server."),
+    _GlobalOption(
+        "--api-port", metavar="PORT", type=click.IntRange(1, 65535),
+        help="The port of the pod's server.  [default: 8090]",
+    ),
+    _GlobalOption("--showjson", is_flag=True, help="Print JSON instead of tables."),
+)  # fmt: skip
 
 
-_GLOBAL_NAMES = tuple(option.opts[-1] for option in _global_options())
+def _write_options(
+    command: click.Command, ctx: click.Context, formatter: click.HelpFormatter
+) -> None:
+    """Write the help's sections for the command's own options and for the global options."""
+    # Arguments are left out, because the usage line shows them.
+    options = [each for each in command.get_params(ctx) if isinstance(each, click.Option)]
+    for title, is_global in (("Options", False), ("Global options", True)):
+        shown = [each for each in options if isinstance(each, _GlobalOption) is is_global]
+        records = [record for each in shown if (record := each.get_help_record(ctx))]
+        if records:
+            with formatter.section(title):
+                formatter.write_dl(records)
 
 
-class ObjectCommand(PrintedHelp, click.Command):
+class ObjectCommand(PrintedHelp):
     """A command that applies a verb to one kind of object, such as ``create partition``.
 
     The command also takes the global options. Its help lists them in a separate section.
@@ -62,7 +72,7 @@ class ObjectCommand(PrintedHelp, click.Command):
 
     def __init__(self, *args: Any, examples: Sequence[str] = (), **settings: Any) -> None:
         super().__init__(*args, **settings)
-        self.params += _global_options()
+        self.params += _GLOBAL_OPTIONS
         self._examples = examples
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -87,22 +97,6 @@ def object_command(
     return click.command(
         name, cls=ObjectCommand, examples=examples, help=text, context_settings=CONTEXT
     )
-
-
-def _write_options(
-    command: click.Command, ctx: click.Context, formatter: click.HelpFormatter
-) -> None:
-    own: list[tuple[str, str]] = []
-    common: list[tuple[str, str]] = []
-    for param in command.get_params(ctx):
-        record = param.get_help_record(ctx)
-        # Arguments are left out, because the usage line shows them.
-        if record is not None and isinstance(param, click.Option):
-            (common if param.opts[-1] in _GLOBAL_NAMES else own).append(record)
-    for title, records in (("Options", own), ("Global options", common)):
-        if records:
-            with formatter.section(title):
-                formatter.write_dl(records)
 
 
 class _CommandGroup(PrintedHelp, click.Group):
@@ -150,7 +144,7 @@ class VerbGroup(_CommandGroup):
 
     def __init__(self, *args: Any, **settings: Any) -> None:
         super().__init__(*args, **settings)
-        self.params += _global_options()
+        self.params += _GLOBAL_OPTIONS
 
     def hint(self, word: str, names: Sequence[str]) -> str:
         """Return the suggestion that ends the error message for an unknown verb.
@@ -175,6 +169,16 @@ class ObjectGroup(_CommandGroup):
 
     member = "object"
 
+    def __init__(self, name: str, text: str, *commands: click.Command) -> None:
+        super().__init__(
+            name,
+            help=text,
+            commands=commands,
+            context_settings=CONTEXT,
+            options_metavar="",
+            subcommand_metavar="OBJECT [NAME] [OPTIONS]",
+        )
+
     def named(self, word: str) -> click.Command | None:
         """Return the subcommand for the name of an object in the singular or plural."""
         other = word.removesuffix("s") if word.endswith("s") else f"{word}s"
@@ -183,67 +187,3 @@ class ObjectGroup(_CommandGroup):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Return the subcommand for the name of an object in the singular or plural."""
         return self.named(cmd_name)
-
-
-# ParamType takes a type argument only since click 8.4.
-class SyncTypeName(click.ParamType):  # type: ignore[type-arg]
-    """A click type that converts a name from V-IPU's protocol or command line to a sync type."""
-
-    name = "TYPE"
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> SyncType:
-        """Return the sync type with this name, in upper or lower case."""
-        if isinstance(value, SyncType):
-            return value
-        wanted = str(value).lower().replace("_", "-")
-        for each in SyncType:
-            if wanted in (sync_name(each), each.value.lower().replace("_", "-")):
-                return each
-        names = ", ".join(f"{sync_name(each)} ({each.value})" for each in SyncType)
-        return self.fail(f"{value!r}: expected one of {names}", param, ctx)
-
-    def shell_complete(
-        self, ctx: click.Context, param: click.Parameter, incomplete: str
-    ) -> list[click.shell_completion.CompletionItem]:
-        """Return the names of sync types that begin with ``incomplete``."""
-        return _items((sync_name(each) for each in SyncType), incomplete)
-
-
-def sync_name(sync_type: SyncType) -> str:
-    """Return a sync type's name on the command line: ``c2-compatible`` for ST_GS2_DEFAULT."""
-    return sync_type.name.lower().replace("_", "-")
-
-
-class ObjectName(click.ParamType):  # type: ignore[type-arg]
-    """A click type for the name of an existing object.
-
-    Args:
-        known: Returns the names that the shell can complete.
-    """
-
-    name = "name"
-
-    def __init__(self, known: Callable[[click.Context], Sequence[str]]) -> None:
-        self._known = known
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """Accept any text, because only the pod knows which objects exist."""
-        return str(value)
-
-    def shell_complete(
-        self, ctx: click.Context, param: click.Parameter, incomplete: str
-    ) -> list[click.shell_completion.CompletionItem]:
-        """Return the names of existing objects that begin with ``incomplete``."""
-        return _items(self._known(ctx), incomplete)
-
-
-def _items(words: Iterable[str], incomplete: str) -> list[click.shell_completion.CompletionItem]:
-    from click.shell_completion import CompletionItem
-
-    return [CompletionItem(word) for word in words if word.startswith(incomplete)]
-
-
-# The argument NAME of a command that creates an object.
-NAME = click.argument("name")

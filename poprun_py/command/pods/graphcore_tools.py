@@ -16,7 +16,7 @@ import click
 
 from popdist_py.errors import counted
 from popdist_py.pods.model import Device
-from poprun_py.command.click_errors import usage_errors
+from poprun_py.command.click_commands import CONTEXT, PrintedHelp, run, version_option
 from poprun_py.command.pods.partitions_in_use import (
     FoundPartitions,
     IpuProcess,
@@ -24,42 +24,26 @@ from poprun_py.command.pods.partitions_in_use import (
     find_partitions,
 )
 from poprun_py.errors import UsageError
-from poprun_py.terminal import (
-    PrintedHelp,
-    exit_code_of,
-    exit_with,
-    prepare_streams,
-    print_out,
-    print_warning,
-)
-from poprun_py.versions import version_text
+from poprun_py.terminal import exit_with, prepare_streams, print_out, print_warning
 
 # The environment variable with the name of the partition to show. Graphcore's tools also use this
 # variable.
 _PARTITION = "IPUOF_VIPU_API_PARTITION_ID"
-_HELP = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 # The properties of Mk2 IPUs. ``poptorch.ipuHardwareVersion()`` returns ``_ARCHITECTURE``.
 _ARCHITECTURE = "ipu2"
 _CLOCK_MHZ = 1330
 _TILES_PER_IPU = 1472
 _TILE_BYTES = 638_976
 _MACHINE_TYPE = "emulated"
-
-
-class _Command(PrintedHelp, click.Command):
-    pass
-
-
 _ALL_PARTITIONS = click.option(
     "--all-partitions", is_flag=True, help="Show the partitions of all users of the pod."
 )
-_VERSION = click.option("-v", "--version", is_flag=True, help="Show the version.")
 
 
 # --- gc-info ------------------------------------------------------------------------------------
 
 
-@click.command("gc-info", cls=_Command, context_settings=_HELP)
+@click.command("gc-info", cls=PrintedHelp, context_settings=CONTEXT)
 @click.option("-l", "--list-devices", is_flag=True, help="List all devices.")
 @click.option("-d", "--device-id", type=int, metavar="ID", help="The id of the device to show.")
 @click.option(
@@ -69,10 +53,10 @@ _VERSION = click.option("-v", "--version", is_flag=True, help="Show the version.
 @click.option("--ipu-count", is_flag=True, help="Show the number of IPUs of a device or partition.")
 @click.option("--tile-clock-speed", is_flag=True, help="Show the clock frequency of the tiles.")
 @_ALL_PARTITIONS
-@_VERSION
+@version_option("-v", "--version")
 def GC_INFO(
     *, list_devices: bool, device_id: int | None, shows_info: bool, ipu_arch: bool,
-    ipu_count: bool, tile_clock_speed: bool, all_partitions: bool, version: bool,
+    ipu_count: bool, tile_clock_speed: bool, all_partitions: bool,
 ) -> None:  # fmt: skip
     """List the emulated IPUs of this machine, and the processes that hold them.
 
@@ -83,9 +67,6 @@ def GC_INFO(
     If a pod is configured (poprun-py-pod --help), the IPUs of your partitions are listed. If
     IPUOF_VIPU_API_PARTITION_ID names a partition, only its IPUs are listed.
     """
-    if version:
-        print_out(version_text("text"))
-        return
     asks_device = shows_info or ipu_arch or ipu_count or tile_clock_speed
     if not (list_devices or asks_device):
         raise UsageError("expected one of --list-devices, --device-info and others; see --help")
@@ -235,14 +216,12 @@ def _process_text(process: IpuProcess) -> str:
 # --- gc-monitor ---------------------------------------------------------------------------------
 
 
-@click.command("gc-monitor", cls=_Command, context_settings=_HELP)
+@click.command("gc-monitor", cls=PrintedHelp, context_settings=CONTEXT)
 @click.option("--no-card-info", is_flag=True, help="Show only the processes, without the IPUs.")
 @click.option("-j", "--json", "as_json", is_flag=True, help="Print JSON.")
 @_ALL_PARTITIONS
-@_VERSION
-def GC_MONITOR(
-    *, no_card_info: bool, as_json: bool, all_partitions: bool, version: bool
-) -> None:  # fmt: skip
+@version_option("-v", "--version")
+def GC_MONITOR(*, no_card_info: bool, as_json: bool, all_partitions: bool) -> None:
     """Show the emulated IPUs of this machine, and the processes that hold them now.
 
     The partition "emulated" has the IPUs that any program can take. Each running job of poprun-py
@@ -251,9 +230,6 @@ def GC_MONITOR(
 
     If a pod is configured (poprun-py-pod --help), your partitions in it are shown.
     """
-    if version:
-        print_out(version_text("text"))
-        return
     partitions = _selected_partitions(find_partitions(os.environ), all_users=all_partitions)
     named = [each for each in partitions if each.name == os.environ.get(_PARTITION)]
     partitions = partitions if all_partitions else named or partitions
@@ -365,17 +341,6 @@ def _partition_json(partition: PartitionInUse) -> dict[str, Any]:
 
 
 # --- the console scripts ------------------------------------------------------------------------
-
-
-def run(command: click.Command, words: Sequence[str]) -> int:
-    """Run ``command`` with the arguments ``words`` and return its exit code."""
-
-    def answer() -> int:
-        with usage_errors():
-            command.main(list(words), prog_name=command.name, standalone_mode=False)
-        return 0
-
-    return exit_code_of(answer)
 
 
 def _main(command: click.Command) -> Callable[[], NoReturn]:

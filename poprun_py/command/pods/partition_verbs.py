@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 import click
 
 from popdist_py.pods.model import Partition, PartitionRequest, PartitionState, SyncType
-from poprun_py.command.pods.command_grammar import NAME, ObjectName, SyncTypeName, object_command
+from poprun_py.command.pods.command_grammar import object_command
 from poprun_py.command.pods.pod_access import RefusedError, changed_pod, known_names
-from poprun_py.command.pods.pod_objects import ALLOCATION, CLUSTER, PARTITION
+from poprun_py.command.pods.pod_objects import ALLOCATION, CLUSTER, PARTITION, sync_name
 from poprun_py.command.pods.pod_snapshot import ild_routing
 from poprun_py.terminal import can_rewrite_lines, print_warning, rewrite_line
 
@@ -30,7 +30,7 @@ _ROUTINGS = {
 }
 # The pause between two queries of a partition's state grows from the first pause to the longest.
 _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.01, 0.5
-_KNOWN_NAME = click.argument("name", type=ObjectName(known_names(PARTITION)))
+_KNOWN_NAME = click.argument("name", shell_complete=known_names(PARTITION))
 _WAIT = click.option(
     "--wait",
     type=click.FloatRange(min=0),
@@ -39,13 +39,31 @@ _WAIT = click.option(
 )
 
 
+def _sync_type(
+    context: click.Context, param: click.Parameter, value: str | None
+) -> SyncType | None:
+    """Return the sync type with a name of V-IPU's command line or protocol, in any letter case."""
+    if value is None:
+        return None
+    wanted = value.lower().replace("_", "-")
+    for each in SyncType:
+        if wanted in (sync_name(each), each.value.lower().replace("_", "-")):
+            return each
+    names = ", ".join(f"{sync_name(each)} ({each.value})" for each in SyncType)
+    raise click.BadParameter(f"{value!r}: expected one of {names}", context, param)
+
+
+def _sync_names(_: click.Context, __: click.Parameter, start: str) -> list[str]:
+    return [name for each in SyncType if (name := sync_name(each)).startswith(start)]
+
+
 @object_command(
     "partition",
     "create partition p16 --size 16 --reconfigurable",
     "create partition p64 --size 64 --num-gcds 4 --total-num-replicas 16",
     "create partition p128 --size 128 --num-ilds 2 --sync-type pod-native-default",
 )
-@NAME
+@click.argument("name")
 @click.option(
     "--size", type=int, required=True, metavar="IPUS", help="The number of IPUs, a power of two."
 )
@@ -66,7 +84,7 @@ _WAIT = click.option(
     help="Offer every single IPU and every aligned group of 2, 4, 8, ... as a device.",
 )  # fmt: skip
 @click.option(
-    "--sync-type", type=SyncTypeName(), metavar="TYPE",
+    "--sync-type", callback=_sync_type, shell_complete=_sync_names, metavar="TYPE",
     help="The sync type: c2-compatible (the default), pod-native-default, ..., or its name in "
     "V-IPU's protocol.",
 )  # fmt: skip
@@ -76,11 +94,11 @@ _WAIT = click.option(
     "warning is printed if it is another one.",
 )  # fmt: skip
 @click.option(
-    "--allocation", type=ObjectName(known_names(ALLOCATION)), metavar="NAME",
+    "--allocation", shell_complete=known_names(ALLOCATION), metavar="NAME",
     help="The allocation to take IPUs from.",
 )  # fmt: skip
 @click.option(
-    "--cluster", type=ObjectName(known_names(CLUSTER)), metavar="NAME",
+    "--cluster", shell_complete=known_names(CLUSTER), metavar="NAME",
     help="The cluster to take IPUs from; prefer --allocation.",
 )  # fmt: skip
 @_WAIT

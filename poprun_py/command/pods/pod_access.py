@@ -7,7 +7,6 @@ OBJECT (NAME): failed: ...``. StartError (exit code 3) means that the pod cannot
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -18,6 +17,7 @@ import click
 from popdist_py.pods.find_pod import DEFAULT_PORT, find_pod
 from popdist_py.pods.pod_errors import DamagedError, PodError, UnreachableError
 from poprun_py.command.pods.command_grammar import GLOBAL_OPTIONS
+from poprun_py.command.pods.pod_objects import ObjectKind
 from poprun_py.command.pods.pod_snapshot import PodSnapshot
 from poprun_py.display.formatting import printable
 from poprun_py.errors import LaunchError, StartError, UsageError
@@ -25,17 +25,22 @@ from poprun_py.terminal import print_out
 
 if TYPE_CHECKING:
     from popdist_py.pods.pod_store import PodStore
-    from poprun_py.command.pods.pod_objects import ObjectKind
 
 _REQUEST_SECONDS = 30.0
 # The time-out of shell completion is shorter than that of commands, because the user waits for
 # completion while typing.
 _COMPLETION_SECONDS = 2.0
 _HOST = re.compile(r"[^\s/@?#\[\]]+|\[[0-9A-Fa-f:.]+\]")
+# Returns the words that the shell offers: it is called with the context, the parameter, and the
+# start of the word.
+Completion = Callable[[click.Context, click.Parameter, str], list[str]]
 
 
 class RefusedError(LaunchError):
     """The pod refused a request. The message is the complete line to print."""
+
+
+# --- the selected pod ---------------------------------------------------------------------------
 
 
 def pod_address(given: Mapping[str, Any], environ: Mapping[str, str]) -> str | None:
@@ -69,9 +74,14 @@ def pod_address(given: Mapping[str, Any], environ: Mapping[str, str]) -> str | N
     return f"http://{host}:{port}"
 
 
-def _global_options() -> Mapping[str, Any]:
-    given: Mapping[str, Any] = click.get_current_context().meta.get(GLOBAL_OPTIONS, {})
+def _global_options(context: click.Context | None = None) -> Mapping[str, Any]:
+    given: Mapping[str, Any] = (context or click.get_current_context()).meta.get(GLOBAL_OPTIONS, {})
     return given
+
+
+def wants_json() -> bool:
+    """Return whether --showjson is given."""
+    return bool(_global_options().get("showjson"))
 
 
 @contextlib.contextmanager
@@ -82,8 +92,7 @@ def opened_pod(name: str | None = None) -> Iterator[PodStore]:
         UsageError: The global options contradict one another.
         StartError: The pod does not exist, or cannot be reached or read.
     """
-    given = _global_options() if name is None else {"pod": name}
-    store = _find(given, _REQUEST_SECONDS)
+    store = _find(_global_options() if name is None else {"pod": name}, _REQUEST_SECONDS)
     if store is None:
         raise StartError(
             "no pod is configured: name one with --pod WHERE or POPRUN_POD, or make one, such as "
@@ -101,6 +110,35 @@ def _find(given: Mapping[str, Any], seconds: float) -> PodStore | None:
         raise StartError(str(error)) from None
 
 
+def known_names(kind: ObjectKind[Any]) -> Completion:
+    """Return the completion of the names of a kind of object.
+
+    If the pod cannot be reached, no names are offered and no error is printed.
+    """
+
+    def complete(context: click.Context, _: click.Parameter, start: str) -> list[str]:
+        with contextlib.suppress(LaunchError, PodError, OSError):
+            if store := _find(_global_options(context), _COMPLETION_SECONDS):
+                with contextlib.closing(store):
+                    names = [each.name for each in kind.find_all(PodSnapshot(store))]
+                return [name for name in names if name.startswith(start)]
+        return []
+
+    return complete
+
+
+def known_pods(_: click.Context, __: click.Parameter, start: str) -> list[str]:
+    """Return the names of this machine's pods for shell completion."""
+    from popdist_py.pods.pod_folders import list_pods, pods_root
+
+    with contextlib.suppress(PodError, OSError):
+        return [name for name in list_pods(pods_root(os.environ)) if name.startswith(start)]
+    return []
+
+
+# --- done and refused requests ------------------------------------------------------------------
+
+
 @contextlib.contextmanager
 def refusals(verb: str, kind: str, name: str = "") -> Iterator[None]:
     """Convert the pod's errors in the ``with`` block into errors of the command.
@@ -111,60 +149,31 @@ def refusals(verb: str, kind: str, name: str = "") -> Iterator[None]:
     """
     try:
         yield
-    except (UnreachableError, DamagedError) as error:
-        raise StartError(str(error)) from None
     except PodError as error:
         # Refusals are subclasses of PodError. PodError itself means that the storage failed.
-        if type(error) is PodError:
+        if type(error) in (PodError, UnreachableError, DamagedError):
             raise StartError(str(error)) from None
         raise RefusedError(f"{_request(verb, kind, name)}: failed: {error}") from None
 
 
-def print_success(verb: str, kind: str, name: str) -> None:
-    """Print V-IPU's line for a successful request, such as ``create pod (lab): success.``."""
+@contextlib.contextmanager
+def requested(verb: str, kind: str, name: str) -> Iterator[None]:
+    """Act as ``refusals``. Then print V-IPU's line: ``create pod (lab): success.``."""
+    with refusals(verb, kind, name):
+        yield
     print_out(f"{_request(verb, kind, name)}: success.")
 
 
 @contextlib.contextmanager
 def changed_pod(verb: str, kind: str, name: str) -> Iterator[PodStore]:
-    """Open the pod for a change in the ``with`` block. Then print V-IPU's line for success.
+    """Open the pod for a change in the ``with`` block, which is reported as in ``requested``.
 
     Raises:
         UsageError, StartError, RefusedError: As in ``opened_pod`` and ``refusals``.
     """
-    with opened_pod() as store, refusals(verb, kind, name):
+    with requested(verb, kind, name), opened_pod() as store:
         yield store
-    print_success(verb, kind, name)
 
 
 def _request(verb: str, kind: str, name: str) -> str:
     return f"{verb} {kind} ({printable(name)})" if name else f"{verb} {kind}"
-
-
-def wants_json() -> bool:
-    """Return whether --showjson is given."""
-    return bool(_global_options().get("showjson"))
-
-
-def json_text(document: Any) -> str:
-    """Return a JSON document as indented text."""
-    return json.dumps(document, indent=2)
-
-
-def known_names(kind: ObjectKind[Any]) -> Callable[[click.Context], list[str]]:
-    """Return a function that lists the names of a kind of object for shell completion.
-
-    If the pod cannot be reached, the list is empty and no error is printed.
-    """
-
-    def complete(context: click.Context) -> list[str]:
-        try:
-            store = _find(context.meta.get(GLOBAL_OPTIONS, {}), _COMPLETION_SECONDS)
-            if store is None:
-                return []
-            with contextlib.closing(store):
-                return [each.name for each in kind.find_all(PodSnapshot(store))]
-        except (LaunchError, PodError, OSError):
-            return []
-
-    return complete

@@ -6,15 +6,15 @@ verbs ``list`` and ``get`` from these declarations.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from popdist_py.errors import counted
-from popdist_py.pods.model import Agent, Allocation, Attachment, Cluster, Partition, Pod
+from popdist_py.pods.model import Agent, Allocation, Attachment, Cluster, Partition, Pod, SyncType
 from popdist_py.pods.pod_errors import UnknownNameError
-from poprun_py.command.pods.command_grammar import sync_name
 from poprun_py.command.pods.pod_snapshot import PlacedIpu, PodSnapshot, gw_routing, ild_routing
 from poprun_py.display.formatting import date_text, printable
 from poprun_py.display.tables import aligned_rows
@@ -24,16 +24,6 @@ T = TypeVar("T")
 # Maps each table heading, text label or JSON key to the name of the value to show under it. The
 # layout of a JSON document may be nested.
 Layout = Mapping[str, Any]
-_MISSING = "-"
-
-
-class IpuAttribute(NamedTuple):
-    """One attribute of one IPU, as ``list ipu-attrs`` shows it."""
-
-    agent: str
-    ipu: int
-    attribute: str
-    value: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +36,9 @@ class ObjectKind(Generic[T]):
         values: Functions that compute the values that are not attributes of the object, keyed by
             the name of the value.
         columns: The columns of the table that ``list`` prints.
+        totals: Returns the line below that table; None for no line.
         facts: The lines of the text that ``get`` prints.
+        details: Returns the table below that text; None for no table.
         document: The layout of the JSON document that ``--showjson`` prints.
     """
 
@@ -54,7 +46,9 @@ class ObjectKind(Generic[T]):
     find_all: Callable[[PodSnapshot], Sequence[T]]
     values: Mapping[str, Callable[[PodSnapshot, T], Any]] = field(default_factory=dict)
     columns: Layout = field(default_factory=dict)
+    totals: Callable[[Sequence[T]], str] | None = None
     facts: Layout = field(default_factory=dict)
+    details: Callable[[PodSnapshot, T], str] | None = None
     document: Layout
 
     def value(self, snapshot: PodSnapshot, item: T, name: str) -> Any:
@@ -74,24 +68,30 @@ class ObjectKind(Generic[T]):
             raise UnknownNameError(f"there is no {self.name} {name!r}{hint}")
         return named[name]
 
-    def cells(self, snapshot: PodSnapshot, item: T | None, columns: Layout) -> list[str]:
-        """Return the cells of an object's table row; if ``item`` is None, each cell is ``-``."""
-        if item is None:
-            return [_MISSING] * len(columns)
-        return [_text(self.value(snapshot, item, name), ",") for name in columns.values()]
+    def list_text(self, snapshot: PodSnapshot, items: Sequence[T], *, as_json: bool) -> str:
+        """Return the output of ``list`` for ``items``."""
+        if as_json:
+            return json_text([self.to_json(snapshot, each) for each in items])
+        table = self.table(snapshot, items, self.columns)
+        return table if self.totals is None else f"{table}\n{self.totals(items)}"
 
-    def table(self, snapshot: PodSnapshot, items: Iterable[T]) -> str:
-        """Return the table that ``list`` prints for ``items``."""
-        rows = [self.cells(snapshot, each, self.columns) for each in items]
-        return ruled_table(tuple(self.columns), rows)
-
-    def fact_lines(self, snapshot: PodSnapshot, item: T) -> str:
-        """Return the text that ``get`` prints, with a line for each value that is not empty."""
+    def get_text(self, snapshot: PodSnapshot, item: T, *, as_json: bool) -> str:
+        """Return the output of ``get``. Its text has a line for each value that is not empty."""
+        if as_json:
+            return json_text(self.to_json(snapshot, item))
         lines = [f"{self.name.capitalize()} {attrgetter('name')(item)}:"]
         for label, name in self.facts.items():
             text = _text(self.value(snapshot, item, name), ", ")
             lines += [f"  {label}: {text}".rstrip()] if text else []
+        if self.details is not None:
+            lines += ["", self.details(snapshot, item)]
         return "\n".join(lines)
+
+    def table(self, snapshot: PodSnapshot, items: Iterable[T], columns: Layout) -> str:
+        """Return a table of ``items`` with the given columns."""
+        names = columns.values()
+        rows = [[_text(self.value(snapshot, each, name), ",") for name in names] for each in items]
+        return ruled_table(tuple(columns), rows)
 
     def to_json(
         self, snapshot: PodSnapshot, item: T, document: Layout | None = None
@@ -107,12 +107,17 @@ class ObjectKind(Generic[T]):
 
 def _text(value: Any, separator: str) -> str:
     if value is None or value == ():
-        return _MISSING
+        return "-"
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, tuple):
         value = separator.join(value)
     return f"{value:g}" if isinstance(value, float) else printable(str(value))
+
+
+def json_text(document: Any) -> str:
+    """Return a JSON document as indented text."""
+    return json.dumps(document, indent=2)
 
 
 def ruled_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -121,6 +126,11 @@ def ruled_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     rule = "-" * (len(lines[0]) + 1)
     heading, *shown = (f" {line}".rstrip() for line in lines)
     return "\n".join([heading, rule, *shown, *([rule] if shown else [])])
+
+
+def sync_name(sync_type: SyncType) -> str:
+    """Return a sync type's name on the command line: ``c2-compatible`` for ST_GS2_DEFAULT."""
+    return sync_type.name.lower().replace("_", "-")
 
 
 # --- the kinds of objects -----------------------------------------------------------------------
@@ -165,24 +175,44 @@ def _holder_json(snapshot: PodSnapshot, device: PlacedIpu) -> dict[str, Any] | N
     return ATTACHMENT.to_json(snapshot, device.attachment)
 
 
+def _of_holder(name: str) -> Callable[[PodSnapshot, PlacedIpu], Any]:
+    def read(snapshot: PodSnapshot, device: PlacedIpu) -> Any:
+        if device.attachment is None:
+            return None
+        return ATTACHMENT.value(snapshot, device.attachment, name)
+
+    return read
+
+
+def _device_totals(devices: Sequence[PlacedIpu]) -> str:
+    num_taken = sum(each.partition is not None for each in devices)
+    num_held = sum(each.attachment is not None for each in devices)
+    return (
+        f"{counted(len(devices), 'IPU')}: {len(devices) - num_taken} free, "
+        f"{num_taken} in partitions, {num_held} of these in use"
+    )
+
+
 DEVICE: ObjectKind[PlacedIpu] = ObjectKind(
     name="device",
     find_all=PodSnapshot.devices,
     values={
         "partition_or_free": lambda _, each: each.partition_name or "free",
         "holder": _holder_json,
+        **{name: _of_holder(name) for name in ATTACHMENT.columns.values()},
     },
     columns={
         "IPU": "ipu.index", "Agent": "ipu.agent", "Host": "ipu.host", "IPU#": "ipu.number",
         "Cluster": "ipu.cluster", "ILD": "ipu.domain", "Partition": "partition_or_free",
-        "ID": "number",
+        "ID": "number", **ATTACHMENT.columns,
     },
+    totals=_device_totals,
     document={**_IPU_DOCUMENT, "partition": "partition_name", "id": "number", "holder": "holder"},
 )  # fmt: skip
 # The layouts of a partition's IPUs: the columns of their table, and their JSON document.
 _PARTITION_COLUMNS = {
     "ID": "number", "GCD": "gcd", "ILD": "segment", "Agent": "ipu.agent", "Host": "ipu.host",
-    "IPU#": "ipu.number",
+    "IPU#": "ipu.number", **ATTACHMENT.columns,
 }  # fmt: skip
 _PARTITION_DOCUMENT = {
     "id": "number", "gcd": "gcd", "ipulink_segment_id": "segment", **_IPU_DOCUMENT,
@@ -218,6 +248,9 @@ PARTITION: ObjectKind[Partition] = ObjectKind(
         "sync type": "sync_text", "GW routing": "gw_routing", "ILD routing": "ild_routing",
         "owner": "owner", "created": "created_text", "resets": "generation", "hosts": "hosts",
     },
+    details=lambda snapshot, each: DEVICE.table(
+        snapshot, snapshot.devices_of(each), _PARTITION_COLUMNS
+    ),
     document={
         "partition": {
             "id": "name",
@@ -350,6 +383,15 @@ AGENT: ObjectKind[Agent] = ObjectKind(
 )  # fmt: skip
 
 
+class IpuAttribute(NamedTuple):
+    """One attribute of one IPU, as ``list ipu-attrs`` shows it."""
+
+    agent: str
+    ipu: int
+    attribute: str
+    value: str
+
+
 def _attributes(snapshot: PodSnapshot) -> list[IpuAttribute]:
     partitions = {ipu.index: each.name for each in snapshot.partitions for ipu in each.ipus}
     return [
@@ -379,6 +421,7 @@ POD: ObjectKind[Pod] = ObjectKind(
         "num_agents": lambda _, pod: len(pod.agents),
         "num_ipus": lambda _, pod: len(pod.ipus()),
         "num_free_ipus": lambda snapshot, pod: _num_free(len(pod.ipus()), snapshot.partitions),
+        "num_partitions": lambda snapshot, _: len(snapshot.partitions),
         "clusters": lambda _, pod: _names(pod.clusters),
         "allocations": lambda _, pod: _names(pod.allocations),
         "partitions": lambda snapshot, _: _names(snapshot.partitions),
@@ -400,32 +443,3 @@ POD: ObjectKind[Pod] = ObjectKind(
         "partitions": "partitions",
     },
 )  # fmt: skip
-
-
-def partition_text(snapshot: PodSnapshot, partition: Partition) -> str:
-    """Return the text of ``get partition``: facts, and a table of the IPUs and their holders."""
-    devices = _device_table(snapshot, snapshot.devices_of(partition), _PARTITION_COLUMNS)
-    return f"{PARTITION.fact_lines(snapshot, partition)}\n\n{devices}"
-
-
-def devices_text(snapshot: PodSnapshot) -> str:
-    """Return the text of ``list devices``: a table of all IPUs and their holders, and totals."""
-    devices = snapshot.devices()
-    num_taken = sum(each.partition is not None for each in devices)
-    num_held = sum(each.attachment is not None for each in devices)
-    return (
-        f"{_device_table(snapshot, devices, DEVICE.columns)}\n"
-        f"{counted(len(devices), 'IPU')}: {len(devices) - num_taken} free, "
-        f"{num_taken} in partitions, {num_held} of these in use"
-    )
-
-
-def _device_table(snapshot: PodSnapshot, devices: Iterable[PlacedIpu], columns: Layout) -> str:
-    rows = [
-        [
-            *DEVICE.cells(snapshot, each, columns),
-            *ATTACHMENT.cells(snapshot, each.attachment, ATTACHMENT.columns),
-        ]
-        for each in devices
-    ]
-    return ruled_table((*columns, *ATTACHMENT.columns), rows)

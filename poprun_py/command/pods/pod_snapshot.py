@@ -53,23 +53,23 @@ class PodSnapshot:
     """The state of a pod. Each part is read from the pod store when it is first used."""
 
     def __init__(self, store: PodStore) -> None:
-        self._store = store
+        self.store = store
         self.where = store.where
 
     @cached_property
     def pod(self) -> Pod:
         """The pod with its agents, clusters and allocations."""
-        return self._store.pod()
+        return self.store.pod()
 
     @cached_property
     def partitions(self) -> tuple[Partition, ...]:
         """All partitions of the pod, sorted by name."""
-        return self._store.partitions()
+        return self.store.partitions()
 
     @cached_property
     def attachments(self) -> tuple[Attachment, ...]:
         """The processes that hold IPUs of the pod now."""
-        return self._store.attachments()
+        return self.store.attachments()
 
     def num_ipus(self, agents: Sequence[str]) -> int:
         """Return the total number of IPUs of ``agents``."""

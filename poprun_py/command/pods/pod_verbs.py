@@ -1,63 +1,131 @@
-"""The verbs of ``poprun-py-pod`` for the pods of this machine: create, list, get, remove, serve."""
+"""The verbs of ``poprun-py-pod`` for pods, clusters and allocations: create, remove and serve."""
 
 from __future__ import annotations
 
-import contextlib
 import os
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
 from popdist_py.pods.find_pod import DEFAULT_PORT
-from popdist_py.pods.pod_errors import PodError
+from popdist_py.pods.model import Allocation, Cluster, Pod
 from popdist_py.pods.pod_file import SYSTEMS, machine_pod, read_pod, system_pod
-from poprun_py.command.pods.command_grammar import NAME, ObjectName, object_command
+from poprun_py.command.pods.command_grammar import object_command
 from poprun_py.command.pods.pod_access import (
-    json_text,
+    changed_pod,
+    known_names,
+    known_pods,
     opened_pod,
-    print_success,
-    refusals,
-    wants_json,
+    requested,
 )
-from poprun_py.command.pods.pod_objects import POD, ruled_table
+from poprun_py.command.pods.pod_objects import ALLOCATION, CLUSTER
 from poprun_py.command.pods.pod_snapshot import PodSnapshot
-from poprun_py.display.formatting import printable
 from poprun_py.errors import UsageError
-from poprun_py.terminal import print_out
-
-if TYPE_CHECKING:
-    from popdist_py.pods.model import Pod
 
 # The value of --type for a pod with the IPUs of this host. The other values of --type are
 # Graphcore's systems.
 _MACHINE = "machine"
-_TYPES = (*SYSTEMS, _MACHINE)
-# Maps each heading of the table of ``list pods`` to a key of the JSON document.
-_COLUMNS = {
-    "Pod": "id", "IPUs": "num_ipus", "Free": "num_free_ipus", "Partitions": "num_partitions",
-    "Folder": "where",
-}  # fmt: skip
 
 
-def _root() -> Path:
-    from popdist_py.pods.pod_folders import pods_root
-
-    return pods_root(os.environ)
-
-
-def _pod_names(_: click.Context) -> Sequence[str]:
-    from popdist_py.pods import pod_folders
-
-    try:
-        return pod_folders.list_pods(_root())
-    except (PodError, OSError):
-        return ()
+def _names(text: str | None) -> tuple[str, ...]:
+    """Return the names in a text such as ``a, b``."""
+    return tuple(name.strip() for name in (text or "").split(",") if name.strip())
 
 
-_KNOWN_NAME = ObjectName(_pod_names)
+# --- clusters and allocations -------------------------------------------------------------------
+
+
+@object_command(
+    "cluster",
+    "create cluster c1 --agents a1,a2,a3,a4",
+    "create cluster c128 --num-ipulinkdomains 2 --topology torus --cluster-topology looped",
+)
+@click.argument("name")
+@click.option(
+    "--agents", metavar="A,B,...",
+    help="The cluster's agents. Unset: all agents without a cluster.",
+)  # fmt: skip
+@click.option(
+    "--num-ipulinkdomains", "--num-ilds", "num_ilds", type=int, default=1, metavar="N",
+    show_default=True, help="The number of IPU-Link domains. Each gets the same number of agents.",
+)  # fmt: skip
+@click.option(
+    "--topology", type=click.Choice(["mesh", "torus"]), default="mesh", show_default=True,
+    help="The topology of the IPU-Links in a domain; a torus closes the loop.",
+)  # fmt: skip
+@click.option(
+    "--cluster-topology", type=click.Choice(["line", "looped"]), default="line",
+    show_default=True, help="The topology of the GW-Links between domains; looped is a ring.",
+)  # fmt: skip
+def create_cluster(
+    *, name: str, agents: str | None, num_ilds: int, topology: str, cluster_topology: str
+) -> None:  # fmt: skip
+    """Make a cluster of agents that do not yet belong to a cluster."""
+    with changed_pod("create", "cluster", name) as store:
+        if agents is None:
+            pod = store.pod()
+            taken = {agent for cluster in pod.clusters for agent in cluster.agents}
+            members = tuple(each.name for each in pod.agents if each.name not in taken)
+        else:
+            members = _names(agents)
+        store.create_cluster(
+            Cluster(
+                name=name,
+                agents=members,
+                num_ilds=num_ilds,
+                topology=topology,
+                is_looped=cluster_topology == "looped",
+            )
+        )
+
+
+@object_command("cluster")
+@click.argument("name", shell_complete=known_names(CLUSTER))
+def remove_cluster(*, name: str) -> None:
+    """Remove a cluster. Its allocations must be removed first."""
+    with changed_pod("remove", "cluster", name) as store:
+        store.remove_cluster(name)
+
+
+@object_command(
+    "allocation",
+    "create allocation team --cluster c64 --agents a1,a2,a3,a4",
+    "create allocation everybody",
+)
+@click.argument("name")
+@click.option(
+    "--cluster",
+    shell_complete=known_names(CLUSTER),
+    metavar="NAME",
+    help="The cluster that the agents belong to. Unset: the pod's only cluster.",
+)
+@click.option(
+    "--agents", metavar="A,B,...",
+    help="The allocation's agents. Unset: all agents of the cluster.",
+)  # fmt: skip
+def create_allocation(*, name: str, cluster: str | None, agents: str | None) -> None:
+    """Make an allocation. Users make partitions from its agents, which belong to one cluster."""
+    with changed_pod("create", "allocation", name) as store:
+        snapshot = PodSnapshot(store)
+        clusters = snapshot.pod.clusters
+        if cluster is None and len(clusters) != 1:
+            names = ", ".join(each.name for each in clusters) or "no cluster"
+            raise click.UsageError(f"expected --cluster NAME: the pod has {names}")
+        found = clusters[0] if cluster is None else CLUSTER.find(snapshot, cluster)
+        members = found.agents if agents is None else _names(agents)
+        store.create_allocation(Allocation(name=name, cluster=found.name, agents=members))
+
+
+@object_command("allocation")
+@click.argument("name", shell_complete=known_names(ALLOCATION))
+def remove_allocation(*, name: str) -> None:
+    """Remove an allocation. Its partitions must be removed first."""
+    with changed_pod("remove", "allocation", name) as store:
+        store.remove_allocation(name)
+
+
+# --- pods ---------------------------------------------------------------------------------------
 
 
 @object_command(
@@ -66,11 +134,11 @@ _KNOWN_NAME = ObjectName(_pod_names)
     "create pod lab --type POD128 --hosts node0,node1,node2,node3",
     "create pod lab --file pod.toml",
 )
-@NAME
+@click.argument("name")
 @click.option(
     "--type",
     "system",
-    type=click.Choice(_TYPES),
+    type=click.Choice((*SYSTEMS, _MACHINE)),
     help="The Graphcore system to emulate; machine: the IPUs of this host.",
 )
 @click.option("--hosts", metavar="H1,H2,...", help="The hosts of the pod's IPU-Machines.")
@@ -87,14 +155,13 @@ def create_pod(*, name: str, system: str | None, hosts: str | None, file: Path |
     """
     if (system is None) == (file is None):
         raise UsageError("expected one of --type TYPE and --file POD.TOML")
-    names = tuple(host.strip() for host in (hosts or "").split(",") if host.strip())
+    names = _names(hosts)
     if hosts is not None and (file is not None or system == _MACHINE or not names):
         raise UsageError("--hosts H1,H2,... names the hosts of --type POD4 to POD256")
-    with refusals("create", "pod", name):
-        from popdist_py.pods.pod_folders import make_pod
+    with requested("create", "pod", name):
+        from popdist_py.pods.pod_folders import make_pod, pods_root
 
-        make_pod(_root(), _requested_pod(name, system, names, file))
-    print_success("create", "pod", name)
+        make_pod(pods_root(os.environ), _requested_pod(name, system, names, file))
 
 
 def _requested_pod(name: str, system: str | None, hosts: tuple[str, ...], file: Path | None) -> Pod:
@@ -106,65 +173,15 @@ def _requested_pod(name: str, system: str | None, hosts: tuple[str, ...], file: 
     return system_pod(system, name, hosts or None)
 
 
-@object_command("pods")
-def list_pods() -> None:
-    """List the pods of this machine, sorted by name."""
-    from popdist_py.pods import pod_folders
-
-    with refusals("list", "pods"):
-        root = _root()
-        documents = [_summary(root, name) for name in pod_folders.list_pods(root)]
-    if wants_json():
-        print_out(json_text(documents))
-    else:
-        cells = ([each[key] for key in _COLUMNS.values()] for each in documents)
-        rows = [["?" if cell is None else printable(str(cell)) for cell in row] for row in cells]
-        print_out(ruled_table(tuple(_COLUMNS), rows))
-
-
-def _summary(root: Path, name: str) -> dict[str, str | int | None]:
-    """Return the JSON document of a pod for ``list pods``.
-
-    If the pod cannot be read, its numbers of IPUs and partitions are None.
-    """
-    from popdist_py.pods.pod_folders import open_pod
-
-    counts: dict[str, str | int | None] = dict.fromkeys(
-        ("num_ipus", "num_free_ipus", "num_partitions")
-    )
-    with contextlib.suppress(PodError), contextlib.closing(open_pod(root, name)) as store:
-        total, partitions = len(store.pod().ipus()), store.partitions()
-        num_free = total - sum(each.size for each in partitions)
-        counts = {
-            "num_ipus": total, "num_free_ipus": num_free, "num_partitions": len(partitions)
-        }  # fmt: skip
-    return {"id": name, **counts, "where": str(root / name)}
-
-
 @object_command("pod")
-@click.argument("name", type=_KNOWN_NAME, required=False)
-def get_pod(*, name: str | None) -> None:
-    """Show a pod of this machine; without NAME, the pod that the global options select."""
-    with opened_pod(name) as store, refusals("get", "pod", name or ""):
-        snapshot = PodSnapshot(store)
-        shown = (
-            json_text(POD.to_json(snapshot, snapshot.pod))
-            if wants_json()
-            else POD.fact_lines(snapshot, snapshot.pod)
-        )
-    print_out(shown)
-
-
-@object_command("pod")
-@click.argument("name", type=_KNOWN_NAME)
+@click.argument("name", shell_complete=known_pods)
 @click.option("--force", is_flag=True, help="Remove the pod even while its IPUs are in use.")
 def remove_pod(*, name: str, force: bool) -> None:
     """Remove a pod of this machine, with its partitions and its folder."""
     from popdist_py.pods import pod_folders
 
-    with refusals("remove", "pod", name):
-        pod_folders.remove_pod(_root(), name, force=force)
-    print_success("remove", "pod", name)
+    with requested("remove", "pod", name):
+        pod_folders.remove_pod(pod_folders.pods_root(os.environ), name, force=force)
 
 
 @object_command(

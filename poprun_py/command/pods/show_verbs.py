@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import contextlib
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 
 from popdist_py.pods.model import Partition
-from poprun_py.command.pods.command_grammar import ObjectCommand, ObjectName, object_command
+from popdist_py.pods.pod_errors import PodError
+from poprun_py.command.pods.command_grammar import ObjectCommand, object_command
 from poprun_py.command.pods.pod_access import (
-    json_text,
     known_names,
+    known_pods,
     opened_pod,
     refusals,
     wants_json,
@@ -23,11 +27,13 @@ from poprun_py.command.pods.pod_objects import (
     DEVICE,
     IPU_ATTRIBUTE,
     PARTITION,
+    POD,
     ObjectKind,
-    devices_text,
-    partition_text,
+    json_text,
+    ruled_table,
 )
 from poprun_py.command.pods.pod_snapshot import PodSnapshot
+from poprun_py.display.formatting import printable
 from poprun_py.errors import UsageError
 from poprun_py.terminal import print_out
 
@@ -35,59 +41,48 @@ T = TypeVar("T")
 # The name of the architecture of Mk2 IPUs in an IPUoF configuration.
 _IPU_ARCHITECTURE = "ipu2"
 _FIRST_PORT = 50051
+# Maps each heading of the table of ``list pods`` to a key of the JSON document.
+_PODS_COLUMNS = {
+    "Pod": "id", "IPUs": "num_ipus", "Free": "num_free_ipus", "Partitions": "num_partitions",
+    "Folder": "where",
+}  # fmt: skip
 
 
-def _list_verb(
-    kind: ObjectKind[T], text: str, table: Callable[[PodSnapshot], str] | None = None
-) -> ObjectCommand:
-    """Return the command that lists all objects of a kind.
-
-    Args:
-        kind: The kind of object.
-        text: The command's help text.
-        table: Returns the table to print; None for the table of ``kind``.
-    """
-
-    def show() -> None:
-        with opened_pod() as store, refusals("list", f"{kind.name}s"):
-            snapshot = PodSnapshot(store)
-            if table is not None and not wants_json():
-                shown = table(snapshot)
-            else:
-                shown = _table_or_json(kind, snapshot, kind.find_all(snapshot))
-        print_out(shown)
-
-    return object_command(f"{kind.name}s", text=text)(show)
+def _show(
+    verb: str, kind: str, name: str, text: Callable[[PodSnapshot], str], pod: str | None = None
+) -> None:
+    """Print the text of the pod ``pod``; for None, of the pod that the global options select."""
+    with opened_pod(pod) as store, refusals(verb, kind, name):
+        shown = text(PodSnapshot(store))
+    print_out(shown)
 
 
-def _table_or_json(kind: ObjectKind[T], snapshot: PodSnapshot, items: Sequence[T]) -> str:
-    if wants_json():
-        return json_text([kind.to_json(snapshot, each) for each in items])
-    return kind.table(snapshot, items)
+def _list_verb(kind: ObjectKind[T], text: str) -> ObjectCommand:
+    """Return the command that lists all objects of a kind; ``text`` is its help."""
+
+    def listing(snapshot: PodSnapshot) -> str:
+        return kind.list_text(snapshot, kind.find_all(snapshot), as_json=wants_json())
+
+    return object_command(f"{kind.name}s", text=text)(
+        lambda: _show("list", f"{kind.name}s", "", listing)
+    )
 
 
 def _get_verb(kind: ObjectKind[T], text: str) -> ObjectCommand:
-    """Return the command that shows one object of a kind."""
+    """Return the command that shows one object of a kind; ``text`` is its help."""
 
-    @click.argument("name", type=ObjectName(known_names(kind)))
+    @click.argument("name", shell_complete=known_names(kind))
     def show(*, name: str) -> None:
-        with opened_pod() as store, refusals("get", kind.name, name):
-            snapshot = PodSnapshot(store)
-            found = kind.find(snapshot, name)
-            if wants_json():
-                shown = json_text(kind.to_json(snapshot, found))
-            else:
-                shown = kind.fact_lines(snapshot, found)
-        print_out(shown)
+        def details(snapshot: PodSnapshot) -> str:
+            return kind.get_text(snapshot, kind.find(snapshot, name), as_json=wants_json())
+
+        _show("get", kind.name, name, details)
 
     return object_command(kind.name, text=text)(show)
 
 
-# --- get partition ------------------------------------------------------------------------------
-
-
 @object_command("partition", "get partition p64", "get partition p64 --gcd 1 --ipuof-configs")
-@click.argument("name", type=ObjectName(known_names(PARTITION)))
+@click.argument("name", shell_complete=known_names(PARTITION))
 @click.option(
     "--gcd", type=click.IntRange(min=0), metavar="K", help="The GCD for --ipuof-configs. Unset: 0."
 )
@@ -98,15 +93,14 @@ def _get_partition(*, name: str, gcd: int | None, ipuof_configs: bool) -> None:
     """Show a partition with its IPUs and their holders."""
     if gcd is not None and not ipuof_configs:
         raise UsageError("--gcd needs --ipuof-configs")
-    with opened_pod() as store, refusals("get", "partition", name):
-        partition, snapshot = store.partition(name), PodSnapshot(store)
+
+    def details(snapshot: PodSnapshot) -> str:
+        partition = snapshot.store.partition(name)
         if ipuof_configs:
-            shown = json_text(_ipuof_config(partition, gcd or 0))
-        elif wants_json():
-            shown = json_text(PARTITION.to_json(snapshot, partition))
-        else:
-            shown = partition_text(snapshot, partition)
-    print_out(shown)
+            return json_text(_ipuof_config(partition, gcd or 0))
+        return PARTITION.get_text(snapshot, partition, as_json=wants_json())
+
+    _show("get", "partition", name, details)
 
 
 def _ipuof_config(partition: Partition, gcd: int) -> Mapping[str, Any]:
@@ -142,35 +136,74 @@ def _ipuof_config(partition: Partition, gcd: int) -> Mapping[str, Any]:
     return {"devices": devices, "attributes": {"GCD Id": str(gcd)} if gcd else {}}
 
 
-# --- get ipu-attrs ------------------------------------------------------------------------------
-
-
 @object_command("ipu-attrs")
-@click.argument("agent", type=ObjectName(known_names(AGENT)))
+@click.argument("agent", shell_complete=known_names(AGENT))
 def _get_attributes(*, agent: str) -> None:
     """Show the attributes of the IPUs of one agent."""
-    with opened_pod() as store, refusals("get", "ipu-attrs", agent):
-        snapshot = PodSnapshot(store)
+
+    def attributes(snapshot: PodSnapshot) -> str:
         AGENT.find(snapshot, agent)
         found = [each for each in IPU_ATTRIBUTE.find_all(snapshot) if each.agent == agent]
-        shown = _table_or_json(IPU_ATTRIBUTE, snapshot, found)
-    print_out(shown)
+        return IPU_ATTRIBUTE.list_text(snapshot, found, as_json=wants_json())
+
+    _show("get", "ipu-attrs", agent, attributes)
 
 
-# --- the commands of list and get, in the order of the help -------------------------------------
+@object_command("pod")
+@click.argument("name", shell_complete=known_pods, required=False)
+def _get_pod(*, name: str | None) -> None:
+    """Show a pod of this machine; without NAME, the pod that the global options select."""
 
+    def details(snapshot: PodSnapshot) -> str:
+        return POD.get_text(snapshot, snapshot.pod, as_json=wants_json())
+
+    _show("get", "pod", name or "", details, pod=name)
+
+
+@object_command("pods")
+def _list_pods() -> None:
+    """List the pods of this machine, sorted by name."""
+    from popdist_py.pods import pod_folders
+
+    with refusals("list", "pods"):
+        root = pod_folders.pods_root(os.environ)
+        documents = [_summary(root, name) for name in pod_folders.list_pods(root)]
+    if wants_json():
+        print_out(json_text(documents))
+    else:
+        cells = ([each[key] for key in _PODS_COLUMNS.values()] for each in documents)
+        rows = [["?" if cell is None else printable(str(cell)) for cell in row] for row in cells]
+        print_out(ruled_table(tuple(_PODS_COLUMNS), rows))
+
+
+def _summary(root: Path, name: str) -> dict[str, str | int | None]:
+    """Return the JSON document of a pod for ``list pods``.
+
+    If the pod cannot be read, its numbers of IPUs and partitions are None.
+    """
+    from popdist_py.pods.pod_folders import open_pod
+
+    names = ("num_ipus", "num_free_ipus", "num_partitions")
+    counts: dict[str, int | None] = dict.fromkeys(names)
+    with contextlib.suppress(PodError), contextlib.closing(open_pod(root, name)) as store:
+        snapshot = PodSnapshot(store)
+        counts = {each: POD.value(snapshot, snapshot.pod, each) for each in names}
+    return {"id": name, **counts, "where": str(root / name)}
+
+
+# The commands in the order of the help.
 LIST_VERBS = (
     _list_verb(PARTITION, "List the partitions of the pod, sorted by name."),
     _list_verb(
         DEVICE,
         "List all IPUs of the pod, with their partitions and holders.\n\n"
         "gc-info -l lists the devices of a partition, which are single IPUs and groups of IPUs.",
-        table=devices_text,
     ),
     _list_verb(ALLOCATION, "List the allocations of the pod."),
     _list_verb(CLUSTER, "List the clusters of the pod."),
     _list_verb(AGENT, "List the agents of the pod, which are its IPU-Machines."),
     _list_verb(IPU_ATTRIBUTE, "List the cluster, IPU-Link domain and partition of every IPU."),
+    _list_pods,
 )
 GET_VERBS = (
     _get_partition,
@@ -178,4 +211,5 @@ GET_VERBS = (
     _get_verb(CLUSTER, "Show a cluster with its agents, allocations and partitions."),
     _get_verb(AGENT, "Show an agent with its host, free IPUs and partitions."),
     _get_attributes,
+    _get_pod,
 )

@@ -16,7 +16,8 @@ import pytest
 from support.launcher.consoles import KeptConsole
 from support.repository import ROOT
 
-from poprun_py import LaunchConfig, StartError, UsageError, launch, plan, terminal
+from poprun_py import LaunchConfig, StartError, UsageError, launch, plan
+from poprun_py.command import click_commands
 from poprun_py.command.cli import run
 from poprun_py.command.pods.graphcore_tools import GC_INFO
 from poprun_py.command.pods.pod_command import COMMAND as POD_COMMAND
@@ -327,6 +328,6 @@ def test_a_help_that_cannot_be_written_has_the_code_of_an_unwritable_stdout(comm
     def refuse(text):
         raise UnwritableError(BrokenPipeError(32, "Broken pipe"))
 
-    monkeypatch.setattr(terminal, "print_out", refuse)
+    monkeypatch.setattr(click_commands, "print_out", refuse)
     with pytest.raises(UnwritableError):
         command.main(["--help"], standalone_mode=False)

@@ -15,6 +15,7 @@ from support.processes import wait_until
 from support.repository import ROOT
 
 from poprun_py.command import cli
+from poprun_py.command.click_commands import run
 from poprun_py.command.pods import graphcore_tools, partitions_in_use
 from poprun_py.command.pods.graphcore_tools import (
     GC_INFO,
@@ -23,7 +24,6 @@ from poprun_py.command.pods.graphcore_tools import (
     device_listing,
     monitor_json,
     monitor_text,
-    run,
 )
 from poprun_py.command.pods.partitions_in_use import (
     FoundPartitions,

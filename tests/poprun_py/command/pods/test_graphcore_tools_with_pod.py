@@ -14,8 +14,9 @@ from popdist_py.pods.folder_store import FolderStore
 from popdist_py.pods.model import Holder, PartitionRequest
 from popdist_py.pods.pod_file import system_pod
 from popdist_py.pods.pod_folders import make_pod
+from poprun_py.command.click_commands import run
 from poprun_py.command.pods import partitions_in_use
-from poprun_py.command.pods.graphcore_tools import GC_INFO, GC_MONITOR, run
+from poprun_py.command.pods.graphcore_tools import GC_INFO, GC_MONITOR
 
 HERE = os.uname().nodename
 ANN = Holder(host="h0", pid=4711, user="ann", program="train.py")

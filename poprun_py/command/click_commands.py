@@ -1,0 +1,130 @@
+"""Parsing, help and errors of all commands that use click, which are all except the launch."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeVar
+
+import click
+
+from poprun_py.errors import UsageError, nearest
+from poprun_py.past_runs.run_files import DEFAULT_PARENT
+from poprun_py.terminal import command_name, exit_code_of, print_out
+from poprun_py.versions import version_text
+
+Decorated = TypeVar("Decorated", bound=Callable[..., Any] | click.Command)
+
+_HELP_WIDTH = 100
+CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": _HELP_WIDTH}
+# Options of several subcommands of poprun-py.
+HELP = click.Option(["-h", "--help"], is_flag=True, help="Show this help.")
+OUTPUT_DIR = click.Option(
+    ["--output-dir", "parent"],
+    metavar="DIR",
+    default=DEFAULT_PARENT,
+    show_default=True,
+    help="The folder of the runs that are given by name.",
+)
+
+
+class PrintedHelp(click.Command):
+    """A base class for click commands that print their help with ``print_out``.
+
+    A command lists this class before the click class among its bases. If stdout cannot be written,
+    ``print_out`` raises UnwritableError, but click's own ``echo`` would raise a plain OSError.
+    """
+
+    def get_help_option(self, ctx: click.Context) -> click.Option | None:
+        """Return click's --help option, changed to print with ``print_out``."""
+        option = super().get_help_option(ctx)
+        if option is not None:
+            option.callback = _print_help
+        return option
+
+
+def _print_help(context: click.Context, _: click.Parameter, value: Any) -> None:
+    if value and not context.resilient_parsing:
+        print_out(context.get_help())
+        context.exit()
+
+
+def version_option(*names: str) -> Callable[[Decorated], Decorated]:
+    """Return a decorator that adds an option, which prints the version and ends the command."""
+    return click.option(
+        *names,
+        is_flag=True,
+        is_eager=True,
+        expose_value=False,
+        callback=_show_version,
+        help="Show the version.",
+    )
+
+
+def _show_version(context: click.Context, _: click.Parameter, value: bool) -> None:
+    if value and not context.resilient_parsing:
+        print_out(version_text("text"))
+        context.exit()
+
+
+def run(command: click.Command, words: Sequence[str], name: str | None = None) -> int:
+    """Run a command with the arguments ``words``, and return its exit code.
+
+    Args:
+        command: The command. Its callback returns an exit code, or None for 0.
+        words: The arguments.
+        name: The name of the command in its help and errors; None for its own name.
+    """
+
+    def answer() -> int:
+        with usage_errors():
+            code = command.main(list(words), prog_name=name or command.name, standalone_mode=False)
+        return code if isinstance(code, int) else 0
+
+    return exit_code_of(answer)
+
+
+def parse_words(command: click.Command, words: Sequence[str]) -> dict[str, Any] | None:
+    """Return the values of a subcommand's parameters. With --help, print the help and return None.
+
+    Raises:
+        UsageError: An option is unknown, or a value is missing or not accepted.
+    """
+    name = f"{command_name()} {command.name}"
+    if {"-h", "--help"} & set(words):
+        width = min(shutil.get_terminal_size((100, 24)).columns, _HELP_WIDTH)
+        context = click.Context(command, info_name=name, max_content_width=width)
+        print_out(command.get_help(context))
+        return None
+    with usage_errors():
+        return dict(command.make_context(name, list(words)).params)
+
+
+@contextlib.contextmanager
+def usage_errors() -> Iterator[None]:
+    """Convert the errors of a click command that runs inside ``with`` to UsageErrors of one line.
+
+    Raises:
+        UsageError: The command line is wrong. The message suggests a similar option, or the command
+            that prints the help.
+        KeyboardInterrupt: The user has interrupted the command.
+    """
+    try:
+        yield
+    except click.NoSuchOption as error:
+        params = error.ctx.command.get_params(error.ctx) if error.ctx else []
+        names = (name for param in params for name in param.opts if name.startswith("--"))
+        hint = nearest(error.option_name, names) or f"; {_help_command(error.ctx)} lists all"
+        raise UsageError(f"unknown option {error.option_name}{hint}") from None
+    except click.UsageError as error:
+        message = error.format_message().rstrip(".")
+        raise UsageError(f"{message}; {_help_command(error.ctx)} explains all options") from None
+    except click.ClickException as error:
+        raise UsageError(error.format_message()) from None
+    except click.Abort:
+        raise KeyboardInterrupt from None
+
+
+def _help_command(context: click.Context | None) -> str:
+    return f"{context.command_path if context else command_name()} --help"
