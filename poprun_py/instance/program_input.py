@@ -23,10 +23,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-    from poprun_py.instance.program_process import ProgramOutput
     from poprun_py.instance.progress_memory import ProgressMemory
 
     Send = Callable[[bytes, Any], None]
+    AddOutput = Callable[["Pty", bytes], None]
 
 # Constants from linux/termbits.h and linux/tty.h that Python's module termios lacks.
 _EXTPROC = 0o200000
@@ -47,20 +47,21 @@ class ProgramInput:
             program has the keyboard from its start. ``debugger`` tells whether breakpoint() may ask
             for the keyboard. ``term`` is the kind of terminal.
         memory: The memory that is shared with the program.
-        output: The program's output, to which its terminals are added.
         send: The function that queues a message to the launcher.
+        add_output: The function that is called with each terminal for output of the program, the
+            controlling terminal first, and with the kind of message for that output.
     """
 
     def __init__(
         self,
         setup: "dict[str, Any]",
         memory: "ProgressMemory",
-        output: "ProgramOutput",
         send: "Send",
+        add_output: "AddOutput",
     ) -> None:
         self._memory = memory
-        self._output = output
         self._send = send
+        self._add_output = add_output
         self._term = setup.get("term", "")
         self._errno = 0  # the errno if a terminal could not be made, else 0
         self.typed = TypedInput(send)
@@ -84,8 +85,10 @@ class ProgramInput:
                 Empty for a pipe.
         """
         try:
-            send = self._send
-            self.typed = ProgramTerminal(setup, self._output, send) if setup else ProgramPipe(send)
+            if setup:
+                self.typed = ProgramTerminal(setup, self._send, self._add_output)
+            else:
+                self.typed = ProgramPipe(self._send)
         except OSError as error:
             self._errno = error.errno or errno.ENXIO
             # Without the terminal, the program runs with an empty input.
@@ -256,15 +259,15 @@ class ProgramPipe(TypedInput):
 class ProgramTerminal(TypedInput):
     """The controlling terminal of a program, for its input and usually for its output."""
 
-    def __init__(self, setup: "dict[str, Any]", output: "ProgramOutput", send: "Send") -> None:
+    def __init__(self, setup: "dict[str, Any]", send: "Send", add_output: "AddOutput") -> None:
         self._pty = Pty(setup, self._on_control)
         super().__init__(send, self._pty.master)
         # stderr gets a second terminal, because text on stderr has its own tag and files.
         self._error = Pty(setup) if setup["is_stderr"] else None
         self._is_stdout = setup["is_stdout"]
-        output.add_terminal(self._pty, setup["stream"].encode())
+        add_output(self._pty, setup["stream"].encode())
         if self._error is not None:
-            output.add(self._error, control_protocol.STDERR)
+            add_output(self._error, control_protocol.STDERR)
 
     @property
     def number(self) -> int:

@@ -312,14 +312,12 @@ class ProgramOutput:
         self.num_bytes = 0  # the number of bytes of output read so far
 
     def add(self, source: "FileIO | Pty", kind: bytes) -> None:
-        """Add a pipe or a terminal from which the program's output is read."""
-        os.set_blocking(source.fileno(), False)
-        self.sources[source.fileno()] = source, kind
-
-    def add_terminal(self, terminal: "Pty", kind: bytes) -> None:
-        """Add the program's controlling terminal."""
-        self._terminal = terminal.fileno()
-        self.add(terminal, kind)
+        """Add a pipe or a terminal; the first terminal is the program's controlling terminal."""
+        descriptor = source.fileno()
+        os.set_blocking(descriptor, False)
+        self.sources[descriptor] = source, kind
+        if self._terminal < 0 and not isinstance(source, FileIO):
+            self._terminal = descriptor
 
     def read(self, descriptor: int) -> None:
         """Read output from a descriptor that is ready, and send it."""

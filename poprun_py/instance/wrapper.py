@@ -245,8 +245,8 @@ class Wrapper:
         from poprun_py.instance.program_input import ProgramInput
 
         program = self._program
-        send, memory = self._channel.send, self._reports.memory
-        program.input = ProgramInput(setup, memory, program.output, send)
+        memory, send = self._reports.memory, self._channel.send
+        program.input = ProgramInput(setup, memory, send, program.output.add)
         if program.input.terminal is not None:
             # COLUMNS and LINES are removed, because programs would trust them and ignore the actual
             # size of the terminal.

@@ -29,8 +29,10 @@ def sent():
 @pytest.mark.parametrize("kind", [ProgramTerminal, ProgramPipe])
 def test_keys_after_the_end_of_the_program_are_dropped(kind, keys, sent):
     output = ProgramOutput(lambda *_: None)
-    words = (_SETUP, output) if kind is ProgramTerminal else ()
-    typed = kind(*words, lambda *frame: sent.append(frame))
+    if kind is ProgramTerminal:
+        typed = ProgramTerminal(_SETUP, lambda *frame: sent.append(frame), output.add)
+    else:
+        typed = ProgramPipe(lambda *frame: sent.append(frame))
     typed.ended()
     if kind is ProgramTerminal:
         read, write = os.pipe()
@@ -71,9 +73,8 @@ class ProgressMemory:
 
 
 def test_invalid_requests_are_ignored(sent):
-    output = ProgramOutput(lambda *_: None)
     program_input = ProgramInput(
-        {"debugger": True}, ProgressMemory(), output, lambda *frame: sent.append(frame)
+        {"debugger": True}, ProgressMemory(), lambda *frame: sent.append(frame), None
     )
     pipe = os.open(program_input.variables()["POPDIST_DEBUGGER"], os.O_WRONLY)
     os.write(pipe, b"\n\xff\xfe\nenter\nenter x\nwait 1\nsing 4\nenter 1\nwai")
