@@ -23,7 +23,6 @@ _OPEN_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 # ten seconds. The process that removes the folder may be suspended in the meantime.
 _MAKE_SECONDS = 10.0
 _PAUSE_SECONDS = 0.005
-_KINDS = ("host", "job")
 _DAEMON = "daemon-"
 
 
@@ -56,15 +55,14 @@ def is_job_folder(path: str) -> bool:
 
 def _process_in(name: str) -> int | None:
     """Return the process id in a job folder's name (0 if missing), or None for other names."""
-    *kind, last = name.split("-")
-    if kind[:1] != ["poprun"] or len(last) != 12 or last.strip("0123456789abcdef"):
+    head, _, secret = name.rpartition("-")
+    kind = head.removeprefix("poprun-")
+    if kind == head or len(secret) != 12 or secret.strip("0123456789abcdef"):
         return None
-    kind = kind[1:]
-    if len(kind) == 1 and kind[0] in _KINDS:
+    if kind in ("host", "job"):
         return 0
-    if kind[:1] == ["files"]:
-        kind = kind[1:]
-    return int(kind[0]) if len(kind) == 1 and kind[0].isdecimal() else None
+    pid = kind.removeprefix("files-")
+    return int(pid) if pid.isdecimal() else None
 
 
 class JobFolder:
@@ -92,13 +90,10 @@ class JobFolder:
             except FileExistsError:
                 pass
             try:
-                folder = cls._lock(path)
-            except FileNotFoundError:
-                folder = None
-            if folder is not None:
-                return folder
-            if time.monotonic() >= deadline:
-                raise BlockingIOError(f"another process keeps removing {path}")
+                return cls._lock(path)
+            except (FileNotFoundError, BlockingIOError):
+                if time.monotonic() >= deadline:
+                    raise BlockingIOError(f"another process keeps removing {path}") from None
             time.sleep(_PAUSE_SECONDS)
 
     @classmethod
@@ -112,30 +107,29 @@ class JobFolder:
             return None
 
     @classmethod
-    def _lock(cls, path: str) -> "JobFolder | None":
-        """Lock a folder and return it; None if another process is removing or has removed it.
+    def _lock(cls, path: str) -> "JobFolder":
+        """Lock a folder and return it.
 
         Raises:
-            OSError: The folder does not exist, or other users may enter it.
+            FileNotFoundError: The folder does not exist, or another process has just removed it.
+            BlockingIOError: Another process is removing the folder.
+            PermissionError: The folder belongs to another user, or other users may enter it.
         """
         import fcntl
 
-        descriptor = os.open(path, _OPEN_FOLDER)
-        folder = cls(path, descriptor)
+        folder = cls(path, os.open(path, _OPEN_FOLDER))
         try:
-            status = os.fstat(descriptor)
+            status = os.fstat(folder._descriptor)
             if status.st_uid != os.geteuid() or status.st_mode & 0o077:
                 raise PermissionError(f"{path} belongs to another user or can be entered by one")
             try:
-                fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+                fcntl.flock(folder._descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
             except BlockingIOError:
-                folder.close()
-                return None
+                raise
             except OSError:
                 pass  # without locks on this file system, no process removes abandoned folders
             if not folder._exists():
-                folder.close()
-                return None
+                raise FileNotFoundError(path)
         except BaseException:
             folder.close()
             raise
@@ -163,27 +157,30 @@ class JobFolder:
                 connections.
         """
         deadline = time.monotonic() + wait_seconds
-        try:
-            while self._descriptor >= 0:
-                if _lock_alone(self._descriptor):
-                    self.remove()
-                elif time.monotonic() >= deadline:
-                    return
-                else:
-                    time.sleep(_PAUSE_SECONDS)
-        finally:
-            self.close()
+        while self._descriptor >= 0:
+            if _lock_alone(self._descriptor):
+                self.remove()
+            elif time.monotonic() >= deadline:
+                self.close()
+            else:
+                time.sleep(_PAUSE_SECONDS)
 
     def remove(self) -> None:
         """Remove the folder, even if in use, and the recorded files of daemons that have ended."""
         if self._descriptor < 0:
             return
-        _empty(self._descriptor)
-        if self._exists():
-            try:  # noqa: SIM105
+        import shutil
+
+        try:
+            for name in os.listdir(self._descriptor):
+                if name.startswith(_DAEMON):
+                    _remove_daemon_files(self._descriptor, name)
+            # Other processes may have removed the path, so the folder is emptied by its descriptor.
+            shutil.rmtree(".", dir_fd=self._descriptor, ignore_errors=True)
+            if self._exists():
                 os.rmdir(self.path)
-            except OSError:
-                pass  # a process still writes into the folder; the next job removes it
+        except OSError:
+            pass  # a process still writes into the folder; the next job removes it
         self.close()
 
     def close(self) -> None:
@@ -235,12 +232,10 @@ def folder_locations() -> list[str]:
 
 
 def remove_abandoned(locations: "Iterable[str]", dead: int = 0) -> None:
-    """Remove the job folders of this user that no process uses.
+    """Remove the job folders in ``locations`` that belong to this user and that no process uses.
 
-    Args:
-        locations: The folders to search, from ``folder_locations``.
-        dead: The process id of a launcher that has ended. If ``dead`` is given, only the folders of
-            this launcher are removed.
+    If ``dead``, the process id of a launcher that has ended, is given, only the folders of this
+    launcher are removed.
     """
     for location in locations:
         try:
@@ -280,39 +275,16 @@ def _lock_alone(descriptor: int) -> bool:
     return True
 
 
-def _empty(descriptor: int) -> None:
-    """Remove everything in a folder; only symbolic links of ``record_daemon`` are followed."""
-    try:
-        names = os.listdir(descriptor)
-    except OSError:  # for example because too many files are open
-        return
-    for name in names:
-        try:
-            if name.startswith(_DAEMON):
-                _remove_daemon_files(name, os.readlink(name, dir_fd=descriptor))
-            os.unlink(name, dir_fd=descriptor)
-        except IsADirectoryError:
-            _remove_folder(name, descriptor)
-        except OSError:
-            continue
+def _remove_daemon_files(folder: int, link: str) -> None:
+    """Remove the files that ``record_daemon`` recorded for a daemon, if the daemon has ended."""
+    import shutil
 
-
-def _remove_folder(name: str, parent: "int | None" = None) -> None:
-    """Remove a folder and everything in it, if the folder belongs to this user."""
     try:
-        descriptor = os.open(name, _OPEN_FOLDER, dir_fd=parent)
-        try:
-            if os.fstat(descriptor).st_uid == os.geteuid():
-                _empty(descriptor)
-        finally:
-            os.close(descriptor)
-        os.rmdir(name, dir_fd=parent)
+        files = os.readlink(link, dir_fd=folder)
+        is_ours = os.lstat(files).st_uid == os.geteuid()
     except OSError:
         return
-
-
-def _remove_daemon_files(link: str, files: str) -> None:
-    """Remove the files that ``record_daemon`` recorded for a daemon, if the daemon has ended."""
     pid, _, started = link.removeprefix(_DAEMON).partition("-")
-    if pid.isdecimal() and files.endswith(f".{pid}") and str(start_ticks(int(pid))) != started:
-        _remove_folder(files)
+    has_ended = pid.isdecimal() and str(start_ticks(int(pid))) != started
+    if is_ours and has_ended and files.endswith(f".{pid}"):
+        shutil.rmtree(files, ignore_errors=True)
