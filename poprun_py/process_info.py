@@ -1,8 +1,8 @@
-"""State, parent, children, start, CPU time and command of Linux processes, read from /proc.
+"""State, family, CPU time and command of Linux processes, and limits of their control groups.
 
-This module imports only os, because further imports would delay the start of every instance. For a
-process that has ended, or that the system hides from this user, the functions return None or an
-empty value.
+The functions read /proc and /sys. For a process that has ended, or that the system hides from this
+user, they return None or an empty value. This module imports only os, because further imports would
+delay the start of every instance.
 """
 
 import os
@@ -213,3 +213,84 @@ def command_line(pid: int) -> str:
     text = (words.rstrip(b"\0").replace(b"\0", b" ") or name.strip()).decode(errors="replace")
     text = "".join(each if each.isprintable() else " " for each in text)
     return text if len(text) <= _MAX_COMMAND else f"{text[: _MAX_COMMAND - 3]}..."
+
+
+# --- control groups, of version 1 or version 2 ----------------------------------------------------
+
+# Maps each version of control groups to a pair: the file that counts events, and the file with the
+# limit.
+_MEMORY = {1: ("memory.oom_control", "memory.limit_in_bytes"), 2: ("memory.events", "memory.max")}
+_PROCESSES = {1: ("pids.events", "pids.max"), 2: ("pids.events", "pids.max")}
+# Control groups of version 1 without a limit show a number near 2 ** 63 as the limit, so greater
+# numbers than this one mean that there is no limit.
+_NO_LIMIT = 1 << 60
+
+
+def memory_kills_and_limit(root: str = "/") -> "tuple[int, int | None]":
+    """Return how many processes the kernel killed at the memory limit, and the limit in bytes.
+
+    The numbers are 0 and None if they are not known. ``root`` is the folder that contains ``proc``
+    and ``sys``.
+    """
+    return _events_and_limit(root, "memory", "oom_kill", _MEMORY)
+
+
+def process_refusals_and_limit(root: str = "/") -> "tuple[int, int | None]":
+    """Return how often the kernel refused a process at the limit of processes, and the limit.
+
+    The numbers are 0 and None if they are not known.
+    """
+    return _events_and_limit(root, "pids", "max", _PROCESSES)
+
+
+def throttled_seconds(root: str = "/") -> float:
+    """Return how many seconds this process could not run because its CPU quota was used up."""
+    seconds = 0.0
+    for folder, _ in _folders(root, "cpu"):
+        words = _text(os.path.join(folder, "cpu.stat")).split()
+        # In the file cpu.stat, each name is followed by its number.
+        values = dict(zip(words[::2], words[1::2], strict=False))
+        if "throttled_usec" in values:  # control groups of version 2 count microseconds
+            seconds = max(seconds, int(values["throttled_usec"]) / 1e6)
+        elif "throttled_time" in values:  # control groups of version 1 count nanoseconds
+            seconds = max(seconds, int(values["throttled_time"]) / 1e9)
+    return seconds
+
+
+def _events_and_limit(
+    root: str, controller: str, event: str, files: "dict[int, tuple[str, str]]"
+) -> "tuple[int, int | None]":
+    """Return how often an event has occurred in the innermost group, and the lowest limit."""
+    count: int | None = None
+    limit: int | None = None
+    for folder, version in _folders(root, controller):
+        events_file, limit_file = (os.path.join(folder, file) for file in files[version])
+        words = _text(events_file).split()
+        if event in words and count is None:
+            count = int(words[words.index(event) + 1])
+        text = _text(limit_file).strip()
+        if text.isdigit() and int(text) < _NO_LIMIT:
+            limit = int(text) if limit is None else min(limit, int(text))
+    return count or 0, limit
+
+
+def _folders(root: str, controller: str) -> "Iterator[tuple[str, int]]":
+    """Yield each folder of this process's control group and its parent groups, with its version."""
+    lines = _text(os.path.join(root, "proc/self/cgroup")).splitlines()
+    entries = [line.split(":", 2) for line in lines if line.count(":") > 1]
+    # A controller, such as "memory", exists only in one of the two versions of control groups.
+    named = [each for each in entries if controller in each[1].split(",")]
+    for _, controllers, path in named or [each for each in entries if not each[1]]:
+        version = 1 if controllers else 2
+        base = os.path.join(root, "sys/fs/cgroup", controller if version == 1 else "")
+        parts = [part for part in path.split("/") if part and part != ".."]
+        for depth in range(len(parts), -1, -1):
+            yield os.path.join(base, *parts[:depth]), version
+
+
+def _text(path: str) -> str:
+    try:
+        with open(path) as file:
+            return file.read()
+    except OSError:
+        return ""

@@ -1,4 +1,4 @@
-"""A program's CPU time, memory, disk and network traffic, and waiting, read from the kernel.
+"""A program's CPU time, memory, disk and network traffic, waiting, and Python stacks.
 
 The steps that a program counts itself are in progress_memory.py. The wrapper imports this module
 only after its program has started.
@@ -6,19 +6,19 @@ only after its program has started.
 
 import os
 import time
-from sys import byteorder
+from struct import Struct
 
 from poprun_py import process_info
-from poprun_py.instance import cgroups
+from poprun_py.instance import process_control
+from poprun_py.instance.program_environment import STACKS_SIGNAL
 from poprun_py.instance.quick_imports import socket
 
 TYPE_CHECKING = False  # importing TYPE_CHECKING from typing would take long
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Sequence
     from typing import Any
 
     from poprun_py.instance.progress_memory import ProgressMemory
-    from poprun_py.instance.python_stacks import PythonStacks
 
 # A waiting program uses less than 5 % of one CPU, unless it waits in a busy loop.
 BUSY_SHARE = 0.05
@@ -53,7 +53,7 @@ def resource_usage(program: int) -> "dict[str, Any]":
         ready to run but lacked a CPU. ``throttled_seconds`` is the time when the CPU limit of the
         control group stopped the program. Unknown values are 0.
     """
-    found: dict[str, Any] = {"throttled_seconds": cgroups.throttled_seconds()}
+    found: dict[str, Any] = {"throttled_seconds": process_info.throttled_seconds()}
     cpu_seconds, own, shared, swap = 0.0, 0, 0, 0
     busiest, queued = -1.0, 0.0
     for pid in process_info.process_tree(program)[:_MAX_PROCESSES]:
@@ -196,16 +196,117 @@ def _memory_sizes(pid: int) -> list[int]:
     return [int(status[name].split()[0]) * _KIB if name in status else 0 for name in _MEMORY]
 
 
+# --- Python stacks --------------------------------------------------------------------------------
+
+# The wrapper sends a signal to the program. In the program, diagnostics_hook/sitecustomize.py
+# handles the signal, and writes the answer to a file that both processes have open.
+
+# The signal that makes a process write a NUL as soon as its main thread runs Python code.
+_ASK_SIGNAL, _ANSWER = STACKS_SIGNAL - 1, b"\0"
+_MAX_ANSWERS = 16
+# Three durations in seconds: the wait for the stacks of one process, the wait for the stacks of all
+# processes, and the time without new bytes after which a process's answer is considered complete.
+# On a busy host, a process may pause for a moment while it writes its stacks.
+_ANSWER_SECONDS, _ALL_SECONDS, _QUIET_SECONDS = 1.5, 2.5, 0.1
+_MAX_TEXT = 1 << 16
+# The greatest number of characters for the stacks of all processes. All stacks are sent in one
+# frame, where a character takes up to six bytes.
+_MAX_TEXTS = 1 << 17
+
+
+class PythonStacks:
+    """Asks one program for its stacks, and whether it runs Python.
+
+    Args:
+        file: The descriptor of the file to which the program writes.
+            ``program_environment.stacks_variables`` tells the program its path.
+    """
+
+    def __init__(self, file: int) -> None:
+        self._file = file
+        # Three values: the process that was last asked whether it runs Python, the time of that
+        # question, and the offset in the file at which the answer is expected.
+        self._asked, self._asked_at, self._answer_offset = 0, 0.0, 0
+        self._has_run_python = False
+
+    def has_left_python(self, program: int) -> bool:
+        """Return whether the program's interpreter is shutting down and runs no more Python.
+
+        An interpreter that shuts down has removed its handler of the signal that asks whether
+        Python runs. A program that is not Python never had this handler.
+        """
+        state, handles = process_info.state_and_handler(program, _ASK_SIGNAL)
+        self._has_run_python = self._has_run_python or handles
+        return self._has_run_python and not handles and state not in "TtZX"
+
+    def seconds_outside_python(self, pids: "Sequence[int]", *, ask: bool) -> float:
+        """Return the least number of seconds since a process's main thread last ran Python code.
+
+        Args:
+            pids: The program and its descendants. Only a running process with the handler is asked,
+                because the signal would interrupt the sleep of a program in C.
+            ask: Whether to ask a process now, if no earlier question is unanswered.
+        """
+        now, size = time.monotonic(), os.fstat(self._file).st_size
+        written = os.pread(self._file, size - self._answer_offset, self._answer_offset)
+        if self._asked in pids and _ANSWER not in written:
+            return now - self._asked_at
+        self._asked = 0
+        if ask:
+            for pid in pids:
+                is_running = process_info.state_and_handler(pid, _ASK_SIGNAL) == ("R", True)
+                if is_running and process_control.signal_process(pid, _ASK_SIGNAL):
+                    self._asked, self._asked_at, self._answer_offset = pid, now, size
+                    break
+        return 0.0
+
+    def stacks(self, program: int) -> "list[dict[str, Any]]":
+        """Return the Python stacks of the program and its descendants, one entry per process.
+
+        The signal is sent only to processes that handle it, because it would end any other process.
+        """
+        answers: list[dict[str, Any]] = []
+        left, deadline = _MAX_TEXTS, time.monotonic() + _ALL_SECONDS
+        for pid in [program, *process_info.descendants(program)][:_MAX_ANSWERS]:
+            state, handles = process_info.state_and_handler(pid, STACKS_SIGNAL)
+            can_answer = handles and state not in "TtZX"
+            text = self._stacks_of(pid, deadline)[:left] if can_answer else ""
+            left -= len(text)
+            if text or pid == program:
+                answers.append({"pid": pid, "state": state, "text": text})
+        return answers
+
+    def _stacks_of(self, pid: int, deadline: float) -> str:
+        start = os.fstat(self._file).st_size
+        if not process_control.signal_process(pid, STACKS_SIGNAL):
+            return ""
+        size, quiet_since = start, time.monotonic()
+        limit = min(quiet_since + _ANSWER_SECONDS, deadline)
+        while time.monotonic() < limit:
+            time.sleep(0.005)
+            now = os.fstat(self._file).st_size
+            if now != size:
+                size, quiet_since = now, time.monotonic()
+            elif size != start and time.monotonic() - quiet_since > _QUIET_SECONDS:
+                break
+        written = os.pread(self._file, _MAX_TEXT, start).replace(_ANSWER, b"")
+        return written.decode(errors="replace")
+
+
 # --- TCP traffic, which the kernel reports through sock_diag(7) -----------------------------------
 
 # Constants from linux/netlink.h, linux/sock_diag.h, linux/inet_diag.h and linux/tcp.h.
 _NETLINK_SOCK_DIAG, _BY_FAMILY, _REQUEST_DUMP, _DONE, _ERROR = 4, 20, 0x301, 3, 2
 _TCP_INFO = 2
 _ESTABLISHED_AND_CLOSING = 1 << 1 | 1 << 4 | 1 << 5 | 1 << 8
-_HEADER_BYTES, _MESSAGE_BYTES, _INODE_OFFSET = 16, 72, 68
-# The offsets of two counters in struct tcp_info: bytes that the peer has acknowledged, and received
-# bytes.
-_ACKED_OFFSET, _RECEIVED_OFFSET = 120, 128
+# struct nlmsghdr (size, type, flags, sequence, process id), struct inet_diag_req_v2 (family,
+# protocol, extensions, states, socket), and struct nlattr (size, type).
+_HEADER, _REQUEST, _ATTRIBUTE = Struct("=IHHII"), Struct("=BBBxI48x"), Struct("=HH")
+# The size of struct inet_diag_msg, and the offset of the socket's inode in it.
+_MESSAGE_BYTES, _INODE_OFFSET, _INODE = 72, 68, Struct("=I")
+# The offset in the attribute tcp_info of two counters: bytes that the peer has acknowledged, and
+# received bytes.
+_COUNTERS_OFFSET, _COUNTERS = 4 + 120, Struct("=QQ")
 _CHUNK, _SECONDS = 1 << 18, 0.2
 
 
@@ -269,45 +370,32 @@ def _tcp_bytes() -> "Iterator[tuple[int, int]]":
 
 def _request(family: int) -> bytes:
     """Return the request that asks the kernel for the open and closing TCP connections."""
-    body = bytes((family, socket.IPPROTO_TCP, 1 << _TCP_INFO - 1, 0))
-    body += _to_bytes(_ESTABLISHED_AND_CLOSING, 4) + bytes(48)
-    header = _to_bytes(_HEADER_BYTES + len(body), 4) + _to_bytes(_BY_FAMILY, 2)
-    return header + _to_bytes(_REQUEST_DUMP, 2) + bytes(8) + body
+    body = _REQUEST.pack(family, socket.IPPROTO_TCP, 1 << _TCP_INFO - 1, _ESTABLISHED_AND_CLOSING)
+    return _HEADER.pack(_HEADER.size + len(body), _BY_FAMILY, _REQUEST_DUMP, 0, 0) + body
 
 
 def _answers(kernel: "socket.socket") -> "Iterator[tuple[int, int]]":
     """Yield the socket's inode and the carried bytes of each connection in the kernel's answer."""
-    while True:
-        data = kernel.recv(_CHUNK)
+    while data := kernel.recv(_CHUNK):
         offset = 0
-        while offset + _HEADER_BYTES <= len(data):
-            size, kind = _number(data, offset, 4), _number(data, offset + 4, 2)
-            if kind in (_DONE, _ERROR) or size < _HEADER_BYTES:
+        while offset + _HEADER.size <= len(data):
+            size, kind, *_ = _HEADER.unpack_from(data, offset)
+            if kind in (_DONE, _ERROR) or size < _HEADER.size:
                 return
-            message = data[offset + _HEADER_BYTES : offset + size]
+            message = data[offset + _HEADER.size : offset + size]
             count = _bytes_of(message)
             if count is not None:
-                yield _number(message, _INODE_OFFSET, 4), count
+                yield _INODE.unpack_from(message, _INODE_OFFSET)[0], count
             offset += size + 3 & ~3
-        if not data:
-            return
 
 
 def _bytes_of(message: bytes) -> "int | None":
     """Return the number of bytes that a connection carried; None if the message lacks tcp_info."""
     offset = _MESSAGE_BYTES
-    while offset + 4 <= len(message):
-        size, kind = _number(message, offset, 2), _number(message, offset + 2, 2)
-        if kind == _TCP_INFO and size >= 4 + _RECEIVED_OFFSET + 8:
-            acked = _number(message, offset + 4 + _ACKED_OFFSET, 8)
-            return acked + _number(message, offset + 4 + _RECEIVED_OFFSET, 8)
-        offset += max(4, size + 3 & ~3)
+    while offset + _ATTRIBUTE.size <= len(message):
+        size, kind = _ATTRIBUTE.unpack_from(message, offset)
+        if kind == _TCP_INFO and size >= _COUNTERS_OFFSET + _COUNTERS.size:
+            acked, received = _COUNTERS.unpack_from(message, offset + _COUNTERS_OFFSET)
+            return int(acked + received)
+        offset += max(_ATTRIBUTE.size, size + 3 & ~3)
     return None
-
-
-def _to_bytes(value: int, size: int) -> bytes:
-    return value.to_bytes(size, byteorder)
-
-
-def _number(data: bytes, offset: int, size: int) -> int:
-    return int.from_bytes(data[offset : offset + size], byteorder)

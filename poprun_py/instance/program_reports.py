@@ -9,6 +9,7 @@ import time
 from poprun_py.instance import control_protocol, program_environment
 from poprun_py.instance.progress_memory import ProgressMemory, unnamed_file
 from poprun_py.instance.quick_imports import loads
+from poprun_py.process_info import memory_kills_and_limit
 
 TYPE_CHECKING = False  # importing TYPE_CHECKING from typing would take long
 if TYPE_CHECKING:
@@ -16,9 +17,8 @@ if TYPE_CHECKING:
     from typing import Any
 
     from poprun_py.instance.launcher_channel import LauncherChannel
-    from poprun_py.instance.program_activity import ActivitySampler
+    from poprun_py.instance.program_activity import ActivitySampler, PythonStacks
     from poprun_py.instance.program_process import ProgramProcess
-    from poprun_py.instance.python_stacks import PythonStacks
 
 
 class ProgramReports:
@@ -29,8 +29,8 @@ class ProgramReports:
         self.end: dict[str, Any] | None = None  # how the program ended; None while it runs
         self._program = program
         self._channel = channel
-        # The memory limit of the control group, and its number of kills, when the program started.
-        self._control_group: dict[str, int] = {}
+        # How many processes the kernel had killed at the memory limit when the program started.
+        self._oom_kills_before = 0
         # The seconds between reports of progress, and between reports of the activity of a program
         # that makes no steps.
         self._progress_seconds: float | None = None
@@ -53,13 +53,8 @@ class ProgramReports:
         os.environ.update(program_environment.stacks_variables(file, command, os.environ))
 
     def program_started(self) -> None:
-        """Read the memory state of the control group.
-
-        This method is called after the program has started, so that the start need not wait for it.
-        """
-        from poprun_py.instance.cgroups import memory_state
-
-        self._control_group = memory_state()
+        """Read the state of the control group, for which the start of the program need not wait."""
+        self._oom_kills_before, _ = memory_kills_and_limit()
 
     def next_deadline(self) -> float:
         """Return the time when ``on_time`` must be called next; infinity for never."""
@@ -114,7 +109,7 @@ class ProgramReports:
 
     def _python_stacks(self) -> "PythonStacks":
         if self._stacks is None:
-            from poprun_py.instance.python_stacks import PythonStacks
+            from poprun_py.instance.program_activity import PythonStacks
 
             self._stacks = PythonStacks(self._stacks_file)
         return self._stacks
@@ -137,15 +132,14 @@ class ProgramReports:
 
     def send_end(self, usage: "struct_rusage") -> None:
         """Report how the program ended, at once, because a failure ends the whole job."""
-        from poprun_py.instance.cgroups import memory_state
-
-        memory, now = self.memory, memory_state()
+        memory = self.memory
+        oom_kills, limit_bytes = memory_kills_and_limit()
         self.end = {
             "code": self._program.exit_code,
             "time_ns": time.time_ns(),
             "max_rss_bytes": usage.ru_maxrss * 1024,
-            "memory_limit_bytes": now.get("limit_bytes"),
-            "oom_kills": now.get("oom_kills", 0) - self._control_group.get("oom_kills", 0),
+            "memory_limit_bytes": limit_bytes,
+            "oom_kills": oom_kills - self._oom_kills_before,
             "progress": memory.progress(),
             "call": None if memory.counts_steps() else memory.last_collective(),
             "polls": memory.polls(),

@@ -9,7 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from poprun_py.instance.cgroups import memory_state, process_state, throttled_seconds
+from poprun_py.process_info import (
+    memory_kills_and_limit,
+    process_refusals_and_limit,
+    throttled_seconds,
+)
 from tools.soak.faults import Fault, measure
 
 PROCESSES_V1 = Path("/sys/fs/cgroup/pids")
@@ -34,7 +38,7 @@ def test_memory_of_a_group_of_version_2(tmp_path):
             "sys/fs/cgroup/user/memory.max": "1000\n",
         },
     )
-    assert memory_state(root) == {"oom_kills": 2, "limit_bytes": 1000}
+    assert memory_kills_and_limit(root) == (2, 1000)
 
 
 def test_memory_of_a_group_of_version_1(tmp_path):
@@ -47,7 +51,7 @@ def test_memory_of_a_group_of_version_1(tmp_path):
             "sys/fs/cgroup/memory/memory.limit_in_bytes": "9223372036854771712\n",
         },
     )
-    assert memory_state(root) == {"oom_kills": 1, "limit_bytes": 4096}
+    assert memory_kills_and_limit(root) == (1, 4096)
 
 
 @pytest.mark.parametrize(
@@ -64,8 +68,8 @@ def test_limit_of_processes(tmp_path, line, folder):
             f"{folder}/a/pids.max": "20\n",
         },
     )
-    assert process_state(root) == {"refused": 7, "limit": 20}
-    assert process_state(str(tmp_path / "nothing")) == {}
+    assert process_refusals_and_limit(root) == (7, 20)
+    assert process_refusals_and_limit(str(tmp_path / "nothing")) == (0, None)
 
 
 @pytest.mark.parametrize(
@@ -74,7 +78,7 @@ def test_limit_of_processes(tmp_path, line, folder):
 )
 def test_an_unreadable_group_gives_no_values(tmp_path, files):
     try:
-        assert memory_state(tree(tmp_path, files)) == {}
+        assert memory_kills_and_limit(tree(tmp_path, files)) == (0, None)
     except ValueError:
         pytest.fail("a line of another form must not stop an instance")
 

@@ -7,7 +7,7 @@ import signal
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from poprun_py.instance.cgroups import process_state
+from poprun_py.process_info import process_refusals_and_limit
 
 _SHARED_MEMORY = Path("/dev/shm")
 # A file system counts as full if it has less free space than this. MPI needs some megabytes for a
@@ -47,7 +47,7 @@ class ShortageCheck:
 
     def begin(self) -> None:
         """Note how often the system had refused to start a process before the job."""
-        self._refused_before = process_state().get("refused", 0)
+        self._refused_before = process_refusals_and_limit()[0]
 
     def on_failure(self, code: int) -> None:
         """Look for full file systems when the first instance on this host fails with ``code``."""
@@ -65,12 +65,9 @@ class ShortageCheck:
             found = replace(found, is_disk_full=is_full(self._folder))
         if not (has_mpirun_failed or was_stopped):
             return found
-        state = process_state()
-        return replace(
-            found,
-            was_process_refused=state.get("refused", 0) > self._refused_before,
-            process_limit=state.get("limit", 0),
-        )
+        refused, limit = process_refusals_and_limit()
+        was_refused = refused > self._refused_before
+        return replace(found, was_process_refused=was_refused, process_limit=limit or 0)
 
 
 def is_full(folder: Path) -> bool:
