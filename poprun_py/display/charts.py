@@ -115,21 +115,12 @@ def lines(
     ``summary`` is a sentence with the important numbers. ``x`` and ``y`` are the titles of the
     axes.
     """
-    data = []
+    traces = []
     for line in series:
         kept = thinned(line.ys)
-        data.append(
-            {
-                **_scatter(line),
-                "mode": "lines" if len(kept) > 1 else "markers",
-                "x": [line.xs[i] for i in kept],
-                "y": [_finite(line.ys[i]) for i in kept],
-            }
-        )
-    layout = _layout(x, y, len(series), marks)
-    if from_zero:
-        layout["yaxis"]["rangemode"] = "tozero"
-    return Chart(title, summary, {"data": data, "layout": layout})
+        traces.append(_trace(line, kept, "lines" if len(kept) > 1 else "markers"))
+    layout = _layout(x, y, len(series), marks, from_zero=from_zero)
+    return Chart(title, summary, {"data": traces, "layout": layout})
 
 
 def over_time(
@@ -165,11 +156,12 @@ def points(
 
     ``x_ticks`` are the numbers to print along the horizontal axis; by default, plotly chooses them.
     """
-    data = []
+    traces = []
     for line in series:
-        errors: dict[str, Any] = {}
+        trace = _trace(line, range(len(line.ys)), "lines" if line.is_reference else "lines+markers")
+        trace["marker"] = {"size": 8, "color": _colour(line)}
         if line.errors:
-            errors["error_y"] = {
+            trace["error_y"] = {
                 "type": "data",
                 "symmetric": False,
                 "arrayminus": [_finite(below) for below, _ in line.errors],
@@ -177,21 +169,11 @@ def points(
                 "thickness": 1.5,
                 "width": 5,
             }
-        data.append(
-            {
-                **_scatter(line),
-                "mode": "lines" if line.is_reference else "lines+markers",
-                "marker": {"size": 8, "color": _colour(line)},
-                "x": list(line.xs),
-                "y": [_finite(each) for each in line.ys],
-                **errors,
-            }
-        )
-    layout = _layout(x, y, len(series))
-    layout["yaxis"]["rangemode"] = "tozero"
+        traces.append(trace)
+    layout = _layout(x, y, len(series), from_zero=True)
     if x_ticks:
         layout["xaxis"] |= {"tickmode": "array", "tickvals": sorted(set(x_ticks))}
-    return Chart(title, summary, {"data": data, "layout": layout})
+    return Chart(title, summary, {"data": traces, "layout": layout})
 
 
 def bars(
@@ -249,38 +231,29 @@ def histogram(
     low, high = _usual_range(known)
     width = (high - low) / bins or 1.0  # the division of a tiny float may give 0
     edges = [*(low + number * width for number in range(bins)), high]
-    data = []
+    traces = []
     for sample in samples:
         counts = [0] * bins
         for value in sample.values:
             if math.isfinite(value) and value <= high:
                 counts[min(int((value - low) / width), bins - 1)] += 1
         total = len(sample.values) or 1
-        line = Line(name=sample.name, xs=edges, ys=(), index=sample.index)
         shares = [round(count / total * 100, 4) for count in counts]
-        data.append(
-            {
-                **_scatter(line),
-                "mode": "lines",
-                "line": {"color": _colour(line), "width": 1.5, "shape": "hv"},
-                "fill": "tozeroy",
-                "fillcolor": faint_colour(sample.index),
-                "x": edges,
-                "y": [*shares, 0],
-                "hovertemplate": "%{y:.3~g} %",
-            }
-        )
+        line = Line(name=sample.name, xs=edges, ys=[*shares, 0], index=sample.index)
+        trace = _trace(line, range(bins + 1), "lines")
+        trace["line"] = {"color": _colour(line), "width": 1.5, "shape": "hv"}
+        trace["hovertemplate"] = "%{y:.3~g} %"
+        traces.append({**trace, "fill": "tozeroy", "fillcolor": faint_colour(sample.index)})
     inside = [
         replace(mark, is_left=mark.is_left and mark.at > low + _LEFT_PART * (high - low))
         for mark in marks
     ]
-    layout = _layout(x, "% of steps", len(samples), inside)
+    layout = _layout(x, "% of steps", len(samples), inside, from_zero=True)
     # The names of marks are printed one below another, because names of neighbouring marks would
     # overlap.
     for row, name in enumerate(layout["annotations"]):
         name["yshift"] = -_NAME_HEIGHT * row
-    layout["yaxis"]["rangemode"] = "tozero"
-    return Chart(title, summary, {"data": data, "layout": layout})
+    return Chart(title, summary, {"data": traces, "layout": layout})
 
 
 def _usual_range(known: Sequence[float]) -> tuple[float, float]:
@@ -322,15 +295,18 @@ def thinned(ys: Sequence[float | None], most: int = MOST_POINTS) -> list[int]:
 # --- parts of figures ---------------------------------------------------------------------------
 
 
-def _scatter(line: Line) -> dict[str, Any]:
-    """Return the plotly properties that a line has in every kind of chart."""
+def _trace(line: Line, kept: Sequence[int], mode: str) -> dict[str, Any]:
+    """Return a line in plotly's format, with the points whose indices are ``kept``."""
     style = "dash" if line.is_reference else dash(line.index)
     return {
         "type": "scatter",
+        "mode": mode,
         "name": plotly_text(line.name),
         "line": {"color": _colour(line), "width": 1.5 if line.is_reference else 2, "dash": style},
         "connectgaps": False,
         "hovertemplate": "%{y:.5~g}",
+        "x": [line.xs[i] for i in kept],
+        "y": [_finite(line.ys[i]) for i in kept],
     }
 
 
@@ -338,7 +314,9 @@ def _colour(line: Line) -> str:
     return NEUTRAL if line.is_reference else series_colour(line.index)
 
 
-def _layout(x: str, y: str, num_series: int, marks: Sequence[Mark] = ()) -> dict[str, Any]:
+def _layout(
+    x: str, y: str, num_series: int, marks: Sequence[Mark] = (), *, from_zero: bool = False
+) -> dict[str, Any]:
     axis = {
         "color": LIGHT["text"],
         "gridcolor": LIGHT["grid"],
@@ -371,7 +349,11 @@ def _layout(x: str, y: str, num_series: int, marks: Sequence[Mark] = ()) -> dict
             "activecolor": LIGHT["text"],
         },
         "xaxis": {**axis, "title": {"text": plotly_text(x)}, "showgrid": False, "showline": True},
-        "yaxis": {**axis, "title": {"text": plotly_text(y), "standoff": 10}},
+        "yaxis": {
+            **axis,
+            "title": {"text": plotly_text(y), "standoff": 10},
+            "rangemode": "tozero" if from_zero else "normal",
+        },
         "shapes": [_mark_line(mark) for mark in marks],
         "annotations": [_mark_name(mark) for mark in marks if mark.name],
     }

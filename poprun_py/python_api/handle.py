@@ -72,11 +72,6 @@ class JobHandle(Generic[T]):
         with _running_lock:
             _running[launcher.outcome] = self
         launcher.outcome.add_done_callback(_forget)
-        try:
-            launcher.listen()
-        except StartError:
-            self._remove_folder()
-            raise
 
     # --- state and output of the job ------------------------------------------------------
 

@@ -151,10 +151,9 @@ def start(
         show: Whether the output of the instances is shown as it is written. The handle's
             ``output`` returns the output even if it is not shown.
         log: A function that gets each line of the launcher's log, as for ``launch``.
-        warn: A function that gets each warning, as for ``launch``.
-        tell_binding: A function that gets each instance's CPU binding, as for ``launch``.
-        environ: The environment of the job; by default the environment of the plan if ``target`` is
-            a plan, else the environment of this process.
+        warn: A function that gets each warning.
+        tell_binding: A function that gets each instance's CPU binding.
+        environ: The environment of the job.
         options: Options of the command line, named like the fields of LaunchConfig.
 
     Raises:

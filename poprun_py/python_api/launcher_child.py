@@ -53,7 +53,7 @@ class LauncherChild:
         waits_for: The resources that the job waits for, as text; empty if the job does not wait.
 
     Raises:
-        StartError: The process cannot be started.
+        StartError: The process, or the thread that reads its messages, cannot be started.
     """
 
     def __init__(
@@ -63,72 +63,45 @@ class LauncherChild:
         streams: tuple[Stream, Stream, Stream],
         *,
         is_in_front: bool,
-        output_file: Path | None = None,
-        listeners: Mapping[str, Callable[[str], object]] | None = None,
+        output_file: Path | None,
+        listeners: Mapping[str, Callable[[str], object]],
     ) -> None:
         self.outcome: Future[LaunchResult] = Future()
         self.outcome.set_running_or_notify_cancel()  # the future can no longer be cancelled
         self.ended_at = 0.0
         self.attempts: list[Attempt] = []
         self.waits_for = ""
-        self._name = name
-        self._listeners = listeners or {}
+        self._listeners = listeners
         self._reported: LaunchResult | LaunchError | None = None
         self._channel, theirs = Channel.pair()
-        # The launcher process inherits these signals blocked, and unblocks them when it has
-        # installed its signal handlers.
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, _BLOCKED_SIGNALS)
         try:
-            with (
-                start_errors("the launcher's process cannot be started"),
-                contextlib.ExitStack() as files,
-            ):
-                stdin, stdout, stderr = (
-                    files.enter_context(each.open("ab")) if isinstance(each, Path) else each
-                    for each in streams
-                )
-                self._process = subprocess.Popen(
-                    [sys.executable, "-P", _PROGRAM, str(theirs.fileno())],
-                    stdin=stdin,
-                    stdout=stdout,
-                    stderr=stderr,
-                    pass_fds=(theirs.fileno(),),
-                    process_group=None if is_in_front else 0,
-                )
+            self._process = _start_process(theirs.fileno(), streams, is_in_front=is_in_front)
         except BaseException:
             self._channel.close()
             raise
         finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
             theirs.close()
         pipes = {"stdout": self._process.stdout, "stderr": self._process.stderr}
-        self._copiers = tuple(
+        self._copiers = [
             OutputCopier(pipe, stream, output_file)
             for stream, pipe in pipes.items()
             if pipe is not None
-        )
+        ]
         self._channel.send("request", request)
-
-    @property
-    def pid(self) -> int:
-        """The process id of the launcher process."""
-        return self._process.pid
-
-    def listen(self) -> None:
-        """Start the thread that reads the launcher's messages and output.
-
-        Raises:
-            StartError: The thread cannot be started; the launcher process has been ended.
-        """
         thread = threading.Thread(
-            target=self._listen_to_end, name=f"poprun_py job {self._name}", daemon=True
+            target=self._listen_to_end, name=f"poprun_py job {name}", daemon=True
         )
         try:
             thread.start()
         except RuntimeError as error:  # there are too many threads, or Python is shutting down
             self.disconnect()
             self._finish()
-            raise StartError(f"{self._name} cannot be watched: {error}") from None
+            raise StartError(f"{name} cannot be watched: {error}") from None
+
+    @property
+    def pid(self) -> int:
+        """The process id of the launcher process."""
+        return self._process.pid
 
     def signal(self, number: int) -> None:
         """Send the launcher process a signal; do nothing if the process has ended."""
@@ -226,3 +199,31 @@ class LauncherChild:
                 run_id=self.attempts[-1].run_id,
             ),
         )
+
+
+def _start_process(
+    descriptor: int, streams: tuple[Stream, Stream, Stream], *, is_in_front: bool
+) -> subprocess.Popen[bytes]:
+    """Start a launcher process that inherits ``descriptor``, its end of the channel."""
+    # The launcher process inherits these signals blocked, and unblocks them when it has installed
+    # its signal handlers.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _BLOCKED_SIGNALS)
+    try:
+        with (
+            start_errors("the launcher's process cannot be started"),
+            contextlib.ExitStack() as files,
+        ):
+            stdin, stdout, stderr = (
+                files.enter_context(each.open("ab")) if isinstance(each, Path) else each
+                for each in streams
+            )
+            return subprocess.Popen(
+                [sys.executable, "-P", _PROGRAM, str(descriptor)],
+                stdin=stdin,
+                stdout=stdout,
+                stderr=stderr,
+                pass_fds=(descriptor,),
+                process_group=None if is_in_front else 0,
+            )
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

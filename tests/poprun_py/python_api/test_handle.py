@@ -191,9 +191,9 @@ def test_an_error_in_the_listening_thread_ends_the_job(monkeypatch):
     failed = []
     monkeypatch.setattr("threading.excepthook", lambda args: failed.append(args.exc_type))
     monkeypatch.setattr(OutputCopier, "copy", lambda _: 1 / 0)
-    with poprun_py.start(TALKS, share_cores=True, show=True) as job:
-        with pytest.raises((StartError, JobFailedError), match="the launcher ended with exit code"):
-            job.wait(60)
+    ended = pytest.raises((StartError, JobFailedError), match="the launcher ended with exit code")
+    with poprun_py.start(TALKS, share_cores=True, show=True) as job, ended:
+        job.wait(60)
     assert failed == [ZeroDivisionError]
 
 
