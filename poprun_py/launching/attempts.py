@@ -1,30 +1,30 @@
-"""The attempts of a launch. Each attempt is one job for the supervisor.
+"""The attempts of a launch, with a growing pause before each restart.
 
-An attempt after a restart may have another plan, which leaves out the hosts that were lost.
+Each attempt is one job for the supervisor. An attempt after a restart may have another plan, which
+leaves out the hosts that were lost.
 """
 
 from __future__ import annotations
 
 import math
-import os
+import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from popdist_py.environment import LOOPBACK, RUN_ID
-from poprun_py.errors import LaunchError, start_errors
+from popdist_py.environment import LOOPBACK, RESUME_EXIT_CODE, RUN_ID
+from poprun_py.errors import start_errors
+from poprun_py.launching.job_cores import leases_place, share_of_plan
 from poprun_py.launching.launch_planning import without_lost_hosts
 from poprun_py.launching.run_record import AttemptRecord, RunRecord
-from poprun_py.machines.host_list import Host
-from poprun_py.machines.leases import FOLDER_VARIABLE
 from poprun_py.planning.binding_check import check_binding
 from poprun_py.planning.instance_variables import attempt_variables
-from poprun_py.planning.job_placement import share_of_placements
 from poprun_py.planning.launch_plan import LaunchPlan
 from poprun_py.planning.mpi_commands import end_signal_of_mpirun, network_of_mpirun
+from poprun_py.planning.partition_variables import PARTITION, HeldPartition
 from poprun_py.planning.user_program import CALL_FILE, call_folder, short_name
 from poprun_py.running.keyboard.keyboard_input import rewind_stdin, stdin_position
 from poprun_py.running.supervise.file_transfer import place_of_call, place_of_run
@@ -40,8 +40,8 @@ from poprun_py.running.supervise.job import (
 from poprun_py.running.supervise.supervisor import supervise
 from poprun_py.terminal import Console, Log, command_name
 
-if TYPE_CHECKING:
-    from poprun_py.planning.partition_variables import HeldPartition
+_WITHOUT_POD = HeldPartition()
+_FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 60.0
 
 OnAttempt = Callable[[Job], None]
 
@@ -54,7 +54,7 @@ class Attempts:
         record: The RunRecord in which the attempts are recorded.
         console: The console that prints the launcher's messages.
         cpus: The CPUs that the job has leased on this machine; empty without a lease.
-        partition: The IPUs of the job, the same for all attempts; None without a pod.
+        partition: The IPUs of the job, the same for all attempts.
         descriptors: The descriptors to which the instances' stdout and stderr are written.
         output_folder: A folder for the instances' output, used if --output-dir is not given.
         on_attempt: A function that is called with the job before each attempt.
@@ -67,10 +67,10 @@ class Attempts:
         console: Console,
         *,
         cpus: tuple[int, ...] = (),
-        partition: HeldPartition | None = None,
+        partition: HeldPartition = _WITHOUT_POD,
         descriptors: tuple[int, int] = (1, 2),
         output_folder: str | None = None,
-        on_attempt: OnAttempt | None = None,
+        on_attempt: OnAttempt = lambda _: None,
     ) -> None:
         self.plan = planned
         self._record = record
@@ -84,57 +84,42 @@ class Attempts:
         # (Ctrl-Z) or debugs it, the start is moved forward by the seconds of that pause.
         self._began = time.monotonic()
 
-    def run(self, count: int) -> LaunchResult:
+    def run(self) -> LaunchResult:
+        """Run the job, again after each failure as often as --max-restarts and --timeout allow."""
+        restart = 0
+        while True:
+            result = self.run_once(restart)
+            restart += 1
+            if not result.may_restart or restart > self.plan.config.max_restarts:
+                return result
+            seconds = backoff_seconds(restart)
+            if not self.has_time(seconds):
+                return result
+            self._tell_of_restart(result, restart, seconds)
+            if number := pause(seconds):
+                return _ended_by(result, number, restart)
+
+    def run_once(self, count: int) -> LaunchResult:
         """Run one attempt of the job, which was restarted ``count`` times before."""
-        planned, record = self.plan, self._record
-        attempt = record.begin(planned, count)
+        planned = self.plan
+        attempt = self._record.begin(planned, count)
         spent = time.monotonic() - self._began if count else 0.0
-        job = job_of(
-            planned,
-            record.run_id,
-            attempt,
-            count,
-            spent,
-            self._partition,
-            warn=self._console.warn,
-        )
+        job = job_of(planned, attempt, spent, self._partition, warn=self._console.warn)
         if job.files.output_dir is None:
             job = replace(job, files=replace(job.files, output_dir=self._output_folder))
-        if self._on_attempt is not None:
-            self._on_attempt(job)
+        self._on_attempt(job)
         _make_folder_of_results(planned, count)
         if count:
             rewind_stdin(self._stdin_position)
-        try:
-            result = supervise(
-                job,
-                log=self._console.log,
-                on_started=self._check_binding,
-                descriptors=self._descriptors,
-            )
-        except LaunchError as error:
-            record.refuse(error)
-            raise
-        record.end(result)
+        result = supervise(
+            job,
+            log=self._console.log,
+            on_started=self._check_binding,
+            descriptors=self._descriptors,
+        )
+        self._record.end(result)
         self._began += result.paused_seconds
-        return result
-
-    def failed(self, result: LaunchResult, restart: int, seconds: float) -> None:
-        """Report a failure before restart number ``restart``. If allowed, leave out lost hosts.
-
-        Args:
-            result: The result of the attempt that failed.
-            restart: The number of the restart, from 1.
-            seconds: The pause before the restart, in seconds.
-        """
-        from poprun_py.launching.failure_report import report_text
-
-        config, warn = self.plan.config, self._console.warn
-        report = report_text(result, self.plan.instance_label)
-        warn(report.removeprefix(f"{command_name()}: ").rstrip("\n"))
-        if config.allow_fewer_hosts:
-            self.plan = without_lost_hosts(self.plan, result, warn, self._cpus)
-        warn(f"restart {restart} of {config.max_restarts} in {seconds:g} s")
+        return replace(result, restart_count=count)
 
     def has_time(self, seconds: float) -> bool:
         """Return whether a pause of ``seconds`` would end before the time limit; warn if not."""
@@ -148,8 +133,63 @@ class Attempts:
         )
         return False
 
+    def _tell_of_restart(self, result: LaunchResult, restart: int, seconds: float) -> None:
+        """Report a failure before a restart. If allowed, plan the restart without lost hosts."""
+        from poprun_py.launching.failure_report import report_text
+
+        config, warn = self.plan.config, self._console.warn
+        report = report_text(result, self.plan.instance_label)
+        warn(report.removeprefix(f"{command_name()}: ").rstrip("\n"))
+        if config.allow_fewer_hosts:
+            self.plan = without_lost_hosts(self.plan, result, warn, self._cpus)
+        warn(f"restart {restart} of {config.max_restarts} in {seconds:g} s")
+
     def _check_binding(self, reports: dict[int, dict[str, Any]]) -> None:
         check_binding(self.plan, reports, self._console.binding, self._console.warn)
+
+
+# --- pauses before restarts -----------------------------------------------------------------------
+
+
+def backoff_seconds(restart: int) -> float:
+    """Return the seconds before a restart: 1 before the first, doubled each time, at most 60."""
+    return min(_LONGEST_PAUSE, _FIRST_PAUSE * 2.0 ** min(restart - 1, 10))
+
+
+def pause(seconds: float) -> int:
+    """Wait before a restart; return the number of the signal that ended the wait, else 0.
+
+    SIGUSR2 is meant for the programs, so it is ignored while no program runs.
+    """
+    numbers = {signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2}
+    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
+        numbers.add(signal.SIGHUP)
+    end = time.monotonic() + seconds
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
+    try:
+        while (left := end - time.monotonic()) > 0:
+            got = signal.sigtimedwait(numbers, left)
+            if got is not None and got.si_signo != signal.SIGUSR2:
+                return got.si_signo
+        return 0
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _ended_by(result: LaunchResult, number: int, restart: int) -> LaunchResult:
+    """Return the last run's result, changed to say that a signal ended the job before a restart."""
+    return replace(
+        result,
+        # SIGUSR1 asks for a stop after which the job can be resumed. Between two runs, a job can
+        # always be resumed.
+        exit_code=RESUME_EXIT_CODE if number == signal.SIGUSR1 else 128 + number,
+        reason=f"{signal.Signals(number).name} received before restart {restart}",
+        hung=(),
+        may_restart=False,
+    )
+
+
+# --- an attempt as a job for the supervisor -------------------------------------------------------
 
 
 def _make_folder_of_results(planned: LaunchPlan, restart_count: int) -> None:
@@ -166,11 +206,9 @@ def _make_folder_of_results(planned: LaunchPlan, restart_count: int) -> None:
 
 def job_of(
     planned: LaunchPlan,
-    run_id: str,
     attempt: AttemptRecord,
-    restart_count: int = 0,
     spent_seconds: float = 0.0,
-    partition: HeldPartition | None = None,
+    partition: HeldPartition = _WITHOUT_POD,
     *,
     warn: Log = lambda _: None,
 ) -> Job:
@@ -178,36 +216,30 @@ def job_of(
 
     Args:
         planned: The plan.
-        run_id: The name of the run.
         attempt: The record of the attempt.
-        restart_count: The number of restarts before this attempt.
         spent_seconds: The seconds of the time limit that earlier attempts have used.
-        partition: The IPUs of the job; None without a pod.
+        partition: The IPUs of the job.
         warn: A function that takes warnings about the leases on other hosts.
     """
+    config = planned.config
     return Job(
-        command=_command(planned, run_id, attempt, restart_count, partition),
-        hosts=_hosts(planned, run_id, warn, is_restart=restart_count > 0),
+        command=_command(planned, attempt, partition),
+        hosts=_hosts(planned, attempt, warn),
         limits=JobLimits(
-            timeout=planned.config.timeout,
+            timeout=config.timeout,
             spent=spent_seconds,
-            hang_timeout=planned.config.hang_timeout,
-            grace=planned.config.grace,
+            hang_timeout=config.hang_timeout,
+            grace=config.grace,
         ),
-        files=_files(planned, attempt, restart_count),
-        watchers=_watchers(planned, run_id, attempt, partition),
+        files=_files(planned, attempt),
+        watchers=_watchers(planned, attempt, partition),
     )
 
 
-def _command(
-    planned: LaunchPlan,
-    run_id: str,
-    attempt: AttemptRecord,
-    restart_count: int,
-    partition: HeldPartition | None,
-) -> Command:
+def _command(planned: LaunchPlan, attempt: AttemptRecord, partition: HeldPartition) -> Command:
+    max_restarts = planned.config.max_restarts
     of_all = {
-        **attempt_variables(run_id, restart_count, planned.config.max_restarts),
+        **attempt_variables(attempt.run_id, attempt.restart_count, max_restarts),
         **planned.travelling_variables,
         **attempt.variables,
     }
@@ -221,7 +253,7 @@ def _command(
                 # The job's partition may differ from the planned partition, so its
                 # environment variables replace those of the planned partition. The variables that
                 # the user has set replace all other variables of the same name.
-                **(partition.variables(index) if partition is not None else {}),
+                **partition.variables(index),
                 **dict(each.user_env),
             }
             for index, each in enumerate(planned.instances)
@@ -231,29 +263,31 @@ def _command(
     )
 
 
-def _hosts(planned: LaunchPlan, run_id: str, warn: Log, *, is_restart: bool) -> Hosts:
+def _hosts(planned: LaunchPlan, attempt: AttemptRecord, warn: Log) -> Hosts:
     hosts = planned.topology.hosts
     of_instances = [hosts[each.instance.host_index] for each in planned.instances]
     names = tuple(planned.hostnames.get(host.name, "") for host in of_instances)
     others = [host for host in hosts if not host.is_local]
     if not others:
         return Hosts(names=names, network=LOOPBACK)
+    from poprun_py.machines.host_networks import listen_address
+
     return Hosts(
         names=names,
         others=frozenset(index for index, host in enumerate(of_instances) if not host.is_local),
-        listen=_listen_address(others, planned.network),
+        listen=listen_address(others, planned.network),
         network=network_of_mpirun(planned.command, planned.network),
-        leases=_leases(planned, run_id, is_restart=is_restart),
+        leases=_leases(planned, attempt),
         refusal_of=partial(_refusal_of, planned, warn),
         explain_failed_start=partial(_explain_failed_start, planned),
     )
 
 
-def _files(planned: LaunchPlan, attempt: AttemptRecord, restart_count: int) -> JobFiles:
+def _files(planned: LaunchPlan, attempt: AttemptRecord) -> JobFiles:
     folder, spans = attempt.folder, attempt.spans
     of_run = None if folder is None else place_of_run(Path(folder))
     call = call_folder(planned.config.program)
-    of_call = None if call is None else place_of_call(call, restart_count)
+    of_call = None if call is None else place_of_call(call, attempt.restart_count)
     return JobFiles(
         output_dir=folder,
         places=tuple(place for place in (of_run, spans, of_call) if place is not None),
@@ -262,56 +296,40 @@ def _files(planned: LaunchPlan, attempt: AttemptRecord, restart_count: int) -> J
     )
 
 
-def _watchers(
-    planned: LaunchPlan, run_id: str, attempt: AttemptRecord, partition: HeldPartition | None
-) -> Watchers:
-    config = planned.config
+def _watchers(planned: LaunchPlan, attempt: AttemptRecord, held: HeldPartition) -> Watchers:
+    config, per_ild = planned.config, planned.topology.ipus_per_ild
     only = config.only_output_from_instance
-    if partition is not None and partition.partition is not None:
-        name: str | None = partition.partition.name
-    else:
-        name = config.vipu_partition or planned.environ.get("IPUOF_VIPU_API_PARTITION_ID")
+    named = config.vipu_partition or planned.environ.get(PARTITION)
+    instances = () if config.offline_mode else planned.topology.instances
     return Watchers(
         output=config.output,
         only_output_from=None if only is None else frozenset(only),
         live=config.live,
         recorders=attempt.recorders,
-        run_id=run_id,
+        run_id=attempt.run_id,
         program=short_name(config.program),
-        ipus=() if config.offline_mode else tuple(_ipus(planned, partition)),
-        partition=name,
+        ipus=tuple(held.ipus(each.ipus, each.ild, per_ild) for each in instances),
+        partition=named if held.partition is None else held.partition.name,
     )
 
 
-def _ipus(planned: LaunchPlan, held: HeldPartition | None) -> Iterator[range]:
-    """Yield the IPUs of each instance, numbered within the partition."""
-    for each in planned.instances:
-        instance = each.instance
-        yield (
-            instance.ipus
-            if held is None
-            else held.ipus(instance.ipus, instance.ild, planned.topology.ipus_per_ild)
-        )
-
-
-def _leases(planned: LaunchPlan, run_id: str, *, is_restart: bool) -> dict[int, dict[str, Any]]:
+def _leases(planned: LaunchPlan, attempt: AttemptRecord) -> dict[int, dict[str, Any]]:
     """Return the lease requests for the other hosts, keyed by the host's first instance."""
-    if os.environ.get(FOLDER_VARIABLE, "").lower() == "none":
+    if leases_place() is None:
         return {}
     topology = planned.topology
-    placements = tuple(p.placement for p in planned.instances)
     found = {}
     for index, host in enumerate(topology.hosts):
-        share = share_of_placements(topology, planned.machines, placements, index)
+        share = share_of_plan(planned, index)
         if not host.is_local and share.cpus:
             found[index * topology.instances_per_host] = {
                 "cpus": sorted(share.cpus),
                 "numa_nodes": sorted(share.numa_nodes),
                 "program": short_name(planned.config.program),
-                "run_id": run_id,
+                "run_id": attempt.run_id,
                 # Another job may have taken the cores before a restart. The restarted job then
                 # shares the cores with that job.
-                "may_share": planned.config.share_cores or is_restart,
+                "may_share": planned.config.share_cores or attempt.restart_count > 0,
                 "within": planned.environ.get(RUN_ID, ""),
             }
     return found
@@ -329,13 +347,6 @@ def _refusal_of(planned: LaunchPlan, warn: Log, index: int, answer: dict[str, An
         warn(sharing_text(f"cores of host {host}", parse_other_jobs(shared, "").leases))
     others = answer.get("other_jobs")
     return refusal_text(host, parse_other_jobs(others, "")) if others else ""
-
-
-def _listen_address(others: list[Host], network: str) -> str:
-    """Return the address of this machine to which the other hosts connect."""
-    from poprun_py.machines.host_networks import listen_address
-
-    return listen_address(others, network)
 
 
 def _explain_failed_start(planned: LaunchPlan) -> str:

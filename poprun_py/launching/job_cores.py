@@ -90,7 +90,7 @@ def lease_as_planned(
         StartError: Other jobs hold some of the plan's cores.
         UsageError: POPRUN_LEASES does not name a folder.
     """
-    share = _share_of_plan(planned)
+    share = share_of_plan(planned)
     # A plan may be made for another machine, but only CPUs of this machine can be leased.
     here = frozenset(os.sched_getaffinity(0)) & share.cpus
     share = share._replace(cpus=here)
@@ -124,7 +124,7 @@ def lease_beside_others(
         StartError: Other jobs hold too many cores, or the limit of the wait is reached.
         UsageError: POPRUN_LEASES does not name a folder.
     """
-    config, topology, whole = alone.config, alone.topology, _share_of_plan(alone)
+    config, topology, whole = alone.config, alone.topology, share_of_plan(alone)
 
     def ask() -> Mapping[str, OtherJobs]:
         from poprun_py.machines.host_checks import probe_other_jobs
@@ -155,9 +155,10 @@ def lease_beside_others(
         lease.close()
 
 
-def _share_of_plan(planned: LaunchPlan) -> HostShare:
+def share_of_plan(planned: LaunchPlan, index: int | None = None) -> HostShare:
+    """Return the part of a host that a plan uses; ``index`` is None for this machine."""
     placements = tuple(each.placement for each in planned.instances)
-    return share_of_placements(planned.topology, planned.machines, placements)
+    return share_of_placements(planned.topology, planned.machines, placements, index)
 
 
 # --- leasing cores of this machine ----------------------------------------------------------------

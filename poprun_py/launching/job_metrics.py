@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 from poprun_py.errors import UsageError
 from poprun_py.options.option_types import TENSORBOARD, WANDB, MetricsDestination, read_destinations
 from poprun_py.planning.launch_plan import LaunchPlan
+from poprun_py.planning.user_program import short_name
 
 if TYPE_CHECKING:
     import socket
@@ -35,15 +35,23 @@ class JobMetrics:
 
     Args:
         planned: The plan of the run.
+        run_id: The name of the run.
 
     Raises:
         UsageError: The port is taken, wandb is not installed, or a folder cannot be written to.
     """
 
-    def __init__(self, planned: LaunchPlan) -> None:
+    def __init__(self, planned: LaunchPlan, run_id: str) -> None:
         config = planned.config
         self._environ = planned.environ
-        self._num_instances = len(planned.instances)
+        self._run = {
+            "run_id": run_id,
+            # The name of a program file need not be valid Unicode, but JSON must be.
+            "program": short_name(config.program).encode(errors="replace").decode(),
+            "num_instances": len(planned.instances),
+        }
+        # The group in Weights & Biases for all runs of this job.
+        self._wandb_group = planned.environ.get(_WANDB_GROUP) or run_id
         self._endpoint: MetricsProcess | None = None
         self._sinks: MetricsProcess | None = None
         self._listener: socket.socket | None = None
@@ -58,31 +66,43 @@ class JobMetrics:
 
             self._listener = listen(config.metrics_port, config.shown("metrics_port"))
 
-    def start(
-        self, run_id: str, program: str, folder: Path | None, tell: Callable[[str], None]
-    ) -> None:
+    @property
+    def variables(self) -> dict[str, str]:
+        """Environment variables that tell the programs about the metrics of the run.
+
+        The variables put the programs' Weights & Biases runs into the group of the launcher's run.
+        """
+        uses_wandb = any(each.tool == WANDB for each in self._destinations)
+        return {_WANDB_GROUP: self._wandb_group} if uses_wandb else {}
+
+    def start(self, folder: Path | None, tell: Callable[[str], None]) -> None:
         """Start the processes that write or serve the metrics.
 
         Args:
-            run_id: The name of the run.
-            program: A short name of the program.
             folder: The folder of the run; None without --output-dir.
             tell: A function that takes a sentence with the address of the metrics.
 
         Raises:
             StartError: A process cannot be started.
         """
-        first: dict[str, Any] = {
-            "run_id": run_id,
-            # The name of a program file need not be valid Unicode, but JSON must be.
-            "program": program.encode(errors="replace").decode(),
-            "began": time.time(),
-            "num_instances": self._num_instances,
-        }
+        from poprun_py.running.metrics.metrics_process import MetricsProcess
+
         if self._destinations:
-            self._sinks = self._start_sinks(first, folder)
+            self._sinks = MetricsProcess(
+                "popdist_py.metrics.run_feed",
+                f"the process that writes to {' and '.join(map(str, self._destinations))}",
+                {"sinks": [self._sink(each, folder) for each in self._destinations]},
+                environ={n: v for n, v in self._environ.items() if n not in _OF_ONE_RUN},
+            )
         if self._listener is not None:
-            self._endpoint = self._start_endpoint(first, self._listener)
+            descriptor = self._listener.fileno()
+            self._endpoint = MetricsProcess(
+                "poprun_py.running.metrics.endpoint",
+                "the endpoint of --metrics-port",
+                {**self._run, "began": time.time(), "descriptor": descriptor},
+                environ=self._environ,
+                pass_fds=(descriptor,),
+            )
             host, port = self._listener.getsockname()
             self._listener.close()  # the endpoint process has its own copy of the socket
             tell(f"metrics are served at http://{host}:{port}/metrics")
@@ -104,15 +124,6 @@ class JobMetrics:
             recorders.append(ChartRecorder(self._sinks.send))
         return tuple(recorders)
 
-    def variables(self, run_id: str) -> dict[str, str]:
-        """Return environment variables that tell the programs about the metrics of the run.
-
-        The variables put the programs' Weights & Biases runs into the group of the launcher's run.
-        """
-        if not any(each.tool == WANDB for each in self._destinations):
-            return {}
-        return {_WANDB_GROUP: self._wandb_group(run_id)}
-
     def finish(self, tell: Callable[[str], None]) -> list[str]:
         """Wait until all metrics are written; return sentences about problems.
 
@@ -132,33 +143,7 @@ class JobMetrics:
             if feed is not None:
                 feed.close()
 
-    def _start_endpoint(self, first: Mapping[str, Any], listener: socket.socket) -> MetricsProcess:
-        from poprun_py.running.metrics.metrics_process import MetricsProcess
-
-        descriptor = listener.fileno()
-        return MetricsProcess(
-            "poprun_py.running.metrics.endpoint",
-            "the endpoint of --metrics-port",
-            {**first, "descriptor": descriptor},
-            environ=self._environ,
-            pass_fds=(descriptor,),
-        )
-
-    def _start_sinks(self, first: Mapping[str, Any], folder: Path | None) -> MetricsProcess:
-        from poprun_py.running.metrics.metrics_process import MetricsProcess
-
-        sinks = [self._sink(each, first, folder) for each in self._destinations]
-        environ = {name: v for name, v in self._environ.items() if name not in _OF_ONE_RUN}
-        return MetricsProcess(
-            "popdist_py.metrics.run_feed",
-            f"the process that writes to {' and '.join(map(str, self._destinations))}",
-            {"sinks": sinks},
-            environ=environ,
-        )
-
-    def _sink(
-        self, destination: MetricsDestination, first: Mapping[str, Any], folder: Path | None
-    ) -> dict[str, Any]:
+    def _sink(self, destination: MetricsDestination, folder: Path | None) -> dict[str, Any]:
         """Return the settings of a metrics destination for the process that writes to it."""
         sink: dict[str, Any] = {"name": str(destination)}
         if destination.tool == TENSORBOARD:
@@ -166,16 +151,12 @@ class JobMetrics:
             return {**sink, TENSORBOARD: path}
         arguments = {
             **({"project": destination.where} if destination.where else {}),
-            "name": first["run_id"],
-            "group": self._wandb_group(first["run_id"]),
+            "name": self._run["run_id"],
+            "group": self._wandb_group,
             "job_type": "launcher",
-            "config": {name: first[name] for name in ("run_id", "program", "num_instances")},
+            "config": self._run,
         }
         return {**sink, WANDB: arguments}
-
-    def _wandb_group(self, run_id: str) -> str:
-        """Return the group in Weights & Biases for all runs of this job."""
-        return self._environ.get(_WANDB_GROUP) or run_id
 
 
 def _require_wandb(option: str) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -20,7 +19,6 @@ from poprun_py.errors import StartError
 from poprun_py.launching.attempts import Attempts, OnAttempt
 from poprun_py.launching.job_cores import lease_as_planned
 from poprun_py.launching.launch_planning import plan_and_lease, require_start, working_folder
-from poprun_py.launching.restart import run_with_restarts
 from poprun_py.launching.run_record import RunRecord
 from poprun_py.launching.wait_for_resources import Wait
 from poprun_py.machines.leases import Lease
@@ -64,8 +62,8 @@ def launch(
     request: Request,
     console: Console,
     *,
-    on_plan: OnPlan | None = None,
-    on_attempt: OnAttempt | None = None,
+    on_plan: OnPlan = lambda _: None,
+    on_attempt: OnAttempt = lambda _: None,
 ) -> LaunchResult:
     """Launch a job, wait until all its processes have ended, and return its result.
 
@@ -86,8 +84,7 @@ def launch(
     wait = Wait(request.config, console)
     with contextlib.ExitStack() as held:
         planned, lease = _plan_and_lease(request, console, wait, held)
-        if on_plan is not None:
-            on_plan(planned)
+        on_plan(planned)
         for warning in plan_warnings(planned, is_launched=True):
             console.warn(warning)
         with _inside(planned.folder):
@@ -140,11 +137,9 @@ def _inside(folder: str) -> Iterator[None]:
                 f"the plan runs in the folder {folder} where it was made: {error.strerror}; make "
                 "the folder, or make a new plan"
             ) from None
-        try:
-            yield
-        finally:
-            os.fchdir(before)
+        yield
     finally:
+        os.fchdir(before)
         os.close(before)
 
 
@@ -175,19 +170,18 @@ def _run(
     console: Console,
     lease: Lease,
     wait: Wait,
-    on_attempt: OnAttempt | None,
+    on_attempt: OnAttempt,
 ) -> LaunchResult:
     """Get the IPUs of a planned job, and run its attempts."""
     from poprun_py.launching.job_ipus import ipus_of_job
 
-    config = planned.config
     if planned.network:
         console.log(f"the hosts talk to one another over {planned.network}")
     _warn_of_little_shared_memory(planned, console)
-    with contextlib.closing(RunRecord(planned, console)) as record:
+    with RunRecord(planned, console) as record:
         lease.name_run(record.run_id)
         with ipus_of_job(planned, record.run_id, console, wait) as partition:
-            attempts = Attempts(
+            result = Attempts(
                 planned,
                 record,
                 console,
@@ -196,19 +190,8 @@ def _run(
                 descriptors=request.descriptors,
                 output_folder=request.output_folder,
                 on_attempt=on_attempt,
-            )
-            try:
-                result = run_with_restarts(
-                    attempts.run,
-                    config.max_restarts,
-                    attempts.failed,
-                    has_time=attempts.has_time,
-                )
-            except KeyboardInterrupt as interrupt:
-                # The signal came while no attempt was running.
-                record.interrupt(getattr(interrupt, "signal", signal.SIGINT))
-                raise
-        record.finish(result)
+            ).run()
+        record.finish(result.exit_code, result.explanation)
     if warning := _separate_models(result):
         console.warn(warning)
     return replace(result, run_id=record.run_id, was_interrupted=record.was_interrupted)

@@ -5,6 +5,7 @@ This module neither reads nor writes files. failure_report.py writes the report 
 
 from __future__ import annotations
 
+import os
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
@@ -43,33 +44,32 @@ def run_report(
     plan: LaunchPlan,
     *,
     run_id: str,
-    launcher: Mapping[str, Any],
     began_at: str,
     versions: Mapping[str, str],
     attempts: Sequence[Mapping[str, Any]],
-    ending: Mapping[str, Any] | None = None,
+    ending: Mapping[str, Any] | None,
 ) -> dict[str, Any]:
-    """Return the report of a run. Without ``ending``, the report describes a run in progress.
+    """Return the report of a run of this launcher process.
 
     Args:
         plan: The plan of the run.
         run_id: The name of the run.
-        launcher: Host and process id of the launcher.
         began_at: The start time of the run, as ``iso_time`` writes it.
         versions: The versions of the installed packages.
         attempts: All attempts, in order.
-        ending: The time, exit code and reason of the run's end, and the path of the timeline.
+        ending: The time, exit code and reason of the run's end, and the path of the timeline; None
+            for a run in progress.
     """
     topology = plan.topology
     return {
         "version": REPORT_VERSION,
         "run_id": run_id,
         "state": "running" if ending is None else "ended",
-        "launcher": dict(launcher),
+        "launcher": {"host": os.uname().nodename, "pid": os.getpid()},
         "began_at": began_at,
         **(_NOT_ENDED if ending is None else ending),
         "folder": plan.folder,
-        "program": list(plan.config.program),
+        "program": plan.config.program,
         "command": shlex.join(plan.command),
         "plan": {
             "num_replicas": topology.num_replicas,
@@ -79,8 +79,8 @@ def run_report(
             "num_ilds": topology.num_ilds,
             "network": plan.network,
         },
-        "versions": dict(versions),
-        "attempts": [dict(attempt) for attempt in attempts],
+        "versions": versions,
+        "attempts": attempts,
     }
 
 
@@ -151,12 +151,7 @@ def ended_attempt(
 
 
 def refused_attempt(
-    attempt: Mapping[str, Any],
-    exit_code: int,
-    reason: str,
-    ended: float,
-    *,
-    cause: str = "refused",
+    attempt: Mapping[str, Any], exit_code: int, reason: str, ended: float, cause: str
 ) -> dict[str, Any]:
     """Return the report's entry for an attempt without instances, which did not start."""
     return {

@@ -16,7 +16,6 @@ import fcntl
 import json
 import os
 import re
-import signal
 import time
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,7 @@ from typing import Any
 from popdist_py.atomic_file import write_whole
 from popdist_py.environment import RUN_ID
 from poprun_py.display.formatting import iso_time, read_json
-from poprun_py.errors import LaunchError, UsageError
+from poprun_py.errors import UsageError
 from poprun_py.launching.report_json import (
     begun_attempt,
     brief_report,
@@ -52,7 +51,7 @@ class RunFolder:
     Attributes:
         path: The path of the folder.
         trouble: A sentence about the last file that could not be written, or an empty string.
-        timeline: The path of the trace of all attempts; None until the trace is written.
+        has_begun: Whether this launch has begun an attempt, so that the report exists.
 
     Raises:
         UsageError: The folder cannot be made or written to, its report cannot be read, or the run
@@ -64,7 +63,7 @@ class RunFolder:
         assert parent is not None
         self.path = Path(parent, run_id)
         self.trouble = ""
-        self.timeline: Path | None = None
+        self.has_begun = False
         self._parent = Path(parent)
         self._run_id = run_id
         self._plan = planned
@@ -148,11 +147,6 @@ class RunFolder:
         """Unlock the folder, so that other launchers can continue the run."""
         os.close(self._lock)
 
-    @property
-    def has_begun(self) -> bool:
-        """Whether an attempt has begun, so that the report exists."""
-        return bool(self._attempts)
-
     # --- start and end of an attempt ----------------------------------------------------------
 
     def begin_attempt(self, planned: LaunchPlan, restart_count: int) -> str | None:
@@ -176,6 +170,7 @@ class RunFolder:
             number, path = len(self._attempts) + 1, None
         if path is not None:
             self._write_plan(path)
+        self.has_begun = True
         self._attempts.append(begun_attempt(planned, number, restart_count, time.time()))
         self._write_report()
         return None if path is None else str(path)
@@ -208,37 +203,35 @@ class RunFolder:
         self._attempts[-1] = ended_attempt(self._attempts[-1], result, label, time.time())
         self._write_report()
 
-    # --- the end of the run -------------------------------------------------------------------
+    def finish(
+        self, exit_code: int, reason: str, timeline: Path | None = None, cause: str = ""
+    ) -> None:
+        """Write the end of the run into the report, if an attempt has begun.
 
-    def refuse(self, error: LaunchError) -> None:
-        """Write into the report that the programs of the attempt did not start; the run ends."""
-        self._attempts[-1] = refused_attempt(
-            self._attempts[-1], error.exit_code, str(error), time.time()
-        )
-        self.finish(error.exit_code, str(error))
-
-    def interrupt(self, number: int) -> None:
-        """Write into the report that a signal ended the run while no program was running."""
-        if not self._attempts:
+        Args:
+            exit_code: The exit code of the run.
+            reason: The reason of the end; empty for a run that succeeded.
+            timeline: The path of the trace of all attempts; None without a trace.
+            cause: The cause for an attempt that has begun but whose programs did not run.
+        """
+        if not self.has_begun:
             return
-        reason = f"{signal.Signals(number).name} received while no program was running"
-        if self._attempts[-1].get("cause") is None:
-            self._attempts[-1] = refused_attempt(
-                self._attempts[-1], 128 + number, reason, time.time(), cause="signal"
-            )
-        self.finish(128 + number, reason)
-
-    def finish(self, exit_code: int, reason: str) -> None:
-        """Write the exit code and the reason of the run's end into the report."""
-        ending = {"ended_at": iso_time(time.time()), "exit_code": exit_code, "reason": reason}
-        self._write_report({**ending, "timeline": self._timeline_path()})
-
-    def _timeline_path(self) -> str | None:
-        """Return the path of the trace, relative to the run's folder if the trace is inside it."""
-        if self.timeline is None:
-            return None
-        path, folder = self.timeline.absolute(), self.path.absolute()
-        return str(path.relative_to(folder) if path.is_relative_to(folder) else path)
+        now = time.time()
+        if self._attempts[-1]["cause"] is None:
+            last = self._attempts[-1]
+            self._attempts[-1] = refused_attempt(last, exit_code, reason, now, cause)
+        if timeline is not None:
+            path, folder = timeline.absolute(), self.path.absolute()
+            # A path inside the folder is relative, because the folder may be moved.
+            timeline = path.relative_to(folder) if path.is_relative_to(folder) else path
+        self._write_report(
+            {
+                "ended_at": iso_time(now),
+                "exit_code": exit_code,
+                "reason": reason,
+                "timeline": None if timeline is None else str(timeline),
+            }
+        )
 
     def _write_report(self, ending: dict[str, Any] | None = None) -> None:
         """Write ``report.json`` atomically; make the folder of the run again if it was removed.
@@ -250,7 +243,6 @@ class RunFolder:
         report = run_report(
             self._plan,
             run_id=self._run_id,
-            launcher={"host": os.uname().nodename, "pid": os.getpid()},
             began_at=self._began_at,
             # Looking up the versions of installed packages would delay the start.
             versions=versions(full=ending is not None),

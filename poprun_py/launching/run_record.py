@@ -10,18 +10,18 @@ import contextlib
 import os
 import re
 import shlex
+import signal
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 from popdist_py.environment import RUN_ID, is_popdist_environment
 from poprun_py.errors import LaunchError, UsageError, explain_os_error
 from poprun_py.launching.job_timeline import JobTimeline
 from poprun_py.past_runs.run_files import LATEST, RunFiles
 from poprun_py.planning.launch_plan import LaunchPlan
-from poprun_py.planning.user_program import short_name
 from poprun_py.running.supervise.file_transfer import FilePlace
 from poprun_py.running.supervise.job import LaunchResult
 from poprun_py.terminal import Console, command_name
@@ -41,12 +41,16 @@ class AttemptRecord:
     """The folders and recorders that one attempt writes to.
 
     Attributes:
+        run_id: The name of the run.
+        restart_count: The number of restarts before the attempt.
         folder: The folder for the output of the instances; None without --output-dir.
         spans: The place for the spans of the instances; None without --timeline.
         recorders: The recorders of the training steps and the states of the instances.
         variables: Environment variables that tell the programs about the metrics.
     """
 
+    run_id: str
+    restart_count: int = 0
     folder: str | None = None
     spans: FilePlace | None = None
     recorders: tuple[Recorder, ...] = ()
@@ -54,7 +58,7 @@ class AttemptRecord:
 
 
 class RunRecord:
-    """The record of one run; call ``close`` when the run has ended.
+    """The record of one run, a context manager that also records an error that ends the run.
 
     Args:
         planned: The plan of the first attempt.
@@ -73,19 +77,18 @@ class RunRecord:
         self.was_interrupted = False
         self._console = console
         self._steps: FileRecorder | None = None
+        self.run_id = new_run_id(planned.environ)
         with contextlib.ExitStack() as opened:
-            self._metrics = _metrics_of(planned)
+            self._metrics = _metrics_of(planned, self.run_id)
             if self._metrics is not None:
                 opened.callback(self._metrics.close)
-            self.run_id = new_run_id(planned.environ)
             self._folder = _folder_of(planned, self.run_id)
             opened.callback(self._close_folder)
             path = None if self._folder is None else self._folder.path
             self._timeline = opened.enter_context(contextlib.closing(JobTimeline(planned, path)))
             console.log(f"the run is {self.run_id}")
             if self._metrics is not None:
-                program = short_name(planned.config.program)
-                self._metrics.start(self.run_id, program, path, console.tell)
+                self._metrics.start(path, console.tell)
             opened.callback(self._end_recorders)
             self._opened = opened.pop_all()
 
@@ -110,10 +113,12 @@ class RunRecord:
             self._steps = FileRecorder(Path(folder))
             recorders = (self._steps, *recorders)
         return AttemptRecord(
+            run_id=self.run_id,
+            restart_count=restart_count,
             folder=folder,
             spans=self._timeline.begin(planned, folder),
             recorders=recorders,
-            variables={} if self._metrics is None else self._metrics.variables(self.run_id),
+            variables={} if self._metrics is None else self._metrics.variables,
         )
 
     def end(self, result: LaunchResult) -> None:
@@ -122,28 +127,31 @@ class RunRecord:
         if self._folder is not None:
             self._folder.end_attempt(result)
 
-    def refuse(self, error: LaunchError) -> None:
-        """Record that the programs of the attempt did not start, which ends the run."""
-        self._write_timeline()  # the timeline has the spans of earlier attempts
-        if self._folder is not None:
-            self._folder.refuse(error)
+    def finish(self, exit_code: int, reason: str, cause: str = "") -> None:
+        """Record the end of the run.
 
-    def interrupt(self, number: int) -> None:
-        """Record that a signal ended the run while no program was running."""
-        self._write_timeline()
-        if self._folder is not None:
-            self._folder.interrupt(number)
-
-    def finish(self, result: LaunchResult) -> None:
-        """Record the result of the run."""
-        self._write_timeline()
+        Args:
+            exit_code: The exit code of the run.
+            reason: The reason of the end; empty for a run that succeeded.
+            cause: The cause for an attempt that has begun but whose programs did not run.
+        """
+        timeline = self._write_timeline()
         self._end_recorders()
         if self._folder is not None:
-            self._folder.finish(result.exit_code, result.explanation)
+            self._folder.finish(exit_code, reason, timeline, cause)
 
-    def close(self) -> None:
-        """Write the page of the run, and close files, connections and processes."""
-        self._opened.close()
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        """Record an error or a signal that ended the run, and close the files and processes."""
+        with self._opened:
+            if isinstance(error, LaunchError):
+                self.finish(error.exit_code, str(error), "refused")
+            elif isinstance(error, KeyboardInterrupt):
+                number = signal.Signals(getattr(error, "signal", signal.SIGINT))
+                reason = f"{number.name} received while no program was running"
+                self.finish(128 + number, reason, "signal")
 
     def _close_steps(self) -> None:
         steps, self._steps = self._steps, None
@@ -156,8 +164,8 @@ class RunRecord:
             for trouble in self._metrics.finish(self._console.tell):
                 self._console.warn(trouble)
 
-    def _write_timeline(self) -> None:
-        """Merge the spans of all attempts into one trace."""
+    def _write_timeline(self) -> Path | None:
+        """Merge the spans of all attempts into one trace; return its path if it is written."""
         try:
             merged = self._timeline.finish()
         except (OSError, KeyboardInterrupt) as error:
@@ -166,11 +174,11 @@ class RunRecord:
             self._console.warn(
                 f"{reason}; python -m popdist_py.timeline {folders} makes it of the spans there"
             )
-            return
-        if merged is not None:
-            self._console.tell(self._timeline.sentence(merged))
-            if self._folder is not None:
-                self._folder.timeline = merged.path
+            return None
+        if merged is None:
+            return None
+        self._console.tell(self._timeline.sentence(merged))
+        return merged.path
 
     def _close_folder(self) -> None:
         """Write the page of the run, and unlock the folder for other launchers."""
@@ -212,17 +220,13 @@ def _folder_of(planned: LaunchPlan, run_id: str) -> RunFolder | None:
     return RunFolder(planned, run_id)
 
 
-def _metrics_of(planned: LaunchPlan) -> JobMetrics | None:
-    """Return the metrics of a run; None unless an option asks for them.
-
-    Raises:
-        UsageError: A destination of the metrics cannot be used.
-    """
+def _metrics_of(planned: LaunchPlan, run_id: str) -> JobMetrics | None:
+    """Return the metrics of a run; None unless an option asks for them."""
     if not planned.config.metrics_to and planned.config.metrics_port is None:
         return None
     from poprun_py.launching.job_metrics import JobMetrics
 
-    return JobMetrics(planned)
+    return JobMetrics(planned, run_id)
 
 
 def new_run_id(environ: Mapping[str, str]) -> str:

@@ -9,6 +9,7 @@ from support.launcher.jobs import a_job
 
 from poprun_py.launching import attempts
 from poprun_py.options.launch_config import LaunchConfig
+from poprun_py.running.supervise.job import LaunchResult
 
 TOLD = "no restart: the time limit of {:g} s leaves {:.1f} s, and the pause before a restart is 8 s"
 
@@ -28,9 +29,9 @@ def test_a_job_without_time_after_the_pause_is_not_announced(monkeypatch, limit,
     nothing = a_job((), 0)
     monkeypatch.setattr(attempts, "job_of", lambda *_, **__: nothing)
     # The user was in the debugger for a while, or had stopped the job.
-    result = SimpleNamespace(paused_seconds=not_counted)
+    result = LaunchResult(exit_code=1, paused_seconds=not_counted)
     monkeypatch.setattr(attempts, "supervise", lambda *_, **__: result)
-    running.run(0)
+    running.run_once(0)
     clock[0] += 9.0
     assert running.has_time(8.0) == (left is None)
     assert warned == ([] if left is None else [TOLD.format(limit, left)])

@@ -11,11 +11,11 @@ from support.launcher.consoles import KeptConsole
 from support.launcher.plans import plan_with_folder
 
 from popdist_py.timeline import merging
+from poprun_py.errors import StartError
 from poprun_py.launching import attempts
 from poprun_py.launching.launch import Request, launch
 from poprun_py.launching.run_record import RunRecord
 from poprun_py.past_runs.pages import run_page
-from poprun_py.running.supervise.job import LaunchResult
 from poprun_py.terminal import command_name
 
 ENVIRON = {"POPRUN_RUN_ID": "mine", "PATH": os.defpath}
@@ -52,16 +52,16 @@ def test_ctrl_c_after_the_job_changes_not_how_it_ended(
 
     monkeypatch.setattr(place, name, interrupted)
     plan = plan_with_folder(tmp_path, ENVIRON, timeline="auto")
-    recording = RunRecord(plan, console)
-    attempt = recording.begin(plan, 0)
-    (attempt.spans.folder / "instance-0.ended").write_text("1")
-    recording.finish(LaunchResult(exit_code=0))
-    recording.close()
+    with RunRecord(plan, console) as recording:
+        attempt = recording.begin(plan, 0)
+        (attempt.spans.folder / "instance-0.ended").write_text("1")
+        recording.finish(0, "")
     assert console.of("warn") == [warning.format(name=command_name(), run=tmp_path / "mine")]
     report = json.loads((tmp_path / "mine" / "report.json").read_text())
     assert (report["state"], report["exit_code"]) == ("ended", 0)
     assert recording.was_interrupted
-    RunRecord(plan, console).close()  # the run's folder is free
+    with RunRecord(plan, console):
+        pass  # the run's folder is free
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
@@ -83,3 +83,18 @@ def test_a_signal_before_the_job_is_supervised_ends_the_report(
     assert (report["exit_code"], report["attempts"][0]["exit_code"]) == (code, code)
     assert report["attempts"][0]["cause"] == "signal"
     assert report["reason"] == f"{number.name} received while no program was running"
+
+
+def test_an_error_before_an_attempt_is_supervised_ends_the_report(tmp_path, monkeypatch, console):
+    def full(*_, **__):
+        raise StartError("the disk is full")
+
+    monkeypatch.setattr(attempts, "_make_folder_of_results", full)
+    monkeypatch.setenv("POPRUN_LEASES", "none")
+    with pytest.raises(StartError):
+        launch(Request(plan_with_folder(tmp_path, ENVIRON)), console)
+    report = json.loads((tmp_path / "latest" / "report.json").read_text())
+    assert (report["state"], report["exit_code"], report["reason"]) == (
+        "ended", 3, "the disk is full"
+    )  # fmt: skip
+    assert report["attempts"][0]["cause"] == "refused"

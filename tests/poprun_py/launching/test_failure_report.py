@@ -296,7 +296,7 @@ def test_an_attempt_that_runs_and_one_that_never_started():
     runs = begun_attempt(planned, 3, 1, 0.0)
     assert (runs["number"], runs["folder"], runs["restart_count"]) == (3, "attempt-3", 1)
     assert (runs["hosts"], runs["exit_code"], runs["cause"]) == (["a", "b"], None, None)
-    refused = refused_attempt(runs, 3, "no mpirun", 1.0)
+    refused = refused_attempt(runs, 3, "no mpirun", 1.0, "refused")
     assert (refused["exit_code"], refused["cause"], refused["reason"]) == (
         3,
         "refused",

@@ -27,16 +27,17 @@ def run(tmp_path, monkeypatch):
     """Return a run whose attempts can be run: they call ``run.supervise``."""
     plan = plan_with_folder(tmp_path / "out", {"POPRUN_RUN_ID": "mine"}, timeline="auto")
     console = KeptConsole()
-    recording = RunRecord(plan, console)
+    record = RunRecord(plan, console)
     found = SimpleNamespace(
         console=console,
-        timeline=recording._timeline,
+        record=record,
+        timeline=record._timeline,
         folder=tmp_path / "out" / "mine",
-        attempts=attempts.Attempts(plan, recording, console),
+        attempts=attempts.Attempts(plan, record, console),
     )
     monkeypatch.setattr(attempts, "supervise", lambda job, **_: found.supervise(job))
     yield found
-    recording.close()
+    record.__exit__(None, None, None)
 
 
 def test_attempts_before_one_that_does_not_start_are_in_the_trace(run):
@@ -44,10 +45,10 @@ def test_attempts_before_one_that_does_not_start_are_in_the_trace(run):
         raise StartError("no mpirun")
 
     run.supervise = failing
-    run.attempts.run(0)
+    run.attempts.run_once(0)
     run.supervise = does_not_start
-    with pytest.raises(StartError):
-        run.attempts.run(1)
+    with pytest.raises(StartError), run.record:
+        run.attempts.run_once(1)
     path = run.folder / "timeline.json.gz"
     assert query(path, "SELECT name FROM process") == [("instance 0 (attempt 1)",)]
     assert [f"{path}: 0 spans" in told for told in run.console.of("tell")] == [True]
@@ -60,7 +61,7 @@ def test_of_many_restarts_the_last_attempts_are_kept(run):
 
     run.supervise = failing
     for count in range(10):
-        run.attempts.run(count)
+        run.attempts.run_once(count)
     assert len(list(run.folder.glob("attempt-*/spans"))) == 8
     merged = run.timeline.finish()
     assert "0 spans; of the last 8 attempts; open" in run.timeline.sentence(merged)
@@ -73,7 +74,7 @@ def test_the_trace_of_an_earlier_launch_of_the_run_is_kept(run):
         (run.folder / name).write_text(name)
     (run.folder / "attempt-1").mkdir()
     run.supervise = failing
-    run.attempts.run(0)
+    run.attempts.run_once(0)
     merged = run.timeline.finish()
     kept = {path.name: path.read_text() for path in run.folder.glob("timeline-*")}
     assert kept == {
@@ -88,8 +89,8 @@ def test_a_job_that_never_started_has_no_trace(run):
         raise StartError("no mpirun")
 
     run.supervise = does_not_start
-    with pytest.raises(StartError):
-        run.attempts.run(0)
+    with pytest.raises(StartError), run.record:
+        run.attempts.run_once(0)
     assert run.console.of("tell") == []
     assert not (run.folder / "timeline.json.gz").exists()
     assert json.loads((run.folder / "report.json").read_text())["timeline"] is None

@@ -1,4 +1,4 @@
-"""Restarts of a job, their pauses, and lost hosts."""
+"""Restarts of a job, and their pauses."""
 
 from __future__ import annotations
 
@@ -6,47 +6,62 @@ import signal
 import threading
 
 import pytest
+from support.launcher.consoles import KeptConsole
+from support.launcher.plans import plan_with_folder
 
-from poprun_py.launching.restart import (
-    backoff_seconds,
-    pause,
-    run_with_restarts,
-)
-from poprun_py.running.supervise.job import LaunchResult
+from poprun_py.launching import attempts
+from poprun_py.launching.attempts import backoff_seconds, pause
+from poprun_py.launching.run_record import RunRecord
+from poprun_py.running.supervise.job import InstanceResult, LaunchResult
 
 
-def test_job_is_run_again_with_growing_pauses():
-    runs, pauses = [], []
+@pytest.fixture
+def job(monkeypatch):
+    """Give a function that runs a job whose first attempts fail.
 
-    def run(count):
-        runs.append(count)
-        return LaunchResult(exit_code=count < 3, may_restart=count < 3)
+    The function returns the result and the warnings. A pause takes no time and ends with a signal.
+    """
 
-    result = run_with_restarts(run, 5, lambda *_: None, pauses.append)
-    assert (runs, pauses) == ([0, 1, 2, 3], [1.0, 2.0, 4.0])
+    def run(num_failures, number=0, **options):
+        failure = LaunchResult(
+            exit_code=7, instances=(InstanceResult(index=0),), hung=(0,), may_restart=True
+        )
+        results = iter([failure] * num_failures + [LaunchResult(exit_code=0)])
+        monkeypatch.setattr(attempts, "supervise", lambda *_, **__: next(results))
+        monkeypatch.setattr(attempts, "pause", lambda _: number)
+        plan, console = plan_with_folder(None, **options), KeptConsole()
+        with RunRecord(plan, console) as record:
+            return attempts.Attempts(plan, record, console).run(), console.of("warn")
+
+    return run
+
+
+def test_job_is_run_again_with_growing_pauses(job):
+    result, warnings = job(3, max_restarts=5)
+    assert [line for line in warnings if line.startswith("restart")] == [
+        "restart 1 of 5 in 1 s", "restart 2 of 5 in 2 s", "restart 3 of 5 in 4 s"
+    ]  # fmt: skip
     assert (result.exit_code, result.restart_count) == (0, 3)
 
 
-def test_restarts_are_used_up():
-    result = run_with_restarts(
-        lambda _: LaunchResult(exit_code=7, may_restart=True),
-        2,
-        lambda *_: None,
-        lambda _: None,
-    )
+def test_restarts_are_used_up(job):
+    result, _ = job(9, max_restarts=2)
     assert (result.exit_code, result.restart_count) == (7, 2)
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGUSR1, 75)])
-def test_signal_between_two_runs_ends_the_job(number, code):
-    result = run_with_restarts(
-        lambda _: LaunchResult(exit_code=7, hung=(1,), may_restart=True),
-        2,
-        lambda *_: None,
-        lambda _: number,
-    )
+def test_signal_between_two_runs_ends_the_job(job, number, code):
+    result, _ = job(9, number=number, max_restarts=2)
     assert (result.exit_code, result.hung, result.restart_count) == (code, (), 0)
     assert result.reason == f"{number.name} received before restart 1"
+
+
+def test_a_restart_that_no_time_is_left_for_is_neither_told_nor_waited_for(job):
+    result, warnings = job(9, max_restarts=5, timeout=3.5)
+    assert [line[:19] for line in warnings if "restart " in line or "no restart" in line] == [
+        "restart 1 of 5 in 1", "restart 2 of 5 in 2", "no restart: the tim"
+    ]  # fmt: skip
+    assert (result.exit_code, result.restart_count) == (7, 2)
 
 
 def test_pause_tells_of_the_signal_that_ended_it():
@@ -63,16 +78,3 @@ def test_pause_tells_of_the_signal_that_ended_it():
 
 def test_pause_has_an_end():
     assert backoff_seconds(1000) == 60.0
-
-
-def test_a_restart_that_no_time_is_left_for_is_neither_told_nor_waited_for():
-    told = []
-    result = run_with_restarts(
-        lambda _: LaunchResult(exit_code=7, may_restart=True),
-        5,
-        lambda _, restart, seconds: told.append((restart, seconds)),
-        lambda _: 0,
-        has_time=lambda seconds: seconds < 4,
-    )
-    assert told == [(1, 1.0), (2, 2.0)]
-    assert (result.exit_code, result.restart_count) == (7, 2)

@@ -11,7 +11,7 @@ import pytest
 from support.launcher.consoles import KeptConsole
 from support.launcher.plans import plan_blindly, plan_with_folder
 
-from poprun_py.errors import StartError, UsageError
+from poprun_py.errors import UsageError
 from poprun_py.launching import run_folder
 from poprun_py.launching.run_folder import RunFolder
 from poprun_py.launching.run_record import AttemptRecord, RunRecord
@@ -37,13 +37,10 @@ def full_disk(monkeypatch):
 
 def test_without_a_folder_nothing_is_kept():
     console = KeptConsole()
-    record = RunRecord(plan_with_folder(None, {"POPRUN_RUN_ID": "mine"}), console)
-    assert record.run_id == "mine"
-    assert record.begin(plan_with_folder(None), 0) == AttemptRecord()
-    record.end(LaunchResult(exit_code=0))
-    record.refuse(StartError("no"))
-    record.finish(LaunchResult(exit_code=0))
-    record.close()
+    with RunRecord(plan_with_folder(None, {"POPRUN_RUN_ID": "mine"}), console) as record:
+        assert record.begin(plan_with_folder(None), 0) == AttemptRecord("mine")
+        record.end(LaunchResult(exit_code=0))
+        record.finish(0, "")
     assert console.said == [("log", "the run is mine")]
 
 
@@ -83,8 +80,7 @@ def test_the_report_names_the_trace(tmp_path, folder):
     record.begin_attempt(plan_with_folder(tmp_path), 0)
     report = tmp_path / "mine" / "report.json"
     assert json.loads(report.read_text())["timeline"] is None
-    record.timeline = tmp_path / folder / "t.json"
-    record.finish(0, "")
+    record.finish(0, "", tmp_path / folder / "t.json")
     record.close()
     shown = "t.json" if folder == "mine" else str(tmp_path / folder / "t.json")
     assert json.loads(report.read_text())["timeline"] == shown

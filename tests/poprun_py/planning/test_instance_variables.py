@@ -123,7 +123,7 @@ def told(hosts="127.0.0.2,127.0.0.3", environ=None, index=1, **options):
         environ={"PATH": "/bin", **_SETTINGS, **(environ or {})},
         probed=_PROBED if hosts else None,
     )
-    sent = dict(job_of(job, "r", AttemptRecord()).command.variables[index])
+    sent = dict(job_of(job, AttemptRecord("r")).command.variables[index])
     assert sent.pop("POPRUN_RUN_ID") == sent["TORCHELASTIC_RUN_ID"] == "r"
     return {n: v for n, v in sent.items() if not n.startswith("TORCHELASTIC")}, job.command
 
