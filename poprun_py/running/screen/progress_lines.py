@@ -21,11 +21,14 @@ class ProgressLines:
 
     The lines show the first state of a bar, one state every 10 s, and the last state. If a bar
     begins within 10 s after another bar, only its last state is shown.
+
+    Attributes:
+        is_redrawn: Whether a carriage return has restarted the line, as in a progress bar.
     """
 
     def __init__(self) -> None:
         self._carried = b""  # A carriage return that may be followed by a newline.
-        self._is_redrawn = False  # Whether a carriage return has restarted the line.
+        self.is_redrawn = False
         self._has_text = False  # Whether the beginning of a line has been passed on.
         self._rows_up = 0  # The rows by which the cursor has been moved up.
         self._has_just_moved_down = False
@@ -40,7 +43,7 @@ class ProgressLines:
         self._fed_at = now
         data = self._carried + data
         # Output without progress bars, which is the usual case, is passed on unchanged.
-        if not self._is_redrawn and b"\r" not in data:
+        if not self.is_redrawn and b"\r" not in data:
             self._carried = b""
             if data:
                 self._has_text = not data.endswith(b"\n")
@@ -56,7 +59,7 @@ class ProgressLines:
     def finish(self, now: float) -> bytes:
         """Return the rest of a stream that has ended, such as the last state of a bar."""
         shown = bytearray()
-        if self._is_redrawn:
+        if self.is_redrawn:
             self._end_bar(now, shown)
         return bytes(shown)
 
@@ -73,11 +76,6 @@ class ProgressLines:
             return float("inf")
         return max(self._fed_at, self._shown_at + INTERVAL_SECONDS)
 
-    @property
-    def is_open(self) -> bool:
-        """Whether a line is being redrawn, as progress bars are."""
-        return self._is_redrawn
-
     def _take(self, text: bytes, move: bytes, now: float, shown: bytearray) -> None:
         """Process some text, and the code after it that ends a line or moves the cursor."""
         if text and self._has_just_moved_down:
@@ -85,11 +83,11 @@ class ProgressLines:
             self._end_bar(now, shown)
         self._has_just_moved_down = False
         is_end = move.endswith(b"\n")
-        if not self._is_redrawn and move != b"\r":
+        if not self.is_redrawn and move != b"\r":
             self._pass(text + move, shown)
             return
-        if not self._is_redrawn:
-            self._is_redrawn = True
+        if not self.is_redrawn:
+            self.is_redrawn = True
             if self._has_text:
                 # The beginning of the line, which has been passed on, is the bar's first state.
                 self._pass(text + b"\n", shown)
@@ -131,6 +129,6 @@ class ProgressLines:
         """Show the last state of all bars, even if the last line was shown less than 10 s ago."""
         self._end_state(now, shown)
         self._show(now, shown)
-        self._is_redrawn = self._has_text = self._has_just_moved_down = False
+        self.is_redrawn = self._has_text = self._has_just_moved_down = False
         self._rows_up = 0
         self._states, self._shown = {}, {}

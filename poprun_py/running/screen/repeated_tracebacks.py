@@ -9,6 +9,7 @@ for held output is bounded.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 
 # A traceback that begins more than this many seconds after the first traceback of a failure belongs
 # to another failure.
@@ -21,26 +22,25 @@ Show = Callable[[int, bytes], None]
 Tell = Callable[[tuple[int, ...], int], None]
 
 
+@dataclass(slots=True, eq=False)
 class _TracebackOutput:
     """The output of an instance from the beginning of a traceback on."""
 
-    __slots__ = ("_lines", "_size_of_lines", "_writer", "began", "data", "index")
-
-    def __init__(self, index: int, host: str, pid: int, began: float) -> None:
-        self.index = index
-        self.began = began
-        self.data = bytearray()
-        self._writer = (index, host, pid)
-        self._lines: list[str] = []
-        self._size_of_lines = 0
+    index: int
+    host: str
+    pid: int
+    began: float
+    data: bytearray = field(default_factory=bytearray)
+    _lines: list[str] = field(default_factory=list)
+    _size_of_lines: int = 0
 
     def lines(self) -> list[str]:
         """Return the lines, with instance-specific parts such as process ids replaced."""
         from poprun_py.running.screen.tracebacks import normal_line
 
         if len(self.data) != self._size_of_lines:
-            text = self.data.decode(errors="replace")
-            self._lines = [normal_line(line, *self._writer) for line in text.split("\n")]
+            lines = self.data.decode(errors="replace").split("\n")
+            self._lines = [normal_line(each, self.index, self.host, self.pid) for each in lines]
             self._size_of_lines = len(self.data)
         return self._lines
 

@@ -35,7 +35,7 @@ _BARE_RETURN = re.compile(rb"\r(?!\n)")
 _COLOURS = (32, 33, 34, 35, 36, 92, 93, 94, 95, 96)
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class OutputStream:
     """One stream (stdout or stderr) of one instance, and its output that is not shown yet.
 
@@ -57,16 +57,9 @@ class OutputStream:
     fed_at: float = 0.0
     progress: ProgressLines | None = None
 
-    @property
-    def is_plain(self) -> bool:
-        """Whether the program's output is shown without tags and times."""
-        return not self.tag and not self.timed
-
     def prefix(self) -> bytes:
         """Return the tag of a line that begins now, with the time of day if ``timed``."""
-        if not self.timed:
-            return self.tag
-        return f"{clock_text(time.time())} ".encode() + self.tag
+        return f"{clock_text(time.time())} ".encode() + self.tag if self.timed else self.tag
 
 
 def make_stream(
@@ -92,8 +85,7 @@ def make_stream(
 
 def tag_width(index: int, form: str) -> int:
     """Return the number of columns of the tag before each line of an instance's stdout."""
-    stream = make_stream(index, "stdout", form=form)
-    return len(stream.prefix())
+    return len(make_stream(index, "stdout", form=form).prefix())
 
 
 def keep_end(kept: bytearray, data: bytes) -> bytearray:
@@ -126,12 +118,14 @@ class Sink:
         self.moved_at = time.monotonic()
         self._pending = bytearray()
         self._is_closed = False
-        self._always_ready = stat.S_ISREG(os.fstat(descriptor).st_mode)
-        self._chunk = _TERMINAL_CHUNK if self.is_terminal else _PIPE_CHUNK
         self._own = _open_again(descriptor) if self.is_terminal else None
+        self._target = descriptor if self._own is None else self._own
         if self._own is not None:
             self._chunk = _WHOLE_CHUNK
-        self._target = descriptor if self._own is None else self._own
+        elif stat.S_ISREG(os.fstat(descriptor).st_mode):
+            self._chunk = _MAX_PENDING
+        else:
+            self._chunk = _TERMINAL_CHUNK if self.is_terminal else _PIPE_CHUNK
         self._poll = select.poll()
         self._poll.register(self._target, select.POLLOUT)
 
@@ -154,12 +148,9 @@ class Sink:
     def flush(self, timeout: float = 0.0) -> None:
         """Write pending output, waiting up to ``timeout`` seconds for the reader."""
         limit = time.monotonic() + timeout
-        while self._pending and not self._is_closed:
-            if not self._always_ready:
-                wait = max(0, int(1000 * (limit - time.monotonic())))
-                if not self._poll.poll(wait):
-                    return
-            if not self._write_some():
+        while self._pending:
+            wait = max(0, int(1000 * (limit - time.monotonic())))
+            if not self._poll.poll(wait) or not self._write_some():
                 return
 
     def close(self) -> None:
@@ -176,9 +167,8 @@ class Sink:
 
     def _write_some(self) -> bool:
         """Write a piece of the pending output; return whether another piece may be written."""
-        piece = bytes(self._pending) if self._always_ready else bytes(self._pending[: self._chunk])
         try:
-            del self._pending[: os.write(self._target, piece)]
+            del self._pending[: os.write(self._target, bytes(self._pending[: self._chunk]))]
         except BlockingIOError:
             # The terminal's buffer is full, or another process made the descriptor non-blocking.
             return False
@@ -186,7 +176,9 @@ class Sink:
             # The job continues without its output, for example after its pager was closed.
             self.discard()
             if error.errno != errno.EPIPE:
-                _report_loss(self.descriptor, error)
+                lost = f"output to descriptor {self.descriptor} is lost: {error.strerror}"
+                with contextlib.suppress(OSError):
+                    os.write(2, f"{command_name()}: warning: {lost}\n".encode())
         self.moved_at = time.monotonic()
         return True
 
@@ -202,13 +194,6 @@ def _open_again(descriptor: int) -> int | None:
         return os.open(f"/proc/self/fd/{descriptor}", flags)
     except OSError:
         return None
-
-
-def _report_loss(descriptor: int, error: OSError) -> None:
-    lost = f"output to descriptor {descriptor} is lost: {error.strerror}"
-    text = f"{command_name()}: warning: {lost}\n"
-    with contextlib.suppress(OSError):
-        os.write(2, text.encode())
 
 
 class Screen:
@@ -235,8 +220,9 @@ class Screen:
         self._can_erase = can_erase
         self.maps_newlines = True  # Whether a newline returns to the first column.
         self._open: OutputStream | None = None  # The stream of the open line.
-        self._bars: dict[int, OutputStream] = {}  # Streams with a progress bar; keys are ids.
-        self._unfinished: dict[int, OutputStream] = {}  # Streams with an unfinished line.
+        # The streams with a progress bar, and the streams with an unfinished line, in order.
+        self._bars: dict[OutputStream, ProgressLines] = {}
+        self._unfinished: dict[OutputStream, None] = {}
         self._drawn = b""  # The open line's text after its last carriage return.
         self._is_bar = False  # Whether the open line contains a carriage return.
 
@@ -255,9 +241,9 @@ class Screen:
         elif len(stream.held) > MAX_HELD:
             self._shorten_held(stream)
         if stream.held:
-            self._unfinished[id(stream)] = stream
+            self._unfinished[stream] = None
         else:
-            self._unfinished.pop(id(stream), None)
+            self._unfinished.pop(stream, None)
 
     @property
     def is_waiting(self) -> bool:
@@ -266,14 +252,14 @@ class Screen:
 
     def flush_idle(self, before: float) -> None:
         """Show unfinished lines, such as a prompt, of streams without output since ``before``."""
-        for bar in list(self._bars.values()):
-            if bar.progress is not None and (lines := bar.progress.overdue(before)):
-                self._write_lines(bar, lines)
-        for stream in list(self._unfinished.values()):
+        for stream, progress in self._bars.items():
+            if lines := progress.overdue(before):
+                self._write_lines(stream, lines)
+        for stream in list(self._unfinished):
             if stream.fed_at < before and self._is_free_for(stream):
                 self._write_partial(stream)
                 if not stream.held:
-                    del self._unfinished[id(stream)]
+                    del self._unfinished[stream]
 
     def finish(self, stream: OutputStream) -> None:
         """Write the rest of a stream that has ended, and add a missing newline at its end.
@@ -281,13 +267,13 @@ class Screen:
         If the descriptor is not a terminal, a plain stream gets the newline only before other
         output.
         """
-        self._unfinished.pop(id(stream), None)
-        if self._bars.pop(id(stream), None) and stream.progress is not None:
-            stream.held += stream.progress.finish(time.monotonic())
+        self._unfinished.pop(stream, None)
+        if progress := self._bars.pop(stream, None):
+            stream.held += progress.finish(time.monotonic())
         if stream.held.endswith(b"\n"):
             self._write_lines(stream, bytes(stream.held))
             stream.held.clear()
-        elif stream.is_plain and not self.is_terminal:
+        elif not (stream.tag or stream.timed or self.is_terminal):
             stream.has_ended = True
             self._write_partial(stream)
         elif stream.held:
@@ -299,7 +285,7 @@ class Screen:
     def end_bar(self, stream: OutputStream) -> None:
         """End a progress bar of a stream, so that the stream's next output starts a new line."""
         is_open_bar = self._open is stream and self._is_bar
-        if is_open_bar or b"\r" in stream.held or id(stream) in self._bars:
+        if is_open_bar or b"\r" in stream.held or stream in self._bars:
             self.finish(stream)
 
     def interrupt(self) -> None:
@@ -314,18 +300,17 @@ class Screen:
 
     def next_bar_at(self) -> float:
         """Return the time to show the state of a progress bar next; inf if no bar is due."""
-        bars = (s.progress for s in self._bars.values() if s.progress is not None)
-        return min((bar.due_at() for bar in bars), default=float("inf"))
+        return min((bar.due_at() for bar in self._bars.values()), default=float("inf"))
 
     def _with_bars_as_lines(self, stream: OutputStream, data: bytes) -> bytes:
         """Return ``data``; turn progress bars into whole lines if the output is not a terminal."""
         if self.is_terminal or stream.progress is None:
             return data
         data = stream.progress.feed(data, stream.fed_at)
-        if stream.progress.is_open:
-            self._bars[id(stream)] = stream
+        if stream.progress.is_redrawn:
+            self._bars[stream] = stream.progress
         else:
-            self._bars.pop(id(stream), None)
+            self._bars.pop(stream, None)
         return data
 
     def insert(self, line: bytes) -> None:
@@ -355,17 +340,14 @@ class Screen:
             self._write(self._open.prefix() + self._drawn)
 
     def _write_lines(self, stream: OutputStream, lines: bytes) -> None:
-        redraw = b""
-        tag = stream.prefix()
+        tag, redraw = stream.prefix(), b""
         first_tag = tag
         if self._open is stream:
             first_tag = b""
             self._open = None
         else:
             redraw = self._close_open_line()
-        end = b"\n"
-        if not self.maps_newlines and not stream.live:
-            end = b"\r\n"
+        end = b"\n" if self.maps_newlines or stream.live else b"\r\n"
         body = _retag(lines, tag)[:-1].replace(b"\n", end + tag)
         self._write(first_tag + body + end + redraw)
 
@@ -377,14 +359,10 @@ class Screen:
         if not data:
             return
         del stream.held[: len(data)]
-        tag = stream.prefix()
-        start = b""
+        tag, start = stream.prefix(), b""
         if self._open is not stream:
             self.interrupt()
-            start = tag
-            self._drawn = b""
-            self._is_bar = False
-        self._open = stream
+            self._open, self._drawn, self._is_bar, start = stream, b"", False, tag
         self._is_bar |= b"\r" in data
         self._drawn = (self._drawn + data).rpartition(b"\r")[2][-4096:]
         self._write(start + _retag(data, tag))
