@@ -24,9 +24,10 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from poprun_py.errors import LaunchError, StartError, UsageError
 from poprun_py.instance.job_folders import JobFolder
 from poprun_py.options.option_types import plain
-from poprun_py.python_api.job_output import SHOWN, STREAMS, StreamName, read_end, read_instance
+from poprun_py.python_api.job_output import SHOWN, STREAMS, StreamName, read_end
 from poprun_py.python_api.launcher_child import LauncherChild
 from poprun_py.python_api.status import JobState, JobStatus
+from poprun_py.running.screen.output_files import output_path
 from poprun_py.running.supervise.job import LaunchResult
 from poprun_py.running.supervise.signal_pipe import INTERRUPT_ONCE
 
@@ -140,9 +141,14 @@ class JobHandle(Generic[T]):
         attempts = list(self._launcher.attempts)
         if not attempts:
             return ""
-        indices = _instance_indices(instance, attempts[-1].num_instances)
-        folders = list(dict.fromkeys(a.folder for a in attempts if a.folder is not None))
-        return "".join(read_instance(folders, index, stream) for index in indices)
+        paths = dict.fromkeys(
+            output_path(attempt.folder, index, name, attempt.num_instances)
+            for index in _instance_indices(instance, attempts[-1].num_instances)
+            for name in (STREAMS if stream is None else (stream,))
+            for attempt in attempts
+            if attempt.folder is not None
+        )
+        return "".join(map(read_end, paths))
 
     def __repr__(self) -> str:
         try:

@@ -6,7 +6,6 @@ import codecs
 import contextlib
 import os
 import sys
-from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO, Literal
 
@@ -77,26 +76,6 @@ class OutputCopier:
         self._pipe.close()
         if self._file is not None:
             self._file.close()
-
-
-def read_instance(folders: Sequence[str], instance: int, stream: StreamName | None) -> str:
-    """Return the output of an instance in all attempts, in the order of the attempts.
-
-    Args:
-        folders: The folders of the attempts.
-        instance: The index of the instance.
-        stream: The stream to read; None for the instance's stdout followed by its stderr.
-    """
-    names = STREAMS if stream is None else (stream,)
-    return "".join(read_end(path) for name in names for path in _files(folders, instance, name))
-
-
-def _files(folders: Sequence[str], instance: int, stream: StreamName) -> Iterator[Path]:
-    for folder in folders:
-        for path in Path(folder).glob(f"instance-*.{stream}"):
-            # The numbers in file names are zero-padded to the width of the largest number.
-            if int(path.stem.removeprefix("instance-")) == instance:
-                yield path
 
 
 def read_end(path: Path) -> str:

@@ -8,6 +8,13 @@ from typing import BinaryIO
 from popdist_py.atomic_file import open_private
 
 
+def output_path(folder: str, instance: int, stream: str, num_instances: int) -> Path:
+    """Return the path of the file with an instance's ``stdout`` or ``stderr``."""
+    # The index is padded with zeros to the width of the greatest index.
+    width = len(str(num_instances - 1))
+    return Path(folder) / f"instance-{instance:0{width}}.{stream}"
+
+
 class OutputFiles:
     """Writes output to files ``instance-INDEX.stdout`` and ``.stderr``, if a folder is given.
 
@@ -19,8 +26,8 @@ class OutputFiles:
 
     def __init__(self, folder: str | None, num_instances: int) -> None:
         self.trouble = ""
-        self._folder = Path(folder) if folder is not None else None
-        self._width = len(str(num_instances - 1))
+        self._folder = folder
+        self._num_instances = num_instances
         self._files: dict[tuple[int, str], BinaryIO] = {}
 
     def open(self, instance: int) -> None:
@@ -35,7 +42,7 @@ class OutputFiles:
         try:
             file = self._files.get((instance, stream))
             if file is None:
-                path = self._folder / f"instance-{instance:0{self._width}}.{stream}"
+                path = output_path(self._folder, instance, stream, self._num_instances)
                 file = self._files[instance, stream] = open_private(path, "ab", buffering=0)
             rest = memoryview(data)
             while rest:

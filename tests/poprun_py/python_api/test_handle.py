@@ -236,9 +236,9 @@ def test_a_finished_job_is_freed_with_its_handle(wait):
 
 def test_only_the_end_of_long_output_is_read(tmp_path, monkeypatch):
     monkeypatch.setattr(output, "_MOST_BYTES", 1 << 12)
-    file = tmp_path / "instance-07.stdout"
+    file = tmp_path / "instance-7.stdout"
     file.write_text("".join(f"line {number:8}\n" for number in range(500)))
-    said = output.read_instance([str(tmp_path)], 7, None)
+    said = output.read_end(file)
     assert said == file.read_text()[-len(said) :]
     assert 4000 < len(said) <= 1 << 12
     assert said.startswith("line ")
