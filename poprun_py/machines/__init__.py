@@ -1,6 +1,6 @@
 """The hosts of a job, their hardware, and the leases of CPUs that jobs hold on them.
 
-- host_list, host_allocation: the hosts of a launch
+- host_list: the hosts of a launch
 - remote_shell, mpirun_ssh: commands on other hosts, and copies of folders to them
 - host_reports, probe_script: the facts that hosts report about themselves
 - host_checks, host_networks: checks of the hosts, and the network between them

@@ -1,14 +1,19 @@
-"""The grammar of host lists and host files, and the short form of many host names.
+"""The hosts of a launch: host lists, host files, Slurm allocations, and short forms of many names.
 
-host_allocation.py decides which list or file is used, and reads the file.
+Only ``with_names`` has side effects: it asks the resolver for the names of IPv6 addresses.
 """
 
 from __future__ import annotations
 
+import itertools
+import math
 import re
-from collections.abc import Sequence
+import socket
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from popdist_py.errors import are, counted
+from poprun_py.display.formatting import ranges_text
 from poprun_py.errors import UsageError
 
 # The maximum number of hosts in a host list. Larger numbers are typing errors, such as
@@ -18,8 +23,9 @@ MAX_HOSTS = 65_536
 _NAME = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9._-]*[A-Za-z0-9_])?|[0-9A-Fa-f:]*::?[0-9A-Fa-f:.]+")
 _ADDRESS = re.compile(r"\[([0-9A-Fa-f:.]*:[0-9A-Fa-f:.]*)\](?::(.*))?")
 # This pattern splits a host name into the text before its last number, that number, and the text
-# after it. The pattern does not match IPv4 addresses.
-_LAST_NUMBER = re.compile(r"([A-Za-z_](?:.*[^0-9])?)([0-9]+)([^0-9]*)")
+# after it. The pattern does not match IPv4 addresses and names with ranges.
+_LAST_NUMBER = re.compile(r"([A-Za-z_](?:[^\[]*[^\[0-9])?)([0-9]+)([^\[0-9]*)")
+_BRACKETS = re.compile(r"\[[^\[\]]*\]")
 _RANGE = re.compile(r"(\d+)(?:-(\d+))?")
 _USER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
 # Keys that Open MPI accepts after a host name in a host file. The parser converts a key to lower
@@ -134,17 +140,9 @@ def _merged(hosts: Sequence[Host], source: str) -> list[Host]:
 
 def _split(text: str, source: str) -> list[str]:
     """Split a host list at the commas that are not inside brackets."""
-    entries, start, depth = [], 0, 0
-    for position, character in enumerate(text):
-        depth += (character == "[") - (character == "]")
-        if not 0 <= depth <= 1:
-            break
-        if character == "," and depth == 0:
-            entries.append(text[start:position])
-            start = position + 1
-    entries.append(text[start:])
-    if depth:
+    if set("[]") & set(_BRACKETS.sub("", text)):
         raise UsageError(f"{source} {text!r}: brackets do not match; expected host[0-2,4]")
+    entries = re.sub(f"({_BRACKETS.pattern})|,", lambda match: match[1] or "\n", text).split("\n")
     if "" in entries:
         raise UsageError(f"{source} {text!r}: empty entry; expected names separated by one comma")
     return entries
@@ -170,7 +168,7 @@ def _parse_entry(entry: str, source: str) -> list[Host]:
         )
     if ":" in name:
         return [Host(name=_address(name, source), slots=limit, user=user)]
-    hosts = [Host(name=expanded, slots=limit, user=user) for expanded in expand(name, source)]
+    hosts = [Host(name=expanded, slots=limit, user=user) for expanded in _expand(name, source)]
     for host in hosts:
         if not _NAME.fullmatch(host.name):
             raise UsageError(
@@ -198,18 +196,21 @@ def _slots(text: str) -> int | None:
     return int(text) if text.isascii() and text.isdigit() and len(text) < 10 else None
 
 
-def expand(name: str, source: str) -> list[str]:
-    """Return all names that a name with ranges stands for: ``n[08-09]`` is ``n08`` and ``n09``.
+def _expand(name: str, source: str) -> list[str]:
+    """Return all names that a name with ranges stands for: ``n[08-09]`` is ``n08`` and ``n09``."""
+    texts = _BRACKETS.split(name)
+    ranges = [_numbers(each[1:-1], name, source) for each in _BRACKETS.findall(name)]
+    if math.prod(map(len, ranges)) > MAX_HOSTS:
+        raise UsageError(f"{source}: {name!r}: more than {MAX_HOSTS} hosts")
+    return [
+        "".join(itertools.chain(*zip(texts, (*numbers, ""), strict=True)))
+        for numbers in itertools.product(*ranges)
+    ]
 
-    Raises:
-        UsageError: A range is invalid, or there are more than 65,536 names.
-    """
-    head, bracket, rest = name.partition("[")
-    if not bracket:
-        return [name]
-    inside, closing, tail = rest.partition("]")
+
+def _numbers(inside: str, name: str, source: str) -> list[str]:
     numbers: list[str] = []
-    for part in inside.split(",") if closing else [""]:
+    for part in inside.split(","):
         match = _RANGE.fullmatch(part)
         first, last = (match[1], match[2] or match[1]) if match else ("1", "0")
         if not match or int(last) < int(first) or len(first) > 9 or len(last) > 9:
@@ -217,13 +218,10 @@ def expand(name: str, source: str) -> list[str]:
                 f"{source}: {name!r}: bad range {part!r}; expected ascending numbers such as "
                 "[0-2,4]"
             )
-        if int(last) - int(first) >= MAX_HOSTS:
+        if int(last) - int(first) + len(numbers) >= MAX_HOSTS:
             raise UsageError(f"{source}: {name!r}: more than {MAX_HOSTS} hosts")
         numbers += [str(n).zfill(len(first)) for n in range(int(first), int(last) + 1)]
-    tails = expand(tail, source)
-    if len(numbers) * len(tails) > MAX_HOSTS:
-        raise UsageError(f"{source}: {name!r}: more than {MAX_HOSTS} hosts")
-    return [head + number + end for number in numbers for end in tails]
+    return numbers
 
 
 def compress(names: Sequence[str]) -> str:
@@ -231,44 +229,24 @@ def compress(names: Sequence[str]) -> str:
 
     Names that differ only in their last number are combined; all other names are kept unchanged.
     """
-    groups: dict[tuple[str, str, int], list[int]] = {}
-    plain: list[str] = []
-    numbered: list[tuple[str, str, str]] = []
-    for name in names:
-        match = _LAST_NUMBER.fullmatch(name)
-        if match is None or "[" in name:
-            plain.append(name)
-            continue
-        head, digits, tail = match.groups()
-        numbered.append((head, tail, digits))
+    split = {name: _LAST_NUMBER.fullmatch(name) for name in names}
+    numbered = [match.groups() for match in split.values() if match]
     padded = {
-        (head, tail, len(digits))
-        for head, tail, digits in numbered
+        (head, len(digits), tail)
+        for head, digits, tail in numbered
         if digits.startswith("0") and digits != "0"
     }
-    for head, tail, digits in numbered:
+    groups: dict[tuple[str, int, str], list[int]] = {}
+    for head, digits, tail in numbered:
         # If node08 is among the names, node10 also counts as padded with zeros to two digits.
-        width = len(digits) if (head, tail, len(digits)) in padded else 0
-        groups.setdefault((head, tail, width), []).append(int(digits))
+        width = len(digits) if (head, len(digits), tail) in padded else 0
+        groups.setdefault((head, width, tail), []).append(int(digits))
     words = []
-    for (head, tail, width), numbers in groups.items():
-        runs = _runs(sorted(set(numbers)))
-        text = ",".join(
-            f"{a:0{width}}" if a == b else f"{a:0{width}}-{b:0{width}}" for a, b in runs
-        )
+    for (head, width, tail), numbers in groups.items():
+        parts = re.split(r"(\d+)", ranges_text(numbers))
+        text = "".join(part.zfill(width) if part.isdigit() else part for part in parts)
         words.append(f"{head}{text}{tail}" if len(numbers) == 1 else f"{head}[{text}]{tail}")
-    return ",".join([*words, *plain])
-
-
-def _runs(numbers: Sequence[int]) -> list[tuple[int, int]]:
-    """Return each range of consecutive numbers as a pair of its first and its last number."""
-    runs: list[tuple[int, int]] = []
-    for number in numbers:
-        if runs and number == runs[-1][1] + 1:
-            runs[-1] = (runs[-1][0], number)
-        else:
-            runs.append((number, number))
-    return runs
+    return ",".join([*words, *(name for name, match in split.items() if not match)])
 
 
 def are_host_names(names: Sequence[str]) -> bool:
@@ -294,3 +272,164 @@ def _unique(hosts: list[Host], source: str) -> tuple[Host, ...]:
     if len(hosts) > MAX_HOSTS:
         raise UsageError(f"{source}: more than {MAX_HOSTS} hosts")
     return tuple(hosts)
+
+
+# --- the hosts of a launch ----------------------------------------------------------------------
+
+# Environment variables with the path of a host file for Open MPI. A Kubernetes MPIJob sets one of
+# these variables.
+DEFAULT_HOST_FILES = ("OMPI_MCA_orte_default_hostfile", "PRTE_MCA_prte_default_hostfile")
+_LOCAL_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
+_TASKS = re.compile(r"(\d{1,7})(?:\(x(\d{1,7})\))?")
+
+
+def resolve_hosts(
+    *,
+    host: str | None,
+    host_file: str | None,
+    environ: Mapping[str, str],
+    read_text: Callable[[str], str],
+    local_names: frozenset[str] = frozenset(),
+    num_instances: int = 1,
+    host_source: str = "--host",
+    host_file_source: str = "--host-file",
+) -> tuple[Host, ...]:
+    """Return the hosts of a launch, in order.
+
+    ``--host`` takes precedence over ``--host-file``. Without ``--host`` and ``--host-file``, the
+    hosts come from the Slurm allocation or the MPI host file that ``environ`` names. If ``environ``
+    names neither, this machine is the only host. ``local_names`` are the names of this machine.
+    ``read_text`` returns the text of a file. ``host_source`` and ``host_file_source`` are the
+    options' names in messages.
+
+    Raises:
+        UsageError: A host list is malformed, a host is given twice, or the Slurm allocation has too
+            few tasks.
+    """
+    if host is not None:
+        hosts = parse_host_list(host, source=host_source)
+    elif host_file is not None:
+        hosts = parse_host_file(read_text(host_file), source=f"{host_file_source} {host_file}")
+    elif environ.get("SLURM_JOB_NODELIST"):
+        hosts = _slurm_hosts(environ, num_instances)
+    elif default_file := next((environ[n] for n in DEFAULT_HOST_FILES if environ.get(n)), ""):
+        hosts = parse_host_file(read_text(default_file), source=default_file)
+    else:
+        return (LOCALHOST,)
+    local = _LOCAL_NAMES | {name.lower() for name in local_names}
+    here = [h.name for h in hosts if h.name.lower() in local]
+    if len(here) > 1:
+        raise UsageError(
+            f"hosts {here[0]} and {here[1]} are both this machine; name it once, with name:slots "
+            "for several instances"
+        )
+    return tuple(replace(h, is_local=h.name.lower() in local) for h in hosts)
+
+
+def _slurm_hosts(environ: Mapping[str, str], num_instances: int) -> tuple[Host, ...]:
+    """Return the hosts of a Slurm allocation.
+
+    The number of slots of a host is the number of Slurm tasks that the user asked for on the host.
+    If each node has one task with several CPUs, the number of slots is unlimited (None): the task
+    is meant for the launcher, as with torchrun, and the instances divide the CPUs of the task.
+
+    Raises:
+        UsageError: There are fewer Slurm tasks than instances.
+    """
+    hosts = parse_host_list(environ["SLURM_JOB_NODELIST"], source="SLURM_JOB_NODELIST")
+    requested = environ.get("SLURM_NTASKS") or environ.get("SLURM_NTASKS_PER_NODE")
+    if not requested or environ.get("SLURM_STEP_ID"):
+        # If the user did not ask for tasks, Slurm's default is one task for each node. In a Slurm
+        # step, Slurm's environment variables describe the step, whose only task is the launcher,
+        # and not the allocation.
+        return hosts
+    tasks = parse_tasks_per_node(
+        environ.get("SLURM_TASKS_PER_NODE") or environ.get("SLURM_NTASKS_PER_NODE", ""), len(hosts)
+    )
+    if set(tasks) == {1} and environ.get("SLURM_CPUS_PER_TASK", "1") != "1":
+        return hosts
+    share, rest = divmod(num_instances, min(len(hosts), num_instances))
+    lacking = [h.name for h, n in zip(hosts[:num_instances], tasks, strict=False) if n < share]
+    if lacking and not rest:
+        raise UsageError(
+            f"Slurm allocated {counted(tasks[0], 'task')} to {lacking[0]}, "
+            f"{counted(share, 'instance')} {are(share)} planned on it "
+            f"({counted(num_instances, 'instance')} / "
+            f"{counted(min(len(hosts), num_instances), 'node')}): ask for "
+            f"--ntasks-per-node={share} in sbatch or salloc, or give --num-instances {sum(tasks)}"
+        )
+    return tuple(Host(name=h.name, slots=n) for h, n in zip(hosts, tasks, strict=True))
+
+
+def slurm_tasks(
+    hosts: Sequence[Host], instances_per_host: int, environ: Mapping[str, str]
+) -> dict[str, str]:
+    """Return Slurm's environment variables with values that match the hosts of the plan.
+
+    Open MPI starts one instance for each Slurm task that these variables count. The values that
+    Slurm itself set may count only one task for each node, and may name nodes that the plan does
+    not use.
+    """
+    if not environ.get("SLURM_JOB_NODELIST"):
+        return {}
+    nodes, count = ",".join(host.name for host in hosts), str(len(hosts))
+    return {
+        "SLURM_NODELIST": nodes,
+        "SLURM_JOB_NODELIST": nodes,
+        "SLURM_NNODES": count,
+        "SLURM_JOB_NUM_NODES": count,
+        "SLURM_TASKS_PER_NODE": f"{instances_per_host}(x{count})",
+    }
+
+
+def parse_tasks_per_node(text: str, num_hosts: int) -> list[int]:
+    """Return the number of tasks of each node from Slurm's short form: ``2(x3),1`` is 2, 2, 2, 1.
+
+    Raises:
+        UsageError: The text is not in Slurm's short form, or describes another number of nodes.
+    """
+    tasks: list[int] = []
+    for part in text.split(","):
+        match = _TASKS.fullmatch(part)
+        if match is None or int(match[2] or 1) > MAX_HOSTS:
+            tasks = []
+            break
+        tasks += [int(match[1])] * int(match[2] or 1)
+    if len(tasks) == 1:
+        tasks *= num_hosts
+    if len(tasks) != num_hosts:
+        raise UsageError(
+            f"SLURM_TASKS_PER_NODE {text!r}: expected the tasks of "
+            f"{counted(num_hosts, 'node')}, such as 2(x3)"
+        )
+    return tasks
+
+
+# --- names of IPv6 addresses --------------------------------------------------------------------
+
+
+def with_names(hosts: Sequence[Host]) -> tuple[Host, ...]:
+    """Replace each IPv6 address in ``hosts`` by a host name, because mpirun rejects IPv6 addresses.
+
+    Raises:
+        UsageError: The name of an address is unknown, or two hosts have the same name.
+    """
+    named: list[Host] = []
+    for host in hosts:
+        name = _name_of_address(host) if ":" in host.name else host.name
+        if any(name.lower() == each.name.lower() for each in named):
+            raise UsageError(f"host {host.name} is {name}, which is given too; give it once")
+        named.append(replace(host, name=name))
+    return tuple(named)
+
+
+def _name_of_address(host: Host) -> str:
+    if host.is_local:
+        return socket.gethostname()
+    try:
+        return socket.getnameinfo((host.name, 0), socket.NI_NAMEREQD)[0]
+    except OSError:
+        raise UsageError(
+            f"host {host.name} has no name here, and mpirun takes no IPv6 address; add a line such "
+            f"as '{host.name} node1' to /etc/hosts, or give a name that resolves to it"
+        ) from None

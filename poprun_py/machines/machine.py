@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 from poprun_py.display.formatting import ranges_text, read_json
@@ -90,7 +90,7 @@ class Machine:
             if cpus == core.cpus:
                 usable.append(core)
             elif cpus:
-                usable.append(Core(cpus, core.package, core.numa_node, core.l3, core.efficiency))
+                usable.append(replace(core, cpus=cpus))
         return tuple(usable)
 
     def to_json(self) -> dict[str, Any]:
@@ -98,24 +98,10 @@ class Machine:
         return {
             "version": HARDWARE_VERSION,
             "numa_nodes": [
-                {
-                    "index": node.index,
-                    "cpus": ranges_text(node.cpus),
-                    "memory_bytes": node.memory_bytes,
-                    "distances": list(node.distances),
-                }
+                {**asdict(node), "cpus": ranges_text(node.cpus), "distances": [*node.distances]}
                 for node in self.numa_nodes
             ],
-            "cores": [
-                {
-                    "cpus": ranges_text(core.cpus),
-                    "package": core.package,
-                    "numa_node": core.numa_node,
-                    "l3": core.l3,
-                    "efficiency": core.efficiency,
-                }
-                for core in self.cores
-            ],
+            "cores": [{**asdict(core), "cpus": ranges_text(core.cpus)} for core in self.cores],
             "allowed_cpus": ranges_text(self.allowed_cpus),
             "allowed_memory_nodes": ranges_text(self.allowed_memory_nodes),
             "cpu_quota": self.cpu_quota,
@@ -188,25 +174,8 @@ def _from_json(data: dict[str, Any]) -> Machine:
     if quota is not None and (type(quota) not in (int, float) or not 0 < quota < _MAX_WHOLE):
         raise ValueError(f"cpu_quota is {repr(quota)[:40]}; expected a number above 0, or null")
     return Machine(
-        cores=tuple(
-            Core(
-                cpus=_cpus(core["cpus"], "cores"),
-                package=_whole(core["package"], "package"),
-                numa_node=_whole(core["numa_node"], "numa_node"),
-                l3=None if core["l3"] is None else _whole(core["l3"], "l3"),
-                efficiency=_whole(core["efficiency"], "efficiency"),
-            )
-            for core in _entries(data, "cores")
-        ),
-        numa_nodes=tuple(
-            NumaNode(
-                index=_whole(node["index"], "index"),
-                cpus=_cpus(node["cpus"], "numa_nodes"),
-                memory_bytes=_whole(node["memory_bytes"], "memory_bytes"),
-                distances=tuple(_whole(d, "distances") for d in _list(node, "distances")),
-            )
-            for node in _entries(data, "numa_nodes")
-        ),
+        cores=tuple(Core(**values) for values in _checked(data, "cores", Core)),
+        numa_nodes=tuple(NumaNode(**values) for values in _checked(data, "numa_nodes", NumaNode)),
         allowed_cpus=frozenset(_cpus(data["allowed_cpus"], "allowed_cpus")),
         allowed_memory_nodes=frozenset(_cpus(data["allowed_memory_nodes"], "allowed_memory_nodes")),
         cpu_quota=quota,
@@ -238,18 +207,21 @@ def _check(machine: Machine) -> None:
         raise HardwareError(f"damaged saved machine: {'; '.join(contradictions)}")
 
 
-def _list(data: dict[str, Any], key: str) -> list[Any]:
-    value = data[key]
+def _checked(
+    data: dict[str, Any], key: str, part: type[Core] | type[NumaNode]
+) -> list[dict[str, Any]]:
+    """Return the checked values of each entry of a list; ``part`` is the class of the entries."""
+    entries = _list(data[key], key)
+    if not all(isinstance(entry, dict) for entry in entries):
+        raise TypeError(f"{key} must list objects")
+    names = [field.name for field in fields(part)]
+    return [{name: _CHECKS[name](entry[name], name) for name in names} for entry in entries]
+
+
+def _list(value: Any, key: str) -> list[Any]:
     if not isinstance(value, list):
         raise TypeError(f"{key} is {value!r}; expected a list")
     return value
-
-
-def _entries(data: dict[str, Any], key: str) -> list[dict[str, Any]]:
-    entries = _list(data, key)
-    if not all(isinstance(entry, dict) for entry in entries):
-        raise TypeError(f"{key} must list objects")
-    return entries
 
 
 def _whole(value: Any, key: str) -> int:
@@ -264,6 +236,15 @@ def _cpus(value: Any, key: str) -> tuple[int, ...]:
     if not isinstance(value, str):
         raise TypeError(f"{key} has {value!r}; expected a list of CPUs such as '0-3,8'")
     return parse_cpu_list(value)
+
+
+# The checks of the fields of cores and NUMA nodes.
+_CHECKS: dict[str, Callable[[Any, str], Any]] = {
+    **dict.fromkeys(("index", "package", "numa_node", "memory_bytes", "efficiency"), _whole),
+    "cpus": _cpus,
+    "l3": lambda value, key: None if value is None else _whole(value, key),
+    "distances": lambda value, key: tuple(_whole(each, key) for each in _list(value, key)),
+}
 
 
 # --- CPU lists ----------------------------------------------------------------------------------

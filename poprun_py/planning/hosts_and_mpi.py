@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from poprun_py.errors import UsageError
-from poprun_py.machines.host_allocation import resolve_hosts
-from poprun_py.machines.host_list import Host
+from poprun_py.machines.host_list import Host, resolve_hosts
 from poprun_py.machines.machine import Machine, load_machines
 from poprun_py.machines.machine_reader import read_machine
 from poprun_py.options.config_files import read_text_file
@@ -128,7 +127,7 @@ def hosts_of(config: LaunchConfig, environ: Mapping[str, str]) -> tuple[Host, ..
         num_instances=config.num_instances,
     )
     if any(":" in host.name for host in hosts):
-        from poprun_py.machines.host_allocation import with_names
+        from poprun_py.machines.host_list import with_names
 
         return with_names(hosts)
     return hosts

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from poprun_py.display.public_values import Displayed
 from poprun_py.errors import UsageError
 from poprun_py.instance.binding import THREAD_VARIABLES
-from poprun_py.machines.host_allocation import slurm_tasks
+from poprun_py.machines.host_list import slurm_tasks
 from poprun_py.machines.machine import Machine
 from poprun_py.options.launch_config import LaunchConfig
 from poprun_py.planning.cpu_placement import Placement

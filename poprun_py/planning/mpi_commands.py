@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from popdist_py.environment import LOOPBACK
 from poprun_py.errors import UsageError
 from poprun_py.instance.binding import THREAD_VARIABLES
-from poprun_py.machines.host_allocation import DEFAULT_HOST_FILES
+from poprun_py.machines.host_list import DEFAULT_HOST_FILES
 from poprun_py.options.launch_config import LaunchConfig
 from poprun_py.options.option_origins import Origin
 from poprun_py.planning.hosts_and_mpi import PlanInputs

@@ -7,13 +7,15 @@ import socket
 import pytest
 
 from poprun_py.errors import UsageError
-from poprun_py.machines.host_allocation import (
+from poprun_py.machines.host_list import (
+    LOCALHOST,
+    Host,
+    parse_host_list,
     parse_tasks_per_node,
     resolve_hosts,
     slurm_tasks,
     with_names,
 )
-from poprun_py.machines.host_list import LOCALHOST, Host, parse_host_list
 
 
 def resolved(environ=None, files=None, **options):
