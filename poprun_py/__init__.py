@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from poprun_py.python_api.handle import JobHandle
     from poprun_py.python_api.launch import launch, start
     from poprun_py.python_api.status import JobStatus
-    from poprun_py.running.supervise.job import InstanceResult, LaunchResult
+    from poprun_py.running.supervise.launch_result import InstanceResult, LaunchResult
 
 __version__ = "0.2.0.dev0"
 
@@ -49,8 +49,8 @@ _MODULE_OF_NAME = {
     "TimeLimitError": "errors",
     "UsageError": "errors",
     "LaunchPlan": "planning.launch_plan",
-    "InstanceResult": "running.supervise.job",
-    "LaunchResult": "running.supervise.job",
+    "InstanceResult": "running.supervise.launch_result",
+    "LaunchResult": "running.supervise.launch_result",
     "launch": "python_api.launch",
     "plan": "launching.launch_planning",
     "start": "python_api.launch",

@@ -35,7 +35,7 @@ from poprun_py.terminal import (
 if TYPE_CHECKING:
     from poprun_py.options.launch_config import LaunchConfig
     from poprun_py.planning.launch_plan import LaunchPlan
-    from poprun_py.running.supervise.job import LaunchResult
+    from poprun_py.running.supervise.launch_result import LaunchResult
 
 # The subcommands. Each subcommand has a module with ``main(words)`` and a click command.
 COMMANDS = ("report", "compare", "scale")

@@ -16,7 +16,7 @@ from poprun_py.past_runs.measured_run import Measured, measure
 from poprun_py.past_runs.recorded_run import read_run
 from poprun_py.past_runs.run_files import RunFiles
 from poprun_py.planning.launch_plan import LaunchPlan
-from poprun_py.running.supervise.job import Cause, LaunchResult
+from poprun_py.running.supervise.launch_result import Cause, LaunchResult
 from poprun_py.terminal import Console, can_rewrite_lines, print_error, rewrite_line
 
 if TYPE_CHECKING:

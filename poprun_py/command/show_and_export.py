@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 def print_stacks(pid: int) -> None:
     """Print the Python stacks of the instances of a running job."""
-    from poprun_py.running.supervise.inspection import ask
+    from poprun_py.running.supervise.launcher_queries import ask
 
     if stacks := ask(pid):
         print_out(stacks.removesuffix("\n"))
@@ -41,7 +41,7 @@ def print_stacks(pid: int) -> None:
 
 def print_status(config: LaunchConfig) -> int:
     """Print the state of the instances of a running job."""
-    from poprun_py.running.supervise.inspection import NEWEST, ask_status
+    from poprun_py.running.supervise.launcher_queries import NEWEST, ask_status
     from poprun_py.running.watch.job_view import JobView, table_lines
 
     job = config.status

@@ -27,16 +27,17 @@ from poprun_py.planning.mpi_commands import end_signal_of_mpirun, network_of_mpi
 from poprun_py.planning.partition_variables import PARTITION, HeldPartition
 from poprun_py.planning.user_program import CALL_FILE, call_folder, short_name
 from poprun_py.running.keyboard.keyboard_input import rewind_stdin, stdin_position
-from poprun_py.running.supervise.file_transfer import place_of_call, place_of_run
-from poprun_py.running.supervise.job import (
+from poprun_py.running.supervise.job_description import (
     Command,
     Hosts,
     Job,
     JobFiles,
     JobLimits,
-    LaunchResult,
     Watchers,
+    place_of_call,
+    place_of_run,
 )
+from poprun_py.running.supervise.launch_result import LaunchResult
 from poprun_py.running.supervise.supervisor import supervise
 from poprun_py.terminal import Console, Log, command_name
 

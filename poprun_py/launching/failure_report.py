@@ -14,7 +14,7 @@ from popdist_py.environment import COMPILING, INFERENCE, RESUME_EXIT_CODE, TRAIN
 from popdist_py.errors import plural
 from poprun_py.display.formatting import bytes_text, date_text, ranges_text
 from poprun_py.running.screen.tracebacks import normal_line
-from poprun_py.running.supervise.job import (
+from poprun_py.running.supervise.launch_result import (
     Cause,
     Collective,
     InstanceResult,

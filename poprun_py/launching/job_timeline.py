@@ -17,7 +17,7 @@ from poprun_py.errors import StartError, UsageError, explain_os_error
 from poprun_py.instance.job_folders import JobFolder
 from poprun_py.options.option_types import AUTO
 from poprun_py.planning.launch_plan import LaunchPlan
-from poprun_py.running.supervise.file_transfer import FilePlace, place_of_spans
+from poprun_py.running.supervise.job_description import FilePlace, place_of_spans
 from poprun_py.running.supervise.launcher_folder import make_launcher_folder
 
 if TYPE_CHECKING:

@@ -25,7 +25,7 @@ from poprun_py.machines.leases import Lease
 from poprun_py.options.launch_config import LaunchConfig
 from poprun_py.planning.launch_plan import LaunchPlan
 from poprun_py.planning.plan_warnings import plan_warnings
-from poprun_py.running.supervise.job import LaunchResult
+from poprun_py.running.supervise.launch_result import LaunchResult
 from poprun_py.terminal import Console
 
 _SHARED_MEMORY = "/dev/shm"

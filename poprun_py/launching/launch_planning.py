@@ -37,7 +37,7 @@ from poprun_py.planning.mpi_commands import MpiArguments, split_mpi_arguments
 from poprun_py.planning.pasted_command import check_pasted_command
 from poprun_py.planning.topology import Topology, make_topology
 from poprun_py.planning.user_program import require_program, resolve_program
-from poprun_py.running.supervise.job import LaunchResult
+from poprun_py.running.supervise.launch_result import LaunchResult
 from poprun_py.terminal import Console, Log
 
 # A launch without a pod does not import the code of pods.

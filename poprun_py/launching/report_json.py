@@ -19,7 +19,7 @@ from poprun_py.launching.failure_report import (
     traceback_of,
 )
 from poprun_py.planning.launch_plan import LaunchPlan
-from poprun_py.running.supervise.job import (
+from poprun_py.running.supervise.launch_result import (
     Collective,
     InstanceResult,
     LaunchResult,

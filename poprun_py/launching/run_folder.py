@@ -33,7 +33,7 @@ from poprun_py.launching.report_json import (
 )
 from poprun_py.past_runs.run_files import LATEST
 from poprun_py.planning.launch_plan import LaunchPlan
-from poprun_py.running.supervise.job import LaunchResult
+from poprun_py.running.supervise.launch_result import LaunchResult
 
 _REPORT = "report.json"
 _ATTEMPT = re.compile(r"attempt-(\d+)")

@@ -22,8 +22,8 @@ from poprun_py.errors import LaunchError, UsageError, explain_os_error
 from poprun_py.launching.job_timeline import JobTimeline
 from poprun_py.past_runs.run_files import LATEST, RunFiles
 from poprun_py.planning.launch_plan import LaunchPlan
-from poprun_py.running.supervise.file_transfer import FilePlace
-from poprun_py.running.supervise.job import LaunchResult
+from poprun_py.running.supervise.job_description import FilePlace
+from poprun_py.running.supervise.launch_result import LaunchResult
 from poprun_py.terminal import Console, command_name
 
 # Only launches that write a run folder or metrics import the modules for them.

@@ -28,7 +28,7 @@ from poprun_py.python_api.job_output import SHOWN, STREAMS, StreamName, read_end
 from poprun_py.python_api.launcher_child import LauncherChild
 from poprun_py.python_api.status import JobState, JobStatus
 from poprun_py.running.screen.output_files import output_path
-from poprun_py.running.supervise.job import LaunchResult
+from poprun_py.running.supervise.launch_result import LaunchResult
 from poprun_py.running.supervise.signal_pipe import INTERRUPT_ONCE
 
 if TYPE_CHECKING:
@@ -106,7 +106,7 @@ class JobHandle(Generic[T]):
         )
 
     def _view(self) -> JobView | None:
-        from poprun_py.running.supervise.inspection import launcher_status
+        from poprun_py.running.supervise.launcher_queries import launcher_status
         from poprun_py.running.watch.job_view import JobView
 
         found = launcher_status(self._launcher.pid)

@@ -21,7 +21,7 @@ from poprun_py.python_api.handle import JobHandle
 from poprun_py.python_api.job_output import SHOWN, uses_standard_descriptors
 from poprun_py.python_api.launcher_child import LauncherChild, Stream
 from poprun_py.python_api.messages import JobRequest
-from poprun_py.running.supervise.job import LaunchResult
+from poprun_py.running.supervise.launch_result import LaunchResult
 from poprun_py.terminal import Log
 
 T = TypeVar("T")

@@ -21,7 +21,7 @@ from pathlib import Path
 from poprun_py.errors import JobFailedError, LaunchError, StartError, start_errors
 from poprun_py.python_api.job_output import OutputCopier
 from poprun_py.python_api.messages import Attempt, Channel, JobRequest
-from poprun_py.running.supervise.job import Cause, LaunchResult, describe
+from poprun_py.running.supervise.launch_result import Cause, LaunchResult, describe
 from poprun_py.running.supervise.launcher_folder import remove_launcher_folders
 from poprun_py.running.supervise.signal_pipe import HANGUP_ONCE, INTERRUPT_ONCE
 

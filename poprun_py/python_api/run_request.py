@@ -10,7 +10,8 @@ from pathlib import Path
 from poprun_py.errors import LaunchError, StartError, TimeLimitError
 from poprun_py.launching.launch import Request, launch
 from poprun_py.python_api.messages import Attempt, Channel, JobRequest
-from poprun_py.running.supervise.job import Cause, Job, LaunchResult
+from poprun_py.running.supervise.job_description import Job
+from poprun_py.running.supervise.launch_result import Cause, LaunchResult
 from poprun_py.terminal import Console
 
 

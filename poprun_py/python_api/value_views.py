@@ -35,7 +35,7 @@ from poprun_py.planning.views.plan_text import tree_text
 from poprun_py.planning.views.plan_tree import plan_tree
 from poprun_py.planning.views.text_drawing import TextStyle
 from poprun_py.python_api.status import JobStatus
-from poprun_py.running.supervise.job import InstanceResult, LaunchResult, describe
+from poprun_py.running.supervise.launch_result import InstanceResult, LaunchResult, describe
 from poprun_py.running.watch.job_view import COLUMNS, JobView, headline, row_of, table_lines
 
 _DEFAULT_WIDTH = 100

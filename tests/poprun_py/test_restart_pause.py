@@ -9,7 +9,7 @@ from support.launcher.jobs import a_job
 
 from poprun_py.launching import attempts
 from poprun_py.options.launch_config import LaunchConfig
-from poprun_py.running.supervise.job import LaunchResult
+from poprun_py.running.supervise.launch_result import LaunchResult
 
 TOLD = "no restart: the time limit of {:g} s leaves {:.1f} s, and the pause before a restart is 8 s"
 

@@ -23,7 +23,7 @@ from poprun_py import process_info
 from poprun_py.display.formatting import printable
 from poprun_py.errors import StartError
 from poprun_py.machines.leases import user_name
-from poprun_py.running.supervise.inspection import running_jobs
+from poprun_py.running.supervise.launcher_queries import running_jobs
 
 _REQUEST_SECONDS = 10.0
 

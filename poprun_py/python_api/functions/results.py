@@ -19,8 +19,8 @@ from poprun_py.python_api.functions.packed_file import (
     PackedFile,
     open_packed,
 )
-from poprun_py.running.supervise.file_transfer import place_of_call
-from poprun_py.running.supervise.job import InstanceResult, LaunchResult, describe
+from poprun_py.running.supervise.job_description import place_of_call
+from poprun_py.running.supervise.launch_result import InstanceResult, LaunchResult, describe
 
 # After the instance that failed first, the notes describe at most this many failed instances.
 _MOST_OTHERS = 8

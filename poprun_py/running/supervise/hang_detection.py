@@ -20,7 +20,7 @@ from poprun_py.running.supervise.activity_monitor import (
     start_limit,
     storage_limit,
 )
-from poprun_py.running.supervise.job import Cause, Progress, StackGroup
+from poprun_py.running.supervise.launch_result import Cause, Progress, StackGroup
 from poprun_py.running.supervise.mpirun_process import Mpirun
 from poprun_py.running.supervise.shutdown import JobShutdown
 from poprun_py.running.supervise.stacks import StackCollector

@@ -17,7 +17,7 @@ from poprun_py.running.screen.panel import Panel
 from poprun_py.running.screen.repeated_tracebacks import RepeatedTracebacks
 from poprun_py.running.screen.tagged_output import OutputStream, Screen, Sink, make_stream
 from poprun_py.running.supervise.control_channel import Peer
-from poprun_py.running.supervise.job import Job
+from poprun_py.running.supervise.job_description import Job
 from poprun_py.terminal import can_erase, command_name, has_cursor, may_colour
 
 if TYPE_CHECKING:

@@ -20,8 +20,9 @@ from popdist_py.errors import counted
 from poprun_py.errors import StartError
 from poprun_py.instance import control_protocol, process_control
 from poprun_py.running.supervise.control_channel import ControlChannel, Peer
-from poprun_py.running.supervise.file_transfer import FileTransfer
-from poprun_py.running.supervise.job import Cause, Job
+from poprun_py.running.supervise.job_description import Job
+from poprun_py.running.supervise.launch_result import Cause
+from poprun_py.running.supervise.other_hosts import FileTransfer
 from poprun_py.running.supervise.shutdown import JobShutdown
 
 # A function that returns possible problems of the hosts, or raises StartError with the reason why

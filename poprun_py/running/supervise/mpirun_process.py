@@ -17,7 +17,8 @@ from typing import Any
 from poprun_py import process_info
 from poprun_py.errors import PROCESSES_ADVICE, StartError
 from poprun_py.instance import process_control, program_environment
-from poprun_py.running.supervise.job import Job, describe
+from poprun_py.running.supervise.job_description import Job
+from poprun_py.running.supervise.launch_result import describe
 
 _CHUNK = 1 << 16
 # The time for mpirun to end after SIGTERM. mpirun does not have to save anything.

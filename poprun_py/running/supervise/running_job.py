@@ -29,16 +29,15 @@ from poprun_py.running.keyboard.keyboard_input import (
 from poprun_py.running.screen.tagged_output import keep_end, tag_width
 from poprun_py.running.supervise.activity_monitor import ActivitySample
 from poprun_py.running.supervise.control_channel import ControlChannel, Peer
-from poprun_py.running.supervise.file_transfer import FileTransfer
 from poprun_py.running.supervise.hang_detection import HangCheck, HangDetector
-from poprun_py.running.supervise.host_clocks import HostClocks
-from poprun_py.running.supervise.inspection import holdings
 from poprun_py.running.supervise.instance_output import InstanceOutput
-from poprun_py.running.supervise.job import Cause, Job, Progress, StackGroup, describe
+from poprun_py.running.supervise.job_description import Job
 from poprun_py.running.supervise.job_start import Finding, ProgramStart, StartDiagnosis
+from poprun_py.running.supervise.launch_result import Cause, Progress, StackGroup, describe
+from poprun_py.running.supervise.launcher_queries import holdings
 from poprun_py.running.supervise.mpirun_process import Mpirun, daemon_log_lines
-from poprun_py.running.supervise.outcome import leftovers_sentence
-from poprun_py.running.supervise.resource_shortage import ShortageCheck
+from poprun_py.running.supervise.other_hosts import FileTransfer, HostClocks
+from poprun_py.running.supervise.outcome import ShortageCheck, leftovers_sentence
 from poprun_py.running.supervise.shutdown import JobShutdown, TimeLimits
 from poprun_py.running.supervise.signal_pipe import SignalPipe
 from poprun_py.running.supervise.stacks import StackCollector, groups_text

@@ -17,7 +17,8 @@ from dataclasses import replace
 
 from poprun_py.instance import control_protocol, process_control
 from poprun_py.running.supervise.control_channel import ControlChannel
-from poprun_py.running.supervise.job import Cause, Job, StackGroup, Stop
+from poprun_py.running.supervise.job_description import Job
+from poprun_py.running.supervise.launch_result import Cause, StackGroup, Stop
 
 _FIRST_MARGIN, _MARGIN_FACTOR = 2, 4
 # Wrappers answer at once, or within a second on a loaded host, unless they are stopped.

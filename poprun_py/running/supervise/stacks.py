@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from popdist_py.errors import plural
 from poprun_py.display.formatting import ranges_text
 from poprun_py.instance import control_protocol
-from poprun_py.running.supervise.job import StackGroup
+from poprun_py.running.supervise.launch_result import StackGroup
 
 if TYPE_CHECKING:
     from poprun_py.running.supervise.control_channel import ControlChannel

@@ -18,7 +18,8 @@ from poprun_py.instance import control_protocol, process_control
 from poprun_py.instance.job_folders import folder_locations, remove_abandoned
 from poprun_py.running.supervise import outcome
 from poprun_py.running.supervise.instance_output import InstanceOutput
-from poprun_py.running.supervise.job import Job, LaunchResult, describe
+from poprun_py.running.supervise.job_description import Job
+from poprun_py.running.supervise.launch_result import LaunchResult, describe
 from poprun_py.running.supervise.launcher_folder import (
     SOCKET_NAME,
     make_launcher_folder,

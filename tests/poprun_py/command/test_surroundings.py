@@ -25,7 +25,7 @@ from poprun_py.launching import launch as launching
 from poprun_py.machines.probe_script import networks
 from poprun_py.planning.hosts_and_mpi import hosts_of
 from poprun_py.planning.installed_mpi import MPICH, OPEN_MPI_4, OPEN_MPI_5, Mpi
-from poprun_py.running.supervise.job import LaunchResult
+from poprun_py.running.supervise.launch_result import LaunchResult
 from poprun_py.terminal import UnwritableError
 
 JOB = ("--num-instances", "2", "--num-replicas", "4")

@@ -19,7 +19,7 @@ from poprun_py.launching.report_json import begun_attempt, ended_attempt, refuse
 from poprun_py.machines.host_list import parse_host_list
 from poprun_py.options.launch_config import LaunchConfig
 from poprun_py.planning.installed_mpi import OPEN_MPI_5, Mpi
-from poprun_py.running.supervise.job import (
+from poprun_py.running.supervise.launch_result import (
     Cause,
     Collective,
     InstanceResult,

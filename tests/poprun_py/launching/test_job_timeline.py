@@ -13,7 +13,7 @@ from support.trace_tables import query
 from poprun_py.errors import StartError
 from poprun_py.launching import attempts
 from poprun_py.launching.run_record import RunRecord
-from poprun_py.running.supervise.job import LaunchResult
+from poprun_py.running.supervise.launch_result import LaunchResult
 
 
 def failing(job):

@@ -12,7 +12,7 @@ from support.launcher.plans import plan_with_folder
 from poprun_py.launching import attempts
 from poprun_py.launching.attempts import backoff_seconds, pause
 from poprun_py.launching.run_record import RunRecord
-from poprun_py.running.supervise.job import InstanceResult, LaunchResult
+from poprun_py.running.supervise.launch_result import InstanceResult, LaunchResult
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from poprun_py.options.launch_config import LaunchConfig
 from poprun_py.past_runs.recorded_run import read_run
 from poprun_py.past_runs.run_files import RunFiles
 from poprun_py.planning.plan_file import plan_from_json
-from poprun_py.running.supervise.job import InstanceResult, LaunchResult
+from poprun_py.running.supervise.launch_result import InstanceResult, LaunchResult
 
 
 def opened(plan):

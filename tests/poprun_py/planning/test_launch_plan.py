@@ -26,7 +26,7 @@ from poprun_py.options.launch_config import LaunchConfig, dump_config
 from poprun_py.planning.installed_mpi import MPICH, OPEN_MPI_4, OPEN_MPI_5, Mpi
 from poprun_py.planning.plan_file import plan_from_json, plan_to_json, portable
 from poprun_py.planning.plan_warnings import plan_warnings
-from poprun_py.running.supervise.job import InstanceResult, LaunchResult
+from poprun_py.running.supervise.launch_result import InstanceResult, LaunchResult
 
 PROBED = ProbedHosts(
     shell=Shell(words=("ssh",)), network=Network("10.1.0.0/16"), machines={}, hostnames={}

@@ -24,7 +24,7 @@ from poprun_py.options.option_types import FLAG, YES_NO
 from poprun_py.planning.installed_mpi import MPICH, OPEN_MPI_5, Mpi
 from poprun_py.planning.partition_decision import refusal
 from poprun_py.planning.plan_warnings import plan_warnings, unused_option_warnings
-from poprun_py.running.supervise.job import LaunchResult
+from poprun_py.running.supervise.launch_result import LaunchResult
 
 _PROBED = ProbedHosts(shell=Shell(words=("ssh",)), machines={}, hostnames={})
 _WARNINGS = ROOT / "poprun_py" / "planning" / "plan_warnings.py"

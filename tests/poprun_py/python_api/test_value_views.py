@@ -22,7 +22,7 @@ from poprun_py import (
     plan,
 )
 from poprun_py.planning.installed_mpi import OPEN_MPI_5, Mpi
-from poprun_py.running.supervise.job import Progress
+from poprun_py.running.supervise.launch_result import Progress
 from poprun_py.running.watch.instance_state import InstanceState
 from poprun_py.running.watch.job_view import JobView
 from poprun_py.running.watch.stragglers import Straggler

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from poprun_py.running.supervise.job import Command, Job
+from poprun_py.running.supervise.job_description import Command, Job
 
 
 def a_job(command=("mpirun",), count=1, environ=None, **values):

@@ -31,7 +31,7 @@ from poprun_py.command.pods.partitions_in_use import (
     machine_partitions,
     partition_of_machine,
 )
-from poprun_py.running.supervise import inspection
+from poprun_py.running.supervise import launcher_queries
 
 FREE = partition_of_machine("emulated", 16, "HOST")
 HELD = replace(
@@ -224,7 +224,7 @@ def test_offline_jobs_hold_no_ipus_and_partitions_have_the_name_of_the_option(
     job = poprun("-n", 1, *words, "sleep", "60", start=True)
 
     def answer():
-        return inspection.running_jobs().get(job.pid)
+        return launcher_queries.running_jobs().get(job.pid)
 
     wait_until(lambda: (answer() or {}).get("instances"))
     assert answer()["num_ipus"] == int(partition is not None)
@@ -233,8 +233,8 @@ def test_offline_jobs_hold_no_ipus_and_partitions_have_the_name_of_the_option(
 
 
 def test_launchers_that_do_not_answer_are_returned(tmp_path, monkeypatch):
-    monkeypatch.setattr(inspection, "_temporary_folders", lambda _: {tmp_path})
-    monkeypatch.setattr(inspection, "_HOLDINGS_SECONDS", 0.1)
+    monkeypatch.setattr(launcher_queries, "_temporary_folders", lambda _: {tmp_path})
+    monkeypatch.setattr(launcher_queries, "_HOLDINGS_SECONDS", 0.1)
     silent, gone = tmp_path / "poprun-123-abc", tmp_path / "poprun-124-abc"
     for folder in (silent, gone, tmp_path / "poprun-cache"):
         folder.mkdir()
@@ -243,7 +243,7 @@ def test_launchers_that_do_not_answer_are_returned(tmp_path, monkeypatch):
         listener.bind(str(silent / "control"))
         listener.listen()
         closed.bind(str(gone / "control"))
-        assert inspection.running_jobs() == {123: None}
+        assert launcher_queries.running_jobs() == {123: None}
         assert machine_partitions().silent == [123]
 
 
@@ -269,13 +269,13 @@ def test_control_characters_are_not_printed(monkeypatch):
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="another user's folder")
 def test_only_root_queries_launchers_of_other_users(tmp_path, monkeypatch):
-    monkeypatch.setattr(inspection, "_temporary_folders", lambda _: {tmp_path})
+    monkeypatch.setattr(launcher_queries, "_temporary_folders", lambda _: {tmp_path})
     with socket.socket(socket.AF_UNIX) as listener:
         (tmp_path / "poprun-123-abc").mkdir()
         listener.bind(str(tmp_path / "poprun-123-abc" / "control"))
-        assert [pid for pid, _ in inspection._sockets()] == [123]
+        assert [pid for pid, _ in launcher_queries._sockets()] == [123]
         monkeypatch.setattr(os, "geteuid", lambda: 65534)
-        assert list(inspection._sockets()) == []
+        assert list(launcher_queries._sockets()) == []
 
 
 def test_messages_and_help_have_the_name_of_the_command(monkeypatch, capsys):

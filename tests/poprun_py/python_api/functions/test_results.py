@@ -17,7 +17,7 @@ from poprun_py.python_api.functions.packed_file import IncompleteFileError, writ
 from poprun_py.python_api.functions.pickling import pickled
 from poprun_py.python_api.functions.results import RemoteTraceback, read_results
 from poprun_py.python_api.functions.run_call import write_failure
-from poprun_py.running.supervise.job import InstanceResult, LaunchResult
+from poprun_py.running.supervise.launch_result import InstanceResult, LaunchResult
 
 
 class NeedsTwoError(Exception):

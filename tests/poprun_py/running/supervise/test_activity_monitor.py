@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from poprun_py.running.supervise.activity_monitor import ActivityMonitor
 from poprun_py.running.supervise.activity_monitor import ActivitySample as Sample
 from poprun_py.running.supervise.hang_detection import HangDetector
-from poprun_py.running.supervise.job import Progress
+from poprun_py.running.supervise.launch_result import Progress
 
 LIMIT = 10.0
 INTERVAL = 1.0

@@ -18,7 +18,7 @@ from support.repository import ROOT
 
 from poprun_py.command.cli import run
 from poprun_py.errors import StartError
-from poprun_py.running.supervise.job import Hosts
+from poprun_py.running.supervise.job_description import Hosts
 from poprun_py.running.supervise.supervisor import supervise
 
 PR_SET_CHILD_SUBREAPER, PR_GET_CHILD_SUBREAPER = 36, 37
@@ -34,7 +34,7 @@ time.sleep(1000)
 LIMITED = """
 import json, os, resource, selectors, sys
 from poprun_py.errors import StartError
-from poprun_py.running.supervise.job import Command, Job
+from poprun_py.running.supervise.job_description import Command, Job
 from poprun_py.running.supervise.supervisor import supervise
 
 NOFILE = resource.RLIMIT_NOFILE

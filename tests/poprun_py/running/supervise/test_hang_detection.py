@@ -7,7 +7,7 @@ import pytest
 from popdist_py.environment import COMPILING, INFERENCE, TRAINING
 from poprun_py.running.supervise.activity_monitor import ActivitySample as Sample
 from poprun_py.running.supervise.hang_detection import HangDetector
-from poprun_py.running.supervise.job import Progress
+from poprun_py.running.supervise.launch_result import Progress
 
 
 def test_hang_with_a_fixed_limit():

@@ -6,7 +6,7 @@ import time
 
 from popdist_py.timeline.folder import clock_path, instance_prefix, read_clock
 from poprun_py.instance import control_protocol
-from poprun_py.running.supervise.host_clocks import HostClocks
+from poprun_py.running.supervise.other_hosts import HostClocks
 
 
 def test_another_host_is_asked_for_its_time_at_the_start_and_at_the_end(tmp_path):

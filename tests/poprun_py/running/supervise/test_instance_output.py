@@ -13,7 +13,7 @@ from support.terminals import screen_of
 
 from poprun_py.running.supervise.control_channel import Peer
 from poprun_py.running.supervise.instance_output import InstanceOutput
-from poprun_py.running.supervise.job import Watchers
+from poprun_py.running.supervise.job_description import Watchers
 
 TRACEBACK = b"Traceback (most recent call last):\n  File x\nValueError: rank %d\n"
 

@@ -12,8 +12,7 @@ from support.processes import wait_until
 
 from poprun_py.errors import StartError
 from poprun_py.instance import control_protocol
-from poprun_py.running.supervise.file_transfer import FileTransfer
-from poprun_py.running.supervise.job import Cause, Hosts
+from poprun_py.running.supervise.job_description import Hosts
 from poprun_py.running.supervise.job_start import (
     Finding,
     ProgramStart,
@@ -21,6 +20,8 @@ from poprun_py.running.supervise.job_start import (
     StartDiagnosis,
     misplaced,
 )
+from poprun_py.running.supervise.launch_result import Cause
+from poprun_py.running.supervise.other_hosts import FileTransfer
 
 NEVER = float("inf")
 

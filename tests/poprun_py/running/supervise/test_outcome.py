@@ -15,9 +15,13 @@ from poprun_py.errors import StartError
 from poprun_py.launching import launch
 from poprun_py.launching.failure_report import report_text
 from poprun_py.running.supervise.control_channel import Peer
-from poprun_py.running.supervise.job import Cause, Stop
-from poprun_py.running.supervise.outcome import Ending, launch_result, leftovers_sentence
-from poprun_py.running.supervise.resource_shortage import ResourceShortage
+from poprun_py.running.supervise.launch_result import Cause, Stop
+from poprun_py.running.supervise.outcome import (
+    Ending,
+    ResourceShortage,
+    launch_result,
+    leftovers_sentence,
+)
 
 
 def peer(index, code, at, offset=0, stopped=False):

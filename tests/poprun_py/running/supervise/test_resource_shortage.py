@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from poprun_py.running.supervise.resource_shortage import is_full
+from poprun_py.running.supervise.outcome import is_full
 
 ROOMY = {"f_files": 10, "f_favail": 5, "f_blocks": 1 << 20, "f_bavail": 1 << 19, "f_frsize": 4096,
          "f_flag": 0}  # fmt: skip

@@ -12,7 +12,7 @@ from support.launcher.jobs import a_job
 
 from poprun_py.instance import control_protocol
 from poprun_py.running.supervise import shutdown
-from poprun_py.running.supervise.job import Cause, StackGroup
+from poprun_py.running.supervise.launch_result import Cause, StackGroup
 from poprun_py.running.supervise.shutdown import JobShutdown
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from poprun_py.running.supervise.job import StackGroup
+from poprun_py.running.supervise.launch_result import StackGroup
 from poprun_py.running.supervise.stacks import (
     _waits,
     blocking_by_stacks,

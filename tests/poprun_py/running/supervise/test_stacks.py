@@ -20,7 +20,7 @@ from poprun_py.instance import control_protocol, program_activity, progress_memo
 from poprun_py.instance.program_activity import PythonStacks
 from poprun_py.instance.program_environment import stacks_variables
 from poprun_py.instance.progress_memory import unnamed_file
-from poprun_py.running.supervise.inspection import _temporary_folders
+from poprun_py.running.supervise.launcher_queries import _temporary_folders
 
 TWO = ("--num-instances", "2", "--num-replicas", "2")
 HOOK = ROOT / "poprun_py" / "instance" / "diagnostics_hook"

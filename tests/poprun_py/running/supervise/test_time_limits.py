@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from poprun_py.running.supervise.job import Cause
+from poprun_py.running.supervise.launch_result import Cause
 from poprun_py.running.supervise.shutdown import TimeLimits
 
 NEVER = float("inf")

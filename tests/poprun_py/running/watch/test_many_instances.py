@@ -11,7 +11,7 @@ import pytest
 from poprun_py.running.metrics.recorders import EndpointRecorder, chart_values
 from poprun_py.running.supervise.activity_monitor import ActivitySample
 from poprun_py.running.supervise.hang_detection import HangDetector
-from poprun_py.running.supervise.job import Progress
+from poprun_py.running.supervise.launch_result import Progress
 from poprun_py.running.supervise.stacks import blocking_by_stacks, group_stacks
 from poprun_py.running.watch.file_recorder import FileRecorder
 from poprun_py.running.watch.instance_state import ACTIVITIES

@@ -1,84 +1,34 @@
-"""Files that programs leave for their run, and their transfer from and to other hosts.
+"""Files and clock readings that are exchanged with the wrappers, mainly of other hosts.
 
 A program on this host writes its files to their final place. A program on another host writes them
-to a private folder there, and its wrapper sends them after the program has ended.
+to a private folder there, and its wrapper sends them after the program has ended. With a timeline,
+each other host is asked for its time when its program starts and when the program has ended.
 """
 
 from __future__ import annotations
 
 import os
-import re
-import sys
+import time
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from popdist_py.atomic_file import open_private
-from popdist_py.environment import CALL, CALL_FILES, RUN_FILE_MIB, RUN_FILES, TIMELINE
+from popdist_py.environment import CALL, TIMELINE
+from poprun_py.instance import control_protocol
+from poprun_py.running.supervise.job_description import FilePlace
+
+if TYPE_CHECKING:
+    from popdist_py.timeline.clocks import ClockSample
 
 # The maximum size of a part of a file from another host, and the size of parts sent to one.
 _MAX_PART_BYTES: Final = 1 << 20
 _CALL_PART_BYTES: Final = 1 << 19
-# The limit for a timeline's files is this many times the size of the spans, because traces of
-# torch.profiler are sent as well.
-_MOST_SENT: Final = 8
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class FilePlace:
-    """The folder for one kind of files, which are named ``instance-N.NAME``.
-
-    Attributes:
-        folder: The folder.
-        variable: The environment variable that gives a program the path up to ``instance-N``.
-        names: The pattern that NAME has to match.
-        most_bytes: The maximum number of bytes that an instance on another host may send.
-        value_start: The text before the path in the value of the variable.
-    """
-
-    folder: Path
-    variable: str
-    names: re.Pattern[str]
-    most_bytes: int
-    value_start: str = ""
-
-    def prefix(self, instance: int) -> Path:
-        """Return the beginning of the paths of an instance's files."""
-        return self.folder / f"instance-{instance}"
-
-
-def place_of_run(folder: Path) -> FilePlace:
-    """Return the place for recorded values and device documents in the folder of an attempt."""
-    names = re.compile(r"values\.jsonl|device\.json")
-    most = 2 * RUN_FILE_MIB << 20  # two files
-    return FilePlace(folder=folder, variable=RUN_FILES, names=names, most_bytes=most)
-
-
-def place_of_spans(folder: Path, instance_bytes: int) -> FilePlace:
-    """Return the place for a timeline's files, with ``instance_bytes`` of spans per instance."""
-    return FilePlace(
-        folder=folder,
-        variable=TIMELINE,
-        value_start=f"{instance_bytes}:",
-        names=re.compile(r"\d+\.spans|ended|torch-\d+-\d+\.json"),
-        most_bytes=_MOST_SENT * instance_bytes,
-    )
-
-
-def place_of_call(folder: Path, restart_count: int) -> FilePlace:
-    """Return the place for the results of a function, in the folder of its call.
-
-    The size of results is not limited.
-    """
-    return FilePlace(
-        folder=folder / f"attempt-{restart_count}",
-        variable=CALL_FILES,
-        names=re.compile(r"result|failure"),
-        most_bytes=sys.maxsize,
-    )
+# How many times a host is asked for its time when its program starts, and again when the program
+# has ended.
+_NUM_QUESTIONS: Final = 8
 
 
 class FileTransfer:
@@ -175,3 +125,53 @@ class FileTransfer:
 def _absolute(path: Path) -> str:
     """Return a path that stays valid if the program changes its working folder."""
     return os.path.abspath(path)  # noqa: PTH100 (keeps symbolic links)
+
+
+class HostClocks:
+    """Compares the clocks of other hosts with this host's clock, if there is a timeline.
+
+    Args:
+        folder: The folder of the spans; None without a timeline.
+        others: The instances on other hosts.
+        send: Sends a frame to an instance.
+    """
+
+    def __init__(
+        self,
+        folder: Path | None,
+        others: frozenset[int],
+        send: Callable[[int, bytes, Any], None],
+    ) -> None:
+        self._folder = folder
+        self._others = others if folder is not None else frozenset()
+        self._send = send
+        self._samples: dict[int, list[ClockSample]] = defaultdict(list)
+        self._questions: dict[int, int] = defaultdict(int)
+
+    def ask(self, instance: int) -> None:
+        """Begin to ask the host of an instance for its time, if it is another host."""
+        if instance in self._others:
+            self._questions[instance] = _NUM_QUESTIONS
+            self._ask(instance)
+
+    def take(self, instance: int, sent: int, answer: int) -> None:
+        """Record the time that a host has answered, and ask it again if more answers are needed."""
+        received = time.monotonic_ns()
+        if self._folder is None or instance not in self._others:
+            return
+        # Imported only by jobs with a timeline, so that other jobs start faster.
+        from popdist_py.timeline.clocks import ClockSample
+        from popdist_py.timeline.folder import clock_path, instance_prefix, save_clock
+
+        samples = self._samples[instance]
+        samples.append(ClockSample(sent, answer, received))
+        self._questions[instance] -= 1
+        if self._questions[instance] > 0:
+            self._ask(instance)
+        else:
+            # The answers are written at once, because the launcher may be killed later.
+            with suppress(OSError):
+                save_clock(clock_path(instance_prefix(self._folder, instance)), samples)
+
+    def _ask(self, instance: int) -> None:
+        self._send(instance, control_protocol.ASK_CLOCK, time.monotonic_ns())

@@ -1,13 +1,12 @@
-"""The values that describe a job, the cause of its stop, and its result."""
+"""The result of a job and of its instances, and the cause of a job's stop."""
 
 from __future__ import annotations
 
 import enum
 import signal
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Self
 
 from popdist_py.environment import (
     BETWEEN_CALLS,
@@ -19,136 +18,11 @@ from popdist_py.environment import (
 )
 from poprun_py.display.public_values import Displayed, summary_of
 from poprun_py.errors import JobFailedError, TimeLimitError
-from poprun_py.running.supervise.file_transfer import FilePlace
 
 if TYPE_CHECKING:
     from poprun_py.running.watch.job_view import JobView
-    from poprun_py.running.watch.records import Recorder
 
 HANG_EXIT_CODE = 124
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Command:
-    """The command that starts all instances.
-
-    Attributes:
-        words: The words of the command.
-        environ: Its environment.
-        variables: For each instance, the variables that it gets over the control channel, so that
-            no command line shows them; the value None unsets a variable.
-        stdin_instance: The instance that reads standard input.
-        end_signal: The signal that makes mpirun clean up and end. mpirun blocks the other signals
-            that end processes.
-    """
-
-    words: tuple[str, ...]
-    # ``environ`` and ``variables`` contain secrets, so the repr() of a command omits them.
-    environ: Mapping[str, str] = field(repr=False)
-    variables: tuple[Mapping[str, str | None], ...] = field(repr=False)
-    stdin_instance: int = 0
-    end_signal: int = signal.SIGTERM
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Hosts:
-    """The hosts of a job; the defaults are for a job on this host only.
-
-    Attributes:
-        listen: The address of this machine for the other hosts.
-        network: The network of mpirun's listening ports; None for all networks.
-        names: For each instance, the name of its host, as the host reports it; empty if unknown.
-        others: The instances on other hosts.
-        leases: For some instances, the request for a lease on their hosts. The hosts take the
-            leases before any program starts.
-        refusal_of: Takes an instance with a lease request and the answer of its host. Returns why
-            the job cannot start, or an empty text.
-        explain_failed_start: Raises StartError with the reason why the job does not start, or
-            returns possible problems of the hosts. None for a job on this host only.
-    """
-
-    listen: str | None = None
-    network: str | None = None
-    names: tuple[str, ...] = ()
-    others: frozenset[int] = frozenset()
-    leases: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
-    refusal_of: Callable[[int, dict[str, Any]], str] = lambda *_: ""
-    explain_failed_start: Callable[[], str] | None = None
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class JobLimits:
-    """The time limits of a job, in seconds.
-
-    Attributes:
-        timeout: The limit of the whole job; None for no limit.
-        spent: The part of ``timeout`` that earlier attempts have used.
-        hang_timeout: The longest time without progress, or "auto"; None turns hang detection off.
-        grace: The time between asking a program to end and killing it.
-    """
-
-    timeout: float | None = None
-    spent: float = 0
-    hang_timeout: float | str | None = None
-    grace: float = 5
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class JobFiles:
-    """The files of a job; None for a file that the job does not need.
-
-    Attributes:
-        output_dir: An existing folder for the output of the instances.
-        places: The places for the files that programs leave.
-        spans: The folder of the timeline's spans.
-        call: A file that every program reads. It is sent to the other hosts.
-    """
-
-    output_dir: str | None = None
-    places: tuple[FilePlace, ...] = ()
-    spans: Path | None = None
-    call: Path | None = None
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Watchers:
-    """The output and the records of a job, and its description for inspections.
-
-    Attributes:
-        output: The form of the instances' output, such as "tag".
-        only_output_from: The instances whose output is shown; None for all.
-        live: Whether the terminal shows a live view of the instances.
-        recorders: The recorders of every training step and of the states of the instances.
-        run_id: The name of the run.
-        program: A short name of the program.
-        ipus: For each instance, its emulated IPUs, numbered within the partition.
-        partition: The name of the partition; None without one.
-    """
-
-    output: str = "tag"
-    only_output_from: frozenset[int] | None = None
-    live: bool = False
-    recorders: tuple[Recorder, ...] = ()
-    run_id: str = ""
-    program: str = ""
-    ipus: tuple[range, ...] = ()
-    partition: str | None = None
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Job:
-    """One attempt at a launch, as the supervisor runs it."""
-
-    command: Command
-    hosts: Hosts = Hosts()
-    limits: JobLimits = JobLimits()
-    files: JobFiles = JobFiles()
-    watchers: Watchers = Watchers()
-
-    @property
-    def num_instances(self) -> int:
-        """The number of instances."""
-        return len(self.command.variables)
 
 
 @dataclass(frozen=True, slots=True)
@@ -319,15 +193,12 @@ class Cause(enum.Enum):
 
 
 # If several causes occur before the job has ended, the most severe one counts, or the first of
-# equally severe ones.
+# equally severe ones. The other causes have the severity 0.
 _SEVERITY = {
     Cause.REFUSED: 3,
     Cause.TIME_LIMIT: 2,
     Cause.HANG: 2,
     Cause.SIGNAL: 1,
-    Cause.FAILED: 0,
-    Cause.STRAGGLER: 0,
-    Cause.MPIRUN_ENDED: 0,
 }
 
 
@@ -353,7 +224,8 @@ class Stop:
 
     def followed_by(self, later: Stop) -> Stop:
         """Return the more severe stop of this one and ``later``, with the time of this one."""
-        severer = later if _SEVERITY[later.cause] > _SEVERITY[self.cause] else self
+        is_severer = _SEVERITY.get(later.cause, 0) > _SEVERITY.get(self.cause, 0)
+        severer = later if is_severer else self
         return replace(severer, at=self.at, signal=self.signal or later.signal)
 
 

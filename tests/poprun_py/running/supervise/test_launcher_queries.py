@@ -14,7 +14,7 @@ from support.launcher.run_folders import view_of
 
 from poprun_py.errors import StartError
 from poprun_py.instance import control_protocol
-from poprun_py.running.supervise import inspection
+from poprun_py.running.supervise import launcher_queries
 
 NOBODY = 65534
 STATUS = view_of(2, 5.0).to_json()
@@ -24,8 +24,8 @@ STATUS = view_of(2, 5.0).to_json()
 def launcher(tmp_path, monkeypatch):
     """Return a function that answers like the launcher of a process, with any bytes."""
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    monkeypatch.setattr(inspection, "_STATUS_SECONDS", 1.0)
-    monkeypatch.setattr(inspection, "_ANSWER_SECONDS", 1.0)
+    monkeypatch.setattr(launcher_queries, "_STATUS_SECONDS", 1.0)
+    monkeypatch.setattr(launcher_queries, "_ANSWER_SECONDS", 1.0)
     with contextlib.ExitStack() as stack:
 
         def made(answer, pid=0, owner=0):
@@ -60,8 +60,8 @@ def frame(text):
 
 def test_a_valid_answer_is_returned(launcher):
     launcher(frame(json.dumps(STATUS)))
-    assert inspection.ask_status(str(os.getpid())) == (STATUS, [])
-    assert inspection.running_jobs()[os.getpid()] == STATUS
+    assert launcher_queries.ask_status(str(os.getpid())) == (STATUS, [])
+    assert launcher_queries.running_jobs()[os.getpid()] == STATUS
 
 
 def test_a_long_answer_arrives_in_several_frames(launcher):
@@ -70,7 +70,7 @@ def test_a_long_answer_arrives_in_several_frames(launcher):
     assert len(text) > control_protocol.MAX_PAYLOAD
     size = control_protocol.MAX_PAYLOAD
     launcher(b"".join(frame(text[at : at + size]) for at in range(0, len(text), size)))
-    assert inspection.ask_status(str(os.getpid())) == (status, [])
+    assert launcher_queries.ask_status(str(os.getpid())) == (status, [])
 
 
 @pytest.mark.parametrize("answer", [
@@ -82,33 +82,33 @@ def test_a_long_answer_arrives_in_several_frames(launcher):
 def test_an_invalid_answer_counts_as_no_answer(launcher, answer):
     launcher(answer)
     with pytest.raises(StartError, match=r"does not answer|has just ended") as caught:
-        inspection.ask_status(str(os.getpid()))
+        launcher_queries.ask_status(str(os.getpid()))
     assert len(str(caught.value)) < 400
-    inspection.running_jobs()
+    launcher_queries.running_jobs()
 
 
 def test_the_texts_of_an_answer_are_printable(launcher):
     launcher(frame(json.dumps({**STATUS, "program": "\x1b]0;mine\x07train.py\r"})))
-    status, _ = inspection.ask_status(str(os.getpid()))
+    status, _ = launcher_queries.ask_status(str(os.getpid()))
     assert status["program"] == "?]0;mine?train.py?"
 
 
 def test_stacks_are_printable(launcher):
     launcher(frame("instance 0:\n\t\x1b[2Jmain"))
-    assert inspection.ask(os.getpid()) == "instance 0:\n\t?[2Jmain"
+    assert launcher_queries.ask(os.getpid()) == "instance 0:\n\t?[2Jmain"
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root gives a folder to another user")
 def test_a_folder_of_another_user_with_the_name_of_this_process_is_ignored(launcher):
     launcher(frame("lies"), owner=NOBODY)
     with pytest.raises(StartError, match="no job of yours"):
-        inspection.ask(os.getpid())
+        launcher_queries.ask(os.getpid())
     with pytest.raises(StartError, match="no job of yours"):
-        inspection.ask_status(str(os.getpid()))
-    assert os.getpid() not in inspection.running_jobs()
-    assert inspection.launcher_status(os.getpid()) is None
+        launcher_queries.ask_status(str(os.getpid()))
+    assert os.getpid() not in launcher_queries.running_jobs()
+    assert launcher_queries.launcher_status(os.getpid()) is None
     launcher(frame("truth"))
-    assert inspection.ask(os.getpid()) == "truth"
+    assert launcher_queries.ask(os.getpid()) == "truth"
 
 
 @pytest.mark.parametrize("others_first", [True, False])
@@ -117,29 +117,29 @@ def test_other_folders_with_the_launchers_process_id_are_ignored(
 ):
     """A folder of another user, and one that a killed launcher of the same number left."""
     launcher(frame(json.dumps(STATUS)))
-    (own,) = inspection._own_sockets(os.getpid())
+    (own,) = launcher_queries._own_sockets(os.getpid())
     foreign, dead = (own.parent.with_name(f"{own.parent.name}{end}") / own.name for end in "fd")
     for path in (foreign, dead):
         path.parent.mkdir()
         with socket.socket(socket.AF_UNIX) as listener:
             listener.bind(str(path))
-    is_launchers, glob = inspection._is_launchers, type(own).glob
+    is_launchers, glob = launcher_queries._is_launchers, type(own).glob
 
     def in_order(folder, pattern):
         return sorted(glob(folder, pattern), key=lambda path: (path == own) is others_first)
 
     monkeypatch.setattr(type(own), "glob", in_order)
     monkeypatch.setattr(
-        inspection, "_is_launchers", lambda path: path != foreign and is_launchers(path)
+        launcher_queries, "_is_launchers", lambda path: path != foreign and is_launchers(path)
     )
-    assert inspection.launcher_status(os.getpid()) == STATUS
-    assert inspection.ask_status(str(os.getpid())) == (STATUS, [])
-    assert inspection.ask(os.getpid()) == json.dumps(STATUS)
+    assert launcher_queries.launcher_status(os.getpid()) == STATUS
+    assert launcher_queries.ask_status(str(os.getpid())) == (STATUS, [])
+    assert launcher_queries.ask(os.getpid()) == json.dumps(STATUS)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes another user")
 def test_root_sees_the_jobs_of_other_users(launcher):
     with subprocess.Popen(["cat"], stdin=subprocess.PIPE, user=NOBODY) as theirs:
         launcher(frame(json.dumps(STATUS)), theirs.pid, NOBODY)
-        assert inspection.ask_status(str(theirs.pid)) == (STATUS, [])
+        assert launcher_queries.ask_status(str(theirs.pid)) == (STATUS, [])
         theirs.communicate()

@@ -24,7 +24,7 @@ from poprun_py.running.supervise.launcher_folder import ANY_FOLDER, SOCKET_NAME,
 
 if TYPE_CHECKING:
     from poprun_py.running.supervise.control_channel import Peer
-    from poprun_py.running.supervise.job import Job
+    from poprun_py.running.supervise.job_description import Job
 
 _ANSWER_SECONDS = 10.0
 # The time-out for a launcher's IPUs. A launcher knows them at once, but does not answer while it is

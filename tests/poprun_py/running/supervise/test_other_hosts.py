@@ -12,7 +12,8 @@ import pytest
 from popdist_py.environment import INSTANCE_VARIABLES
 from poprun_py.instance import control_protocol
 from poprun_py.instance import transferred_files as sender
-from poprun_py.running.supervise.file_transfer import FileTransfer, place_of_run, place_of_spans
+from poprun_py.running.supervise.job_description import place_of_run, place_of_spans
+from poprun_py.running.supervise.other_hosts import FileTransfer
 
 OTHERS = frozenset({1})
 

@@ -1,0 +1,197 @@
+"""The description of a job that the supervisor runs, with its command, hosts, limits and files."""
+
+from __future__ import annotations
+
+import re
+import signal
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from popdist_py.environment import CALL_FILES, RUN_FILE_MIB, RUN_FILES, TIMELINE
+
+if TYPE_CHECKING:
+    from poprun_py.running.watch.records import Recorder
+
+# The limit for a timeline's files is this many times the size of the spans, because traces of
+# torch.profiler are sent as well.
+_MOST_SENT: Final = 8
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FilePlace:
+    """The folder for one kind of files, which are named ``instance-N.NAME``.
+
+    Attributes:
+        folder: The folder.
+        variable: The environment variable that gives a program the path up to ``instance-N``.
+        names: The pattern that NAME has to match.
+        most_bytes: The maximum number of bytes that an instance on another host may send.
+        value_start: The text before the path in the value of the variable.
+    """
+
+    folder: Path
+    variable: str
+    names: re.Pattern[str]
+    most_bytes: int
+    value_start: str = ""
+
+    def prefix(self, instance: int) -> Path:
+        """Return the beginning of the paths of an instance's files."""
+        return self.folder / f"instance-{instance}"
+
+
+def place_of_run(folder: Path) -> FilePlace:
+    """Return the place for recorded values and device documents in the folder of an attempt."""
+    names = re.compile(r"values\.jsonl|device\.json")
+    most = 2 * RUN_FILE_MIB << 20  # two files
+    return FilePlace(folder=folder, variable=RUN_FILES, names=names, most_bytes=most)
+
+
+def place_of_spans(folder: Path, instance_bytes: int) -> FilePlace:
+    """Return the place for a timeline's files, with ``instance_bytes`` of spans per instance."""
+    return FilePlace(
+        folder=folder,
+        variable=TIMELINE,
+        value_start=f"{instance_bytes}:",
+        names=re.compile(r"\d+\.spans|ended|torch-\d+-\d+\.json"),
+        most_bytes=_MOST_SENT * instance_bytes,
+    )
+
+
+def place_of_call(folder: Path, restart_count: int) -> FilePlace:
+    """Return the place for the results of a function, in the folder of its call.
+
+    The size of results is not limited.
+    """
+    return FilePlace(
+        folder=folder / f"attempt-{restart_count}",
+        variable=CALL_FILES,
+        names=re.compile(r"result|failure"),
+        most_bytes=sys.maxsize,
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Command:
+    """The command that starts all instances.
+
+    Attributes:
+        words: The words of the command.
+        environ: Its environment.
+        variables: For each instance, the variables that it gets over the control channel, so that
+            no command line shows them; the value None unsets a variable.
+        stdin_instance: The instance that reads standard input.
+        end_signal: The signal that makes mpirun clean up and end. mpirun blocks the other signals
+            that end processes.
+    """
+
+    words: tuple[str, ...]
+    # ``environ`` and ``variables`` contain secrets, so the repr() of a command omits them.
+    environ: Mapping[str, str] = field(repr=False)
+    variables: tuple[Mapping[str, str | None], ...] = field(repr=False)
+    stdin_instance: int = 0
+    end_signal: int = signal.SIGTERM
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Hosts:
+    """The hosts of a job; the defaults are for a job on this host only.
+
+    Attributes:
+        listen: The address of this machine for the other hosts.
+        network: The network of mpirun's listening ports; None for all networks.
+        names: For each instance, the name of its host, as the host reports it; empty if unknown.
+        others: The instances on other hosts.
+        leases: For some instances, the request for a lease on their hosts. The hosts take the
+            leases before any program starts.
+        refusal_of: Takes an instance with a lease request and the answer of its host. Returns why
+            the job cannot start, or an empty text.
+        explain_failed_start: Raises StartError with the reason why the job does not start, or
+            returns possible problems of the hosts. None for a job on this host only.
+    """
+
+    listen: str | None = None
+    network: str | None = None
+    names: tuple[str, ...] = ()
+    others: frozenset[int] = frozenset()
+    leases: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
+    refusal_of: Callable[[int, dict[str, Any]], str] = lambda *_: ""
+    explain_failed_start: Callable[[], str] | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class JobLimits:
+    """The time limits of a job, in seconds.
+
+    Attributes:
+        timeout: The limit of the whole job; None for no limit.
+        spent: The part of ``timeout`` that earlier attempts have used.
+        hang_timeout: The longest time without progress, or "auto"; None turns hang detection off.
+        grace: The time between asking a program to end and killing it.
+    """
+
+    timeout: float | None = None
+    spent: float = 0
+    hang_timeout: float | str | None = None
+    grace: float = 5
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class JobFiles:
+    """The files of a job; None for a file that the job does not need.
+
+    Attributes:
+        output_dir: An existing folder for the output of the instances.
+        places: The places for the files that programs leave.
+        spans: The folder of the timeline's spans.
+        call: A file that every program reads. It is sent to the other hosts.
+    """
+
+    output_dir: str | None = None
+    places: tuple[FilePlace, ...] = ()
+    spans: Path | None = None
+    call: Path | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Watchers:
+    """The output and the records of a job, and its description for inspections.
+
+    Attributes:
+        output: The form of the instances' output, such as "tag".
+        only_output_from: The instances whose output is shown; None for all.
+        live: Whether the terminal shows a live view of the instances.
+        recorders: The recorders of every training step and of the states of the instances.
+        run_id: The name of the run.
+        program: A short name of the program.
+        ipus: For each instance, its emulated IPUs, numbered within the partition.
+        partition: The name of the partition; None without one.
+    """
+
+    output: str = "tag"
+    only_output_from: frozenset[int] | None = None
+    live: bool = False
+    recorders: tuple[Recorder, ...] = ()
+    run_id: str = ""
+    program: str = ""
+    ipus: tuple[range, ...] = ()
+    partition: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Job:
+    """One attempt at a launch, as the supervisor runs it."""
+
+    command: Command
+    hosts: Hosts = Hosts()
+    limits: JobLimits = JobLimits()
+    files: JobFiles = JobFiles()
+    watchers: Watchers = Watchers()
+
+    @property
+    def num_instances(self) -> int:
+        """The number of instances."""
+        return len(self.command.variables)
