@@ -19,12 +19,11 @@ from concurrent import futures
 from numbers import Real
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 from poprun_py.errors import LaunchError, StartError, UsageError
 from poprun_py.instance.job_folders import JobFolder
 from poprun_py.options.option_types import plain
-from poprun_py.python_api.job_output import SHOWN, STREAMS, StreamName, read_end
 from poprun_py.python_api.launcher_child import LauncherChild
 from poprun_py.python_api.status import JobState, JobStatus
 from poprun_py.running.screen.output_files import output_path
@@ -35,6 +34,12 @@ if TYPE_CHECKING:
     from poprun_py.running.watch.job_view import JobView
 
 T = TypeVar("T")
+StreamName = Literal["stdout", "stderr"]
+# The file in a job's folder with the output of all instances, as ``poprun-py`` shows it.
+SHOWN = "shown"
+_STREAMS: tuple[StreamName, ...] = ("stdout", "stderr")
+# The most bytes that are read from one output file, which bounds the memory of this program.
+_MOST_BYTES = 8 << 20
 
 
 class JobHandle(Generic[T]):
@@ -129,7 +134,7 @@ class JobHandle(Generic[T]):
             UsageError: The instance or stream does not exist, or the end of ``with`` has removed
                 the files.
         """
-        if stream is not None and not (isinstance(stream, str) and stream in STREAMS):
+        if stream is not None and not (isinstance(stream, str) and stream in _STREAMS):
             raise UsageError(f"stream {stream!r}: expected 'stdout', 'stderr' or None")
         folder = self._folder
         if folder is None or not folder.exists():
@@ -137,18 +142,18 @@ class JobHandle(Generic[T]):
                 "the job's files have been removed: read its output before `with` ends"
             )
         if instance is None and stream is None:
-            return read_end(folder / SHOWN)
+            return _read_end(folder / SHOWN)
         attempts = list(self._launcher.attempts)
         if not attempts:
             return ""
         paths = dict.fromkeys(
             output_path(attempt.folder, index, name, attempt.num_instances)
             for index in _instance_indices(instance, attempts[-1].num_instances)
-            for name in (STREAMS if stream is None else (stream,))
+            for name in (_STREAMS if stream is None else (stream,))
             for attempt in attempts
             if attempt.folder is not None
         )
-        return "".join(map(read_end, paths))
+        return "".join(map(_read_end, paths))
 
     def __repr__(self) -> str:
         try:
@@ -341,6 +346,20 @@ def _instance_indices(instance: object, total: int) -> range | tuple[int, ...]:
     if not isinstance(index, int) or isinstance(index, bool) or not 0 <= index < total:
         raise UsageError(f"instance {instance!r}: expected 0 to {total - 1}, or None for all")
     return (index,)
+
+
+def _read_end(path: Path) -> str:
+    """Return the last 8 MiB of a file in whole lines; empty if the file does not exist yet."""
+    try:
+        with path.open("rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            file.seek(max(0, size - _MOST_BYTES))
+            data = file.read(_MOST_BYTES)
+    except FileNotFoundError:
+        return ""
+    if size > _MOST_BYTES:
+        data = data.partition(b"\n")[2]
+    return data.decode(errors="replace")
 
 
 def _checked_seconds(name: str, value: object, least: float = -math.inf) -> float | None:

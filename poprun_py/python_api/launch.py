@@ -17,8 +17,7 @@ from poprun_py.options.keyword_types import LaunchOptions, Word
 from poprun_py.options.launch_config import LaunchConfig, changed_config, config_of
 from poprun_py.planning.launch_plan import LaunchPlan
 from poprun_py.planning.user_program import short_name
-from poprun_py.python_api.handle import JobHandle
-from poprun_py.python_api.job_output import SHOWN, uses_standard_descriptors
+from poprun_py.python_api.handle import SHOWN, JobHandle
 from poprun_py.python_api.launcher_child import LauncherChild, Stream
 from poprun_py.python_api.messages import JobRequest
 from poprun_py.running.supervise.launch_result import LaunchResult
@@ -99,7 +98,7 @@ def launch(
     """
     _check_descriptors(descriptors)
     outputs: tuple[Stream, Stream] = descriptors or (subprocess.PIPE, subprocess.PIPE)
-    if descriptors is None and uses_standard_descriptors():
+    if descriptors is None and _uses_standard_descriptors():
         outputs = None, None
         # Text that was printed before the launch must appear before the job's output.
         for stream in (sys.stdout, sys.stderr):
@@ -167,6 +166,21 @@ def start(
         outputs=(subprocess.PIPE, subprocess.PIPE) if show else None,
         in_background=True,
     )
+
+
+def _uses_standard_descriptors() -> bool:
+    """Return whether ``print`` writes to descriptors 1 and 2 of this process.
+
+    In a notebook, and in tests that capture output, ``sys.stdout`` writes elsewhere.
+    """
+    return _descriptor_of(sys.stdout) == 1 and _descriptor_of(sys.stderr) == 2
+
+
+def _descriptor_of(stream: object) -> int:
+    try:
+        return int(stream.fileno())  # type: ignore[attr-defined]
+    except (AttributeError, OSError, ValueError):
+        return -1
 
 
 def _started(

@@ -6,6 +6,7 @@ thread until the process has ended.
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import os
 import selectors
@@ -17,9 +18,9 @@ import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from pathlib import Path
+from typing import IO
 
 from poprun_py.errors import JobFailedError, LaunchError, StartError, start_errors
-from poprun_py.python_api.job_output import OutputCopier
 from poprun_py.python_api.messages import Attempt, Channel, JobRequest
 from poprun_py.running.supervise.launch_result import Cause, LaunchResult, describe
 from poprun_py.running.supervise.launcher_folder import remove_launcher_folders
@@ -28,6 +29,7 @@ from poprun_py.running.supervise.signal_pipe import HANGUP_ONCE, INTERRUPT_ONCE
 # A standard stream of the launcher process: a descriptor, a constant of subprocess such as PIPE, a
 # file to append to, or None to inherit the stream of this process.
 Stream = int | Path | None
+_CHUNK_BYTES = 1 << 16
 _PROGRAM = str(Path(__file__).with_name("launcher_process.py"))
 _BLOCKED_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, INTERRUPT_ONCE, HANGUP_ONCE)
 
@@ -227,3 +229,48 @@ def _start_process(
             )
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+class OutputCopier:
+    """Copies output from a pipe to ``sys.stdout`` or ``sys.stderr``.
+
+    Args:
+        pipe: The pipe from the launcher process.
+        name: ``stdout`` or ``stderr``. The stream is looked up in ``sys`` again for every piece of
+            output, because the program may replace the stream.
+        file: A file to which the same output is appended; None for no file.
+    """
+
+    def __init__(self, pipe: IO[bytes], name: str, file: Path | None) -> None:
+        self._pipe = pipe
+        self._name = name
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        self._file = None if file is None else file.open("ab", buffering=0)
+        os.set_blocking(pipe.fileno(), False)
+
+    def fileno(self) -> int:
+        """Return the descriptor of the pipe, which is readable when there is output."""
+        return self._pipe.fileno()
+
+    def copy(self) -> bool:
+        """Copy one piece of output; return False if the pipe is empty or closed."""
+        try:
+            data = os.read(self._pipe.fileno(), _CHUNK_BYTES)
+        except BlockingIOError:
+            return False
+        if self._file is not None:
+            with contextlib.suppress(OSError):  # a full disk must not end the job
+                self._file.write(data)
+        if text := self._decoder.decode(data, final=not data):
+            # The program may have replaced the stream by an object that raises any exception.
+            with contextlib.suppress(Exception):
+                stream = getattr(sys, self._name)
+                stream.write(text)
+                stream.flush()
+        return bool(data)
+
+    def close(self) -> None:
+        """Close the pipe and the file."""
+        self._pipe.close()
+        if self._file is not None:
+            self._file.close()

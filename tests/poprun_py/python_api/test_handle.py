@@ -18,8 +18,7 @@ import poprun_py
 from poprun_py import JobFailedError, StartError, TimeLimitError, UsageError
 from poprun_py.instance.job_folders import remove_abandoned
 from poprun_py.python_api import handle
-from poprun_py.python_api import job_output as output
-from poprun_py.python_api.job_output import OutputCopier
+from poprun_py.python_api.launcher_child import OutputCopier
 
 pytestmark = pytest.mark.mpi
 
@@ -235,10 +234,10 @@ def test_a_finished_job_is_freed_with_its_handle(wait):
 
 
 def test_only_the_end_of_long_output_is_read(tmp_path, monkeypatch):
-    monkeypatch.setattr(output, "_MOST_BYTES", 1 << 12)
+    monkeypatch.setattr(handle, "_MOST_BYTES", 1 << 12)
     file = tmp_path / "instance-7.stdout"
     file.write_text("".join(f"line {number:8}\n" for number in range(500)))
-    said = output.read_end(file)
+    said = handle._read_end(file)
     assert said == file.read_text()[-len(said) :]
     assert 4000 < len(said) <= 1 << 12
     assert said.startswith("line ")
