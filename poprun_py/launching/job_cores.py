@@ -41,9 +41,9 @@ from poprun_py.machines.leases import (
 )
 from poprun_py.machines.machine import Machine
 from poprun_py.options.launch_config import LaunchConfig
-from poprun_py.planning.cpu_placement import Placement
-from poprun_py.planning.job_placement import (
+from poprun_py.planning.cpu_placement import (
     HostShare,
+    Placement,
     share_beside_jobs,
     share_of_placements,
 )

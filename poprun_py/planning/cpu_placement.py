@@ -1,4 +1,4 @@
-"""Placement of instances on the NUMA nodes and CPUs of one host, with their numbers of threads.
+"""Placement of instances on the NUMA nodes and CPUs of their hosts, with their numbers of threads.
 
 The functions here only compute values. instance/binding.py binds processes to the CPUs of their
 placement, and planning/views draws placements.
@@ -6,47 +6,19 @@ placement, and planning/views draws placements.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
-from types import MappingProxyType
+from typing import NamedTuple
 
-from popdist_py.errors import counted, plural
+from popdist_py.errors import counted
 from poprun_py.display.formatting import ranges_text
-from poprun_py.errors import UsageError, nearest
+from poprun_py.errors import UsageError
 from poprun_py.machines.machine import Core, Machine, NumaNode
-
-# The launcher warns if the greatest thread count of an instance exceeds the smallest one by more
-# than one thread and by more than this factor.
-_UNEVEN = 1.5
-# The environment variable that gives an instance its number of compute threads.
-_PLANNED = "OMP_NUM_THREADS"
+from poprun_py.options.launch_config import LaunchConfig
+from poprun_py.planning.topology import Topology
 
 _Cores = tuple[Core, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class PlacementPolicy:
-    """The rules for dividing the cores of a host among its instances.
-
-    Attributes:
-        mode: One of ``MODES``; ``roundrobin`` is PopRun's older ``--numa-aware yes``.
-        cores_per_instance: The number of cores of each instance; None for an even share of the
-            host's cores.
-        reserve_cores: The number of cores of each instance that are kept free of compute threads.
-        smt: Whether an instance has a compute thread per hardware thread; if not, one per core.
-        oversubscribe: Whether a host may run more instances than it has CPUs.
-        cores_option: The option that error messages name for ``cores_per_instance``.
-        reserve_option: The option that error messages name for ``reserve_cores``.
-    """
-
-    mode: str = "spreadnuma"
-    cores_per_instance: int | None = None
-    reserve_cores: int = 0
-    smt: bool = False
-    oversubscribe: bool = False
-    cores_option: str = field(default="--cores-per-instance", repr=False)
-    reserve_option: str = field(default="--reserve-cores", repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,161 +39,123 @@ class Placement:
     threads: int
 
 
-def place(machine: Machine, num_instances: int, policy: PlacementPolicy) -> tuple[Placement, ...]:
+def place_instances(
+    config: LaunchConfig, topology: Topology, machines: tuple[Machine | None, ...]
+) -> tuple[list[Placement], str]:
+    """Place the instances of every host on the CPUs of the host.
+
+    Returns:
+        A pair of the placements of all instances and an error text about the first machine that is
+        too small for its instances. The error text is empty if the job fits.
+    """
+    count = topology.instances_per_host
+    unknown = (Placement(numa_nodes=(), memory_nodes=(), cpus=(), threads=0),) * count
+    done: dict[int, tuple[Placement, ...]] = {}
+    placements: list[Placement] = []
+    refusals: list[str] = []
+    for machine in machines:
+        if machine is None:
+            placements += unknown
+            continue
+        if id(machine) not in done:
+            try:
+                done[id(machine)] = place(machine, count, config)
+            except UsageError as error:
+                refusals.append(str(error))
+                shared = replace(config, oversubscribe=True)
+                done[id(machine)] = place(machine, count, shared)
+        placements += done[id(machine)]
+    return placements, "".join(refusals[:1])
+
+
+def place(machine: Machine, num_instances: int, config: LaunchConfig) -> tuple[Placement, ...]:
     """Return one placement for each of the ``num_instances`` local instances of a host.
 
-    As with PopRun, a single instance without ``cores_per_instance`` may use all CPUs that other
-    jobs leave free.
+    As with PopRun, a single instance without --cores-per-instance may use all CPUs that other jobs
+    leave free. The same holds for every instance if placement is disabled.
 
     Raises:
         UsageError: The machine has too few CPUs or cores for the instances. The message contains
             the numbers of instances and CPUs or cores.
     """
     cores = machine.usable_cores
-    _check(cores, num_instances, policy)
-    if policy.mode == "disabled" or (num_instances == 1 and policy.cores_per_instance is None):
-        return _unrestricted(machine, cores, num_instances, policy)
-    shares = _MODES[policy.mode](cores, num_instances, policy)
-    if policy.cores_per_instance is not None:
-        shares = _trimmed(shares, policy)
+    size = config.cores_per_instance
+    _check_numbers(cores, num_instances, config)
+    mode = config.process_placement
+    if config.numa_aware is not None:
+        mode = "roundrobin" if config.numa_aware else "disabled"
+    is_bound = mode != "disabled" and (num_instances > 1 or size is not None)
+    shares = (_MODES[mode] if is_bound else _spread_cores)(cores, num_instances, size)
+    if size is not None:
+        _check_shares(shares, mode, config)
+        shares = [share[:size] for share in shares]
+    threads = _threads(machine, shares, len(cores) < num_instances, config)
+    if not is_bound and not machine.held_cpus:
+        nodes = _numa_nodes(cores) if mode != "disabled" else ()
+        return tuple(Placement(nodes, (), (), count) for count in threads)
     allowed = shares
-    if policy.mode == "roundrobin" and policy.cores_per_instance is None:
+    if not is_bound:
+        allowed = [cores] * num_instances
+    elif mode == "roundrobin" and size is None:
         # With --numa-aware yes, each instance is bound to a whole NUMA node, even if several
         # instances share the node. Only the compute threads are divided among these instances.
         by_node = _by_node(cores)
         allowed = [by_node[i % len(by_node)] for i in range(num_instances)]
-    threads = _threads(machine, shares, len(cores) < num_instances, policy)
-    nodes = [tuple(sorted({core.numa_node for core in share})) for share in allowed]
-    memory = _memory_nodes(machine, nodes)
+    numa_nodes = [_numa_nodes(share) for share in allowed]
+    memory = _memory_nodes(machine, numa_nodes)
     cpus = [tuple(sorted(cpu for core in share for cpu in core.cpus)) for share in allowed]
-    return tuple(map(Placement, nodes, memory, cpus, threads))
-
-
-def place_anyway(
-    machine: Machine, num_instances: int, policy: PlacementPolicy
-) -> tuple[tuple[Placement, ...], str]:
-    """Return the placements and an error text, even if the instances do not fit the machine.
-
-    The error text is empty if the instances fit. With these placements, a dry run on a small
-    machine can show the plan of a job that needs a larger one.
-
-    Raises:
-        UsageError: The placement mode is unknown, or the number of instances is below 1.
-    """
-    try:
-        return place(machine, num_instances, policy), ""
-    except UsageError as error:
-        return place(machine, num_instances, replace(policy, oversubscribe=True)), str(error)
-
-
-def placement_warnings(
-    machine: Machine,
-    placements: Sequence[Placement],
-    *,
-    user_threads: Mapping[str, int] = MappingProxyType({}),
-) -> tuple[str, ...]:
-    """Return warnings about the placements of one host, one sentence each.
-
-    ``user_threads`` maps the thread variables that the user set, such as MKL_NUM_THREADS, to their
-    thread counts. If the user set OMP_NUM_THREADS, its count replaces the planned thread counts.
-    """
-    cpus = sum(len(core.cpus) for core in machine.usable_cores)
-    by_variable = [{_PLANNED: placement.threads, **user_threads} for placement in placements]
-    threads = [max(counts.values()) for counts in by_variable] or [0]
-    warnings = []
-    if len(placements) > cpus:
-        warnings.append(
-            f"{len(placements)} instances share {counted(cpus, 'CPU')}: at most {cpus} "
-            f"{plural('run', 2 if cpus == 1 else 1)} at any time"
-        )
-    if sum(threads) > cpus and max(threads) > 1:
-        warnings.append(
-            f"{sum(threads)} compute threads on {counted(cpus, 'CPU')}: set "
-            f"{max(by_variable[0], key=lambda name: by_variable[0][name])} to at most "
-            f"{max(1, cpus // len(placements))}"
-        )
-    elif machine.quota_cpus is not None and sum(threads) > machine.quota_cpus:
-        warnings.append(
-            f"{sum(threads)} compute threads under a CPU quota of "
-            f"{counted(machine.cpu_quota or 0, 'CPU', 'g')}: "
-            "they are stopped by turns; start fewer instances or raise the quota"
-        )
-    if max(threads) > max(_UNEVEN * min(threads), min(threads) + 1):
-        warnings.append(
-            f"instances have from {min(threads)} to {max(threads)} compute threads and wait for "
-            "the slowest: --process-placement spreadcores divides evenly"
-        )
-    return tuple(warnings)
+    return tuple(map(Placement, numa_nodes, memory, cpus, threads))
 
 
 # --- checks that the instances fit the machine ------------------------------------------------
 
 
-def _check(cores: _Cores, num_instances: int, policy: PlacementPolicy) -> None:
+def _check_numbers(cores: _Cores, num_instances: int, config: LaunchConfig) -> None:
     """Raise UsageError if the instances cannot be placed in any placement mode."""
-    if policy.mode not in MODES:
-        raise UsageError(
-            f"placement mode {policy.mode!r}: expected one of {', '.join(MODES)}"
-            f"{nearest(policy.mode, MODES)}"
-        )
-    if num_instances < 1:
-        raise UsageError(f"{num_instances} instances on a host: expected at least 1")
     cpus = sum(len(core.cpus) for core in cores)
-    if policy.oversubscribe:
+    if config.oversubscribe:
         return
     if num_instances > cpus:
         raise UsageError(
             f"{num_instances} instances on a host with {counted(cpus, 'usable CPU')}: expected "
-            "at most "
-            f"{cpus}; start fewer, use more hosts, or allow it with --oversubscribe"
+            f"at most {cpus}; start fewer, use more hosts, or allow it with --oversubscribe"
         )
-    wanted = (policy.cores_per_instance or 0) * num_instances
+    wanted = (config.cores_per_instance or 0) * num_instances
     if wanted > len(cores):
         raise UsageError(
-            f"{policy.cores_option} {policy.cores_per_instance} for "
+            f"{config.named('cores_per_instance')} {config.cores_per_instance} for "
             f"{counted(num_instances, 'instance')} needs {counted(wanted, 'core')}: the host "
-            f"has {len(cores)}; ask for at most "
-            f"{len(cores) // num_instances}, or allow it with --oversubscribe"
+            f"has {len(cores)}; ask for at most {len(cores) // num_instances}, or allow it with "
+            "--oversubscribe"
         )
 
 
-def _trimmed(shares: list[_Cores], policy: PlacementPolicy) -> list[_Cores]:
-    """Return the first ``cores_per_instance`` cores of each instance's share."""
-    wanted = policy.cores_per_instance
+def _check_shares(shares: Sequence[_Cores], mode: str, config: LaunchConfig) -> None:
+    """Raise UsageError if the share of an instance has fewer cores than ``cores_per_instance``."""
+    wanted = config.cores_per_instance
     assert wanted is not None
     for index, share in enumerate(shares):
-        if len(share) < wanted and not policy.oversubscribe:
-            nodes = ranges_text([core.numa_node for core in share])
+        if len(share) < wanted and not config.oversubscribe:
             raise UsageError(
-                f"{policy.cores_option} {wanted}: {policy.mode} gives local instance {index} only "
-                f"{counted(len(share), 'core')} (of NUMA node {nodes}); ask for at most "
-                f"{min(map(len, shares))}, or use --process-placement packnuma"
+                f"{config.named('cores_per_instance')} {wanted}: {mode} gives local instance "
+                f"{index} only {counted(len(share), 'core')} (of NUMA node "
+                f"{ranges_text(_numa_nodes(share))}); ask for at most {min(map(len, shares))}, or "
+                "use --process-placement packnuma"
             )
-    return [share[:wanted] for share in shares]
 
 
 # --- placement modes, which divide the cores into one share for each instance -------------------
 
 
-def _spread_numa(cores: _Cores, num_instances: int, _: PlacementPolicy) -> list[_Cores]:
-    return _spread(_by_node(cores), num_instances)
-
-
-def _spread_l3(cores: _Cores, num_instances: int, _: PlacementPolicy) -> list[_Cores]:
-    # With sub-NUMA clusters, some kernels report one L3 cache for several NUMA nodes. Cores are
-    # therefore grouped by node and L3 cache. If the caches are not known, each node is one group.
-    return _spread(_grouped(cores, lambda core: (core.numa_node, core.l3)), num_instances)
-
-
-def _spread_cores(cores: _Cores, num_instances: int, _: PlacementPolicy) -> list[_Cores]:
+def _spread_cores(cores: _Cores, num_instances: int, _: int | None) -> list[_Cores]:
     return _spread([cores], num_instances)
 
 
-def _pack_numa(cores: _Cores, num_instances: int, policy: PlacementPolicy) -> list[_Cores]:
+def _pack_numa(cores: _Cores, num_instances: int, wanted: int | None) -> list[_Cores]:
     """Give each instance an equal share of cores, filling one NUMA node after another."""
     if len(cores) < num_instances:
-        return _spread_cores(cores, num_instances, policy)
-    size = min(policy.cores_per_instance or len(cores), len(cores) // num_instances)
+        return _spread([cores], num_instances)
+    size = min(wanted or len(cores), len(cores) // num_instances)
     whole = [
         node[start : start + size]
         for node in _by_node(cores)
@@ -233,22 +167,28 @@ def _pack_numa(cores: _Cores, num_instances: int, policy: PlacementPolicy) -> li
     return whole[:num_instances]
 
 
-def _round_robin(cores: _Cores, num_instances: int, _: PlacementPolicy) -> list[_Cores]:
+def _round_robin(cores: _Cores, num_instances: int, _: int | None) -> list[_Cores]:
     """Assign instances to NUMA nodes in turn, and divide each node's cores among its instances."""
     nodes = _by_node(cores)
     if len(cores) < num_instances:
-        nodes = [_hardware_threads(node) for node in nodes]
-    shares = []
-    for index, node in enumerate(nodes):
-        shares.append(_divide_cores(node, len(range(index, num_instances, len(nodes)))))
+        nodes = [hardware_threads(node) for node in nodes]
+    shares = [
+        _divide_cores(node, len(range(index, num_instances, len(nodes))))
+        for index, node in enumerate(nodes)
+    ]
     return [shares[i % len(nodes)][i // len(nodes)] for i in range(num_instances)]
 
 
-_MODES: dict[str, Callable[[_Cores, int, PlacementPolicy], list[_Cores]]] = {
-    "spreadnuma": _spread_numa,
+# With sub-NUMA clusters, some kernels report one L3 cache for several NUMA nodes. The mode spreadl3
+# therefore groups cores by node and L3 cache. If the caches are not known, each node is one group.
+# The mode roundrobin is PopRun's older --numa-aware yes.
+_MODES: dict[str, Callable[[_Cores, int, int | None], list[_Cores]]] = {
+    "spreadnuma": lambda cores, count, _: _spread(_by_node(cores), count),
     "packnuma": _pack_numa,
     "spreadcores": _spread_cores,
-    "spreadl3": _spread_l3,
+    "spreadl3": lambda cores, count, _: _spread(
+        _grouped(cores, lambda core: (core.numa_node, core.l3)), count
+    ),
     "roundrobin": _round_robin,
 }
 MODES = (*_MODES, "disabled")
@@ -268,7 +208,7 @@ def _spread(groups: list[_Cores], num_instances: int) -> list[_Cores]:
             for start, stop in _cuts(len(groups), num_instances)
         ]
     if sum(map(len, groups)) < num_instances:
-        groups = [_hardware_threads(group) for group in groups]
+        groups = [hardware_threads(group) for group in groups]
     ends = list(accumulate(map(len, groups)))
     counts, group = [0] * len(groups), 0
     for i in range(num_instances):
@@ -322,7 +262,11 @@ def _by_node(cores: _Cores) -> list[_Cores]:
     return _grouped(cores, lambda core: (core.numa_node,))
 
 
-def _hardware_threads(cores: _Cores) -> _Cores:
+def _numa_nodes(cores: _Cores) -> tuple[int, ...]:
+    return tuple(sorted({core.numa_node for core in cores}))
+
+
+def hardware_threads(cores: _Cores) -> _Cores:
     """Split cores into one core per hardware thread, for hosts with more instances than cores."""
     return tuple(replace(core, cpus=(cpu,)) for core in cores for cpu in core.cpus)
 
@@ -330,29 +274,8 @@ def _hardware_threads(cores: _Cores) -> _Cores:
 # --- thread counts and memory nodes of instances ------------------------------------------------
 
 
-def _unrestricted(
-    machine: Machine, cores: _Cores, num_instances: int, policy: PlacementPolicy
-) -> tuple[Placement, ...]:
-    """Return placements of instances that share all usable CPUs and divide the threads evenly.
-
-    If other jobs hold CPUs of the machine, all instances are bound to the CPUs that these jobs
-    leave free. If no other job holds CPUs, the instances are not bound to CPUs.
-    """
-    nodes = tuple(sorted({core.numa_node for core in cores})) if policy.mode != "disabled" else ()
-    shares = _spread_cores(cores, num_instances, policy)
-    if policy.cores_per_instance is not None:
-        shares = _trimmed(shares, policy)
-    threads = _threads(machine, shares, len(cores) < num_instances, policy)
-    bound = Placement(numa_nodes=nodes, memory_nodes=(), cpus=(), threads=1)
-    if machine.held_cpus:
-        nodes = tuple(sorted({core.numa_node for core in cores}))
-        cpus = tuple(sorted(cpu for core in cores for cpu in core.cpus))
-        bound = Placement(nodes, _memory_nodes(machine, [nodes])[0], cpus, threads=1)
-    return tuple(replace(bound, threads=count) for count in threads)
-
-
 def _threads(
-    machine: Machine, shares: list[_Cores], cores_are_shared: bool, policy: PlacementPolicy
+    machine: Machine, shares: list[_Cores], cores_are_shared: bool, config: LaunchConfig
 ) -> list[int]:
     """Return the number of compute threads of each instance, at least 1.
 
@@ -363,19 +286,19 @@ def _threads(
     quotas = [None] * len(shares) if machine.quota_cpus is None else [
         stop - start for start, stop in _cuts(machine.quota_cpus, len(shares))
     ]  # fmt: skip
-    reserved = policy.reserve_cores
+    reserved = config.reserve_cores
     counts = []
     for index, (share, quota) in enumerate(zip(shares, quotas, strict=True)):
-        if reserved >= len(share) and reserved > 0 and not policy.oversubscribe:
+        if reserved >= len(share) and reserved > 0 and not config.oversubscribe:
             raise UsageError(
-                f"{policy.reserve_option} {reserved}: local instance {index} has "
+                f"{config.named('reserve_cores')} {reserved}: local instance {index} has "
                 f"{counted(len(share), 'core')}, at most {len(share) - 1} can be reserved; "
                 "start fewer instances or "
                 "reserve fewer"
             )
         compute = share[: max(1, len(share) - reserved)]
-        count = sum(len(core.cpus) for core in compute) if policy.smt else len(compute)
-        if cores_are_shared and not policy.smt:
+        count = sum(len(core.cpus) for core in compute) if config.smt else len(compute)
+        if cores_are_shared and not config.smt:
             count = 1
         if quota is not None:
             count = min(count, quota - reserved)
@@ -416,3 +339,82 @@ def _nearest(node: NumaNode, others: Sequence[NumaNode], order: dict[int, int]) 
     """Return the NUMA nodes among ``others`` with the smallest distance to ``node``."""
     least = min((node.distances[order[other.index]] for other in others), default=0)
     return [other for other in others if node.distances[order[other.index]] == least]
+
+
+# --- jobs side by side on a host ----------------------------------------------------------------
+
+
+class HostShare(NamedTuple):
+    """The CPUs and NUMA nodes that a job uses on one host.
+
+    ``machines`` are the machines of all hosts of the job, and ``placements`` are the placements of
+    all its instances. In ``machines``, the CPUs of other jobs are marked as held.
+    """
+
+    machines: tuple[Machine | None, ...]
+    cpus: frozenset[int]
+    numa_nodes: frozenset[int]
+    placements: tuple[Placement, ...]
+
+
+def share_beside_jobs(
+    config: LaunchConfig,
+    topology: Topology,
+    machines: tuple[Machine | None, ...],
+    held: frozenset[int],
+    index: int | None = None,
+) -> HostShare | None:
+    """Return the part of a host that the job uses beside other jobs; None if the job does not fit.
+
+    A job with --cores-per-instance prefers NUMA nodes whose CPUs are all free of other jobs. A job
+    without this option takes all CPUs that other jobs leave free. ``held`` are the CPUs that other
+    jobs hold on the host. ``index`` is the index of the host among the hosts of the job; None
+    stands for the machine on which the launcher runs.
+    """
+    index = _local_host(topology) if index is None else index
+    machine = None if index is None else machines[index]
+    if index is None or machine is None:
+        return None
+    held = held.intersection(cpu for core in machine.usable_cores for cpu in core.cpus)
+    excluded = [held]
+    if config.cores_per_instance is not None:
+        shared_nodes = (node.cpus for node in machine.numa_nodes if not held.isdisjoint(node.cpus))
+        excluded.insert(0, held.union(*shared_nodes))
+    for cpus in excluded:
+        left = replace(machine, held_cpus=machine.held_cpus | cpus)
+        if not left.usable_cores:
+            continue
+        planned_on = (*machines[:index], left, *machines[index + 1 :])
+        placements, refusal = place_instances(config, topology, planned_on)
+        if not refusal:
+            return share_of_placements(topology, planned_on, tuple(placements), index)
+    return None
+
+
+def share_of_placements(
+    topology: Topology,
+    machines: tuple[Machine | None, ...],
+    placements: tuple[Placement, ...],
+    index: int | None = None,
+) -> HostShare:
+    """Return the part of a host that the job uses with the given placements.
+
+    ``index`` is the index of the host among the hosts of the job; None stands for the machine on
+    which the launcher runs. The part is empty if the job does not run on that machine.
+    """
+    index = _local_host(topology) if index is None else index
+    machine = None if index is None else machines[index]
+    if index is None or machine is None:
+        return HostShare(machines, frozenset(), frozenset(), placements)
+    count = topology.instances_per_host
+    of_host = placements[index * count : (index + 1) * count]
+    usable = {cpu for core in machine.usable_cores for cpu in core.cpus}
+    # An instance that is not bound to CPUs may run on any usable CPU.
+    cpus = {cpu for each in of_host for cpu in (each.cpus or usable)}
+    nodes = {node.index for node in machine.numa_nodes if not cpus.isdisjoint(node.cpus)}
+    return HostShare(machines, frozenset(cpus), frozenset(nodes), placements)
+
+
+def _local_host(topology: Topology) -> int | None:
+    """Return the index of this machine among the hosts; None if the job does not run on it."""
+    return next((i for i, host in enumerate(topology.hosts) if host.is_local), None)

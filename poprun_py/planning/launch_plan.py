@@ -18,7 +18,7 @@ from poprun_py.instance.binding import THREAD_VARIABLES
 from poprun_py.machines.host_list import slurm_tasks
 from poprun_py.machines.machine import Machine
 from poprun_py.options.launch_config import LaunchConfig
-from poprun_py.planning.cpu_placement import Placement
+from poprun_py.planning.cpu_placement import Placement, place_instances
 from poprun_py.planning.hosts_and_mpi import PlanInputs
 from poprun_py.planning.instance_variables import (
     PLANNED_THREADS,
@@ -33,7 +33,6 @@ from poprun_py.planning.instance_variables import (
     torchrun_variables,
     user_variables,
 )
-from poprun_py.planning.job_placement import place_instances
 from poprun_py.planning.mpi_commands import (
     MpiArguments,
     make_command,

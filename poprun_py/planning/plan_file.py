@@ -17,9 +17,8 @@ from poprun_py.machines.host_list import Host, are_host_names
 from poprun_py.machines.machine import Machine
 from poprun_py.options.launch_config import LaunchConfig, config_from_dict, config_to_dict
 from poprun_py.options.option_types import is_word
-from poprun_py.planning.cpu_placement import Placement
+from poprun_py.planning.cpu_placement import Placement, place_instances
 from poprun_py.planning.instance_variables import check_variable
-from poprun_py.planning.job_placement import place_instances
 from poprun_py.planning.launch_plan import InstancePlan, LaunchPlan, user_thread_counts
 from poprun_py.planning.mpi_commands import (
     escape_colon,

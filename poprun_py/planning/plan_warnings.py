@@ -5,17 +5,25 @@ Each warning is a sentence. The functions here only compute values.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
+from typing import NamedTuple
 
 from popdist_py.device_numbers import LINK_DOMAIN_IPUS
+from popdist_py.errors import counted, plural
 from poprun_py.machines.host_list import compress
+from poprun_py.machines.machine import Machine
+from poprun_py.options.launch_config import LaunchConfig
 from poprun_py.options.option_origins import COMMAND_LINE, PYTHON
-from poprun_py.planning.cpu_placement import placement_warnings
+from poprun_py.planning.cpu_placement import Placement
+from poprun_py.planning.instance_variables import PLANNED_THREADS
 from poprun_py.planning.launch_plan import LaunchPlan
 
 # The warning about idle hosts names at most this many hosts.
 _MOST_NAMED = 8
+# The launcher warns if the greatest thread count of an instance exceeds the smallest one by more
+# than one thread and by more than this factor.
+_UNEVEN = 1.5
 
 
 def plan_warnings(planned: LaunchPlan, *, is_launched: bool = False) -> tuple[str, ...]:
@@ -24,39 +32,37 @@ def plan_warnings(planned: LaunchPlan, *, is_launched: bool = False) -> tuple[st
     If ``is_launched`` is True, there is no warning about a refused partition, because the launch
     decides again whether the job gets its IPUs.
     """
-    warnings: dict[str, None] = {}
+    config, topology, partition = planned.config, planned.topology, planned.partition
+    warnings = []
     if planned.refusal:
-        warnings[f"this plan can be shown, not launched: {planned.refusal}"] = None
-    partition = planned.partition
-    waits = planned.config.wait_for_resources is not None
-    if (
-        partition is not None
-        and partition.is_refused
-        and not is_launched
-        and not (partition.busy and waits)
-    ):
-        warnings[f"this plan can be shown, not launched: {partition.reason}"] = None
-    topology = planned.topology
+        warnings.append(f"this plan can be shown, not launched: {planned.refusal}")
+    if partition is not None and partition.is_refused and not is_launched:
+        may_wait = partition.busy and config.wait_for_resources is not None
+        if not may_wait:
+            warnings.append(f"this plan can be shown, not launched: {partition.reason}")
     if topology.idle_hosts:
         idle = ", ".join(host.name for host in topology.idle_hosts[:_MOST_NAMED])
         more = ", ..." if len(topology.idle_hosts) > _MOST_NAMED else ""
-        warnings[
-            f"{planned.config.shown('num_instances')} leaves {len(topology.idle_hosts)} of "
+        warnings.append(
+            f"{config.shown('num_instances')} leaves {len(topology.idle_hosts)} of "
             f"{len(topology.hosts) + len(topology.idle_hosts)} hosts idle: {idle}{more}"
-        ] = None
+        )
     # An IPU-Link domain of the plan has more IPUs than a real domain only if one instance needs
     # more IPUs than a real domain has.
     if topology.ipus_per_ild > LINK_DOMAIN_IPUS:
-        warnings[
-            f"{planned.config.shown('num_instances')}: one instance drives "
+        warnings.append(
+            f"{config.shown('num_instances')}: one instance drives "
             f"{topology.ipus_per_ild} IPUs, an IPU-Link domain has {LINK_DOMAIN_IPUS}, so real "
             "IPUs cannot run this job: start at least "
             f"{-(-topology.num_ipus // LINK_DOMAIN_IPUS)} instances"
-        ] = None
-    return (*warnings, *_placement_warnings(planned), *unused_option_warnings(planned))
+        )
+    return (*warnings, *_of_all_hosts(planned), *unused_option_warnings(planned))
 
 
-def _placement_warnings(planned: LaunchPlan) -> list[str]:
+# --- warnings about placements ------------------------------------------------------------------
+
+
+def _of_all_hosts(planned: LaunchPlan) -> list[str]:
     """Return warnings about placements, each with the names of the hosts that it concerns."""
     hosts, count = planned.topology.hosts, planned.topology.instances_per_host
     hosts_of: dict[str, list[str]] = {}
@@ -71,21 +77,55 @@ def _placement_warnings(planned: LaunchPlan) -> list[str]:
     return [f"{compress(names)}: {sentence}" for sentence, names in hosts_of.items()]
 
 
+def placement_warnings(
+    machine: Machine,
+    placements: Sequence[Placement],
+    *,
+    user_threads: Mapping[str, int] = MappingProxyType({}),
+) -> tuple[str, ...]:
+    """Return warnings about the placements of one host, one sentence each.
+
+    ``user_threads`` maps the thread variables that the user set, such as MKL_NUM_THREADS, to their
+    thread counts. If the user set OMP_NUM_THREADS, its count replaces the planned thread counts.
+    """
+    cpus = sum(len(core.cpus) for core in machine.usable_cores)
+    by_variable = [{PLANNED_THREADS: placement.threads, **user_threads} for placement in placements]
+    threads = [max(counts.values()) for counts in by_variable] or [0]
+    warnings = []
+    if len(placements) > cpus:
+        warnings.append(
+            f"{len(placements)} instances share {counted(cpus, 'CPU')}: at most {cpus} "
+            f"{plural('run', 2 if cpus == 1 else 1)} at any time"
+        )
+    if sum(threads) > cpus and max(threads) > 1:
+        warnings.append(
+            f"{sum(threads)} compute threads on {counted(cpus, 'CPU')}: set "
+            f"{max(by_variable[0], key=lambda name: by_variable[0][name])} to at most "
+            f"{max(1, cpus // len(placements))}"
+        )
+    elif machine.quota_cpus is not None and sum(threads) > machine.quota_cpus:
+        warnings.append(
+            f"{sum(threads)} compute threads under a CPU quota of "
+            f"{counted(machine.cpu_quota or 0, 'CPU', 'g')}: "
+            "they are stopped by turns; start fewer instances or raise the quota"
+        )
+    if max(threads) > max(_UNEVEN * min(threads), min(threads) + 1):
+        warnings.append(
+            f"instances have from {min(threads)} to {max(threads)} compute threads and wait for "
+            "the slowest: --process-placement spreadcores divides evenly"
+        )
+    return tuple(warnings)
+
+
 # --- warnings about options without effect ------------------------------------------------------
 
 
-def _always(_: LaunchPlan) -> bool:
-    return True
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Rule:
-    """A rule about options that have no effect in some plans.
+class _Unused(NamedTuple):
+    """Options that have no effect in a plan.
 
     Attributes:
-        names: The options that the rule is about, as field names of ``LaunchConfig``.
+        names: The options, as field names of ``LaunchConfig``.
         reason: The end of the warning, which explains why the options have no effect.
-        applies: A function that tells whether the rule applies to a plan.
         neutral: The values with which an option changes nothing, so that no warning is needed.
         of_one_job: Whether the options are useful in other jobs. If so, the warning is only about
             options that the user gave for this job. Options from a configuration file or an
@@ -93,174 +133,119 @@ class _Rule:
     """
 
     names: tuple[str, ...]
-    reason: str | Callable[[LaunchPlan], str]
-    applies: Callable[[LaunchPlan], bool] = _always
+    reason: str
     neutral: tuple[object, ...] = (None, False)
-    of_one_job: bool = False
+    of_one_job: bool = True
 
 
-def _has_no_pod(planned: LaunchPlan) -> bool:
-    return planned.partition is None
-
-
-def _stays_here(planned: LaunchPlan) -> bool:
-    return not planned.spans_hosts
-
-
-def _has_whole_host(planned: LaunchPlan) -> bool:
-    is_whole = planned.config.cores_per_instance is None
-    return planned.topology.instances_per_host == 1 and is_whole
-
-
-def _is_unbound(planned: LaunchPlan) -> bool:
-    return None not in planned.machines and not any(p.placement.cpus for p in planned.instances)
-
-
-def _has_no_siblings(planned: LaunchPlan) -> bool:
-    return all(
-        machine is not None and all(len(core.cpus) == 1 for core in machine.usable_cores)
-        for machine in planned.machines
+def _unused_for_ipus(planned: LaunchPlan) -> Iterator[_Unused]:
+    """Yield options for IPUs and SDKs that have no effect in the plan."""
+    if planned.partition is None:
+        yield _Unused(
+            ("vipu_server_host", "vipu_server_port", "vipu_server_timeout"),
+            "IPUs are emulated, no V-IPU server is asked; instances only get the IPUOF_VIPU_API_"
+            " variables",
+            of_one_job=False,
+        )
+        yield _Unused(
+            ("vipu_partition",),
+            "IPUs are emulated, and only IPUOF_VIPU_API_PARTITION_ID, gc-info and gc-monitor "
+            "show the name",
+            of_one_job=False,
+        )
+        yield _Unused(
+            (
+                *("vipu_partition_attempts", "vipu_cluster", "vipu_allocation", "sync_type"),
+                *("update_partition", "reset_partition", "remove_partition"),
+            ),
+            "IPUs are emulated, and no partition is made or changed",
+            of_one_job=False,
+        )
+    elif planned.config.pod != "server":
+        yield _Unused(
+            ("vipu_server_host", "vipu_server_port"),
+            f"the pod is {planned.partition.where}; use --pod server for the server that these "
+            "options name",
+        )
+    yield _Unused(
+        ("synchronise_poplar_sdk",), "IPUs are emulated without a Poplar SDK", of_one_job=False
+    )
+    yield _Unused(
+        ("distribute_ssh_key",),
+        "poprun-py does not change keys; copy one with ssh-copy-id HOST",
+        of_one_job=False,
     )
 
 
-_ONE_MACHINE = "all instances run on this machine"
-_RULES = (
-    _Rule(
-        names=("vipu_server_host", "vipu_server_port", "vipu_server_timeout"),
-        reason="IPUs are emulated, no V-IPU server is asked; instances only get the IPUOF_VIPU_API_"
-        " variables",
-        applies=_has_no_pod,
-    ),
-    _Rule(
-        names=("vipu_server_host", "vipu_server_port"),
-        reason=lambda planned: (
-            f"the pod is {planned.partition.where if planned.partition else ''}; use --pod server "
-            "for the server that these options name"
-        ),
-        applies=lambda planned: not _has_no_pod(planned) and planned.config.pod != "server",
-        of_one_job=True,
-    ),
-    _Rule(
-        names=("vipu_partition",),
-        reason="IPUs are emulated, and only IPUOF_VIPU_API_PARTITION_ID, gc-info and gc-monitor "
-        "show the name",
-        applies=_has_no_pod,
-    ),
-    _Rule(
-        names=(
-            *("vipu_partition_attempts", "vipu_cluster", "vipu_allocation", "sync_type"),
-            *("update_partition", "reset_partition", "remove_partition"),
-        ),
-        reason="IPUs are emulated, and no partition is made or changed",
-        applies=_has_no_pod,
-    ),
-    _Rule(names=("synchronise_poplar_sdk",), reason="IPUs are emulated without a Poplar SDK"),
-    _Rule(
-        names=("distribute_ssh_key",),
-        reason="poprun-py does not change keys; copy one with ssh-copy-id HOST",
-    ),
-    _Rule(
-        names=(
-            *("host_subnet", "ssh_args", "ssh_config", "no_check", "sync"),
-            *("synchronise_python_venv", "allow_fewer_hosts"),
-        ),
-        reason=_ONE_MACHINE,
-        applies=_stays_here,
-        of_one_job=True,
-    ),
-    _Rule(
-        names=("allow_fewer_hosts",),
-        reason="a job is started again with --max-restarts only",
-        applies=lambda planned: planned.spans_hosts and planned.config.max_restarts == 0,
-        of_one_job=True,
-    ),
-    _Rule(
-        names=("process_placement",),
-        reason=lambda planned: f"{planned.config.shown('numa_aware')} decides",
-        applies=lambda planned: planned.config.numa_aware is not None,
-        of_one_job=True,
-    ),
-    _Rule(
-        names=("process_placement", "numa_aware"),
-        reason="one instance alone on a host may use all of it; see --cores-per-instance",
-        applies=_has_whole_host,
-        neutral=(None, False, "disabled", "spreadnuma"),
-        of_one_job=True,
-    ),
-    _Rule(
-        names=("strict_binding",),
-        reason="no instance is bound",
-        applies=_is_unbound,
-        of_one_job=True,
-    ),
-    _Rule(
-        names=("smt",),
-        reason="no core has more than one hardware thread",
-        applies=_has_no_siblings,
-        of_one_job=True,
-    ),
-    _Rule(
-        names=("mpi_fast_start",),
-        reason="it is for Open MPI, on hosts without a faster network than TCP",
-        applies=lambda planned: "ob1" not in planned.command,
-        of_one_job=True,
-    ),
-    _Rule(
-        names=("allow_run_as_root",),
-        reason="this MPI lets root start jobs",
-        applies=lambda planned: "async_mpi_finalize" not in planned.command,
-        neutral=(True,),
-        of_one_job=True,
-    ),
-    _Rule(
-        names=("timeline_size",),
-        reason="there is no --timeline",
-        applies=lambda planned: planned.config.timeline is None,
-        of_one_job=True,
-    ),
-    _Rule(
-        names=("overwrite_config",),
-        reason="there is no --export-config",
-        applies=lambda planned: planned.config.export_config is None,
-        of_one_job=True,
-    ),
-    _Rule(
-        names=("run",),
-        reason="the job runs anyway; it is for --export-plan",
-        applies=lambda planned: (
-            planned.config.export_plan is None and planned.config.print_topology == "no"
-        ),
-        of_one_job=True,
-    ),
-    _Rule(
-        names=("print_topology",),
-        reason="--export-plan - takes standard output",
-        applies=lambda planned: planned.config.export_plan == "-",
-        neutral=("no",),
-        of_one_job=True,
-    ),
-)
+def _unused_on_hosts(planned: LaunchPlan) -> Iterator[_Unused]:
+    """Yield options for hosts and CPUs that have no effect in the plan."""
+    config = planned.config
+    if not planned.spans_hosts:
+        yield _Unused(
+            (
+                *("host_subnet", "ssh_args", "ssh_config", "no_check", "sync"),
+                *("synchronise_python_venv", "allow_fewer_hosts"),
+            ),
+            "all instances run on this machine",
+        )
+    elif config.max_restarts == 0:
+        yield _Unused(("allow_fewer_hosts",), "a job is started again with --max-restarts only")
+    if config.numa_aware is not None:
+        yield _Unused(("process_placement",), f"{config.shown('numa_aware')} decides")
+    if planned.topology.instances_per_host == 1 and config.cores_per_instance is None:
+        yield _Unused(
+            ("process_placement", "numa_aware"),
+            "one instance alone on a host may use all of it; see --cores-per-instance",
+            neutral=(None, False, "disabled", "spreadnuma"),
+        )
+    if None not in planned.machines and not any(p.placement.cpus for p in planned.instances):
+        yield _Unused(("strict_binding",), "no instance is bound")
+    if config.is_given("smt") and all(
+        machine is not None and all(len(core.cpus) == 1 for core in machine.usable_cores)
+        for machine in planned.machines
+    ):
+        yield _Unused(("smt",), "no core has more than one hardware thread")
+
+
+def _unused_by_mpi_and_views(planned: LaunchPlan) -> Iterator[_Unused]:
+    """Yield options for MPI, files and printed output that have no effect in the plan."""
+    config = planned.config
+    if "ob1" not in planned.command:
+        yield _Unused(
+            ("mpi_fast_start",), "it is for Open MPI, on hosts without a faster network than TCP"
+        )
+    if "async_mpi_finalize" not in planned.command:
+        yield _Unused(("allow_run_as_root",), "this MPI lets root start jobs", neutral=(True,))
+    if config.timeline is None:
+        yield _Unused(("timeline_size",), "there is no --timeline")
+    if config.export_config is None:
+        yield _Unused(("overwrite_config",), "there is no --export-config")
+    if config.export_plan is None and config.print_topology == "no":
+        yield _Unused(("run",), "the job runs anyway; it is for --export-plan")
+    if config.export_plan == "-":
+        yield _Unused(("print_topology",), "--export-plan - takes standard output", neutral=("no",))
 
 
 def unused_option_warnings(planned: LaunchPlan) -> tuple[str, ...]:
     """Return a warning for each group of given options that have no effect in the plan."""
+    config = planned.config
     reported: set[str] = set()
     sentences = []
-    for rule in _RULES:
-        names = [n for n in rule.names if n not in reported and _is_unused(planned, n, rule)]
-        reported.update(names)
-        if names:
-            given = [planned.config.named(name) for name in names]
-            reason = rule.reason if isinstance(rule.reason, str) else rule.reason(planned)
-            sentences.append(
-                f"{', '.join(given)} {'have' if len(given) > 1 else 'has'} no effect: {reason}"
-            )
+    for find in (_unused_for_ipus, _unused_on_hosts, _unused_by_mpi_and_views):
+        for unused in find(planned):
+            names = [name for name in unused.names if name not in reported]
+            names = [name for name in names if _is_noticed(config, name, unused)]
+            reported.update(names)
+            if names:
+                given = ", ".join(config.named(name) for name in names)
+                verb = "have" if len(names) > 1 else "has"
+                sentences.append(f"{given} {verb} no effect: {unused.reason}")
     return tuple(sentences)
 
 
-def _is_unused(planned: LaunchPlan, name: str, rule: _Rule) -> bool:
-    config = planned.config
-    if not config.is_given(name) or getattr(config, name) in rule.neutral:
+def _is_noticed(config: LaunchConfig, name: str, unused: _Unused) -> bool:
+    """Tell whether the user is warned that an option has no effect."""
+    if not config.is_given(name) or getattr(config, name) in unused.neutral:
         return False
     is_for_this_job = config.origin(name).source in (COMMAND_LINE, PYTHON)
-    return (is_for_this_job or not rule.of_one_job) and rule.applies(planned)
+    return is_for_this_job or not unused.of_one_job

@@ -13,7 +13,7 @@ from typing import Any
 from poprun_py import LaunchConfig, plan
 from poprun_py.machines.host_list import parse_host_list
 from poprun_py.machines.machine import Machine
-from poprun_py.planning.cpu_placement import PlacementPolicy, place
+from poprun_py.planning.cpu_placement import place
 from poprun_py.planning.installed_mpi import OPEN_MPI_5, Mpi
 from poprun_py.planning.topology import make_topology
 from poprun_py.planning.views.host_tables import hardware_table
@@ -63,8 +63,9 @@ def block(what: str) -> str:
         return topology_table(make_topology(config, parse_host_list("h0,h1", source="the page")))
     mode, count, *options = what.removeprefix("picture: ").split()
     values = {name: int(value) for name, value in (option.split("=") for option in options)}
-    policy = PlacementPolicy(mode, **values)
-    return core_map(machine, dict(enumerate(place(machine, int(count), policy))))
+    chosen = {"numa_aware": True} if mode == "roundrobin" else {"process_placement": mode}
+    config = LaunchConfig(**chosen, **values)
+    return core_map(machine, dict(enumerate(place(machine, int(count), config))))
 
 
 def files() -> dict[Path, str]:

@@ -1,7 +1,7 @@
 """Placements for every stored machine and mode (golden files), and rules for random machines."""
 
 import contextlib
-from dataclasses import asdict, replace
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -9,18 +9,17 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from support.launcher.machines import machines
+from support.launcher.plans import placing
 from support.launcher.sysfs_trees import TREES, snapshot
 
 from poprun_py.display.formatting import ranges_text
 from poprun_py.errors import UsageError
+from poprun_py.machines.host_list import LOCALHOST
 from poprun_py.machines.machine import Core, Machine, NumaNode
-from poprun_py.planning.cpu_placement import (
-    MODES,
-    PlacementPolicy,
-    place,
-    place_anyway,
-    placement_warnings,
-)
+from poprun_py.options.launch_config import LaunchConfig
+from poprun_py.planning.cpu_placement import MODES, place, place_instances
+from poprun_py.planning.plan_warnings import placement_warnings
+from poprun_py.planning.topology import make_topology
 
 GOLDEN = Path(__file__).parent / "golden" / "placement"
 
@@ -60,10 +59,10 @@ def cpus_of(placements) -> list[str]:
 # --- goldens ------------------------------------------------------------------------------------
 
 
-def described(machine: Machine, num_instances: int, policy: PlacementPolicy) -> str:
+def described(machine: Machine, num_instances: int, config: LaunchConfig) -> str:
     """Return placements (``NODES:CPUS/MEMORY NODES*THREADS``) and warnings as a line."""
     try:
-        placements = place(machine, num_instances, policy)
+        placements = place(machine, num_instances, config)
     except UsageError as error:
         return f"error: {error}"
     parts = [
@@ -81,36 +80,25 @@ def plans(machine: Machine) -> str:
     cores = len(machine.usable_cores)
     cpus = sum(len(core.cpus) for core in machine.usable_cores)
     asked = [
-        (count, PlacementPolicy(mode=mode))
+        (count, mode, {})
         for mode in MODES
         for count in sorted({2, 3, 4, nodes, nodes + 1, min(cores, 8) + 1} - {1})
     ]
     asked += [
-        (2, policy)
-        for policy in (
-            PlacementPolicy(cores_per_instance=1),
-            PlacementPolicy("packnuma", cores_per_instance=2),
-            PlacementPolicy(smt=True),
-            PlacementPolicy(reserve_cores=1),
-            PlacementPolicy(smt=True, reserve_cores=1, cores_per_instance=2),
-        )
+        (2, "spreadnuma", {"cores_per_instance": 1}),
+        (2, "packnuma", {"cores_per_instance": 2}),
+        (2, "spreadnuma", {"smt": True}),
+        (2, "spreadnuma", {"reserve_cores": 1}),
+        (2, "spreadnuma", {"cores_per_instance": 2, "reserve_cores": 1, "smt": True}),
+        (1, "spreadnuma", {}),
     ]
-    asked.append((1, PlacementPolicy()))
     if cpus < 12:
-        asked += [(cpus + 1, PlacementPolicy()), (cpus + 1, PlacementPolicy(oversubscribe=True))]
-    return "".join(
-        f"{count} {of_policy(policy)}: {described(machine, count, policy)}\n"
-        for count, policy in asked
-    )
-
-
-def of_policy(policy: PlacementPolicy) -> str:
-    """Return the mode of a policy and its values that differ from the defaults."""
-    usual = PlacementPolicy(policy.mode)
-    changed = [
-        f"{name}={value}" for name, value in asdict(policy).items() if value != getattr(usual, name)
-    ]
-    return " ".join([policy.mode, *changed])
+        asked += [(cpus + 1, "spreadnuma", {}), (cpus + 1, "spreadnuma", {"oversubscribe": True})]
+    lines = []
+    for count, mode, values in asked:
+        words = " ".join([mode, *(f"{name}={value}" for name, value in values.items())])
+        lines.append(f"{count} {words}: {described(machine, count, placing(mode, **values))}\n")
+    return "".join(lines)
 
 
 @pytest.mark.parametrize("name", TREES)
@@ -126,39 +114,41 @@ def test_every_golden_file_has_a_machine():
 
 
 @st.composite
-def questions(draw) -> tuple[Machine, int, PlacementPolicy]:
+def questions(draw) -> tuple[Machine, int, LaunchConfig]:
     machine = draw(machines())
-    policy = PlacementPolicy(
-        mode=draw(st.sampled_from(MODES)),
+    config = placing(
+        draw(st.sampled_from(MODES)),
         cores_per_instance=draw(st.none() | st.integers(1, 4)),
         reserve_cores=draw(st.integers(0, 2)),
         smt=draw(st.booleans()),
         oversubscribe=draw(st.booleans()),
     )
-    return machine, draw(st.integers(1, 24)), policy
+    return machine, draw(st.integers(1, 24)), config
 
 
 @given(questions())
-def test_place_anyway_places_instances_that_do_not_fit_and_says_why(question):
-    machine, count, policy = question
-    placements, refusal = place_anyway(machine, count, policy)
-    assert placements == place(machine, count, replace(policy, oversubscribe=True))
+def test_instances_that_do_not_fit_are_placed_with_the_reason_in_the_plan(question):
+    machine, count, config = question
+    config = replace(config, num_instances=count, num_replicas=count)
+    topology = make_topology(config, (LOCALHOST,))
+    placements, refusal = place_instances(config, topology, (machine,))
+    assert tuple(placements) == place(machine, count, replace(config, oversubscribe=True))
     with pytest.raises(UsageError) if refusal else contextlib.nullcontext() as caught:
-        place(machine, count, policy)
+        place(machine, count, config)
     assert caught is None or str(caught.value) == refusal
 
 
 @given(questions())
 def test_instances_are_placed_on_allowed_cpus_or_refused(question):
-    machine, count, policy = question
+    machine, count, config = question
     cpus = sum(len(core.cpus) for core in machine.usable_cores)
     try:
-        placements = place(machine, count, policy)
+        placements = place(machine, count, config)
     except UsageError:
-        assert not policy.oversubscribe
+        assert not config.oversubscribe
         return
     assert len(placements) == count
-    assert count <= cpus or policy.oversubscribe
+    assert count <= cpus or config.oversubscribe
     memory = {n.index for n in machine.numa_nodes} & machine.allowed_memory_nodes
     for placement in placements:
         assert machine.allowed_cpus.issuperset(placement.cpus)
@@ -169,12 +159,12 @@ def test_instances_are_placed_on_allowed_cpus_or_refused(question):
         assert not placement.cpus or owners == set(placement.numa_nodes)
     threads = sum(placement.threads for placement in placements)
     # Round robin ignores the sizes of the nodes.
-    if count <= cpus and policy.mode != "roundrobin":
+    if count <= cpus and not config.numa_aware:
         assert threads <= cpus
     if machine.quota_cpus is not None:
         assert threads <= max(count, machine.quota_cpus)
-    fits = count <= len(machine.usable_cores) and policy.mode != "roundrobin"
-    if fits and not policy.smt:
+    fits = count <= len(machine.usable_cores) and not config.numa_aware
+    if fits and not config.smt:
         assert threads <= len(machine.usable_cores)
 
 
@@ -183,7 +173,7 @@ def test_spread_modes_give_every_cpu_to_exactly_one_instance(machine, count, mod
     count = within(count, sum(len(core.cpus) for core in machine.usable_cores))
     if count > len(machine.usable_cores):
         count = 2
-    placements = place(machine, count, PlacementPolicy(mode))
+    placements = place(machine, count, placing(mode))
     given_out = sorted(cpu for placement in placements for cpu in placement.cpus)
     assert all(placement.cpus for placement in placements)
     assert len(set(given_out)) == len(given_out)
@@ -197,7 +187,7 @@ def test_spread_modes_give_every_cpu_to_exactly_one_instance(machine, count, mod
 @given(machines(), st.integers(2, 12))
 def test_spreadcores_sizes_and_classes_differ_by_at_most_one(machine, count):
     count = within(count, len(machine.usable_cores))
-    placements = place(machine, count, PlacementPolicy("spreadcores"))
+    placements = place(machine, count, placing("spreadcores"))
     cores = [
         [core for core in machine.usable_cores if set(core.cpus) <= set(p.cpus)] for p in placements
     ]
@@ -211,7 +201,7 @@ def test_spreadcores_sizes_and_classes_differ_by_at_most_one(machine, count):
 def test_spreadnuma_gives_whole_contiguous_nodes(machine, count):
     nodes = sorted({core.numa_node for core in machine.usable_cores})
     count = within(count, len(nodes))
-    placements = place(machine, count, PlacementPolicy("spreadnuma"))
+    placements = place(machine, count, placing("spreadnuma"))
     assert [node for p in placements for node in p.numa_nodes] == nodes
     sizes = [len(p.numa_nodes) for p in placements]
     assert max(sizes) - min(sizes) <= 1
@@ -223,14 +213,14 @@ def test_spreadnuma_gives_whole_contiguous_nodes(machine, count):
     [(c, n) for c in (2, 3, 5, 6, 7, 12, 16) for n in (1, 2, 3, 4, 8) if c > n],
 )
 def test_more_instances_than_equal_nodes_follow_the_index_rule(nodes, count):
-    placements = place(flat(nodes, 16), count, PlacementPolicy())
+    placements = place(flat(nodes, 16), count, placing())
     assert [p.numa_nodes for p in placements] == [(i * nodes // count,) for i in range(count)]
 
 
 @given(machines(), st.integers(2, 24))
 def test_round_robin_is_instance_modulo_nodes(machine, count):
     nodes = sorted({core.numa_node for core in machine.usable_cores})
-    placements = place(machine, count, PlacementPolicy("roundrobin", oversubscribe=True))
+    placements = place(machine, count, placing("roundrobin", oversubscribe=True))
     for i, placement in enumerate(placements):
         assert placement.numa_nodes == (nodes[i % len(nodes)],)
         node = next(n for n in machine.numa_nodes if n.index == nodes[i % len(nodes)])
@@ -240,7 +230,7 @@ def test_round_robin_is_instance_modulo_nodes(machine, count):
 @given(machines(), st.integers(2, 12))
 def test_packnuma_gives_equal_shares_and_leaves_no_earlier_node_idle(machine, count):
     count = within(count, len(machine.usable_cores))
-    placements = place(machine, count, PlacementPolicy("packnuma"))
+    placements = place(machine, count, placing("packnuma"))
     cores = [
         sum(set(core.cpus) <= set(p.cpus) for core in machine.usable_cores) for p in placements
     ]
@@ -251,16 +241,16 @@ def test_packnuma_gives_equal_shares_and_leaves_no_earlier_node_idle(machine, co
 
 
 def test_packnuma_stays_within_nodes_where_it_fits():
-    placements = place(flat(4, 4), 5, PlacementPolicy("packnuma", cores_per_instance=2))
+    placements = place(flat(4, 4), 5, placing("packnuma", cores_per_instance=2))
     assert cpus_of(placements) == ["0-1", "2-3", "4-5", "6-7", "8-9"]
-    across = place(flat(2, 3), 3, PlacementPolicy("packnuma"))
+    across = place(flat(2, 3), 3, placing("packnuma"))
     assert cpus_of(across) == ["0-1", "2-3", "4-5"]
 
 
 def test_spreadl3_keeps_a_cache_in_one_instance():
     machine = snapshot("epyc-nps4")
     for count in (2, 5, 16):
-        placements = place(machine, count, PlacementPolicy("spreadl3"))
+        placements = place(machine, count, placing("spreadl3"))
         groups = [
             {core.l3 for core in machine.cores if set(core.cpus) & set(p.cpus)} for p in placements
         ]
@@ -270,83 +260,79 @@ def test_spreadl3_keeps_a_cache_in_one_instance():
 def test_no_instance_gets_only_slow_cores():
     machine = snapshot("hybrid")
     for count in (2, 3, 8):
-        for placement in place(machine, count, PlacementPolicy()):
+        for placement in place(machine, count, placing()):
             assert any(cpu < 16 for cpu in placement.cpus)
 
 
 def test_siblings_stay_together_and_threads_count_cores_unless_asked():
     machine = flat(2, 4, smt=2)
-    plain = place(machine, 4, PlacementPolicy())
+    plain = place(machine, 4, placing())
     assert cpus_of(plain) == ["0-1,8-9", "2-3,10-11", "4-5,12-13", "6-7,14-15"]
     assert [p.threads for p in plain] == [2, 2, 2, 2]
-    assert [p.threads for p in place(machine, 4, PlacementPolicy(smt=True))] == [4, 4, 4, 4]
+    assert [p.threads for p in place(machine, 4, placing(smt=True))] == [4, 4, 4, 4]
 
 
 def test_more_instances_than_cores_get_a_hardware_thread_each():
-    placements = place(flat(1, 4, smt=2), 8, PlacementPolicy())
+    placements = place(flat(1, 4, smt=2), 8, placing())
     assert cpus_of(placements) == ["0", "4", "1", "5", "2", "6", "3", "7"]
     assert [p.threads for p in placements] == [1] * 8
 
 
 def test_reserved_cores_stay_in_the_affinity_and_out_of_the_threads():
-    placements = place(flat(2, 4), 2, PlacementPolicy(reserve_cores=1))
+    placements = place(flat(2, 4), 2, placing(reserve_cores=1))
     assert cpus_of(placements) == ["0-3", "4-7"]
     assert [p.threads for p in placements] == [3, 3]
 
 
 def test_quota_limits_threads_and_not_cpus():
-    placements = place(snapshot("quota-container"), 4, PlacementPolicy())
+    placements = place(snapshot("quota-container"), 4, placing())
     assert [p.threads for p in placements] == [2, 2, 1, 1]
     assert sum(len(p.cpus) for p in placements) == 64
 
 
 @pytest.mark.parametrize("mode", MODES)
 def test_one_instance_is_not_restricted(mode):
-    (placement,) = place(flat(2, 4), 1, PlacementPolicy(mode))
+    (placement,) = place(flat(2, 4), 1, placing(mode))
     assert (placement.cpus, placement.memory_nodes, placement.threads) == ((), (), 8)
 
 
 def test_disabled_binds_nothing_and_divides_the_threads():
-    placements = place(flat(2, 4), 3, PlacementPolicy("disabled"))
+    placements = place(flat(2, 4), 3, placing("disabled"))
     assert [(p.cpus, p.memory_nodes, p.numa_nodes) for p in placements] == [((), (), ())] * 3
     assert [p.threads for p in placements] == [3, 3, 2]
 
 
 def test_memory_without_cpus_belongs_to_the_nearest_node():
-    placements = place(snapshot("memory-only-node"), 2, PlacementPolicy())
+    placements = place(snapshot("memory-only-node"), 2, placing())
     assert [p.memory_nodes for p in placements] == [(0,), (1, 2)]
 
 
 def test_a_node_without_memory_uses_the_nearest_memory():
-    placements = place(snapshot("node-without-memory"), 4, PlacementPolicy())
+    placements = place(snapshot("node-without-memory"), 4, placing())
     assert [p.memory_nodes for p in placements] == [(0,), (0,), (2,), (2,)]
 
 
 def test_no_memory_nodes_if_there_is_no_choice():
-    assert [p.memory_nodes for p in place(flat(1, 4), 2, PlacementPolicy())] == [(), ()]
-    assert {p.memory_nodes for p in place(snapshot("cpuset-container"), 2, PlacementPolicy())} == {
-        ()
-    }
+    assert [p.memory_nodes for p in place(flat(1, 4), 2, placing())] == [(), ()]
+    assert {p.memory_nodes for p in place(snapshot("cpuset-container"), 2, placing())} == {()}
 
 
 # --- bad input ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("count", "policy", "message"),
+    ("count", "config", "message"),
     [
-        (9, PlacementPolicy(), "9 instances on .* 8 usable CPUs: .* at most 8; .*--oversubscribe"),
-        (2, PlacementPolicy("spreadnum"), "'spreadnum': expected one of .*; did you mean spreadnu"),
-        (0, PlacementPolicy(), "0 instances on a host: expected at least 1"),
-        (3, PlacementPolicy(cores_per_instance=3), "needs 9 cores: the host has 8; .* at most 2"),
-        (5, PlacementPolicy(cores_per_instance=2), "needs 10 cores: the host has 8; .* at most 1"),
-        (2, PlacementPolicy(reserve_cores=4), "instance 0 has 4 cores, at most 3 can be reserved"),
-        (8, PlacementPolicy(reserve_cores=1), "instance 0 has 1 core, at most 0 can be reserved"),
+        (9, placing(), "9 instances on .* 8 usable CPUs: .* at most 8; .*--oversubscribe"),
+        (3, placing(cores_per_instance=3), "needs 9 cores: the host has 8; .* at most 2"),
+        (5, placing(cores_per_instance=2), "needs 10 cores: the host has 8; .* at most 1"),
+        (2, placing(reserve_cores=4), "instance 0 has 4 cores, at most 3 can be reserved"),
+        (8, placing(reserve_cores=1), "instance 0 has 1 core, at most 0 can be reserved"),
     ],
 )  # fmt: skip
-def test_refusals_name_the_numbers(count, policy, message):
+def test_refusals_name_the_numbers(count, config, message):
     with pytest.raises(UsageError, match=message) as caught:
-        place(flat(2, 4), count, policy)
+        place(flat(2, 4), count, config)
     assert caught.value.exit_code == 2
     assert "\n" not in str(caught.value)
 
@@ -354,8 +340,8 @@ def test_refusals_name_the_numbers(count, policy, message):
 def test_a_refusal_for_too_small_nodes_has_a_hint():
     machine = snapshot("asymmetric")
     with pytest.raises(UsageError, match=r"instance 1 only 4 cores.*at most 4.*packnuma"):
-        place(machine, 2, PlacementPolicy(cores_per_instance=6))
-    packed = place(machine, 2, PlacementPolicy("packnuma", cores_per_instance=6))
+        place(machine, 2, placing(cores_per_instance=6))
+    packed = place(machine, 2, placing("packnuma", cores_per_instance=6))
     assert [len(p.cpus) for p in packed] == [6, 6]
 
 
@@ -364,15 +350,15 @@ def test_a_refusal_for_too_small_nodes_has_a_hint():
 
 def test_warnings_for_more_threads_than_cpus():
     machine = flat(1, 2)
-    placements = place(machine, 4, PlacementPolicy(oversubscribe=True))
+    placements = place(machine, 4, placing(oversubscribe=True))
     assert placement_warnings(machine, placements) == (
         "4 instances share 2 CPUs: at most 2 run at any time",
     )
     alone = flat(1, 1)
-    assert placement_warnings(alone, place(alone, 2, PlacementPolicy(oversubscribe=True))) == (
+    assert placement_warnings(alone, place(alone, 2, placing(oversubscribe=True))) == (
         "2 instances share 1 CPU: at most 1 runs at any time",
     )
-    fitting = place(machine, 2, PlacementPolicy())
+    fitting = place(machine, 2, placing())
     assert placement_warnings(machine, fitting) == ()
     for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
         assert placement_warnings(machine, fitting, user_threads={variable: 2}) == (
@@ -382,8 +368,8 @@ def test_warnings_for_more_threads_than_cpus():
 
 def test_warnings_for_a_quota_and_for_uneven_shares():
     quota = snapshot("quota-container-v1")
-    (warning,) = placement_warnings(quota, place(quota, 2, PlacementPolicy()))
+    (warning,) = placement_warnings(quota, place(quota, 2, placing()))
     assert "2 compute threads under a CPU quota of 0.5 CPUs" in warning
     uneven = snapshot("asymmetric")
-    (warning,) = placement_warnings(uneven, place(uneven, 2, PlacementPolicy()))
+    (warning,) = placement_warnings(uneven, place(uneven, 2, placing()))
     assert "from 4 to 12 compute threads" in warning

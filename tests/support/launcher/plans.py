@@ -5,7 +5,8 @@ from __future__ import annotations
 from poprun_py.machines.host_checks import ProbedHosts
 from poprun_py.machines.host_list import LOCALHOST
 from poprun_py.machines.remote_shell import Shell
-from poprun_py.options.launch_config import LaunchConfig
+from poprun_py.options.launch_config import LaunchConfig, merged_config
+from poprun_py.options.option_origins import from_command_line
 from poprun_py.planning.hosts_and_mpi import PlanInputs
 from poprun_py.planning.installed_mpi import OPEN_MPI_5, Mpi
 from poprun_py.planning.launch_plan import make_plan
@@ -28,6 +29,12 @@ def plan_blindly(config, *, hosts=(LOCALHOST,), mpi=MPI, environ=None, machines=
         probed=probed,
     )
     return make_plan(config, topology, mpi_arguments, inputs)
+
+
+def placing(mode="spreadnuma", **values):
+    """Return the options of a job with a placement mode; roundrobin stands for --numa-aware yes."""
+    chosen = {"numa_aware": True} if mode == "roundrobin" else {"process_placement": mode}
+    return merged_config(from_command_line({**chosen, **values}))
 
 
 def plan_with_folder(output_dir, environ=None, **options):

@@ -22,7 +22,7 @@ from poprun_py.machines import lease_files
 from poprun_py.machines.lease_files import LeaseFolder
 from poprun_py.machines.leases import LeaseTable
 from poprun_py.options.launch_config import LaunchConfig
-from poprun_py.planning.job_placement import HostShare
+from poprun_py.planning.cpu_placement import HostShare
 
 time_sleep = time.sleep
 

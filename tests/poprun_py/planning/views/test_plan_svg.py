@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.launcher.machines import machines
-from support.launcher.plans import plan_blindly
+from support.launcher.plans import placing, plan_blindly
 from support.launcher.svg_boxes import SVG, boxes
 from support.launcher.sysfs_trees import SNAPSHOTS, snapshot
 
 from poprun_py import LaunchConfig, plan
 from poprun_py.machines.host_list import Host
-from poprun_py.planning.cpu_placement import MODES, PlacementPolicy, place_anyway
+from poprun_py.planning.cpu_placement import MODES, place
 from poprun_py.planning.installed_mpi import OPEN_MPI_5, Mpi
 from poprun_py.planning.plan_warnings import plan_warnings
 from poprun_py.planning.views.plan_svg import host_pictures, plan_svg
@@ -34,7 +34,7 @@ def planned(machine, **fields):
 def on_unequal_hosts():
     job = planned("bare", num_instances=6, num_replicas=12, num_ilds=2, host="a,b,c")
     names = ("bare", "example", "hybrid")
-    hosts = [(snapshot(n), place_anyway(snapshot(n), 2, PlacementPolicy())[0]) for n in names]
+    hosts = [(snapshot(n), place(snapshot(n), 2, LaunchConfig())) for n in names]
     placements = [placement for _, placed in hosts for placement in placed]
     return replace(
         job,
@@ -117,7 +117,7 @@ def test_every_plan_can_be_drawn(machine, mode, instances, replicas, width, host
         hosts=tuple(Host(name=f"a-rather-long-name-{n}") for n in range(hosts)),
         mpi=MPI, environ={},
     )  # fmt: skip
-    placements, _ = place_anyway(machine, instances, PlacementPolicy(mode))
+    placements = place(machine, instances, placing(mode, oversubscribe=True))
     drawn = replace(
         job,
         machines=(machine,) * hosts,

@@ -6,11 +6,12 @@ import re
 from dataclasses import replace
 
 import pytest
+from support.launcher.plans import placing
 from support.launcher.sysfs_trees import SNAPSHOTS, snapshot
 from support.terminals import colours_of, plain_lines
 
 from poprun_py import LaunchConfig, plan
-from poprun_py.planning.cpu_placement import PlacementPolicy, place
+from poprun_py.planning.cpu_placement import place
 from poprun_py.planning.installed_mpi import OPEN_MPI_5, Mpi
 from poprun_py.planning.plan_warnings import plan_warnings
 from poprun_py.planning.views import plan_text
@@ -148,18 +149,18 @@ def test_equal_hosts_share_a_warning():
 
 def test_placement_text_names_cpus_memory_and_threads():
     machine = snapshot("example")
-    assert [placement_text(each) for each in place(machine, 3, PlacementPolicy())] == [
+    assert [placement_text(each) for each in place(machine, 3, placing())] == [
         "CPUs 0-15,32-47; memory of nodes 0-1; 16 threads",
         "CPUs 16-23,48-55; memory of node 2; 8 threads",
         "CPUs 24-31,56-63; memory of node 3; 8 threads",
     ]
-    one = place(snapshot("quota-container-v1"), 2, PlacementPolicy())[0]
+    one = place(snapshot("quota-container-v1"), 2, placing())[0]
     assert placement_text(one) == "CPU 1; any memory; 1 thread"
 
 
 def test_core_map_shows_instances_and_idle_forbidden_and_slow_cores():
     machine = snapshot("cpuset-container")
-    text = map_of(machine, 2, PlacementPolicy(cores_per_instance=2))
+    text = map_of(machine, 2, placing(cores_per_instance=2))
     assert text.splitlines() == [
         "node 0   | 0 0 . . . . . . x x x x x x x x |",
         "node 1   | 1 1 x x x x x x x x x x x x x x |",
@@ -168,12 +169,12 @@ def test_core_map_shows_instances_and_idle_forbidden_and_slow_cores():
         "instance 1: CPUs 16-17; any memory; 2 threads",
     ]
     hybrid = snapshot("hybrid")
-    rows = map_of(hybrid, 2, PlacementPolicy()).splitlines()
+    rows = map_of(hybrid, 2, placing()).splitlines()
     assert rows[0].split() == ["node", "0", "|", *"00001111", *["0'"] * 8, *["1'"] * 8, "|"]
 
 
 def test_core_map_of_memory_without_cpus_and_of_shared_cores():
     machine = snapshot("memory-only-node")
-    rows = map_of(machine, 3, PlacementPolicy("disabled")).splitlines()
+    rows = map_of(machine, 3, placing("disabled")).splitlines()
     assert rows[:3] == ["node 0   | * * * * |", "node 1   | * * * * |", "node 2   | memory only |"]
     assert "instance 2: any CPU; any memory; 2 threads" in rows
