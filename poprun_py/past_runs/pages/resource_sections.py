@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from popdist_py.errors import plural
 from poprun_py.display.chart_colours import LIGHT, NEUTRAL, series_colour
-from poprun_py.display.charts import Bars, Line, Mark, bars, over_time
+from poprun_py.display.charts import Bars, Mark, bars, over_time
 from poprun_py.display.formatting import bytes_text, milliseconds_text, number_text
 from poprun_py.display.page import Chart, ChartRow, Part, Section, Sentence, SvgImage
-from poprun_py.past_runs.pages.training_sections import drawn_instances, joined, restart_marks
+from poprun_py.past_runs.pages.training_sections import (
+    Point,
+    drawn_instances,
+    instance_lines,
+    restart_marks,
+)
 from poprun_py.past_runs.recorded_run import RecordedRun
 from poprun_py.running.watch.instance_state import ACTIVITIES, InstanceState
 from poprun_py.running.watch.job_view import JobView
@@ -74,24 +80,19 @@ def resource_section(run: RecordedRun, began: float) -> Section:
     if sum(len(attempt.observations) for attempt in run.attempts) < 2:
         return Section("CPU and memory", ())
     states = [s for attempt in run.attempts for _, v in attempt.observations for s in v.instances]
-    shown = drawn_instances(state.index for state in states)
-    marks = restart_marks(run, began)
 
     def chart(
         title: str, summary: str, unit: str, value: Callable[[InstanceState], float]
     ) -> Chart:
-        series = []
-        for index in shown:
-            xs, ys = joined(
-                [
-                    (round(at - began, 3), round(value(state), 4))
-                    for at, view in attempt.observations
-                    for state in view.instances
-                    if state.index == index
-                ]
-                for attempt in run.attempts
-            )
-            series.append(Line(name=f"instance {index}", xs=xs, ys=ys, index=index))
+        attempts: list[defaultdict[int, list[Point]]] = []
+        for attempt in run.attempts:
+            points: defaultdict[int, list[Point]] = defaultdict(list)
+            for at, view in attempt.observations:
+                for state in view.instances:
+                    points[state.index].append((round(at - began, 3), round(value(state), 4)))
+            attempts.append(points)
+        marks = restart_marks(run, began)
+        series = instance_lines(attempts)
         return over_time(title, summary, series, y=unit, marks=marks, from_zero=True)
 
     busiest = max(states, key=lambda state: state.cpu)

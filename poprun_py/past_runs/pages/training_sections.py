@@ -6,6 +6,8 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
+from typing import Any, TypeAlias
 
 from popdist_py.errors import plural
 from poprun_py.display.chart_colours import NEUTRAL, series_colour
@@ -22,6 +24,7 @@ from poprun_py.running.watch.stragglers import Straggler, slowest_by_medians, wa
 _WINDOWS = 200
 _MOST_LINES, _MOST_HISTOGRAMS, _MOST_VALUES = 64, 8, 12
 _P95 = 0.95
+Point: TypeAlias = tuple[float, float | None]  # the coordinates; None is a gap
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,19 +127,24 @@ def drawn_instances(instances: Iterable[int]) -> list[int]:
     return [ordered[number * last // (_MOST_LINES - 1)] for number in range(_MOST_LINES)]
 
 
-def joined(
-    attempts: Iterable[Sequence[tuple[float, float | None]]],
-) -> tuple[list[float], list[float | None]]:
-    """Return the points of all attempts as ``xs`` and ``ys``, with a gap between two attempts."""
-    xs: list[float] = []
-    ys: list[float | None] = []
+def instance_lines(attempts: Sequence[Mapping[int, Sequence[Point]]]) -> list[Line]:
+    """Return a line for each instance that a chart shows, with a gap between two attempts.
+
+    The points of each attempt are keyed by the instance.
+    """
+    return [
+        _line(f"instance {index}", index, [points.get(index, ()) for points in attempts])
+        for index in drawn_instances(each for points in attempts for each in points)
+    ]
+
+
+def _line(name: str, index: int, attempts: Iterable[Sequence[Point]]) -> Line:
+    points: list[Point] = []
     for found in attempts:
-        if xs and found:
-            xs.append(found[0][0])
-            ys.append(None)
-        xs += [x for x, _ in found]
-        ys += [y for _, y in found]
-    return xs, ys
+        if points and found:
+            points.append((found[0][0], None))
+        points += found
+    return Line(name=name, xs=[x for x, _ in points], ys=[y for _, y in points], index=index)
 
 
 # --- throughput, loss and values ----------------------------------------------------------------
@@ -160,14 +168,16 @@ def _throughput(run: RecordedRun, began: float) -> Chart:
     has_samples = any(r.samples for attempt in run.attempts for r in attempt.steps)
     unit = "samples/s" if has_samples else "steps/s"
     attempts = [attempt.steps_by_instance() for attempt in run.attempts]
-    series, means = [], []
-    for index in drawn_instances(each for steps in attempts for each in steps):
-        own = [[r for r in steps.get(index, ()) if r.is_timed] for steps in attempts]
-        xs, ys = joined(_rates(each, began, has_samples=has_samples) for each in own)
-        series.append(Line(name=f"instance {index}", xs=xs, ys=ys, index=index))
-        means.append(
-            (_rate([record for each in own for record in each], has_samples=has_samples), index)
-        )
+    series = instance_lines(
+        [
+            {index: _rates(own, began, has_samples=has_samples) for index, own in steps.items()}
+            for steps in attempts
+        ]
+    )
+    means = []
+    for line in series:
+        records = [record for steps in attempts for record in steps.get(line.index, ())]
+        means.append((_rate(records, has_samples=has_samples), line.index))
     low, high = min(means), max(means)
     least, most = number_text(low[0]), number_text(high[0])
     summary = f"Instance {high[1]} has {most} {unit} on average"
@@ -185,19 +195,16 @@ def _throughput(run: RecordedRun, began: float) -> Chart:
     )
 
 
-def _rates(
-    steps: Sequence[StepRecord], began: float, *, has_samples: bool
-) -> list[tuple[float, float]]:
+def _rates(steps: Sequence[StepRecord], began: float, *, has_samples: bool) -> list[Point]:
     """Return chart points (seconds since ``began``, throughput), one for each time window."""
-    if not steps:
+    timed = [record for record in steps if record.is_timed]
+    if not timed:
         return []
-    first, last = steps[0].at, steps[-1].at
+    first, last = timed[0].at, timed[-1].at
     width = max(last - first, 1e-9) / _WINDOWS
-    windows: dict[int, list[StepRecord]] = defaultdict(list)
-    for record in steps:
-        windows[int((record.at - first) / width)].append(record)
-    rates = []
-    for _, window in sorted(windows.items()):
+    rates: list[Point] = []
+    for _, records in groupby(timed, lambda record: int((record.at - first) / width)):
+        window = list(records)
         at = sum(record.at for record in window) / len(window)
         rates.append((round(at - began, 3), _rate(window, has_samples=has_samples)))
     return rates
@@ -211,23 +218,26 @@ def _rate(steps: Sequence[StepRecord], *, has_samples: bool) -> float:
 
 
 def _loss(run: RecordedRun) -> Chart | None:
-    attempts = [attempt.steps_by_instance() for attempt in run.attempts]
-    series, last = [], []
-    for index in drawn_instances(
-        r.instance for a in run.attempts for r in a.steps if r.loss is not None
-    ):
-        xs, ys = joined([(r.step, r.loss) for r in steps.get(index, ())] for steps in attempts)
-        series.append(Line(name=f"instance {index}", xs=xs, ys=ys, index=index))
-        known = [(x, y) for x, y in zip(xs, ys, strict=True) if y is not None]
-        last.append((*known[-1], index))
+    known = {r.instance for attempt in run.attempts for r in attempt.steps if r.loss is not None}
+    series = instance_lines(
+        [
+            {i: [(r.step, r.loss) for r in own] for i, own in by_instance.items() if i in known}
+            for by_instance in (attempt.steps_by_instance() for attempt in run.attempts)
+        ]
+    )
     if not series:
         return None
-    step, loss, index = last[0]
-    bad = [index for _, value, index in last if not math.isfinite(value)]
+    last = {line.index: _known(line)[-1] for line in series}
+    index, (step, loss) = next(iter(last.items()))
+    bad = [index for index, (_, value) in last.items() if not math.isfinite(value)]
     summary = f"At step {step:,} the loss of instance {index} is {number_text(loss)}."
     if bad:
         summary = f"The last loss of {_instances(bad)} is not finite; such steps are gaps."
     return lines("Loss", summary, series, x="training step", y="loss")
+
+
+def _known(line: Line) -> list[tuple[Any, float]]:
+    return [(x, y) for x, y in zip(line.xs, line.ys, strict=True) if y is not None]
 
 
 def _values(run: RecordedRun) -> tuple[list[Chart], list[str]]:
@@ -235,16 +245,16 @@ def _values(run: RecordedRun) -> tuple[list[Chart], list[str]]:
     names = list(dict.fromkeys(n for a in run.attempts for v in a.values for n in v.values))
     charts = []
     for number, name in enumerate(names[:_MOST_VALUES]):
-        xs, ys = joined(
+        logged = (
             [(each.step, each.values[name]) for each in attempt.values if name in each.values]
             for attempt in run.attempts
         )
-        known = [(x, y) for x, y in zip(xs, ys, strict=True) if y is not None]
+        line = _line(name, number, logged)
+        known = _known(line)
         summary = f"{number_text(known[-1][1])} at step {known[-1][0]:,}"
         finite = [y for _, y in known if math.isfinite(y)]
         if finite:
             summary += f"; between {number_text(min(finite))} and {number_text(max(finite))}"
-        line = Line(name=name, xs=xs, ys=ys, index=number)
         charts.append(lines(name, f"{summary}.", [line], x="training step", y=name))
     return charts, names[_MOST_VALUES:]
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 from popdist_py.errors import counted
 from poprun_py.display.formatting import bytes_text, number_text
@@ -32,19 +32,6 @@ _PARTS = (
     ("other", ("other",)),
 )
 _STATUS_VERSION = 1
-COLUMNS = (
-    "instance", "host", "phase", "step", "samples/s", "step ms", "p95",
-    "compute", "load", "reduce", "wait", "other", "CPU", "memory",
-)  # fmt: skip
-# The table columns in the order in which they are left out on a narrow terminal; "wait" is always
-# shown.
-_DROP_ORDER = {
-    name: order
-    for order, name in enumerate(
-        ("p95", "other", "CPU", "host", "memory", "samples/s", "reduce", "load", "compute", "step"),
-        start=1,
-    )
-}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, repr=False)
@@ -138,15 +125,14 @@ def table_lines(
     if most_rows is not None and len(states) > most_rows:
         longest = sorted(states, key=lambda state: -state.own_seconds)[: max(most_rows - 1, 1)]
         states = sorted(longest, key=lambda state: state.index)
-    rows = [row_of(state) for state in states]
     columns = [
         Column(
             name,
-            tuple(row[place] for row in rows),
-            drop_order=_DROP_ORDER.get(name, 0),
+            tuple(map(cell, states)),
+            drop_order=drop_order,
             is_text=name in ("host", "phase"),
         )
-        for place, name in enumerate(COLUMNS)
+        for name, cell, drop_order in _COLUMNS
     ]
     worst = view.worst.instance if view.worst is not None and view.worst.is_slow else None
     styles = ["yellow" if state.index == worst else None for state in states]
@@ -191,30 +177,43 @@ def _slowest(worst: Straggler) -> str:
     )
 
 
+def _share(*names: str) -> Callable[[InstanceState], str]:
+    return lambda state: f"{state.share(*names):.0%}" if any(state.shares) else ""
+
+
+def _other_share(state: InstanceState) -> str:
+    other = 1.0 - state.share(*_COMPUTING, "loading", "reducing", "waiting")
+    return f"{max(0.0, other):.0%}" if any(state.shares) else ""
+
+
+# The name of each table column, its cell, and the place in the order in which columns are left out
+# on a narrow terminal. The columns with order 0 are always shown.
+_COLUMNS: Final[Sequence[tuple[str, Callable[[InstanceState], str], int]]] = (
+    ("instance", lambda state: str(state.index), 0),
+    ("host", lambda state: state.host, 4),
+    ("phase", lambda state: state.phase, 0),
+    ("step", lambda state: "" if state.step is None else str(state.step), 10),
+    ("samples/s", lambda state: _unless_zero(state.samples_per_second, number_text), 6),
+    ("step ms", lambda state: _ms(state.step_seconds) if state.num_steps else "", 0),
+    ("p95", lambda state: _ms(state.p95_seconds) if state.num_steps else "", 1),
+    ("compute", _share(*_COMPUTING), 9),
+    ("load", _share("loading"), 8),
+    ("reduce", _share("reducing"), 7),
+    ("wait", _share("waiting"), 0),
+    ("other", _other_share, 2),
+    ("CPU", lambda state: f"{state.cpu:.1f}" if state.memory_bytes else "", 3),
+    ("memory", lambda state: _unless_zero(state.memory_bytes, bytes_text), 5),
+)
+COLUMNS = tuple(name for name, _, _ in _COLUMNS)
+
+
 def row_of(state: InstanceState) -> list[str]:
     """Return the table cells of an instance, in the order of ``COLUMNS``."""
-    has_steps = state.num_steps > 0
-    other = 1.0 - state.share(*_COMPUTING, "loading", "reducing", "waiting")
-    shares = (
-        state.share(*_COMPUTING),
-        state.share("loading"),
-        state.share("reducing"),
-        state.share("waiting"),
-        max(0.0, other),
-    )
-    is_known = any(state.shares)
-    return [
-        str(state.index),
-        state.host,
-        state.phase,
-        "" if state.step is None else str(state.step),
-        number_text(state.samples_per_second) if state.samples_per_second else "",
-        _ms(state.step_seconds) if has_steps else "",
-        _ms(state.p95_seconds) if has_steps else "",
-        *(f"{share:.0%}" if is_known else "" for share in shares),
-        f"{state.cpu:.1f}" if state.memory_bytes else "",
-        bytes_text(state.memory_bytes) if state.memory_bytes else "",
-    ]
+    return [cell(state) for _, cell, _ in _COLUMNS]
+
+
+def _unless_zero(value: float, show: Callable[[float], str]) -> str:
+    return show(value) if value else ""
 
 
 def _ms(seconds: float) -> str:
