@@ -1,15 +1,9 @@
 """Comparison of several runs with the first run, in speedup and scaling efficiency.
 
-All runs are compared by the same measure of speed. The measure is samples per second if every run
-with training steps counts samples. The measure is steps per second if a run with training steps
-does not count samples. If no run counts steps, the measure is the duration of the whole run. A
-comparison by steps assumes that, in all runs, each step trains each replica on the same number of
-samples. A comparison by duration assumes that all runs do the same work.
-
-The speedup of a run is its speed divided by the first run's speed. The scaling efficiency of a run
-is its speedup divided by the ratio of its number of instances (or replicas) to the first run's.
-
-Remarks name differences between the runs that make the comparison unfair.
+The measure of speed is samples per second if every run with training steps counts samples. If some
+do not, the measure is steps per second, and each step is assumed to train each replica on the same
+number of samples. If no run counts steps, the measure is the duration of the whole run, and all
+runs are assumed to do the same work.
 """
 
 from __future__ import annotations
@@ -46,12 +40,10 @@ NUMBERS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Measure:
-    """A measure of speed.
+    """A measure of speed, with its name in JSON.
 
     Attributes:
-        name: The name in JSON.
-        description: The description that users see.
-        unit: The unit in charts. Charts show the duration if the speed is 1 / duration.
+        unit: The unit in charts, which show durations if the speed is 1 / duration.
         speed_of: The speed of a run; None if unknown.
     """
 
@@ -123,15 +115,11 @@ class RunGroup:
     """One run, or several runs that are repetitions of the same job.
 
     Attributes:
-        runs: The run, or the repetitions of the job.
         numbers: The values of each measured quantity; keys are fields of ``Measured``.
         speed: The speed of each run by ``Comparison.measure``; None if no speed is known.
-        speedup: The median speed divided by the base group's median speed; None if either median is
-            unknown.
-        efficiency: The speedup, divided by the ratio of this group's number of instances to the
-            base group's.
-        efficiency_by_replicas: The speedup, divided by the ratio of this group's number of replicas
-            to the base group's.
+        speedup: The median speed, divided by the base group's; None if one of the two is unknown.
+        efficiency: The speedup, divided by the ratio of the numbers of instances of both groups.
+        efficiency_by_replicas: The same with numbers of replicas.
     """
 
     runs: tuple[Measured, ...]
@@ -184,16 +172,13 @@ class RunGroup:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Comparison:
-    """A comparison of runs with the first run.
+    """A comparison of groups of runs with the first group.
 
     Attributes:
-        groups: The compared groups of runs. The first group is the base of the comparison.
-        measure: ``SAMPLES``, ``STEPS`` or ``SECONDS``.
         scaling: ``strong`` if all global batches are equal although the numbers of instances or
             replicas differ, ``weak`` if the global batch grows in proportion to one of these
             numbers, and empty in all other cases.
-        target: The training target, such as ``accuracy>=0.9``; None if the comparison does not use
-            a target.
+        target: The training target to which ``Measured.reached`` refers; None without a target.
         remarks: Sentences about differences between the runs that make the comparison unfair.
     """
 
@@ -237,12 +222,8 @@ def compare(
 ) -> Comparison:
     """Compare one or more runs with the first run.
 
-    Args:
-        runs: The measured runs.
-        target: The training target to which ``Measured.reached`` refers; None without a target.
-        grouped: Whether runs with the same program, arguments, hosts, and numbers of instances and
-            replicas form a group of repetitions.
-        remarks: Sentences to add to the remarks of the comparison.
+    If ``grouped``, runs with the same program, arguments, hosts, and numbers of instances and
+    replicas form a group of repetitions.
     """
     measure = _common_measure(runs)
     groups: list[RunGroup] = []

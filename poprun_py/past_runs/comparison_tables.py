@@ -36,11 +36,8 @@ def comparison_lines(
 ) -> list[str]:
     """Return the lines that show a comparison, with a table and the reasons for missing values.
 
-    Args:
-        comparison: The comparison to show.
-        width: The width of the terminal in columns. Table columns that do not fit are left out.
-        colour: Whether the bars are coloured.
-        blocks: Whether bars are drawn with Unicode block characters, not with ``#``.
+    Table columns that do not fit into ``width`` columns of a terminal are left out. Bars are drawn
+    with Unicode block characters if ``blocks``, and with ``#`` if not.
     """
     columns = comparison_columns(comparison, bar_length=_bar_length(width), blocks=blocks)
     measure = f"compared with {comparison.base.label} by {comparison.measure.description}"
@@ -50,11 +47,7 @@ def comparison_lines(
 def scaling_lines(
     comparison: Comparison, *, width: int, colour: bool = False, blocks: bool = True
 ) -> list[str]:
-    """Return the lines that show a scaling, with a table row for each number of instances.
-
-    The arguments are those of ``comparison_lines``. The groups of the comparison are the runs with
-    the same number of instances.
-    """
+    """Return the lines that show a scaling; the groups are runs with equal numbers of instances."""
     columns = scaling_columns(comparison, bar_length=_bar_length(width), blocks=blocks)
     measure = f"median for each number of instances, by {comparison.measure.description}"
     return _lines(comparison, columns, measure, [], width, colour=colour)
@@ -144,11 +137,7 @@ def comparison_columns(
 def scaling_columns(
     comparison: Comparison, *, bar_length: int = 0, blocks: bool = True
 ) -> list[Column]:
-    """Return the columns of a scaling.
-
-    Bars have at most ``bar_length`` characters. If ``bar_length`` is 0, the column of bars is left
-    out.
-    """
+    """Return the columns of a scaling; without bars if ``bar_length`` is 0."""
     groups = comparison.groups
 
     def column(title: str, cell: Callable[[RunGroup], str], drop_order: int = 0) -> Column:
@@ -217,12 +206,7 @@ def _bar_length(width: int) -> int:
 def bar(
     value: float | None, among: Sequence[float | None], length: int, *, blocks: bool = True
 ) -> str:
-    """Return a text bar for ``value``.
-
-    The bar of the largest value in ``among`` has ``length`` characters.
-
-    If ``blocks`` is true, the bar consists of Unicode block characters; if not, of ``#``.
-    """
+    """Return a text bar for ``value``; the bar of the largest value has ``length`` characters."""
     most = max((each for each in among if each is not None), default=0.0)
     if value is None or most <= 0 or length == 0:
         return ""

@@ -1,10 +1,8 @@
 """Measurement of one run's speed, loss and duration, with a reason for each value that is unknown.
 
-The speed is measured in the attempt with the most recorded steps. If several attempts have equally
-many recorded steps, the last of these attempts is measured. The first tenth of each instance's
-steps, and at least the first step, is left out, because these steps are slowed down by compiling
-and by filling caches. If no steps were recorded, the speed is taken from the last periodic
-observation of the job, which contains the durations of the latest steps.
+The speed is measured in the attempt with the most recorded steps. The first tenth of each
+instance's steps is left out, because compiling and filling caches slow these steps down. If no
+steps were recorded, the speed is taken from the last periodic observation of the job.
 """
 
 from __future__ import annotations
@@ -46,23 +44,18 @@ class Measured:
     """The measured values of one run, which are None if they are unknown.
 
     Attributes:
-        name: The name of the run.
         program: The program and its arguments, without the Python interpreter.
         hosts: The names of the hosts on which the last attempt ran.
-        versions: The installed version of each package. The keys are the names of packages.
-        instances: The number of instances.
-        replicas: The total number of replicas.
+        versions: The installed version of each package.
         samples_per_second: The median speed of each instance, summed over all instances.
         batch: The global batch, which is the number of samples of all instances in one step.
-        step_seconds: The median duration in seconds of the steps of all instances.
-        p95_seconds: The 95th percentile in seconds of the durations of the steps of all instances.
+        step_seconds: The median duration of the steps of all instances.
         slowest: The slowest instance; None if no instance is much slower than the others.
-        seconds: The duration of the whole run in seconds, with all its attempts.
+        seconds: The duration of the whole run, with all its attempts.
         steps: The number of the last training step.
         loss: The loss of the last step, averaged over the instances.
         reached: The seconds from the start of the run until the run reached the target.
         exit_code: The exit code of the run; None while the run has not ended.
-        attempts: The number of attempts, which is 1 plus the number of restarts.
         resumed_step: The training step of the checkpoint from which the first attempt continued; 0
             without a checkpoint.
         missing: The reasons why values are unknown; the keys are the names of the unknown fields.
@@ -130,10 +123,7 @@ def _since(began: float | None, at: float | None) -> float | None:
 
 
 def _missing(made: Measured, target: Target | None, is_logged: bool) -> dict[str, str]:
-    """Return the reason for each field of ``Measured`` that is unknown.
-
-    ``is_logged`` tells whether the run logged the value that the target names.
-    """
+    """Return the reason for each field of ``Measured`` that is unknown."""
     no_time = _FEW_STEPS if made.steps else _NO_STEPS
     no_samples = no_time if made.step_seconds is None else _NO_SAMPLES
     reasons = {
@@ -230,8 +220,8 @@ def _last_step(run: RecordedRun) -> int | None:
 def _program(report: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the program, with the path of its script, and its arguments, without the interpreter.
 
-    For a function that was launched from Python, only its name is returned, because the folder in
-    its command differs between runs.
+    A function that was launched from Python has only a name, because the folder in its command
+    differs between runs.
     """
     words = [str(word) for word in report.get("program") or ()]
     if call_folder(tuple(words)) is not None:
@@ -248,10 +238,7 @@ def _program(report: Mapping[str, Any]) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A bound for the logged value ``name``.
-
-    The value must be at most ``bound`` if ``at_most`` is true, and at least ``bound`` if not.
-    """
+    """A bound for the logged value ``name``, which must be at most or at least ``bound``."""
 
     name: str
     bound: float
@@ -293,7 +280,7 @@ def losses(attempt: RecordedAttempt) -> list[tuple[float, int, float]]:
     """Return the time, the step number and the loss (mean over instances) of each training step.
 
     The time is when the last instance completed the step, in seconds since the epoch. If the steps
-    were recorded without a loss, the logged values with the name ``loss`` are used.
+    were recorded without a loss, the logged values ``loss`` are used.
     """
     by_step: defaultdict[int, list[tuple[float, float]]] = defaultdict(list)
     for each in attempt.steps:
@@ -309,9 +296,8 @@ def losses(attempt: RecordedAttempt) -> list[tuple[float, int, float]]:
 def reached_at(run: RecordedRun, target: Target) -> tuple[float | None, bool]:
     """Return the time when a run first reached a target, and whether the value was logged at all.
 
-    The time is in seconds since the epoch; None if the target was not reached. The target's value
-    is taken from the values that the program logged. If the program did not log ``loss``, the
-    losses of the recorded steps are used.
+    The time is in seconds since the epoch; None if the target was not reached. If the program did
+    not log ``loss``, the losses of the recorded steps are used.
     """
     found: list[tuple[float, int, float]] = []
     for attempt in run.attempts:

@@ -53,14 +53,12 @@ class LoggedValues:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RecordedAttempt:
-    """One attempt of a recorded run.
+    """One attempt of a recorded run, with its number from 1.
 
     Attributes:
-        number: The number of the attempt, from 1.
         report: The attempt's part of report.json.
         plan: The content of plan.json; None if the file is missing.
-        steps: The recorded training steps of all instances, sorted by time. Each record stands for
-            ``StepRecord.every`` steps.
+        steps: The recorded training steps of all instances, sorted by time.
         observations: The views of the job, each with its time in seconds since the epoch.
         values: The values that the program logged, sorted by time.
         devices: For each instance, the content of its file about emulated IPUs.

@@ -61,9 +61,8 @@ def find_run(named: str, parent: str = DEFAULT_PARENT) -> RunFiles:
     """Return the files of the run that a user names.
 
     Args:
-        named: The path of a run's folder, or the name of a folder in ``parent``; ``latest`` means
-            the newest run.
-        parent: The folder that contains the folders of all runs, as given with ``--output-dir``.
+        named: The path of a run's folder, or the name of a folder in ``parent``.
+        parent: The folder that contains the folders of all runs (--output-dir).
 
     Raises:
         UsageError: The run does not exist.

@@ -89,10 +89,7 @@ def _stack_text(stack: Mapping[str, Any]) -> str:
 
 
 def attempts_section(run: RecordedRun, folder: str = "") -> Section:
-    """Return a section with a table of the attempts, and tables of their instances.
-
-    ``folder`` is the address of the run's folder relative to the page; it ends with a slash.
-    """
+    """Return a section with a table of the attempts, and tables of their instances."""
     attempts = _attempts(run)
     if not attempts:
         return Section("Attempts", (Sentence("No attempt has begun."),))
@@ -169,10 +166,7 @@ def environment_section(run: RecordedRun) -> Section:
 
 
 def read_plan(run: RecordedRun) -> tuple[LaunchPlan | None, RecordedAttempt | None]:
-    """Return the last recorded plan, without values of --env, and the attempt that recorded it.
-
-    The plan is None if it cannot be read.
-    """
+    """Return the last recorded plan, without values of --env, and the attempt that recorded it."""
     for attempt in reversed(run.attempts):
         if attempt.plan is None:
             continue

@@ -56,12 +56,7 @@ def comparison_page(comparison: Comparison, runs: Sequence[RecordedRun]) -> str:
 
 
 def scaling_page(comparison: Comparison, counts: Sequence[int]) -> str:
-    """Return the HTML page of ``poprun-py scale``.
-
-    Args:
-        comparison: The comparison of the runs, which are grouped by their number of instances.
-        counts: The numbers of instances that the user asked for.
-    """
+    """Return the HTML page of ``poprun-py scale`` for the asked numbers of instances."""
     script, *arguments = comparison.base.runs[0].program or ("",)
     program = " ".join((PurePath(script).name, *arguments))
     parts: list[Part] = [_table("Scaling", scaling_columns(comparison))]

@@ -60,12 +60,9 @@ _WITHOUT_STEPS: Final = (
 
 
 def write_page(files: RunFiles, path: Path | None = None) -> Path:
-    """Write the page of a run to ``path``, by default ``report.html`` in the run's folder.
+    """Write the page of a run to ``path``, by default to its ``report.html``; return the path.
 
     Only the user can read the page. An existing page is replaced atomically.
-
-    Returns:
-        The path of the page.
 
     Raises:
         UsageError: The report of the run cannot be read.
@@ -79,10 +76,7 @@ def write_page(files: RunFiles, path: Path | None = None) -> Path:
 def page_text(files: RunFiles, page_folder: Path | None = None) -> str:
     """Read a run, which may not have ended yet, and return its page.
 
-    Args:
-        files: The files of the run.
-        page_folder: The folder in which the page will be stored, by default the folder of the run.
-            Links on the page are relative to this folder.
+    Links on the page are relative to ``page_folder``, by default the folder of the run.
 
     Raises:
         UsageError: The report cannot be read, or has missing or impossible values.

@@ -38,13 +38,10 @@ _MOST_ROWS: Final = 40
 
 @dataclass(frozen=True, slots=True)
 class TraceSpan:
-    """A span of the excerpt.
+    """A span of the excerpt; times in seconds since the start of the excerpt.
 
     Attributes:
         row: The process and thread of the span.
-        name: The name of the activity.
-        begin: The start of the span, in seconds since the start of the excerpt.
-        seconds: The duration of the span.
         depth: The number of spans that enclose this one.
     """
 

@@ -33,8 +33,7 @@ class StepTimes:
 
     Attributes:
         own: The durations of the same steps, without waiting for other instances.
-        count: The number of steps that the instance completed, which exceeds the number of records
-            if steps were left out.
+        count: The number of steps, with those that the records leave out.
         every: The largest number of steps that one record stands for.
     """
 
@@ -319,10 +318,7 @@ def _waiting_chart(times: Sequence[StepTimes]) -> Chart:
 def _histogram(
     title: str, times: Sequence[StepTimes], values: Mapping[int, Sequence[float]]
 ) -> Chart:
-    """Return a histogram of step times, which shows at most 8 instances.
-
-    If there are more instances, the fastest 4 and the slowest 4 are shown.
-    """
+    """Return a histogram of step times, which shows at most 4 fast and 4 slow instances."""
     ordered = sorted(times, key=lambda each: median(values[each.instance]))
     half = _MOST_HISTOGRAMS // 2
     shown = ordered if len(ordered) <= _MOST_HISTOGRAMS else ordered[:half] + ordered[-half:]

@@ -76,8 +76,8 @@ class KeyboardInput:
         terminal: The user's terminal, if standard input is the terminal that controls the launcher.
         is_passed_on: Whether a standard input that is not a terminal is passed on to an instance on
             another host.
-        is_shown: A pair of flags: whether the launcher's stdout is a terminal, and whether its
-            stderr is a terminal. The same streams of the program are then terminals as well.
+        is_shown: Whether the launcher's stdout and its stderr are terminals. The same streams of
+            the program are then terminals as well.
         tag_width: A function that returns the columns of the tag before each line of an instance.
     """
 
@@ -382,9 +382,7 @@ def rewind_stdin(position: int | None) -> None:
 class Suspension:
     """Waits until the programs of a job are suspended, and then suspends the launcher.
 
-    Args:
-        stop: A function that suspends the launcher, and returns when the user continues the
-            launcher.
+    The function ``stop`` suspends the launcher, and returns when the user continues it.
     """
 
     def __init__(self, stop: Callable[[], None]) -> None:

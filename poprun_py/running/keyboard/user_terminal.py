@@ -1,9 +1,8 @@
 """The user's terminal, and the modes (flags and control characters) of terminals.
 
 The kernel suspends a background process that reads or sets its terminal, so the launcher reads and
-sets the terminal only in the foreground. Other programs may be in the foreground as well, such as
-the pager of ``poprun-py ... | less``. If several programs are in the foreground, the program that
-has set the terminal's modes reads the terminal.
+sets the terminal only in the foreground. If another program in the foreground, such as the pager of
+``poprun-py ... | less``, has set the terminal's modes, that program reads the terminal.
 """
 
 from __future__ import annotations
@@ -119,8 +118,6 @@ def window(size: tuple[int, int], tag_width: int) -> list[int]:
 
 class UserTerminal:
     """The user's terminal as standard input.
-
-    The terminal's modes are unchanged until ``set`` is called.
 
     Attributes:
         own_modes: The terminal's modes without the changes that programs of the job asked for.

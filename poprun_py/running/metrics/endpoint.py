@@ -1,8 +1,8 @@
 """The HTTP endpoint of --metrics-port, which runs in a process of its own.
 
 The process reads JSON documents of ``EndpointRecorder`` from standard input, and serves the values
-of the last document as metrics. The process ends when standard input ends. The names of the metrics
-follow https://prometheus.io/docs/practices/naming (base units, ``_total``, ``_info``).
+of the last document. The names of the metrics follow https://prometheus.io/docs/practices/naming
+(base units, ``_total``, ``_info``).
 """
 
 from __future__ import annotations
@@ -103,12 +103,10 @@ def main() -> None:
 
 
 def metric_families(first: Mapping[str, Any], last: Mapping[str, Any]) -> Iterator[Metric]:
-    """Yield all metrics of the job.
+    """Yield all metrics of the job, from the first and the last document of the launcher.
 
-    Args:
-        first: The first document, which contains ``run_id``, ``program``, ``began`` (seconds since
-            the epoch) and ``num_instances``.
-        last: The last document that the recorder sent.
+    ``first`` contains ``run_id``, ``program``, ``began`` (seconds since the epoch) and
+    ``num_instances``.
     """
     facts = {name: str(first[name]) for name in ("run_id", "program")}
     yield InfoMetricFamily("poprun_run", "Name of the run and its program.", value=facts)

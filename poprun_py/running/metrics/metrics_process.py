@@ -42,8 +42,7 @@ class MetricsProcess:
     """A child process that receives JSON documents, and serves or writes them.
 
     Args:
-        module: The name of a module whose function ``main`` reads the documents from standard
-            input.
+        module: The name of a module whose function ``main`` reads documents from standard input.
         what: The name of the process in messages, such as ``the metrics for TensorBoard``.
 
     Raises:
@@ -111,8 +110,7 @@ class MetricsProcess:
     def finish(self, tell: Callable[[str], None]) -> list[str]:
         """Wait until the process has ended; return sentences that describe its problems.
 
-        Args:
-            tell: A function that tells the user to wait for the process.
+        The function ``tell`` tells the user to wait for the process.
         """
         began, said, was_told = time.monotonic(), b"", False
         is_killed = True  # set to False if the process ends in time

@@ -46,12 +46,8 @@ _INSTANCE_VALUES: Final[Mapping[str, Callable[[InstanceState], float | None]]] =
 def listen(port: int, option: str) -> socket.socket:
     """Return a socket that listens on ``port`` of the loopback address; 0 picks a free port.
 
-    Args:
-        port: The number of the port.
-        option: The name of the option that the error message mentions.
-
     Raises:
-        UsageError: The port cannot be used.
+        UsageError: The port cannot be used. The message names ``option``.
     """
     listener = socket.socket()
     try:
@@ -72,13 +68,9 @@ class EndpointRecorder:
     """Counts the steps of one attempt, and sends the counts with each view to the endpoint process.
 
     All counts are cumulative, so a document that a busy endpoint misses does no harm. The JSON text
-    of an instance's step counts is updated when steps arrive. To send a view of thousands of
-    instances, only the texts of the instances have to be joined.
-
-    Args:
-        send: A function that sends a JSON document, given as text.
-        restart_count: The number of restarts of the job before this attempt.
-        continue_sending: A function that sends more of a document that has been sent only in part.
+    of an instance's step counts is updated when steps arrive, so that a view of thousands of
+    instances is sent quickly. The function ``continue_sending`` sends more of a document that has
+    been sent only in part.
     """
 
     def __init__(
@@ -156,10 +148,6 @@ class ChartRecorder:
 
     Each metric has a name such as ``loss/instance-0``, so one section of charts compares the
     instances. The training step is the axis of all charts.
-
-    Args:
-        send: A function that sends a document to the child process. The first document announces
-            the attempt.
     """
 
     def __init__(self, send: Callable[[Mapping[str, Any]], object]) -> None:

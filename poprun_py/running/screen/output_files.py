@@ -18,10 +18,8 @@ def output_path(folder: str, instance: int, stream: str, num_instances: int) -> 
 class OutputFiles:
     """Writes output to files ``instance-INDEX.stdout`` and ``.stderr``, if a folder is given.
 
-    The files are unbuffered, so they are complete even if the launcher is killed.
-
-    Attributes:
-        trouble: A sentence that describes the first error; empty if no error has occurred.
+    The files are unbuffered, so they are complete even if the launcher is killed. ``trouble`` is a
+    sentence about the first error; empty if no error has occurred.
     """
 
     def __init__(self, folder: str | None, num_instances: int) -> None:

@@ -1,9 +1,8 @@
 """A panel of lines that stay below all other output on a terminal, such as the view of --live.
 
-The cursor stays at the place where the output continues. The panel is drawn below the cursor, and
-the cursor is put back, so an unfinished line, a prompt and typed text are not disturbed. Output is
-held for at most 0.1 seconds. The held output is then written together with the codes that erase the
-panel and draw it again, so the terminal never shows output without the panel.
+The cursor stays at the place where the output continues, so an unfinished line, a prompt and typed
+text are not disturbed. Output is held for at most 0.1 seconds, and then written together with the
+codes that erase the panel and draw it again. The terminal never shows output without the panel.
 """
 
 from __future__ import annotations
@@ -26,10 +25,7 @@ _ERASE_FROM_HERE = b"\x1b[J"
 class Panel:
     """The lines below the output of one terminal.
 
-    Args:
-        write: A function that writes to the terminal.
-        size: A function that returns the columns and rows of the terminal.
-        is_ready: A function that returns whether the terminal has taken all earlier output.
+    ``is_ready`` returns whether the terminal has taken all earlier output.
     """
 
     def __init__(

@@ -1,9 +1,8 @@
 """Filter that shows equal tracebacks only once if several instances write them within a second.
 
 The first traceback is shown as it arrives. Later tracebacks are held until they are complete, for
-at most a second, and compared with the tracebacks that were shown. An equal traceback is replaced
-by one line, and a different traceback is shown. All other output is shown immediately. The memory
-for held output is bounded.
+at most a second, and compared with the tracebacks that were shown. All other output is shown
+immediately. The memory for held output is bounded.
 """
 
 from __future__ import annotations
@@ -58,9 +57,9 @@ class RepeatedTracebacks:
     """Passes on the stderr of instances, and replaces equal tracebacks by one line.
 
     Args:
-        show: A function that shows output, given the index of an instance and the output.
-        begin: A function that is called with the index of an instance when the instance begins a
-            traceback, after its earlier output was shown.
+        show: A function that shows output of an instance.
+        begin: A function that is called when an instance begins a traceback, after its earlier
+            output was shown.
         tell: A function that reports repeated tracebacks, given the instances that wrote them and
             the instance whose equal traceback was shown.
     """

@@ -40,7 +40,6 @@ class OutputStream:
     """One stream (stdout or stderr) of one instance, and its output that is not shown yet.
 
     Attributes:
-        shown: Whether the stream's output is shown at all.
         timed: Whether the time of day is written before each line.
         live: Whether unfinished lines are shown immediately, because the user types into them.
         held: The beginning of a line whose end has not arrived yet.
@@ -65,14 +64,14 @@ class OutputStream:
 def make_stream(
     index: int | str, name: str, *, form: str = "tag", shown: bool = True, colour: bool = False
 ) -> OutputStream:
-    """Create the object for the stream ``name`` of instance ``index``.
+    """Create the object for a stream, ``stdout`` or ``stderr``, of an instance.
 
     Args:
         index: The index of the instance, or a text such as ``0-3`` for a tag of several instances,
             which is not coloured.
-        name: The name of the stream, which is ``stdout`` or ``stderr``.
-        form: The form of each line, which is ``tag`` for PopRun's tag, ``time`` for the time of day
-            before the tag, or ``plain`` for the unchanged bytes of the program.
+        name: The name of the stream.
+        form: ``tag`` for PopRun's tag before each line, ``time`` for the time of day before the
+            tag, or ``plain`` for the unchanged bytes of the program.
         shown: Whether the stream is shown.
         colour: Whether the tag has the instance's colour.
     """
@@ -200,16 +199,11 @@ class Screen:
     """Writes the streams of all instances to one descriptor without mixing their lines.
 
     An unfinished line (a progress bar or a prompt) is shown when it contains a carriage return, or
-    when ``flush_idle`` finds that its end has not arrived for some time. An unfinished line that is
-    shown is called the open line. There is one open line at a time, and unfinished lines of other
-    streams wait until the open line has ended. If a whole line of another stream arrives, a
-    terminal erases the open line and shows it again below. A terminal that cannot erase lines shows
-    the open line twice. If the output is not a terminal, a newline ends the open line.
-
-    Args:
-        write: A function that writes to the descriptor.
-        is_terminal: Whether the descriptor is a terminal. If the descriptor is not a terminal,
-            progress bars are written as whole lines from time to time.
+    when ``flush_idle`` finds that its end has not arrived for some time. The one unfinished line
+    that is shown is called the open line, and unfinished lines of other streams wait for its end.
+    If a whole line of another stream arrives, a terminal erases the open line and shows it again
+    below. A terminal that cannot erase lines shows the open line twice. If the output is not a
+    terminal, a newline ends the open line, and progress bars are written as whole lines.
     """
 
     def __init__(
@@ -368,11 +362,7 @@ class Screen:
         self._write(start + _retag(data, tag))
 
     def _shorten_held(self, stream: OutputStream) -> None:
-        """Shorten the held beginning of a very long line.
-
-        Drop the text that a carriage return has overwritten, or write the text if it is not
-        overwritten.
-        """
+        """Drop the overwritten text of a very long held line, or write the line."""
         last = stream.held.rfind(b"\r")
         if self.is_terminal and last > 0:
             del stream.held[:last]

@@ -71,9 +71,8 @@ def normal_line(line: str, index: int, host: str, pid: int) -> str:
 def equal_lines(one: list[str], other: list[str]) -> int:
     """Return the number of lines of the whole traceback with which both outputs begin.
 
-    The result is 0 if the outputs do not begin with the same whole traceback, or if the traceback
-    continues differently in one output, such as with a chained traceback. Both outputs consist of
-    lines from ``normal_line`` and begin with a traceback.
+    Both outputs consist of lines from ``normal_line`` and begin with a traceback. The result is 0
+    if these tracebacks differ, or if one output continues with another traceback.
     """
     equal = 0
     for line, other_line in zip(one, other, strict=False):
@@ -91,9 +90,8 @@ def equal_lines(one: list[str], other: list[str]) -> int:
 def shorten_interrupts(text: str) -> str:
     """Return ``text`` with each traceback of a KeyboardInterrupt reduced to one line.
 
-    Most frames of a KeyboardInterrupt are in libraries, for example in a data loader that waits for
-    its workers. The remaining line names the last frame in the user's own code. Other text is
-    unchanged.
+    Most frames of a KeyboardInterrupt are in libraries. The remaining line names the last frame in
+    the user's own code.
     """
     lines = text.splitlines(keepends=True)
     bare = [_RANK_PREFIX.sub("", line).rstrip() for line in lines]

@@ -1,7 +1,4 @@
-"""The recorder that writes a job's steps and views to files, more rarely as the files grow.
-
-The code that reads these files is in poprun_py/past_runs.
-"""
+"""The recorder that writes a job's steps and views to files, more rarely as the files grow."""
 
 from __future__ import annotations
 
@@ -28,10 +25,9 @@ _THINNING: Final = 8
 class FileRecorder:
     """Appends steps to ``steps.jsonl`` and views to ``looks.jsonl``, which only the user can read.
 
-    When a file has reached 64 MiB, only every 8th line is written from then on. After 128 MiB only
-    every 64th line is written, and so on. These lines contain the factor, such as 8, with the key
-    ``every``. Steps are written if their number is divisible by the factor. The last view is always
-    written. ``close`` must be called at the end of the job.
+    When a file has reached 64 MiB, only every 8th line is written from then on, after 128 MiB only
+    every 64th line, and so on. These lines contain the factor with the key ``every``. Steps are
+    written if their number is divisible by the factor. The last view is always written.
     """
 
     def __init__(self, folder: Path, part_bytes: int = _PART_BYTES) -> None:

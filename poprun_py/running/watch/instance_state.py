@@ -1,7 +1,4 @@
-"""The state of one instance, computed from two messages of its wrapper.
-
-Comparisons between instances are in stragglers.py.
-"""
+"""The state of one instance, computed from two messages of its wrapper."""
 
 from __future__ import annotations
 
@@ -52,7 +49,6 @@ class InstanceState:
             unknown.
         num_steps: The number of training steps whose duration was measured.
         step_seconds: The median duration of the last training steps; 0 before the first timed step.
-        p95_seconds: The 95th percentile of the durations of the last training steps.
         own_seconds: The median duration of the last ten training steps, without waiting for other
             instances.
         shares: The fractions of the time that were spent on each of ``ACTIVITIES``.

@@ -1,7 +1,6 @@
-"""The observer of one running job, which asks the instances for snapshots in rounds.
+"""The observer of one running job, which asks the instances for their counters in rounds.
 
-The observer itself does no input or output. It calls functions that are passed to it, and its
-methods receive the current time as an argument.
+The observer does no input or output. It calls functions that are passed to it.
 """
 
 from __future__ import annotations
@@ -131,14 +130,13 @@ class _ObservedInstance:
 
 
 class JobObserver:
-    """Asks the instances of one job for snapshots, finds stragglers, and creates views of the job.
+    """Asks the instances of one job for counters, finds stragglers, and creates views of the job.
 
     Args:
         job: A view of the job without instances.
         began: The time of the job's start on the launcher's clock.
-        ask: A function that asks an instance for a snapshot, which ``observed`` receives later.
-        tell: A function that reports a straggler to the user. The function is called once for each
-            instance and cause.
+        ask: A function that asks an instance for its counters, which ``observed`` receives later.
+        tell: A function that reports a straggler to the user, once for each instance and cause.
         show: A function that shows the view after each round, for ``--live``; None without it.
         epoch: A function that returns the seconds from the epoch to time 0 of the launcher's clock.
     """

@@ -114,12 +114,9 @@ def table_lines(
 ) -> list[str]:
     """Return the headline and the table, one row for each instance.
 
-    Args:
-        view: The view to show.
-        width: The width of the terminal in columns. Table columns that do not fit are left out.
-        most_rows: The largest number of rows. If there are more instances, the instances with the
-            longest steps are shown.
-        colour: Whether the slowest instance is coloured.
+    Table columns that do not fit into ``width`` columns are left out. If there are more than
+    ``most_rows`` instances, the instances with the longest steps are shown. If ``colour``, the
+    slowest instance is coloured.
     """
     states: Sequence[InstanceState] = view.instances
     if most_rows is not None and len(states) > most_rows:
@@ -238,7 +235,6 @@ class LiveView:
             terminal cannot show a panel.
         show_panel: A function that shows lines below all output. An empty sequence hides the panel.
         say: A function that prints a line between the output lines of the instances.
-        has_colour: Whether the table has colours.
         is_hidden: A function that returns whether the panel must be hidden, such as while an
             instance is in a debugger.
     """

@@ -20,9 +20,8 @@ class StepRecord:
     Attributes:
         at: The time when the step ended, in seconds since the epoch, on the launcher's clock.
         step: The number of training steps done, including those before a loaded checkpoint.
-        seconds: The duration since the end of the previous step in seconds, without the time for
-            compiling, validating and saving. For a program's first step, whose start is unknown,
-            ``seconds`` is 0.
+        seconds: The duration since the end of the previous step, without the time for compiling,
+            validating and saving; 0 for a program's first step, whose start is unknown.
         own_seconds: ``seconds`` without the time that the instance waited for other instances.
         samples: The number of samples that the instance trained on; 0 if unknown.
         every: The number of steps that this record stands for; above 1 in a file that omits steps.
@@ -82,8 +81,7 @@ class StepReader:
     launcher's request and before the answer arrived. The estimated difference changes only if it is
     outside the bounds, so a delayed answer does not shift the times of steps.
 
-    Attributes:
-        lost: The number of steps that followed each other too quickly to be recorded.
+    ``lost`` is the number of steps that followed each other too quickly to be recorded.
     """
 
     def __init__(self, index: int) -> None:
@@ -93,13 +91,12 @@ class StepReader:
         self._last_at = 0.0
 
     def read(self, message: Mapping[str, Any], asked: float, came: float) -> list[StepRecord]:
-        """Return the steps that a message reports, in order.
+        """Return the steps that a message reports, in order; times in seconds since the epoch.
 
         Args:
             message: The wrapper's message, which contains its ``ledger`` and the new ``steps``.
-            asked: The time when the launcher asked for the message, in seconds since the epoch;
-                -inf if the wrapper sent it without being asked.
-            came: The time when the message arrived, in seconds since the epoch.
+            asked: The time when the launcher asked for the message; -inf if it did not ask.
+            came: The time when the message arrived.
         """
         ledger, steps = message.get("ledger"), message.get("steps")
         if ledger is None or steps is None:
@@ -126,10 +123,7 @@ class StepReader:
 
 
 class Recorder(Protocol):
-    """The interface of recorders.
-
-    The supervisor's loop calls the methods of a recorder, so they must not block.
-    """
+    """The interface of recorders. The methods must not block the supervisor's loop."""
 
     def steps(self, records: Sequence[StepRecord], /) -> None:
         """Receive new steps of one instance, in order."""

@@ -134,9 +134,8 @@ def stands_out(own: float, usual: float) -> bool:
 def waited_for(steps: Mapping[int, tuple[float, float]]) -> frozenset[int]:
     """Return the instances that other instances wait for.
 
-    Args:
-        steps: For each instance, a pair of the seconds of a step without waiting for other
-            instances, and the seconds of the whole step.
+    ``steps`` contains, for each instance, the seconds of a step without waiting for other
+    instances, and the seconds of the whole step.
     """
     usual = median([own for own, _ in steps.values()])
     waiting = {index: max(0.0, whole - own) for index, (own, whole) in steps.items()}
@@ -150,10 +149,7 @@ def waited_for(steps: Mapping[int, tuple[float, float]]) -> frozenset[int]:
 
 
 def slowest_by_medians(steps: Mapping[int, tuple[float, float]]) -> Straggler:
-    """Return the instance with the longest steps without waiting.
-
-    ``steps`` contains medians of the pairs of ``waited_for``.
-    """
+    """Return the instance with the longest own steps, from pairs as in ``waited_for``."""
     worst = max(steps, key=lambda instance: steps[instance][0])
     return Straggler(
         instance=worst,
@@ -201,10 +197,9 @@ def _median_of_others(values: Iterable[float]) -> Callable[[float], float]:
 
 
 class _Peers:
-    """The instances of a job, for comparing each instance with all other instances.
+    """The instances of a job, with the medians of each part of a step.
 
-    The medians of each part of a step are computed once for all instances, so the time for all
-    comparisons does not grow with the square of the number of instances.
+    The time for comparing all instances does not grow with the square of their number.
     """
 
     def __init__(self, states: Sequence[InstanceState]) -> None:
@@ -241,8 +236,7 @@ class _Peers:
     def _reason(self, state: InstanceState, excess: float) -> tuple[str, str]:
         """Return the likely cause of ``excess`` seconds per step, and values that support it.
 
-        Causes on the host, such as swapping, are checked first, because they prolong every
-        activity.
+        Causes on the host are checked first, because they prolong every activity.
         """
         longer = partial(self._longer, state)
         most, second = [*self._most_swapped, 0, 0][:2]
