@@ -222,11 +222,12 @@ def export_config(config: LaunchConfig) -> None:
     Raises:
         UsageError: The file exists, or cannot be written.
     """
-    from poprun_py.options.launch_config import dump_config
+    from poprun_py.options.config_files import config_text
+    from poprun_py.options.launch_config import config_to_dict
 
     assert config.export_config is not None
     path = Path(config.export_config)
-    text = dump_config(config, config.export_config)
+    text = config_text(config_to_dict(config), config.origins, config.export_config)
     option = config.named("export_config")
     if path.exists() and not config.overwrite_config:
         raise UsageError(

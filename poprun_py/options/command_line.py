@@ -8,7 +8,6 @@ hyphens, and ``-m MODULE``. The launcher's options end at the program or at ``-m
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from poprun_py.errors import UsageError, nearest
@@ -44,19 +43,6 @@ _OTHER_LAUNCHERS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class _Parsed:
-    """A parsed command line.
-
-    ``options`` has the full name of each option and the text of its value. ``topic`` is the word
-    after --help, or empty if no word follows; ``topic`` is None if the command line has no --help.
-    """
-
-    options: list[tuple[str, str]]
-    program: tuple[str, ...] = ()
-    topic: str | None = None
-
-
 def parse(words: Sequence[str]) -> dict[str, Any]:
     """Return the values that a command line gives; the keys are field names of LaunchConfig.
 
@@ -67,11 +53,39 @@ def parse(words: Sequence[str]) -> dict[str, Any]:
     Raises:
         UsageError: An option is unknown or ambiguous, or a value is missing or not accepted.
     """
-    parsed = _parse_words(words)
-    if parsed.topic is not None:
-        return {"help": parsed.topic, "program": ()}
+    given: list[tuple[str, str]] = []
+    position = 0
+    while position < len(words) and words[position].startswith("-") and words[position] != "-":
+        word, rest = words[position], words[position + 1 :]
+        position += 1
+        if word == "--":
+            break
+        if word in _VERBOSE:
+            given.append(("--verbose", str(_VERBOSE[word])))
+            continue
+        name, value = _split(word)
+        if name == "--help":
+            return {"help": "".join(rest[:1]) if value is None else value, "program": ()}
+        if name == "--module":
+            return {**_values(given), "program": ("-m", *_module(word, value, rest))}
+        if name in _BARE:
+            if value is not None:
+                raise UsageError(f"{name} takes no value; {value!r} was given")
+            value = "1"
+        else:
+            value, used = _value(name, value, word, rest)
+            position += used
+            before = dict(given).get(name)
+            if before is not None and not _OPTIONS[name].repeatable:
+                raise UsageError(f"{name} is given twice ({before!r} and {value!r}): give it once")
+        given.append((name, value))
+    return {**_values(given), "program": tuple(words[position:])}
+
+
+def _values(given: Sequence[tuple[str, str]]) -> dict[str, Any]:
+    """Return the values of options, which are given by their full names and texts."""
     values: dict[str, Any] = {}
-    for name, text in parsed.options:
+    for name, text in given:
         field = name.removeprefix("--").replace("-", "_")
         if name == "--version":
             values["version"] = True
@@ -81,41 +95,7 @@ def parse(words: Sequence[str]) -> dict[str, Any]:
             values[field] = (*values.get(field, ()), _OPTIONS[name].read(name, text))
         else:
             values[field] = _OPTIONS[name].read(name, text)
-    return {**values, "program": parsed.program}
-
-
-def _parse_words(words: Sequence[str]) -> _Parsed:
-    found: list[tuple[str, str]] = []
-    seen: dict[str, str] = {}
-    position = 0
-    while position < len(words):
-        word = words[position]
-        if not word.startswith("-") or word == "-":
-            break
-        position += 1
-        if word == "--":
-            break
-        if word in _VERBOSE:
-            found.append(("--verbose", str(_VERBOSE[word])))
-            continue
-        name, value = _split(word)
-        if name == "--help":
-            following = "".join(words[position : position + 1])
-            return _Parsed([], topic=following if value is None else value)
-        if name == "--module":
-            return _Parsed(found, ("-m", *_module(word, value, words[position:])))
-        if name in _BARE:
-            if value is not None:
-                raise UsageError(f"{name} takes no value; {value!r} was given")
-            found.append((name, "1"))
-            continue
-        value, used = _value(name, value, word, words[position:])
-        position += used
-        if name in seen and not _OPTIONS[name].repeatable:
-            raise UsageError(f"{name} is given twice ({seen[name]!r} and {value!r}): give it once")
-        seen[name] = value
-        found.append((name, value))
-    return _Parsed(found, tuple(words[position:]))
+    return values
 
 
 def _value(name: str, value: str | None, word: str, rest: Sequence[str]) -> tuple[str, int]:

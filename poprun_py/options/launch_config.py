@@ -16,7 +16,7 @@ from popdist_py.device_numbers import LINK_DOMAIN_IPUS
 from popdist_py.errors import counted
 from poprun_py.display.public_values import Displayed
 from poprun_py.errors import UsageError, explain_os_error
-from poprun_py.options.config_files import checked_values, config_text, parse_config
+from poprun_py.options.config_files import parse_config
 from poprun_py.options.declared_options import EXCLUSIVE, MAX_IPUS, OPTIONS, DeclaredOptions
 from poprun_py.options.option_origins import Origin, as_default, from_python, merge
 from poprun_py.options.option_types import TENSORBOARD, is_word
@@ -266,15 +266,6 @@ def merged_config(*sources: Mapping[str, Any]) -> LaunchConfig:
     return LaunchConfig(**merge(*sources))
 
 
-def config_of(program: Sequence[object], keywords: Mapping[str, object]) -> LaunchConfig:
-    """Return the configuration for a program and for options as keyword arguments of Python.
-
-    Raises:
-        UsageError: A keyword is unknown, or a value is not accepted.
-    """
-    return merged_config({"program": words_of(program)}, from_keywords(keywords))
-
-
 def changed_config(
     config: LaunchConfig, keywords: Mapping[str, object], program: Sequence[object] | None = None
 ) -> LaunchConfig:
@@ -300,24 +291,6 @@ def config_to_dict(config: LaunchConfig) -> dict[str, Any]:
             # instances.
             values[name] = "all" if value is None else value
     return {name: list(v) if isinstance(v, tuple) else v for name, v in values.items()}
-
-
-def dump_config(config: LaunchConfig, path: str) -> str:
-    """Return the text to write to the configuration file ``path``, with the source of each value.
-
-    Raises:
-        UsageError: The suffix of the file is unknown, or a value is not valid UTF-8 text.
-    """
-    return config_text(config_to_dict(config), config.origins, path)
-
-
-def config_from_dict(data: Any, source: str = "configuration") -> LaunchConfig:
-    """Return the configuration that a table of options describes.
-
-    Raises:
-        UsageError: A key is unknown, or a value is not accepted.
-    """
-    return LaunchConfig(**checked_values(data, source))
 
 
 # --- IPU-Link domains ---------------------------------------------------------------------------

@@ -15,7 +15,8 @@ from popdist_py.errors import counted
 from poprun_py.errors import UsageError
 from poprun_py.machines.host_list import Host, are_host_names
 from poprun_py.machines.machine import Machine
-from poprun_py.options.launch_config import LaunchConfig, config_from_dict, config_to_dict
+from poprun_py.options.config_files import checked_values
+from poprun_py.options.launch_config import LaunchConfig, config_to_dict, merged_config
 from poprun_py.options.option_types import is_word
 from poprun_py.planning.cpu_placement import Placement, place_instances
 from poprun_py.planning.instance_variables import check_variable
@@ -168,7 +169,8 @@ def plan_from_json(data: Any, environ: Mapping[str, str]) -> LaunchPlan:
 
 def _plan_from_json(data: dict[str, Any], environ: Mapping[str, str]) -> LaunchPlan:
     program = _texts(data["program"], "program")
-    config = replace(config_from_dict(data["options"], "launch plan: options"), program=program)
+    options = checked_values(data["options"], "launch plan: options")
+    config = merged_config(options, {"program": program})
     hosts = _hosts(data)
     topology = make_topology(config, hosts, num_ilds=_num_ilds(config, data["num_ilds"]))
     _check_topology(data, topology)

@@ -14,7 +14,7 @@ from typing import Any, TypeVar, Unpack, overload
 from poprun_py.errors import UsageError, start_errors
 from poprun_py.instance.job_folders import JobFolder, folder_name
 from poprun_py.options.keyword_types import LaunchOptions, Word
-from poprun_py.options.launch_config import LaunchConfig, changed_config, config_of
+from poprun_py.options.launch_config import LaunchConfig, changed_config
 from poprun_py.planning.launch_plan import LaunchPlan
 from poprun_py.planning.user_program import short_name
 from poprun_py.python_api.handle import SHOWN, JobHandle
@@ -328,7 +328,7 @@ def _config_or_plan(target: object, options: Mapping[str, object]) -> LaunchConf
     if isinstance(target, LaunchConfig):
         return changed_config(target, options) if options else target
     if isinstance(target, list | tuple):
-        return config_of(target, options)
+        return changed_config(LaunchConfig(), options, target)
     shown = ascii(target)
     raise UsageError(
         f"{shown if len(shown) <= 60 else f'{shown[:57]}...'} cannot be launched: expected a "
@@ -360,5 +360,5 @@ def _resolved_function(
             f'of {name}, such as {{"lr": 0.1}}'
         )
     folder.mkdir(mode=0o700)
-    job = config_of(write_call(folder, function, args, kwargs), options)
+    job = changed_config(LaunchConfig(), options, write_call(folder, function, args, kwargs))
     return name, job, partial(read_results, folder)

@@ -9,9 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from poprun_py.errors import UsageError
-from poprun_py.options.config_files import parse_config
+from poprun_py.options.config_files import checked_values, parse_config
 from poprun_py.options.declared_options import OPTIONS
-from poprun_py.options.launch_config import LaunchConfig, config_from_dict, config_to_dict
+from poprun_py.options.launch_config import LaunchConfig, config_to_dict, merged_config
+
+
+def config_from(data):
+    return merged_config(checked_values(data, "configuration"))
 
 
 @pytest.mark.parametrize(
@@ -34,12 +38,12 @@ from poprun_py.options.launch_config import LaunchConfig, config_from_dict, conf
 )
 def test_bad_configuration_files(data, part):
     with pytest.raises(UsageError, match=None) as caught:
-        config_from_dict(data)
+        config_from(data)
     assert part in str(caught.value)
 
 
 def test_yes_and_no_may_be_written_in_a_file_as_on_the_command_line():
-    config = config_from_dict({"smt": "yes", "remove-partition": "Off", "oversubscribe": "true"})
+    config = config_from({"smt": "yes", "remove-partition": "Off", "oversubscribe": "true"})
     assert (config.smt, config.remove_partition, config.oversubscribe) == (True, False, True)
 
 
@@ -48,10 +52,10 @@ def test_yes_and_no_may_be_written_in_a_file_as_on_the_command_line():
     [(True, "yes"), (False, "no"), ("auto", "auto"), ("On", "yes"), ("no", "no")],
 )
 def test_a_choice_with_yes_and_no_may_be_a_boolean_in_a_file(value, mode):
-    assert config_from_dict({"sdk-names": value}).sdk_names == mode
+    assert config_from({"sdk-names": value}).sdk_names == mode
     for other in ("maybe", 1):
         with pytest.raises(UsageError, match="expected auto, yes or no"):
-            config_from_dict({"sdk-names": other})
+            config_from({"sdk-names": other})
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,12 @@ from support.repository import ROOT
 
 from poprun_py.errors import UsageError
 from poprun_py.machines.host_list import LOCALHOST, parse_host_list
-from poprun_py.options.config_files import parse_config, parse_project_file
+from poprun_py.options.config_files import (
+    checked_values,
+    config_text,
+    parse_config,
+    parse_project_file,
+)
 from poprun_py.options.declared_options import OPTION_VARIABLES
 from poprun_py.options.gathered_options import (
     INTERNAL_VARIABLES,
@@ -24,8 +29,7 @@ from poprun_py.options.gathered_options import (
 )
 from poprun_py.options.launch_config import (
     LaunchConfig,
-    config_from_dict,
-    dump_config,
+    config_to_dict,
     merged_config,
 )
 from poprun_py.options.option_origins import from_command_line
@@ -38,6 +42,14 @@ def variables(**environ):
 
 def project(text):
     return parse_project_file(f"[tool.poprun-py]\n{text}", "pyproject.toml")
+
+
+def config_from(data, source="configuration"):
+    return merged_config(checked_values(data, source))
+
+
+def dump_config(config, path):
+    return config_text(config_to_dict(config), config.origins, path)
 
 
 # --- replicas follow the instances --------------------------------------------------------------
@@ -331,7 +343,7 @@ def test_a_misspelled_table_is_an_error():
 
 
 def test_times_and_indices_may_be_texts_or_numbers_in_a_file():
-    config = config_from_dict(
+    config = config_from(
         {"num-instances": 4, "timeout": "1h30m", "grace": 2.5, "hang-timeout": "auto",
          "only-output-from-instance": "0,2-3"}
     )  # fmt: skip
@@ -339,10 +351,10 @@ def test_times_and_indices_may_be_texts_or_numbers_in_a_file():
     assert config.only_output_from_instance == (0, 2, 3)
     for value, kept in ((2, (2,)), ([3, 0, 3], (0, 3)), ("all", None)):
         data = {"num-instances": 4, "only-output-from-instance": value}
-        assert config_from_dict(data).only_output_from_instance == kept
+        assert config_from(data).only_output_from_instance == kept
     for value in ([], [-1], ["1"], True, 1.0):
         with pytest.raises(UsageError, match="expected indices from 0"):
-            config_from_dict({"num-instances": 4, "only-output-from-instance": value})
+            config_from({"num-instances": 4, "only-output-from-instance": value})
 
 
 @pytest.mark.parametrize("path", ["c.toml", "c.json"])

@@ -15,12 +15,12 @@ import torch
 
 from poprun_py import LaunchConfig, UsageError
 from poprun_py.options.keyword_types import LaunchOptions
-from poprun_py.options.launch_config import config_of
+from poprun_py.options.launch_config import changed_config
 from poprun_py.options.python_keywords import COMMAND_LINE_ONLY, KEYWORDS
 
 
 def made(*program, **options):
-    return config_of(program or ("train.py",), options)
+    return changed_config(LaunchConfig(), options, program or ("train.py",))
 
 
 def test_words_are_texts_numbers_and_paths():
@@ -85,7 +85,7 @@ def test_keywords_are_the_options_of_the_command_line_and_hosts_and_env():
 )
 def test_errors_are_one_line(program, options, said):
     with pytest.raises(UsageError) as refused:
-        config_of(program, options)
+        changed_config(LaunchConfig(), options, program)
     assert said in str(refused.value)
     assert "\n" not in str(refused.value)
 
