@@ -18,9 +18,6 @@ def read_json(text: str | bytes) -> Any:
     An object with a repeated name is rejected: a person might read the first value of the name
     while a program uses the last one.
 
-    Args:
-        text: The JSON text, as a string or in UTF-8.
-
     Raises:
         ValueError: The text is not JSON, nests too deeply, or repeats a name. The error message is
             one short line.
@@ -46,10 +43,7 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 def printable(text: str, *, keep: str = "", replacement: str = "?") -> str:
     """Replace control characters, so that text from other users cannot control the terminal.
 
-    Args:
-        text: The text to print.
-        keep: Control characters that stay, such as a newline.
-        replacement: The character that replaces each of the other control characters.
+    The control characters in ``keep`` stay.
     """
     return "".join(c if c.isprintable() or c in keep else replacement for c in text)
 
@@ -62,9 +56,7 @@ def number_text(value: float) -> str:
 def bytes_text(count: float, *, decimals: int = 1) -> str:
     """Return an amount of memory: ``16.0 GiB``, ``345 MiB`` or ``12 KiB``.
 
-    Args:
-        count: The number of bytes.
-        decimals: The number of decimals of an amount in GiB.
+    ``count`` is in bytes. ``decimals`` is the number of decimals of an amount in GiB.
     """
     if count >= 1 << 30:
         return f"{count / (1 << 30):.{decimals}f} GiB"

@@ -12,11 +12,11 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeAlias
 
 if TYPE_CHECKING:
     import jinja2
@@ -84,13 +84,9 @@ class Cell(NamedTuple):
 
 
 class Table(NamedTuple):
-    """A table.
+    """A table; ``name`` is for screen readers, and the rows with the indices ``marked`` stand out.
 
-    Attributes:
-        name: The name of the table for screen readers.
-        columns: The column titles.
-        rows: The cells of each row. The last cell of a short row spans the remaining columns.
-        marked: The indices of the rows to highlight.
+    The last cell of a short row spans the remaining columns.
     """
 
     name: str
@@ -101,11 +97,8 @@ class Table(NamedTuple):
     def number_columns(self) -> frozenset[int]:
         """Return the indices of the columns that contain only numbers; they are aligned right."""
         rows = [row for row in self.rows if len(row) == len(self.columns)]
-        return frozenset(
-            column
-            for column in range(len(self.columns))
-            if all(_is_number(row[column]) for row in rows)
-        )
+        columns = range(len(self.columns))
+        return frozenset(n for n in columns if all(_is_number(row[n]) for row in rows))
 
 
 class Code(NamedTuple):
@@ -142,11 +135,8 @@ class SvgImage(NamedTuple):
 class Chart(NamedTuple):
     """A chart that plotly draws in the browser; ``charts.py`` makes it.
 
-    Attributes:
-        title: The title.
-        summary: A sentence with the most important numbers, shown below the title.
-        figure: Plotly's ``data`` and ``layout``, as JSON without NaN or infinities.
-        height: The height in pixels.
+    ``summary`` is a sentence with the most important numbers, shown below the title. ``figure`` is
+    plotly's ``data`` and ``layout``, without NaN or infinities. ``height`` is in pixels.
     """
 
     title: str
@@ -182,14 +172,10 @@ class Section(NamedTuple):
 
 
 class Badge(NamedTuple):
-    """The state of a run in a coloured label; ``kind`` is ``good``, ``bad``, ``half`` or ``going``.
-
-    The kind ``half`` is for a run that can be continued, and ``going`` for a run that has not
-    ended.
-    """
+    """The state of a run in a coloured label."""
 
     text: str
-    kind: str
+    kind: Literal["good", "bad", "half", "going"]  # half: it can be continued; going: it runs
 
 
 def _is_number(cell: str | Links | Cell) -> bool:
@@ -212,17 +198,13 @@ def page(
 ) -> str:
     """Return a whole HTML document, in ASCII, without a final newline.
 
-    Args:
-        title: The title of the page.
-        sections: The sections. Sections without parts are left out.
-        lead: A line below the title.
-        badge: A coloured label before the line ``lead``.
-        opening: The parts of the page before the first section.
-        footer: A line at the end of the page.
+    The badge and the line ``lead`` stand below the title, followed by the parts in ``opening`` and
+    by the sections that have parts.
     """
     shown = [section for section in sections if section.parts]
     parts = [*opening, *(part for section in shown for part in section.parts)]
-    figures = [chart.figure for chart in _charts(parts)]
+    rows = (part.charts if isinstance(part, ChartRow) else [part] for part in parts)
+    figures = [each.figure for row in rows for each in row if isinstance(each, Chart)]
     return _rendered(
         "page.html.jinja",
         title=title,
@@ -239,27 +221,10 @@ def page(
 def fragment(heading: str, parts: Sequence[Part], *, kind: str = "") -> str:
     """Return HTML for a notebook, in ASCII; its style rules do not affect the rest of the page.
 
-    Args:
-        heading: The first line of the fragment.
-        parts: The parts below the heading, which may not contain charts.
-        kind: The colour of the heading: ``good``, ``bad``, ``warn`` or empty.
+    The parts may not contain charts. ``kind`` selects the colour of the heading, as for a Sentence.
     """
-    return _rendered(
-        "fragment.html.jinja",
-        heading=heading,
-        shown=parts,
-        kind=kind,
-        style=_file("style.css"),
-    )
-
-
-def _charts(parts: Sequence[Part]) -> Iterator[Chart]:
-    """Yield the charts among the parts, in the order of the page."""
-    for part in parts:
-        if isinstance(part, Chart):
-            yield part
-        elif isinstance(part, ChartRow):
-            yield from part.charts
+    style = _file("style.css")
+    return _rendered("fragment.html.jinja", heading=heading, shown=parts, kind=kind, style=style)
 
 
 def _chart_scripts(figures: Sequence[Mapping[str, Any]]) -> dict[str, str]:
@@ -289,9 +254,8 @@ def _script_json(value: object) -> str:
 def packed_plotly() -> str:
     """Return plotly's JavaScript, compressed and in base64; empty if plotly is not installed.
 
-    plotly was chosen because its JavaScript is one file without dependencies. The file is read from
-    the folder of the Python package plotly. plotly is not imported, because its import would take
-    half a second.
+    The JavaScript is one file without dependencies, in the folder of the Python package plotly. The
+    package is not imported, because its import would take half a second.
     """
     import base64
     import gzip

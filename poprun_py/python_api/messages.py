@@ -71,11 +71,7 @@ class Attempt:
 
 
 class Channel:
-    """One end of the pair of sockets between a program and its launcher process.
-
-    Args:
-        end: A connected socket, which is closed with the channel.
-    """
+    """One end of the pair of sockets between a program and its launcher process."""
 
     def __init__(self, end: socket.socket) -> None:
         self._socket = end
@@ -96,7 +92,7 @@ class Channel:
         """Return the descriptor, readable when a message arrives or the other end is closed."""
         return self._socket.fileno()
 
-    def send(self, kind: str, value: object = None) -> None:
+    def send(self, kind: str, value: object) -> None:
         """Send a message. If the other process has closed its end, the message is dropped."""
         data = pickle.dumps((kind, value), protocol=pickle.HIGHEST_PROTOCOL)
         with contextlib.suppress(ConnectionError):
@@ -104,22 +100,20 @@ class Channel:
 
     def receive(self) -> tuple[str, Any] | None:
         """Return the next message's kind and value; None if the other end is closed."""
-        length = self._read(_LENGTH_BYTES)
-        data = self._read(int.from_bytes(length, "big")) if length else b""
+        data = self._read(int.from_bytes(self._read(_LENGTH_BYTES), "big"))
         return pickle.loads(data) if data else None
 
     def _read(self, size: int) -> bytes:
         """Return ``size`` bytes, or no bytes if the other end is closed before they arrive."""
-        data = bytearray()
-        try:
+        data = b""
+        with contextlib.suppress(ConnectionError):
             while len(data) < size:
-                part = self._socket.recv(size - len(data))
+                part = self._socket.recv(size - len(data), socket.MSG_WAITALL)
                 if not part:
                     return b""
                 data += part
-        except ConnectionError:
-            return b""
-        return bytes(data)
+            return data
+        return b""
 
     def signal_end(self, number: int) -> None:
         """Make the kernel send this process a signal when the other end closes or sends data."""

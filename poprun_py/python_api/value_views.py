@@ -28,7 +28,7 @@ from poprun_py.options.launch_config import LaunchConfig
 from poprun_py.options.option_types import option_name
 from poprun_py.planning.launch_plan import LaunchPlan
 from poprun_py.planning.plan_warnings import plan_warnings
-from poprun_py.planning.views.command_text import launch_command
+from poprun_py.planning.views.command_text import launch_command, typed_values
 from poprun_py.planning.views.plan_page import instances_table
 from poprun_py.planning.views.plan_svg import host_pictures, legend
 from poprun_py.planning.views.plan_text import tree_text
@@ -64,7 +64,7 @@ def html_of(value: object) -> str:
 def _config_html(config: LaunchConfig) -> str:
     """Return HTML with the command, and a table of the given options and their sources."""
     rows = [
-        (option_name(name), _option_value(config, name), config.origin(name).label)
+        (option_name(name), ", ".join(typed_values(config, name)), config.origin(name).label)
         for name, opt in OPTIONS.items()
         if config.is_given(name) and opt.saved
     ]
@@ -76,18 +76,6 @@ def _config_html(config: LaunchConfig) -> str:
             options_given if rows else Sentence("every option: its default"),
         ],
     )
-
-
-def _option_value(config: LaunchConfig, name: str) -> str:
-    value = getattr(config, name)
-    if OPTIONS[name].secret:
-        # The values of these environment variables may be secret, so only their names are shown.
-        return ", ".join(each.partition("=")[0] for each in value)
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, tuple):
-        return ", ".join(map(str, value))
-    return "all" if value is None else str(value)
 
 
 def _plan_text(plan: LaunchPlan) -> str:

@@ -95,8 +95,7 @@ def _given(config: LaunchConfig) -> Iterator[list[str]]:
         elif declared.type is FLAG:
             yield [option_name(name)] if value else []
         else:
-            for each in value if declared.repeatable else [value]:
-                shown = each.partition("=")[0] if declared.secret else _typed(each)
+            for shown in typed_values(config, name):
                 # A value that begins with a dash is joined to its option with "=", because a
                 # separate word with a dash would be parsed as an option.
                 is_like_option = shown.startswith("-")
@@ -104,8 +103,17 @@ def _given(config: LaunchConfig) -> Iterator[list[str]]:
                 yield [f"{option}={shown}"] if is_like_option else [option, shown]
 
 
+def typed_values(config: LaunchConfig, name: str) -> list[str]:
+    """Return the values of an option as a user types them on the command line.
+
+    The values of a secret option are variables, of which only the names are returned.
+    """
+    declared, value = OPTIONS[name], getattr(config, name)
+    values = value if declared.repeatable else [value]
+    return [each.partition("=")[0] if declared.secret else _typed(each) for each in values]
+
+
 def _typed(value: Any) -> str:
-    """Return the value of an option as a user types it on the command line."""
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, tuple):
