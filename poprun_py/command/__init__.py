@@ -1,6 +1,5 @@
 """The command ``poprun-py`` with its subcommands ``report``, ``compare`` and ``scale``.
 
 Each subcommand is a module that parses its command line, and prints or writes results that other
-packages compute. The subcommands share ``subcommands.py``, and ``measured_runs.py`` launches the
-jobs of ``scale``.
+packages compute.
 """

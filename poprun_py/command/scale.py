@@ -21,7 +21,7 @@ from popdist_py.environment import RUN_ID
 from popdist_py.errors import are, counted
 from poprun_py.command.click_commands import HELP, parse_words
 from poprun_py.command.compare import FORMAT, check_page_name, print_comparison, save_page
-from poprun_py.command.measured_runs import MeasuredRuns
+from poprun_py.display.formatting import milliseconds_text, number_text
 from poprun_py.errors import UsageError
 from poprun_py.launching.run_record import new_run_id
 from poprun_py.options.command_line import parse
@@ -29,13 +29,19 @@ from poprun_py.options.declared_options import OPTIONS
 from poprun_py.options.launch_config import LaunchConfig
 from poprun_py.options.option_types import AUTO, option_name
 from poprun_py.past_runs.comparison import compare, slow_instances
-from poprun_py.past_runs.run_files import DEFAULT_PARENT
+from poprun_py.past_runs.measured_run import Measured, measure
+from poprun_py.past_runs.recorded_run import read_run
+from poprun_py.past_runs.run_files import DEFAULT_PARENT, RunFiles
 from poprun_py.planning.launch_plan import LaunchPlan
+from poprun_py.running.supervise.launch_result import Cause, LaunchResult
 from poprun_py.terminal import (
+    Console,
+    can_rewrite_lines,
     command_name,
     flush_stdout,
     print_error,
     print_warning,
+    rewrite_line,
 )
 
 _HELP: Final = """Run PROGRAM with several numbers of instances, and show how its speed grows.
@@ -125,7 +131,7 @@ def main(words: Sequence[str]) -> int:
     print_error(f"{command_name()}: {runs_text} of {program} in {folder}/{prefix}-*")
     _close_input()
     gc.enable()
-    runs = MeasuredRuns(folder, is_verbose=config.verbosity >= 1)
+    runs = _MeasuredRuns(folder, is_verbose=config.verbosity >= 1)
     try:
         for number, (name, count) in enumerate(wanted, 1):
             plan = plans[count]
@@ -274,12 +280,116 @@ def _with_folder(config: LaunchConfig) -> LaunchConfig:
     return config if config.output_dir else replace(config, output_dir=DEFAULT_PARENT)
 
 
+# --- launching and measuring the runs -----------------------------------------------------------
+
+
+class _OncePerWarning(Console):
+    """A console for several launches, which prints each warning once and logs other messages."""
+
+    def __init__(self, *, is_verbose: bool) -> None:
+        super().__init__(is_verbose=is_verbose, prints_bindings=False)
+        self._warned: set[str] = set()
+
+    def warn(self, sentence: str) -> None:
+        if sentence not in self._warned:
+            self._warned.add(sentence)
+            super().warn(sentence)
+
+    def tell(self, sentence: str) -> None:
+        self.log(sentence)
+
+
+class _MeasuredRuns:
+    """Launches runs one after another, and keeps their measurements.
+
+    Args:
+        folder: The folder that contains all runs (--output-dir).
+        is_verbose: Whether the launcher's log is written to stderr.
+    """
+
+    def __init__(self, folder: Path, *, is_verbose: bool) -> None:
+        self.measured: list[Measured] = []
+        self.are_limited = False
+        self.exit_code = 0
+        self._folder = folder
+        self._can_erase = can_rewrite_lines()
+        self._console = _OncePerWarning(is_verbose=is_verbose)
+
+    def make(self, planned: LaunchPlan, place: str) -> bool:
+        """Launch and measure a run; return whether the next run may start.
+
+        Args:
+            planned: The plan of the run, with the run's name in its environment.
+            place: The place of this run among all runs, such as ``[2/6]``, for progress messages.
+
+        Raises:
+            StartError: The run could not start.
+        """
+        title = f"{place} {counted(planned.topology.num_instances, 'instance')}"
+        if self._can_erase:
+            rewrite_line(f"{title} ...")
+        result = self._launch(planned)
+        measured = measure(read_run(RunFiles(self._folder / result.run_id)))
+        is_limited = result.timed_out and measured.step_seconds is not None
+        if result.exit_code and not is_limited:
+            self._tell_end(planned, result, title)
+            return False
+        self.are_limited |= is_limited
+        self.measured.append(measured)
+        self._end_progress(f"{title}: {_speed_text(measured)}")
+        if result.was_interrupted:
+            self.exit_code = 130
+        return not result.was_interrupted
+
+    def _launch(self, planned: LaunchPlan) -> LaunchResult:
+        """Launch a plan. The instances' output is written only to the folder of the run."""
+        from poprun_py.launching.launch import Request, launch
+
+        nowhere = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
+        try:
+            return launch(Request(planned, descriptors=(nowhere, nowhere)), self._console)
+        finally:
+            os.close(nowhere)
+
+    def _tell_end(self, planned: LaunchPlan, result: LaunchResult, title: str) -> None:
+        """Print the reason why a run failed; no further runs are measured."""
+        from poprun_py.launching.failure_report import report_text
+
+        self.exit_code = result.exit_code
+        if result.cause is Cause.SIGNAL:
+            self._end_progress(f"{title}: stopped")
+            return
+        self._end_progress(f"{title}: failed; its output is in {self._folder / result.run_id}")
+        first = result.first_failure
+        if first is not None:
+            # The run's output was not shown, so the report must contain the end of stderr.
+            result = replace(result, first_failure=replace(first, had_last_word=False))
+        if report := report_text(result, planned.instance_label):
+            print_error(report.removesuffix("\n"))
+
+    def _end_progress(self, line: str) -> None:
+        print_error(f"\r\x1b[K{line}" if self._can_erase else line)
+
+
+def _speed_text(measured: Measured) -> str:
+    parts = []
+    if measured.samples_per_second is not None:
+        parts.append(f"{number_text(measured.samples_per_second)} samples/s")
+    if measured.step_seconds is not None:
+        parts.append(f"{milliseconds_text(measured.step_seconds)} a step")
+    if measured.seconds is not None:
+        parts.append(f"{number_text(measured.seconds)} s")
+    return ", ".join(parts)
+
+
 # --- printing the result ------------------------------------------------------------------------
 
 
-def _show(runs: MeasuredRuns, arguments: _Arguments, default_page: Path, wanted: int) -> None:
+def _show(runs: _MeasuredRuns, arguments: _Arguments, default_page: Path, wanted: int) -> None:
     """Print the comparison of the runs, and write its page."""
-    remarks = [*slow_instances(runs.measured), *runs.remarks]
+    remarks = [*slow_instances(runs.measured)]
+    if runs.are_limited:
+        remarks.append("runs were ended by --timeout; their speed until then counts")
     if len(runs.measured) < wanted:
         remarks.append(f"{len(runs.measured)} of {wanted} runs {are(len(runs.measured))} measured")
     comparison = compare(runs.measured, grouped=True, remarks=remarks)
