@@ -104,8 +104,9 @@ class _CommandGroup(PrintedHelp, click.Group):
 
     member = "command"
 
-    def hint(self, word: str, names: Sequence[str]) -> str:
+    def hint(self, ctx: click.Context, word: str) -> str:
         """Return the suggestion that ends the error message for an unknown subcommand."""
+        names = self.list_commands(ctx)
         return nearest(word, names) or f": expected one of {', '.join(names)}"
 
     def resolve_command(
@@ -118,7 +119,7 @@ class _CommandGroup(PrintedHelp, click.Group):
         """
         found = self.get_command(ctx, args[0])
         if found is None and not ctx.resilient_parsing:
-            hint = self.hint(args[0], self.list_commands(ctx))
+            hint = self.hint(ctx, args[0])
             raise click.UsageError(f"unknown {self.member} {args[0]!r}{hint}", ctx)
         return (found.name if found else None), found, args[1:]
 
@@ -146,17 +147,14 @@ class VerbGroup(_CommandGroup):
         super().__init__(*args, **settings)
         self.params += _GLOBAL_OPTIONS
 
-    def hint(self, word: str, names: Sequence[str]) -> str:
-        """Return the suggestion that ends the error message for an unknown verb.
-
-        The user may have given a synonym of a verb (``rm``), or an object without a verb.
-        """
+    def hint(self, ctx: click.Context, word: str) -> str:
+        """Return a suggestion, also for a synonym of a verb or an object without a verb."""
         if word in _OTHER_VERBS:
             return f"; did you mean {_OTHER_VERBS[word]}?"
         groups = (each for each in self.commands.values() if isinstance(each, ObjectGroup))
-        if any(group.named(word) for group in groups):
+        if any(group.get_command(ctx, word) for group in groups):
             return f": a verb comes first, such as list {word}"
-        return super().hint(word, names)
+        return super().hint(ctx, word)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the help's sections: verbs, options, and global options."""
@@ -179,11 +177,8 @@ class ObjectGroup(_CommandGroup):
             subcommand_metavar="OBJECT [NAME] [OPTIONS]",
         )
 
-    def named(self, word: str) -> click.Command | None:
-        """Return the subcommand for the name of an object in the singular or plural."""
-        other = word.removesuffix("s") if word.endswith("s") else f"{word}s"
-        return self.commands.get(word) or self.commands.get(other)
-
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Return the subcommand for the name of an object in the singular or plural."""
-        return self.named(cmd_name)
+        is_plural = cmd_name.endswith("s")
+        other = cmd_name[:-1] if is_plural else f"{cmd_name}s"
+        return self.commands.get(cmd_name) or self.commands.get(other)

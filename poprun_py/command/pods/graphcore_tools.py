@@ -86,7 +86,7 @@ def GC_INFO(
     if ipu_arch:
         print_out(_ARCHITECTURE)
     if ipu_count:
-        print_out(str(len(partition.ipus if device is None else device.ipus)))
+        print_out(str(partition.size if device is None else len(device.ipus)))
     if tile_clock_speed:
         print_out(f"{_CLOCK_MHZ} MHz")
 
@@ -161,7 +161,7 @@ def device_listing(partitions: Sequence[PartitionInUse]) -> str:
     """Return the output of ``gc-info -l``: all devices, with the processes that hold them."""
     lines = ["Graphcore device listing:"]
     for partition in partitions:
-        lines.append(f"Partition: {partition.name} [{partition.state}]")
+        lines.append(f"Partition: {partition.name} [{partition.state.lower()}]")
         for device in partition.devices():
             lines += _device_lines(partition, device)
     return "\n".join(lines)
@@ -257,10 +257,10 @@ def monitor_text(partitions: Sequence[PartitionInUse], *, card_info: bool = True
     tables = []
     for partition in partitions:
         if card_info:
-            kind = "reconfigurable IPU" if partition.is_reconfigurable else "IPU"
+            kind = "reconfigurable IPU" if partition.reconfigurable else "IPU"
             title = (
-                f"gc-monitor   Partition: {partition.name} [{partition.state}] has "
-                f"{counted(len(partition.ipus), kind)}"
+                f"gc-monitor   Partition: {partition.name} [{partition.state.lower()}] has "
+                f"{counted(partition.size, kind)}"
             )
             cards = [
                 (ipu.host, None, None, _MACHINE_TYPE, id_, ipu.number, "DNC", clock)
@@ -323,7 +323,7 @@ def _partition_json(partition: PartitionInUse) -> dict[str, Any]:
     holders = partition.processes_by_ipu()
     return {
         "name": partition.name,
-        "state": partition.state,
+        "state": partition.state.lower(),
         "launcher": partition.launcher,
         "ipus": [
             {

@@ -11,7 +11,7 @@ import click
 
 from popdist_py.pods.model import Partition, PartitionRequest, PartitionState, SyncType
 from poprun_py.command.pods.command_grammar import object_command
-from poprun_py.command.pods.pod_access import RefusedError, changed_pod, known_names
+from poprun_py.command.pods.pod_access import RefusedError, changed_pod, completion, known_names
 from poprun_py.command.pods.pod_objects import ALLOCATION, CLUSTER, PARTITION, sync_name
 from poprun_py.command.pods.pod_snapshot import ild_routing
 from poprun_py.terminal import can_rewrite_lines, print_warning, rewrite_line
@@ -19,15 +19,8 @@ from poprun_py.terminal import can_rewrite_lines, print_warning, rewrite_line
 if TYPE_CHECKING:
     from popdist_py.pods.pod_store import PodStore
 
-# Maps the values of --routing, in all of V-IPU's spellings, to the names that tables show.
-_ROUTINGS = {
-    "default": "",
-    "dnc": "DNC",
-    "swnc": "SWNC",
-    "btnc": "BTNC",
-    "ringswnc": "RINGSWNC",
-    "ring-swnc": "RINGSWNC",
-}
+# The values of --routing, in all of V-IPU's spellings.
+_ROUTINGS = ("default", "dnc", "swnc", "btnc", "ringswnc", "ring-swnc")
 # The pause between two queries of a partition's state grows from the first pause to the longest.
 _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.01, 0.5
 _KNOWN_NAME = click.argument("name", shell_complete=known_names(PARTITION))
@@ -51,10 +44,6 @@ def _sync_type(
             return each
     names = ", ".join(f"{sync_name(each)} ({each.value})" for each in SyncType)
     raise click.BadParameter(f"{value!r}: expected one of {names}", context, param)
-
-
-def _sync_names(_: click.Context, __: click.Parameter, start: str) -> list[str]:
-    return [name for each in SyncType if (name := sync_name(each)).startswith(start)]
 
 
 @object_command(
@@ -84,12 +73,13 @@ def _sync_names(_: click.Context, __: click.Parameter, start: str) -> list[str]:
     help="Offer every single IPU and every aligned group of 2, 4, 8, ... as a device.",
 )  # fmt: skip
 @click.option(
-    "--sync-type", callback=_sync_type, shell_complete=_sync_names, metavar="TYPE",
+    "--sync-type", metavar="TYPE", callback=_sync_type,
+    shell_complete=completion(lambda _: map(sync_name, SyncType)),
     help="The sync type: c2-compatible (the default), pod-native-default, ..., or its name in "
     "V-IPU's protocol.",
 )  # fmt: skip
 @click.option(
-    "--routing", type=click.Choice(list(_ROUTINGS), case_sensitive=False),
+    "--routing", type=click.Choice(_ROUTINGS, case_sensitive=False),
     help="The expected routing of the IPU-Links. Size and topology determine the routing; a "
     "warning is printed if it is another one.",
 )  # fmt: skip
@@ -122,8 +112,9 @@ def create_partition(
     with changed_pod("create", "partition", name) as store:
         partition = store.create_partition(request)
         if routing is not None:
-            wanted, actual = _ROUTINGS[routing], ild_routing(partition, store.pod())
-            if wanted not in ("", actual):
+            wanted = routing.upper().replace("-", "")
+            actual = ild_routing(partition, store.pod())
+            if wanted not in ("DEFAULT", actual):
                 print_warning(
                     f"partition {partition.name} has the routing {actual}, not {wanted}: its size "
                     "and the topology of its cluster choose it, and emulated IPUs give the same "

@@ -10,13 +10,13 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
 from popdist_py.pods.machine_pod import MACHINE_PARTITION
-from popdist_py.pods.model import IPUS_PER_MACHINE, Attachment, Device, Ipu, Partition, devices_of
+from popdist_py.pods.model import IPUS_PER_MACHINE, Attachment, Ipu, Partition, SyncType
 from popdist_py.pods.pod_errors import PodError
 from popdist_py.pods.pod_file import MACHINE_IPUS
 from poprun_py import process_info
@@ -53,32 +53,19 @@ class IpuProcess:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PartitionInUse:
+class PartitionInUse(Partition):
     """A partition with the processes that hold its IPUs.
 
+    Outside a pod, it has no owner. Its name is ``emulated``, the name of a partition that a job
+    uses, or ``job-PID``.
+
     Attributes:
-        name: The name of the partition; ``job-PID`` for a job without a named partition.
-        ipus: The IPUs, whose number is a power of two.
         processes: The processes that hold IPUs of the partition.
         launcher: The process id of a job's launcher; None if the partition does not show a job.
-        num_ilds: The number of IPU-Link domains. A device never spans two of them.
-        state: The state of the partition, in lower case.
-        is_reconfigurable: Whether programs choose the number of IPUs of their devices.
-        owner: The user who made the partition; empty for partitions outside a pod.
     """
 
-    name: str
-    ipus: tuple[Ipu, ...]
     processes: tuple[IpuProcess, ...] = ()
     launcher: int | None = None
-    num_ilds: int = 1
-    state: str = "active"
-    is_reconfigurable: bool = True
-    owner: str = ""
-
-    def devices(self) -> Iterator[Device]:
-        """Return all devices of the partition in the order of their ids."""
-        return devices_of(len(self.ipus), self.num_ilds)
 
     def processes_by_ipu(self) -> Mapping[int, IpuProcess]:
         """Return a dictionary from each IPU in use to the process that holds the IPU."""
@@ -169,7 +156,20 @@ def partition_of_machine(
         )
         for index in range(num_ipus)
     )
-    return PartitionInUse(name=name, ipus=ipus, processes=processes)
+    return PartitionInUse(
+        name=name,
+        cluster="",
+        allocation="",
+        ipus=ipus,
+        num_gcds=1,
+        num_ilds=1,
+        num_replicas=1,
+        reconfigurable=True,
+        sync_type=SyncType.C2_COMPATIBLE,
+        owner="",
+        created=0.0,
+        processes=processes,
+    )
 
 
 def _programs_of_machine() -> tuple[IpuProcess, ...]:
@@ -200,11 +200,6 @@ def _attached_process(attachment: Attachment) -> IpuProcess:
 
 
 def _job_partition(launcher: int, holdings: Any, host: str) -> PartitionInUse:
-    """Return a partition that represents a job; ``host`` is this machine's host name.
-
-    Raises:
-        LookupError, TypeError, ValueError: ``holdings`` is not a valid answer of a launcher.
-    """
     name = printable(str(holdings["partition"] or f"job-{launcher}"))
     # The number of IPUs of a partition is a power of two.
     num_ipus = 1 << (int(holdings["num_ipus"]) - 1).bit_length()
@@ -213,7 +208,7 @@ def _job_partition(launcher: int, holdings: Any, host: str) -> PartitionInUse:
 
 
 def _instances(holdings: Any, host: str) -> tuple[IpuProcess, ...]:
-    """Return the instances of a job with their IPUs; ``host`` is this machine's host name.
+    """Return the instances of a job with their IPUs. ``host`` is the name of this machine.
 
     Raises:
         LookupError, TypeError, ValueError: ``holdings`` is not a valid answer of a launcher.
@@ -263,13 +258,8 @@ def _pod_partition(
 ) -> PartitionInUse:
     own = [each for each in attachments if each.partition == partition.name]
     return PartitionInUse(
-        name=partition.name,
-        ipus=partition.ipus,
+        **{field.name: getattr(partition, field.name) for field in fields(partition)},
         processes=tuple(process for each in own for process in _processes(each, jobs)),
-        num_ilds=partition.num_ilds,
-        state=partition.state.value.lower(),
-        is_reconfigurable=partition.reconfigurable,
-        owner=partition.owner,
     )
 
 

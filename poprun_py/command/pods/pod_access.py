@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -31,8 +31,6 @@ _REQUEST_SECONDS = 30.0
 # completion while typing.
 _COMPLETION_SECONDS = 2.0
 _HOST = re.compile(r"[^\s/@?#\[\]]+|\[[0-9A-Fa-f:.]+\]")
-# Returns the words that the shell offers: it is called with the context, the parameter, and the
-# start of the word.
 Completion = Callable[[click.Context, click.Parameter, str], list[str]]
 
 
@@ -110,30 +108,40 @@ def _find(given: Mapping[str, Any], seconds: float) -> PodStore | None:
         raise StartError(str(error)) from None
 
 
-def known_names(kind: ObjectKind[Any]) -> Completion:
-    """Return the completion of the names of a kind of object.
+def completion(names: Callable[[click.Context], Iterable[str]]) -> Completion:
+    """Return a function for ``shell_complete``, which offers the names that fit.
 
-    If the pod cannot be reached, no names are offered and no error is printed.
+    If the names cannot be read, none are offered and no error is printed.
     """
 
     def complete(context: click.Context, _: click.Parameter, start: str) -> list[str]:
         with contextlib.suppress(LaunchError, PodError, OSError):
-            if store := _find(_global_options(context), _COMPLETION_SECONDS):
-                with contextlib.closing(store):
-                    names = [each.name for each in kind.find_all(PodSnapshot(store))]
-                return [name for name in names if name.startswith(start)]
+            return [name for name in names(context) if name.startswith(start)]
         return []
 
     return complete
 
 
-def known_pods(_: click.Context, __: click.Parameter, start: str) -> list[str]:
-    """Return the names of this machine's pods for shell completion."""
+def known_names(kind: ObjectKind[Any]) -> Completion:
+    """Return the completion of the names of a kind of object."""
+
+    def names(context: click.Context) -> list[str]:
+        store = _find(_global_options(context), _COMPLETION_SECONDS)
+        if store is None:
+            return []
+        with contextlib.closing(store):
+            return [each.name for each in kind.find_all(PodSnapshot(store))]
+
+    return completion(names)
+
+
+def _pods_of_machine(_: click.Context) -> Iterable[str]:
     from popdist_py.pods.pod_folders import list_pods, pods_root
 
-    with contextlib.suppress(PodError, OSError):
-        return [name for name in list_pods(pods_root(os.environ)) if name.startswith(start)]
-    return []
+    return list_pods(pods_root(os.environ))
+
+
+known_pods = completion(_pods_of_machine)
 
 
 # --- done and refused requests ------------------------------------------------------------------

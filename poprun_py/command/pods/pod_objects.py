@@ -13,7 +13,16 @@ from operator import attrgetter
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from popdist_py.errors import counted
-from popdist_py.pods.model import Agent, Allocation, Attachment, Cluster, Partition, Pod, SyncType
+from popdist_py.pods.model import (
+    Agent,
+    Allocation,
+    Attachment,
+    Cluster,
+    Holder,
+    Partition,
+    Pod,
+    SyncType,
+)
 from popdist_py.pods.pod_errors import UnknownNameError
 from poprun_py.command.pods.pod_snapshot import PlacedIpu, PodSnapshot, gw_routing, ild_routing
 from poprun_py.display.formatting import date_text, printable
@@ -52,9 +61,16 @@ class ObjectKind(Generic[T]):
     document: Layout
 
     def value(self, snapshot: PodSnapshot, item: T, name: str) -> Any:
-        """Return the value ``name`` of an object; ``a.b`` is the attribute ``b`` of ``a``."""
-        read = self.values.get(name)
-        return attrgetter(name)(item) if read is None else read(snapshot, item)
+        """Return the value ``name`` of an object.
+
+        ``a.b`` is the attribute ``b`` of the attribute ``a``; None if ``a`` is None.
+        """
+        if read := self.values.get(name):
+            return read(snapshot, item)
+        found: Any = item
+        for attribute in name.split("."):
+            found = None if found is None else getattr(found, attribute)
+        return found
 
     def find(self, snapshot: PodSnapshot, name: str) -> T:
         """Return the object with this name.
@@ -144,44 +160,34 @@ def _num_free(num_ipus: int, partitions: Iterable[Partition]) -> int:
     return num_ipus - sum(each.size for each in partitions)
 
 
-ATTACHMENT: ObjectKind[Attachment] = ObjectKind(
-    name="attachment",
-    find_all=lambda snapshot: snapshot.attachments,
-    values={
-        "process": lambda _, each: f"{each.holder.pid} on {each.holder.host}",
-        "since_text": lambda _, each: date_text(each.since),
-    },
-    columns={
-        "User": "holder.user", "Program": "holder.program", "PID": "process",
-        "Since": "since_text",
-    },
+def _process_text(holder: Holder) -> str:
+    return f"{holder.pid} on {holder.host}"
+
+
+def _attachment_json(attachment: Attachment) -> dict[str, Any]:
+    holder = attachment.holder
     # The id of an attachment is left out, because a process that knows the id could release the
     # attachment's IPUs.
-    document={
-        "user": "holder.user", "program": "holder.program", "pid": "holder.pid",
-        "host": "holder.host", "run_id": "holder.run_id", "ipus": "ipus", "since": "since",
-    },
-)  # fmt: skip
+    return {
+        "user": holder.user,
+        "program": holder.program,
+        "pid": holder.pid,
+        "host": holder.host,
+        "run_id": holder.run_id,
+        "ipus": attachment.ipus,
+        "since": attachment.since,
+    }
 
+
+# Layouts of an IPU, which are parts of longer layouts.
+_HOLDER_COLUMNS = {
+    "User": "attachment.holder.user", "Program": "attachment.holder.program", "PID": "process",
+    "Since": "since",
+}  # fmt: skip
 _IPU_DOCUMENT = {
     "index": "ipu.index", "agent": "ipu.agent", "host": "ipu.host", "ipu_number": "ipu.number",
     "cluster_id": "ipu.cluster", "ipulink_domain": "ipu.domain",
 }  # fmt: skip
-
-
-def _holder_json(snapshot: PodSnapshot, device: PlacedIpu) -> dict[str, Any] | None:
-    if device.attachment is None:
-        return None
-    return ATTACHMENT.to_json(snapshot, device.attachment)
-
-
-def _of_holder(name: str) -> Callable[[PodSnapshot, PlacedIpu], Any]:
-    def read(snapshot: PodSnapshot, device: PlacedIpu) -> Any:
-        if device.attachment is None:
-            return None
-        return ATTACHMENT.value(snapshot, device.attachment, name)
-
-    return read
 
 
 def _device_totals(devices: Sequence[PlacedIpu]) -> str:
@@ -197,22 +203,23 @@ DEVICE: ObjectKind[PlacedIpu] = ObjectKind(
     name="device",
     find_all=PodSnapshot.devices,
     values={
-        "partition_or_free": lambda _, each: each.partition_name or "free",
-        "holder": _holder_json,
-        **{name: _of_holder(name) for name in ATTACHMENT.columns.values()},
+        "partition_or_free": lambda _, each: each.partition.name if each.partition else "free",
+        "process": lambda _, each: each.attachment and _process_text(each.attachment.holder),
+        "since": lambda _, each: each.attachment and date_text(each.attachment.since),
+        "holder": lambda _, each: each.attachment and _attachment_json(each.attachment),
     },
     columns={
         "IPU": "ipu.index", "Agent": "ipu.agent", "Host": "ipu.host", "IPU#": "ipu.number",
         "Cluster": "ipu.cluster", "ILD": "ipu.domain", "Partition": "partition_or_free",
-        "ID": "number", **ATTACHMENT.columns,
+        "ID": "number", **_HOLDER_COLUMNS,
     },
     totals=_device_totals,
-    document={**_IPU_DOCUMENT, "partition": "partition_name", "id": "number", "holder": "holder"},
+    document={**_IPU_DOCUMENT, "partition": "partition.name", "id": "number", "holder": "holder"},
 )  # fmt: skip
 # The layouts of a partition's IPUs: the columns of their table, and their JSON document.
 _PARTITION_COLUMNS = {
     "ID": "number", "GCD": "gcd", "ILD": "segment", "Agent": "ipu.agent", "Host": "ipu.host",
-    "IPU#": "ipu.number", **ATTACHMENT.columns,
+    "IPU#": "ipu.number", **_HOLDER_COLUMNS,
 }  # fmt: skip
 _PARTITION_DOCUMENT = {
     "id": "number", "gcd": "gcd", "ipulink_segment_id": "segment", **_IPU_DOCUMENT,
@@ -232,7 +239,7 @@ PARTITION: ObjectKind[Partition] = ObjectKind(
             DEVICE.to_json(snapshot, ipu, _PARTITION_DOCUMENT) for ipu in snapshot.devices_of(each)
         ],
         "holders": lambda snapshot, each: [
-            ATTACHMENT.to_json(snapshot, attachment)
+            _attachment_json(attachment)
             for attachment in snapshot.attachments
             if attachment.partition == each.name
         ],
@@ -273,8 +280,19 @@ PARTITION: ObjectKind[Partition] = ObjectKind(
 )  # fmt: skip
 
 
-def _in_cluster(snapshot: PodSnapshot, cluster: Cluster) -> list[Partition]:
-    return [each for each in snapshot.partitions if each.cluster == cluster.name]
+def _values_of_agents(kind: str) -> dict[str, Callable[[PodSnapshot, Any], Any]]:
+    """Return the values that clusters and allocations have, because they consist of agents."""
+
+    def partitions(snapshot: PodSnapshot, item: Any) -> list[Partition]:
+        return [each for each in snapshot.partitions if getattr(each, kind) == item.name]
+
+    return {
+        "num_ipus": lambda snapshot, item: snapshot.num_ipus(item.agents),
+        "num_free_ipus": lambda snapshot, item: _num_free(
+            snapshot.num_ipus(item.agents), partitions(snapshot, item)
+        ),
+        "partitions": lambda snapshot, item: _names(partitions(snapshot, item)),
+    }
 
 
 def _domains_json(snapshot: PodSnapshot, cluster: Cluster) -> list[dict[str, Any]]:
@@ -296,14 +314,10 @@ CLUSTER: ObjectKind[Cluster] = ObjectKind(
     find_all=lambda snapshot: snapshot.pod.clusters,
     values={
         "gw_topology": lambda _, each: "looped" if each.is_looped else "line",
-        "num_ipus": lambda snapshot, each: snapshot.num_ipus(each.agents),
-        "num_free_ipus": lambda snapshot, each: _num_free(
-            snapshot.num_ipus(each.agents), _in_cluster(snapshot, each)
-        ),
+        **_values_of_agents("cluster"),
         "allocations": lambda snapshot, each: _names(
             other for other in snapshot.pod.allocations if other.cluster == each.name
         ),
-        "partitions": lambda snapshot, each: _names(_in_cluster(snapshot, each)),
         "ipu_link_domains": _domains_json,
     },
     columns={
@@ -325,20 +339,10 @@ CLUSTER: ObjectKind[Cluster] = ObjectKind(
 )  # fmt: skip
 
 
-def _in_allocation(snapshot: PodSnapshot, allocation: Allocation) -> list[Partition]:
-    return [each for each in snapshot.partitions if each.allocation == allocation.name]
-
-
 ALLOCATION: ObjectKind[Allocation] = ObjectKind(
     name="allocation",
     find_all=lambda snapshot: snapshot.pod.allocations,
-    values={
-        "num_ipus": lambda snapshot, each: snapshot.num_ipus(each.agents),
-        "num_free_ipus": lambda snapshot, each: _num_free(
-            snapshot.num_ipus(each.agents), _in_allocation(snapshot, each)
-        ),
-        "partitions": lambda snapshot, each: _names(_in_allocation(snapshot, each)),
-    },
+    values=_values_of_agents("allocation"),
     columns={"Allocation ID": "name", "Agents": "agents"},
     facts={
         "cluster": "cluster", "agents": "agents", "IPUs": "num_ipus",
@@ -409,8 +413,8 @@ IPU_ATTRIBUTE: ObjectKind[IpuAttribute] = ObjectKind(
     name="ipu-attr",
     find_all=_attributes,
     columns={"Agent": "agent", "IPU": "ipu", "Attribute": "attribute", "Value": "value"},
-    document={"agent": "agent", "ipu": "ipu", "attribute": "attribute", "value": "value"},
-)  # fmt: skip
+    document={name: name for name in IpuAttribute._fields},
+)
 
 POD: ObjectKind[Pod] = ObjectKind(
     name="pod",

@@ -18,35 +18,23 @@ from popdist_py.pods.pod_store import PodStore
 
 
 class PlacedIpu(NamedTuple):
-    """An IPU with its partition, its number in the partition, and its holder.
+    """An IPU with its place in a partition, and its holder.
 
-    ``partition`` and ``number`` are None if the IPU is not in a partition. ``attachment`` is None
-    if no process holds the IPU.
+    Attributes:
+        ipu: The IPU.
+        partition: The partition that contains the IPU; None if no partition does.
+        number: The IPU's number in the partition.
+        gcd: The number of the partition's graph compilation domain (GCD) that contains the IPU.
+        segment: The number of the partition's IPU-Link domain that contains the IPU.
+        attachment: The attachment of the process that holds the IPU; None if no process does.
     """
 
     ipu: Ipu
     partition: Partition | None = None
     number: int | None = None
+    gcd: int | None = None
+    segment: int | None = None
     attachment: Attachment | None = None
-
-    @property
-    def partition_name(self) -> str | None:
-        """The name of the IPU's partition; None if the IPU is not in a partition."""
-        return self.partition.name if self.partition is not None else None
-
-    @property
-    def gcd(self) -> int | None:
-        """The number of the partition's graph compilation domain (GCD) that contains the IPU."""
-        if self.partition is None or self.number is None:
-            return None
-        return self.number * self.partition.num_gcds // self.partition.size
-
-    @property
-    def segment(self) -> int | None:
-        """The number of the partition's IPU-Link domain that contains the IPU."""
-        if self.partition is None or self.number is None:
-            return None
-        return self.partition.domain_of(self.number)
 
 
 class PodSnapshot:
@@ -84,7 +72,14 @@ class PodSnapshot:
             for number in attachment.ipus
         }
         return [
-            PlacedIpu(ipu, partition, number, holders.get(number))
+            PlacedIpu(
+                ipu,
+                partition,
+                number,
+                gcd=number * partition.num_gcds // partition.size,
+                segment=partition.domain_of(number),
+                attachment=holders.get(number),
+            )
             for number, ipu in enumerate(partition.ipus)
         ]
 
