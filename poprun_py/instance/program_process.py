@@ -17,7 +17,7 @@ TYPE_CHECKING = False  # importing TYPE_CHECKING from typing would take long
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
     from resource import struct_rusage
-    from typing import Any, NoReturn
+    from typing import NoReturn
 
     from poprun_py.instance.launcher_channel import LauncherChannel
     from poprun_py.instance.program_input import ProgramInput, Pty
@@ -55,7 +55,6 @@ class ProgramProcess:
         self.command = command
         self.pid = 0  # the program's process id; 0 if no process could be started
         self.started_ns = 0
-        self.bound: dict[str, Any] = {}  # the result of binding.apply() for the program
         self.start_error = ""
         # The program's exit code, or minus the number of the signal that killed the program. None
         # while the program runs.
@@ -91,7 +90,7 @@ class ProgramProcess:
         # the pipe.
         report_read, report_write = os.pipe()
         parent = os.getpid()
-        self.bound = binding.apply_planned()
+        binding.apply_planned()
         self.started_ns = time.monotonic_ns()
         try:
             pid = os.fork()

@@ -137,15 +137,9 @@ class Wrapper:
         wake = self._install_signals()
         self._program.start(_SIGNALS)
         self._reports.program_started()
-        self._channel.send(
-            control_protocol.STARTED,
-            {
-                "pid": self._program.pid,
-                "bound": self._program.bound,
-                "found": binding.read_back(self._program.pid),
-                **daemon,
-            },
-        )
+        found = binding.read_back(self._program.pid)
+        started = {"pid": self._program.pid, "found": found, **daemon}
+        self._channel.send(control_protocol.STARTED, started)
         self._collect_ended()
         for kind, payload in early:
             self._handle(kind, payload)
