@@ -1,8 +1,6 @@
 """Sets this process's binding to CPUs and memory nodes, and reads the binding of any process.
 
-The wrapper binds itself before it starts its program, which inherits the binding. This module has
-few imports, because it is loaded at the start of every instance. ctypes is imported only to set a
-memory policy.
+The wrapper binds itself before it starts its program, which inherits the binding.
 """
 
 import os
@@ -95,12 +93,10 @@ def read_back(pid: int) -> "dict[str, Any]":
     """Return the binding of a process. Unreadable values are None.
 
     Returns:
-        A dictionary. ``ended`` tells whether the process has ended. ``cpus`` and ``memory_allowed``
-        come from the process's file status. ``memory_policy`` (default, bind, preferred, ...) and
-        ``memory_nodes`` come from the first mapping in the process's file numa_maps.
-        ``omp_num_threads`` (0 if it is not set) and ``other_threads``, the other thread variables
-        that are set, come from the process's environment. ``threads`` is the number of threads of
-        the process.
+        A dictionary. ``ended`` tells whether the process has ended. ``cpus`` are the CPUs that it
+        may use. ``memory_policy`` (default, bind, preferred, ...) and ``memory_nodes`` come from
+        the first mapping in the process's file numa_maps. ``omp_num_threads`` (0 if not set) and
+        ``other_threads``, the other thread variables that are set, come from its environment.
     """
     variables = _thread_variables(pid)
     policy, nodes = _memory_policy(pid)
@@ -112,7 +108,6 @@ def read_back(pid: int) -> "dict[str, Any]":
     return {
         "ended": status.get("State", "Z")[0] in "ZX",
         "cpus": _parse_list(status.get("Cpus_allowed_list")),
-        "memory_allowed": _parse_list(status.get("Mems_allowed_list")),
         "memory_policy": policy,
         "memory_nodes": nodes,
         "omp_num_threads": None
@@ -121,7 +116,6 @@ def read_back(pid: int) -> "dict[str, Any]":
         if threads.isdecimal()
         else 0,
         "other_threads": others,
-        "threads": int(status["Threads"]) if status.get("Threads", "").isdigit() else None,
     }
 
 

@@ -1,8 +1,7 @@
 """Messages between the launcher and the wrappers of the instances, as frames on a stream socket.
 
 A frame is one byte for the kind of message, the length of the payload in four bytes, and the
-payload. Payloads are JSON unless the comment of their kind says otherwise. This module has few
-imports, because it is loaded at the start of every instance.
+payload. Payloads are JSON unless the comment of their kind says otherwise.
 """
 
 from poprun_py.instance.quick_imports import socket
@@ -18,24 +17,21 @@ MAX_PAYLOAD = 1 << 20
 
 # --- messages from the wrapper to the launcher ----------------------------------------------------
 
-# The wrapper's first message, with token, rank, pid, host and time_ns. In the message of instance
-# 0, a free port is added.
+# The first message: token, rank, pid, host, time_ns and, from instance 0, a free port.
 HELLO = b"H"
-# The program has started. The payload contains the program's process id and binding.
+# The program has started: its process id and binding.
 STARTED = b"S"
 # Output of the program, as raw bytes.
 STDOUT, STDERR = b"O", b"E"
-# The progress of the program: its number of steps and other calls so far. Progress is sent if the
-# launcher asked for it and if it has changed.
+# The number of steps and other calls so far, if the launcher asked for it and if it has changed.
 PROGRESS = b"A"
 # The result of ActivitySampler.sample() for a program that counts no steps.
 ACTIVITY = b"I"
-# Answers the message OBSERVE with the program's time per activity, resource usage and new steps.
+# Answers OBSERVE with the program's time per activity, resource usage and new steps.
 OBSERVED = b"N"
-# Answers the message PROPOSE_STOP with the proposal and the number of calls of stopRequested() so
-# far.
+# Answers PROPOSE_STOP with the proposal and the number of calls of stopRequested() so far.
 POLLED = b"P"
-# Answers the message DUMP_STACKS with the Python stacks of the instance's processes.
+# Answers DUMP_STACKS with the Python stacks of the instance's processes.
 STACKS = b"Y"
 # The number of bytes of keyboard input that the program had not read when it ended.
 UNREAD = b"r"
@@ -47,66 +43,58 @@ TERMINAL_MODES = b"M"
 # A request of a program in breakpoint(): ["enter" or "leave", number of the call] or ["wait",
 # number of the call, instance].
 DEBUGGER = b"V"
-# Answers the message PAUSE when all processes of the program are suspended.
+# Answers PAUSE when all processes of the program are suspended.
 PAUSED = b"Z"
-# Answers the message ASK_CLOCK with [the launcher's nanoseconds, the monotonic nanoseconds of this
-# host].
+# Answers ASK_CLOCK with [the launcher's nanoseconds, the monotonic nanoseconds of this host].
 CLOCK = b"C"
-# A part of a file that the program wrote, sent after the program has ended. The payload contains
-# the file's name, a NUL, and the part compressed by zlib.
+# A part of a file that the program wrote, sent after its end: the file's name, a NUL, and the part
+# compressed by zlib.
 FILE = b"F"
-# Answers the message LEASE: an empty object after success, or the jobs that hold the CPUs, or a
-# problem.
+# Answers LEASE: an empty object after success, or the jobs that hold the CPUs, or a problem.
 LEASED = b"L"
-# A process other than the launcher has asked the wrapper to end. The payload is the number of the
-# signal.
+# A process other than the launcher has asked the wrapper to end by the signal with this number.
 STOP_SIGNAL = b"T"
 # The processes that the program left running when it succeeded, and that were then killed: [[pid,
 # command], ...].
 LEFTOVERS = b"K"
-# The program has ended. The payload tells how the program ended, and contains the training steps
-# that were not yet reported.
-# Messages with the program's output may follow.
+# How the program ended, with the steps that were not yet reported. More output may follow.
 PROGRAM_ENDED = b"D"
-# The program and all of its processes have ended, and all output was sent. The payload tells how
-# the program ended.
+# How the program ended, after all of its processes have ended and all output was sent.
 INSTANCE_ENDED = b"X"
 # The kinds of messages from the wrapper whose payload is not JSON.
 RAW = (STDOUT, STDERR, FILE)
 
 # --- messages in both directions ------------------------------------------------------------------
 
-# A file for the program, sent before GO. The launcher sends the parts of the file as raw bytes; an
-# empty part ends the file. The wrapper answers with the path of the file or with a problem.
+# A file for the program, sent before GO in parts of raw bytes; an empty part ends the file. The
+# wrapper answers with the path of the file or with a problem.
 INPUT_FILE = b"J"
 
 # --- messages from the launcher to the wrapper ----------------------------------------------------
 
-# Starts the program. The payload contains the program's environment variables, and the seconds
-# between reports of its progress.
+# Starts the program: its environment variables, and the seconds between reports of its progress.
 GO = b"G"
-# Asks the wrapper to lease CPUs of its host for all instances on that host. Sent before GO.
+# Asks the wrapper, before GO, to lease CPUs of its host for all instances on that host.
 LEASE = b"L"
 # Keyboard input for the program, as raw bytes. An empty payload ends the input.
 KEYS = b"k"
-# Sets the size of the program's terminal. The payload contains the rows and columns.
+# Sets the size of the program's terminal: [rows, columns].
 WINDOW_SIZE = b"W"
-# Creates a terminal for the program, unless it has one, and lets the program's debugger use it. The
-# payload contains the settings of the terminal.
+# Creates a terminal with these settings for the program, unless it has one, and lends the terminal
+# to the program's debugger.
 NEW_TERMINAL = b"M"
-# The user has left the debugger of some instance. The payload is the number of the call of
-# breakpoint().
+# The user has left the debugger of some instance, at the call of breakpoint() with this number.
 DEBUGGER_LEFT = b"V"
 # Suspends all processes of the program (true) or continues them (false).
 PAUSE = b"Z"
-# Asks the wrapper to send a signal to the program. The payload is the number of the signal.
+# Asks the wrapper to send the signal with this number to the program.
 SIGNAL = b"K"
-# Proposes a call of stopRequested() that is to stop the program. The payload is the number of the
-# call. The number 0 proposes no call and only asks for the number of calls so far.
+# Proposes the number of a call of stopRequested() that is to stop the program. The number 0 only
+# asks for the number of calls so far.
 PROPOSE_STOP = b"Q"
-# A message: all instances have accepted the proposed call of stopRequested().
+# All instances have accepted the proposed call of stopRequested().
 AGREE_STOP = b"R"
-# Asks for the clock of the wrapper's host. The payload is the launcher's monotonic nanoseconds.
+# Asks for the clock of the wrapper's host: the launcher's monotonic nanoseconds.
 ASK_CLOCK = b"C"
 # DUMP_STACKS asks for the message STACKS, and OBSERVE for the message OBSERVED. No payload.
 DUMP_STACKS, OBSERVE = b"U", b"N"
@@ -120,8 +108,8 @@ BYE = b"B"
 # A child process of a wrapper asks for the launcher's standard input. The launcher answers with one
 # byte, sent together with the descriptor of its standard input.
 STDIN = b"i"
-# A command that inspects a running job asks for the Python stacks of the job. The launcher answers
-# with one STACKS frame.
+# A command that inspects a running job asks for its Python stacks. The launcher answers with one
+# STACKS frame.
 INSPECT = b"I"
 
 # --- time-out, frames -----------------------------------------------------------------------------
@@ -164,13 +152,12 @@ class Reader:
         self._buffer += data
         frames = []
         while len(self._buffer) >= _HEADER_SIZE:
-            kind = bytes(self._buffer[:1])
             length = int.from_bytes(self._buffer[1:_HEADER_SIZE], "big")
             if length > MAX_PAYLOAD:
                 raise ValueError("frame too long")
             end = _HEADER_SIZE + length
             if len(self._buffer) < end:
                 break
-            frames.append((kind, bytes(self._buffer[_HEADER_SIZE:end])))
+            frames.append((bytes(self._buffer[:1]), bytes(self._buffer[_HEADER_SIZE:end])))
             del self._buffer[:end]
         return frames

@@ -2,8 +2,7 @@
 
 Killed processes leave their folders behind. The next job of the same user on that host removes the
 folders of killed processes. The kernel's lock on a folder tells whether any process uses it, even a
-process in another container. This module has few imports, because it is loaded at the start of
-every instance.
+process in another container.
 """
 
 import os

@@ -1,7 +1,4 @@
-"""The wrapper's connection to the launcher; both sides prove that they know the job's secret.
-
-This module has few imports, because it is loaded at the start of every instance.
-"""
+"""The wrapper's connection to the launcher; both sides prove that they know the job's secret."""
 
 import os
 import select

@@ -1,7 +1,6 @@
 """Process control by signals, limits of open files, and the adoption of orphans.
 
-This module has few imports, because it is loaded at the start of every instance. Only functions for
-system calls that Python does not offer import ctypes.
+Only functions for system calls that Python does not offer import ctypes.
 """
 
 import os
@@ -83,15 +82,14 @@ def raise_open_files() -> tuple[int, int]:
     return limits
 
 
-def set_open_files(limits: tuple[int, int]) -> bool:
-    """Set the (soft, hard) limit of open files; return whether the kernel accepts it."""
+def set_open_files(limits: tuple[int, int]) -> None:
+    """Set the (soft, hard) limit of open files, if the kernel accepts it."""
     import resource
 
-    try:
+    try:  # noqa: SIM105 (importing contextlib would delay the start of every instance)
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
     except (OSError, ValueError):
-        return False
-    return True
+        pass
 
 
 def signal_process(pid: int, number: int) -> bool:
@@ -103,13 +101,12 @@ def signal_process(pid: int, number: int) -> bool:
     return True
 
 
-def signal_group(pid: int, number: int) -> bool:
+def signal_group(pid: int, number: int) -> None:
     """Send a signal to the process group ``pid``; if there is no such group, to process ``pid``."""
     try:
         os.killpg(pid, number)
     except (ProcessLookupError, PermissionError):
-        return signal_process(pid, number)
-    return True
+        signal_process(pid, number)
 
 
 def suspend_descendants(pid: int) -> list[int]:

@@ -2,8 +2,7 @@
 
 The variables contain ranks under the names of Open MPI and torchrun, keep the traffic of MPI, UCX
 and gloo on the network of the job, and load the library's start hook (popdist_py/start_hook) into
-every Python process. This module has few imports, because it is loaded at the start of every
-instance.
+every Python process.
 """
 
 import os

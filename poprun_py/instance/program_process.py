@@ -1,7 +1,4 @@
-"""Start, output, signals, pausing and killing of the child process that is an instance's program.
-
-This module has few imports, because it is loaded at the start of every instance.
-"""
+"""Start, output, signals, pausing and killing of the child process that is a program."""
 
 import errno
 import os

@@ -1,7 +1,4 @@
-"""Reports to the launcher on the progress, activity, usage, stacks and end of a program.
-
-This module has few imports, because it is loaded at the start of every instance.
-"""
+"""Reports to the launcher on the progress, activity, usage, stacks and end of a program."""
 
 import os
 import time
@@ -17,7 +14,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from poprun_py.instance.launcher_channel import LauncherChannel
-    from poprun_py.instance.program_activity import ActivitySampler, PythonStacks
+    from poprun_py.instance.program_activity import ActivitySampler
     from poprun_py.instance.program_process import ProgramProcess
 
 
@@ -41,7 +38,6 @@ class ProgramReports:
         self._sent_steps: int | None = None
         self._sampler: ActivitySampler | None = None
         self._stacks_file = unnamed_file("poprun-stacks")
-        self._stacks: PythonStacks | None = None
 
     def prepare(self, start: "dict[str, Any]") -> None:
         """Apply the settings of the launcher's GO message before the program starts."""
@@ -81,9 +77,9 @@ class ProgramReports:
         if self._sampler is None:
             # program_activity is imported only when it is needed, so that the program starts
             # sooner.
-            from poprun_py.instance.program_activity import ActivitySampler
+            from poprun_py.instance.program_activity import ActivitySampler, PythonStacks
 
-            stacks = self._python_stacks()
+            stacks = PythonStacks(self._stacks_file)
             self._sampler = ActivitySampler(self.memory, stacks, self._program.pid)
         sample = self._sampler.sample(self._program.output.num_bytes)
         self._channel.send(control_protocol.ACTIVITY, sample)
@@ -91,7 +87,9 @@ class ProgramReports:
     def answer(self, kind: bytes, payload: bytes) -> bool:
         """Answer a request of the launcher; return False if the message is not a request."""
         if kind == control_protocol.DUMP_STACKS:
-            stacks = self._python_stacks().stacks(self._program.pid)
+            from poprun_py.instance.program_activity import PythonStacks
+
+            stacks = PythonStacks(self._stacks_file).stacks(self._program.pid)
             self._channel.send(control_protocol.STACKS, {"processes": stacks})
         elif kind == control_protocol.OBSERVE:
             self._send_usage()
@@ -99,20 +97,15 @@ class ProgramReports:
             self._channel.send(control_protocol.CLOCK, [loads(payload), time.monotonic_ns()])
         elif kind == control_protocol.PROPOSE_STOP:
             proposal = loads(payload)
-            polls = self.memory.propose_stop(proposal)
-            self._channel.send(control_protocol.POLLED, {"proposal": proposal, "polls": polls})
+            if proposal:
+                self.memory.propose_stop(proposal)
+            answer = {"proposal": proposal, "polls": self.memory.polls()}
+            self._channel.send(control_protocol.POLLED, answer)
         elif kind == control_protocol.AGREE_STOP:
             self.memory.agree_stop(loads(payload))
         else:
             return False
         return True
-
-    def _python_stacks(self) -> "PythonStacks":
-        if self._stacks is None:
-            from poprun_py.instance.program_activity import PythonStacks
-
-            self._stacks = PythonStacks(self._stacks_file)
-        return self._stacks
 
     def _send_usage(self) -> None:
         """Report the time per activity and the resource usage of a running program."""

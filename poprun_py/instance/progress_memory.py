@@ -3,7 +3,7 @@
 The program writes its steps, its collectives and its time per activity (popdist_py/heartbeat.py and
 popdist_py/activities/ledger.py). The wrapper reads these values, and writes the number of the call
 of stopRequested() that stops the program. The memory is a file without a name, so it cannot be left
-behind. This module has few imports, because it is loaded at the start of every instance.
+behind.
 """
 
 import mmap
@@ -17,16 +17,13 @@ if TYPE_CHECKING:
 # Indices of the 8-byte words that popdist_py/heartbeat.py shares.
 _STEP, _POLLS, _PROPOSED, _AGREED, _BEGUN, _CALLS, _RESUMED, _DOING = range(8)
 _DEBUGGED, _TERMINAL = 8, 9
-_NUM_WORDS = 10
 # If the word _BEGUN has the value 2, the program will count steps.
 _WILL_STEP = 2
-# If the word _ACTIVITY has the value 6, the program waits for other instances. If the word
-# _ACTIVITY has the value 8, the program saves or loads a checkpoint.
+# The values of _ACTIVITY if the program waits for other instances, or saves or loads a checkpoint.
 _WAITING, _SAVING = 6, 8
-# Indices of the words that popdist_py/activities/ledger.py shares. The words are the time when
-# counting began, the time when the nanoseconds of the activities were last updated, the current
-# activity, the numbers of samples, of timed steps and of all steps, and the nanoseconds of each
-# activity.
+# Indices of the words that popdist_py/activities/ledger.py shares: when counting began, when the
+# nanoseconds of the activities were last updated, the current activity, the numbers of samples, of
+# timed steps and of all steps, and the nanoseconds of each activity.
 _LEDGER_BEGAN, _SINCE, _ACTIVITY, _SAMPLES, _TIMED_STEPS, _STEPS = range(10, 16)
 _NANOSECONDS, _NUM_ACTIVITIES = 16, 10
 # The word _CALL consists of a bit that tells whether the last collective is running, 7 bits for its
@@ -191,15 +188,10 @@ class ProgressMemory:
         """Return how often the program has called stopRequested()."""
         return self._words[_POLLS]
 
-    def propose_stop(self, proposal: int) -> int:
-        """Make the program wait in stopRequested() call number ``proposal``.
-
-        If ``proposal`` is 0, this method changes nothing. It returns the number of calls so far.
-        """
-        if proposal:
-            self._words[_PROPOSED] = proposal
-            time.sleep(_SETTLE_SECONDS)
-        return self._words[_POLLS]
+    def propose_stop(self, proposal: int) -> None:
+        """Make the program wait in stopRequested() call number ``proposal``."""
+        self._words[_PROPOSED] = proposal
+        time.sleep(_SETTLE_SECONDS)
 
     def agree_stop(self, proposal: int) -> None:
         """Let the program stop at the proposed call of stopRequested()."""

@@ -1,8 +1,7 @@
 """Files that travel between the launcher's host and the host of an instance.
 
 The launcher sends one file before the program starts. The program writes files into a private
-folder of its host. The wrapper sends them to the launcher after the program has ended. The wrapper
-imports this module only for jobs that transfer files.
+folder of its host, and the wrapper sends them to the launcher after the program has ended.
 """
 
 import os
@@ -32,7 +31,6 @@ def write_end_time(prefix: str) -> None:
 
 
 def _private_path() -> str:
-    """Return the path of a private file or folder for this process."""
     # The path is absolute, because the program may change its working folder.
     base = os.path.abspath(os.environ.get("TMPDIR") or "/tmp")
     return os.path.join(base, folder_name(f"files-{os.getpid()}"))
@@ -76,23 +74,21 @@ class ReceivedFile:
 class SentFiles:
     """The folder for files of the program that are sent to the launcher.
 
+    ``prefix`` is the prefix of the files' paths. If the folder cannot be made, the prefix is empty,
+    no files are sent, and the folder of the run lacks the files.
+
     Args:
         beginnings: A dictionary from the name of each variable to the first part of its value. The
-            prefix of the files' paths is appended to the first part.
+            prefix is appended to the first part.
     """
 
     def __init__(self, beginnings: "dict[str, str]") -> None:
         self._beginnings = beginnings
         self._folder: JobFolder | None = None
-        # If the folder cannot be made, no files are sent, and the folder of the run lacks the
-        # files.
+        self.prefix = ""
         with suppress(OSError):
             self._folder = JobFolder.make(*os.path.split(_private_path()))
-
-    @property
-    def prefix(self) -> str:
-        """The prefix of the paths of the program's files; empty if the folder cannot be made."""
-        return os.path.join(self._folder.path, _NAME) if self._folder is not None else ""
+            self.prefix = os.path.join(self._folder.path, _NAME)
 
     def variables(self) -> "dict[str, str]":
         """Return the environment variables that tell the program where to write files."""
@@ -103,10 +99,12 @@ class SentFiles:
         """Yield the parts of every file, each with the file's name, and then remove the files."""
         import zlib
 
-        # A file whose name begins with a dot was incomplete when the program was killed.
-        for name in sorted(name for name in self._names() if not name.startswith(".")):
-            path = f"{self.prefix.removesuffix(_NAME)}{name}"
-            with suppress(OSError), open(path, "rb") as file:
+        folder, names = os.path.dirname(self.prefix), list[str]()
+        with suppress(OSError):  # the program may have removed the folder of its files
+            # A file whose name begins with a dot was incomplete when the program was killed.
+            names = sorted(name for name in os.listdir(folder) if not name.startswith("."))
+        for name in names:
+            with suppress(OSError), open(os.path.join(folder, name), "rb") as file:
                 short_name = name.removeprefix(f"{_NAME}.").encode()
                 effort = 0 if short_name in _UNCOMPRESSED else _COMPRESSION
                 while part := file.read(_PART_BYTES):
@@ -117,10 +115,3 @@ class SentFiles:
         """Remove the folder and its files."""
         if self._folder is not None:
             self._folder.remove()
-        self._folder = None
-
-    def _names(self) -> "list[str]":
-        try:
-            return os.listdir(self._folder.path) if self._folder is not None else []
-        except OSError:  # the program has removed the folder of its files
-            return []

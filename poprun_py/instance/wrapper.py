@@ -2,8 +2,7 @@
 
 Every instance has a wrapper, between mpirun and the program. The wrapper stays the program's
 parent: only a parent learns how a process ended, and only a living ancestor can collect the
-processes that a program leaves behind. start_wrapper.py starts the wrapper. This module has few
-imports, because it is loaded at the start of every instance.
+processes that a program leaves behind. start_wrapper.py starts the wrapper.
 
 If POPRUN_CONTROL is not set, as in a command that was copied into a shell, the wrapper binds itself
 to the planned CPUs and replaces itself by the program.

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.processes import wait_until
 
-from popdist_py import environment
+from popdist_py import environment, heartbeat
 from popdist_py.activities import ledger
 from poprun_py.instance import control_protocol, progress_memory
 from poprun_py.instance.program_environment import stacks_variables
@@ -34,7 +34,7 @@ def test_both_sides_agree_on_the_words():
     for name in ("_ROWS", "_RING", "_ROW_WORDS", "_UNTIMED", "_UNKNOWN_BITS"):
         assert getattr(progress_memory, name) == getattr(ledger, name), name
     assert progress_memory._ALL_WORDS == ledger._NUM_WORDS
-    assert progress_memory._NUM_WORDS <= ledger._BEGAN  # they follow the words of the heartbeat
+    assert heartbeat._NUM_WORDS <= ledger._BEGAN  # they follow the words of the heartbeat
     assert progress_memory._LEDGER_BEGAN == ledger._BEGAN
     assert len(ledger.NAMES) == progress_memory._NUM_ACTIVITIES
 
