@@ -21,11 +21,10 @@ from poprun_py.launching.job_cores import leases_place, share_of_plan
 from poprun_py.launching.launch_planning import without_lost_hosts
 from poprun_py.launching.run_record import AttemptRecord, RunRecord
 from poprun_py.planning.binding_check import check_binding
-from poprun_py.planning.cpu_placement import share_of_placements
 from poprun_py.planning.instance_variables import attempt_variables
+from poprun_py.planning.job_partition import PARTITION, HeldPartition
 from poprun_py.planning.launch_plan import LaunchPlan
 from poprun_py.planning.mpi_commands import end_signal_of_mpirun, network_of_mpirun
-from poprun_py.planning.partition_variables import PARTITION, HeldPartition
 from poprun_py.planning.user_program import CALL_FILE, call_folder, short_name
 from poprun_py.running.keyboard.keyboard_input import rewind_stdin, stdin_position
 from poprun_py.running.supervise.job_description import (

@@ -32,8 +32,8 @@ from poprun_py.display.formatting import numbered
 from poprun_py.errors import StartError
 from poprun_py.launching.wait_for_resources import BusyError, Wait
 from poprun_py.options.launch_config import LaunchConfig
+from poprun_py.planning.job_partition import HOST, PORT, HeldPartition
 from poprun_py.planning.launch_plan import LaunchPlan
-from poprun_py.planning.partition_variables import HOST, PORT, HeldPartition
 from poprun_py.planning.user_program import short_name
 from poprun_py.terminal import Console
 
@@ -125,8 +125,8 @@ def _decide(
     Raises:
         PodError: The pod does not answer.
     """
+    from poprun_py.planning.job_partition import is_abandoned, permanent_name, temporary_name
     from poprun_py.planning.partition_decision import decide_partition
-    from poprun_py.planning.temporary_partitions import is_abandoned, permanent_name, temporary_name
 
     state, host = pod_state(store), socket.gethostname()
     abandoned = tuple(

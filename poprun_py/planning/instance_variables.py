@@ -36,7 +36,7 @@ from poprun_py.options.gathered_options import INTERNAL_VARIABLES, is_option_var
 from poprun_py.options.launch_config import LaunchConfig
 from poprun_py.options.option_types import is_word
 from poprun_py.planning.cpu_placement import Placement
-from poprun_py.planning.partition_variables import HOST, PARTITION, PORT
+from poprun_py.planning.job_partition import HOST, PARTITION, PORT
 from poprun_py.planning.topology import Instance, Topology
 from poprun_py.terminal import SDK_NAME, command_name
 

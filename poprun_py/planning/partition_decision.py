@@ -25,17 +25,10 @@ from popdist_py.pods.model import (
 from popdist_py.pods.partition_rules import free_ipus
 from popdist_py.pods.pod_errors import NotEnoughIpusError, PodError
 from poprun_py.options.launch_config import LaunchConfig
-from poprun_py.planning.partition_variables import GCD, PARTITION, known_variables
-from poprun_py.planning.temporary_partitions import is_temporary
+from poprun_py.planning.job_partition import GCD, PARTITION, is_temporary, known_variables
 
 # An error message about the partitions of a pod names at most this many of them.
 _MOST_NAMED = 4
-_ADVICE = "wait with --wait-for-resources, or use another partition"
-# The sync types that --sync-type accepts in the spelling of V-IPU's command line.
-_SYNC_TYPES = {
-    "c2-compatible": SyncType.C2_COMPATIBLE,
-    "pod-native-default": SyncType.POD_NATIVE_DEFAULT,
-}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -109,16 +102,8 @@ class PartitionDecision:
     @property
     def num_ilds(self) -> int | None:
         """The number of IPU-Link domains of the partition; None if it is not known."""
-        if self.request is not None:
-            return self.request.num_ilds
-        return None if self.partition is None else self.partition.num_ilds
-
-    def gcd(self, instance: int) -> str | None:
-        """Return an instance's graph compilation domain; None if all instances share one."""
-        if self.inherited is not None:
-            return self.inherited_gcd
         made = self.request or self.partition
-        return str(instance) if made is not None and made.num_gcds > 1 else None
+        return None if made is None else made.num_ilds
 
     def variables(self, instance: int) -> dict[str, str | None]:
         """Return the environment variables that describe the partition to an instance.
@@ -126,15 +111,11 @@ class PartitionDecision:
         The value None unsets a variable. The name of a temporary partition is not known when
         the plan is made, because the process that later launches the plan chooses the name.
         """
-        if not self.name:
-            return {}
         made = self.request or self.partition
-        return known_variables(
-            self.where,
-            None if self.is_temporary else self.name,
-            is_reconfigurable=made is not None and made.reconfigurable,
-            gcd=self.gcd(instance),
-        )
+        if made is None:
+            return {}
+        name = None if self.is_temporary else self.name
+        return known_variables(self.where, name, made, instance, self.inherited_gcd)
 
     @property
     def sentence(self) -> str:
@@ -177,16 +158,27 @@ def decide_partition(
         )
     name = named or (permanent[0].name if permanent else new_name)
     existing = next((each for each in now.partitions if each.name == name), None)
-    outer = _outer_ipus(environ, now.attachments, name)
-    if existing is not None and outer is not None:
-        return _inherit(config, environ, now, existing, outer)
     request = wanted_request(config, name)
     if existing is None:
-        return _create_partition(config, now, request, is_temporary=not named)
-    if _fits(existing, request, config):
+        why = "there is none of this name" if named else "the pod has no other"
+        decision = PartitionDecision(
+            action=Action.CREATE,
+            where=now.where,
+            name=name,
+            reason=f"{why}; {shape_text(request)}",
+            num_ipus=request.size,
+            request=request,
+            removes=config.remove_partition,
+            is_temporary=not named,
+        )
+        return _refused_without_room(decision, request, now, now.partitions)
+    outer = _outer_ipus(environ, now.attachments, name)
+    if outer is not None:
+        return _inherit(request, environ, now, existing, outer)
+    if _fits(existing, request):
         why = "it fits" if named else "it is the only one, and fits"
-        return _use_partition(config, now, existing, why)
-    return _update_partition(config, now, existing, request)
+        return _use(config, request, now, existing, why)
+    return _update(config, request, now, existing)
 
 
 def wanted_request(config: LaunchConfig, name: str) -> PartitionRequest:
@@ -221,20 +213,17 @@ def wanted_request(config: LaunchConfig, name: str) -> PartitionRequest:
 
 def _sync_type(config: LaunchConfig) -> SyncType | None:
     text = config.sync_type
-    return None if text is None else _SYNC_TYPES.get(text) or SyncType(text)
-
-
-def _num_ipus(config: LaunchConfig) -> int:
-    """Return the number of IPUs that a job attaches, rounded up to a power of two."""
-    assert config.num_replicas is not None
-    return _rounded_up(config.num_replicas * config.ipus_per_replica)
+    if text is None:
+        return None
+    # V-IPU's command line spells the names differently, such as ``c2-compatible``.
+    return SyncType.__members__.get(text.upper().replace("-", "_")) or SyncType(text)
 
 
 def _rounded_up(count: int) -> int:
     return 1 << (count - 1).bit_length()
 
 
-def _fits(partition: Partition, wanted: PartitionRequest, config: LaunchConfig) -> bool:
+def _fits(partition: Partition, wanted: PartitionRequest) -> bool:
     """Tell whether a partition fits the job.
 
     A reconfigurable partition fits if it is large enough. A partition that is not reconfigurable
@@ -245,7 +234,7 @@ def _fits(partition: Partition, wanted: PartitionRequest, config: LaunchConfig) 
     if wanted.num_ilds not in (None, partition.num_ilds):
         return False
     if partition.reconfigurable:
-        return partition.size >= _num_ipus(config)
+        return partition.size >= wanted.size
     if wanted.reconfigurable or wanted.size != partition.size:
         return False
     replicas = wanted.num_replicas or wanted.num_gcds
@@ -281,17 +270,17 @@ def _outer_ipus(
 
 
 def _inherit(
-    config: LaunchConfig,
+    request: PartitionRequest,
     environ: Mapping[str, str],
     now: PodState,
     existing: Partition,
     outer: Attachment,
 ) -> PartitionDecision:
-    num_ipus = _num_ipus(config)
-    if num_ipus > len(outer.ipus):
+    size = request.size
+    if size > len(outer.ipus):
         return refusal(
             now.where,
-            f"{counted(num_ipus, 'IPU')} {are(num_ipus)} needed, and this launch runs in an "
+            f"{counted(size, 'IPU')} {are(size)} needed, and this launch runs in an "
             f"instance of {outer.holder.program} (process {outer.holder.pid}), which has "
             f"{len(outer.ipus)} of partition {existing.name}: name another one with "
             "--vipu-partition, or use --pod none",
@@ -301,32 +290,15 @@ def _inherit(
         where=now.where,
         name=existing.name,
         reason="its instance started this launch",
-        num_ipus=num_ipus,
+        num_ipus=size,
         partition=existing,
-        inherited=replace(outer, ipus=outer.ipus[:num_ipus]),
+        inherited=replace(outer, ipus=outer.ipus[:size]),
         inherited_gcd=environ.get(GCD),
     )
 
 
-def _create_partition(
-    config: LaunchConfig, now: PodState, request: PartitionRequest, *, is_temporary: bool
-) -> PartitionDecision:
-    why = "the pod has no other" if is_temporary else "there is none of this name"
-    decision = PartitionDecision(
-        action=Action.CREATE,
-        where=now.where,
-        name=request.name,
-        reason=f"{why}; {shape_text(request)}",
-        num_ipus=request.size,
-        request=request,
-        removes=config.remove_partition,
-        is_temporary=is_temporary,
-    )
-    return _refused_without_room(decision, now, now.partitions)
-
-
-def _use_partition(
-    config: LaunchConfig, now: PodState, existing: Partition, why: str
+def _use(
+    config: LaunchConfig, request: PartitionRequest, now: PodState, existing: Partition, why: str
 ) -> PartitionDecision:
     """Use a partition that fits the job.
 
@@ -341,8 +313,7 @@ def _use_partition(
             f"partition {existing.name} is in the state ERROR"
             f"{f' ({existing.error})' if existing.error else ''}: add --reset-partition yes",
         )
-    num_ipus = _num_ipus(config)
-    held = [each for each in now.attachments if each.partition == existing.name]
+    size, held = request.size, _attachments_of(existing, now)
     taken = frozenset(ipu for each in held for ipu in each.ipus)
     waits = "; it is still PENDING" if existing.state is PartitionState.PENDING else ""
     decision = PartitionDecision(
@@ -350,74 +321,81 @@ def _use_partition(
         where=now.where,
         name=existing.name,
         reason=why + waits,
-        num_ipus=num_ipus,
+        num_ipus=size,
         partition=existing,
     )
     if resets and held:
-        return _busy(decision, f"{_in_use_text(existing, held)}, and cannot be reset", _ADVICE)
-    if not free_ipus(existing, num_ipus, taken):
+        return _busy(decision, f"{_in_use_text(existing, held)}, and cannot be reset")
+    if not free_ipus(existing, size, taken):
         free = existing.size - len(taken)
-        together = " together" if free >= num_ipus else ""
+        together = " together" if free >= size else ""
         return _busy(
             decision,
-            f"{_in_use_text(existing, held)}: {counted(num_ipus, 'IPU')}{together} {are(num_ipus)} "
+            f"{_in_use_text(existing, held)}: {counted(size, 'IPU')}{together} {are(size)} "
             f"needed, {free} of {existing.size} {are(free)} free",
-            _ADVICE,
         )
     return decision
 
 
-def _update_partition(
-    config: LaunchConfig, now: PodState, existing: Partition, request: PartitionRequest
+def _update(
+    config: LaunchConfig, request: PartitionRequest, now: PodState, existing: Partition
 ) -> PartitionDecision:
     """Replace a partition that does not fit the job, or refuse the launch.
 
     The launch is refused if --update-partition is not given, if the partition belongs to another
     user, if other jobs use the partition, or if the new partition does not fit into the pod.
     """
-    contrast = f"partition {existing.name} does not fit: it has {shape_text(existing)}; "
-    needs = f"{shape_text(request)} {are(request.size)} needed"
+    old, new = shape_text(existing), shape_text(request)
+    misfit = (
+        f"partition {existing.name} does not fit: it has {old}; {new} {are(request.size)} needed"
+    )
     if not config.update_partition:
-        return refusal(
-            now.where,
-            f"{contrast}{needs}: add --update-partition yes, or name another partition",
-        )
+        advice = "add --update-partition yes, or name another partition"
+        return refusal(now.where, f"{misfit}: {advice}")
     if existing.owner != now.user:
-        return refusal(
-            now.where,
-            f"{contrast}{needs}, and it belongs to {existing.owner}: name another partition",
-        )
+        owner = existing.owner
+        return refusal(now.where, f"{misfit}, and it belongs to {owner}: name another partition")
     decision = PartitionDecision(
         action=Action.UPDATE,
         where=now.where,
         name=existing.name,
-        reason=f"it had {shape_text(existing)}; now {shape_text(request)}",
+        reason=f"it had {old}; now {new}",
         num_ipus=request.size,
         partition=existing,
         request=request,
         removes=config.remove_partition,
     )
-    held = [each for each in now.attachments if each.partition == existing.name]
+    held = _attachments_of(existing, now)
     if held:
-        return _busy(decision, f"{_in_use_text(existing, held)}, and cannot be changed", _ADVICE)
+        return _busy(decision, f"{_in_use_text(existing, held)}, and cannot be changed")
     others = [each for each in now.partitions if each is not existing]
-    return _refused_without_room(decision, now, others)
+    return _refused_without_room(decision, request, now, others)
 
 
-def _busy(decision: PartitionDecision, busy: str, advice: str) -> PartitionDecision:
+def _attachments_of(partition: Partition, now: PodState) -> list[Attachment]:
+    return [each for each in now.attachments if each.partition == partition.name]
+
+
+def _busy(
+    decision: PartitionDecision,
+    busy: str,
+    advice: str = "wait with --wait-for-resources, or use another partition",
+) -> PartitionDecision:
     """Return a refusal of an action that becomes possible when other jobs have ended."""
     return replace(decision, action=Action.REFUSE, reason=f"{busy}: {advice}", busy=busy)
 
 
 def _refused_without_room(
-    decision: PartitionDecision, now: PodState, others: Sequence[Partition]
+    decision: PartitionDecision,
+    request: PartitionRequest,
+    now: PodState,
+    others: Sequence[Partition],
 ) -> PartitionDecision:
-    """Return ``decision``, or a refusal if its new partition does not fit into the pod.
+    """Return ``decision``, or a refusal if the requested partition does not fit into the pod.
 
     ``others`` are the partitions that stay in the pod beside the new partition.
     """
-    assert decision.request is not None
-    request, ipus = decision.request, now.pod.ipus()
+    ipus = now.pod.ipus()
     try:
         made = place_partition(now.pod, others, request, owner=now.user, created=0.0)
         return replace(decision, request=replace(request, num_ilds=made.num_ilds))
@@ -433,13 +411,12 @@ def _refused_without_room(
         return refusal(now.where, f"{error} ({now.where} has {len(ipus)})")
     free = len(ipus) - sum(each.size for each in others)
     apart = ", but not as one suitable block" if free >= request.size else ""
-    names = _first_of([_owner_text(each, now.attachments) for each in others])
-    needed = counted(request.size, "IPU")
+    names = _first_of([_owner_text(each, now) for each in others])
     subject = "the job" if decision.is_temporary else f"partition {decision.name}"
     return _busy(
         replace(decision, request=replace(request, num_ilds=made.num_ilds)),
-        f"{subject} needs {needed}; {now.where} has {len(ipus)}, {free} of them free{apart} "
-        f"({names})",
+        f"{subject} needs {counted(request.size, 'IPU')}; {now.where} has {len(ipus)}, {free} of "
+        f"them free{apart} ({names})",
         "wait with --wait-for-resources, remove a partition, or use fewer IPUs",
     )
 
@@ -451,9 +428,9 @@ def _first_of(texts: Sequence[str]) -> str:
     return ", ".join([*texts[:_MOST_NAMED], *(["..."] if len(texts) > _MOST_NAMED else [])])
 
 
-def _owner_text(partition: Partition, attachments: Collection[Attachment]) -> str:
+def _owner_text(partition: Partition, now: PodState) -> str:
     text = f"{partition.name} of {partition.owner} has {partition.size}"
-    held = [each for each in attachments if each.partition == partition.name]
+    held = _attachments_of(partition, now)
     return f"{text}, held by {_holders(held)}" if held else text
 
 

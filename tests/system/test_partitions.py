@@ -17,7 +17,7 @@ from support.pod_servers import ServerProcess
 from support.processes import wait_until
 
 from popdist_py.pods.pod_errors import UnknownNameError
-from poprun_py.planning.temporary_partitions import is_temporary
+from poprun_py.planning.job_partition import is_temporary
 
 pytestmark = pytest.mark.mpi
 

@@ -19,10 +19,9 @@ from poprun_py.launching.job_ipus import ipus_of_job
 from poprun_py.launching.launch_planning import plan
 from poprun_py.launching.wait_for_resources import Wait
 from poprun_py.options.launch_config import LaunchConfig
+from poprun_py.planning.job_partition import HeldPartition, temporary_name
 from poprun_py.planning.partition_decision import refusal
-from poprun_py.planning.partition_variables import HeldPartition
 from poprun_py.planning.plan_warnings import plan_warnings
-from poprun_py.planning.temporary_partitions import temporary_name
 
 JOB = {"num_instances": 2, "num_replicas": 4, "vipu_partition": "p"}
 

@@ -16,8 +16,8 @@ from popdist_py.pods.model import LINK_DOMAIN_IPUS, Attachment, SyncType
 from popdist_py.pods.partition_rules import check_request
 from poprun_py.launching.job_ipus import pod_state
 from poprun_py.options.launch_config import LaunchConfig
+from poprun_py.planning.job_partition import is_temporary, permanent_name, temporary_name
 from poprun_py.planning.partition_decision import Action, decide_partition, wanted_request
-from poprun_py.planning.temporary_partitions import is_temporary, permanent_name, temporary_name
 
 OWN = temporary_name("host")
 JOB = {"num_instances": 2, "num_replicas": 4}
@@ -185,7 +185,7 @@ def test_a_launch_within_an_instance_inherits_its_ipus(pod):
         use = decide_partition(LaunchConfig(num_replicas=replicas), outer, now, new_name=OWN)
         assert use.inherited is not None
         assert (use.action, use.inherited.ipus, use.removes) == (Action.INHERIT, ipus, False)
-        assert use.gcd(7) == "1"
+        assert use.variables(7)["IPUOF_VIPU_API_GCD_ID"] == "1"
     larger = decide_partition(LaunchConfig(num_replicas=4), outer, now, new_name=OWN)
     assert larger.is_refused
     assert not larger.busy

@@ -12,7 +12,7 @@ from support.launcher.partition_states import FITTING, HOLDER, pod_in_state
 
 from popdist_py.pods.model import Attachment
 from popdist_py.pods.partition_rules import check_name
-from poprun_py.planning.temporary_partitions import (
+from poprun_py.planning.job_partition import (
     is_abandoned,
     is_temporary,
     permanent_name,
