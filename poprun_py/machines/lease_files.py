@@ -41,8 +41,8 @@ _OUT_OF_RESOURCES = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 # A process usually holds the mutex for about a millisecond. A process that holds the mutex for 5 s
 # has been stopped (Ctrl-Z), or blocks other processes on purpose.
 _MUTEX_SECONDS, _MUTEX_PAUSE_SECONDS = 5.0, 0.001
-# Every user can lock the folder. If other users hold the mutex for longer than 0.25 s, this process
-# continues without the mutex.
+# Every user can lock the folder. If another user holds the mutex after a wait of 0.25 s, this
+# process continues without the mutex.
 _OTHER_USER_SECONDS, _OTHER_USER_PAUSE_SECONDS = 0.25, 0.02
 # The number of attempts to create a file. Other processes may remove a new file, because they
 # mistake the new file for the file of a dead process.
@@ -111,59 +111,38 @@ Record = LeaseRecord | QueueRecord
 
 def record_text(record: Record) -> str:
     """Return the text to write to a record's file; the file's owner shows the user."""
-    job = record.job
-    data: dict[str, Any] = {
-        "version": _VERSION,
-        "pid": job.pid,
-        "process_start": job.process_start,
-        "program": job.program,
-        "run_id": job.run_id,
-        "since": record.since,
-    }
+    data: dict[str, Any] = {"version": _VERSION, **record.job._asdict(), "since": record.since}
     if isinstance(record, QueueRecord):
         data |= {"number": record.number, "outer": record.outer}
     else:
-        data |= {
-            "cpus": record.cpus,
-            "numa_nodes": record.numa_nodes,
-            "shared": record.is_shared,
-        }
+        nodes = record.numa_nodes
+        data |= {"cpus": record.cpus, "numa_nodes": nodes, "shared": record.is_shared}
     return json.dumps(data) + "\n"
 
 
 def parse_record(name: str, user: str, text: bytes) -> Record | None:
     """Return the record that a file contains; None if the file's name or content is not valid."""
     try:
-        data = _load(text)
-        job, since = _job(data), _seconds(data["since"])
+        data = json.loads(text)
+        if data["version"] != _VERSION:
+            return None
+        job = JobProcess(
+            pid=_whole(data["pid"]),
+            process_start=_whole(data["process_start"]),
+            program=printable_name(data["program"]),
+            run_id=printable_name(data["run_id"], _MAX_RUN_NAME),
+        )
+        since = _seconds(data["since"])
         if name.startswith(LEASE_PREFIX):
-            cpus, numa_nodes = _indices(data["cpus"]), _indices(data["numa_nodes"])
+            cpus, nodes = _indices(data["cpus"]), _indices(data["numa_nodes"])
             is_shared = data["shared"] is True
-            return (
-                LeaseRecord(name, user, job, cpus, numa_nodes, since, is_shared) if cpus else None
-            )
+            return LeaseRecord(name, user, job, cpus, nodes, since, is_shared) if cpus else None
         if name.startswith(QUEUE_PREFIX):
             outer = printable_name(data["outer"])
             return QueueRecord(name, user, job, _whole(data["number"]), since, outer)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         pass
     return None
-
-
-def _load(text: bytes) -> dict[str, Any]:
-    data = json.loads(text)
-    if not isinstance(data, dict) or data["version"] != _VERSION:
-        raise ValueError(text)
-    return data
-
-
-def _job(data: dict[str, Any]) -> JobProcess:
-    return JobProcess(
-        pid=_whole(data["pid"]),
-        process_start=_whole(data["process_start"]),
-        program=printable_name(data["program"]),
-        run_id=printable_name(data["run_id"], _MAX_RUN_NAME),
-    )
 
 
 def _whole(value: Any) -> int:
@@ -274,26 +253,24 @@ class LeaseFolder:
         Raises:
             TimeoutError: A process of this user, or of an unknown user, keeps the folder locked.
         """
-        deadline = time.monotonic() + _MUTEX_SECONDS
-        since, next_check = math.inf, 0.0
-        while True:
-            # The lock is polled, because a blocking flock call cannot time out.
-            if _try_lock(self._descriptor, fcntl.LOCK_EX):
-                self._other_user_seconds = _OTHER_USER_SECONDS
-                return True
+        now = time.monotonic()
+        deadline, next_check = now + _MUTEX_SECONDS, now + self._other_user_seconds
+        # The lock is polled, because a blocking flock call cannot time out.
+        while not _try_lock(self._descriptor, fcntl.LOCK_EX):
             now = time.monotonic()
+            if now >= next_check:
+                next_check = now + _OTHER_USER_PAUSE_SECONDS
+                users = _users_that_lock(os.fstat(self._descriptor), _locks())
+                if users and os.geteuid() not in users:
+                    self._other_user_seconds = 0.0  # the next call does not wait for other users
+                    return False
             if now > deadline:
                 raise TimeoutError(
                     errno.ETIMEDOUT, "another process keeps it locked", str(self.path)
                 )
-            if now >= next_check:
-                next_check = now + _OTHER_USER_PAUSE_SECONDS
-                users = _users_that_lock(os.fstat(self._descriptor), _locks())
-                since = min(since, now) if users and os.geteuid() not in users else math.inf
-            if now - since >= self._other_user_seconds:
-                self._other_user_seconds = 0.0  # the next call does not wait for the other users
-                return False
             time.sleep(_MUTEX_PAUSE_SECONDS)
+        self._other_user_seconds = _OTHER_USER_SECONDS
+        return True
 
     def create(self, record: Record) -> HeldFile:
         """Create a record's file, which all users can read, and lock it.

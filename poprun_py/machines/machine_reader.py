@@ -28,6 +28,7 @@ _LOCAL, _REMOTE = 10, 20
 # Cores are in one class if their capacities differ by less than a tenth of the highest capacity:
 # firmware gives even equal cores capacities that differ by a few percent.
 _CLASS_GAP = 0.1
+_PROCESSOR = re.compile(r"^processor\s*:\s*(\d+)\s*$", re.ASCII | re.MULTILINE)
 _NUMBER = re.compile(r"-?\d{1,15}", re.ASCII)
 
 
@@ -44,8 +45,7 @@ def read_machine(root: Path = Path("/"), *, allowed_cpus: frozenset[int] | None 
     """
     files = _KernelFiles(root)
     online = _online_cpus(files)
-    groups = _ControlGroups(files)
-    limits = [files.status_list("Cpus_allowed_list"), *groups.allowed("cpus"), allowed_cpus]
+    limits = [files.status_list("Cpus_allowed_list"), *_allowed(files, "cpus"), allowed_cpus]
     if root == Path("/") and hasattr(os, "sched_getaffinity"):
         limits.append(tuple(os.sched_getaffinity(0)))
     allowed = _intersect(online, limits)
@@ -57,7 +57,7 @@ def read_machine(root: Path = Path("/"), *, allowed_cpus: frozenset[int] | None 
             f"{stated}); widen the affinity or the cpuset"
         )
     nodes = _read_nodes(files, online)
-    memory_limits = [files.status_list("Mems_allowed_list"), *groups.allowed("mems")]
+    memory_limits = [files.status_list("Mems_allowed_list"), *_allowed(files, "mems")]
     indices = [node.index for node in nodes]
     return Machine(
         cores=_read_cores(files, online, nodes),
@@ -65,7 +65,7 @@ def read_machine(root: Path = Path("/"), *, allowed_cpus: frozenset[int] | None 
         allowed_cpus=allowed,
         # If copied files allow only NUMA nodes that do not exist, all NUMA nodes are allowed.
         allowed_memory_nodes=_intersect(indices, memory_limits) or frozenset(indices),
-        cpu_quota=groups.cpu_quota(),
+        cpu_quota=_cpu_quota(files),
     )
 
 
@@ -79,17 +79,15 @@ def _intersect(start: Iterable[int], limits: Iterable[Iterable[int] | None]) -> 
 
 
 def _online_cpus(files: _KernelFiles) -> tuple[int, ...]:
-    online = files.cpu_list(f"{_CPU}/online")
-    if not online:
-        folders = files.numbered(_CPU, "cpu")
-        online = tuple(cpu for cpu in folders if files.number(f"{_CPU}/cpu{cpu}/online") != 0)
-    if not online:
-        numbers = (
-            line.partition(":")[2].strip()
-            for line in (files.text("proc/cpuinfo") or "").splitlines()
-            if line.startswith("processor")
+    online = (
+        files.cpu_list(f"{_CPU}/online")
+        or tuple(
+            cpu
+            for cpu in files.numbered(_CPU, "cpu")
+            if files.number(f"{_CPU}/cpu{cpu}/online") != 0
         )
-        online = tuple(sorted(int(n) for n in numbers if n.isascii() and n.isdigit()))
+        or tuple(sorted(map(int, _PROCESSOR.findall(files.text("proc/cpuinfo") or ""))))
+    )
     if not online:
         raise HardwareError(
             f"{files.root}: no CPUs found; expected a folder that holds {_CPU} and proc"
@@ -321,74 +319,59 @@ class _KernelFiles:
         return None
 
 
-class _ControlGroups:
-    """The limits that control groups (version 1 or 2) set for this process.
+# --- control groups -----------------------------------------------------------------------------
 
-    The file ``proc/self/cgroup`` names the process's control group in each hierarchy. The limits of
-    a group also apply to its descendants, so the limits of all ancestors up to the mount point are
-    read. If a container does not mount the named group, the mount point is the container's own
-    group.
+# The folders below sys/fs/cgroup where systems mount each controller; "" is version 2.
+_MOUNTS = {"": ("", "unified"), "cpu": ("cpu", "cpu,cpuacct"), "cpuset": ("cpuset",)}
+
+
+def _group_folders(files: _KernelFiles, controller: str) -> list[str]:
+    """Return the folders of this process's control group and of all its ancestors.
+
+    The limits of a group also apply to its descendants. If a container does not mount the group
+    that ``proc/self/cgroup`` names, the mount point is the container's own group.
     """
-
-    def __init__(self, files: _KernelFiles) -> None:
-        self._files = files
-        paths: dict[str, str] = {}
-        for line in (files.text("proc/self/cgroup") or "").splitlines():
-            _, _, rest = line.partition(":")
-            controllers, _, path = rest.partition(":")
-            for name in {controllers, *controllers.split(",")}:
-                paths[name] = path
-        self._paths = paths
-
-    def _folders(self, mounts: tuple[str, ...], controller: str) -> list[str]:
-        steps = [s for s in self._paths.get(controller, "/").split("/") if s not in ("", "..")]
-        return [
-            "/".join(["sys/fs/cgroup", *mount, *steps[:depth]])
-            for mount in ([m] if m else [] for m in mounts)
+    lines = (files.text("proc/self/cgroup") or "").splitlines()
+    named = [line.split(":", 2)[1:] for line in lines if line.count(":") > 1]
+    groups = [(names, path) for names, path in named if controller in names.split(",")]
+    folders = []
+    for names, path in groups or [(controller, "/")]:
+        steps = [step for step in path.split("/") if step not in ("", "..")]
+        folders += [
+            "/".join(filter(None, ("sys/fs/cgroup", mount, *steps[:depth])))
+            for mount in dict.fromkeys((*_MOUNTS[controller], names))
             for depth in range(len(steps), -1, -1)
         ]
+    return folders
 
-    def _version_2(self) -> list[str]:
-        return self._folders(("", "unified"), "")
 
-    def _version_1(self, controller: str) -> list[str]:
-        named = [name for name in self._paths if controller in name.split(",")]
-        mounts = dict.fromkeys([*named, controller, "cpu,cpuacct"] if controller == "cpu" else
-                               [*named, controller])  # fmt: skip
-        return self._folders(tuple(mounts), controller)
+def _cpu_quota(files: _KernelFiles) -> float | None:
+    """Return the lowest CPU quota, in CPUs; None for no limit.
 
-    def cpu_quota(self) -> float | None:
-        """Return the lowest CPU quota, in CPUs; None for no limit.
+    Source: Documentation/admin-guide/cgroup-v2.rst (cpu.max) and scheduler/sched-bwc.rst.
+    """
+    quotas = []
+    for folder in _group_folders(files, ""):
+        quota, _, period = (files.text(f"{folder}/cpu.max") or "").partition(" ")
+        quotas.append(_ratio(quota, period))
+    for folder in _group_folders(files, "cpu"):
+        quota = files.text(f"{folder}/cpu.cfs_quota_us") or ""
+        quotas.append(_ratio(quota, files.text(f"{folder}/cpu.cfs_period_us") or "100000"))
+    return min((quota for quota in quotas if quota is not None), default=None)
 
-        Source: Documentation/admin-guide/cgroup-v2.rst (cpu.max) and scheduler/sched-bwc.rst.
-        """
-        quotas = []
-        for folder in self._version_2():
-            words = (self._files.text(f"{folder}/cpu.max") or "").split()
-            if len(words) == 2:
-                quotas.append(_ratio(words[0], words[1]))
-        for folder in self._version_1("cpu"):
-            quota = self._files.text(f"{folder}/cpu.cfs_quota_us")
-            if quota is not None:
-                quotas.append(
-                    _ratio(quota, self._files.text(f"{folder}/cpu.cfs_period_us") or "100000")
-                )
-        return min((quota for quota in quotas if quota is not None), default=None)
 
-    def allowed(self, kind: str) -> list[tuple[int, ...]]:
-        """Return the allowed CPUs (``cpus``) or NUMA nodes (``mems``) of each cpuset."""
-        sources = (
-            (self._version_2(), (f"cpuset.{kind}.effective", f"cpuset.{kind}")),
-            (self._version_1("cpuset"), (f"cpuset.effective_{kind}", f"cpuset.{kind}")),
-        )
-        found = []
-        for folders, names in sources:
-            for folder in folders:
-                # The effective set is read first, because it may be smaller than the configured
-                # set.
-                lists = (self._files.cpu_list(f"{folder}/{name}") for name in names)
-                found.append(next((numbers for numbers in lists if numbers), ()))
-        return [numbers for numbers in found if numbers]
+def _allowed(files: _KernelFiles, kind: str) -> list[tuple[int, ...]]:
+    """Return the allowed CPUs (``cpus``) or NUMA nodes (``mems``) of each cpuset."""
+    found = []
+    for controller, effective in (
+        ("", f"cpuset.{kind}.effective"),
+        ("cpuset", f"cpuset.effective_{kind}"),
+    ):
+        for folder in _group_folders(files, controller):
+            # The effective set is read first, because it may be smaller than the configured set.
+            lists = (files.cpu_list(f"{folder}/{n}") for n in (effective, f"cpuset.{kind}"))
+            found.append(next((numbers for numbers in lists if numbers), ()))
+    return [numbers for numbers in found if numbers]
 
 
 def _ratio(quota: str, period: str) -> float | None:
