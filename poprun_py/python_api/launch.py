@@ -105,7 +105,10 @@ def launch(
             with contextlib.suppress(OSError):  # A full disk does not stop the job.
                 stream.flush()
     job = _started(
-        *(target, args, kwargs, options),
+        target,
+        args,
+        kwargs,
+        options,
         listeners=_checked_listeners(log, warn, tell_binding),
         environ=_checked_environ(environ),
         outputs=outputs,
@@ -160,7 +163,10 @@ def start(
         StartError: The launcher process cannot be started.
     """
     return _started(
-        *(target, args, kwargs, options),
+        target,
+        args,
+        kwargs,
+        options,
         listeners=_checked_listeners(log, warn, tell_binding),
         environ=_checked_environ(environ),
         outputs=(subprocess.PIPE, subprocess.PIPE) if show else None,
@@ -223,6 +229,7 @@ def _started(
             output_file=shown,
             listeners=listeners,
         )
+        after_errors.callback(launcher.disconnect)
         handle = JobHandle(name, read, launcher, folder)
         after_errors.pop_all()
         return handle
