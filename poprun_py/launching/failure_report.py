@@ -1,8 +1,7 @@
 """The report for the user about a job that failed, hung or was stopped.
 
-The functions are pure: they convert results to text. The report begins with the instance that
-failed first; the instances that failed as a consequence follow. report_json.py writes the
-same facts as JSON.
+The report begins with the instance that failed first. The instances that failed as a consequence
+follow. report_json.py writes the same facts as JSON.
 """
 
 from __future__ import annotations
@@ -36,9 +35,10 @@ _TRACEBACK = re.compile(
 )
 # Matches the message about a program with a syntax error, which Python prints without a traceback.
 _NOT_PYTHON = re.compile(r'^  File "[^"\n]*", line \d+\n(?:    .*\n)*\w*Error: ', re.M)
-_CHAINED = re.compile(
-    r"\n(?:The above exception was the direct cause|During handling of the above exception)"
-)
+_CHAIN = "The above exception was the direct cause|During handling of the above exception"
+_CHAINED = re.compile(rf"\n(?:{_CHAIN})")
+# The last line of a traceback is not indented. An empty line follows, and no chained traceback.
+_LAST_LINE = re.compile(rf"^(?! |{_CHAIN}).*(?=\n\n(?!{_CHAIN}))", re.M)
 
 Label = Callable[[int], str]
 
@@ -74,22 +74,13 @@ def traceback_of(stderr: str) -> str:
     start = _traceback_start(stderr)
     if start is None:
         return ""
-    lines = stderr[start:].splitlines()
-    end = len(lines)
-    for number in range(1, len(lines)):
-        if not lines[number] and not _CHAINED.match("\n" + "\n".join(lines[number + 1 :])):
-            previous = lines[number - 1]
-            if not previous.startswith((" ", "The above", "During handling")):
-                end = number
-                break
-    return "\n".join(lines[:end]).rstrip()
+    text = "\n".join(stderr[start:].splitlines())
+    last = _LAST_LINE.search(text)
+    return (text if last is None else text[: last.end()]).rstrip()
 
 
 def _traceback_start(stderr: str) -> int | None:
-    """Return the start index of the last traceback in ``stderr``.
-
-    If other exceptions led to the last exception, return the start of the first of them.
-    """
+    """Return where the last traceback begins, with the exceptions that led to it."""
     matches = list(_TRACEBACK.finditer(stderr)) or list(_NOT_PYTHON.finditer(stderr))
     if not matches:
         return None
@@ -190,13 +181,11 @@ def _collective_place(last: Collective) -> str:
 
 
 def _ordinal(number: int) -> str:
-    """Return a number as an ordinal, such as ``12th``."""
     ending = {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
     return f"{number}{'th' if number % 100 in (11, 12, 13) else ending}"
 
 
 def _step_place(progress: Progress) -> str:
-    """Return where a program was: ``in training step 25``, or ``after training step 24``."""
     step, calls = progress.step, progress.calls
     if progress.doing == TRAINING:
         return f"in training step {step + 1}"
@@ -222,14 +211,12 @@ def collateral_of(result: LaunchResult) -> list[InstanceResult]:
 
 
 def _killed(result: LaunchResult) -> str:
-    """Return a line naming the instances that had to be killed when the user ended the job."""
+    """Name the instances that had to be killed when the user ended the job."""
     members = [r for r in result.instances if r.code == -9 and r.was_stopped and not r.was_lost]
     if not members:
         return ""
-    several_hosts = len({r.host for r in result.instances if r.host}) > 1
     were = "was" if len(members) == 1 else "were"
-    who = _named(members, with_hosts=several_hosts)
-    return _line(f"{who} had not ended and {were} killed")
+    return _line(f"{_named(members, result)} had not ended and {were} killed")
 
 
 def _collateral(result: LaunchResult) -> str:
@@ -242,15 +229,10 @@ def _collateral(result: LaunchResult) -> str:
         obeyed = other.was_stopped and other.exit_code in _STOPPED_CODES
         how = "stopped" if obeyed else f"failed {_compared(other, first)}"
         by_end.setdefault(f"{how}, {describe(other.code)}", []).append(other)
-    several_hosts = len({r.host for r in result.instances if r.host}) > 1
-    return "".join(
-        _line(f"{_named(members, with_hosts=several_hosts)}: {how}")
-        for how, members in by_end.items()
-    )
+    return "".join(_line(f"{_named(members, result)}: {how}") for how, members in by_end.items())
 
 
 def _compared(other: InstanceResult, first: InstanceResult) -> str:
-    """Return ``with the same traceback`` if both tracebacks are equal, else ``after it``."""
     mine, theirs = _normal_traceback(other), _normal_traceback(first)
     return "with the same traceback" if mine and mine == theirs else "after it"
 
@@ -260,11 +242,12 @@ def _normal_traceback(instance: InstanceResult) -> list[str]:
     return [normal_line(line, instance.index, instance.host, instance.pid) for line in lines]
 
 
-def _named(members: list[InstanceResult], *, with_hosts: bool) -> str:
+def _named(members: list[InstanceResult], result: LaunchResult) -> str:
     """Return ``instances 0-2, 5``, with the hosts that they ran on if the job has several."""
     spans = ranges_text([r.index for r in members]).split(",")
-    hosts = list(dict.fromkeys(r.host for r in members if r.host)) if with_hosts else []
-    where = f" ({_short(hosts)})" if hosts else ""
+    hosts = list(dict.fromkeys(r.host for r in members if r.host))
+    several_hosts = len({r.host for r in result.instances if r.host}) > 1
+    where = f" ({_short(hosts)})" if hosts and several_hosts else ""
     return f"{plural('instance', len(members))} {_short(spans)}{where}"
 
 

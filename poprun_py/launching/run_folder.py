@@ -102,32 +102,26 @@ class RunFolder:
 
     def _read_earlier_report(self) -> None:
         """Take over the attempts that an earlier launch of this run has reported."""
+        path = self.path / _REPORT
         try:
-            text = (self.path / _REPORT).read_text(encoding="utf-8")
-        except FileNotFoundError:
-            return
-        except (OSError, UnicodeError) as error:
-            raise self._not_a_report(str(getattr(error, "strerror", None) or error)) from None
-        try:
-            report = read_json(text)
+            report = read_json(path.read_text(encoding="utf-8"))
             attempts = report["attempts"]
             if not isinstance(attempts, list) or not all(isinstance(a, dict) for a in attempts):
                 raise ValueError("no list of attempts")
-        except (ValueError, TypeError, KeyError) as error:
-            raise self._not_a_report(str(error)) from None
+        except FileNotFoundError:
+            return
+        except (OSError, ValueError, TypeError, KeyError) as error:
+            reason = getattr(error, "strerror", None) or error
+            raise UsageError(
+                f"{path} is no report of a run ({reason}): move it away, or give this run another "
+                f"{RUN_ID}"
+            ) from None
         self._began_at = report.get("began_at") or self._began_at
         # This process has the lock of the folder. If an attempt has no recorded end, the
         # launcher of this attempt is therefore dead.
         self._attempts = [
             a if a.get("cause") else {**a, "cause": "launcher_lost"} for a in attempts
         ]
-
-    def _not_a_report(self, why: str) -> UsageError:
-        """Return the error for a ``report.json`` that is not a report; the file is kept."""
-        return UsageError(
-            f"{self.path / _REPORT} is no report of a run ({why}): move it away, or give this run "
-            f"another {RUN_ID}"
-        )
 
     def _link_latest(self) -> None:
         """Point the link ``latest`` to this run atomically; keep an existing file of that name."""

@@ -74,18 +74,30 @@ class RunRecord:
     """
 
     def __init__(self, planned: LaunchPlan, console: Console) -> None:
+        config = planned.config
         self.was_interrupted = False
+        self.run_id = new_run_id(planned.environ)
         self._console = console
         self._steps: FileRecorder | None = None
-        self.run_id = new_run_id(planned.environ)
+        self._metrics: JobMetrics | None = None
+        self._folder: RunFolder | None = None
+        self._timeline: JobTimeline | None = None
+        path = None
         with contextlib.ExitStack() as opened:
-            self._metrics = _metrics_of(planned, self.run_id)
-            if self._metrics is not None:
+            if config.metrics_to or config.metrics_port is not None:
+                from poprun_py.launching.job_metrics import JobMetrics
+
+                self._metrics = JobMetrics(planned, self.run_id)
                 opened.callback(self._metrics.close)
-            self._folder = _folder_of(planned, self.run_id)
-            opened.callback(self._close_folder)
-            path = None if self._folder is None else self._folder.path
-            self._timeline = opened.enter_context(contextlib.closing(JobTimeline(planned, path)))
+            if config.output_dir is not None:
+                from poprun_py.launching.run_folder import RunFolder
+
+                self._folder = RunFolder(planned, self.run_id)
+                opened.callback(self._close_folder, self._folder)
+                path = self._folder.path
+            if config.timeline is not None:
+                self._timeline = JobTimeline(planned, path)
+                opened.callback(self._timeline.close)
             console.log(f"the run is {self.run_id}")
             if self._metrics is not None:
                 self._metrics.start(path, console.tell)
@@ -116,7 +128,7 @@ class RunRecord:
             run_id=self.run_id,
             restart_count=restart_count,
             folder=folder,
-            spans=self._timeline.begin(planned, folder),
+            spans=None if self._timeline is None else self._timeline.begin(planned, folder),
             recorders=recorders,
             variables={} if self._metrics is None else self._metrics.variables,
         )
@@ -166,6 +178,8 @@ class RunRecord:
 
     def _write_timeline(self) -> Path | None:
         """Merge the spans of all attempts into one trace; return its path if it is written."""
+        if self._timeline is None:
+            return None
         try:
             merged = self._timeline.finish()
         except (OSError, KeyboardInterrupt) as error:
@@ -180,15 +194,13 @@ class RunRecord:
         self._console.tell(self._timeline.sentence(merged))
         return merged.path
 
-    def _close_folder(self) -> None:
+    def _close_folder(self, folder: RunFolder) -> None:
         """Write the page of the run, and unlock the folder for other launchers."""
-        if self._folder is None:
-            return
-        if self._folder.has_begun:
-            self._write_page(self._folder.path)
-        self._folder.close()
-        if self._folder.trouble:
-            self._console.warn(self._folder.trouble)
+        if folder.has_begun:
+            self._write_page(folder.path)
+        folder.close()
+        if folder.trouble:
+            self._console.warn(folder.trouble)
 
     def _write_page(self, folder: Path) -> None:
         try:
@@ -209,24 +221,6 @@ class RunRecord:
             return explain_os_error(error, f"{what} cannot be written")
         self.was_interrupted = True
         return f"{what} is not written: interrupted"
-
-
-def _folder_of(planned: LaunchPlan, run_id: str) -> RunFolder | None:
-    """Return the folder of the run; None without --output-dir."""
-    if planned.config.output_dir is None:
-        return None
-    from poprun_py.launching.run_folder import RunFolder
-
-    return RunFolder(planned, run_id)
-
-
-def _metrics_of(planned: LaunchPlan, run_id: str) -> JobMetrics | None:
-    """Return the metrics of a run; None unless an option asks for them."""
-    if not planned.config.metrics_to and planned.config.metrics_port is None:
-        return None
-    from poprun_py.launching.job_metrics import JobMetrics
-
-    return JobMetrics(planned, run_id)
 
 
 def new_run_id(environ: Mapping[str, str]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 
 import pytest
@@ -98,3 +99,28 @@ def test_an_error_before_an_attempt_is_supervised_ends_the_report(tmp_path, monk
         "ended", 3, "the disk is full"
     )  # fmt: skip
     assert report["attempts"][0]["cause"] == "refused"
+
+
+@pytest.mark.parametrize("is_interrupted", [False, True])
+def test_without_a_folder_the_spans_are_kept_only_if_no_trace_is_made_of_them(
+    tmp_path, monkeypatch, console, is_interrupted
+):
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    if is_interrupted:
+        monkeypatch.setattr(merging, "merge_files", interrupted)
+    plan = plan_with_folder(None, timeline=str(tmp_path / "trace.json"))
+    with RunRecord(plan, console) as record:
+        folders = [record.begin(plan, count).spans.folder for count in (0, 1)]
+        for folder in folders:
+            (folder / "instance-0.ended").write_text("1")
+        record.finish(0, "")
+    assert not any(folder.parent.exists() for folder in folders)
+    kept = [each.with_name(f"{each.name}-kept") for each in {folder.parent for folder in folders}]
+    assert [each.exists() for each in kept] == [is_interrupted]
+    if is_interrupted:
+        names = " ".join(str(kept[0] / folder.name) for folder in folders)
+        assert f"popdist_py.timeline {names} makes it of the spans" in console.of("warn")[0]
+        assert (kept[0] / folders[1].name / "instance-0.ended").exists()
+        shutil.rmtree(kept[0])
