@@ -52,7 +52,7 @@ class Attempts:
 
     Args:
         planned: The plan of the first attempt.
-        record: The RunRecord in which the attempts are recorded.
+        record: The record of the run.
         console: The console that prints the launcher's messages.
         cpus: The CPUs that the job has leased on this machine; empty without a lease.
         partition: The IPUs of the job, the same for all attempts.

@@ -82,9 +82,7 @@ def leases_place() -> Path | None:
 def lease_as_planned(
     planned: LaunchPlan, console: Console, wait: Wait, held: contextlib.ExitStack
 ) -> Lease:
-    """Lease exactly the cores that a plan names; if the job may wait, wait until they are free.
-
-    The lease ends when ``held`` is closed.
+    """Lease exactly the cores that a plan names, until ``held`` is closed.
 
     Raises:
         StartError: Other jobs hold some of the plan's cores.
@@ -108,14 +106,10 @@ def lease_beside_others(
     wait: Wait,
     held: contextlib.ExitStack,
 ) -> tuple[Machines, Lease]:
-    """Lease cores of this machine that other jobs do not hold.
+    """Lease cores of this machine that other jobs do not hold, until ``held`` is closed.
 
-    Args:
-        alone: The plan of the job as if no other jobs ran.
-        other_jobs: The other jobs of each other host, keyed by the host's name.
-        console: The console that prints warnings, and notes about other jobs.
-        wait: The limit of the time that the job may wait for other jobs.
-        held: The lease ends when this stack is closed.
+    ``alone`` is the plan of the job as if no other jobs ran. The keys of ``other_jobs`` are the
+    names of the other hosts.
 
     Returns:
         A pair: the machines without the cores that other jobs hold, for a new plan; and the lease.
@@ -172,19 +166,11 @@ def lease_share(
     wait: Wait,
     held: contextlib.ExitStack,
 ) -> tuple[HostShare, Lease]:
-    """Lease a job's share of this machine.
+    """Lease a job's share of this machine, until ``held`` is closed.
 
     If other jobs hold too many cores, the job waits, shares cores or is refused, as its options
-    say.
-
-    Args:
-        config: The options, which say whether the job may share cores.
-        whole: The job's share of a machine without other jobs.
-        share_beside: A function that returns the job's share if other jobs hold the given CPUs;
-            None if the job does not fit on the free CPUs.
-        console: The console that prints warnings, and notes about other jobs.
-        wait: The limit of the time that the job may wait for other jobs.
-        held: The lease ends when this stack is closed.
+    say. ``whole`` is the job's share of a machine without other jobs. ``share_beside`` returns the
+    job's share if other jobs hold the given CPUs, or None if the job does not fit on the others.
 
     Raises:
         StartError: Other jobs hold too many cores, or the limit of the wait is reached.
@@ -306,13 +292,11 @@ class _LeaseRequest:
         reasons = [holders] if holders else []
         if ahead:
             reasons.append(queue_text(ahead))
-        elif not reasons:
-            reasons.append("no other job holds CPUs now")
+        reason = "; ".join(reasons) or "no other job holds CPUs now"
         place = len(ahead) + 1
         return BusyError(
             "too few CPUs of this machine are free for this job, which takes "
-            f"{numbered('CPU', self.whole.cpus)} when it is alone: {'; '.join(reasons)}; "
-            f"{ADVICE}",
+            f"{numbered('CPU', self.whole.cpus)} when it is alone: {reason}; {ADVICE}",
             f"for CPUs at place {place} of {max(len(table.ahead_of(None)), place)}: "
             f"{holders or _FIRST_IN_QUEUE}",
             min(_POLL_SECONDS * place, _MOST_POLL_SECONDS),
@@ -340,14 +324,10 @@ def wait_for_hosts(
     console: Console,
     wait: Wait,
 ) -> Machines:
-    """Wait until the other hosts have enough free cores.
+    """Wait until the other hosts have enough cores that other jobs do not hold.
 
-    Args:
-        alone: The plan of the job as if no other jobs ran.
-        other_jobs: The other jobs of each host, keyed by the host's name.
-        ask: A function that queries the hosts again and returns their other jobs.
-        console: The console that prints notes about other jobs.
-        wait: The limit of the time that the job may wait for other jobs.
+    ``alone`` is the plan of the job as if no other jobs ran. The keys of ``other_jobs`` are the
+    names of the other hosts; ``ask`` queries these hosts again.
 
     Returns:
         The machines without the cores that other jobs hold.

@@ -116,11 +116,9 @@ def pod_state(store: PodStore) -> PodState:
 def _decide(
     store: PodStore, config: LaunchConfig, environ: Mapping[str, str]
 ) -> tuple[PartitionDecision, tuple[Partition, ...]]:
-    """Decide which partition a launch uses, and whether it is created, replaced or reset.
+    """Return the decision about a launch's partition, and the partitions of dead launches.
 
-    Returns:
-        A pair: the decision, and the partitions of dead launches. The caller removes these
-        partitions before it acts on the decision.
+    The caller removes the partitions of dead launches before it acts on the decision.
 
     Raises:
         PodError: The pod does not answer.

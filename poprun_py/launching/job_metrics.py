@@ -52,8 +52,8 @@ class JobMetrics:
         }
         # The group in Weights & Biases for all runs of this job.
         self._wandb_group = planned.environ.get(_WANDB_GROUP) or run_id
-        self._endpoint: MetricsProcess | None = None
-        self._sinks: MetricsProcess | None = None
+        self._processes: list[MetricsProcess] = []
+        self._recorders: list[Callable[[int], Recorder]] = []
         self._listener: socket.socket | None = None
         self._destinations = read_destinations(config.metrics_to)
         for destination in self._destinations:
@@ -86,22 +86,29 @@ class JobMetrics:
             StartError: A process cannot be started.
         """
         from poprun_py.running.metrics.metrics_process import MetricsProcess
+        from poprun_py.running.metrics.recorders import ChartRecorder, EndpointRecorder
 
         if self._destinations:
-            self._sinks = MetricsProcess(
+            sinks = MetricsProcess(
                 "popdist_py.metrics.run_feed",
                 f"the process that writes to {' and '.join(map(str, self._destinations))}",
                 {"sinks": [self._sink(each, folder) for each in self._destinations]},
                 environ={n: v for n, v in self._environ.items() if n not in _OF_ONE_RUN},
             )
+            self._processes.append(sinks)
+            self._recorders.append(lambda _: ChartRecorder(sinks.send))
         if self._listener is not None:
             descriptor = self._listener.fileno()
-            self._endpoint = MetricsProcess(
+            endpoint = MetricsProcess(
                 "poprun_py.running.metrics.endpoint",
                 "the endpoint of --metrics-port",
                 {**self._run, "began": time.time(), "descriptor": descriptor},
                 environ=self._environ,
                 pass_fds=(descriptor,),
+            )
+            self._processes.append(endpoint)
+            self._recorders.append(
+                lambda count: EndpointRecorder(endpoint.send, count, endpoint.continue_sending)
             )
             host, port = self._listener.getsockname()
             self._listener.close()  # the endpoint process has its own copy of the socket
@@ -109,20 +116,7 @@ class JobMetrics:
 
     def begin(self, restart_count: int) -> tuple[Recorder, ...]:
         """Return the recorders for the metrics of the next attempt."""
-        recorders: list[Recorder] = []
-        if self._endpoint is not None:
-            from poprun_py.running.metrics.recorders import EndpointRecorder
-
-            recorders.append(
-                EndpointRecorder(
-                    self._endpoint.send, restart_count, self._endpoint.continue_sending
-                )
-            )
-        if self._sinks is not None:
-            from poprun_py.running.metrics.recorders import ChartRecorder
-
-            recorders.append(ChartRecorder(self._sinks.send))
-        return tuple(recorders)
+        return tuple(make_recorder(restart_count) for make_recorder in self._recorders)
 
     def finish(self, tell: Callable[[str], None]) -> list[str]:
         """Wait until all metrics are written; return sentences about problems.
@@ -130,18 +124,16 @@ class JobMetrics:
         Args:
             tell: A function that is called with a sentence if writing the metrics takes long.
         """
-        feeds = [feed for feed in (self._endpoint, self._sinks) if feed is not None]
-        troubles = [trouble for feed in feeds for trouble in feed.finish(tell)]
-        self._endpoint = self._sinks = None
+        troubles = [trouble for each in self._processes for trouble in each.finish(tell)]
+        self._processes = []
         return troubles
 
     def close(self) -> None:
         """End the processes that write or serve metrics, if they are still running."""
         if self._listener is not None:
             self._listener.close()
-        for feed in (self._endpoint, self._sinks):
-            if feed is not None:
-                feed.close()
+        for each in self._processes:
+            each.close()
 
     def _sink(self, destination: MetricsDestination, folder: Path | None) -> dict[str, Any]:
         """Return the settings of a metrics destination for the process that writes to it."""

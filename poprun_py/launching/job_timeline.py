@@ -101,6 +101,7 @@ class JobTimeline:
         merged = merge_files(instances, self._path) if instances else None
         for folder in self._folders:
             shutil.rmtree(folder, ignore_errors=True)
+        self._folders = []
         return merged
 
     def sentence(self, merged: Merged) -> str:
@@ -118,8 +119,9 @@ class JobTimeline:
 
     def keep(self) -> list[Path]:
         """Keep the folders of the spans, which ``close`` would remove, and return their paths."""
+        folders, self._folders = self._folders, []
         if self._temporary is None:
-            return self._folders
+            return folders
         # Under another name, later jobs do not remove the folder as abandoned.
         old = Path(self._temporary.path)
         kept = old.with_name(f"{old.name}-kept")
@@ -129,7 +131,7 @@ class JobTimeline:
             kept = old
         self._temporary.close()
         self._temporary = None
-        return [kept / folder.name if folder.parent == old else folder for folder in self._folders]
+        return [kept / folder.name if folder.parent == old else folder for folder in folders]
 
     def close(self) -> None:
         """Remove the temporary folders."""

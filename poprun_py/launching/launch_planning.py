@@ -82,14 +82,7 @@ def plan_and_lease(
     wait: Wait,
     held: contextlib.ExitStack,
 ) -> tuple[LaunchPlan, Lease]:
-    """Plan a launch with cores that other jobs do not hold, and lease these cores.
-
-    Args:
-        config: The options of the launch.
-        environ: The launcher's environment; ``os.environ`` by default.
-        console: The console that prints warnings, and notes about other jobs.
-        wait: The limit of the time that the job may wait for other jobs.
-        held: The lease ends when this stack is closed.
+    """Plan a launch with cores that other jobs do not hold; lease them until ``held`` is closed.
 
     Raises:
         UsageError: The options, hosts and machines do not fit together.
@@ -117,7 +110,7 @@ def without_lost_hosts(
 
     Args:
         planned: The plan of the attempt that failed.
-        result: The result of the attempt that failed.
+        result: The result of that attempt.
         warn: A function that takes warnings about the new plan.
         cpus: The CPUs that the job has leased on this machine; empty without a lease.
     """

@@ -51,14 +51,8 @@ def run_report(
 ) -> dict[str, Any]:
     """Return the report of a run of this launcher process.
 
-    Args:
-        plan: The plan of the run.
-        run_id: The name of the run.
-        began_at: The start time of the run, as ``iso_time`` writes it.
-        versions: The versions of the installed packages.
-        attempts: All attempts, in order.
-        ending: The time, exit code and reason of the run's end, and the path of the timeline; None
-            for a run in progress.
+    ``ending`` has the time, exit code and reason of the run's end, and the path of the timeline.
+    ``ending`` is None for a run in progress.
     """
     topology = plan.topology
     return {
@@ -85,7 +79,7 @@ def run_report(
 
 
 def brief_report(report: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a short form of a report that only tells how the run and its attempts ended."""
+    """Return a short report that only tells how the run and its attempts ended."""
     return {
         **report,
         "reason": report["reason"][:_MOST_OF_REASON],
@@ -106,11 +100,7 @@ def begun_attempt(
 ) -> dict[str, Any]:
     """Return the report's entry for an attempt that has just begun.
 
-    Args:
-        plan: The plan of the attempt.
-        number: The number of the attempt, from 1.
-        restart_count: The number of restarts of this launch before the attempt.
-        began: The start time of the attempt, in seconds since the epoch.
+    Attempts are numbered from 1. ``began`` is the start time in seconds since the epoch.
     """
     return {
         "number": number,
@@ -124,14 +114,11 @@ def begun_attempt(
     }
 
 
-def ended_attempt(
-    attempt: Mapping[str, Any], result: LaunchResult, label: Label, ended: float
-) -> dict[str, Any]:
-    """Return the report's entry for an ended attempt, with the results of all instances."""
+def ended_attempt(result: LaunchResult, label: Label, ended: float) -> dict[str, Any]:
+    """Return the end of an attempt, with the results of all instances."""
     first = result.first_failure
     progress = [r.progress for r in result.instances if r.progress is not None]
     return {
-        **attempt,
         "ended_at": iso_time(ended),
         "exit_code": result.exit_code,
         "cause": _cause(result),
@@ -150,12 +137,9 @@ def ended_attempt(
     }
 
 
-def refused_attempt(
-    attempt: Mapping[str, Any], exit_code: int, reason: str, ended: float, cause: str
-) -> dict[str, Any]:
-    """Return the report's entry for an attempt without instances, which did not start."""
+def refused_attempt(exit_code: int, reason: str, ended: float, cause: str) -> dict[str, Any]:
+    """Return the end of an attempt whose programs did not run."""
     return {
-        **attempt,
         "ended_at": iso_time(ended),
         "exit_code": exit_code,
         "cause": cause,

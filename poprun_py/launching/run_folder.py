@@ -4,9 +4,8 @@
     DIR/20260131-120000-1a2b3c/report.json
     DIR/20260131-120000-1a2b3c/attempt-1/
 
-The launcher does not delete files in this folder. The report is written when an attempt begins and
-when an attempt has ended. A launcher that was killed leaves a report with its host and
-process id.
+The launcher does not delete files in this folder. A launcher that was killed leaves a report with
+its host and process id.
 """
 
 from __future__ import annotations
@@ -170,15 +169,14 @@ class RunFolder:
         return None if path is None else str(path)
 
     def _make_attempt(self) -> tuple[int, Path]:
-        self._make_again()
+        self._make_if_removed()
         numbers = [int(m[1]) for name in os.listdir(self.path) if (m := _ATTEMPT.fullmatch(name))]  # noqa: PTH208 (names)
         number = max(numbers, default=0) + 1
         path = self.path / f"attempt-{number}"
         path.mkdir(mode=0o700)
         return number, path
 
-    def _make_again(self) -> None:
-        """Make the folder of the run again if it was removed; only its owner can open it."""
+    def _make_if_removed(self) -> None:
         self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
 
     def _write_plan(self, folder: Path) -> None:
@@ -194,7 +192,7 @@ class RunFolder:
     def end_attempt(self, result: LaunchResult) -> None:
         """Write the result of the attempt into the report."""
         label = self._plan.instance_label
-        self._attempts[-1] = ended_attempt(self._attempts[-1], result, label, time.time())
+        self._attempts[-1] |= ended_attempt(result, label, time.time())
         self._write_report()
 
     def finish(
@@ -202,18 +200,13 @@ class RunFolder:
     ) -> None:
         """Write the end of the run into the report, if an attempt has begun.
 
-        Args:
-            exit_code: The exit code of the run.
-            reason: The reason of the end; empty for a run that succeeded.
-            timeline: The path of the trace of all attempts; None without a trace.
-            cause: The cause for an attempt that has begun but whose programs did not run.
+        ``cause`` is the cause for an attempt that has begun but whose programs did not run.
         """
         if not self.has_begun:
             return
         now = time.time()
         if self._attempts[-1]["cause"] is None:
-            last = self._attempts[-1]
-            self._attempts[-1] = refused_attempt(last, exit_code, reason, now, cause)
+            self._attempts[-1] |= refused_attempt(exit_code, reason, now, cause)
         if timeline is not None:
             path, folder = timeline.absolute(), self.path.absolute()
             # A path inside the folder is relative, because the folder may be moved.
@@ -228,10 +221,7 @@ class RunFolder:
         )
 
     def _write_report(self, ending: dict[str, Any] | None = None) -> None:
-        """Write ``report.json`` atomically; make the folder of the run again if it was removed.
-
-        If the disk is too full for a new file, a brief report overwrites the existing report.
-        """
+        """Write ``report.json`` atomically; on a full disk, overwrite it with a brief report."""
         from poprun_py.versions import versions
 
         report = run_report(
@@ -245,7 +235,7 @@ class RunFolder:
         )
         path = self.path / _REPORT
         try:
-            self._make_again()
+            self._make_if_removed()
             write_whole(path, json.dumps(report, indent=2) + "\n")
         except OSError as error:
             self.trouble = f"{self.path} has no report: {error.strerror}"

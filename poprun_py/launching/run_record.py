@@ -107,10 +107,6 @@ class RunRecord:
     def begin(self, planned: LaunchPlan, restart_count: int) -> AttemptRecord:
         """Return the folders and recorders for the next attempt.
 
-        Args:
-            planned: The plan of the attempt.
-            restart_count: The number of restarts before the attempt.
-
         Raises:
             UsageError: The folder of the first attempt cannot be made.
             StartError: The folder of the timeline cannot be made.
@@ -142,10 +138,7 @@ class RunRecord:
     def finish(self, exit_code: int, reason: str, cause: str = "") -> None:
         """Record the end of the run.
 
-        Args:
-            exit_code: The exit code of the run.
-            reason: The reason of the end; empty for a run that succeeded.
-            cause: The cause for an attempt that has begun but whose programs did not run.
+        ``cause`` is the cause for an attempt that has begun but whose programs did not run.
         """
         timeline = self._write_timeline()
         self._end_recorders()
