@@ -95,9 +95,7 @@ class ActivitySample:
 class _LeakyBucket:
     """Detects CPU time or bytes beyond those that a program uses while it only waits.
 
-    Args:
-        idle_per_second: The amount that a program uses per second while it only waits.
-        size: The accumulated excess over ``idle_per_second`` that counts as activity.
+    Activity is an accumulated excess of ``size`` over ``idle_per_second``.
     """
 
     def __init__(self, idle_per_second: float, size: float) -> None:
@@ -114,10 +112,8 @@ class _LeakyBucket:
 
 
 class _Moment(NamedTuple):
-    """One moment on the host's clock and on the launcher's clock, in seconds."""
-
-    host: float
-    launcher: float
+    host: float  # on the host's clock, in seconds
+    launcher: float  # the same moment on the launcher's clock
 
 
 class _InstanceActivity:
@@ -267,11 +263,8 @@ class ActivityMonitor:
         """Return the instances with any activity, such as CPU time, within their time limits.
 
         An instance that ``hung`` returns as well has been in one C call for long. Its stack tells
-        whether that call only waits.
-
-        Args:
-            now: The current time.
-            limit_of: Returns an instance's limit in seconds; None for the limit of this monitor.
+        whether that call only waits. ``limit_of`` returns an instance's limit in seconds; None for
+        the limit of this monitor.
         """
         return tuple(
             index

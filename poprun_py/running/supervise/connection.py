@@ -26,11 +26,6 @@ class Connection:
         channel: The socket.
         selector: Tells when the socket can be read, or can take unsent bytes.
         handler: Called with this connection and the selector's events.
-
-    Attributes:
-        channel: The socket.
-        is_open: Whether the connection is open.
-        has_parts: Whether further parts are to be sent.
     """
 
     def __init__(
@@ -39,7 +34,7 @@ class Connection:
         channel.setblocking(False)
         self.channel = channel
         self.is_open = True
-        self.has_parts = False
+        self.has_parts = False  # whether further parts are to be sent
         self._selector = selector
         self._reader = control_protocol.Reader()
         self._unsent = bytearray()

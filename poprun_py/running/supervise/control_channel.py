@@ -38,8 +38,6 @@ class Peer:
     """The launcher's state of one instance.
 
     Attributes:
-        index: The index of the instance.
-        connection: The connection to its wrapper.
         host: The name of the host, as the host itself reports it.
         pid: The process id of its wrapper.
         port: The port that its host offers to the programs as ``MASTER_PORT``.
@@ -69,11 +67,9 @@ class Hello:
 
     Attributes:
         rank: The index of its instance.
-        pid: The process id of the wrapper.
-        host: The name of the host, as the host itself reports it.
         token: The secret of the control channel. It is checked here only on a Unix socket.
         port: A free port on its host for the programs; 0 if it is not sent.
-        time_ns: The time on the clock of its host, in nanoseconds; 0 if it is not sent.
+        time_ns: The time on the clock of its host; 0 if it is not sent.
     """
 
     rank: int
@@ -135,10 +131,6 @@ class ControlChannel:
     """Accepts the wrappers of one job and exchanges frames with them.
 
     Its sockets exist only between ``open`` and ``close``.
-
-    Args:
-        num_instances: The number of instances.
-        events: Handles connections and frames.
 
     Attributes:
         peers: The connected instances.
@@ -394,7 +386,6 @@ def _answer(connection: Connection, text: str) -> None:
 
 
 def _is_unreachable(channel: socket.socket) -> bool:
-    """Tell whether the process on another host has not answered for too long."""
     if channel.family == socket.AF_UNIX:
         return False
     from popdist_py.peers.silence import is_silent  # jobs on one host do not need it
@@ -403,7 +394,7 @@ def _is_unreachable(channel: socket.socket) -> bool:
 
 
 def _listen(address: str) -> socket.socket:
-    """Return a socket that listens on an address of this machine, on any port.
+    """Return a socket that listens on any port of an address.
 
     Raises:
         StartError: This machine does not have the address.

@@ -124,24 +124,18 @@ class HangDetector:
         """Return the time of the next check."""
         return self._checked_at + self.check_interval
 
-    def is_due(self, now: float) -> bool:
-        """Tell whether it is time for the next ``check``, unless the instances are blocked."""
-        return now >= min(self.next_deadline(), self._next_timeout_at)
-
     def check(
-        self, now: float, *, is_blocked: bool, is_mpirun_stopped: bool = False
+        self, now: float, *, is_blocked: bool, is_mpirun_stopped: Callable[[], bool] = lambda: False
     ) -> tuple[int, ...]:
         """Return the instances that seem to hang now, the longest idle instance first.
 
-        Args:
-            now: The current time.
-            is_blocked: Whether the reader of the output, or a debugger, makes the instances wait.
-            is_mpirun_stopped: Whether mpirun is stopped. If it is, an instance that leaves MPI
-                waits for ever.
+        If the reader of the output, or a debugger, makes the instances wait, they are blocked and
+        not idle. While mpirun is stopped, an instance that leaves MPI waits for ever.
         """
-        if not (is_blocked or self.is_due(now)):
+        is_due = now >= min(self.next_deadline(), self._next_timeout_at)
+        if not (is_blocked or is_due):
             return ()
-        self.activity.can_end = not is_mpirun_stopped
+        self.activity.can_end = not is_mpirun_stopped()
         if is_blocked or now > self._checked_at + _LATE_SECONDS:
             self.reset_timers(now)
         self._checked_at = now
@@ -168,10 +162,7 @@ class HangDetector:
     def confirm(self, waiting: Iterable[int], ending: Iterable[int], now: float) -> tuple[int, ...]:
         """Return the instances that hang according to their stacks.
 
-        Args:
-            waiting: The instances whose stacks show that they wait for other instances.
-            ending: The instances whose stacks show that their interpreters are shutting down.
-            now: The current time.
+        The stacks show which instances are ``waiting`` for others, and which are ``ending``.
         """
         waiting = set(waiting)
         for index in ending:
@@ -260,12 +251,7 @@ def _upper_median(values: Iterable[float]) -> float:
 class HangCheck:
     """Checks for a hang at the intervals of the detector, and ends a job that hangs.
 
-    Args:
-        detector: Finds the instances that seem to hang.
-        collector: Collects the stacks of the instances.
-        shutdown: Ends the job.
-        mpirun: The process that started the instances.
-        is_blocked: Tells whether the reader of the output, or a debugger, makes the instances wait.
+    ``is_blocked`` tells whether the reader of the output, or a debugger, makes the instances wait.
     """
 
     def __init__(
@@ -289,11 +275,8 @@ class HangCheck:
 
     def on_time(self, now: float) -> None:
         """If the job seems to hang, collect the stacks of its instances to confirm it."""
-        is_blocked = self._is_blocked()
-        if not (is_blocked or self._detector.is_due(now)):
-            return
         hung = self._detector.check(
-            now, is_blocked=is_blocked, is_mpirun_stopped=self._mpirun.is_stopped
+            now, is_blocked=self._is_blocked(), is_mpirun_stopped=lambda: self._mpirun.is_stopped
         )
         if hung and self._shutdown.may_hang and not self._is_collecting:
             self._is_collecting = True

@@ -141,7 +141,6 @@ class StartDiagnosis:
         num_instances: The number of instances.
         explain: Finds the reason why the job does not start; None for a job on this host only.
         found: Called with each answer of the hosts.
-        ask: Begins a call of ``explain`` and returns the running question.
     """
 
     def __init__(
@@ -149,11 +148,9 @@ class StartDiagnosis:
         num_instances: int,
         explain: Explain | None,
         found: Callable[[Finding], None],
-        ask: Callable[[Explain], Question] = Question,
     ) -> None:
         self._explain = explain
         self._found = found
-        self._ask = ask
         self._question: Question | None = None
         self._wait_seconds = _FIRST_WAIT_SECONDS + _SECONDS_PER_INSTANCE * num_instances
         self._begun = 0.0
@@ -182,7 +179,7 @@ class StartDiagnosis:
             return
         if self._question is None:
             with contextlib.suppress(OSError):
-                self._question = self._ask(self._explain)
+                self._question = Question(self._explain)
         finding = Finding("") if self._question is None else self._question.answer()
         if finding is None:
             self._check_at = now + _ANSWER_SECONDS
@@ -285,9 +282,7 @@ class ProgramStart:
 def misplaced(hosts: Sequence[str], peers: Mapping[int, Peer]) -> str:
     """Return a message about an instance on another host than planned, or an empty text.
 
-    Args:
-        hosts: For each instance, the name of its planned host; empty where it is not known.
-        peers: The instances.
+    The name of a planned host is empty if it is not known.
     """
     for index, planned in enumerate(hosts):
         actual = peers[index].host

@@ -38,7 +38,8 @@ def make_launcher_folder() -> JobFolder:
     Raises:
         StartError: The folder cannot be made.
     """
-    bases = _bases()
+    bases = [os.environ.get("TMPDIR", ""), "/tmp"]
+    bases = [base for base in bases if base and len(base) < _MAX_BASE_LENGTH]
     for base in bases:
         with contextlib.suppress(OSError):
             return JobFolder.make(base, folder_name(str(os.getpid())))
@@ -48,9 +49,7 @@ def make_launcher_folder() -> JobFolder:
 def make_shared_memory_folder(private: Path, token: str) -> JobFolder | None:
     """Make the folder of a job in this host's shared memory; return None if that is impossible.
 
-    Args:
-        private: The launcher's folder.
-        token: The token of the control channel, if the job has other hosts; otherwise empty.
+    The ``token`` is the one of the control channel, if the job has other hosts; otherwise empty.
     """
     with contextlib.suppress(OSError):
         name = memory_folder_name(token) if token else private.name
@@ -64,12 +63,6 @@ def remove_launcher_folders(pid: int) -> None:
     If any of its wrappers is still running, the last of them removes the folders instead.
     """
     remove_abandoned(folder_locations(), pid)
-
-
-def _bases() -> list[str]:
-    """Return the possible parents of the launcher's folder, the user's TMPDIR first."""
-    bases = (os.environ.get("TMPDIR", ""), "/tmp")
-    return [base for base in bases if base and len(base) < _MAX_BASE_LENGTH]
 
 
 def mpirun_folder_variables(

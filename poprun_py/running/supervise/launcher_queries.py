@@ -1,4 +1,4 @@
-"""Inspection of running jobs, for their stacks, the status of their instances, and their IPUs.
+"""Questions to running launchers: stacks of a job, status of its instances, and its IPUs.
 
 A launcher's socket is in a folder that only its user can enter, so a user finds only jobs of that
 user, and root finds all jobs. Other users can make folders with the same names in /tmp. This module
@@ -12,7 +12,8 @@ import contextlib
 import json
 import os
 import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -111,7 +112,7 @@ def _status_of_run(name: str, option: str) -> dict[str, Any] | None:
 
 def launcher_status(pid: int) -> dict[str, Any] | None:
     """Return the status of launcher ``pid``; None if it does not run a job or does not answer."""
-    for path in _own_sockets(pid):
+    for _, path in _sockets(pid):
         with contextlib.suppress(StartError):
             if status := _status(path, "--status"):
                 return status
@@ -156,7 +157,6 @@ def _launcher_of(path: Path) -> int:
 
 
 def _age(path: Path) -> float:
-    """Return a number to sort sockets by age, the newest first."""
     try:
         return -path.stat().st_mtime
     except OSError:
@@ -228,9 +228,9 @@ def _printable_value(answer: str) -> Any:
         if isinstance(value, str):
             return printable(value, keep="\n\t")
         if isinstance(value, list):
-            return [plain(each) for each in value]
+            return list(map(plain, value))
         if isinstance(value, dict):
-            return {printable(name, keep="\n\t"): plain(each) for name, each in value.items()}
+            return {plain(name): plain(each) for name, each in value.items()}
         return value
 
     return plain(read_json(answer))
@@ -249,35 +249,28 @@ def _is_launchers(path: Path) -> bool:
     return process_info.owner(pid) in (owner, None)
 
 
-def _sockets() -> Iterator[tuple[int, Path]]:
-    """Return the process id and the socket of every launcher on this host, sorted by process id."""
-    folders = set().union(*(_temporary_folders(pid) for pid, _ in process_info.all_stats()))
-    found = set()
-    for folder in folders:
-        try:
-            for path in folder.glob(f"{ANY_FOLDER}/{SOCKET_NAME}"):
-                if _is_launchers(path):
-                    found.add((_launcher_of(path), path))
-        except OSError:
-            continue
-    yield from sorted(found)
+def _sockets(pid: int | None = None) -> list[tuple[int, Path]]:
+    """Return the process id and the socket of every launcher on this host, sorted by process id.
 
-
-def _own_sockets(pid: int) -> list[Path]:
-    """Return the sockets of launcher ``pid``, and of earlier launchers with the same pid."""
-    found: list[Path] = []
-    for folder in sorted(_temporary_folders(pid)):
+    With ``pid``, the result has only the sockets of this launcher and of earlier launchers with the
+    same process id.
+    """
+    pids = [each for each, _ in process_info.all_stats()] if pid is None else [pid]
+    name = ANY_FOLDER if pid is None else f"{folder_prefix(pid)}*"
+    found = []
+    for folder in set().union(*map(_temporary_folders, pids)):
         # Folders of other users may not be readable.
         with contextlib.suppress(OSError):
-            found += filter(_is_launchers, folder.glob(f"{folder_prefix(pid)}*/{SOCKET_NAME}"))
-    return found
+            paths = filter(_is_launchers, folder.glob(f"{name}/{SOCKET_NAME}"))
+            found += [(_launcher_of(path), path) for path in paths]
+    return sorted(found, key=itemgetter(0))
 
 
 def _sockets_of(pid: int, option: str) -> list[Path]:
     """Return the sockets of the launcher that is process ``pid`` or an ancestor of it."""
     for current in [pid, *process_info.ancestors(pid)]:
-        if found := _own_sockets(current):
-            return found
+        if found := _sockets(current):
+            return [path for _, path in found]
     raise StartError(
         f"{option}: no job of yours; expected the process id of a running poprun-py on this "
         "host, or of one of its instances"

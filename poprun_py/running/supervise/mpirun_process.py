@@ -45,10 +45,7 @@ def mpirun_open_files(job: Job, limits: tuple[int, int]) -> tuple[int, int]:
 
     With a lower limit, mpirun kills instances that it has begun to start, and gives no reason.
 
-    Args:
-        job: The job.
-        limits: The user's (soft, hard) limits. The launcher has raised its own soft limit to the
-            hard limit.
+    The launcher has raised its own soft limit to the hard one of the user's ``limits``.
 
     Raises:
         StartError: The hard limit is too low.
@@ -80,67 +77,19 @@ def daemon_log_lines(host: str, report: Mapping[str, Any]) -> Iterator[str]:
         )
 
 
-class _ListeningPorts:
-    """Moves the listening ports of mpirun to the job's network while mpirun starts.
-
-    mpirun listens on every address of the machine. Only a process that may trace mpirun can move
-    its sockets. Containers often forbid tracing.
-    """
-
-    def __init__(self, process: int, network: str | None, log: Callable[[str], None]) -> None:
-        self._process = process
-        self._network = network
-        self._log = log
-        self._interval = _FIRST_PORTS_SECONDS
-        self._next = time.monotonic() + _FIRST_PORTS_SECONDS
-        self.is_done = network is None
-
-    def next_deadline(self) -> float:
-        """Return the time of the next search; inf for never."""
-        return math.inf if self.is_done else self._next
-
-    def on_time(self, now: float) -> None:
-        """Search for new listening sockets and move them, if it is time for the next search."""
-        if now >= self.next_deadline():
-            self.move()
-            self._interval = min(1.25 * self._interval, _MAX_PORTS_SECONDS)
-            self._next = now + self._interval
-
-    def move(self) -> None:
-        """Move all sockets that listen on every address now."""
-        if self.is_done or self._network is None:
-            return
-        try:
-            ports = program_environment.import_lent_sockets().move_of(self._process, self._network)
-        except ProcessLookupError:
-            return  # mpirun has ended, which the supervisor notices
-        except OSError as error:
-            self.is_done = True
-            self._log(
-                "mpirun listens on every address of this machine: the system does not lend its "
-                f"sockets to the launcher ({error.strerror})"
-            )
-            return
-        for port in ports:
-            self._log(f"port {port} of mpirun is kept to {self._network}")
-
-
 class Mpirun:
     """A running mpirun.
 
     Args:
-        command: The mpirun command.
+        job: The job, with the command.
         environ: The environment of mpirun.
         mark: Text in the environment that identifies all processes of the job.
         selector: Tells when mpirun has written output.
         log: Writes a line of the launcher's own log.
         open_files: The (soft, hard) limit of open files for mpirun, inherited by this host's
             instances.
-        network: The network of mpirun's listening ports, as in ``popdist_listening.address_in``;
-            None for all networks.
         on_signal: Called with a signal that was sent to mpirun. mpirun blocks the signal, because
             mpirun would kill the wrappers within half a second, despite ``--grace``.
-        end_signal: The signal that makes mpirun clean up and end.
 
     Attributes:
         ended_at: The time when mpirun ended; None before.
@@ -152,22 +101,20 @@ class Mpirun:
 
     def __init__(
         self,
-        command: tuple[str, ...],
+        job: Job,
         environ: Mapping[str, str],
         mark: str,
         selector: selectors.BaseSelector,
         log: Callable[[str], None],
         open_files: tuple[int, int],
-        *,
-        network: str | None,
         on_signal: Callable[[int], None],
-        end_signal: int = signal.SIGTERM,
     ) -> None:
+        command, self._end_signal = job.command.words, job.command.end_signal
+        self._network = job.hosts.network
         self.ended_at: float | None = None
         self.is_expected_to_end = False
         self._on_signal = on_signal
-        self._end_signal = end_signal
-        self._blocked = tuple(number for number in _BLOCKED_SIGNALS if number != end_signal)
+        self._blocked = tuple(number for number in _BLOCKED_SIGNALS if number != self._end_signal)
         self._check_signals_at, self._pending_signal = 0.0, 0
         self._mark = os.fsencode(mark)
         self._selector = selector
@@ -180,7 +127,7 @@ class Mpirun:
         def prepare() -> None:
             # If the launcher ends first, this signal lets mpirun end its daemons. After SIGKILL,
             # MPICH would kill the wrappers before they can clean up.
-            process_control.die_with_parent(parent, end_signal)
+            process_control.die_with_parent(parent, self._end_signal)
             # A blocked signal stays pending, whatever handler mpirun installs for it.
             signal.pthread_sigmask(signal.SIG_BLOCK, self._blocked)
             process_control.set_open_files(open_files)
@@ -202,7 +149,10 @@ class Mpirun:
             advice = f": {PROCESSES_ADVICE}" if error.errno == errno.EAGAIN else ""
             raise StartError(f"cannot run {command[0]}: {error.strerror}{advice}") from None
         log(f"mpirun runs with PID {self._process.pid}")
-        self._ports = _ListeningPorts(self._process.pid, network, log)
+        self._ports_interval = _FIRST_PORTS_SECONDS
+        self._ports_at = math.inf
+        if self._network is not None:
+            self._ports_at = time.monotonic() + _FIRST_PORTS_SECONDS
         assert self._process.stdout is not None
         os.set_blocking(self._process.stdout.fileno(), False)
         selector.register(self._process.stdout, selectors.EVENT_READ, self._read)
@@ -252,20 +202,23 @@ class Mpirun:
 
     def all_connected(self) -> None:
         """Move mpirun's ports a last time, as it opens no more after all wrappers connected."""
-        self._ports.move()
-        self._ports.is_done = True
+        self._move_ports()
+        self._ports_at = math.inf
 
     def next_deadline(self) -> float:
         """Return the time at which ``on_time`` next has work to do; inf for never."""
         is_confirming = self._pending_signal and self.ended_at is None
         confirm_at = self._check_signals_at if is_confirming else math.inf
-        return min(self._kill_at, self._ports.next_deadline(), confirm_at)
+        return min(self._kill_at, self._ports_at, confirm_at)
 
     def on_time(self, now: float) -> None:
         """Check the signals and ports of mpirun, and kill it if its time to end is over."""
         if now >= self._check_signals_at and self.ended_at is None:
             self._check_signals(now)
-        self._ports.on_time(now)
+        if now >= self._ports_at:
+            self._ports_interval = min(1.25 * self._ports_interval, _MAX_PORTS_SECONDS)
+            self._ports_at = now + self._ports_interval
+            self._move_ports()
         if now >= self._kill_at:
             self._kill()
 
@@ -293,6 +246,27 @@ class Mpirun:
                 with contextlib.suppress(ChildProcessError):
                     os.waitpid(pid, os.WNOHANG)
             time.sleep(0.005)
+
+    def _move_ports(self) -> None:
+        """Move sockets that listen on every address of the machine to the job's network.
+
+        Only a process that may trace mpirun can move its sockets. Containers often forbid tracing.
+        """
+        if self._network is None or math.isinf(self._ports_at):
+            return
+        try:
+            ports = program_environment.import_lent_sockets().move_of(self.pid, self._network)
+        except ProcessLookupError:
+            return  # mpirun has ended, which the supervisor notices
+        except OSError as error:
+            self._ports_at = math.inf
+            self._log(
+                "mpirun listens on every address of this machine: the system does not lend its "
+                f"sockets to the launcher ({error.strerror})"
+            )
+            return
+        for port in ports:
+            self._log(f"port {port} of mpirun is kept to {self._network}")
 
     def _check_signals(self, now: float) -> None:
         pending = process_info.pending_signals(self.pid)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 from popdist_py.atomic_file import open_private
 from popdist_py.environment import CALL, TIMELINE
 from poprun_py.instance import control_protocol
-from poprun_py.running.supervise.job_description import FilePlace
+from poprun_py.running.supervise.job_description import JobFiles
 
 if TYPE_CHECKING:
     from popdist_py.timeline.clocks import ClockSample
@@ -35,17 +35,14 @@ class FileTransfer:
     """Exchanges files with the programs of one attempt.
 
     Args:
-        places: The places for files from programs. Their patterns do not overlap.
+        files: The files of the job.
         others: The instances on other hosts.
-        call: A file that all programs read, which is sent to other hosts; None without one.
     """
 
-    def __init__(
-        self, places: Sequence[FilePlace], others: frozenset[int], call: Path | None = None
-    ) -> None:
-        self._places = tuple(places)
+    def __init__(self, files: JobFiles, others: frozenset[int]) -> None:
+        self._places = files.places  # their patterns do not overlap
         self._others = others
-        self._call = call
+        self._call = files.call
         self._call_paths: dict[int, str] = {}
         self._received: dict[tuple[int, str], int] = defaultdict(int)
 
@@ -99,12 +96,7 @@ class FileTransfer:
         return values
 
     def take(self, instance: int, payload: bytes) -> None:
-        """Append a part that a wrapper sent to its file; drop files with unexpected names.
-
-        Args:
-            instance: The instance of the wrapper.
-            payload: The payload of a ``FILE`` frame.
-        """
+        """Append the part in a ``FILE`` frame to its file; drop files with unexpected names."""
         import zlib  # only needed for jobs on several hosts
 
         encoded, _, packed = payload.partition(b"\0")
@@ -123,7 +115,6 @@ class FileTransfer:
 
 
 def _absolute(path: Path) -> str:
-    """Return a path that stays valid if the program changes its working folder."""
     return os.path.abspath(path)  # noqa: PTH100 (keeps symbolic links)
 
 

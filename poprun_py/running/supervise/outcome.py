@@ -71,7 +71,7 @@ class ResourceShortage:
 
 
 class ShortageCheck:
-    """Finds shortages of resources during one attempt at a job, from its start on.
+    """Finds shortages of resources during one attempt at a job, which has just started.
 
     Args:
         folder: The folder of MPI's files.
@@ -120,15 +120,11 @@ class Ending:
     """The observations of a run that has ended.
 
     Attributes:
-        job: The job.
         files: The folder in which MPI keeps its own files.
-        shortage: The resources of this host that were used up.
         peers: The instances that have connected.
         visible_instances: The instances whose last stderr output is at the end of the launcher's
             stderr.
-        seconds: The duration of the run.
         mpirun_code: The exit code of mpirun; negative for a signal.
-        mpirun_output: The output of mpirun.
         stop: The cause and time of the job's stop; None if the job was not stopped.
     """
 
@@ -189,9 +185,7 @@ def _explanation_of(mpirun_output: str) -> str:
 def leftovers_sentence(index: int, killed: Sequence[tuple[int, str]]) -> str:
     """Return a sentence about processes that an instance left running at its end.
 
-    Args:
-        index: The instance.
-        killed: The process ids and commands of the processes, which its wrapper has killed.
+    Its wrapper has killed the processes, which are named by process id and command.
     """
     named = [f"PID {pid} ({command})" for pid, command in killed[:_MAX_LEFTOVERS]]
     if len(killed) > _MAX_LEFTOVERS:
@@ -266,11 +260,7 @@ def _exit_code(
 
 
 def _refuse_unstarted(end: Ending, index: int) -> None:
-    """Check that the program of the instance that failed first was executed.
-
-    Raises:
-        StartError: The program was not executed.
-    """
+    """Raise StartError if the program of the instance that failed first was not executed."""
     peer = end.peers[index]
     error = peer.instance_end.get("exec_error") if peer.instance_end else ""
     if error:
@@ -341,7 +331,6 @@ def _advice(end: Ending) -> str:
 
 
 def _too_many(end: Ending) -> str:
-    """Return advice about a limit of processes that was reached."""
     if not end.shortage.was_process_refused:
         return PROCESSES_ADVICE
     number = f"{end.shortage.process_limit} " if end.shortage.process_limit else ""

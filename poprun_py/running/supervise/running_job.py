@@ -69,16 +69,8 @@ class RunningJob:
         on_started: Called once, when all programs run, with the reports of their wrappers.
 
     Attributes:
-        control: The connections to the instances.
-        shutdown: The shutdown of the job.
-        limits: The time limits of the job.
-        keyboard: The input of the instances.
-        diagnosis: Finds out why the job does not start.
         open_files: The (soft, hard) limit of open files for the programs on this host; None for the
             limit of mpirun.
-        mpirun: The process that starts the wrappers, after ``begin``.
-        shortages: Finds resources of this host that are used up, after ``begin``.
-        observer: Observes the instances, after ``begin``.
         timed: The parts that act at certain times, after ``begin``.
     """
 
@@ -122,20 +114,14 @@ class RunningJob:
             is_shown=output.is_terminal,
             tag_width=lambda index: tag_width(index, job.watchers.output),
         )
-        self._files = FileTransfer(job.files.places, job.hosts.others, job.files.call)
+        self._files = FileTransfer(job.files, job.hosts.others)
         self._start = ProgramStart(
             job, control, self._files, self.shutdown, self._settings_of, self._on_all_told
         )
         self._handlers = self._frame_handlers()
 
     def begin(self, mpirun: Mpirun, selector: selectors.BaseSelector, began: float) -> None:
-        """Prepare for the events of the job, while mpirun starts.
-
-        Args:
-            mpirun: The process, which has just been started.
-            selector: Calls the handlers of the events.
-            began: The time when the job began.
-        """
+        """Make the other parts of a job that ``began`` at a time, while its mpirun starts."""
         # Imported while mpirun starts.
         from poprun_py.running.watch.job_observer import JobObserver, RoundTimes
         from poprun_py.running.watch.job_view import JobView, LiveView

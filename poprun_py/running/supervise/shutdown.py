@@ -68,10 +68,8 @@ class StopRequest:
     def begin(self, number: int, members: Collection[int], now: float) -> StopAction | None:
         """Begin to stop because of signal ``number``, or replace the signal of a running request.
 
-        Args:
-            number: SIGTERM limits the time to save. SIGUSR1 does not.
-            members: The instances whose programs run; empty if not all instances have connected.
-            now: The current time.
+        SIGTERM limits the time to save, and SIGUSR1 does not. The ``members`` are the instances
+        whose programs run; empty if not all instances have connected.
         """
         if self._is_begun:
             if number == signal.SIGTERM:
@@ -159,9 +157,6 @@ class JobShutdown:
         log: Writes a line of the launcher's own log.
         say: Shows a line to the user at any verbosity.
         begun: Called once, when the programs are asked to end, with the time.
-
-    Attributes:
-        stop: The cause of the shutdown; None before the shutdown.
     """
 
     def __init__(
@@ -172,7 +167,7 @@ class JobShutdown:
         say: Callable[[str], None],
         begun: Callable[[float], None] = lambda _: None,
     ) -> None:
-        self.stop: Stop | None = None
+        self.stop: Stop | None = None  # None before the shutdown
         self.asked_at: float | None = None  # when the programs were asked to end
         self._grace_seconds = job.limits.grace
         self._say = say
@@ -203,11 +198,7 @@ class JobShutdown:
     ) -> None:
         """Note why the job is to end, without asking the instances to end yet.
 
-        Args:
-            cause: The cause.
-            reason: The cause in words.
-            number: The signal that caused the shutdown; 0 without a signal.
-            hung: The instances that hang.
+        ``number`` is the signal that caused the shutdown; 0 without a signal.
         """
         stop = Stop(cause=cause, reason=reason, at=time.monotonic(), signal=number, hung=hung)
         self.stop = stop if self.stop is None else self.stop.followed_by(stop)
@@ -309,7 +300,6 @@ class JobShutdown:
             self._ask_to_save(signal.SIGTERM)
 
     def _ask_to_save(self, number: int) -> None:
-        """Let the programs agree to stop at the same call, because of a signal."""
         peers = self._control.peers.values() if self._control.is_complete else ()
         members = [peer.index for peer in peers if peer.program_end is None]
         self._act(self._request.begin(number, members, time.monotonic()))
@@ -326,7 +316,6 @@ class JobShutdown:
             self._send_signal(self._request.signal)
 
     def _send_signal(self, number: int) -> None:
-        """Deliver a signal of the launcher to the programs."""
         self._control.broadcast(control_protocol.SIGNAL, int(number))
 
     def _stop_programs(self, grace_seconds: float) -> None:

@@ -68,27 +68,14 @@ Processes = list[dict[str, Any]]
 
 @dataclass(slots=True, eq=False)
 class _Collection:
-    """One pending request for the stacks of all running instances.
-
-    Attributes:
-        missing: The instances that have not answered yet.
-        deadline: The time when the collection ends, even if instances are missing.
-        reply: Called with the stacks at the end.
-        answers: The answers so far; None for an instance that cannot give its stacks.
-    """
-
-    missing: set[int]
-    deadline: float
+    missing: set[int]  # the instances that have not answered yet
+    deadline: float  # when the collection ends, even if instances are missing
     reply: Callable[[tuple[StackGroup, ...]], None]
     answers: dict[int, Processes | None] = field(default_factory=dict)
 
 
 class StackCollector:
-    """Collects the stacks of all running instances, perhaps for several callers at a time.
-
-    Args:
-        control: The connections to the instances.
-    """
+    """Collects the stacks of all running instances, perhaps for several callers at a time."""
 
     def __init__(self, control: ControlChannel) -> None:
         self._control = control
@@ -128,9 +115,7 @@ class StackCollector:
 def group_stacks(answers: Mapping[int, Any]) -> tuple[StackGroup, ...]:
     """Return groups of instances with equal stacks, the smallest groups first.
 
-    Args:
-        answers: For each instance, the ``processes`` in its wrapper's answer; None if the wrapper
-            did not answer.
+    ``answers`` has the ``processes`` in each wrapper's answer; None if a wrapper did not answer.
     """
     alike: dict[str, list[int]] = {}
     for index, processes in sorted(answers.items()):
@@ -155,11 +140,7 @@ def blocking_by_steps(
     wait, the candidates are the other instances that do not wait, because one of these may have
     made its last step a moment later. The result is the candidates with the fewest steps.
 
-    Args:
-        hung: The instances that hang.
-        done: For each instance, its number of training steps, and of other calls since the last
-            step.
-        groups: The stacks of all instances.
+    ``done`` has each instance's number of training steps, and of other calls since the last step.
     """
     waiting = {index for group in groups if group.waits for index in group.instances}
     others = [index for group in groups if not group.waits for index in group.instances]

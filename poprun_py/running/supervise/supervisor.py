@@ -127,15 +127,13 @@ class _Supervisor:
                 resources.callback(process_control.end_as_subreaper)
             resources.callback(parts.diagnosis.end)
             self._mpirun = mpirun = Mpirun(
-                job.command.words,
+                job,
                 self._environment(),
                 parts.control.address,
                 selector,
                 self._log,
                 mpirun_files,
-                network=job.hosts.network,
-                on_signal=parts.shutdown.on_signal_of_mpirun,
-                end_signal=job.command.end_signal,
+                parts.shutdown.on_signal_of_mpirun,
             )
             resources.callback(mpirun.end)
         # The following preparations take place while mpirun starts.

@@ -287,7 +287,7 @@ def test_an_ending_instance_has_a_longer_limit_and_is_not_waited_for():
     for second in range(1, 8):
         for index in (0, 1):
             detector.activity.record(index, Sample(at=float(second), ending=True), float(second))
-        hung = detector.check(float(second), is_blocked=False, is_mpirun_stopped=True)
+        hung = detector.check(float(second), is_blocked=False, is_mpirun_stopped=lambda: True)
     assert hung == (0, 1)
 
 

@@ -12,7 +12,8 @@ from support.processes import wait_until
 
 from poprun_py.errors import StartError
 from poprun_py.instance import control_protocol
-from poprun_py.running.supervise.job_description import Hosts
+from poprun_py.running.supervise import job_start
+from poprun_py.running.supervise.job_description import Hosts, JobFiles
 from poprun_py.running.supervise.job_start import (
     Finding,
     ProgramStart,
@@ -55,10 +56,11 @@ class Answered:
         self.is_closed = True
 
 
-def test_the_hosts_are_asked_until_they_find_a_reason():
+def test_the_hosts_are_asked_until_they_find_a_reason(monkeypatch):
+    monkeypatch.setattr(job_start, "Question", Answered)
     answers = [Finding(""), Finding("its clock is off"), Finding("it does not answer", True)]
     found = []
-    diagnosis = StartDiagnosis(2, lambda: answers.pop(0), found.append, ask=Answered)
+    diagnosis = StartDiagnosis(2, lambda: answers.pop(0), found.append)
     now, waits = 0.0, []
     diagnosis.begin(now)
     for _ in range(3):
@@ -167,8 +169,8 @@ def start(tmp_path):
         others=frozenset({0, 1}),
     )
     channel, shutdown, started = Channel(2), Shutdown(), []
-    files = FileTransfer((), hosts.others, tmp_path / "call")
-    job_start = ProgramStart(
+    files = FileTransfer(JobFiles(call=tmp_path / "call"), hosts.others)
+    program_start = ProgramStart(
         a_job(count=2, hosts=hosts),
         channel,
         files,
@@ -176,27 +178,27 @@ def start(tmp_path):
         lambda _: {},
         lambda: started.append(1),
     )
-    return job_start, channel, shutdown, started
+    return program_start, channel, shutdown, started
 
 
 def test_programs_start_when_all_hosts_have_taken_leases_and_stored_the_file(start):
-    job_start, channel, shutdown, started = start
-    job_start.begin()
+    program_start, channel, shutdown, started = start
+    program_start.begin()
     assert channel.sent == [(0, control_protocol.LEASE)]
-    job_start.on_lease(channel.peers[0], {})
+    program_start.on_lease(channel.peers[0], {})
     assert channel.sent[1:] == [(index, control_protocol.INPUT_FILE) for index in (0, 1)]
-    job_start.on_file_stored(channel.peers[1], {"path": "/tmp/call"})
+    program_start.on_file_stored(channel.peers[1], {"path": "/tmp/call"})
     assert started == []
-    job_start.on_file_stored(channel.peers[0], {"path": "/tmp/call"})
+    program_start.on_file_stored(channel.peers[0], {"path": "/tmp/call"})
     assert channel.sent[3:] == [(index, control_protocol.GO) for index in (0, 1)]
     assert (started, shutdown.ended) == ([1], [])
 
 
 def test_a_refused_lease_or_a_full_host_ends_the_job(start):
-    job_start, channel, shutdown, started = start
-    job_start.begin()
-    job_start.on_lease(channel.peers[0], {"refusal": "host b: its cores are in use"})
-    job_start.on_file_stored(channel.peers[1], {"problem": "No space left on device"})
+    program_start, channel, shutdown, started = start
+    program_start.begin()
+    program_start.on_lease(channel.peers[0], {"refusal": "host b: its cores are in use"})
+    program_start.on_file_stored(channel.peers[1], {"problem": "No space left on device"})
     (lease, reason), (full, advice) = shutdown.ended
     assert (lease, full) == (Cause.REFUSED, Cause.REFUSED)
     assert reason == "host b: its cores are in use"

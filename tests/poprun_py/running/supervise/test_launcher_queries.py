@@ -117,7 +117,7 @@ def test_other_folders_with_the_launchers_process_id_are_ignored(
 ):
     """A folder of another user, and one that a killed launcher of the same number left."""
     launcher(frame(json.dumps(STATUS)))
-    (own,) = launcher_queries._own_sockets(os.getpid())
+    ((_, own),) = launcher_queries._sockets(os.getpid())
     foreign, dead = (own.parent.with_name(f"{own.parent.name}{end}") / own.name for end in "fd")
     for path in (foreign, dead):
         path.parent.mkdir()

@@ -10,6 +10,7 @@ import time
 import pytest
 from support.processes import wait_until
 
+from poprun_py.running.supervise.job_description import Command, Job
 from poprun_py.running.supervise.mpirun_process import Mpirun
 
 
@@ -22,16 +23,17 @@ def signals():
 @pytest.fixture
 def mpirun(signals):
     with selectors.DefaultSelector() as selector:
+        command = Command(
+            words=("sleep", "30"), environ={}, variables=({},), end_signal=signal.SIGHUP
+        )
         running = Mpirun(
-            ("sleep", "30"),
+            Job(command=command),
             os.environ,
             "a mark that is in no environment",
             selector,
             lambda _: None,
             (1024, 1024),
-            network=None,
-            on_signal=signals.append,
-            end_signal=signal.SIGHUP,
+            signals.append,
         )
         yield running
         running.end()

@@ -12,7 +12,7 @@ import pytest
 from popdist_py.environment import INSTANCE_VARIABLES
 from poprun_py.instance import control_protocol
 from poprun_py.instance import transferred_files as sender
-from poprun_py.running.supervise.job_description import place_of_run, place_of_spans
+from poprun_py.running.supervise.job_description import JobFiles, place_of_run, place_of_spans
 from poprun_py.running.supervise.other_hosts import FileTransfer
 
 OTHERS = frozenset({1})
@@ -26,7 +26,7 @@ def places(tmp_path):
 
 @pytest.fixture
 def files(places):
-    return FileTransfer(places, OTHERS)
+    return FileTransfer(JobFiles(places=places), OTHERS)
 
 
 def written(folder: Path) -> dict[str, bytes]:
@@ -48,14 +48,16 @@ def test_only_an_instance_on_this_host_gets_the_paths_of_the_places(files, tmp_p
         "files": {"POPDIST_RUN_FILES": "", "POPDIST_TIMELINE": f"{1 << 18}:"},
         "spans": "",
     }
-    assert FileTransfer([place_of_run(tmp_path)], OTHERS).start_of(0) == {}
-    nothing = FileTransfer((), OTHERS)
+    assert FileTransfer(JobFiles(places=(place_of_run(tmp_path),)), OTHERS).start_of(0) == {}
+    nothing = FileTransfer(JobFiles(), OTHERS)
     assert (nothing.variables(0), nothing.start_of(1)) == ({}, {})
 
 
 def test_paths_stay_valid_if_a_program_changes_its_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    told = FileTransfer((place_of_run(Path("runs/latest")),), frozenset()).variables(3)
+    told = FileTransfer(
+        JobFiles(places=(place_of_run(Path("runs/latest")),)), frozenset()
+    ).variables(3)
     assert told == {"POPDIST_RUN_FILES": f"{tmp_path}/runs/latest/instance-3"}
 
 
@@ -139,7 +141,7 @@ def test_other_files_and_invalid_parts_are_dropped(files, tmp_path, instance, pa
 
 
 def test_without_a_run_folder_there_are_no_values(places, tmp_path):
-    files = FileTransfer(places[1:], OTHERS)
+    files = FileTransfer(JobFiles(places=places[1:]), OTHERS)
     files.take(1, b"values.jsonl\0" + zlib.compress(b"a"))
     assert written(tmp_path) == {}
 
@@ -147,7 +149,7 @@ def test_without_a_run_folder_there_are_no_values(places, tmp_path):
 @pytest.mark.parametrize(("place", "name"), [(0, "values.jsonl"), (1, "0.spans")])
 def test_a_host_cannot_fill_the_disk(places, tmp_path, place, name):
     small = replace(places[place], most_bytes=2 << 20)
-    files = FileTransfer((small,), OTHERS)
+    files = FileTransfer(JobFiles(places=(small,)), OTHERS)
     for _ in range(5):
         files.take(1, name.encode() + b"\0" + zlib.compress(bytes(1 << 20), 9))
     assert (small.folder / f"instance-1.{name}").stat().st_size == 2 << 20
