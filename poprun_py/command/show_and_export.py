@@ -165,11 +165,11 @@ def show_plan(config: LaunchConfig, planned: LaunchPlan) -> None:
 def _topology(form: str, planned: LaunchPlan) -> str:
     """Return the topology as text in the form ``form``, a value of --print-topology."""
     if form == "svg":
-        from poprun_py.planning.views.plan_svg import plan_svg
+        from poprun_py.planning.views.plan_pictures import plan_svg
 
         return plan_svg(planned)
     if form == "html":
-        from poprun_py.planning.views.plan_page import plan_page
+        from poprun_py.planning.views.plan_pictures import plan_page
 
         return plan_page(planned)
     if form in ("tree", "cores"):
@@ -182,7 +182,7 @@ def _topology(form: str, planned: LaunchPlan) -> str:
         from poprun_py.planning.plan_file import topology_to_json
 
         return json.dumps(topology_to_json(planned), indent=2)
-    from poprun_py.planning.views.topology_table import (
+    from poprun_py.planning.views.plan_text import (
         UNASKED_REPLICAS,
         UNASKED_WIDTH,
         topology_table,

@@ -29,8 +29,7 @@ from poprun_py.options.option_types import option_name
 from poprun_py.planning.launch_plan import LaunchPlan
 from poprun_py.planning.plan_warnings import plan_warnings
 from poprun_py.planning.views.command_text import launch_command, typed_values
-from poprun_py.planning.views.plan_page import instances_table
-from poprun_py.planning.views.plan_svg import host_pictures, legend
+from poprun_py.planning.views.plan_pictures import host_pictures, instances_table, legend
 from poprun_py.planning.views.plan_text import tree_text
 from poprun_py.planning.views.plan_tree import plan_tree
 from poprun_py.planning.views.text_drawing import TextStyle

@@ -17,9 +17,8 @@ from poprun_py.planning.cpu_placement import place
 from poprun_py.planning.installed_mpi import OPEN_MPI_5, Mpi
 from poprun_py.planning.topology import make_topology
 from poprun_py.planning.views.host_tables import hardware_table
-from poprun_py.planning.views.plan_svg import plan_svg
-from poprun_py.planning.views.plan_text import core_map
-from poprun_py.planning.views.topology_table import topology_table
+from poprun_py.planning.views.plan_pictures import plan_svg
+from poprun_py.planning.views.plan_text import core_map, topology_table
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "placement.md"

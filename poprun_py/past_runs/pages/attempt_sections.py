@@ -182,7 +182,7 @@ def placement_section(plan: LaunchPlan | None) -> Section:
     """Return a section with pictures of the hosts and their instances, replicas and IPUs."""
     if plan is None:
         return Section("Placement", ())
-    from poprun_py.planning.views.plan_svg import host_pictures, legend
+    from poprun_py.planning.views.plan_pictures import host_pictures, legend
     from poprun_py.planning.views.plan_tree import plan_tree
 
     tree = plan_tree(plan)

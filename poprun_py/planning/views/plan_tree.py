@@ -1,24 +1,24 @@
-"""A plan as a tree of values, with groups of hosts, groups of instances, and IPU-Link domains.
+"""A plan as a tree of values: groups of equal hosts, and their groups of equal instances.
 
-The text of a plan (plan_text.py), its SVG picture (plan_svg.py) and its HTML page (plan_page.py)
-are drawn from this tree. Neighbouring hosts with equal machines and equal placements are one group,
+The text of a plan (plan_text.py), its SVG picture and its HTML page (plan_pictures.py) are drawn
+from this tree. Neighbouring hosts with equal machines and equal placements are one group,
 and so are neighbouring instances with the same placement. Texts and pictures of a large job
 therefore stay short.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
 from popdist_py.errors import counted
-from poprun_py.display.formatting import numbered, ranges_text
+from poprun_py.display.formatting import numbered
 from poprun_py.machines.host_list import compress
 from poprun_py.machines.machine import Core, Machine
 from poprun_py.planning.cpu_placement import Placement
 from poprun_py.planning.launch_plan import InstancePlan, LaunchPlan
-from poprun_py.planning.topology import Topology
+from poprun_py.planning.topology import Instance, Topology
 
 # In a plan with at most this many hosts, each host is a group of its own. In a plan with at most
 # this many IPU-Link domains, hosts of different domains are not in the same group.
@@ -35,11 +35,6 @@ LEGEND = {
     MANY: "several instances",
     SLOW: "slower core",
 }
-# The columns of the table of instances.
-COLUMNS = (
-    *("host", "instance", "NUMA nodes", "CPUs", "memory of nodes", "threads"),
-    *("replicas", "IPUs", "IPU-Link domain"),
-)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -68,43 +63,19 @@ class InstanceGroup:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class OtherHosts:
-    """The hosts of a group after its first host; they are shown on one line.
-
-    ``names`` contains the names of these hosts in a short form, such as ``node[1-3]``. ``ilds`` are
-    the indices of the hosts' IPU-Link domains; empty if the job has one domain.
-    """
-
-    names: str
-    first_host: str
-    instances: range
-    replicas: range
-    ilds: range
-
-    def details(self, domain: str = "ILD") -> str:
-        """Return a text about the hosts, such as ``as n0, instances 1-3, replicas 4-15, ILD 0``.
-
-        ``as n0`` says that the hosts have the hardware and placements of host n0. ``domain`` is the
-        word to use for an IPU-Link domain.
-        """
-        where = f", {numbered(domain, self.ilds)}" if self.ilds else ""
-        return (
-            f"as {self.first_host}, {numbered('instance', self.instances)}, "
-            f"{numbered('replica', self.replicas)}{where}"
-        )
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class HostGroup:
     """Neighbouring hosts with equal machines and equal placements.
 
-    ``instances`` are the instances of the first host only.
+    ``instances`` are the instances of the first host only. ``other_ends`` are the first and the
+    last instance of the other hosts; None if there are no other hosts. ``has_domains`` tells
+    whether the job has several IPU-Link domains.
     """
 
     names: tuple[str, ...]
     machine: Machine | None
     instances: tuple[InstanceGroup, ...]
-    others: OtherHosts | None
+    other_ends: tuple[Instance, Instance] | None
+    has_domains: bool
 
     @property
     def name(self) -> str:
@@ -121,55 +92,52 @@ class HostGroup:
         """The placements on the first host, with the indices of the instances as keys."""
         return {index: group.placement for group in self.instances for index in group.indices}
 
+    @property
+    def others(self) -> str:
+        """The names of the other hosts, such as ``node[1-3]``; empty if there are none."""
+        return compress(self.names[1:]) if len(self.names) > 1 else ""
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LinkDomain:
-    """An IPU-Link domain of a job, with its IPUs and the names of its hosts."""
+    def others_details(self, domain: str = "ILD") -> str:
+        """Return a text about the other hosts: ``as n0, instances 1-3, replicas 4-15, ILD 0``.
 
-    hosts: tuple[str, ...]
-    ipus: range
+        ``as n0`` says that the hosts have the hardware and placements of host n0. ``domain`` is the
+        word to use for an IPU-Link domain.
+        """
+        assert self.other_ends is not None
+        first, last = self.other_ends
+        ilds = range(first.ild, last.ild + 1)
+        return (
+            f"as {self.name}, {numbered('instance', range(first.index, last.index + 1))}, "
+            f"{numbered('replica', range(first.replicas.start, last.replicas.stop))}"
+            f"{f', {numbered(domain, ilds)}' if self.has_domains else ''}"
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlanTree:
-    """The tree of a plan, which is drawn as text, as a picture and as an HTML page.
+    """The tree of a plan, which is drawn as text, as a picture and as an HTML page."""
 
-    ``headline`` is a text such as ``2 instances, 8 replicas, 8 IPUs on localhost``.
-    """
-
-    headline: str
+    topology: Topology
     hosts: tuple[HostGroup, ...]
-    domains: tuple[LinkDomain, ...]
-    num_ipus: int
+
+    @property
+    def headline(self) -> str:
+        """A text such as ``2 instances, 8 replicas, 8 IPUs on localhost``."""
+        topology = self.topology
+        domains = f" in {topology.num_ilds} IPU-Link domains" if topology.num_ilds > 1 else ""
+        hosts = topology.hosts
+        where = hosts[0].name if len(hosts) == 1 else f"{len(hosts)} hosts"
+        return (
+            f"{counted(topology.num_instances, 'instance')}, "
+            f"{counted(topology.num_replicas, 'replica')}, "
+            f"{counted(topology.num_ipus, 'IPU')}{domains} on {where}"
+        )
 
 
 def plan_tree(plan: LaunchPlan) -> PlanTree:
     """Return the tree of a plan."""
-    topology = plan.topology
-    share, size = topology.num_instances // topology.num_ilds, topology.ipus_per_ild
-    domains = []
-    for index in range(topology.num_ilds):
-        members = topology.instances[index * share : (index + 1) * share]
-        names = dict.fromkeys(topology.hosts[each.host_index].name for each in members)
-        ipus = range(index * size, (index + 1) * size)
-        domains.append(LinkDomain(hosts=tuple(names), ipus=ipus))
-    return PlanTree(
-        headline=_headline(topology),
-        hosts=tuple(_host_group(plan, hosts) for hosts in _equal_hosts(plan)),
-        domains=tuple(domains),
-        num_ipus=topology.num_ipus,
-    )
-
-
-def _headline(topology: Topology) -> str:
-    domains = f" in {topology.num_ilds} IPU-Link domains" if topology.num_ilds > 1 else ""
-    hosts = topology.hosts
-    where = hosts[0].name if len(hosts) == 1 else f"{len(hosts)} hosts"
-    return (
-        f"{counted(topology.num_instances, 'instance')}, "
-        f"{counted(topology.num_replicas, 'replica')}, "
-        f"{counted(topology.num_ipus, 'IPU')}{domains} on {where}"
-    )
+    groups = (_host_group(plan, hosts) for hosts in _equal_hosts(plan))
+    return PlanTree(topology=plan.topology, hosts=tuple(groups))
 
 
 def _instances_of(plan: LaunchPlan, host: int) -> tuple[InstancePlan, ...]:
@@ -196,25 +164,17 @@ def _equal_hosts(plan: LaunchPlan) -> Iterator[range]:
 
 
 def _host_group(plan: LaunchPlan, hosts: range) -> HostGroup:
-    names = tuple(plan.topology.hosts[host].name for host in hosts)
     groups = groupby(_instances_of(plan, hosts[0]), key=lambda p: (p.placement, p.instance.ild))
-    others = None
+    ends = None
     if len(hosts) > 1:
-        first = _instances_of(plan, hosts[1])[0].instance
-        last = _instances_of(plan, hosts[-1])[-1].instance
-        has_domains = plan.topology.num_ilds > 1
-        others = OtherHosts(
-            names=compress(names[1:]),
-            first_host=names[0],
-            instances=range(first.index, last.index + 1),
-            replicas=range(first.replicas.start, last.replicas.stop),
-            ilds=range(first.ild, last.ild + 1) if has_domains else range(0),
-        )
+        first, last = _instances_of(plan, hosts[1])[0], _instances_of(plan, hosts[-1])[-1]
+        ends = (first.instance, last.instance)
     return HostGroup(
-        names=names,
+        names=tuple(plan.topology.hosts[host].name for host in hosts),
         machine=plan.machines[hosts[0]],
         instances=tuple(_instance_group(list(members)) for _, members in groups),
-        others=others,
+        other_ends=ends,
+        has_domains=plan.topology.num_ilds > 1,
     )
 
 
@@ -229,57 +189,25 @@ def _instance_group(members: Sequence[InstancePlan]) -> InstanceGroup:
     )
 
 
-def instance_rows(tree: PlanTree) -> list[tuple[str, ...]]:
-    """Return the rows of a table of the instances, with a cell for each column of ``COLUMNS``.
+def core_labels(machine: Machine, placements: Mapping[int, Placement]) -> Callable[[Core], str]:
+    """Return a function that labels cores of a host with the instances that may run on them.
 
-    The instances of a group's first host have rows of their own. A row with only one cell describes
-    all other hosts of the group.
+    A label is a sign or the indices of instances, such as ``0/4``. ``placements`` maps the indices
+    of the host's instances to their placements.
     """
-    rows: list[tuple[str, ...]] = []
-    for host in tree.hosts:
-        for group in host.instances:
-            placement = group.placement
-            each = " each" if len(group.indices) > 1 else ""
-            rows.append(
-                (
-                    host.name,
-                    ranges_text(group.indices),
-                    ranges_text(placement.numa_nodes) or "any",
-                    ranges_text(placement.cpus) or "any",
-                    ranges_text(placement.memory_nodes) or "any",
-                    f"{placement.threads or 'unset'}{each}",
-                    ranges_text(group.replicas),
-                    ranges_text(group.ipus),
-                    str(group.ild),
-                )
-            )
-        if host.others is not None:
-            rows.append((f"{host.others.names}: {host.others.details('IPU-Link domain')}",))
-    return rows
+    fastest = max(core.efficiency for core in machine.cores)
+    owners: dict[int, set[int]] = {}
+    for index, placement in placements.items():
+        for cpu in placement.cpus or machine.allowed_cpus:
+            owners.setdefault(cpu, set()).add(index)
 
-
-class CoreLabels:
-    """Labels of the cores of a host, which name the instances that may run on each core.
-
-    ``placements`` maps the indices of the host's instances to their placements.
-    """
-
-    def __init__(self, machine: Machine, placements: Mapping[int, Placement]) -> None:
-        self._allowed = machine.allowed_cpus
-        self._fastest = max(core.efficiency for core in machine.cores)
-        self._owners: dict[int, list[int]] = {}
-        for index, placement in placements.items():
-            for cpu in placement.cpus or machine.allowed_cpus:
-                self._owners.setdefault(cpu, []).append(index)
-
-    def of(self, core: Core) -> str:
-        """Return the label of a core, which is a sign or the indices of instances (``0/4``)."""
-        return self._owner(core) + (SLOW if core.efficiency < self._fastest else "")
-
-    def _owner(self, core: Core) -> str:
-        if not self._allowed.intersection(core.cpus):
-            return FORBIDDEN
-        indices = sorted({index for cpu in core.cpus for index in self._owners.get(cpu, ())})
+    def label(core: Core) -> str:
+        slow = SLOW if core.efficiency < fastest else ""
+        if machine.allowed_cpus.isdisjoint(core.cpus):
+            return FORBIDDEN + slow
+        indices = sorted(set().union(*(owners.get(cpu, ()) for cpu in core.cpus)))
         if len(indices) > _MOST_OWNERS:
-            return MANY
-        return "/".join(map(str, indices)) or IDLE
+            return MANY + slow
+        return ("/".join(map(str, indices)) or IDLE) + slow
+
+    return label

@@ -23,7 +23,7 @@ HEAVY = {"torch", "numpy", "mpi4py", "torchvision", "asyncio", "rich"}
 def test_launcher_imports_nothing_heavy():
     modules = (
         *("command.cli", "command.pods.graphcore_tools", "python_api.launch", "launching.launch"),
-        *("running.supervise.supervisor", "planning.launch_plan", "planning.views.topology_table"),
+        *("running.supervise.supervisor", "planning.launch_plan", "planning.views.plan_text"),
     )
     code = "\n".join(f"import poprun_py.{module}" for module in modules)
     assert not imports_of(code) & HEAVY

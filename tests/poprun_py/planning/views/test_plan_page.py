@@ -11,7 +11,7 @@ from support.launcher.sysfs_trees import SNAPSHOTS
 
 from poprun_py import LaunchConfig, plan
 from poprun_py.planning.installed_mpi import OPEN_MPI_5, Mpi
-from poprun_py.planning.views.plan_page import plan_page
+from poprun_py.planning.views.plan_pictures import plan_page
 
 MPI = Mpi(path="/mpi/bin/mpirun", kind=OPEN_MPI_5)
 EXAMPLE = str(SNAPSHOTS / "example.json")

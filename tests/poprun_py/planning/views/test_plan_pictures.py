@@ -20,7 +20,7 @@ from poprun_py.machines.host_list import Host
 from poprun_py.planning.cpu_placement import MODES, place
 from poprun_py.planning.installed_mpi import OPEN_MPI_5, Mpi
 from poprun_py.planning.plan_warnings import plan_warnings
-from poprun_py.planning.views.plan_svg import host_pictures, plan_svg
+from poprun_py.planning.views.plan_pictures import host_pictures, plan_svg
 from poprun_py.planning.views.plan_tree import plan_tree
 
 MPI = Mpi(path="/mpi/bin/mpirun", kind=OPEN_MPI_5)

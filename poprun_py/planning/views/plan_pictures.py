@@ -1,4 +1,4 @@
-"""A plan as an SVG picture of hosts with their NUMA nodes, cores and instances.
+"""A plan as an SVG picture of its hosts, and as an HTML page with these pictures.
 
 Each group of equal hosts is drawn as one card, a frame that shows the first host of the group. The
 functions of svg.py draw and arrange the parts of a card.
@@ -7,17 +7,19 @@ functions of svg.py draw and arrange the parts of a card.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
 
 from popdist_py.errors import counted
 from poprun_py.display.formatting import bytes_text, numbered, ranges_text
-from poprun_py.display.page import InlineSvgs
+from poprun_py.display.page import Alert, Code, InlineSvgs, Section, Sentence, Table, page
 from poprun_py.machines.host_list import compress
 from poprun_py.machines.machine import Core, Machine, NumaNode
+from poprun_py.planning.cpu_placement import hardware_threads
 from poprun_py.planning.launch_plan import LaunchPlan
 from poprun_py.planning.plan_warnings import plan_warnings
+from poprun_py.planning.topology import Topology
+from poprun_py.planning.views.command_text import launch_command
 from poprun_py.planning.views.host_tables import machine_summary
 from poprun_py.planning.views.plan_text import placement_text, tree_text
 from poprun_py.planning.views.plan_tree import (
@@ -26,10 +28,10 @@ from poprun_py.planning.views.plan_tree import (
     LEGEND,
     MANY,
     SLOW,
-    CoreLabels,
     HostGroup,
     InstanceGroup,
     PlanTree,
+    core_labels,
     plan_tree,
 )
 from poprun_py.planning.views.svg import (
@@ -63,6 +65,11 @@ _MOST_IN_HALF = 8
 # host, and is divided among the host's IPU-Link domains.
 _MOST_DOMAINS, _MOST_INSTANCES, _MOST_REPLICAS, _MOST_IPUS = 4, 12, 8, 8
 _FEWEST_INSTANCES = 3
+# The columns of the table of instances.
+_COLUMNS = (
+    *("host", "instance", "NUMA nodes", "CPUs", "memory of nodes", "threads"),
+    *("replicas", "IPUs", "IPU-Link domain"),
+)
 
 
 def plan_svg(plan: LaunchPlan) -> str:
@@ -83,10 +90,61 @@ def plan_svg(plan: LaunchPlan) -> str:
         flowing(cards, width, gap=_GAP),
         paragraph(legend(tree), "note", width),
     ]
-    page = framed(stacked(parts, gap=_GAP), "page", pad=_PAD, width=width + 2 * _PAD)
+    whole = framed(stacked(parts, gap=_GAP), "page", pad=_PAD, width=width + 2 * _PAD)
     lines = tree_text(tree, TextStyle(box_lines=False)).split("\n")
     description = "; ".join(line.lstrip(" |`-") for line in lines)
-    return document(page, title=tree.headline, description=description, style=STYLE)
+    return document(whole, title=tree.headline, description=description, style=STYLE)
+
+
+def plan_page(plan: LaunchPlan) -> str:
+    """Return a plan as an HTML page, in ASCII, without a final newline.
+
+    The page is also well-formed XML.
+    """
+    tree = plan_tree(plan)
+    hidden = Sentence("Values of --env are not shown: set these variables first.")
+    command = Code(launch_command(plan.config))
+    return page(
+        tree.headline,
+        [
+            Section("Instances", [instances_table(tree)]),
+            Section("Command", [hidden, command] if plan.config.env else [command]),
+        ],
+        opening=[
+            *map(Alert, plan_warnings(plan)),
+            host_pictures(tree),
+            Sentence(legend(tree)),
+        ],
+    )
+
+
+def instances_table(tree: PlanTree) -> Table:
+    """Return a table with the CPUs, replicas and IPUs of each instance.
+
+    The instances of a group's first host have rows of their own. A row with only one cell describes
+    all other hosts of the group.
+    """
+    rows: list[tuple[str, ...]] = []
+    for host in tree.hosts:
+        for group in host.instances:
+            placement = group.placement
+            each = " each" if len(group.indices) > 1 else ""
+            rows.append(
+                (
+                    host.name,
+                    ranges_text(group.indices),
+                    ranges_text(placement.numa_nodes) or "any",
+                    ranges_text(placement.cpus) or "any",
+                    ranges_text(placement.memory_nodes) or "any",
+                    f"{placement.threads or 'unset'}{each}",
+                    ranges_text(group.replicas),
+                    ranges_text(group.ipus),
+                    str(group.ild),
+                )
+            )
+        if host.others:
+            rows.append((f"{host.others}: {host.others_details('IPU-Link domain')}",))
+    return Table("Instances", _COLUMNS, rows)
 
 
 def host_pictures(tree: PlanTree) -> InlineSvgs:
@@ -101,12 +159,12 @@ def host_pictures(tree: PlanTree) -> InlineSvgs:
 def legend(tree: PlanTree) -> str:
     """Return a sentence that explains the signs in the pictures of a plan."""
     drawn = [
-        (host.machine, CoreLabels(host.machine, host.placements))
+        (host.machine, core_labels(host.machine, host.placements))
         for host in tree.hosts
         if host.machine is not None
     ]
-    cores = [(core, labels) for machine, labels in drawn for core in machine.cores]
-    shown = "".join(labels.of(thread) for core, labels in cores for thread in _threads(core))
+    cores = [(core, label) for machine, label in drawn for core in machine.cores]
+    shown = "".join(label(thread) for core, label in cores for thread in hardware_threads((core,)))
     has_threads = any(len(core.cpus) > 1 for core, _ in cores)
     signs = [
         *(["a cell is a core with the index of its instance"] if cores else []),
@@ -133,19 +191,19 @@ def _card(tree: PlanTree, host: HostGroup, *, is_wide: bool = False) -> Block:
 
     The instances are drawn below the cores; in a wide card, beside the cores.
     """
-    machine, others = host.machine, host.others
+    machine = host.machine
     width = _CARD - 2 * _PAD
-    title = f"{host.name}, and {len(host.names) - 1} like it" if others else host.name
+    title = f"{host.name}, and {len(host.names) - 1} like it" if host.others else host.name
     facts = machine_summary(machine) if machine is not None else ["unknown machine"]
-    if others:
-        facts.append(f"{others.names}: {others.details('IPU-Link domain')}")
+    if host.others:
+        facts.append(f"{host.others}: {host.others_details('IPU-Link domain')}")
     heading = [paragraph(title, "title", width), *(paragraph(f, "note", width) for f in facts)]
     nodes = [_nodes(machine, host, width)] if machine is not None else []
     hardware = stacked([stacked(heading, gap=2), *nodes], gap=_GAP)
-    instances = stacked(_instances(tree, host, width), gap=_GAP)
+    instances = stacked(_instances(tree.topology, host, width), gap=_GAP)
     both = (beside if is_wide else stacked)([hardware, instances], gap=_GAP)
     card = framed(both, "card", pad=_PAD, width=_CARD)
-    return _piled(card) if others else card
+    return _piled(card) if host.others else card
 
 
 def _piled(card: Block) -> Block:
@@ -160,22 +218,24 @@ def _piled(card: Block) -> Block:
 
 def _nodes(machine: Machine, host: HostGroup, width: int) -> Block:
     """Draw the NUMA nodes of a host, two in a row if they have few cores."""
-    labels = CoreLabels(machine, host.placements)
+    label_of = core_labels(machine, host.placements)
     sizes = [sum(c.numa_node == n.index for c in machine.cores) for n in machine.numa_nodes]
     is_half = len(sizes) > 1 and max(sizes) <= _MOST_IN_HALF
     node_width = (width - _INNER_PAD) // 2 if is_half else width
     nodes = [
-        _node(machine, node, labels, host.first_index, node_width) for node in machine.numa_nodes
+        _node(machine, node, label_of, host.first_index, node_width) for node in machine.numa_nodes
     ]
     return flowing(nodes, width, gap=_INNER_PAD)
 
 
-def _node(machine: Machine, node: NumaNode, labels: CoreLabels, first: int, width: int) -> Block:
+def _node(
+    machine: Machine, node: NumaNode, label_of: Callable[[Core], str], first: int, width: int
+) -> Block:
     """Draw a NUMA node with a cell for each core, and wider gaps between L3 caches."""
     inner = width - 2 * _INNER_PAD
     cores = [core for core in machine.cores if core.numa_node == node.index]
     caches = [
-        flowing((_core(core, labels, first) for core in group), inner, gap=_CELL_GAP)
+        flowing((_core(core, label_of, first) for core in group), inner, gap=_CELL_GAP)
         for _, group in groupby(cores, key=lambda core: (core.package, core.l3))
     ]
     parts = [*_node_title(node, inner), flowing(caches, inner, gap=_CACHE_GAP)]
@@ -189,14 +249,9 @@ def _node_title(node: NumaNode, width: int) -> Iterator[Block]:
     yield paragraph(f"{cpus}{memory}", "note", width)
 
 
-def _threads(core: Core) -> list[Core]:
-    """Split a core into one core per hardware thread."""
-    return [replace(core, cpus=(cpu,)) for cpu in core.cpus]
-
-
-def _core(core: Core, labels: CoreLabels, first: int) -> Block:
+def _core(core: Core, label_of: Callable[[Core], str], first: int) -> Block:
     """Draw a core as one cell, or with one cell per hardware thread if their labels differ."""
-    texts = [labels.of(thread) for thread in _threads(core)]
+    texts = [label_of(thread) for thread in hardware_threads((core,))]
     widest = max(texts, key=len)
     if len(set(texts)) == 1:
         height = max(17, _THREAD_HEIGHT * len(texts))
@@ -222,7 +277,7 @@ def _label_cell(label: str, first: int, *, height: int, notches: int = 0, least:
 # --- drawing the instances of a host ------------------------------------------------------------
 
 
-def _instances(tree: PlanTree, host: HostGroup, width: int) -> Iterator[Block]:
+def _instances(topology: Topology, host: HostGroup, width: int) -> Iterator[Block]:
     """Yield a frame for each IPU-Link domain of a host, with the instances in the domain.
 
     If there are too many domains or instances, the first ones and the last one are drawn.
@@ -244,7 +299,7 @@ def _instances(tree: PlanTree, host: HostGroup, width: int) -> Iterator[Block]:
             _likewise(hidden, inner) if number is None else _instance(groups[number], first, inner)
             for number in numbers
         ]
-        heading = _domain_heading(tree, groups[0].ild, inner)
+        heading = _domain_heading(topology, groups[0].ild, inner)
         yield framed(stacked([heading, *drawn], gap=_GAP), "domain", pad=_INNER_PAD, width=width)
 
 
@@ -254,12 +309,16 @@ def _likewise(hidden: Sequence[InstanceGroup], width: int, *, where: str = "") -
     return paragraph(f"{numbered('instance', indices)} likewise{where}", "note", width)
 
 
-def _domain_heading(tree: PlanTree, index: int, width: int) -> Block:
-    domain = tree.domains[index]
-    where = f" on {compress(domain.hosts)}" if len(domain.hosts) > 1 else ""
-    notes = [f"{numbered('IPU', domain.ipus)} of {tree.num_ipus}"] if len(tree.domains) > 1 else []
-    title = paragraph(f"IPU-Link domain {index}{where}", "name", width)
-    return stacked([title, *(paragraph(note, "note", width) for note in notes)], gap=2)
+def _domain_heading(topology: Topology, index: int, width: int) -> Block:
+    hosts = {each.host_index for each in topology.instances if each.ild == index}
+    names = [topology.hosts[host].name for host in sorted(hosts)]
+    where = f" on {compress(names)}" if len(names) > 1 else ""
+    blocks = [paragraph(f"IPU-Link domain {index}{where}", "name", width)]
+    if topology.num_ilds > 1:
+        size = topology.ipus_per_ild
+        ipus = numbered("IPU", range(index * size, (index + 1) * size))
+        blocks.append(paragraph(f"{ipus} of {topology.num_ipus}", "note", width))
+    return stacked(blocks, gap=2)
 
 
 def _instance(group: InstanceGroup, first: int, width: int) -> Block:
