@@ -101,35 +101,40 @@ def find_partitions(environ: Mapping[str, str]) -> FoundPartitions:
     try:
         store = find_pod(None, environ, timeout=_REQUEST_SECONDS)
         if store is None:
-            return machine_partitions()
+            return machine_partitions(running_jobs())
         with contextlib.closing(store):
             found, attachments = store.partitions(), store.attachments()
+        # The launchers are asked once, because one that does not answer takes until a time-out.
+        jobs = running_jobs()
+        machine = machine_partitions(jobs)
     except PodError as error:
         raise StartError(str(error)) from None
-    jobs = running_jobs()
-    partitions = [_pod_partition(each, attachments, jobs) for each in found]
-    machine = machine_partitions()
     launchers = {each.holder.pid for each in attachments if _is_here(each)}
-    # The first partition is ``emulated``, which does not exist while a pod is configured.
-    partitions += [each for each in machine.partitions[1:] if each.launcher not in launchers]
+    partitions = [
+        *(_pod_partition(each, attachments, jobs) for each in found),
+        # The first partition is ``emulated``, which does not exist while a pod is configured.
+        *(each for each in machine.partitions[1:] if each.launcher not in launchers),
+    ]
     return FoundPartitions(partitions, machine.silent, store.where, store.user)
 
 
 # --- partitions of this machine, outside a pod --------------------------------------------------
 
 
-def machine_partitions() -> FoundPartitions:
-    """Return the partition ``emulated``, and a partition for each running job that uses IPUs.
+def machine_partitions(jobs: Mapping[int, Any]) -> FoundPartitions:
+    """Return the partition ``emulated``, and a partition for each job that uses IPUs.
 
-    The number of emulated IPUs is unlimited. ``emulated`` shows 16 IPUs, like a Pod16 system.
+    Args:
+        jobs: The answers of the launchers, as ``running_jobs`` returns them.
 
     Raises:
-        StartError: The list of this machine's IPUs in use cannot be read.
+        PodError: The list of this machine's IPUs in use cannot be read.
     """
     host = os.uname().nodename
+    # The number of emulated IPUs is unlimited. The partition shows 16 IPUs, like a Pod16 system.
     emulated = partition_of_machine(MACHINE_PARTITION, MACHINE_IPUS, host, _programs_of_machine())
     partitions, silent = [emulated], []
-    for launcher, holdings in running_jobs().items():
+    for launcher, holdings in jobs.items():
         try:
             if holdings is None or holdings["num_ipus"]:
                 partitions.append(_job_partition(launcher, holdings, host))
@@ -176,14 +181,11 @@ def _programs_of_machine() -> tuple[IpuProcess, ...]:
     """Return the processes that hold IPUs of this machine and that no launcher has started."""
     from popdist_py.pods.machine_pod import existing_machine
 
-    try:
-        store = existing_machine(os.environ)
-        if store is None:
-            return ()
-        with contextlib.closing(store):
-            return tuple(_attached_process(each) for each in store.attachments())
-    except PodError as error:
-        raise StartError(str(error)) from None
+    store = existing_machine(os.environ)
+    if store is None:
+        return ()
+    with contextlib.closing(store):
+        return tuple(_attached_process(each) for each in store.attachments())
 
 
 def _attached_process(attachment: Attachment) -> IpuProcess:

@@ -24,10 +24,9 @@ from poprun_py.command.pods import partitions_in_use
 def machine(tmp_path, monkeypatch):
     """Return a function that returns the process and IPUs of each holder, as in gc-monitor."""
     monkeypatch.setenv("POPRUN_PODS", str(tmp_path / "pods"))
-    monkeypatch.setattr(partitions_in_use, "running_jobs", dict)
 
     def held():
-        (partition,) = partitions_in_use.machine_partitions().partitions
+        (partition,) = partitions_in_use.machine_partitions({}).partitions
         assert (partition.name, len(partition.ipus)) == ("emulated", 16)
         return [(holder.pid, holder.ipus) for holder in partition.processes]
 

@@ -183,7 +183,14 @@ def test_a_running_job_holds_the_ipus_of_its_running_instances(poprun, tmp_path,
     )  # fmt: skip
 
     def partition_of_job():
-        return next((p for p in machine_partitions().partitions if p.launcher == job.pid), None)
+        return next(
+            (
+                p
+                for p in machine_partitions(launcher_queries.running_jobs()).partitions
+                if p.launcher == job.pid
+            ),
+            None,
+        )
 
     def held_by():
         found = partition_of_job()
@@ -228,7 +235,11 @@ def test_offline_jobs_hold_no_ipus_and_partitions_have_the_name_of_the_option(
 
     wait_until(lambda: (answer() or {}).get("instances"))
     assert answer()["num_ipus"] == int(partition is not None)
-    names = [each.name for each in machine_partitions().partitions if each.launcher == job.pid]
+    names = [
+        each.name
+        for each in machine_partitions(launcher_queries.running_jobs()).partitions
+        if each.launcher == job.pid
+    ]
     assert names == ([partition] if partition else [])
 
 
@@ -244,22 +255,20 @@ def test_launchers_that_do_not_answer_are_returned(tmp_path, monkeypatch):
         listener.listen()
         closed.bind(str(gone / "control"))
         assert launcher_queries.running_jobs() == {123: None}
-        assert machine_partitions().silent == [123]
+        assert machine_partitions(launcher_queries.running_jobs()).silent == [123]
 
 
-def test_launchers_with_invalid_answers_are_returned(monkeypatch):
+def test_launchers_with_invalid_answers_are_returned():
     # Root queries the launchers of all users, which may have other versions.
     answers = ([1], {"num_ipus": "x"}, {"num_ipus": 1}, {"num_ipus": 1, "instances": [1]})
-    monkeypatch.setattr(partitions_in_use, "running_jobs", lambda: dict(enumerate(answers)))
     free = partition_of_machine("emulated", 16, os.uname().nodename)
-    assert machine_partitions() == FoundPartitions([free], [0, 1, 2, 3])
+    assert machine_partitions(dict(enumerate(answers))) == FoundPartitions([free], [0, 1, 2, 3])
 
 
-def test_control_characters_are_not_printed(monkeypatch):
+def test_control_characters_are_not_printed():
     instance = {"pid": 2**30, "index": 0, "host": "a\x1b[2J", "ipus": [0]}
     job = {"num_ipus": 1, "partition": "\x1b[31m\n" + "p" * 150, "instances": [instance]}
-    monkeypatch.setattr(partitions_in_use, "running_jobs", lambda: {5: job})
-    partitions = machine_partitions().partitions
+    partitions = machine_partitions({5: job}).partitions
     lines = monitor_text(partitions).splitlines()
     assert len({len(line) for line in lines}) == 1
     assert "a?[2J" in "".join(lines)

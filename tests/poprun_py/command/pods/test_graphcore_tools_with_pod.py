@@ -143,6 +143,13 @@ def test_jobs_without_the_pod_are_shown_after_its_partitions(pod, show, jobs):
     assert "expected the name of a partition in IPUOF_VIPU_API_PARTITION_ID" in said
 
 
+def test_each_launcher_is_asked_once(pod, show, monkeypatch):
+    calls = []
+    monkeypatch.setattr(partitions_in_use, "running_jobs", lambda: calls.append(1) or {55: None})
+    assert "launcher 55 does not answer" in show(GC_INFO, "-l")[2]
+    assert calls == [1]
+
+
 def test_a_pod_without_partitions(tmp_path, monkeypatch, jobs, show):
     monkeypatch.setenv("POPRUN_PODS", str(tmp_path))
     make_pod(tmp_path, system_pod("POD4", "empty"))
