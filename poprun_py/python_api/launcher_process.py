@@ -44,27 +44,27 @@ def main() -> NoReturn:
     """Run one job and send its result."""
     channel = Channel.inherited(int(sys.argv[1]))
     folder: JobFolder | None = None
-    kind, value = "", None
     try:
         _catch_signals()
-        if message := channel.receive():
-            request = message[1]
-            if request.folder is not None:
-                folder = JobFolder.join(request.folder)
-            channel.signal_end(HANGUP_ONCE)
-            # The kernel sends no signal if the other end was closed before signal_end was called.
-            if channel.is_closed:
-                raise _Stopped(HANGUP_ONCE)
-            from poprun_py.python_api.run_request import run_request
+        message = channel.receive()
+        if message is None:
+            os._exit(0)
+        request = message[1]
+        if request.folder is not None:
+            folder = JobFolder.join(request.folder)
+        channel.signal_end(HANGUP_ONCE)
+        # The kernel sends no signal if the other end was closed before signal_end was called.
+        if channel.is_closed:
+            raise _Stopped(HANGUP_ONCE)
+        from poprun_py.python_api.run_request import run_request
 
-            kind, value = run_request(request, channel)
+        kind, value = run_request(request, channel)
     except _Stopped as stopped:
         from poprun_py.python_api.run_request import stopped_result
 
         kind, value = "result", stopped_result(stopped.signal)
     _ignore_signals()  # A signal after the end of the job must not change its result.
-    if kind:
-        channel.send(kind, value)
+    channel.send(kind, value)
     if folder is not None and channel.is_closed:
         folder.remove()
     for stream in (sys.stdout, sys.stderr):

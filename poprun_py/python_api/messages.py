@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from poprun_py.planning.launch_plan import LaunchPlan
 
 _LENGTH_BYTES = 4
-_LAST_STANDARD_STREAM = 2
+_FIRST_USUAL_DESCRIPTOR = 3
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -141,12 +141,8 @@ def _above_standard_streams(end: socket.socket) -> socket.socket:
     """Return the socket with a descriptor above 2.
 
     In a daemon that has closed descriptors 0 to 2, a new socket gets one of these descriptors. The
-    launcher process could not inherit the socket as descriptor 0, 1 or 2, because it needs these
-    for its own standard streams.
+    launcher process could not inherit it, because it needs them for its own standard streams.
     """
-    if end.fileno() > _LAST_STANDARD_STREAM:
-        return end
     with end:
-        return socket.socket(
-            fileno=fcntl.fcntl(end, fcntl.F_DUPFD_CLOEXEC, _LAST_STANDARD_STREAM + 1)
-        )
+        descriptor = fcntl.fcntl(end, fcntl.F_DUPFD_CLOEXEC, _FIRST_USUAL_DESCRIPTOR)
+    return socket.socket(fileno=descriptor)
