@@ -10,7 +10,7 @@ import math
 import signal
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -47,11 +47,12 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 60.0
 OnAttempt = Callable[[Job], None]
 
 
+@dataclass(slots=True)
 class Attempts:
     """The attempts of one launch.
 
-    Args:
-        planned: The plan of the first attempt.
+    Attributes:
+        plan: The plan of the first attempt, and later the plan of the next one.
         record: The record of the run.
         console: The console that prints the launcher's messages.
         cpus: The CPUs that the job has leased on this machine; empty without a lease.
@@ -61,29 +62,18 @@ class Attempts:
         on_attempt: A function that is called with the job before each attempt.
     """
 
-    def __init__(
-        self,
-        planned: LaunchPlan,
-        record: RunRecord,
-        console: Console,
-        *,
-        cpus: tuple[int, ...] = (),
-        partition: HeldPartition = _WITHOUT_POD,
-        descriptors: tuple[int, int] = (1, 2),
-        output_folder: str | None = None,
-        on_attempt: OnAttempt = lambda _: None,
-    ) -> None:
-        self.plan = planned
-        self._record = record
-        self._console = console
-        self._cpus, self._partition = cpus, partition
-        self._descriptors = descriptors
-        self._output_folder = output_folder
-        self._on_attempt = on_attempt
-        self._stdin_position = stdin_position()
-        # The start of the time limit, in seconds of time.monotonic(). If the user stops the job
-        # (Ctrl-Z) or debugs it, the start is moved forward by the seconds of that pause.
-        self._began = time.monotonic()
+    plan: LaunchPlan
+    record: RunRecord
+    console: Console
+    cpus: tuple[int, ...] = ()
+    partition: HeldPartition = _WITHOUT_POD
+    descriptors: tuple[int, int] = (1, 2)
+    output_folder: str | None = None
+    on_attempt: OnAttempt = lambda _: None
+    _stdin_position: int | None = field(default_factory=stdin_position, init=False)
+    # The start of the time limit, in seconds of time.monotonic(). If the user stops the job
+    # (Ctrl-Z) or debugs it, the start is moved forward by the seconds of that pause.
+    _began: float = field(default_factory=lambda: time.monotonic(), init=False)
 
     def run(self) -> LaunchResult:
         """Run the job, again after each failure as often as --max-restarts and --timeout allow."""
@@ -103,22 +93,22 @@ class Attempts:
     def run_once(self, count: int) -> LaunchResult:
         """Run one attempt of the job, which was restarted ``count`` times before."""
         planned = self.plan
-        attempt = self._record.begin(planned, count)
+        attempt = self.record.begin(planned, count)
         spent = time.monotonic() - self._began if count else 0.0
-        job = job_of(planned, attempt, spent, self._partition, warn=self._console.warn)
+        job = job_of(planned, attempt, spent, self.partition, warn=self.console.warn)
         if job.files.output_dir is None:
-            job = replace(job, files=replace(job.files, output_dir=self._output_folder))
-        self._on_attempt(job)
+            job = replace(job, files=replace(job.files, output_dir=self.output_folder))
+        self.on_attempt(job)
         _make_folder_of_results(planned, count)
         if count:
             rewind_stdin(self._stdin_position)
         result = supervise(
             job,
-            log=self._console.log,
+            log=self.console.log,
             on_started=self._check_binding,
-            descriptors=self._descriptors,
+            descriptors=self.descriptors,
         )
-        self._record.end(result)
+        self.record.end(result)
         self._began += result.paused_seconds
         return replace(result, restart_count=count)
 
@@ -128,7 +118,7 @@ class Attempts:
         left = math.inf if limit is None else self._began + limit - time.monotonic()
         if left > seconds:
             return True
-        self._console.warn(
+        self.console.warn(
             f"no restart: the time limit of {limit:g} s leaves {max(0.0, left):.1f} s, and the "
             f"pause before a restart is {seconds:g} s"
         )
@@ -138,15 +128,15 @@ class Attempts:
         """Report a failure before a restart. If allowed, plan the restart without lost hosts."""
         from poprun_py.launching.failure_report import report_text
 
-        config, warn = self.plan.config, self._console.warn
+        config, warn = self.plan.config, self.console.warn
         report = report_text(result, self.plan.instance_label)
         warn(report.removeprefix(f"{command_name()}: ").rstrip("\n"))
         if config.allow_fewer_hosts:
-            self.plan = without_lost_hosts(self.plan, result, warn, self._cpus)
+            self.plan = without_lost_hosts(self.plan, result, warn, self.cpus)
         warn(f"restart {restart} of {config.max_restarts} in {seconds:g} s")
 
     def _check_binding(self, reports: dict[int, dict[str, Any]]) -> None:
-        check_binding(self.plan, reports, self._console.binding, self._console.warn)
+        check_binding(self.plan, reports, self.console.binding, self.console.warn)
 
 
 # --- pauses before restarts -----------------------------------------------------------------------

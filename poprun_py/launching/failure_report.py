@@ -1,7 +1,7 @@
 """The report for the user about a job that failed, hung or was stopped.
 
 The report begins with the instance that failed first. The instances that failed as a consequence
-follow. report_json.py writes the same facts as JSON.
+follow. run_folder.py writes the same facts as JSON.
 """
 
 from __future__ import annotations

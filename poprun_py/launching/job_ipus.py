@@ -14,7 +14,7 @@ import socket
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from types import FrameType
 from typing import TYPE_CHECKING
 
@@ -39,7 +39,7 @@ from poprun_py.terminal import Console
 
 # The command's --help and a launch without a pod do not import modules about pods.
 if TYPE_CHECKING:
-    from popdist_py.pods.model import Attachment, Holder, Partition, PartitionRequest
+    from popdist_py.pods.model import Attachment, Partition, PartitionRequest
     from popdist_py.pods.pod_store import PodStore
     from poprun_py.planning.partition_decision import PartitionDecision, PodState
 
@@ -191,72 +191,72 @@ def _exit_on_signals() -> Iterator[None]:
             signal.signal(number, handler)
 
 
+@dataclass(slots=True)
 class _JobPartition:
     """The partition and the attachment of one job."""
 
-    def __init__(self, store: PodStore, planned: LaunchPlan, console: Console, wait: Wait) -> None:
-        self._store, self._plan, self._config = store, planned, planned.config
-        self._console, self._wait = console, wait
-        self._has_waited = False  # whether the job has waited for IPUs of other jobs
-        self._attachment: Attachment | None = None
-        # The name of the partition that this job created, and when the pod created it. The time
-        # stays 0.0 if a signal interrupts the creation.
-        self._created = ""
-        self._created_at = 0.0
-        self._is_removed_at_end = False
-        # A partition that this job removed to create another one of the same name. If the job does
-        # not get the new partition, the removed partition is created again.
-        self._replaced: Partition | None = None
+    store: PodStore
+    plan: LaunchPlan
+    console: Console
+    wait: Wait
+    has_waited: bool = False  # for IPUs of other jobs
+    attachment: Attachment | None = None
+    # The name of the partition that this job created, and when the pod created it. The time stays
+    # 0.0 if a signal interrupts the creation.
+    created: str = ""
+    created_at: float = 0.0
+    is_removed_at_end: bool = False
+    # A partition that this job removed to create another one of the same name. If the job does not
+    # get the new partition, the removed partition is created again.
+    replaced: Partition | None = None
 
     # --- taking a partition before the job ------------------------------------------------------
 
     def take(self, run_id: str) -> HeldPartition:
         """Create or reset the partition as decided, and attach the job's IPUs."""
-        self._debug(f"connecting to V-IPU: {self._store.where}")
+        self._debug(f"connecting to V-IPU: {self.store.where}")
         left = _MOST_DECISIONS
         while True:
-            waited = self._wait.seconds
-            decision = self._wait.until(self._decide)
-            if self._wait.seconds > waited:
+            waited = self.wait.seconds
+            decision = self.wait.until(self._decide)
+            if self.wait.seconds > waited:
                 left = _MOST_DECISIONS
             if decision.inherited is not None:
                 return HeldPartition(
-                    where=self._store.where,
+                    where=self.store.where,
                     partition=decision.partition,
                     attachment=decision.inherited,
                     inherited_gcd=decision.inherited_gcd,
                 )
             try:
                 partition = self._wait_until_ready(self._prepare(decision))
-                holder = self._holder(run_id)
-                attachment = self._store.attach(partition.name, decision.num_ipus, holder)
+                attachment = self._attach(partition, decision.num_ipus, run_id)
             except (InUseError, NameTakenError, NotEnoughIpusError, UnknownNameError) as error:
                 left -= 1
                 if not left:
                     raise
                 self._give_back_partition()
-                self._console.log(f"{error}: deciding anew")
+                self.console.log(f"{error}: deciding anew")
                 continue
-            self._attachment = attachment
-            self._replaced = None
-            if not self._is_removed_at_end:
-                self._created = ""
+            self.attachment = attachment
+            self.replaced = None
+            if not self.is_removed_at_end:
+                self.created = ""
             ipus = numbered("IPU", attachment.ipus)
-            self._console.log(f"attached to {ipus} of partition {partition.name}")
-            return HeldPartition(
-                where=self._store.where, partition=partition, attachment=attachment
-            )
+            self.console.log(f"attached to {ipus} of partition {partition.name}")
+            return HeldPartition(where=self.store.where, partition=partition, attachment=attachment)
 
-    def _holder(self, run_id: str) -> Holder:
+    def _attach(self, partition: Partition, num_ipus: int, run_id: str) -> Attachment:
         from popdist_py.pods.model import Holder
 
-        return Holder(
+        holder = Holder(
             host=socket.gethostname(),
             pid=os.getpid(),
-            user=self._store.user,
-            program=short_name(self._config.program),
+            user=self.store.user,
+            program=short_name(self.plan.config.program),
             run_id=run_id,
         )
+        return self.store.attach(partition.name, num_ipus, holder)
 
     def _decide(self) -> PartitionDecision:
         """Decide on the partition, and remove the partitions of dead launches.
@@ -266,24 +266,24 @@ class _JobPartition:
             StartError: The job is refused, or the partition does not fit the plan.
         """
         try:
-            decision, abandoned = _decide(self._store, self._config, self._plan.environ)
+            decision, abandoned = _decide(self.store, self.plan.config, self.plan.environ)
         except UnreachableError as error:
             # The server of a pod may be restarted while a job waits for IPUs.
-            if not self._has_waited:
+            if not self.has_waited:
                 raise
             raise BusyError(str(error), f"for IPUs: {error}", _POLL_SECONDS) from None
         for each in abandoned:
             # Another process may remove the partition at the same time.
             with contextlib.suppress(UnknownNameError, InUseError):
-                self._store.remove_partition(each.name)
-                self._console.log(f"removed partition {each.name} of a launch that is dead")
+                self.store.remove_partition(each.name)
+                self.console.log(f"removed partition {each.name} of a launch that is dead")
         if decision.busy:
-            self._has_waited = True
+            self.has_waited = True
             raise BusyError(decision.reason, f"for IPUs: {decision.busy}", _POLL_SECONDS)
-        self._console.log(decision.sentence)
+        self.console.log(decision.sentence)
         if decision.is_refused:
             raise StartError(decision.reason)
-        found, topology = decision.num_ilds, self._plan.topology
+        found, topology = decision.num_ilds, self.plan.topology
         if found not in (None, topology.num_ilds) and topology.num_instances % found == 0:
             raise StartError(
                 f"partition {decision.name} has {counted(found, 'IPU-Link domain')}, the plan was "
@@ -300,14 +300,14 @@ class _JobPartition:
         if decision.action is Action.UPDATE:
             # The old partition is recorded before it is removed, because a signal can interrupt
             # ``remove_partition`` after the removal.
-            self._replaced = decision.partition
-            self._store.remove_partition(decision.name)
+            self.replaced = decision.partition
+            self.store.remove_partition(decision.name)
             return self._create(decision)
-        partition = self._store.partition(decision.name)
+        partition = self.store.partition(decision.name)
         if decision.action is Action.RESET:
             # Wait until an earlier creation or reset has ended, even if it ended with an error.
             self._wait_until_ready(partition, accepts_error=True)
-            return self._store.reset_partition(decision.name)
+            return self.store.reset_partition(decision.name)
         return partition
 
     def _create(self, decision: PartitionDecision) -> Partition:
@@ -315,14 +315,14 @@ class _JobPartition:
         assert request is not None
         # The new name is recorded before the partition is created, because a signal can interrupt
         # ``create_partition`` after the creation.
-        self._created, self._created_at = request.name, 0.0
-        self._is_removed_at_end = decision.removes
+        self.created, self.created_at = request.name, 0.0
+        self.is_removed_at_end = decision.removes
         try:
-            created = self._store.create_partition(request)
+            created = self.store.create_partition(request)
         except PodError:
-            self._created = ""
+            self.created = ""
             raise
-        self._created_at = created.created
+        self.created_at = created.created
         return created
 
     def _wait_until_ready(self, partition: Partition, *, accepts_error: bool = False) -> Partition:
@@ -333,7 +333,7 @@ class _JobPartition:
         """
         from popdist_py.pods.model import PartitionState
 
-        limit = self._config.vipu_partition_attempts * self._config.vipu_server_timeout
+        limit = self.plan.config.vipu_partition_attempts * self.plan.config.vipu_server_timeout
         began, pause, is_told = time.monotonic(), _FIRST_PAUSE, False
         while partition.state is PartitionState.PENDING:
             waited = time.monotonic() - began
@@ -346,10 +346,10 @@ class _JobPartition:
             if not is_told and waited >= _SILENT_SECONDS:
                 is_told = True
                 if sys.stderr.isatty():
-                    self._console.tell(f"waiting for partition {partition.name}, at most {limit} s")
+                    self.console.tell(f"waiting for partition {partition.name}, at most {limit} s")
             time.sleep(min(pause, limit - waited))
             pause = min(2 * pause, _LONGEST_PAUSE)
-            partition = self._store.partition(partition.name)
+            partition = self.store.partition(partition.name)
         self._debug(f"partition {partition.name}: PS_{partition.state}")
         if partition.state is PartitionState.ERROR and not accepts_error:
             raise StartError(
@@ -362,59 +362,59 @@ class _JobPartition:
 
     def close(self) -> None:
         """Detach the IPUs, and remove the partition if it is temporary. Failures are warnings."""
-        attachment, self._attachment = self._attachment, None
+        attachment, self.attachment = self.attachment, None
         try:
             if attachment is not None:
-                self._store.detach(attachment)
+                self.store.detach(attachment)
             self._give_back_partition()
         except PodError as error:
-            stays = f"; partition {self._created} may stay" if self._created else ""
-            self._console.warn(f"the job's IPUs are not given back: {error}{stays}{self._lost}")
+            stays = f"; partition {self.created} may stay" if self.created else ""
+            self.console.warn(f"the job's IPUs are not given back: {error}{stays}{self._lost}")
         except (KeyboardInterrupt, SystemExit):
-            stays = f"partition {self._created}" if self._created else "an attachment"
-            self._console.warn(f"interrupted: {stays} may stay in {self._store.where}{self._lost}")
+            stays = f"partition {self.created}" if self.created else "an attachment"
+            self.console.warn(f"interrupted: {stays} may stay in {self.store.where}{self._lost}")
             raise
 
     @property
     def _lost(self) -> str:
         """The last part of a warning, which names a partition that could not be created again."""
-        if self._replaced is None:
+        if self.replaced is None:
             return ""
         from poprun_py.planning.partition_decision import shape_text
 
-        shape = shape_text(self._replaced)
-        return f"; partition {self._replaced.name}, which had {shape}, may be missing: make it anew"
+        shape = shape_text(self.replaced)
+        return f"; partition {self.replaced.name}, which had {shape}, may be missing: make it anew"
 
     def _give_back_partition(self) -> None:
         """Remove the partition that this job created, and restore the one that it replaced."""
-        name, old = self._created, self._replaced
+        name, old = self.created, self.replaced
         try:
             # Another user may have removed the partition and created another of the same name.
             if (
                 name
-                and (self._is_removed_at_end or old is not None)
-                and self._created_at in (0.0, self._store.partition(name).created)
+                and (self.is_removed_at_end or old is not None)
+                and self.created_at in (0.0, self.store.partition(name).created)
             ):
-                self._store.remove_partition(name)
-                self._console.log(f"removed partition {name}")
+                self.store.remove_partition(name)
+                self.console.log(f"removed partition {name}")
         except UnknownNameError:
             pass
         except InUseError as error:
-            self._console.warn(f"the partition stays, since others use it too: {error}")
-        self._created = ""
+            self.console.warn(f"the partition stays, since others use it too: {error}")
+        self.created = ""
         if old is not None:
             from poprun_py.planning.partition_decision import shape_text
 
             # The partition's name is taken if the old partition was not removed, or if another user
             # has created one of this name.
             with contextlib.suppress(NameTakenError):
-                self._store.create_partition(_request_of(old))
-                self._console.log(f"partition {old.name} is as before: {shape_text(old)}")
-        self._replaced = None
+                self.store.create_partition(_request_of(old))
+                self.console.log(f"partition {old.name} is as before: {shape_text(old)}")
+        self.replaced = None
 
     def _debug(self, line: str) -> None:
-        if self._config.verbosity >= 2:
-            self._console.log(line)
+        if self.plan.config.verbosity >= 2:
+            self.console.log(line)
 
 
 def _request_of(partition: Partition) -> PartitionRequest:

@@ -15,7 +15,7 @@ from poprun_py.launching.failure_report import (
     stderr_excerpt,
     traceback_of,
 )
-from poprun_py.launching.report_json import begun_attempt, ended_attempt, refused_attempt
+from poprun_py.launching.run_folder import begun_attempt, ended_attempt, refused_attempt
 from poprun_py.machines.host_list import parse_host_list
 from poprun_py.options.launch_config import LaunchConfig
 from poprun_py.planning.installed_mpi import OPEN_MPI_5, Mpi
