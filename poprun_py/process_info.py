@@ -12,9 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _PAGE_BYTES = 4096
-_CHUNK_BYTES = 1 << 16
 _MAX_COMMAND = 80
-# The greatest number of threads that ``threads`` returns for one process.
 _MAX_THREADS = 64
 
 
@@ -50,27 +48,13 @@ def read_status(pid: int) -> dict[str, str]:
 def read_file(pid: int, name: str, *, first_page: bool = False) -> bytes | None:
     """Return the content of the file ``name`` in /proc/PID; None if it cannot be read.
 
-    Args:
-        pid: The process.
-        name: The path of the file below /proc/PID.
-        first_page: Whether to read only the first 4 KiB, because a whole file may take long.
+    With ``first_page``, only the first 4 KiB are read, because a whole file may take long.
     """
     try:
-        descriptor = os.open(f"/proc/{pid}/{name}", os.O_RDONLY | os.O_CLOEXEC)
+        with open(f"/proc/{pid}/{name}", "rb", buffering=0) as file:
+            return file.read(_PAGE_BYTES if first_page else -1)
     except OSError:
         return None
-    try:
-        if first_page:
-            return os.read(descriptor, _PAGE_BYTES)
-        data = part = os.read(descriptor, _CHUNK_BYTES)
-        while part:
-            part = os.read(descriptor, _CHUNK_BYTES)
-            data += part
-    except OSError:  # the process ended while its file was read
-        return None
-    finally:
-        os.close(descriptor)
-    return data
 
 
 def variable(pid: int, name: str) -> str:
@@ -103,10 +87,7 @@ def state_letter(pid: int) -> str:
 
 
 def state_and_handler(pid: int, number: int) -> tuple[str, bool]:
-    """Return a process's state letter, and whether it handles a signal, as a pair.
-
-    Both values are from the same moment.
-    """
+    """Return a process's state letter, and whether it handles a signal, at the same moment."""
     status = read_status(pid)
     return status.get("State", "Z")[0], number in _signals(status.get("SigCgt", ""))
 
@@ -172,17 +153,13 @@ def process_tree(pid: int) -> list[int]:
     processes on the host. In this case, the result includes ended children that their parent has
     not collected.
     """
-    if not _lists_children(pid):
+    if not os.path.exists(f"/proc/{pid}/task/{pid}/children"):
         return [pid, *descendants(pid)]
     pids = [pid]
     for each in pids:  # the loop also visits the processes that it appends
         for thread in threads(each):
             pids += map(int, (read_file(each, f"task/{thread}/children") or b"").split())
     return pids
-
-
-def _lists_children(pid: int) -> bool:
-    return os.path.exists(f"/proc/{pid}/task/{pid}/children")
 
 
 def threads(pid: int) -> list[int]:
@@ -202,9 +179,9 @@ def has_children(pid: int) -> bool:
 
 
 def command_line(pid: int) -> str:
-    """Return the command line of a process, cut to 80 characters; ``?`` if it cannot be read.
+    """Return the command line of a process, or its name if that is empty, cut to 80 characters.
 
-    If the command line is empty, the name of the program is returned.
+    The result is ``?`` if the command line cannot be read.
     """
     words = read_file(pid, "cmdline", first_page=True)
     name = read_file(pid, "comm")

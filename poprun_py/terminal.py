@@ -66,10 +66,20 @@ class UnwritableError(Exception):
 def prepare_streams() -> None:
     """Open /dev/null on closed standard descriptors, and make stdout accept every character.
 
-    A command calls this function before it opens files or prints.
+    A command calls this function before it opens files or prints. A socket or file that the
+    launcher opens later would get a closed descriptor 1 or 2, and printed text would then go into
+    that socket or file.
     """
-    _open_closed_descriptors()
-    _print_any_text()
+    descriptor = os.open(os.devnull, os.O_RDWR)
+    while descriptor <= 2:
+        descriptor = os.dup(descriptor)
+    os.close(descriptor)
+    sys.stdout = sys.stdout or os.fdopen(1, "w", closefd=False)
+    sys.stderr = sys.stderr or os.fdopen(2, "w", closefd=False)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # Not every text, such as a file name, is UTF-8.
+        is_utf_8 = sys.stdout.encoding.lower().replace("_", "-") == "utf-8"
+        sys.stdout.reconfigure(errors="surrogateescape" if is_utf_8 else "backslashreplace")
 
 
 def exit_with(code: int) -> NoReturn:
@@ -83,37 +93,14 @@ def exit_with(code: int) -> NoReturn:
     os._exit(code)
 
 
-def _open_closed_descriptors() -> None:
-    """Open /dev/null on each of the descriptors 0 to 2 that is closed.
-
-    A socket or file that the launcher opens later would get a closed descriptor 1 or 2, and printed
-    text would then go into that socket or file.
-    """
-    descriptor = os.open(os.devnull, os.O_RDWR)
-    while descriptor <= 2:
-        descriptor = os.dup(descriptor)
-    os.close(descriptor)
-    sys.stdout = sys.stdout or os.fdopen(1, "w", closefd=False)
-    sys.stderr = sys.stderr or os.fdopen(2, "w", closefd=False)
-
-
-def _print_any_text() -> None:
-    """Make stdout accept every text, such as a file name that is not UTF-8."""
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        is_utf_8 = sys.stdout.encoding.lower().replace("_", "-") == "utf-8"
-        sys.stdout.reconfigure(errors="surrogateescape" if is_utf_8 else "backslashreplace")
-
-
 def print_out(text: str) -> None:
     """Print to standard output.
 
     Raises:
         UnwritableError: Standard output cannot be written.
     """
-    try:
+    with _unwritable_errors():
         print(text)
-    except OSError as error:
-        raise UnwritableError(error) from None
 
 
 def flush_stdout() -> None:
@@ -122,8 +109,14 @@ def flush_stdout() -> None:
     Raises:
         UnwritableError: Standard output cannot be written.
     """
-    try:
+    with _unwritable_errors():
         sys.stdout.flush()
+
+
+@contextlib.contextmanager
+def _unwritable_errors() -> Iterator[None]:
+    try:
+        yield
     except OSError as error:
         raise UnwritableError(error) from None
 
@@ -135,19 +128,15 @@ def may_be_lost() -> Iterator[None]:
         yield
         flush_stdout()
     except UnwritableError as error:
-        _begin_stdout_anew()
+        stream = sys.stdout
+        if isinstance(stream, io.TextIOWrapper):
+            # The buffered text is dropped, because each later flush would fail again.
+            sys.stdout = open(  # noqa: SIM115 (the descriptor must stay open)
+                stream.fileno(), "w", encoding=stream.encoding, errors=stream.errors, closefd=False
+            )
         # A broken pipe needs no warning: the reader of the output has ended, as in ``| head``.
         if not isinstance(error.reason, BrokenPipeError):
             print_warning(f"standard output cannot be written: {error.reason.strerror}")
-
-
-def _begin_stdout_anew() -> None:
-    """Drop the text buffered in stdout, because each later flush would fail again."""
-    stream = sys.stdout
-    if isinstance(stream, io.TextIOWrapper):
-        sys.stdout = open(  # noqa: SIM115 (the descriptor must stay open)
-            stream.fileno(), "w", encoding=stream.encoding, errors=stream.errors, closefd=False
-        )
 
 
 def print_error(text: str) -> None:

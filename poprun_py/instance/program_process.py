@@ -129,27 +129,29 @@ class ProgramProcess:
         self._channel.close()
         exec_program(self.command, report)
 
-    def collect_ended(self) -> "tuple[int, struct_rusage] | None":
+    def collect_ended(self) -> "struct_rusage | None":
         """Collect child processes that have ended, including orphans of the program.
 
         Returns:
-            The wait status and resource usage of the program, if it has just ended or could not be
-            started; None in all other cases.
+            The resource usage of the program, if it has just ended or could not be started; None in
+            all other cases.
         """
         if not self.pid and self.is_running:
             import resource
 
-            return _NOT_EXECUTABLE << 8, resource.getrusage(resource.RUSAGE_CHILDREN)
-        ended: tuple[int, struct_rusage] | None = None
+            self.has_ended(_NOT_EXECUTABLE << 8)
+            return resource.getrusage(resource.RUSAGE_CHILDREN)
+        program_usage: struct_rusage | None = None
         while True:
             try:
                 pid, status, usage = os.wait4(-1, os.WNOHANG)
             except ChildProcessError:
-                return ended
+                return program_usage
             if pid == 0:
-                return ended
+                return program_usage
             if pid == self.pid:
-                ended = status, usage
+                self.has_ended(status)
+                program_usage = usage
 
     def has_ended(self, status: int) -> None:
         """Record the program's wait status, and limit the time of processes left running."""
@@ -285,10 +287,7 @@ def _launchers_stdin(path: str) -> int | None:
         return None
     finally:
         connection.close()
-    for level, kind, data in sent:
-        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
-            return int.from_bytes(data[:_INT_BYTES], sys.byteorder)
-    return None
+    return int.from_bytes(sent[0][2][:_INT_BYTES], sys.byteorder) if sent else None
 
 
 class ProgramOutput:

@@ -295,15 +295,13 @@ class Wrapper:
         return self._is_end_reported and not self._channel.has_unsent and may_leave
 
     def _collect_ended(self) -> None:
-        ended = self._program.collect_ended()
-        if ended is None:
+        usage = self._program.collect_ended()
+        if usage is None:
             return
-        status, usage = ended
         if self._spans:
             from poprun_py.instance.transferred_files import write_end_time
 
             write_end_time(self._spans)
-        self._program.has_ended(status)
         self._reports.send_end(usage)
 
     def _wait_for_events(self, wake: int) -> list[tuple[int, int]]:
