@@ -117,8 +117,9 @@ class Wrapper:
         self._lease: Lease | None = None  # lease of CPUs for all instances on this host
         self._sent_files: SentFiles | None = None
         self._unsent_parts: Iterator[bytes] = iter(())
-        # The prefix of the paths of the program's span files.
-        self._spans = ""
+        self._daemon: dict[str, Any] = {}  # the result of _move_daemon_sockets()
+        self._spans = ""  # the prefix of the paths of the program's span files
+        self._wake = -1  # a pipe with a byte for each signal; -1 before the program starts
         self._is_end_reported = False
         # The time from which on this process may end. A message BYE, or the end of the launcher,
         # allows the end at once.
@@ -130,22 +131,15 @@ class Wrapper:
         # The folders are made now, because this process has to wait for other instances anyway
         # until GO arrives.
         self._folders = job_folders.use_folders(os.environ["POPRUN_CONTROL"], self._memory_folder)
-        daemon = self._move_daemon_sockets()
-        start, early = self._wait_for_go()
-        self._prepare(start)
-        wake = self._install_signals()
-        self._program.start(_SIGNALS)
-        self._reports.program_started()
-        found = binding.read_back(self._program.pid)
-        started = {"pid": self._program.pid, "found": found, **daemon}
-        self._channel.send(control_protocol.STARTED, started)
-        self._collect_ended()
-        for kind, payload in early:
-            self._handle(kind, payload)
+        self._daemon = self._move_daemon_sockets()
+        while self._wake < 0:
+            for kind, payload in self._channel.wait_for_messages():
+                handle = self._handle_before_start if self._wake < 0 else self._handle
+                handle(kind, payload)
         # On the launcher's host, the launcher itself removes the folders of dead jobs.
         if self._memory_folder and program_environment.is_first_on_host():
             job_folders.remove_abandoned(job_folders.folder_locations())
-        self._loop(wake)
+        self._loop()
         self._release()
         if self._channel.is_connected:
             # The launcher knows the program's exit code and ends the job itself, so mpirun must not
@@ -163,8 +157,7 @@ class Wrapper:
         launcher itself moves them.
 
         Returns:
-            A dictionary for the STARTED message, with the ports of the moved sockets or with a
-            problem.
+            The ports of the moved sockets or a problem, for the STARTED message.
         """
         network = os.environ.get("POPDIST_NETWORK")
         is_first = program_environment.is_first_on_host()
@@ -176,26 +169,20 @@ class Wrapper:
         except OSError as error:
             return {"daemon_problem": str(error.strerror)}
 
-    def _wait_for_go(self) -> "tuple[dict[str, Any], list[tuple[bytes, bytes]]]":
-        """Wait for GO, which the launcher sends when it has heard from every instance.
-
-        Returns:
-            The content of the GO message, and the messages that came together with it.
+    def _handle_before_start(self, kind: bytes, payload: bytes) -> None:
+        """Handle a message of the launcher, which sends GO when every instance has connected.
 
         Raises:
             SystemExit: The job ended before the program could start.
         """
-        while True:
-            messages = self._channel.wait_for_messages()
-            for number, (kind, payload) in enumerate(messages, start=1):
-                if kind == control_protocol.GO:
-                    return loads(payload), messages[number:]
-                if kind == control_protocol.LEASE:
-                    self._take_lease(loads(payload))
-                if kind == control_protocol.INPUT_FILE:
-                    self._receive_file(payload)
-                if kind in (control_protocol.STOP, control_protocol.BYE):
-                    sys.exit(1)
+        if kind == control_protocol.GO:
+            self._start(loads(payload))
+        elif kind == control_protocol.LEASE:
+            self._take_lease(loads(payload))
+        elif kind == control_protocol.INPUT_FILE:
+            self._receive_file(payload)
+        elif kind in (control_protocol.STOP, control_protocol.BYE):
+            sys.exit(1)
 
     def _take_lease(self, request: "dict[str, Any]") -> None:
         # The module for leases is imported only in the first instance of a host other than the
@@ -216,8 +203,8 @@ class Wrapper:
             answer = self._program.received_file.answer()
             self._channel.send_now(control_protocol.INPUT_FILE, answer)
 
-    def _prepare(self, start: "dict[str, Any]") -> None:
-        """Apply the settings of the GO message to this process and the program's environment."""
+    def _start(self, start: "dict[str, Any]") -> None:
+        """Start the program with the settings of the GO message."""
         if "keyboard" in start:
             self._prepare_keyboard(start["keyboard"])
         program_environment.set_variables(start["variables"])
@@ -228,11 +215,21 @@ class Wrapper:
             process_control.set_open_files(tuple(start["open_files"]))
         self._reports.prepare(start)
         if "files" in start:
-            self._prepare_sent_files(start["files"])
+            from poprun_py.instance.transferred_files import SentFiles
+
+            self._sent_files = SentFiles(start["files"])
+            os.environ.update(self._sent_files.variables())
         if "spans" in start:
             self._spans = start["spans"] or (self._sent_files.prefix if self._sent_files else "")
         if self._program.input is not None:
             os.environ.update(self._program.input.variables())
+        self._install_signals()
+        self._program.start(_SIGNALS)
+        self._reports.program_started()
+        found = binding.read_back(self._program.pid)
+        started = {"pid": self._program.pid, "found": found, **self._daemon}
+        self._channel.send(control_protocol.STARTED, started)
+        self._collect_ended()
 
     def _prepare_keyboard(self, setup: "dict[str, Any]") -> None:
         from poprun_py.instance.program_input import ProgramInput
@@ -246,30 +243,23 @@ class Wrapper:
             for name in ("COLUMNS", "LINES"):
                 os.environ.pop(name, None)
 
-    def _prepare_sent_files(self, beginnings: "dict[str, str]") -> None:
-        from poprun_py.instance.transferred_files import SentFiles
-
-        self._sent_files = SentFiles(beginnings)
-        os.environ.update(self._sent_files.variables())
-
-    def _install_signals(self) -> int:
-        """Let each signal write a byte into a pipe; return the reading end of the pipe."""
-        wake, write = os.pipe()
-        os.set_blocking(wake, False)
+    def _install_signals(self) -> None:
+        """Let each signal write a byte into a pipe, which wakes the loop."""
+        self._wake, write = os.pipe()
+        os.set_blocking(self._wake, False)
         os.set_blocking(write, False)
         signal.set_wakeup_fd(write, warn_on_full_buffer=False)
         for number in _SIGNALS:
             signal.signal(number, lambda *_: None)
-        return wake
 
     # --- while the program runs -------------------------------------------------------------
 
-    def _loop(self, wake: int) -> None:
+    def _loop(self) -> None:
         """Handle events until the program has ended, its output is sent and the wrapper may end."""
         while not self._do_due_work():
-            for descriptor, event in self._wait_for_events(wake):
-                if descriptor == wake:
-                    self._on_signals(os.read(wake, 512))
+            for descriptor, event in self._wait_for_events():
+                if descriptor == self._wake:
+                    self._on_signals(os.read(self._wake, 512))
                 elif self._program.input and descriptor == self._program.input.requests:
                     self._program.input.read_requests()
                 elif descriptor in self._program.output.sources:
@@ -304,10 +294,10 @@ class Wrapper:
             write_end_time(self._spans)
         self._reports.send_end(usage)
 
-    def _wait_for_events(self, wake: int) -> list[tuple[int, int]]:
+    def _wait_for_events(self) -> list[tuple[int, int]]:
         """Wait until descriptors can be read or written; return them with their poll events."""
         poll = select.poll()
-        poll.register(wake, select.POLLIN)
+        poll.register(self._wake, select.POLLIN)
         self._channel.register(poll)
         if self._program.input is not None and self._program.input.requests >= 0:
             poll.register(self._program.input.requests, select.POLLIN)
@@ -342,26 +332,22 @@ class Wrapper:
         self._program.stop(_ORPHAN_GRACE_SECONDS)
 
     def _handle(self, kind: bytes, payload: bytes) -> None:
-        """Handle a message of the launcher."""
         if self._reports.answer(kind, payload):
             return
         if kind == control_protocol.SIGNAL:
             self._program.send_signal(loads(payload))
         elif kind == control_protocol.PAUSE:
-            self._pause(loads(payload))
+            if loads(payload):
+                self._program.pause()
+                self._channel.send(control_protocol.PAUSED, None)
+            else:
+                self._program.resume()
         elif kind == control_protocol.STOP:
             self._program.stop(*loads(payload))
         elif kind == control_protocol.BYE:
             self._leave_at = 0.0
         elif self._program.input is not None:
             self._program.input.handle(kind, payload)
-
-    def _pause(self, is_paused: bool) -> None:
-        if is_paused:
-            self._program.pause()
-            self._channel.send(control_protocol.PAUSED, None)
-        else:
-            self._program.resume()
 
     def _on_signals(self, numbers: "Iterable[int]") -> None:
         for number in numbers:
