@@ -26,22 +26,16 @@ _DAEMON = "daemon-"
 
 
 def folder_name(kind: str, secret: bytes = b"") -> str:
-    """Return a name for a folder that other users cannot guess.
+    """Return a name for a folder that other users cannot guess, because of its random secret.
 
-    Args:
-        kind: The kind of folder: ``PID``, ``files-PID``, ``host`` or ``job``, where PID is a
-            process id.
-        secret: The six bytes that make the name unguessable, by default random. The same secret
-            gives the same name.
+    ``kind`` is ``PID``, ``files-PID``, ``host`` or ``job``, where PID is a process id. ``secret``
+    has six bytes.
     """
     return f"poprun-{kind}-{(secret or os.urandom(6)).hex()}"
 
 
 def memory_folder_name(token: str) -> str:
-    """Return the name of a job's folder in /dev/shm. The name is the same on every host.
-
-    The folder's name is derived from the job's token but does not reveal the token.
-    """
+    """Return the name, on every host, of a job's folder in /dev/shm. It hides the job's token."""
     from hmac import digest
 
     return folder_name("host", digest(token.encode(), b"folders", "sha256")[:6])
@@ -65,10 +59,7 @@ def _process_in(name: str) -> int | None:
 
 
 class JobFolder:
-    """A folder that is locked while this process uses it.
-
-    ``make`` and ``join`` return objects of this class. ``path`` is the absolute path of the folder.
-    """
+    """A folder that is locked while this process uses it. ``path`` is its absolute path."""
 
     def __init__(self, path: str, descriptor: int) -> None:
         self.path = path
@@ -137,8 +128,7 @@ class JobFolder:
     def record_daemon(self, files: str, pid: int) -> None:
         """Record the folder ``files`` of MPI's daemon ``pid``, the parent of the instances.
 
-        A daemon that is killed leaves its files behind. The daemon's files are then removed
-        together with this job's folder.
+        If the daemon is killed, its files are removed together with this job's folder.
         """
         started = start_ticks(pid)
         if files.startswith("/") and files.endswith(f".{pid}") and started:
@@ -150,10 +140,8 @@ class JobFolder:
     def leave(self, wait_seconds: float = 0.0) -> None:
         """Stop using the folder, and remove it if no other process uses it.
 
-        Args:
-            wait_seconds: The seconds to wait for a killed process that still holds its lock on the
-                folder. The kernel may release the locks of a process later than it closes the
-                connections.
+        Wait at most ``wait_seconds`` for a killed process that still holds its lock on the folder.
+        The kernel may release the locks of a process later than it closes the connections.
         """
         deadline = time.monotonic() + wait_seconds
         while self._descriptor >= 0:
@@ -199,10 +187,8 @@ class JobFolder:
 def use_folders(address: str, memory_folder: str) -> list[JobFolder]:
     """Lock and return the folders of a job on this host; a folder in /dev/shm comes last.
 
-    Args:
-        address: The launcher's address. If the launcher is on this host, it has made the folders.
-        memory_folder: The name of the folder in /dev/shm, if the launcher may be on another host;
-            else empty.
+    The launcher at ``address`` has made the folders on its host. If it may be on another host,
+    ``memory_folder`` is the name of the folder in /dev/shm; else this name is empty.
     """
     folders: list[JobFolder | None] = []
     daemon_files = os.environ.get("PMIX_SERVER_TMPDIR", "")

@@ -66,15 +66,14 @@ def _authenticate(connection: socket.socket, secret: bytes) -> bool:
     """
     own_nonce = os.urandom(_NONCE_BYTES)
     connection.sendall(own_nonce)
-    # hmac is imported while the launcher's answer is on its way, so that the import costs no time.
+    # hmac is imported while the launcher's answer is on its way.
     from hmac import compare_digest, digest
 
     answer = _receive_exactly(connection, _NONCE_BYTES + _PROOF_BYTES)
     nonce, proof = answer[:_NONCE_BYTES], answer[_NONCE_BYTES:]
     if not compare_digest(proof, digest(secret, b"listener %b %b" % (own_nonce, nonce), "sha256")):
         return False
-    # The protocol lets a caller append a claim about itself after the last blank. The wrapper does
-    # not append a claim about itself.
+    # After the last blank, the protocol would let the wrapper append a claim about itself.
     connection.sendall(digest(secret, b"caller %b %b " % (own_nonce, nonce), "sha256"))
     _receive_exactly(connection, 1)
     return True

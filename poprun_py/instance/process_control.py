@@ -49,9 +49,8 @@ def signal_when_parent_ends(number: int) -> int | None:
     """Let the kernel signal this process when its parent ends, unless it is to outlive the parent.
 
     Processes that are to outlive their parent are those under nohup, background jobs of a script
-    (they ignore SIGINT), and leaders of a session. A job of an interactive shell does not need the
-    signal, because the shell or the kernel sends SIGHUP to the job, unless the user has disowned
-    it.
+    (they ignore SIGINT), and leaders of a session. A job of an interactive shell gets SIGHUP from
+    the shell or the kernel instead, unless the user has disowned the job.
 
     Returns:
         The parent's process id; None if no signal was requested.

@@ -182,8 +182,7 @@ def _queued_seconds(pid: int) -> float:
 def _moved_bytes(pid: int) -> int:
     """Return the bytes that a process read and wrote; only differences of results are meaningful.
 
-    Bytes of files and pipes are counted at each system call. Bytes that the disk transfers are
-    counted a second time.
+    Bytes that the disk transfers are counted twice.
     """
     lines = (process_info.read_file(pid, "io") or b"").splitlines()
     values = {name: int(value) for name, _, value in (line.partition(b":") for line in lines)}
@@ -204,9 +203,9 @@ def _memory_sizes(pid: int) -> list[int]:
 # The signal that makes a process write a NUL as soon as its main thread runs Python code.
 _ASK_SIGNAL, _ANSWER = STACKS_SIGNAL - 1, b"\0"
 _MAX_ANSWERS = 16
-# Three durations in seconds: the wait for the stacks of one process, the wait for the stacks of all
-# processes, and the time without new bytes after which a process's answer is considered complete.
-# On a busy host, a process may pause for a moment while it writes its stacks.
+# The longest waits for the stacks of one process and of all processes, and the time without new
+# bytes after which an answer is considered complete. On a busy host, a process may pause for a
+# moment while it writes its stacks.
 _ANSWER_SECONDS, _ALL_SECONDS, _QUIET_SECONDS = 1.5, 2.5, 0.1
 _MAX_TEXT = 1 << 16
 # The greatest number of characters for the stacks of all processes. All stacks are sent in one
@@ -217,15 +216,13 @@ _MAX_TEXTS = 1 << 17
 class PythonStacks:
     """Asks one program for its stacks, and whether it runs Python.
 
-    Args:
-        file: The descriptor of the file to which the program writes.
-            ``program_environment.stacks_variables`` tells the program its path.
+    The program writes to ``file``, whose path ``program_environment.stacks_variables`` contains.
     """
 
     def __init__(self, file: int) -> None:
         self._file = file
-        # Three values: the process that was last asked whether it runs Python, the time of that
-        # question, and the offset in the file at which the answer is expected.
+        # The process that was last asked whether it runs Python, the time of that question, and the
+        # offset in the file at which the answer is expected.
         self._asked, self._asked_at, self._answer_offset = 0, 0.0, 0
         self._has_run_python = False
 
@@ -240,12 +237,11 @@ class PythonStacks:
         return self._has_run_python and not handles and state not in "TtZX"
 
     def seconds_outside_python(self, pids: "Sequence[int]", *, ask: bool) -> float:
-        """Return the least number of seconds since a process's main thread last ran Python code.
+        """Return the least number of seconds since a main thread of ``pids`` last ran Python code.
 
-        Args:
-            pids: The program and its descendants. Only a running process with the handler is asked,
-                because the signal would interrupt the sleep of a program in C.
-            ask: Whether to ask a process now, if no earlier question is unanswered.
+        If ``ask``, one of the processes is asked, unless an earlier question is unanswered. Only a
+        running process with the handler is asked, because the signal would interrupt the sleep of a
+        program in C.
         """
         now, size = time.monotonic(), os.fstat(self._file).st_size
         written = os.pread(self._file, size - self._answer_offset, self._answer_offset)

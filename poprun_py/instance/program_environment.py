@@ -19,37 +19,33 @@ if TYPE_CHECKING:
 
     from poprun_py.instance.job_folders import JobFolder
 
-_OPEN_MPI_NAMES = (
-    ("OMPI_COMM_WORLD_RANK", "RANK"),
-    ("OMPI_COMM_WORLD_SIZE", "WORLD_SIZE"),
-    ("OMPI_COMM_WORLD_LOCAL_RANK", "LOCAL_RANK"),
-    ("OMPI_COMM_WORLD_LOCAL_SIZE", "LOCAL_WORLD_SIZE"),
-)
-# Pairs of a torchrun variable and the variable whose value is copied into the torchrun variable.
-_TORCHRUN_NAMES = (
-    ("NODE_RANK", "GROUP_RANK"),
-    ("ROLE_RANK", "RANK"),
-    ("ROLE_WORLD_SIZE", "WORLD_SIZE"),
-)
+# Variables of Open MPI and torchrun that get the value of another variable.
+_SAME_VALUES = {
+    "OMPI_COMM_WORLD_RANK": "RANK",
+    "OMPI_COMM_WORLD_SIZE": "WORLD_SIZE",
+    "OMPI_COMM_WORLD_LOCAL_RANK": "LOCAL_RANK",
+    "OMPI_COMM_WORLD_LOCAL_SIZE": "LOCAL_WORLD_SIZE",
+    "NODE_RANK": "GROUP_RANK",
+    "ROLE_RANK": "RANK",
+    "ROLE_WORLD_SIZE": "WORLD_SIZE",
+}
 # Variables of torchrun with the same value in every instance. No torchrun agent runs, so instance 0
 # opens torch's key-value store.
-_TORCHRUN_VALUES = (
-    ("ROLE_NAME", "default"),
-    ("TORCHELASTIC_USE_AGENT_STORE", "False"),
-    ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
-)
+_TORCHRUN_VALUES = {
+    "ROLE_NAME": "default",
+    "TORCHELASTIC_USE_AGENT_STORE": "False",
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
+}
 # Prefixes of the devices below /dev on which torch may be able to compute: NVIDIA, AMD, WSL, TPUs
-# and Habana, Ascend, Cambricon, MetaX, Moore Threads, AWS. The prefixes with a slash are for
-# devices in subfolders: render nodes of GPUs (dri), and TPUs (vfio).
+# and Habana, Ascend, Cambricon, MetaX, Moore Threads, AWS; render nodes of GPUs (dri), TPUs (vfio).
 # dri/card0 and vfio/vfio do not count, because even servers without a GPU have these devices.
 _ACCELERATORS = (
     *("nvidia", "kfd", "dxg", "accel", "hl", "davinci", "cambricon", "mxcd", "mtgpu", "neuron"),
     *("dri/renderD", *(f"vfio/{digit}" for digit in range(10))),
 )
 _HIDDEN_BY_CUDA = ("nvidia", "kfd", "dxg")
-# Variables with the folders for files that Open MPI's processes map. The variable with btl_sm is
-# for segments in Open MPI 5. The variable with btl_vader is for segments in Open MPI 4, but Open
-# MPI 5 also accepts it. The variables with osc are for MPI windows.
+# Variables with the folders for files that Open MPI's processes map: for segments in Open MPI 5
+# (btl_sm) and Open MPI 4 (btl_vader), and for MPI windows (osc).
 _SHARED_MEMORY_FOLDERS = (
     "OMPI_MCA_btl_sm_backing_directory",
     "OMPI_MCA_btl_vader_backing_directory",
@@ -105,14 +101,12 @@ def complete() -> None:
 
 def set_mpi_and_torchrun_variables() -> None:
     """Set the variables that programs expect from Open MPI and torchrun, unless already set."""
-    for name, same in _OPEN_MPI_NAMES + _TORCHRUN_NAMES:
+    for name, same in _SAME_VALUES.items():
         if same in os.environ:
             os.environ.setdefault(name, os.environ[same])
-    if "RANK" not in os.environ:
-        # In a large job, the launcher does not put the rank on mpirun's command line; it sends the
-        # rank later.
+    if "RANK" not in os.environ:  # the command of a large job was copied into a shell
         return
-    for name, value in _TORCHRUN_VALUES:
+    for name, value in _TORCHRUN_VALUES.items():
         os.environ.setdefault(name, value)
     if os.environ.get("WORLD_SIZE") != "1" and not has_accelerator():
         # Without this variable, Hugging Face Accelerate acts as if there were only one instance.
@@ -142,14 +136,13 @@ def _names_in(folder: str) -> list[str]:
 def set_job_folders(folders: "Sequence[JobFolder]") -> None:
     """Set the variables that tell the program and Open MPI where the job's folders are.
 
-    Args:
-        folders: The folders of the job. The first folder is for files that must not outlive the
-            job. Open MPI creates its shared memory in the last folder below /dev/shm.
+    The first folder is for files that must not outlive the job. Open MPI creates its shared memory
+    in the last folder below /dev/shm.
     """
     paths = [folder.path for folder in folders]
     in_memory = [path for path in paths if path.startswith(f"{job_folders.SHARED_MEMORY}/")]
     set_variables(shared_memory_variables(in_memory[-1] if in_memory else None, os.environ))
-    # If there are no folders, the variable is left over from an outer job, which started this job.
+    # Without folders, the variable is left over from an outer job, which started this job.
     set_variables({"POPDIST_JOB_FOLDER": paths[0] if paths else None})
 
 
@@ -171,8 +164,7 @@ def hook_variables(environ: "Mapping[str, str]") -> dict[str, str]:
     """Return the variables that load the library's start hook, if settings in ``environ`` need it.
 
     The hook lets programs import the library by the SDK's package names, offers them the library's
-    back end for torch, and keeps MPI on the network of the job. The hook runs in every Python
-    process, even if a shell script starts it.
+    back end for torch, and keeps MPI on the network of the job.
     """
     gives_names = environ.get("POPDIST_SDK_NAMES") in ("auto", "yes")
     replaces_back_end = environ.get("POPDIST_TORCH_BACKEND") in ("gloo", "popdist")

@@ -144,8 +144,6 @@ class ProgramReports:
             "stopped": self._program.is_stopping,
             "exec_error": self._program.start_error,
         }
-        # The program's last steps are still in the shared memory, because this process keeps it
-        # open.
         self._channel.send(control_protocol.PROGRAM_ENDED, {**self.end, **self._new_steps()})
 
     def _new_steps(self) -> "dict[str, Any]":

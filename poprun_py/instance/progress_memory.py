@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 # Indices of the 8-byte words that popdist_py/heartbeat.py shares.
 _STEP, _POLLS, _PROPOSED, _AGREED, _BEGUN, _CALLS, _RESUMED, _DOING = range(8)
 _DEBUGGED, _TERMINAL = 8, 9
-# If the word _BEGUN has the value 2, the program will count steps.
+# The value of _BEGUN if the program will count steps.
 _WILL_STEP = 2
 # The values of _ACTIVITY if the program waits for other instances, or saves or loads a checkpoint.
 _WAITING, _SAVING = 6, 8
@@ -26,24 +26,22 @@ _WAITING, _SAVING = 6, 8
 # timed steps and of all steps, and the nanoseconds of each activity.
 _LEDGER_BEGAN, _SINCE, _ACTIVITY, _SAMPLES, _TIMED_STEPS, _STEPS = range(10, 16)
 _NANOSECONDS, _NUM_ACTIVITIES = 16, 10
-# The word _CALL consists of a bit that tells whether the last collective is running, 7 bits for its
-# kind, and its number. The word _CALL_BEGAN is the time when the last collective began.
+# The last collective: a bit that tells whether it is running, 7 bits for its kind, and its number;
+# and the time when it began.
 _CALL, _CALL_BEGAN = 26, 27
-# The word with the id of a process whose main thread ended with an exception.
-# diagnostics_hook/sitecustomize.py sets it.
+# The id of a process whose main thread ended with an exception (diagnostics_hook/sitecustomize.py).
 _FAILED = 28
-# popdist_py/start_hook/popdist_separate_models.py sets this word if the program trained a model
-# apart from the other instances.
+# Whether the program trained a model apart from the other instances
+# (popdist_py/start_hook/popdist_separate_models.py).
 _SEPARATE = 31
-# A ring buffer with a row of words for each of the last steps: the number of the step, when it
-# ended, how long it took (_UNTIMED: not known), how long it took without waiting for other
-# instances, its samples, and its loss (_UNKNOWN_BITS: not known).
+# A ring buffer with a row of words for each of the last steps: its number, when it ended, how long
+# it took (_UNTIMED: not known), how long it took without waiting for other instances, its samples,
+# and its loss (_UNKNOWN_BITS: not known).
 _ROWS, _RING, _ROW_WORDS = 32, 4096, 6
 _ALL_WORDS = 24608
 _TAKEN, _OWN, _LOSS = 2, 3, 5
 _UNTIMED, _UNKNOWN_BITS = -1, 0x7FF8_7374_6570_6C6F
-# A ledger contains the durations of the last 255 steps. For the last 10 steps, it also contains the
-# durations without waiting for other instances.
+# The last steps in a ledger, and those of them whose durations without waiting it contains too.
 _LAST_STEPS, _OWN_STEPS = 255, 10
 # After writing a word, the wrapper waits 1 ms. After this time the program sees the word, and the
 # wrapper sees everything that the program wrote before it could see the word.
@@ -82,9 +80,8 @@ class ProgressMemory:
     def progress(self) -> "list[int] | None":
         """Return the progress of the program; None before the program begins to report it.
 
-        Returns:
-            Four numbers: the training steps so far, the other calls since the last step, the step
-            where the program resumed, and the code of its current operation.
+        The progress is four numbers: the training steps so far, the other calls since the last
+        step, the step where the program resumed, and the code of its current operation.
         """
         words = self._words
         progress = [words[_STEP], words[_CALLS], words[_RESUMED], words[_DOING]]
@@ -100,9 +97,9 @@ class ProgressMemory:
         """Return the last collective that the program began; zeros before the first collective.
 
         Returns:
-            Four numbers about the collective: its number, counted from 1; the index of its kind in
-            ``popdist_py.environment.COLLECTIVES``; 1 if the collective is still running, else 0;
-            and the seconds since it began.
+            The number of the collective, counted from 1; the index of its kind in
+            ``popdist_py.environment.COLLECTIVES``; 1 if it is still running, else 0; and the
+            seconds since it began.
         """
         word, began = self._words[_CALL], self._words[_CALL_BEGAN]
         seconds = (time.monotonic_ns() - began) / 1e9 if began else 0.0
@@ -179,9 +176,10 @@ class ProgressMemory:
         words, numbers = copied.cast("q"), copied.cast("d")
         # While the rows were copied, the program may have overwritten the oldest rows.
         first = max(since, self._words[_STEPS] - _RING + 1)
-        rows = []
-        for row in map(_row, range(first, made)):
-            rows.append([*words[row : row + _LOSS].tolist(), _loss(words, numbers, row)])
+        rows = [
+            [*words[row : row + _LOSS].tolist(), _loss(words, numbers, row)]
+            for row in map(_row, range(first, made))
+        ]
         return {"made": made, "lost": first - since if rows else made - since, "rows": rows}
 
     def polls(self) -> int:
@@ -211,7 +209,6 @@ class ProgressMemory:
 
 
 def _row(step: int) -> int:
-    """Return the index of the first word of a step's row."""
     return _ROWS + step % _RING * _ROW_WORDS
 
 
