@@ -39,7 +39,7 @@ class LauncherChild:
 
     Args:
         name: The name of the job in errors and thread names.
-        request: The job to launch.
+        request: The request to send to the process.
         streams: The standard input, output and error of the process. Output that goes to pipes is
             written to ``sys.stdout`` and ``sys.stderr``.
         is_in_front: Whether the process gets the signals of this terminal's keys, such as Ctrl-C.
@@ -232,13 +232,10 @@ def _start_process(
 
 
 class OutputCopier:
-    """Copies output from a pipe to ``sys.stdout`` or ``sys.stderr``.
+    """Copies output from a pipe to ``sys.stdout`` or ``sys.stderr``, and to a file if one is given.
 
-    Args:
-        pipe: The pipe from the launcher process.
-        name: ``stdout`` or ``stderr``. The stream is looked up in ``sys`` again for every piece of
-            output, because the program may replace the stream.
-        file: A file to which the same output is appended; None for no file.
+    The stream is looked up in ``sys`` for every piece of output, because the program may replace
+    the stream.
     """
 
     def __init__(self, pipe: IO[bytes], name: str, file: Path | None) -> None:

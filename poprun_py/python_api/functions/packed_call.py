@@ -16,7 +16,7 @@ from pathlib import Path
 from types import FunctionType
 from typing import Any
 
-from poprun_py.errors import StartError, UsageError, explain_os_error
+from poprun_py.errors import UsageError, start_errors
 from poprun_py.planning.user_program import CALL_FILE, function_program
 from poprun_py.python_api.functions.packed_file import write_packed
 from poprun_py.python_api.functions.pickling import (
@@ -65,11 +65,8 @@ def write_call(
         "argv": [str(word) for word in sys.argv],
         "sources": _sources(function),
     }
-    try:
+    with start_errors(f"{name} and its arguments cannot be written"):
         write_packed(folder / CALL_FILE, head, parts)
-    except OSError as error:
-        problem = f"{name} and its arguments cannot be written"
-        raise StartError(explain_os_error(error, problem)) from None
     return function_program(folder, name)
 
 
@@ -119,10 +116,9 @@ def _parts(
 
 
 def _sources(function: object) -> dict[str, list[str]]:
-    """Return the source lines of the code that is not in a file, such as cells of a notebook.
+    """Return the lines of code that is not in a file, such as a notebook's cell, keyed by its name.
 
-    The result maps the name of each piece of code to its lines, which the instances' tracebacks
-    show.
+    The instances' tracebacks show these lines.
     """
     used = [function]
     if isinstance(function, FunctionType):

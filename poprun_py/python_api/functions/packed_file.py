@@ -66,10 +66,7 @@ class PackedFile:
 def write_packed(path: Path, head: dict[str, Any], parts: Sequence[memoryview]) -> None:
     """Write a packed file atomically, so that other processes never see an incomplete file.
 
-    Args:
-        path: The file.
-        head: Metadata of the value, which JSON can express.
-        parts: The value, as ``pickling.pickled`` returns it.
+    ``head`` is metadata of the value, as JSON. ``parts`` is the value, as ``pickled`` returns it.
 
     Raises:
         OSError: The file cannot be written.

@@ -36,16 +36,12 @@ class RemoteTraceback(Exception):
 def read_results(folder: Path, result: LaunchResult) -> list[Any]:
     """Return the values that the function returned, ordered by the index of the instance.
 
-    Arrays in the values stay valid when the folder is removed.
-
-    Args:
-        folder: The folder with the file of the pickled call.
-        result: The result of the job.
+    Arrays in the values stay valid when ``folder``, the folder of the call, is removed.
 
     Raises:
-        Exception: The exception that the function raised in the instance that failed first. The
-            exception's cause is the traceback of that instance. The exception's notes name the
-            instance, its host, and the other instances that failed.
+        Exception: The exception that the function raised in the instance that failed first. Its
+            cause is the traceback of that instance. Its notes name the instance, its host, and the
+            other instances that failed.
         UsageError: The folder has been removed.
         JobFailedError: An instance failed without an exception of the function, or the value or
             exception of an instance cannot be unpickled.
