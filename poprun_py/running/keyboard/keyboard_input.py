@@ -17,6 +17,7 @@ import socket
 import stat
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import astuple
 from typing import TYPE_CHECKING, Any, Protocol
 
 from poprun_py.instance import control_protocol
@@ -255,7 +256,7 @@ class KeyboardInput:
         is_stdout, is_stderr = self._is_shown
         stream = control_protocol.STDOUT if is_stdout else control_protocol.STDERR
         return {
-            "modes": self._first_modes.to_json(),
+            "modes": astuple(self._first_modes),
             "size": self._window(instance),
             "is_stdout": is_stdout,
             "is_stderr": is_stderr,

@@ -47,10 +47,6 @@ class Modes:
         changed[_CC] = [bytes([code]) for code in self.codes]
         return changed
 
-    def to_json(self) -> list[object]:
-        """Return the modes as JSON values."""
-        return [self.iflag, self.oflag, self.lflag, list(self.codes)]
-
     @property
     def is_canonical(self) -> bool:
         """Whether programs receive whole lines, not single keys."""
@@ -89,17 +85,15 @@ class Modes:
             theirs if theirs != first else own
             for own, first, theirs in zip(self.codes, before.codes, after.codes, strict=True)
         ]
-        lflag = _with_changed_bits(self.lflag, before.lflag, after.lflag)
+        iflag, oflag, lflag = (
+            _with_changed_bits(getattr(self, flag), getattr(before, flag), getattr(after, flag))
+            for flag in ("iflag", "oflag", "lflag")
+        )
         if not lflag & termios.ICANON:
             # The launcher must receive each key immediately, even if the program waits for several
             # keys.
             codes[termios.VMIN], codes[termios.VTIME] = 1, 0
-        return Modes(
-            _with_changed_bits(self.iflag, before.iflag, after.iflag),
-            _with_changed_bits(self.oflag, before.oflag, after.oflag),
-            lflag,
-            tuple(codes),
-        )
+        return Modes(iflag, oflag, lflag, tuple(codes))
 
 
 def _with_changed_bits(own: int, before: int, after: int) -> int:

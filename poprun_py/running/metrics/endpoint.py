@@ -150,11 +150,12 @@ def _counters(states: list[dict[str, Any]], steps: dict[str, Any]) -> Iterator[M
         unit="seconds",
     )
     for state in states:
+        labels = _labels(state)
         recorded = steps.get(str(state["index"]), {}).get("count", 0)
-        made.add_metric(_labels(state), max(recorded, state["num_timed_steps"]))
-        samples.add_metric(_labels(state), state["num_samples"])
+        made.add_metric(labels, max(recorded, state["num_timed_steps"]))
+        samples.add_metric(labels, state["num_samples"])
         for activity, spent in state["seconds"].items():
-            seconds.add_metric([*_labels(state), activity], spent)
+            seconds.add_metric([*labels, activity], spent)
     yield from (made, samples, seconds)
 
 
@@ -169,12 +170,12 @@ def _gauges(states: list[dict[str, Any]]) -> Iterator[Metric]:
 
 
 def _histograms(states: list[dict[str, Any]], steps: dict[str, Any]) -> Iterator[Metric]:
+    bounds = (*map(str, BOUNDS), "+Inf")
     for name, key, text in _HISTOGRAMS:
         histogram = HistogramMetricFamily(name, text, labels=_LABELS, unit="seconds")
         for state in states:
             if (of_instance := steps.get(str(state["index"]))) is not None:
                 found = of_instance[key]
-                bounds = (*map(str, BOUNDS), "+Inf")
                 buckets = list(zip(bounds, accumulate(found["counts"]), strict=True))
                 histogram.add_metric(_labels(state), buckets, found["sum"])
         yield histogram

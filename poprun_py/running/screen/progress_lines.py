@@ -27,6 +27,7 @@ class ProgressLines:
     """
 
     def __init__(self) -> None:
+        self._out = b""  # The bytes to return from the current call.
         self._carried = b""  # A carriage return that may be followed by a newline.
         self.is_redrawn = False
         self._has_text = False  # Whether the beginning of a line has been passed on.
@@ -49,26 +50,22 @@ class ProgressLines:
                 self._has_text = not data.endswith(b"\n")
             return data
         self._carried = b"\r" if data.endswith(b"\r") else b""
-        data = data.removesuffix(self._carried)
-        shown = bytearray()
-        pieces = _MOVE.split(data)
+        pieces = _MOVE.split(data.removesuffix(self._carried))
         for text, move in zip(pieces[::2], [*pieces[1::2], b""], strict=True):
-            self._take(text, move, now, shown)
-        return bytes(shown)
+            self._take(text, move, now)
+        return self._taken()
 
     def finish(self, now: float) -> bytes:
         """Return the rest of a stream that has ended, such as the last state of a bar."""
-        shown = bytearray()
         if self.is_redrawn:
-            self._end_bar(now, shown)
-        return bytes(shown)
+            self._end_bar(now)
+        return self._taken()
 
     def overdue(self, before: float) -> bytes:
         """Return the state of a bar that was due to be shown at the time ``before`` or earlier."""
-        shown = bytearray()
         if self.due_at() <= before:
-            self._end_state(before, shown)
-        return bytes(shown)
+            self._end_state(before)
+        return self._taken()
 
     def due_at(self) -> float:
         """Return the time to show the current state of the bar; inf if it has been shown."""
@@ -76,59 +73,63 @@ class ProgressLines:
             return float("inf")
         return max(self._fed_at, self._shown_at + INTERVAL_SECONDS)
 
-    def _take(self, text: bytes, move: bytes, now: float, shown: bytearray) -> None:
+    def _taken(self) -> bytes:
+        taken, self._out = self._out, b""
+        return taken
+
+    def _take(self, text: bytes, move: bytes, now: float) -> None:
         """Process some text, and the code after it that ends a line or moves the cursor."""
         if text and self._has_just_moved_down:
             # Ordinary text below the progress bars shows that the bars have ended.
-            self._end_bar(now, shown)
+            self._end_bar(now)
         self._has_just_moved_down = False
         is_end = move.endswith(b"\n")
         if not self.is_redrawn and move != b"\r":
-            self._pass(text + move, shown)
+            self._pass(text + move)
             return
         if not self.is_redrawn:
             self.is_redrawn = True
             if self._has_text:
                 # The beginning of the line, which has been passed on, is the bar's first state.
-                self._pass(text + b"\n", shown)
+                self._pass(text + b"\n")
                 self._shown_at, text = now, b""
         self._line += text
         if is_end and not self._rows_up:
-            self._end_bar(now, shown)
+            self._end_bar(now)
         elif move:
-            self._end_state(now, shown)
+            self._end_state(now)
             self._rows_up = min(self._rows_up + (move == _UP) - is_end, _MOST_ROWS)
             self._has_just_moved_down = is_end
         elif len(self._line) > _MOST_OF_LINE:
             line, self._line = self._line, b""
-            self._end_bar(now, shown)
-            self._pass(line, shown)
+            self._end_bar(now)
+            self._pass(line)
 
-    def _pass(self, data: bytes, shown: bytearray) -> None:
-        shown += data
+    def _pass(self, data: bytes) -> None:
+        self._out += data
         if data:
             self._has_text = not data.endswith(b"\n")
 
-    def _end_state(self, now: float, shown: bytearray) -> None:
+    def _end_state(self, now: float) -> None:
         """Store the complete state of the current row, and show it if 10 s have passed."""
         if self._line.strip():
             self._states[-self._rows_up] = self._line.rstrip()
         self._line = b""
         if now >= self._shown_at + INTERVAL_SECONDS:
-            self._show(now, shown)
+            self._show(now)
 
-    def _show(self, now: float, shown: bytearray) -> None:
+    def _show(self, now: float) -> None:
         """Show the states of all rows that have changed, from top to bottom."""
         if self._states != self._shown:
             self._shown_at = now
             changed = sorted(self._states.items() - self._shown.items())
-            shown += b"".join(state + b"\n" for _, state in changed)
+            self._out += b"".join(state + b"\n" for _, state in changed)
             self._shown = dict(self._states)
 
-    def _end_bar(self, now: float, shown: bytearray) -> None:
+    def _end_bar(self, now: float) -> None:
         """Show the last state of all bars, even if the last line was shown less than 10 s ago."""
-        self._end_state(now, shown)
-        self._show(now, shown)
+        self._end_state(now)
+        self._show(now)
         self.is_redrawn = self._has_text = self._has_just_moved_down = False
         self._rows_up = 0
         self._states, self._shown = {}, {}
