@@ -6,7 +6,7 @@ import contextlib
 import ipaddress
 import re
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from poprun_py.errors import StartError, UsageError
@@ -73,90 +73,62 @@ def parse_subnet(text: str, option: str = "--host-subnet") -> Subnet | str:
     Raises:
         UsageError: The text is neither a network in CIDR notation nor the name of an interface.
     """
+    said = ""
     if "/" in text:
         try:
             return ipaddress.ip_network(text, strict=False)
         except ValueError as error:
-            raise UsageError(
-                f"{option} {text!r}: {error}; expected an interface name such as eth0, or a "
-                "CIDR such as 10.1.0.0/16 or fd00:1::/64"
-            ) from None
-    if not _INTERFACE_NAME.fullmatch(text):
-        raise UsageError(
-            f"{option} {text!r}: expected an interface name such as eth0, or a CIDR such as "
-            "10.1.0.0/16"
-        )
-    return text
+            said = f"{error}; "
+    elif _INTERFACE_NAME.fullmatch(text):
+        return text
+    raise UsageError(
+        f"{option} {text!r}: {said}expected an interface name such as eth0, or a CIDR such as "
+        "10.1.0.0/16 or fd00:1::/64"
+    )
 
 
-def choose_network(
-    interfaces: Mapping[str, Sequence[Interface]],
-    *,
-    wanted: str | None = None,
-    option: str = "--host-subnet",
-    resolved: Mapping[str, str] | None = None,
+def shared_network(
+    interfaces: Mapping[str, Sequence[Interface]], resolved: Collection[str] = ()
 ) -> Network:
-    """Choose one network that all hosts share.
+    """Return a network that all hosts share; if there is none, a network without a name.
 
-    Without ``wanted``, IPv4 networks are preferred to IPv6 networks. Among networks of the same
-    kind, the network that contains most addresses in ``resolved`` is chosen, and among equally good
-    networks, the first in ``interfaces``.
+    IPv4 networks are preferred to IPv6 networks. Among networks of the same kind, the network with
+    most of the addresses in ``resolved`` is chosen, and among equally good networks, the first in
+    ``interfaces``, which has the addresses of each host.
+    """
+    networks: dict[Subnet, list[tuple[str, Interface]]] = {}
+    for host, own in interfaces.items():
+        for interface in own:
+            if interface.carries_traffic:
+                networks.setdefault(interface.subnet, []).append((host, interface))
+    shared = {
+        network: members
+        for network, members in networks.items()
+        if {host for host, _ in members} == {*interfaces}
+        # If two hosts have the same address, they do not share the network: each host has its own
+        # private network, such as Docker's.
+        and len({interface.address for _, interface in members}) == len(members)
+    }
+    if not shared:
+        return Network()
 
-    Args:
-        interfaces: The addresses of each host.
-        wanted: The interface name or the CIDR of the network to use.
-        option: The name of the option that gives ``wanted``, for messages.
-        resolved: A mapping of host names to addresses, for the host names that the resolver knows.
+    def preference(network: Subnet) -> tuple[int, int]:
+        return -network.version, sum(i.address in resolved for _, i in shared[network])
+
+    best = max(shared, key=preference)
+    # If a host has several addresses in the network, the first one is used.
+    return _make_network(str(best), dict(reversed(shared[best])))
+
+
+def wanted_network(
+    interfaces: Mapping[str, Sequence[Interface]], wanted: str, option: str = "--host-subnet"
+) -> Network:
+    """Return the network that ``wanted``, the value of ``option``, names by its interface or CIDR.
 
     Raises:
         UsageError: ``wanted`` is neither an interface name nor a CIDR.
-        StartError: A host is not on the network that ``wanted`` names.
+        StartError: A host is not on the network.
     """
-    if wanted is not None:
-        return _wanted_network(interfaces, wanted, option)
-    usable = {h: [i for i in own if i.carries_traffic] for h, own in interfaces.items()}
-    shared = _shared_networks(usable)
-    if not shared:
-        return Network()
-    resolved_addresses = set((resolved or {}).values())
-
-    def preference(network: Subnet) -> tuple[int, int]:
-        members = [i for own in usable.values() for i in own if i.subnet == network]
-        return -network.version, sum(i.address in resolved_addresses for i in members)
-
-    best = max(shared, key=preference)
-    return _make_network(
-        str(best), {h: next(i for i in own if i.subnet == best) for h, own in usable.items()}
-    )
-
-
-def _make_network(name: str, members: Mapping[str, Interface]) -> Network:
-    interfaces = {each.name for each in members.values()}
-    return Network(
-        name,
-        {host: each.address for host, each in members.items()},
-        interfaces.pop() if len(interfaces) == 1 else "",
-    )
-
-
-def _shared_networks(usable: Mapping[str, Sequence[Interface]]) -> list[Subnet]:
-    """Return the networks that contain all hosts, each host with an address of its own."""
-    hosts = list(usable.values())
-    first = dict.fromkeys(i.subnet for i in (hosts[0] if hosts else ()))
-    return [
-        network
-        for network in first
-        if all(any(i.subnet == network for i in own) for own in hosts)
-        # If two hosts have the same address, they do not share the network: each host has its own
-        # private network, such as Docker's.
-        and len({i.address for own in hosts for i in own if i.subnet == network})
-        == sum(i.subnet == network for own in hosts for i in own)
-    ]
-
-
-def _wanted_network(
-    interfaces: Mapping[str, Sequence[Interface]], wanted: str, option: str
-) -> Network:
     subnet = parse_subnet(wanted, option)
     members = {}
     for host, own in interfaces.items():
@@ -175,6 +147,15 @@ def _wanted_network(
     return _make_network(wanted, members)
 
 
+def _make_network(name: str, members: Mapping[str, Interface]) -> Network:
+    interfaces = {each.name for each in members.values()}
+    return Network(
+        name,
+        {host: each.address for host, each in members.items()},
+        interfaces.pop() if len(interfaces) == 1 else "",
+    )
+
+
 # --- the network of a launch --------------------------------------------------------------------
 
 
@@ -190,10 +171,10 @@ def network_of_hosts(
     wanted: str | None,
     option: str,
 ) -> Network:
-    """Return the network of the hosts.
+    """Return the network of the hosts, preferably a network that includes this machine.
 
-    Networks that include this machine are preferred. ``reported`` is a mapping of the names of
-    probed hosts to their addresses. ``wanted`` and ``option`` are as in ``choose_network``.
+    ``reported`` has the addresses of the probed hosts. ``wanted`` and ``option`` are as in
+    ``wanted_network``; without ``wanted``, the hosts' ``shared_network`` is returned.
 
     Raises:
         UsageError: ``wanted`` is neither an interface name nor a CIDR.
@@ -206,22 +187,21 @@ def network_of_hosts(
         if wanted is not None:
             # Only hosts with known addresses are checked: a host with unknown addresses may be on
             # the wanted network.
-            choose_network(theirs, wanted=wanted, option=option)
+            wanted_network(theirs, wanted, option)
         return Network(wanted or "")
-    resolved = {name: address for name in theirs if (address := _resolve(name))}
     own_name = next((host.name for host in hosts if host.is_local), _THIS_MACHINE)
-    try:
-        network = choose_network(
-            {**theirs, own_name: ours}, wanted=wanted, option=option, resolved=resolved
-        )
-    except StartError:
-        if own_name in theirs:
-            raise
-        network = Network()
-    if network.name:
-        return replace(network, own_address=network.addresses.get(own_name, ""))
-    network = choose_network(theirs, wanted=wanted, option=option, resolved=resolved)
-    return replace(network, includes_us=False)
+    with_us = {**theirs, own_name: ours}
+    if wanted is not None:
+        network = wanted_network(theirs, wanted, option)
+        with contextlib.suppress(StartError):
+            network = wanted_network(with_us, wanted, option)
+    else:
+        resolved = {_resolve(name) for name in theirs}
+        network = shared_network(with_us, resolved)
+        if not network.name:
+            network = shared_network(theirs, resolved)
+    own_address = network.addresses.get(own_name, "")
+    return replace(network, includes_us=bool(own_address), own_address=own_address)
 
 
 def _resolve(name: str) -> str:
@@ -244,8 +224,7 @@ def listen_address(others: Sequence[Host], network: str) -> str:
     """
     if network:
         with contextlib.suppress(StartError, UsageError):
-            ours = choose_network({"": own_interfaces()}, wanted=network)
-            return ours.addresses[""]
+            return wanted_network({"": own_interfaces()}, network).addresses[""]
     name = others[0].name
     try:
         family, _, _, _, address = socket.getaddrinfo(name, 22, type=socket.SOCK_DGRAM)[0]
