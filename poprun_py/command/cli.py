@@ -110,11 +110,7 @@ def _run(values: dict[str, Any]) -> int:
 
 
 def _check_plan_alone(values: dict[str, Any]) -> None:
-    """Refuse options that contradict a saved plan.
-
-    Raises:
-        UsageError: --from-plan and an option that changes the plan are given.
-    """
+    """Refuse options that contradict a saved plan."""
     decided = [name for name in OPTIONS if name in values and is_decided_by_plan(name)]
     if values.get("from_plan") is not None and decided:
         raise UsageError(

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import shutil
+import sys
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import click
 
 from poprun_py.errors import UsageError, nearest
 from poprun_py.past_runs.run_files import DEFAULT_PARENT
-from poprun_py.terminal import command_name, exit_code_of, print_out
+from poprun_py.terminal import command_name, exit_code_of, exit_with, prepare_streams, print_out
 from poprun_py.versions import version_text
 
 Decorated = TypeVar("Decorated", bound=Callable[..., Any] | click.Command)
@@ -68,18 +69,21 @@ def _show_version(context: click.Context, _: click.Parameter, value: bool) -> No
         context.exit()
 
 
-def run(command: click.Command, words: Sequence[str], name: str | None = None) -> int:
+def run_process(command: click.Command) -> NoReturn:
+    """Run a command with the arguments of this process, and exit with its exit code."""
+    prepare_streams()
+    exit_with(run(command, sys.argv[1:]))
+
+
+def run(command: click.Command, words: Sequence[str]) -> int:
     """Run a command with the arguments ``words``, and return its exit code.
 
-    Args:
-        command: The command. Its callback returns an exit code, or None for 0.
-        words: The arguments.
-        name: The name of the command in its help and errors; None for its own name.
+    The callback of the command returns an exit code, or None for 0.
     """
 
     def answer() -> int:
         with usage_errors():
-            code = command.main(list(words), prog_name=name or command.name, standalone_mode=False)
+            code = command.main(list(words), prog_name=command.name, standalone_mode=False)
         return code if isinstance(code, int) else 0
 
     return exit_code_of(answer)

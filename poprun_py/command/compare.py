@@ -108,11 +108,7 @@ def _show(comparison: Comparison, runs: Sequence[RecordedRun], values: dict[str,
 
 
 def _read(names: Sequence[str], parent: str) -> list[RecordedRun]:
-    """Read the records of the runs with the given names.
-
-    Raises:
-        UsageError: A run does not exist or is given twice, or fewer than two runs are given.
-    """
+    """Read the records of the runs with the given names."""
     if len(names) < 2:
         given = f"only {names[0]!r} was given" if names else "none was given"
         raise UsageError(

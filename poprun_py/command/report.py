@@ -78,11 +78,7 @@ def main(words: Sequence[str]) -> int:
 
 
 def _path(output: str) -> Path:
-    """Return the path for the page, after checking it.
-
-    Raises:
-        UsageError: The path is a folder, or its parent folder does not exist.
-    """
+    """Return the path for the page, after checking it."""
     path = Path(output)
     if path.is_dir() or not path.parent.is_dir():
         raise UsageError(f"--output {output!r}: expected the path of a file in an existing folder")

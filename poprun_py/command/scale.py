@@ -157,11 +157,7 @@ def _close_input() -> None:
 
 
 def _parse(words: Sequence[str]) -> _Arguments | None:
-    """Return the parsed command line. With --help, print the help and return None.
-
-    Raises:
-        UsageError: An argument is not accepted.
-    """
+    """Return the parsed command line. With --help, print the help and return None."""
     ends = list(words).index("--") if "--" in words else len(words)
     own, others = _split_words(words[:ends])
     values = parse(others)

@@ -237,11 +237,7 @@ def export_config(config: LaunchConfig) -> None:
 
 
 def _write_private(path: Path, text: str, option: str) -> None:
-    """Write a file that only its owner can read.
-
-    Raises:
-        UsageError: The file cannot be written.
-    """
+    """Write a file that only its owner can read."""
     from popdist_py.atomic_file import open_private
 
     try:

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import json
 import os
-import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from typing import Any, NoReturn
 
@@ -16,7 +15,7 @@ import click
 
 from popdist_py.errors import counted
 from popdist_py.pods.model import Device
-from poprun_py.command.click_commands import CONTEXT, PrintedHelp, run, version_option
+from poprun_py.command.click_commands import CONTEXT, PrintedHelp, run_process, version_option
 from poprun_py.command.pods.partitions_in_use import (
     FoundPartitions,
     IpuProcess,
@@ -24,7 +23,7 @@ from poprun_py.command.pods.partitions_in_use import (
     find_partitions,
 )
 from poprun_py.errors import UsageError
-from poprun_py.terminal import exit_with, prepare_streams, print_out, print_warning
+from poprun_py.terminal import print_out, print_warning
 
 # The environment variable with the name of the partition to show. Graphcore's tools also use this
 # variable.
@@ -92,11 +91,7 @@ def GC_INFO(
 
 
 def _selected_partitions(found: FoundPartitions, *, all_users: bool) -> list[PartitionInUse]:
-    """Return the partitions to show: of all users of the pod, or only of this user.
-
-    Raises:
-        UsageError: IPUOF_VIPU_API_PARTITION_ID names a partition that the pod does not have.
-    """
+    """Return the partitions to show: of all users of the pod, or only of this user."""
     for launcher in found.silent:
         print_warning(
             f"the launcher {launcher} does not answer: is it stopped (Ctrl-Z)? The IPUs of its job "
@@ -126,12 +121,7 @@ def _names(partitions: Sequence[PartitionInUse]) -> str:
 
 
 def _only_partition(partitions: Sequence[PartitionInUse], *, is_pod: bool) -> PartitionInUse:
-    """Return the partition in which --device-id selects a device.
-
-    Raises:
-        UsageError: The pod does not have exactly one partition, and IPUOF_VIPU_API_PARTITION_ID is
-            not set.
-    """
+    """Return the partition in which --device-id selects a device."""
     wanted = os.environ.get(_PARTITION)
     if is_pod and not wanted and len(partitions) != 1:
         raise UsageError(
@@ -141,11 +131,7 @@ def _only_partition(partitions: Sequence[PartitionInUse], *, is_pod: bool) -> Pa
 
 
 def _device(partition: PartitionInUse, wanted: int | None) -> Device | None:
-    """Return the device with the id ``wanted``; None if ``wanted`` is None.
-
-    Raises:
-        UsageError: The partition does not have a device with this id.
-    """
+    """Return the device with the id ``wanted``; None if ``wanted`` is None."""
     if wanted is None:
         return None
     devices = {device.id: device for device in partition.devices()}
@@ -340,15 +326,11 @@ def _partition_json(partition: PartitionInUse) -> dict[str, Any]:
     }
 
 
-# --- the console scripts ------------------------------------------------------------------------
+def gc_info() -> NoReturn:
+    """Run ``gc-info`` with the arguments of this process and exit with its exit code."""
+    run_process(GC_INFO)
 
 
-def _main(command: click.Command) -> Callable[[], NoReturn]:
-    def main() -> NoReturn:
-        prepare_streams()
-        exit_with(run(command, sys.argv[1:]))
-
-    return main
-
-
-gc_info, gc_monitor = _main(GC_INFO), _main(GC_MONITOR)
+def gc_monitor() -> NoReturn:
+    """Run ``gc-monitor`` with the arguments of this process and exit with its exit code."""
+    run_process(GC_MONITOR)

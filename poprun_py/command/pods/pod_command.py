@@ -7,14 +7,11 @@ from __future__ import annotations
 
 import contextlib
 import os
-import sys
-from collections.abc import Sequence
 from typing import Any, NoReturn
 
 import click
 
-from poprun_py.command import click_commands
-from poprun_py.command.click_commands import CONTEXT, version_option
+from poprun_py.command.click_commands import CONTEXT, run_process, version_option
 from poprun_py.command.pods.command_grammar import ObjectGroup, VerbGroup
 from poprun_py.command.pods.partition_verbs import (
     create_partition,
@@ -36,9 +33,7 @@ from poprun_py.command.pods.show_verbs import GET_VERBS, LIST_VERBS
 from poprun_py.terminal import (
     UnwritableError,
     command_name,
-    exit_with,
     flush_stdout,
-    prepare_streams,
     print_error,
 )
 
@@ -109,13 +104,7 @@ def main() -> NoReturn:
     name = command_name()
     if f"_{name.replace('-', '_').upper()}_COMPLETE" in os.environ:
         COMMAND.main(prog_name=name)
-    prepare_streams()
-    exit_with(run(sys.argv[1:]))
-
-
-def run(words: Sequence[str]) -> int:
-    """Run ``poprun-py-pod`` with the arguments ``words`` and return its exit code."""
-    return click_commands.run(COMMAND, words, command_name())
+    run_process(COMMAND)
 
 
 if __name__ == "__main__":

@@ -77,9 +77,8 @@ def make_application(
     api = _PodApi(store, seconds)
     middleware: list[Any] = [_Middleware(token, access_log)]
     application = falcon.App(media_type=falcon.MEDIA_JSON, middleware=middleware)
-    application.add_error_handler(Exception, partial(_answer_internal_error, log))
-    application.add_error_handler(falcon.HTTPError, _answer_http_error)
-    application.add_error_handler(PodError, _answer_pod_error)
+    for kind in (Exception, falcon.HTTPError, PodError):
+        application.add_error_handler(kind, partial(_answer_error, log))
     application.add_route(pod_api.VERSION_PATH, SimpleNamespace(on_get=_answer_version))
     for call in pod_api.CALLS:
         route = (
@@ -245,39 +244,25 @@ def _answer_version(_request: falcon.Request, response: falcon.Response) -> None
     response.data = pod_api.encode({"server": "poprun-py-pod", "api": pod_api.API, **ours})
 
 
-# --- errors as HTTP answers ---------------------------------------------------------------------
-
-
-def _answer_pod_error(
-    _request: falcon.Request, response: falcon.Response, error: PodError, _: object
-) -> None:
-    _answer_error(response, _STATUS.get(type(error), 500), error.code, str(error))
-
-
-def _answer_http_error(
-    _request: falcon.Request, response: falcon.Response, error: falcon.HTTPError, _: object
-) -> None:
-    code = _CODES.get(error.status_code, InvalidRequestError.code)
-    for name, value in dict(error.headers or {}).items():
-        response.set_header(name, value)
-    message = error.description or error.title or ""
-    if code == "unknown-call":
-        calls = ", ".join(
-            f"{'POST' if call.changes else 'GET'} {call.path}" for call in pod_api.CALLS
-        )
-        message = f"no such call; there are GET {pod_api.VERSION_PATH}, {calls}"
-    _answer_error(response, error.status_code, code, message)
-
-
-def _answer_internal_error(
+def _answer_error(
     log: Log, _request: falcon.Request, response: falcon.Response, error: Exception, _: object
 ) -> None:
-    log("".join(traceback.format_exception(error)).rstrip())
-    message = "the server has failed to do this; its standard error says why"
-    _answer_error(response, 500, PodError.code, message)
-
-
-def _answer_error(response: falcon.Response, status: int, code: str, message: str) -> None:
+    if isinstance(error, PodError):
+        status, code, message = _STATUS.get(type(error), 500), error.code, str(error)
+    elif isinstance(error, falcon.HTTPError):
+        status, message = error.status_code, error.description or error.title or ""
+        code = _CODES.get(status, InvalidRequestError.code)
+        for name, value in dict(error.headers or {}).items():
+            response.set_header(name, value)
+        if code == "unknown-call":
+            calls = ", ".join(
+                f"{'POST' if call.changes else 'GET'} {call.path}" for call in pod_api.CALLS
+            )
+            message = f"no such call; there are GET {pod_api.VERSION_PATH}, {calls}"
+    else:
+        log("".join(traceback.format_exception(error)).rstrip())
+        status, code = 500, PodError.code
+        message = "the server has failed to do this; its standard error says why"
     response.status = status
     response.content_type = falcon.MEDIA_JSON
     response.data = pod_api.encode({"error": code, "message": " ".join(message.split())})

@@ -108,9 +108,6 @@ def _ipuof_config(partition: Partition, gcd: int) -> Mapping[str, Any]:
 
     Emulated IPUs do not listen on ports. The port numbers only distinguish the IPUs of a host. For
     GCD 0, the attribute ``GCD Id`` is left out.
-
-    Raises:
-        UsageError: The partition does not have this GCD.
     """
     if gcd >= partition.num_gcds:
         raise UsageError(

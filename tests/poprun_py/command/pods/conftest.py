@@ -12,7 +12,8 @@ import pytest
 from popdist_py.pods.folder_store import FolderStore
 from popdist_py.pods.pod_file import system_pod
 from popdist_py.pods.pod_folders import make_pod
-from poprun_py.command.pods.pod_command import run
+from poprun_py.command.click_commands import run
+from poprun_py.command.pods.pod_command import COMMAND
 
 
 @pytest.fixture
@@ -32,7 +33,7 @@ def ask(root, capsys):
     """Return a function that runs the command and replaces what depends on the machine."""
 
     def call(*words):
-        code = run([str(word) for word in words])
+        code = run(COMMAND, [str(word) for word in words])
         shown = capsys.readouterr()
         return SimpleNamespace(code=code, out=_plain(shown.out, root), err=_plain(shown.err, root))
 

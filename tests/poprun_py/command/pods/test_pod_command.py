@@ -526,7 +526,8 @@ def test_completion_of_bash(shared):
 
 def test_help_imports_neither_database_nor_server():
     code = (
-        "import sys; from poprun_py.command.pods.pod_command import run; run(['--help'])\n"
+        "import sys; from poprun_py.command.click_commands import run\n"
+        "from poprun_py.command.pods.pod_command import COMMAND; run(COMMAND, ['--help'])\n"
         "print(*sys.modules)"
     )
     done = subprocess.run(
