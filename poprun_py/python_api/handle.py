@@ -370,10 +370,9 @@ def _checked_seconds(name: str, value: object, least: float = -math.inf) -> floa
     """
     if value is None:
         return None
-    is_number = isinstance(value, Real) and not isinstance(value, bool)
-    if not is_number or not float(value) >= least:  # type: ignore[arg-type]
-        raise UsageError(f"{name} {value!r}: expected seconds, 0 or more")
-    return min(float(value), threading.TIMEOUT_MAX)  # type: ignore[arg-type]
+    if not isinstance(value, bool) and isinstance(value, Real) and float(value) >= least:
+        return min(float(value), threading.TIMEOUT_MAX)
+    raise UsageError(f"{name} {value!r}: expected seconds, 0 or more")
 
 
 # --- the end of the calling program -------------------------------------------------------

@@ -182,9 +182,9 @@ def _uses_standard_descriptors() -> bool:
     return _descriptor_of(sys.stdout) == 1 and _descriptor_of(sys.stderr) == 2
 
 
-def _descriptor_of(stream: object) -> int:
+def _descriptor_of(stream: Any) -> int:
     try:
-        return int(stream.fileno())  # type: ignore[attr-defined]
+        return int(stream.fileno())
     except (AttributeError, OSError, ValueError):
         return -1
 
@@ -220,11 +220,13 @@ def _started(
             keeps_output=in_background,
             listeners=frozenset(listeners),
         )
+        stdin = subprocess.DEVNULL if in_background else None
+        stdout, stderr = outputs or (shown, shown)
         is_main_thread = threading.current_thread() is threading.main_thread()
         launcher = LauncherChild(
             name,
             request,
-            (subprocess.DEVNULL if in_background else None, *(outputs or (shown, shown))),
+            (stdin, stdout, stderr),
             is_in_front=is_main_thread and not in_background,
             output_file=shown,
             listeners=listeners,
@@ -283,11 +285,11 @@ def _is_text(value: object) -> bool:
     return isinstance(value, str) and "\0" not in value
 
 
-def _check_descriptors(descriptors: object) -> None:
+def _check_descriptors(descriptors: Any) -> None:
     if descriptors is None:
         return
     is_pair = isinstance(descriptors, Sequence) and len(descriptors) == 2
-    if not is_pair or not all(_is_descriptor(each) for each in descriptors):  # type: ignore[attr-defined]
+    if not is_pair or not all(map(_is_descriptor, descriptors)):
         raise UsageError(
             f"descriptors {descriptors!r}: expected two descriptors of open files, for stdout and "
             "stderr, such as (1, 2)"
