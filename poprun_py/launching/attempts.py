@@ -20,6 +20,8 @@ from poprun_py.errors import start_errors
 from poprun_py.launching.job_cores import leases_place, share_of_plan
 from poprun_py.launching.launch_planning import without_lost_hosts
 from poprun_py.launching.run_record import AttemptRecord, RunRecord
+from poprun_py.machines.lease_messages import refusal_text, sharing_text
+from poprun_py.machines.remote_leases import parse_other_jobs
 from poprun_py.planning.binding_check import check_binding
 from poprun_py.planning.instance_variables import attempt_variables
 from poprun_py.planning.job_partition import PARTITION, HeldPartition
@@ -139,6 +141,18 @@ class Attempts:
         check_binding(self.plan, reports, self.console.binding, self.console.warn)
 
 
+def _make_folder_of_results(planned: LaunchPlan, restart_count: int) -> None:
+    """Make the folder for a function's results if the job calls a function.
+
+    Raises:
+        StartError: The folder of the call was removed, or its disk is full.
+    """
+    call = call_folder(planned.config.program)
+    if call is not None:
+        with start_errors("the folder for the function's results cannot be made"):
+            place_of_call(call, restart_count).folder.mkdir(0o700)
+
+
 # --- pauses before restarts -----------------------------------------------------------------------
 
 
@@ -181,18 +195,6 @@ def _ended_by(result: LaunchResult, number: int, restart: int) -> LaunchResult:
 
 
 # --- an attempt as a job for the supervisor -------------------------------------------------------
-
-
-def _make_folder_of_results(planned: LaunchPlan, restart_count: int) -> None:
-    """Make the folder for a function's results if the job calls a function.
-
-    Raises:
-        StartError: The folder of the call was removed, or its disk is full.
-    """
-    call = call_folder(planned.config.program)
-    if call is not None:
-        with start_errors("the folder for the function's results cannot be made"):
-            place_of_call(call, restart_count).folder.mkdir(0o700)
 
 
 def job_of(
@@ -261,6 +263,7 @@ def _hosts(planned: LaunchPlan, attempt: AttemptRecord, warn: Log) -> Hosts:
     others = [host for host in hosts if not host.is_local]
     if not others:
         return Hosts(names=names, network=LOOPBACK)
+    from poprun_py.machines.host_checks import diagnose
     from poprun_py.machines.host_networks import listen_address
 
     return Hosts(
@@ -270,7 +273,15 @@ def _hosts(planned: LaunchPlan, attempt: AttemptRecord, warn: Log) -> Hosts:
         network=network_of_mpirun(planned.command, planned.network),
         leases=_leases(planned, attempt),
         refusal_of=partial(_refusal_of, planned, warn),
-        explain_failed_start=partial(_explain_failed_start, planned),
+        # The messages of mpirun seldom name the reason of a failed start.
+        explain_failed_start=partial(
+            diagnose,
+            planned.config,
+            hosts,
+            mpirun=planned.command[0],
+            environ=planned.environ,
+            network=planned.network,
+        ),
     )
 
 
@@ -328,9 +339,6 @@ def _leases(planned: LaunchPlan, attempt: AttemptRecord) -> dict[int, dict[str, 
 
 def _refusal_of(planned: LaunchPlan, warn: Log, index: int, answer: dict[str, Any]) -> str:
     """Return why the job cannot lease cores on an instance's host; empty if leasing works."""
-    from poprun_py.machines.lease_messages import refusal_text, sharing_text
-    from poprun_py.machines.remote_leases import parse_other_jobs
-
     host = planned.topology.hosts[planned.instances[index].instance.host_index].name
     if problem := answer.get("problem"):
         warn(f"no cores of host {host} are kept from other jobs: {problem}")
@@ -338,23 +346,3 @@ def _refusal_of(planned: LaunchPlan, warn: Log, index: int, answer: dict[str, An
         warn(sharing_text(f"cores of host {host}", parse_other_jobs(shared, "").leases))
     others = answer.get("other_jobs")
     return refusal_text(host, parse_other_jobs(others, "")) if others else ""
-
-
-def _explain_failed_start(planned: LaunchPlan) -> str:
-    """Check the hosts after a failed start, because mpirun's messages seldom name the reason.
-
-    Returns:
-        Sentences about possible causes; empty if all hosts pass the checks.
-
-    Raises:
-        StartError: The checks have found the cause on a host.
-    """
-    from poprun_py.machines.host_checks import diagnose
-
-    return diagnose(
-        planned.config,
-        planned.topology.hosts,
-        mpirun=planned.command[0],
-        environ=planned.environ,
-        network=planned.network,
-    )

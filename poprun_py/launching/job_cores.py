@@ -96,7 +96,7 @@ def lease_as_planned(
     def if_free(others: frozenset[int]) -> HostShare | None:
         return share if share.cpus.isdisjoint(others) else None
 
-    return lease_share(planned.config, share, if_free, console, wait, held)[1]
+    return CoreRequest(planned.config, share, if_free, console, wait, held).lease()[1]
 
 
 def lease_beside_others(
@@ -130,14 +130,9 @@ def lease_beside_others(
     while True:
         left = wait_for_hosts(alone, other_jobs, ask, console, wait)
         asked = time.monotonic()
-        share, lease = lease_share(
-            config,
-            whole._replace(machines=left),
-            partial(share_beside_jobs, config, topology, left),
-            console,
-            wait,
-            held,
-        )
+        whole = whole._replace(machines=left)
+        share_beside = partial(share_beside_jobs, config, topology, left)
+        share, lease = CoreRequest(config, whole, share_beside, console, wait, held).lease()
         is_recent = time.monotonic() - asked < _POLL_HOSTS_SECONDS
         if is_recent or config.share_cores or not alone.spans_hosts:
             return share.machines, lease
@@ -158,88 +153,62 @@ def share_of_plan(planned: LaunchPlan, index: int | None = None) -> HostShare:
 # --- leasing cores of this machine ----------------------------------------------------------------
 
 
-def lease_share(
-    config: LaunchConfig,
-    whole: HostShare,
-    share_beside: Callable[[frozenset[int]], HostShare | None],
-    console: Console,
-    wait: Wait,
-    held: contextlib.ExitStack,
-) -> tuple[HostShare, Lease]:
-    """Lease a job's share of this machine, until ``held`` is closed.
-
-    If other jobs hold too many cores, the job waits, shares cores or is refused, as its options
-    say. ``whole`` is the job's share of a machine without other jobs. ``share_beside`` returns the
-    job's share if other jobs hold the given CPUs, or None if the job does not fit on the others.
-
-    Raises:
-        StartError: Other jobs hold too many cores, or the limit of the wait is reached.
-        UsageError: POPRUN_LEASES does not name a folder.
-    """
-    place = leases_place()
-    if place is None or not whole.cpus:
-        return whole, Lease()
-    try:
-        with (
-            contextlib.closing(LeaseFolder(place)) as folder,
-            contextlib.closing(_LeaseRequest(config, whole, share_beside, wait, folder)) as request,
-        ):
-            table, share, lease = wait.until(request.take)
-    except OSError as error:
-        _warn_of_no_leases(problem_text(error, place), console)
-        return whole, Lease()
-    held.enter_context(lease)
-    # Messages are written after the mutex was released, because writing blocks while the reader of
-    # the messages is slow.
-    if request.problem:
-        _warn_of_no_leases(request.problem, console)
-    if table.held_cpus:
-        _say_what_others_hold(table, share, whole, console)
-    return share, lease
-
-
-def _warn_of_no_leases(problem: str, console: Console) -> None:
-    console.warn(
-        f"no cores are kept from other jobs: {problem}; set {FOLDER_VARIABLE}=FOLDER to use "
-        f"another folder, or {FOLDER_VARIABLE}=none to run without leases"
-    )
-
-
-def _say_what_others_hold(
-    table: LeaseTable, share: HostShare, whole: HostShare, console: Console
-) -> None:
-    """Report the cores that other jobs hold, only in the log if the placement is unaffected."""
-    if not share.cpus.isdisjoint(table.held_cpus):
-        console.warn(sharing_text("cores", table.leases))
-        return
-    report = console.log if share.placements == whole.placements else console.tell
-    report(
-        f"other jobs hold CPUs of this machine: {leases_text(table.leases)}; this one has "
-        f"{numbered('CPU', share.cpus)}"
-    )
-    near = [each for each in table.leases if not share.numa_nodes.isdisjoint(each.numa_nodes)]
-    if near:
-        names = ", ".join(map(job_text, near))
-        console.log(f"the memory of a NUMA node is shared with {names}")
-
-
 @dataclass(slots=True)
-class _LeaseRequest:
-    """One job's request for a lease, with its place in the queue.
+class CoreRequest:
+    """One job's request for cores of this machine.
 
     Attributes:
-        problem: The reason why the lease could not be written; empty without a problem.
+        config: The options, which say whether the job may share cores.
+        whole: The job's share of a machine without other jobs.
+        share_beside: A function that returns the job's share if other jobs hold the given CPUs;
+            None if the job does not fit on the free CPUs.
+        console: The console that prints warnings, and notes about other jobs.
+        wait: The time that the job may wait for other jobs.
+        held: The lease ends when this stack is closed.
+        place: The job's place in the queue; None before the job waits.
+        problem: The reason why the lease cannot be written; empty without a problem.
     """
 
     config: LaunchConfig
     whole: HostShare
     share_beside: Callable[[frozenset[int]], HostShare | None]
+    console: Console
     wait: Wait
-    folder: LeaseFolder
+    held: contextlib.ExitStack
     place: QueuePlace | None = None
     problem: str = ""
 
-    def take(self) -> tuple[LeaseTable, HostShare, Lease]:
+    def lease(self) -> tuple[HostShare, Lease]:
+        """Lease the job's share; wait, share cores or refuse the job if other jobs hold too many.
+
+        Raises:
+            StartError: Other jobs hold too many cores, or the limit of the wait is reached.
+            UsageError: POPRUN_LEASES does not name a folder.
+        """
+        path = leases_place()
+        if path is None or not self.whole.cpus:
+            return self.whole, Lease()
+        try:
+            with contextlib.closing(LeaseFolder(path)) as folder, contextlib.closing(self):
+                table, share, lease = self.wait.until(partial(self._take, folder))
+        except OSError as error:
+            self._warn_of_no_leases(problem_text(error, path))
+            return self.whole, Lease()
+        self.held.enter_context(lease)
+        # Messages are written after the mutex was released, because writing blocks while the reader
+        # of the messages is slow.
+        if self.problem:
+            self._warn_of_no_leases(self.problem)
+        if table.held_cpus:
+            self._say_what_others_hold(table, share)
+        return share, lease
+
+    def close(self) -> None:
+        """Leave the queue."""
+        if self.place is not None:
+            self.place.close()
+
+    def _take(self, folder: LeaseFolder) -> tuple[LeaseTable, HostShare, Lease]:
         """Take the lease; return the table of the other leases, the job's share and its lease.
 
         Raises:
@@ -247,28 +216,25 @@ class _LeaseRequest:
                 has joined the queue, unless its wait is over.
         """
         try:
-            table, share, lease = decide_on_table(self.folder, self._decide)
+            table, share, lease = decide_on_table(folder, partial(self._decide, folder))
         except TimeoutError:
             if not self.wait.is_allowed:
                 raise
-            problem = f"{self.folder.path}: another process keeps its mutex locked"
+            problem = f"{folder.path}: another process keeps its mutex locked"
             advice = "end that process, or name another folder"
             raise BusyError(f"{problem}; {advice}", f"for {problem}", _POLL_SECONDS) from None
         if share is None:
             raise self._busy(table)
         return table, share, lease
 
-    def close(self) -> None:
-        """Leave the queue."""
-        if self.place is not None:
-            self.place.close()
-
-    def _decide(self, table: LeaseTable) -> tuple[LeaseTable, HostShare | None, Lease]:
+    def _decide(
+        self, folder: LeaseFolder, table: LeaseTable
+    ) -> tuple[LeaseTable, HostShare | None, Lease]:
         """Lease free cores, or all planned cores if the job may share cores; else join the queue.
 
         The returned share is None if the job does not get cores.
         """
-        job = this_job(short_name(self.config.program) if self.config.program else "")
+        job = this_job(short_name(self.config.program))
         share = None if table.ahead_of(self.place) else self.share_beside(table.held_cpus)
         is_shared = share is None and self.config.share_cores
         if is_shared:
@@ -283,7 +249,7 @@ class _LeaseRequest:
             cpus, nodes = tuple(share.cpus), tuple(share.numa_nodes)
             return table, share, table.take(job, cpus, nodes, is_shared=is_shared)
         except OSError as error:
-            self.problem = problem_text(error, self.folder.path)
+            self.problem = problem_text(error, folder.path)
             return table, share, Lease()
 
     def _busy(self, table: LeaseTable) -> BusyError:
@@ -300,6 +266,28 @@ class _LeaseRequest:
             f"for CPUs at place {place} of {max(len(table.ahead_of(None)), place)}: "
             f"{holders or _FIRST_IN_QUEUE}",
             min(_POLL_SECONDS * place, _MOST_POLL_SECONDS),
+        )
+
+    def _say_what_others_hold(self, table: LeaseTable, share: HostShare) -> None:
+        """Report the cores that other jobs hold, only in the log if the placement is unaffected."""
+        if not share.cpus.isdisjoint(table.held_cpus):
+            self.console.warn(sharing_text("cores", table.leases))
+            return
+        is_moved = share.placements != self.whole.placements
+        report = self.console.tell if is_moved else self.console.log
+        report(
+            f"other jobs hold CPUs of this machine: {leases_text(table.leases)}; this one has "
+            f"{numbered('CPU', share.cpus)}"
+        )
+        near = [each for each in table.leases if not share.numa_nodes.isdisjoint(each.numa_nodes)]
+        if near:
+            names = ", ".join(map(job_text, near))
+            self.console.log(f"the memory of a NUMA node is shared with {names}")
+
+    def _warn_of_no_leases(self, problem: str) -> None:
+        self.console.warn(
+            f"no cores are kept from other jobs: {problem}; set {FOLDER_VARIABLE}=FOLDER to use "
+            f"another folder, or {FOLDER_VARIABLE}=none to run without leases"
         )
 
 

@@ -72,7 +72,7 @@ def plan(
         UsageError: The options, hosts and machines do not fit together.
         StartError: No MPI is installed, a host cannot take part, or the job cannot get its IPUs.
     """
-    return _gather(config, environ, mpi, hosts, contact_hosts=contact_hosts).plan()
+    return _gather(config, environ, contact_hosts=contact_hosts, mpi=mpi, hosts=hosts).plan()
 
 
 def plan_and_lease(
@@ -88,7 +88,7 @@ def plan_and_lease(
         UsageError: The options, hosts and machines do not fit together.
         StartError: A host cannot take part, or other jobs hold too many cores.
     """
-    gathered = _gather(config, environ, None, None, contact_hosts=True)
+    gathered = _gather(config, environ, contact_hosts=True)
     alone = gathered.plan()
     # The options and the program are checked before the job waits for cores: an error in the
     # options must not surface after hours of waiting.
@@ -127,7 +127,7 @@ def without_lost_hosts(
     try:
         # On fewer hosts, the job keeps its partition.
         gathered = _gather(
-            planned.config, planned.environ, None, left, contact_hosts=True, before=planned
+            planned.config, planned.environ, contact_hosts=True, hosts=left, before=planned
         )
         machines = left_by_others(gathered.plan(), gathered.other_jobs).machines
         fewer = gathered.plan(
@@ -202,10 +202,10 @@ class _Gathered:
 def _gather(
     config: LaunchConfig,
     environ: Mapping[str, str] | None,
-    mpi: Mpi | None,
-    hosts: tuple[Host, ...] | None,
     *,
     contact_hosts: bool,
+    mpi: Mpi | None = None,
+    hosts: tuple[Host, ...] | None = None,
     before: LaunchPlan | None = None,
 ) -> _Gathered:
     """Gather the input of a plan; keep the partition and IPU-Link domains of a plan ``before``."""

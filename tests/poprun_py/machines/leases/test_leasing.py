@@ -16,7 +16,7 @@ from support.processes import wait_until
 from poprun_py.command.cli import run
 from poprun_py.errors import StartError, UsageError
 from poprun_py.launching import wait_for_resources
-from poprun_py.launching.job_cores import lease_share
+from poprun_py.launching.job_cores import CoreRequest
 from poprun_py.launching.wait_for_resources import Wait
 from poprun_py.machines import lease_files
 from poprun_py.machines.lease_files import LeaseFolder
@@ -48,7 +48,9 @@ def job(place, monkeypatch):
 
         config = LaunchConfig(program=("/x/train.py",), **options)
         wait = Wait(config, console)
-        found, lease = lease_share(config, share(*range(cores)), beside, console, wait, held)
+        found, lease = CoreRequest(
+            config, share(*range(cores)), beside, console, wait, held
+        ).lease()
         return SimpleNamespace(share=found, lease=lease, waited_seconds=wait.seconds)
 
     take.said, take.waits = said, waits
