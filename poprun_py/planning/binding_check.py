@@ -1,7 +1,6 @@
 """Check that the instances run on the CPUs and memory nodes of the plan.
 
-The wrapper of each instance reads the actual binding from the kernel (``binding.read_back``) and
-reports it to the launcher.
+The wrapper of each instance reads the actual binding from the kernel (``binding.read_back``).
 """
 
 from __future__ import annotations
@@ -83,7 +82,6 @@ def binding_differences(plan: Mapping[str, Any], actual: Mapping[str, Any]) -> l
 
 
 def _binding_sentence(in_effect: Mapping[str, Any]) -> str:
-    """Return a sentence that describes the binding that ``binding.read_back`` reported."""
     if in_effect.get("ended"):
         return "ended before its binding was read"
     cpus = _named("CPU", in_effect.get("cpus"))

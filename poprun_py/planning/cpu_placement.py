@@ -6,6 +6,8 @@ placement, and planning/views draws placements.
 
 from __future__ import annotations
 
+from bisect import bisect
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
@@ -44,9 +46,8 @@ def place_instances(
 ) -> tuple[list[Placement], str]:
     """Place the instances of every host on the CPUs of the host.
 
-    Returns:
-        A pair of the placements of all instances and an error text about the first machine that is
-        too small for its instances. The error text is empty if the job fits.
+    The second value is an error text about the first machine that is too small for its instances;
+    empty if the job fits.
     """
     count = topology.instances_per_host
     unknown = (Placement(numa_nodes=(), memory_nodes=(), cpus=(), threads=0),) * count
@@ -111,7 +112,6 @@ def place(machine: Machine, num_instances: int, config: LaunchConfig) -> tuple[P
 
 
 def _check_numbers(cores: _Cores, num_instances: int, config: LaunchConfig) -> None:
-    """Raise UsageError if the instances cannot be placed in any placement mode."""
     cpus = sum(len(core.cpus) for core in cores)
     if config.oversubscribe:
         return
@@ -131,7 +131,6 @@ def _check_numbers(cores: _Cores, num_instances: int, config: LaunchConfig) -> N
 
 
 def _check_shares(shares: Sequence[_Cores], mode: str, config: LaunchConfig) -> None:
-    """Raise UsageError if the share of an instance has fewer cores than ``cores_per_instance``."""
     wanted = config.cores_per_instance
     assert wanted is not None
     for index, share in enumerate(shares):
@@ -210,24 +209,18 @@ def _spread(groups: list[_Cores], num_instances: int) -> list[_Cores]:
     if sum(map(len, groups)) < num_instances:
         groups = [hardware_threads(group) for group in groups]
     ends = list(accumulate(map(len, groups)))
-    counts, group = [0] * len(groups), 0
-    for i in range(num_instances):
-        while i * ends[-1] // num_instances >= ends[group]:
-            group += 1
-        counts[group] += 1
+    counts = Counter(bisect(ends, i * ends[-1] // num_instances) for i in range(num_instances))
     return [
-        share
-        for cores, count in zip(groups, counts, strict=True)
-        for share in _divide_cores(cores, count)
+        share for index, cores in enumerate(groups) for share in _divide_cores(cores, counts[index])
     ]
 
 
 def _divide_cores(cores: _Cores, parts: int) -> list[_Cores]:
     """Divide cores into ``parts`` lists whose lengths differ by at most one, fast cores first.
 
-    Fast and slow cores (efficiency classes) are divided separately. An instance with only slow
-    cores would slow down all other instances, because the instances wait for one another at every
-    step. If there are fewer cores than parts, some parts share a core.
+    Fast and slow cores (efficiency classes) are divided separately, because an instance with only
+    slow cores would slow down all other instances. If there are fewer cores than parts, some parts
+    share a core.
     """
     if parts > len(cores):
         return [(cores[i * len(cores) // parts],) for i in range(parts)]
@@ -251,7 +244,7 @@ def _cuts(total: int, parts: int) -> list[tuple[int, int]]:
 
 
 def _grouped(cores: _Cores, key: Callable[[Core], tuple[int | None, ...]]) -> list[_Cores]:
-    """Return the cores grouped by ``key``. Groups are sorted by their keys, with None first."""
+    """Return the cores in groups of equal keys, sorted by key, with None first."""
     groups: dict[tuple[int, ...], list[Core]] = {}
     for core in cores:
         groups.setdefault(tuple(-1 if k is None else k for k in key(core)), []).append(core)
@@ -336,7 +329,6 @@ def _memory_nodes(machine: Machine, numa_nodes: Sequence[tuple[int, ...]]) -> li
 
 
 def _nearest(node: NumaNode, others: Sequence[NumaNode], order: dict[int, int]) -> list[NumaNode]:
-    """Return the NUMA nodes among ``others`` with the smallest distance to ``node``."""
     least = min((node.distances[order[other.index]] for other in others), default=0)
     return [other for other in others if node.distances[order[other.index]] == least]
 
@@ -399,8 +391,8 @@ def share_of_placements(
 ) -> HostShare:
     """Return the part of a host that the job uses with the given placements.
 
-    ``index`` is the index of the host among the hosts of the job; None stands for the machine on
-    which the launcher runs. The part is empty if the job does not run on that machine.
+    ``index`` is as for ``share_beside_jobs``. The part is empty if the job does not run on the
+    host.
     """
     index = _local_host(topology) if index is None else index
     machine = None if index is None else machines[index]
@@ -416,5 +408,4 @@ def share_of_placements(
 
 
 def _local_host(topology: Topology) -> int | None:
-    """Return the index of this machine among the hosts; None if the job does not run on it."""
     return next((i for i, host in enumerate(topology.hosts) if host.is_local), None)

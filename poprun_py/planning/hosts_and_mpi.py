@@ -55,13 +55,8 @@ def gather_inputs(
 ) -> PlanInputs:
     """Gather the inputs of a plan.
 
-    Args:
-        config: The options of the launch.
-        environ: The launcher's environment.
-        hosts: The hosts of the job.
-        contact: Whether files are copied to the other hosts and the hosts are probed. If not, the
-            stored reports of earlier launches are used.
-        mpi: The MPI to use; by default the installed MPI.
+    If ``contact`` is True, files are copied to the other hosts, and the hosts are probed. If not,
+    the stored reports of earlier launches are used. The default of ``mpi`` is the installed MPI.
 
     Raises:
         UsageError: A file cannot be read, or the value of an option is not valid.
@@ -158,10 +153,7 @@ def _usable_cpus(machine: Machine) -> int:
 
 
 def _own_names(with_addresses: bool) -> frozenset[str]:
-    """Return the names and addresses of this machine.
-
-    A host of the job with one of these names or addresses is this machine, and needs no ssh.
-    """
+    """Return the names and addresses of this machine: a host with one of these needs no ssh."""
     name = socket.gethostname()
     addresses: list[str] = []
     if with_addresses:
@@ -181,8 +173,7 @@ def _machines_of(
 ) -> tuple[Machine | None, ...]:
     """Return the hardware of each host; None for a host whose hardware is not known.
 
-    ``reported`` maps the names of other hosts to the hardware that they report. The reports are
-    ignored if an option names a file or folder that describes the hardware.
+    ``reported`` maps the names of other hosts to the hardware that they report.
     """
     if config.hardware is not None:
         text = read_text_file(config.hardware, config.named("hardware"))

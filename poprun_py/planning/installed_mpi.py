@@ -1,8 +1,4 @@
-"""Search for the installed MPI, and detection of its implementation, version and library.
-
-The version is read from the metadata of an installed wheel, or else from the output of
-``mpirun --version``, which is the only process that this module starts.
-"""
+"""Search for the installed MPI, and detection of its implementation, version and library."""
 
 from __future__ import annotations
 
@@ -67,8 +63,8 @@ def recognise(version_text: str, path: str) -> Mpi:
 def find_mpi(wanted: str | None, environ: Mapping[str, str], option: str = "--mpi") -> Mpi:
     """Find ``mpirun`` at the path ``wanted``, else beside this Python, else on ``PATH``.
 
-    ``wanted`` may also be the folder of an MPI installation. Error messages name ``option`` as the
-    option that gave ``wanted``.
+    ``wanted`` may also be the folder of an MPI installation. ``option`` is the name of the option
+    in error messages.
 
     Raises:
         StartError: No mpirun was found, or the mpirun belongs to an MPI that is not supported.
@@ -96,8 +92,8 @@ def _library(mpi: Mpi) -> str:
     """Return the path of the MPI library that belongs to an mpirun.
 
     The path is empty if the mpirun is installed in this Python's environment, or if the library is
-    not found. By default, the package mpi4py loads the MPI library of its Python environment. If
-    mpirun belonged to another MPI than that library, each instance would be alone in its MPI job.
+    not found. By default, mpi4py loads the MPI library of its Python environment. If mpirun
+    belonged to another MPI, each instance would be alone in its MPI job.
     """
     if Path(mpi.path).parent.resolve() == Path(sys.executable).parent.resolve():
         return ""
@@ -115,8 +111,7 @@ def _library(mpi: Mpi) -> str:
 def _wheel_version(path: str, folders: Sequence[str]) -> str:
     """Return the version of the Open MPI wheel that installed ``path``; empty for another MPI.
 
-    The name of the wheel's metadata folder contains the version. Reading the name saves the 4 ms
-    that ``mpirun --version`` would take.
+    Reading the name of the wheel's metadata folder saves the 4 ms of ``mpirun --version``.
     """
     if Path(path).parent != Path(sys.executable).parent:
         return ""

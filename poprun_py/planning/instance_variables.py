@@ -144,11 +144,10 @@ def _master_address(topology: Topology, probed: ProbedHosts | None) -> str:
 
 
 def torchrun_variables(topology: Topology, instance: Instance) -> Pairs:
-    """Return the variables that torchrun would set, without MASTER_PORT.
+    """Return the variables that torchrun would set and that stay the same after a restart.
 
-    The launcher chooses MASTER_PORT when the job starts. The wrapper derives further
-    variables, such as ROLE_RANK, from the returned ones. ``attempt_variables`` returns the
-    variables that change when the job is restarted.
+    The launcher chooses MASTER_PORT when the job starts. The wrapper derives further variables,
+    such as ROLE_RANK, from the returned ones.
     """
     return (
         ("RANK", str(instance.index)),
@@ -175,8 +174,8 @@ def settings_for_other_hosts(
 ) -> dict[str, str]:
     """Return the launcher's variables that instances on other hosts need, such as POPLAR_ settings.
 
-    Variables that the mpirun command sets are left out. ``by_user`` contains the names of the
-    variables that the user's MPI arguments set in this command.
+    ``by_user`` contains the names of the variables that the user's MPI arguments set in the mpirun
+    command. All variables that the command sets are left out.
     """
     decided = {*INSTANCE_VARIABLES, *FORWARDED_VARIABLES, TARGET_OPTIONS, *by_user}
     if config.executable_cache_path is not None:
@@ -193,10 +192,10 @@ def settings_for_other_hosts(
 def placement_variables(placements: Sequence[Placement], skip: set[str]) -> list[Pairs]:
     """Return the variables for the thread count and the binding of each instance.
 
-    In an mpirun command, each instance has its own part with variables. If one part sets a
-    variable, Open MPI passes the value to all other parts that do not set the variable. If one
-    instance has a variable, the other instances therefore get it with an empty value, which the
-    wrapper treats as unset. ``skip`` contains the names of variables to leave out.
+    If one part of an mpirun command sets a variable, Open MPI passes the value to all parts that do
+    not set the variable. If one instance has a variable, the other instances therefore get it with
+    an empty value, which the wrapper treats as unset. ``skip`` contains the names of variables to
+    leave out.
     """
     by_instance = []
     for placement in placements:
@@ -215,11 +214,9 @@ def placement_variables(placements: Sequence[Placement], skip: set[str]) -> list
 def target_options(topology: Topology, environ: Mapping[str, str]) -> str:
     """Return the value of POPLAR_TARGET_OPTIONS, a JSON object whose values are strings.
 
-    Poplar options in ``environ`` are kept, unless the launcher itself sets the same option.
-
-    The IPUs of a whole IPU-Link domain form a torus with loop links. The IPUs of a part of a domain
-    form a mesh. Gateway mode is always on, because every IPU-Machine has a gateway. The
-    values of the options are taken from PopRun's logs of jobs with 4 and 64 IPUs.
+    Poplar options in ``environ`` are kept, unless the launcher itself sets the same option. The
+    IPUs of a whole IPU-Link domain form a torus with loop links. The IPUs of a part of a domain
+    form a mesh. The values of the options are taken from PopRun's logs of jobs with 4 and 64 IPUs.
     """
     of_user: Any = {}
     text = environ.get(TARGET_OPTIONS)
@@ -284,7 +281,6 @@ def check_variable(where: str, name: str, value: Any) -> None:
 
 
 def _unquoted(line: str) -> str:
-    """Return a ``NAME="VALUE"`` line without the quotes around the value, as a shell reads it."""
     name, equals, value = line.partition("=")
     is_quoted = len(value) >= 2 and value[0] == value[-1] and value[0] in "\"'"
     return f"{name}={value[1:-1]}" if is_quoted else f"{name}{equals}{value}"
@@ -293,10 +289,10 @@ def _unquoted(line: str) -> str:
 def mpi_environment(environ: Mapping[str, str]) -> dict[str, str]:
     """Return the environment of mpirun, made from the launcher's environment.
 
-    If an instance of another job started the launcher, the variables of that instance are left out.
-    Variables that set options of the launcher, such as POPRUN_NUM_INSTANCES, are left out, because
-    they would also apply to a launcher that an instance of this job starts. HOME is added if it is
-    missing, because Open MPI does not start without it. Services and cron do not always set HOME.
+    Variables of an instance that started the launcher, and variables that set options of the
+    launcher, are left out: they would also apply to a launcher that an instance of this job starts.
+    HOME is added if it is missing, as in some services and cron, because Open MPI does not start
+    without it.
     """
     kept = {
         name: value

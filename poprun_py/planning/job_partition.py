@@ -121,10 +121,7 @@ def temporary_name(host: str) -> str:
 
 
 def permanent_name(host: str) -> str:
-    """Return the name of a partition that this process creates and does not remove.
-
-    Later launches treat a partition with this name as one that a user created.
-    """
+    """Return the name of a partition that this process creates and that stays in the pod."""
     return temporary_name(host).replace("poprun_", "kept_", 1)
 
 
@@ -145,9 +142,9 @@ def is_abandoned(
 
     A partition with attached IPUs is not abandoned. If the launch ran on this host, the partition
     is abandoned if the process of the launch has ended. A partition whose name contains the ID of
-    the calling process is also abandoned, because the calling process has not created a partition
-    yet. If the launch ran on another host, the partition is assumed to be abandoned once it has
-    been ready for longer than a launch needs to attach the IPUs.
+    the calling process is abandoned, because the calling process has not created a partition yet.
+    If the launch ran on another host, the partition is assumed to be abandoned once it has been
+    ready for longer than a launch needs to attach the IPUs.
 
     Args:
         partition: A partition of the pod.
@@ -169,9 +166,8 @@ def is_abandoned(
 def _host(name: str) -> str:
     """Return the part of a partition's name that identifies a host.
 
-    A host name is changed if it is too long, or has characters that partition names may not
-    contain. The changed name ends with a digest of the whole host name, so that the names of two
-    hosts stay different.
+    A host name that is too long, or has characters that partition names may not contain, is changed
+    and ends with a digest of the whole name, so that the names of two hosts stay different.
     """
     if _HOST.fullmatch(name):
         return name

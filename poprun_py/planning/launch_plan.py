@@ -1,8 +1,6 @@
 """LaunchPlan, which describes a launch completely before it starts.
 
-A plan can be shown, saved in a file, and launched. ``make_plan`` computes the plan from the
-options, the hosts, their machines and the environment. plan_file.py writes plans as JSON and reads
-them.
+A plan can be shown, saved in a file (plan_file.py), and launched.
 """
 
 from __future__ import annotations
@@ -52,10 +50,9 @@ class InstancePlan:
     """One instance with its replicas, IPUs, CPUs and environment variables.
 
     The variables of ``env`` are part of the mpirun command line. The variables of ``user_env`` come
-    from --env and --env-file. The launcher sends these variables to the wrapper of the instance, so
-    they are not on the command line. ``unset`` contains the names of variables that only the MPI
-    arguments of other instances set. In this instance, these variables have the values of the
-    launcher's environment, or are unset.
+    from --env and --env-file; the launcher sends them to the wrapper of the instance. ``unset``
+    contains the names of variables that only the MPI arguments of other instances set. In this
+    instance, these variables have the values of the launcher's environment, or are unset.
     """
 
     instance: Instance
@@ -142,10 +139,10 @@ class LaunchPlan(Displayed):
     def channel_variables(self, index: int) -> dict[str, str | None]:
         """Return the variables that the launcher sends to the wrapper of an instance.
 
-        The value None unsets a variable. The variables of --env are sent, because
-        they are not on the command line. Variables that only the MPI arguments of another instance
-        set are also sent, because Open MPI would pass their values on to this instance. If the plan
-        is ``compact``, all variables of the instance are sent.
+        The value None unsets a variable. The variables of --env are sent, because they are not on
+        the command line. Variables that only the MPI arguments of another instance set are sent,
+        because Open MPI would pass their values on to this instance. For a ``compact`` plan, all
+        variables of the instance are sent.
         """
         instance = self.instances[index]
         return {
@@ -155,7 +152,7 @@ class LaunchPlan(Displayed):
         }
 
     def instance_label(self, index: int) -> str:
-        """Return a label of an instance for messages, such as ``instance 1 (replicas 4-7)``."""
+        """Return a label for messages, such as ``instance 1 (replicas 4-7)``."""
         replicas = self.topology.instances[index].replicas
         first, last = replicas.start, replicas.stop - 1
         span = f"replica {first}" if first == last else f"replicas {first}-{last}"
@@ -178,8 +175,7 @@ def make_plan(
 ) -> LaunchPlan:
     """Return the plan of a launch.
 
-    Instances on a host whose hardware is not known are not bound to CPUs. ``partition`` is None if
-    no pod is configured.
+    Instances on a host whose hardware is not known are not bound to CPUs.
 
     Raises:
         UsageError: The job does not fit the machines, and ``enforce`` is True. If ``enforce`` is
@@ -243,10 +239,10 @@ def user_thread_counts(
 ) -> dict[str, int]:
     """Return the thread counts that the user set for an instance, with the variables as keys.
 
-    If a variable is in both --env and the MPI arguments ``local_args``, the value of --env counts,
-    because the wrapper of the instance sets the variables of --env after mpirun. Values that are
-    not numbers are left out. If a value is a list with a count for each level of nested OpenMP
-    regions, the first count is used.
+    The value of --env counts before that of the MPI arguments ``local_args``, because the wrapper
+    of the instance sets the variables of --env after mpirun. Values that are not numbers are left
+    out. If a value is a list with a count for each level of nested OpenMP regions, the first count
+    is used.
     """
     variables = ChainMap(dict(user_env), variables_set_by(local_args, environ), dict(environ))
     texts = {name: variables.get(name, "").partition(",")[0].strip() for name in THREAD_VARIABLES}

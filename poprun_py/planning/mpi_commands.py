@@ -36,7 +36,6 @@ _WRAPPER = str(Path(__file__).parents[1] / "instance" / "start_wrapper.py")
 # Variables that the wrapper of an instance needs to connect to the supervisor. The command
 # line of mpirun contains only their names, because every user of a host can read command lines.
 _TO_REMOTE = ("POPRUN_CONTROL", "POPRUN_TOKEN")
-_OUTPUT_FILENAME = "output-filename"
 
 # --- the user's MPI arguments -----------------------------------------------------------------
 
@@ -56,10 +55,6 @@ class MpiArguments:
         """Return the user's MPI arguments for one instance."""
         return (*self.of_every_instance, *self.of_instance.get(index, ()))
 
-    def variables(self, index: int, environ: Mapping[str, str]) -> dict[str, str]:
-        """Return the environment variables that the MPI arguments for one instance set."""
-        return variables_set_by(self.local(index), environ)
-
     def names_for_any(self, environ: Mapping[str, str]) -> frozenset[str]:
         """Return the names of all variables that MPI arguments set for at least one instance."""
         words = (self.of_every_instance, *self.of_instance.values())
@@ -70,12 +65,8 @@ def split_mpi_arguments(config: LaunchConfig) -> tuple[LaunchConfig, MpiArgument
     """Split the MPI arguments of ``config`` into words.
 
     The output of the instances does not pass through mpirun, so Open MPI's argument
-    ``--output-filename DIR`` would not have an effect. The argument is removed, and DIR becomes the
-    value of the option ``--output-dir`` unless the user gave that option.
-
-    Returns:
-        A pair of the options, with the folder of ``--output-filename`` as ``output_dir``, and the
-        words without ``--output-filename``.
+    ``--output-filename DIR`` would not have an effect. The argument is removed from the returned
+    options and words, and DIR becomes the value of ``--output-dir`` if that option is not given.
 
     Raises:
         UsageError: A quotation mark is missing, or an argument is for an instance that does not
@@ -127,7 +118,7 @@ def _without_output_filename(words: Sequence[str]) -> tuple[list[str], str | Non
     while rest:
         word = rest.pop(0)
         name, equals, value = word.partition("=")
-        is_option = name.startswith("-") and name.lstrip("-") == _OUTPUT_FILENAME
+        is_option = name.startswith("-") and name.lstrip("-") == "output-filename"
         if is_option and (equals or rest):
             folder = (value if equals else rest.pop(0)).partition(":")[0]
         else:
@@ -136,7 +127,6 @@ def _without_output_filename(words: Sequence[str]) -> tuple[list[str], str | Non
 
 
 def _by_instance(config: LaunchConfig) -> dict[int, tuple[str, ...]]:
-    """Return the words of --instance-mpi-local-args, with the indices of instances as keys."""
     option = config.named("instance_mpi_local_args")
     by_instance: dict[int, tuple[str, ...]] = {}
     for entry in config.instance_mpi_local_args:
@@ -243,7 +233,7 @@ def escape_colon(word: str) -> str:
 
 
 def split_command(command: Sequence[str]) -> list[tuple[str, ...]]:
-    """Return the parts of an mpirun command, which are separated by the word ``:``."""
+    """Return the parts of an mpirun command, which the word ``:`` separates."""
     parts: list[list[str]] = [[]]
     for word in command:
         if word == ":":
@@ -271,8 +261,7 @@ def end_signal_of_mpirun(command: Sequence[str]) -> int:
     """Return the signal that is sent to mpirun in place of SIGTERM to end its instances.
 
     The launcher shields mpirun from SIGTERM, because schedulers send SIGTERM to all processes of a
-    job. The signal for Open MPI is SIGHUP. The signal for MPICH, which does not catch SIGHUP, is
-    SIGQUIT.
+    job. MPICH does not catch Open MPI's signal, SIGHUP.
     """
     return signal.SIGHUP if "odls_base_sigkill_timeout" in command else signal.SIGQUIT
 
@@ -281,19 +270,12 @@ def end_signal_of_mpirun(command: Sequence[str]) -> int:
 
 
 class _Names(NamedTuple):
-    """The names that differ between Open MPI 5 and Open MPI 4.
+    """The names that differ between Open MPI 5 and Open MPI 4."""
 
-    Attributes:
-        daemon: The option of mpirun that sets a parameter of Open MPI's daemons.
-        shell: The component that starts daemons through a remote shell.
-        host_file: The parameter that names a file with the hosts.
-        network: The parameter that sets the network of the daemons.
-    """
-
-    daemon: str
-    shell: str
-    host_file: str
-    network: str
+    daemon: str  # mpirun's option that sets a parameter of Open MPI's daemons
+    shell: str  # the component that starts daemons through a remote shell
+    host_file: str  # the parameter that names a file with the hosts
+    network: str  # the parameter that sets the network of the daemons
 
 
 _NAMES = {
@@ -323,21 +305,15 @@ def _open_mpi(
 
 
 def _is_set_by_user(user: Sequence[str], setting: tuple[str, ...]) -> bool:
-    """Tell whether the user's MPI arguments contain a setting that the launcher would add.
-
-    The launcher leaves out a setting that the user gave, so that the user's value counts.
-    """
+    """Tell whether the user's MPI arguments contain a setting, so that the user's value counts."""
     flag = setting[0].lstrip("-")
     spelled = [word.lstrip("-") for word in user]
     if flag in {"mca", "prtemca", "pmixmca"}:
-        return any(
-            spelled[i] in {"mca", "prtemca", "pmixmca", "gmca"} and user[i + 1] == setting[1]
-            for i in range(len(user) - 1)
-        )
+        flags = {"mca", "prtemca", "pmixmca", "gmca"}
+        return any(a in flags and b == setting[1] for a, b in pairwise(spelled))
     equivalents = {
         "map-by": {"map-by", "oversubscribe", "nooversubscribe", "npernode", "N"},
         "oversubscribe": {"map-by", "oversubscribe", "nooversubscribe"},
-        "allow-run-as-root": {"allow-run-as-root"},
     }.get(flag, {flag})
     return any(word.partition("=")[0] in equivalents for word in spelled)
 
@@ -345,7 +321,6 @@ def _is_set_by_user(user: Sequence[str], setting: tuple[str, ...]) -> bool:
 def _settings(
     config: LaunchConfig, topology: Topology, inputs: PlanInputs
 ) -> Iterator[tuple[str, ...]]:
-    """Yield mpirun's options, each with its values."""
     is_5, spans_hosts, probed = inputs.mpi.kind == OPEN_MPI_5, topology.spans_hosts, inputs.probed
     names = _NAMES[inputs.mpi.kind]
     yield ("--bind-to", "none")

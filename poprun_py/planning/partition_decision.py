@@ -185,10 +185,9 @@ def wanted_request(config: LaunchConfig, name: str) -> PartitionRequest:
     """Return the partition that fits the job exactly.
 
     R replicas of P IPUs in I instances need R x P IPUs in I graph compilation domains (GCDs). V-IPU
-    accepts only powers of two for the numbers of IPUs and GCDs. If one of the numbers is not a
-    power of two, the partition has one GCD, and its number of IPUs is rounded up to a power of two.
-    Such a partition is reconfigurable if it fits into one IPU-Link domain and its sync type allows
-    reconfiguration.
+    accepts only powers of two. If one of the two numbers is not a power of two, the partition has
+    one GCD, and its number of IPUs is rounded up. Such a partition is reconfigurable if it fits
+    into one IPU-Link domain and its sync type allows reconfiguration.
     """
     assert config.num_replicas is not None
     needed = config.num_replicas * config.ipus_per_replica
@@ -226,8 +225,8 @@ def _rounded_up(count: int) -> int:
 def _fits(partition: Partition, wanted: PartitionRequest) -> bool:
     """Tell whether a partition fits the job.
 
-    A reconfigurable partition fits if it is large enough. A partition that is not reconfigurable
-    fits only if it has the shape of ``wanted``.
+    A reconfigurable partition only has to be large enough. Other partitions need the shape of
+    ``wanted``.
     """
     if wanted.sync_type not in (None, partition.sync_type):
         return False
@@ -247,8 +246,8 @@ def _outer_ipus(
     """Return the IPUs of ``partition`` that the instance in which the launcher runs uses.
 
     The result is None if the launcher does not run in an instance of a job that holds IPUs of the
-    partition. The returned IPUs are neighbours. The number of returned IPUs is a power of two, and
-    the position of the first returned IPU among the outer job's IPUs is a multiple of this number.
+    partition. The number of IPUs is a power of two, and the position of the first IPU among the
+    outer job's IPUs is a multiple of this number.
     """
     run_id = environ.get(RUN_ID)
     found = (
@@ -300,10 +299,7 @@ def _inherit(
 def _use(
     config: LaunchConfig, request: PartitionRequest, now: PodState, existing: Partition, why: str
 ) -> PartitionDecision:
-    """Use a partition that fits the job.
-
-    By default, the partition is reset unless it is reconfigurable.
-    """
+    """Use a partition that fits the job. By default, it is reset unless it is reconfigurable."""
     resets = config.reset_partition
     if resets is None:
         resets = not existing.reconfigurable
@@ -340,11 +336,7 @@ def _use(
 def _update(
     config: LaunchConfig, request: PartitionRequest, now: PodState, existing: Partition
 ) -> PartitionDecision:
-    """Replace a partition that does not fit the job, or refuse the launch.
-
-    The launch is refused if --update-partition is not given, if the partition belongs to another
-    user, if other jobs use the partition, or if the new partition does not fit into the pod.
-    """
+    """Replace a partition that does not fit the job, or refuse the launch."""
     old, new = shape_text(existing), shape_text(request)
     misfit = (
         f"partition {existing.name} does not fit: it has {old}; {new} {are(request.size)} needed"

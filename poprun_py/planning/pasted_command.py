@@ -2,8 +2,7 @@
 
 Documents break lines, and print blanks, dashes and commas that a shell takes literally. After an
 unexpected blank or dash, the command-line parser takes the rest of the command as the program. This
-module corrects each fault and parses the rest again, so that one error message names all faults. To
-recognise the program, the module checks which files and programs exist on this machine.
+module corrects each fault and parses the rest again, so that one error message names all faults.
 """
 
 from __future__ import annotations
@@ -42,12 +41,7 @@ _CONTINUED = "a backslash continues a line only if it is the line's last charact
 
 
 def check_pasted_command(config: LaunchConfig) -> None:
-    """Check a command line for faults that arise when it is copied from a document.
-
-    Raises:
-        UsageError: The command has faults. The message says of each fault what was expected in its
-            place.
-    """
+    """Raise UsageError with all faults that a command has because it was copied from a document."""
     faults = list(_faults(config))
     if len(faults) == 1:
         raise UsageError(faults[0])
@@ -83,9 +77,8 @@ def _faults(config: LaunchConfig) -> Iterator[str]:
 def _parse_fault(host: str | None, program: Sequence[str]) -> tuple[str, tuple[str, ...]] | None:
     """Return the fault that made the parser take an option or a host as the program.
 
-    Returns:
-        A pair of an error text about the fault and the rest of the command with the fault
-        corrected; None if the program exists, or if the parser did not stop at such a fault.
+    The result is a pair of an error text and the rest of the command with the fault corrected; None
+    if the program exists, or if the parser did not stop at such a fault.
     """
     if not program or not program[0] or _is_program(program[0]):
         return None
@@ -106,10 +99,7 @@ def _parse_fault(host: str | None, program: Sequence[str]) -> tuple[str, tuple[s
 
 
 def _host_list_fault(host: str, program: Sequence[str]) -> tuple[str, tuple[str, ...]] | None:
-    """Return a pair of an error text about blanks in a host list and the words after the list.
-
-    The result is None for a list without blanks.
-    """
+    """Return an error text about blanks in a host list, and the words after the list."""
     parts, rest = [host], list(program)
     while rest and _is_part_of_list(parts[-1], rest[0]):
         parts.append(rest.pop(0))
@@ -146,7 +136,6 @@ def _is_program(word: str) -> bool:
 
 
 def _network_faults(text: str, option: str) -> Iterator[str]:
-    """Yield error texts about the lists of interfaces and networks in MPI arguments."""
     try:
         words = split_args(text, option)
     except UsageError:

@@ -42,34 +42,41 @@ _MOST_NAMED = 8
 
 def portable(plan: LaunchPlan) -> LaunchPlan:
     """Return ``plan`` with an absolute program path, so that it can be launched from any folder."""
+    config = plan.config
     program = absolute_program(
-        plan.config.program, plan.folder, plan.environ, is_local=not plan.spans_hosts
+        config.program, plan.folder, plan.environ, is_local=not plan.spans_hosts
     )
-    old, new = (tuple(map(escape_colon, words)) for words in (plan.config.program, program))
+    old, new = (tuple(map(escape_colon, words)) for words in (config.program, program))
     words: list[str] = []
-    for part in split_command(plan.command) if old else ():
-        assert part[-len(old) :] == old
-        words += [*([":"] if words else []), *part[: -len(old)], *new]
-    return replace(
-        plan, config=replace(plan.config, program=program), command=tuple(words) or plan.command
-    )
+    for part in split_command(plan.command):
+        assert part[len(part) - len(old) :] == old
+        words += [*([":"] if words else []), *part[: len(part) - len(old)], *new]
+    return replace(plan, config=replace(config, program=program), command=tuple(words))
 
 
 def plan_to_json(plan: LaunchPlan) -> dict[str, Any]:
     """Return ``plan`` as JSON values, with null for the values of --env and --env-file.
 
     The values of --env and --env-file may be secret, so they are not saved. When the saved plan is
-    launched, the values are read from the environment.
+    launched, the values are read from the environment. The decision about the partition is saved
+    only as information, because a launch of the saved plan decides again.
     """
-    topology = plan.topology
-    return {
+    topology, partition = plan.topology, plan.partition
+    data = {
         "version": PLAN_VERSION,
         **{key: getattr(topology, key) for key in _NUMBERS},
         "hosts": [
             {
                 "name": host.name,
                 "slots": topology.instances_per_host,
-                "numa_nodes": _nodes(machine),
+                "numa_nodes": [
+                    {
+                        "index": node.index,
+                        "cpus": sorted(node.cpus),
+                        "memory_bytes": node.memory_bytes,
+                    }
+                    for node in (machine.numa_nodes if machine is not None else ())
+                ],
                 **({"user": host.user} if host.user else {}),
                 **({"hostname": plan.hostnames[host.name]} if host.name in plan.hostnames else {}),
             }
@@ -99,14 +106,18 @@ def plan_to_json(plan: LaunchPlan) -> dict[str, Any]:
         "network": plan.network,
         "compact": plan.compact,
         "folder": plan.folder,
-        **_partition(plan),
-        "program": list(plan.config.program),
-        "options": {
-            k: v
-            for k, v in config_to_dict(plan.config).items()
-            if k not in {"program", "env", "env_file"}
-        },
     }
+    if partition is not None:
+        data["partition"] = {
+            "action": str(partition.action),
+            "pod": partition.where,
+            "name": partition.name,
+            "num_ilds": partition.num_ilds,
+        }
+    options = config_to_dict(plan.config)
+    for name in ("program", "env", "env_file"):
+        options.pop(name, None)
+    return {**data, "program": list(plan.config.program), "options": options}
 
 
 def topology_to_json(plan: LaunchPlan) -> dict[str, Any]:
@@ -117,27 +128,6 @@ def topology_to_json(plan: LaunchPlan) -> dict[str, Any]:
     for instance in data["instances"]:
         del instance["env"], instance["user_env"], instance["kept_out"]
     return data
-
-
-def _partition(plan: LaunchPlan) -> dict[str, Any]:
-    """Return the decision about the partition as JSON values.
-
-    The decision is saved only as information. A launch of the saved plan decides again.
-    """
-    use = plan.partition
-    if use is None:
-        return {}
-    decided = {"action": str(use.action), "pod": use.where, "name": use.name}
-    return {"partition": {**decided, "num_ilds": use.num_ilds}}
-
-
-def _nodes(machine: Machine | None) -> list[dict[str, Any]]:
-    if machine is None:
-        return []
-    return [
-        {"index": node.index, "cpus": sorted(node.cpus), "memory_bytes": node.memory_bytes}
-        for node in machine.numa_nodes
-    ]
 
 
 def plan_from_json(data: Any, environ: Mapping[str, str]) -> LaunchPlan:
@@ -182,6 +172,9 @@ def _plan_from_json(data: dict[str, Any], environ: Mapping[str, str]) -> LaunchP
         Machine.from_json(machine) if machine is not None else None
         for _, machine in zip(hosts, data["machines"], strict=True)
     )
+    folder = "" if data["version"] == 1 else _text(data["folder"], "folder")
+    if folder and not folder.startswith("/"):
+        raise _unexpected("folder", folder, "an absolute path")
     # Whether the job fits its machines is computed again, so that a user cannot launch a refused
     # plan by editing the file.
     _, refusal = place_instances(config, topology, machines)
@@ -203,7 +196,7 @@ def _plan_from_json(data: dict[str, Any], environ: Mapping[str, str]) -> LaunchP
             {**environ, **dict(instances[0].env)},
         ),
         network=_text(data["network"], "network"),
-        folder=_folder(data),
+        folder=folder,
         refusal=refusal or _unset_variables(data["instances"], environ),
     )
     _check_command(plan)
@@ -241,7 +234,7 @@ def _check_topology(data: dict[str, Any], topology: Topology) -> None:
 
 
 def _unset_variables(instances: list[Any], environ: Mapping[str, str]) -> str:
-    """Return an error text if variables of --env are not set in ``environ``; else an empty text."""
+    """Return an error text about variables of --env that are not set; empty if all are set."""
     unset = (
         name
         for entry in instances
@@ -275,12 +268,7 @@ def _num_ilds(config: LaunchConfig, saved: Any) -> int | None:
 
 
 def _check_command(plan: LaunchPlan) -> None:
-    """Check that the program, variables and CPUs of every instance agree with the command.
-
-    Raises:
-        UsageError: The plan and its command differ, for example because a user edited only one of
-            them.
-    """
+    """Raise UsageError if a program, variable or CPU of an instance is not as in the command."""
     parts = split_command(plan.command)
     program = tuple(escape_colon(word) for word in plan.config.program)
     if len(parts) != (1 if plan.compact else len(plan.instances)):
@@ -300,15 +288,6 @@ def _check_command(plan: LaunchPlan) -> None:
             # NAME and VALUE as two words.
             if f"{name}={value}" not in words and not words.issuperset((name, value)):
                 raise _contradiction(f"{name} of instance {index}")
-
-
-def _folder(data: dict[str, Any]) -> str:
-    if data["version"] == 1:
-        return ""
-    folder = _text(data["folder"], "folder")
-    if folder and not folder.startswith("/"):
-        raise _unexpected("folder", folder, "an absolute path")
-    return folder
 
 
 def _contradiction(what: str) -> UsageError:

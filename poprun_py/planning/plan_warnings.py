@@ -63,7 +63,6 @@ def plan_warnings(planned: LaunchPlan, *, is_launched: bool = False) -> tuple[st
 
 
 def _of_all_hosts(planned: LaunchPlan) -> list[str]:
-    """Return warnings about placements, each with the names of the hosts that it concerns."""
     hosts, count = planned.topology.hosts, planned.topology.instances_per_host
     hosts_of: dict[str, list[str]] = {}
     for index, machine in enumerate(planned.machines):
@@ -139,7 +138,6 @@ class _Unused(NamedTuple):
 
 
 def _unused_for_ipus(planned: LaunchPlan) -> Iterator[_Unused]:
-    """Yield options for IPUs and SDKs that have no effect in the plan."""
     if planned.partition is None:
         yield _Unused(
             ("vipu_server_host", "vipu_server_port", "vipu_server_timeout"),
@@ -178,7 +176,6 @@ def _unused_for_ipus(planned: LaunchPlan) -> Iterator[_Unused]:
 
 
 def _unused_on_hosts(planned: LaunchPlan) -> Iterator[_Unused]:
-    """Yield options for hosts and CPUs that have no effect in the plan."""
     config = planned.config
     if not planned.spans_hosts:
         yield _Unused(
@@ -208,7 +205,6 @@ def _unused_on_hosts(planned: LaunchPlan) -> Iterator[_Unused]:
 
 
 def _unused_by_mpi_and_views(planned: LaunchPlan) -> Iterator[_Unused]:
-    """Yield options for MPI, files and printed output that have no effect in the plan."""
     config = planned.config
     if "ob1" not in planned.command:
         yield _Unused(
@@ -244,7 +240,6 @@ def unused_option_warnings(planned: LaunchPlan) -> tuple[str, ...]:
 
 
 def _is_noticed(config: LaunchConfig, name: str, unused: _Unused) -> bool:
-    """Tell whether the user is warned that an option has no effect."""
     if not config.is_given(name) or getattr(config, name) in unused.neutral:
         return False
     is_for_this_job = config.origin(name).source in (COMMAND_LINE, PYTHON)

@@ -1,9 +1,8 @@
 """The topology of a job, which assigns instances, replicas and IPUs to hosts.
 
-A job has R replicas of P IPUs in I instances, so each instance has L = R/I replicas. Instance i has
-the replicas iL to iL + L - 1, and replica r has the IPUs rP to rP + P - 1. Each host gets a
-contiguous block of instances. If a job has D IPU-Link domains (of at most 64 IPUs each), instance i
-and its replicas are in domain i * D / I, rounded down.
+With R replicas of P IPUs in I instances, instance i has the L = R/I replicas from iL on, and
+replica r has the P IPUs from rP on. Each host gets a contiguous block of instances. If a job has D
+IPU-Link domains (of at most 64 IPUs each), instance i is in domain i * D / I, rounded down.
 """
 
 from __future__ import annotations
@@ -127,7 +126,6 @@ def make_topology(
 
 
 def _num_ilds(config: LaunchConfig, of_partition: int | None) -> int:
-    """Return the number of IPU-Link domains of the partition, or of the job without a partition."""
     if of_partition is None:
         num_ipus = config.num_replicas * config.ipus_per_replica
         return config.num_ilds or fewest_link_domains(config.num_instances, num_ipus)

@@ -1,7 +1,6 @@
 """The program of a job as a command, and checks before the launch that the program can run.
 
-The functions here read files of this machine, and do not start processes. machines/host_checks.py
-checks whether other hosts have the program.
+machines/host_checks.py checks whether other hosts have the program.
 """
 
 from __future__ import annotations
@@ -47,9 +46,8 @@ def absolute_program(
 ) -> tuple[str, ...]:
     """Return the command with absolute paths of the program and of its Python script.
 
-    The other words of the command do not change. A program name without a folder does not change if
-    the job runs on other hosts (``is_local`` is False), because each host searches the program on
-    its own PATH.
+    A program name without a folder does not change if the job runs on other hosts (``is_local`` is
+    False), because each host searches the program on its own PATH.
     """
     if not program or not program[0]:
         return program
@@ -98,8 +96,7 @@ def require_program(program: tuple[str, ...], environ: Mapping[str, str]) -> Non
 def _problem_of_module(module: str, folder: Path, environ: Mapping[str, str]) -> str:
     """Return a text that says why ``python -m`` cannot run a module; empty if it can.
 
-    The module is searched as Python would search it, but not imported. The outermost package is
-    searched first, then each package or module in the folders of its parent package.
+    The module is searched as Python would search it, but not imported.
     """
     # An empty entry in PYTHONPATH stands for the working folder.
     named = environ["PYTHONPATH"].split(os.pathsep) if environ.get("PYTHONPATH") else []
@@ -126,8 +123,7 @@ def _problem_of_module(module: str, folder: Path, environ: Mapping[str, str]) ->
 def _spec(name: str, search: Sequence[str], *, is_outermost: bool = False) -> ModuleSpec | None:
     """Find a module in the folders ``search``.
 
-    An outermost package or module is also searched with Python's other finders, such as the finders
-    of editable installs.
+    An outermost package or module is also searched with the finders of editable installs.
     """
     spec = PathFinder.find_spec(name, search)
     for finder in sys.meta_path if is_outermost else ():
@@ -142,7 +138,6 @@ def _changes_its_path(spec: ModuleSpec) -> bool:
 
 
 def _problem_of_script(script: str, folder: Path) -> str:
-    """Return a text that says why Python cannot run a script; empty if it can."""
     # Python can also run a folder that contains a file __main__.py.
     if Path(script).is_file() or Path(script, "__main__.py").is_file():
         return ""
@@ -154,8 +149,7 @@ def _problem_of_script(script: str, folder: Path) -> str:
 def _problem_of_interpreter(path: str) -> str:
     """Return an error text if a file's ``#!`` line names a missing interpreter; else empty.
 
-    For a missing interpreter, the kernel reports only "No such file or directory", without the
-    name of the interpreter.
+    The kernel would report only "No such file or directory", without the name of the interpreter.
     """
     interpreter = next(iter(_interpreter(path)), "")
     if not interpreter or Path(interpreter).exists():
@@ -165,7 +159,6 @@ def _problem_of_interpreter(path: str) -> str:
 
 
 def _problem(name: str, environ: Mapping[str, str]) -> str:
-    """Return a text that says why a program cannot be run, with a remedy if there is one."""
     if hint := _hint(name, environ):
         return f"was not found{hint}"
     if "/" not in name:
@@ -191,7 +184,7 @@ def _interpreter(path: str) -> list[str]:
 def _hint(word: str, environ: Mapping[str, str]) -> str:
     """Return a hint if ``word`` is not a program but has a meaning in a shell; else empty.
 
-    Examples of such words are a whole command in one pair of quotes, and ``NAME=VALUE``.
+    Such words are a whole command in one pair of quotes, and ``NAME=VALUE``.
     """
     if Path(word).exists():
         return ""
@@ -208,10 +201,7 @@ def _hint(word: str, environ: Mapping[str, str]) -> str:
 
 
 def function_program(folder: Path, name: str) -> tuple[str, ...]:
-    """Return the command that calls a Python function.
-
-    ``folder`` is the folder that contains the pickled call. ``name`` is the name of the function.
-    """
+    """Return the command that calls a function whose pickled call is in ``folder``."""
     return (sys.executable, _RUN_CALL, str(folder), name)
 
 

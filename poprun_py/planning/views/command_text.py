@@ -56,10 +56,7 @@ def _program_start(words: Sequence[str]) -> int:
 
 
 def _options(words: Sequence[str]) -> Iterator[list[str]]:
-    """Yield each option of a part of an mpirun command, with the option's values.
-
-    In the first part of a command, the first option yielded is the word mpirun.
-    """
+    """Yield each option of a part of an mpirun command, with the option's values."""
     position = 0
     while position < len(words):
         end = position + 1

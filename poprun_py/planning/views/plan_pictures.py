@@ -1,7 +1,6 @@
 """A plan as an SVG picture of its hosts, and as an HTML page with these pictures.
 
-Each group of equal hosts is drawn as one card, a frame that shows the first host of the group. The
-functions of svg.py draw and arrange the parts of a card.
+Each group of equal hosts is drawn as one card, a frame that shows the first host of the group.
 """
 
 from __future__ import annotations
@@ -217,7 +216,6 @@ def _piled(card: Block) -> Block:
 
 
 def _nodes(machine: Machine, host: HostGroup, width: int) -> Block:
-    """Draw the NUMA nodes of a host, two in a row if they have few cores."""
     label_of = core_labels(machine, host.placements)
     sizes = [sum(c.numa_node == n.index for c in machine.cores) for n in machine.numa_nodes]
     is_half = len(sizes) > 1 and max(sizes) <= _MOST_IN_HALF
@@ -266,7 +264,7 @@ def _core(core: Core, label_of: Callable[[Core], str], first: int) -> Block:
 
 
 def _label_cell(label: str, first: int, *, height: int, notches: int = 0, least: int = 17) -> Block:
-    """Draw a cell for a core, in the colours of the instances that the label names."""
+    """Draw a cell in the colours of the instances that the label names."""
     sign = label.rstrip(SLOW)
     kinds = [_CLASSES[sign]] if sign in _CLASSES else [
         f"own{(int(index) - first) % _COLOURS}" for index in sign.split("/")
@@ -304,7 +302,6 @@ def _instances(topology: Topology, host: HostGroup, width: int) -> Iterator[Bloc
 
 
 def _likewise(hidden: Sequence[InstanceGroup], width: int, *, where: str = "") -> Block:
-    """Return a line that names the instances that are not drawn."""
     indices = [index for group in hidden for index in group.indices]
     return paragraph(f"{numbered('instance', indices)} likewise{where}", "note", width)
 
@@ -322,7 +319,6 @@ def _domain_heading(topology: Topology, index: int, width: int) -> Block:
 
 
 def _instance(group: InstanceGroup, first: int, width: int) -> Block:
-    """Draw a group of instances with their CPUs, memory nodes, threads and replicas."""
     is_single = len(group.indices) == 1
     kind = f"own{(group.indices[0] - first) % _COLOURS}" if is_single else "many"
     sign = cell(ranges_text(group.indices), kind, least=20, height=20)
@@ -340,7 +336,6 @@ def _instance(group: InstanceGroup, first: int, width: int) -> Block:
 
 
 def _replicas(group: InstanceGroup, width: int) -> Block:
-    """Draw each replica as a frame around its IPUs."""
     size = group.ipus_per_replica
     inner = width - 2 * 3
     frames = []

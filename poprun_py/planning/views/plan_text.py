@@ -34,8 +34,7 @@ _TABLE_TITLE = "poprun topology"
 def tree_text(tree: PlanTree, style: TextStyle) -> str:
     """Return the tree of hosts, NUMA nodes, instances and replicas, with CPUs, threads and IPUs.
 
-    All replicas of an instance are on one line. A group of equal instances has one line. In a group
-    of equal hosts, all hosts after the first are on one line.
+    A group of equal instances has one line, and so have all equal hosts after the first.
     """
     branches = []
     for host in tree.hosts:
@@ -101,11 +100,7 @@ def _joined(*details: object) -> str:
 
 
 def cores_text(tree: PlanTree, style: TextStyle) -> str:
-    """Return a map of the cores of every host, with the instances that may run on each core.
-
-    In a group of equal hosts, only the first host has a map. The names of the other hosts are on
-    one line.
-    """
+    """Return a map of the cores of every host; of equal hosts, only the first has a map."""
     parts = []
     for host in tree.hosts:
         cores = "unknown machine"
@@ -230,7 +225,6 @@ def _cells(indices: list[int | None], names: list[str] | None, column_width: int
 
 
 def _label(index: int | None, names: list[str] | None, width: int) -> str:
-    """Return the text of a cell. A host name that is too long is replaced by ``[INDEX]``."""
     if index is None:
         return "..."
     if names is None:
@@ -244,7 +238,6 @@ def _centre(text: str, width: int) -> str:
 
 
 def _elided(topology: Topology, max_width: int) -> str:
-    """Draw as many replicas as fit; a column of dots stands for the replicas left out."""
     column_width = max(len(str(topology.num_replicas - 1)) + 2, 5)
     fitting = max(2, (max_width - _LABEL_WIDTH - 3) // (column_width + 1) - 1)
     total = topology.num_replicas
@@ -264,7 +257,6 @@ def _elided(topology: Topology, max_width: int) -> str:
 
 
 def _ranges(topology: Topology) -> list[str]:
-    """Return a line about the instances of each host; an empty list if there is only one host."""
     hosts, share = topology.hosts, topology.instances_per_host
     if len(hosts) == 1:
         return []

@@ -1,7 +1,6 @@
 """Blocks of SVG with a known size (text, cells, frames), and arrangements of blocks.
 
-The coordinates in a block start at the block's own upper left corner. The functions ``flowing``,
-``stacked`` and ``beside`` arrange blocks so that they do not overlap. The reader's typeface is not
+The coordinates in a block start at the block's own upper left corner. The reader's typeface is not
 known, so the width of a text is computed for a wide typeface.
 """
 
@@ -230,12 +229,10 @@ def _place(x: int) -> str:
 
 
 def _split(text: str, columns: int) -> list[str]:
-    """Split ``text`` into lines of at most ``columns`` characters; longer words are broken."""
     return [piece for line in wrapped(text, columns) for piece in textwrap.wrap(line, columns)]
 
 
 def _text_width(text: str, kind: str) -> int:
-    """Return the width of a line of text, in pixels."""
     size, weight = _TEXTS[kind]
     letters = (_WIDTHS.get(letter, _CAPITAL if letter.isascii() else _OTHER) for letter in text)
     return math.ceil(sum(letters) * size * (_BOLD if weight > 400 else 1))

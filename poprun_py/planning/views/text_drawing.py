@@ -32,8 +32,8 @@ class TextStyle:
     Attributes:
         colour: Whether names are written in the colours of ``PALETTE``.
         box_lines: Whether lines are drawn with box-drawing characters instead of ASCII characters.
-        width: The number of columns of the terminal. For a file or a pipe, the width is None, and
-            lines are not broken.
+        width: The number of columns of the terminal; None for a file or a pipe, where lines are not
+            broken.
     """
 
     colour: bool = False
@@ -64,10 +64,6 @@ def draw_tree(root: Branch, style: TextStyle) -> str:
 
 
 def _draw(branch: Branch, style: TextStyle, start: str, indent: str) -> Iterator[str]:
-    """Yield the lines of a branch and of its child branches.
-
-    The first line begins with ``start``, and all other lines begin with ``indent``.
-    """
     middle, last, below = _BOX_LINES if style.box_lines else _ASCII_LINES
     text = f"{branch.name}: {branch.details}" if branch.details else branch.name
     room = style.width - len(indent) - len(below) if style.width is not None else None
