@@ -5,14 +5,14 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from popdist_py.pods.model import Partition, PartitionRequest, PartitionState, SyncType
 from poprun_py.command.pods.command_grammar import object_command
+from poprun_py.command.pods.object_formats import ALLOCATION, CLUSTER, PARTITION, sync_name
 from poprun_py.command.pods.pod_access import RefusedError, changed_pod, completion, known_names
-from poprun_py.command.pods.pod_objects import ALLOCATION, CLUSTER, PARTITION, sync_name
 from poprun_py.command.pods.pod_snapshot import ild_routing
 from poprun_py.terminal import can_rewrite_lines, print_warning, rewrite_line
 
@@ -65,7 +65,7 @@ def _sync_type(
     help="The number of IPU-Link domains to use. Unset: as few as possible.",
 )  # fmt: skip
 @click.option(
-    "--total-num-replicas", "--gcd-sync-replicas", type=int, metavar="N",
+    "--total-num-replicas", "--gcd-sync-replicas", "num_replicas", type=int, metavar="N",
     help="The number of replicas of all GCDs together.  [default: the number of GCDs]",
 )  # fmt: skip
 @click.option(
@@ -93,22 +93,11 @@ def _sync_type(
 )  # fmt: skip
 @_WAIT
 def create_partition(
-    *, name: str, size: int, num_gcds: int, num_ilds: int | None,
-    total_num_replicas: int | None, reconfigurable: bool, sync_type: SyncType | None,
-    routing: str | None, allocation: str | None, cluster: str | None, wait: float | None,
-) -> None:  # fmt: skip
+    *, name: str, routing: str | None, wait: float | None, **requirements: Any
+) -> None:
     """Make a partition of free IPUs."""
-    request = PartitionRequest(
-        name=name,
-        size=size,
-        allocation=allocation,
-        cluster=cluster,
-        num_gcds=num_gcds,
-        num_ilds=num_ilds,
-        num_replicas=total_num_replicas,
-        reconfigurable=reconfigurable,
-        sync_type=sync_type,
-    )
+    # The other options have the names of the fields of a request.
+    request = PartitionRequest(name=name, **requirements)
     with changed_pod("create", "partition", name) as store:
         partition = store.create_partition(request)
         if routing is not None:

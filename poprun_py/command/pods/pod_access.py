@@ -17,7 +17,7 @@ import click
 from popdist_py.pods.find_pod import DEFAULT_PORT, find_pod
 from popdist_py.pods.pod_errors import DamagedError, PodError, UnreachableError
 from poprun_py.command.pods.command_grammar import GLOBAL_OPTIONS
-from poprun_py.command.pods.pod_objects import ObjectKind
+from poprun_py.command.pods.object_formats import ObjectKind
 from poprun_py.command.pods.pod_snapshot import PodSnapshot
 from poprun_py.display.formatting import printable
 from poprun_py.errors import LaunchError, StartError, UsageError

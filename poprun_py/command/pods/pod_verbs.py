@@ -12,6 +12,7 @@ from popdist_py.pods.find_pod import DEFAULT_PORT
 from popdist_py.pods.model import Allocation, Cluster, Pod
 from popdist_py.pods.pod_file import SYSTEMS, machine_pod, read_pod, system_pod
 from poprun_py.command.pods.command_grammar import object_command
+from poprun_py.command.pods.object_formats import ALLOCATION, CLUSTER
 from poprun_py.command.pods.pod_access import (
     changed_pod,
     known_names,
@@ -19,7 +20,6 @@ from poprun_py.command.pods.pod_access import (
     opened_pod,
     requested,
 )
-from poprun_py.command.pods.pod_objects import ALLOCATION, CLUSTER
 from poprun_py.command.pods.pod_snapshot import PodSnapshot
 from poprun_py.errors import UsageError
 

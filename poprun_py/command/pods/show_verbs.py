@@ -13,14 +13,7 @@ import click
 from popdist_py.pods.model import Partition
 from popdist_py.pods.pod_errors import PodError
 from poprun_py.command.pods.command_grammar import ObjectCommand, object_command
-from poprun_py.command.pods.pod_access import (
-    known_names,
-    known_pods,
-    opened_pod,
-    refusals,
-    wants_json,
-)
-from poprun_py.command.pods.pod_objects import (
+from poprun_py.command.pods.object_formats import (
     AGENT,
     ALLOCATION,
     CLUSTER,
@@ -31,6 +24,13 @@ from poprun_py.command.pods.pod_objects import (
     ObjectKind,
     json_text,
     ruled_table,
+)
+from poprun_py.command.pods.pod_access import (
+    known_names,
+    known_pods,
+    opened_pod,
+    refusals,
+    wants_json,
 )
 from poprun_py.command.pods.pod_snapshot import PodSnapshot
 from poprun_py.display.formatting import printable

@@ -25,7 +25,7 @@ from popdist_py.pods.pod_file import system_pod
 from popdist_py.pods.pod_folders import make_pod
 from popdist_py.pods.server_store import ServerStore
 from poprun_py.command.pods import pod_server as serving
-from poprun_py.command.pods.pod_server import serve
+from poprun_py.command.pods.pod_server import LeaseExtender, serve
 
 HOLDER = Holder(host="h", pid=1, user="u", program="p")
 
@@ -270,3 +270,20 @@ def test_users_own_their_partitions(folder):
         bob.remove_partition("p4", force=True)
         ada.close()
         bob.close()
+
+
+@pytest.mark.parametrize(
+    ("times", "renewed"),
+    [
+        ((0, 1, 2, 3, 9), 0),  # it runs, and is busy for a while
+        ((0, 1, 12, 13, 14), 1),  # it was stopped for 11 s of 30
+        ((0, 100, 200, 201), 2),
+    ],
+)
+def test_all_leases_are_renewed_after_a_pause(times, renewed):
+    clock = iter(times)
+    calls = []
+    extender = LeaseExtender(calls.append, 30.0, now=lambda: next(clock))
+    for _ in times[1:]:
+        extender.tick()
+    assert calls == [30.0] * renewed

@@ -1,4 +1,4 @@
-"""The kinds of objects of a pod, with the tables, texts and JSON that ``poprun-py-pod`` prints.
+"""The output formats of ``poprun-py-pod``: tables, texts and JSON of each kind of object of a pod.
 
 An ``ObjectKind`` declares how one kind of object is read and shown. The module show_verbs makes the
 verbs ``list`` and ``get`` from these declarations.
