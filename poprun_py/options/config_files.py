@@ -14,7 +14,7 @@ from typing import Any
 from poprun_py.display.formatting import read_json
 from poprun_py.errors import UsageError, nearest
 from poprun_py.options.declared_options import OPTIONS
-from poprun_py.options.option_origins import Origin, in_file
+from poprun_py.options.option_origins import Origin, Source
 from poprun_py.options.option_types import option_name
 
 _PROJECT_TABLE = "poprun-py"
@@ -25,7 +25,7 @@ _NAMES_OUR_TABLE = re.compile(r"""poprun[-_]py["']?\s*[].=]""")
 _SOURCES = "sources"
 
 
-def checked_values(data: Any, path: str, text: str = "") -> dict[str, Any]:
+def checked_values(data: Any, path: str, text: str = "") -> Source:
     """Return the values in a table of options, with their origins.
 
     Args:
@@ -39,25 +39,23 @@ def checked_values(data: Any, path: str, text: str = "") -> dict[str, Any]:
     """
     if not isinstance(data, dict):
         raise UsageError(f"{path}: expected a table of options, such as num-replicas = 8")
-    values: dict[str, Any] = {}
-    origins: dict[str, Origin] = {}
+    values: Source = {}
     for key, value in data.items():
         name = key.replace("-", "_")
-        place = path + _line_of(key, text)
+        place, in_file = path + _line_of(key, text), Origin(path, key, " = ", f" in {path}")
         if name == _SOURCES and isinstance(value, dict):
             continue
         if name == "program":
             if not isinstance(value, list) or not all(isinstance(word, str) for word in value):
                 raise UsageError(f"{place}: program {value!r}: expected a list of texts")
-            values[name] = tuple(value)
+            values[name] = tuple(value), in_file
             continue
         _require_known(key, place)
         if name in values:
             raise UsageError(f"{place}: {key!r} is given twice")
         if value is not None:
-            values[name] = OPTIONS[name].check_or_read(f"{place}: {key}", value)
-            origins[name] = in_file(key, path)
-    return {**values, "origins": origins}
+            values[name] = OPTIONS[name].check_or_read(f"{place}: {key}", value), in_file
+    return values
 
 
 def _require_known(key: str, place: str) -> None:
@@ -81,7 +79,7 @@ def _line_of(key: str, text: str) -> str:
     return f", line {text.count(chr(10), 0, found.end()) + 1}" if found else ""
 
 
-def parse_config(text: str, path: str) -> dict[str, Any]:
+def parse_config(text: str, path: str) -> Source:
     """Return the values in the text of a configuration file, with their origins.
 
     Raises:
@@ -99,7 +97,7 @@ def parse_config(text: str, path: str) -> dict[str, Any]:
     return checked_values(data, path, text)
 
 
-def parse_project_file(text: str, path: str) -> dict[str, Any] | None:
+def parse_project_file(text: str, path: str) -> Source | None:
     """Return the values in a pyproject.toml's table ``[tool.poprun-py]``; None without the table.
 
     Raises:

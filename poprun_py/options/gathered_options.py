@@ -23,7 +23,13 @@ from poprun_py.options.declared_options import (
     is_decided_by_plan,
 )
 from poprun_py.options.launch_config import LaunchConfig, merged_config
-from poprun_py.options.option_origins import COMMAND_LINE, Origin, from_command_line, in_variable
+from poprun_py.options.option_origins import (
+    COMMAND_LINE,
+    ENVIRONMENT,
+    Origin,
+    Source,
+    from_command_line,
+)
 from poprun_py.options.option_types import (
     AUTO,
     FILE_OR_AUTO,
@@ -98,21 +104,21 @@ def gather_options(
     variables, warnings = from_environment(environ)
     if values.get("from_plan") is not None:
         return _with_plan(typed, variables, warnings)
-    path = values.get("import_config") or variables.get("import_config")
-    files: list[Mapping[str, Any]] = []
+    imported = typed.get("import_config") or variables.get("import_config")
+    path: Any = imported[0] if imported is not None else None
+    files: list[Source] = []
     if path != _NO_FILE:
         project, untrusted = _project_values(folder or Path.cwd())
         files += [project] if project is not None else []
         warnings += untrusted
-    if path not in (None, _NO_FILE):
-        option = "--import-config" if "import_config" in values else "POPRUN_IMPORT_CONFIG"
-        files.append(parse_config(read_text_file(path, option), path))
+    if imported is not None and path != _NO_FILE:
+        files.append(parse_config(read_text_file(path, imported[1].name), path))
     config = merged_config(*files, variables, typed)
     return GatheredOptions(config=config, warnings=warnings, log=_log(config))
 
 
-def _query_warning(query: str, typed: Mapping[str, Any]) -> tuple[str, ...]:
-    idle = [option_name(name) for name in typed["origins"] if name not in _QUERIES[query]]
+def _query_warning(query: str, typed: Source) -> tuple[str, ...]:
+    idle = [option_name(name) for name in typed if name in OPTIONS and name not in _QUERIES[query]]
     if not idle:
         return ()
     verb = "have" if len(idle) > 1 else "has"
@@ -120,15 +126,11 @@ def _query_warning(query: str, typed: Mapping[str, Any]) -> tuple[str, ...]:
     return (f"{', '.join(idle)} {verb} no effect: {option_name(query)} only queries {jobs}",)
 
 
-def _with_plan(
-    typed: Mapping[str, Any], variables: Mapping[str, Any], warnings: tuple[str, ...]
-) -> GatheredOptions:
+def _with_plan(typed: Source, variables: Source, warnings: tuple[str, ...]) -> GatheredOptions:
     """Return the options that have an effect with --from-plan, without those that a plan fixes."""
-    decided = [name for name in OPTIONS if name in variables and is_decided_by_plan(name)]
-    left = {name: value for name, value in variables.items() if name not in decided}
-    origins = {n: o for n, o in variables["origins"].items() if n not in decided}
-    config = merged_config({**left, "origins": origins}, typed)
-    ignored = [variables["origins"][name].name for name in decided]
+    left = {name: given for name, given in variables.items() if not is_decided_by_plan(name)}
+    config = merged_config(left, typed)
+    ignored = [variables[name][1].name for name in OPTIONS if name in variables.keys() - left]
     if ignored:
         verb = "have" if len(ignored) > 1 else "has"
         warnings += (f"{', '.join(ignored)} {verb} no effect: the plan of --from-plan decides",)
@@ -144,7 +146,7 @@ def _log(config: LaunchConfig) -> tuple[str, ...]:
     return tuple(f"options from {source}: {', '.join(names)}" for source, names in found.items())
 
 
-def _project_values(folder: Path) -> tuple[dict[str, Any] | None, tuple[str, ...]]:
+def _project_values(folder: Path) -> tuple[Source | None, tuple[str, ...]]:
     """Return the options of the nearest pyproject.toml that has the table of poprun-py.
 
     The search starts in ``folder``, continues in its parents, and ends at the top of a repository.
@@ -174,22 +176,22 @@ def _project_values(folder: Path) -> tuple[dict[str, Any] | None, tuple[str, ...
     return None, ()
 
 
-def _relative_to(folder: Path, values: Mapping[str, Any]) -> dict[str, Any]:
+def _relative_to(folder: Path, values: Source) -> Source:
     """Return the option values of a file in ``folder``, with relative paths joined to ``folder``.
 
     The name of a program without a slash, such as mpirun, is not changed, because the program is
     searched on PATH.
     """
-    found: dict[str, Any] = {}
-    for name, value in values.items():
+    found = dict(values)
+    for name, (value, origin) in values.items():
         type_ = OPTIONS[name].type if name in OPTIONS else None
         is_path = type_ is PATH or (type_ is FILE_OR_AUTO and value != AUTO)
         if is_path and (name != "mpi" or "/" in value):
-            found[name] = str(folder / value)
-    if "metrics_to" in values:
-        destinations = read_destinations(values["metrics_to"])
-        found["metrics_to"] = tuple(str(each.beside(folder)) for each in destinations)
-    return {**values, **found}
+            found[name] = str(folder / value), origin
+        elif name == "metrics_to":
+            destinations = read_destinations(value)
+            found[name] = tuple(str(each.beside(folder)) for each in destinations), origin
+    return found
 
 
 def _may_be_of_another_user(path: Path) -> bool:
@@ -210,7 +212,7 @@ def is_option_variable(name: str) -> bool:
     return name in OPTION_VARIABLES or name == _LOG_LEVEL
 
 
-def from_environment(environ: Mapping[str, str]) -> tuple[dict[str, Any], tuple[str, ...]]:
+def from_environment(environ: Mapping[str, str]) -> tuple[Source, tuple[str, ...]]:
     """Return the options that environment variables set; an empty variable counts as not set.
 
     The variable of a repeatable option has one value per line.
@@ -221,22 +223,19 @@ def from_environment(environ: Mapping[str, str]) -> tuple[dict[str, Any], tuple[
     Raises:
         UsageError: A value is not accepted.
     """
-    values: dict[str, Any] = {}
-    origins: dict[str, Origin] = {}
+    values: Source = {}
     warnings = []
     for name in sorted(n for n in environ if n.startswith(VARIABLE_PREFIX) and environ[n]):
-        text = environ[name]
+        text, origin = environ[name], Origin(ENVIRONMENT, name, "=")
         if name in OPTION_VARIABLES:
             field = OPTION_VARIABLES[name]
-            values[field] = _read(OPTIONS[field], name, text)
-            origins[field] = in_variable(name)
+            values[field] = _read(OPTIONS[field], name, text), origin
         elif name == _LOG_LEVEL:
             if not environ.get("POPRUN_VERBOSITY"):
-                values["verbosity"] = _log_level(text)
-                origins["verbosity"] = in_variable(name)
+                values["verbosity"] = _log_level(text), origin
         elif name not in INTERNAL_VARIABLES | POD_VARIABLES:
             warnings.append(f"{name} is not an option of poprun-py{_hint(name)}")
-    return {**values, "origins": origins}, tuple(warnings)
+    return values, tuple(warnings)
 
 
 def _hint(variable: str) -> str:

@@ -18,7 +18,7 @@ from poprun_py.display.public_values import Displayed
 from poprun_py.errors import UsageError, explain_os_error
 from poprun_py.options.config_files import parse_config
 from poprun_py.options.declared_options import EXCLUSIVE, MAX_IPUS, OPTIONS, DeclaredOptions
-from poprun_py.options.option_origins import Origin, as_default, from_python, merge
+from poprun_py.options.option_origins import Origin, Source, from_python
 from poprun_py.options.option_types import TENSORBOARD, is_word
 from poprun_py.options.python_keywords import from_keywords, words_of
 
@@ -95,7 +95,7 @@ class LaunchConfig(DeclaredOptions, Displayed):
             raise UsageError(f"{name}: not UTF-8 text ({error.reason})") from None
         except OSError as error:
             raise UsageError(explain_os_error(error, "the configuration cannot be read")) from None
-        given = {} if program is None else {"program": words_of(program)}
+        given = _program_source(program)
         return merged_config(parse_config(text, name), given, from_keywords(options))
 
     def replace(
@@ -136,7 +136,8 @@ class LaunchConfig(DeclaredOptions, Displayed):
             return self.origins[name]
         if self.is_given(name):
             return from_python(name)
-        return as_default(name, "as many as instances" if name == "num_replicas" else "the default")
+        reason = "as many as instances" if name == "num_replicas" else "the default"
+        return Origin("default", name.replace("_", "-"), " = ", f" ({reason})")
 
     def named(self, name: str) -> str:
         """Return an option's name as it was written, such as ``--host`` or ``POPRUN_HOST``."""
@@ -257,13 +258,29 @@ class LaunchConfig(DeclaredOptions, Displayed):
                 )
 
 
-def merged_config(*sources: Mapping[str, Any]) -> LaunchConfig:
+def merged_config(*sources: Source) -> LaunchConfig:
     """Return the configuration from values of several sources; later sources take precedence.
+
+    The lists of several sources are not joined. If two sources give options that exclude each
+    other, only the option of the later source is kept.
 
     Raises:
         UsageError: A value is not accepted, or values contradict one another.
     """
-    return LaunchConfig(**merge(*sources))
+    merged: Source = {}
+    for source in sources:
+        for pair in EXCLUSIVE:
+            if not source.keys().isdisjoint(pair):
+                merged = {name: given for name, given in merged.items() if name not in pair}
+        merged |= source
+    return LaunchConfig(
+        **{name: value for name, (value, _) in merged.items()},
+        origins={name: origin for name, (_, origin) in merged.items() if name in OPTIONS},
+    )
+
+
+def _program_source(program: Sequence[object] | None) -> Source:
+    return {} if program is None else {"program": (words_of(program), from_python("program"))}
 
 
 def changed_config(
@@ -275,10 +292,13 @@ def changed_config(
         UsageError: A keyword is unknown, a value is not accepted, or values contradict one another.
     """
     changed = {"host" if name == "hosts" else name for name in keywords}
-    kept = {n: getattr(config, n) for n in OPTIONS if config.is_given(n) and n not in changed}
-    origins = {name: origin for name, origin in config.origins.items() if name in kept}
-    words = config.program if program is None else words_of(program)
-    return merged_config({**kept, "program": words, "origins": origins}, from_keywords(keywords))
+    kept: Source = {
+        name: (getattr(config, name), config.origin(name))
+        for name in OPTIONS
+        if config.is_given(name) and name not in changed
+    }
+    kept["program"] = config.program, from_python("program")
+    return merged_config(kept, _program_source(program), from_keywords(keywords))
 
 
 def config_to_dict(config: LaunchConfig) -> dict[str, Any]:

@@ -1,18 +1,15 @@
-"""Origins of option values (where each value was given), and merging of several sources.
-
-The sources are the command line, environment variables, files, and Python. The values of a source
-are a mapping of keyword arguments of LaunchConfig, with the origin of each value under the key
-``origins``.
-"""
+"""Origins of option values: the command line, an environment variable, a file, or Python."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
-from poprun_py.options.declared_options import EXCLUSIVE, OPTIONS
 from poprun_py.options.option_types import option_name
+
+# The values of one source: for each field of LaunchConfig, the value and its origin.
+Source: TypeAlias = dict[str, tuple[Any, "Origin"]]
 
 COMMAND_LINE = "command line"
 ENVIRONMENT = "the environment"
@@ -51,48 +48,15 @@ class Origin:
         return f"{self.name}{self.separator}{value}{self.suffix}"
 
 
-def in_variable(name: str) -> Origin:
-    """Return the origin of an option that the environment variable ``name`` sets."""
-    return Origin(ENVIRONMENT, name, "=")
-
-
-def in_file(key: str, path: str) -> Origin:
-    """Return the origin of an option that the file ``path`` sets with ``key``."""
-    return Origin(path, key, " = ", f" in {path}")
-
-
 def from_python(field: str) -> Origin:
     """Return the origin of an option that is given as a keyword argument of Python."""
     return Origin(PYTHON, field, "=")
 
 
-def as_default(field: str, reason: str = "the default") -> Origin:
-    """Return the origin of a value that was not given; ``reason`` explains the value."""
-    return Origin("default", field.replace("_", "-"), " = ", f" ({reason})")
-
-
-def from_command_line(values: Mapping[str, Any]) -> dict[str, Any]:
+def from_command_line(values: Mapping[str, Any]) -> Source:
     """Return the values of a command line with their origins; an empty program is left out."""
-    given = {name: value for name, value in values.items() if name != "program" or value}
-    origins = {name: Origin(COMMAND_LINE, option_name(name)) for name in given if name in OPTIONS}
-    return {**given, "origins": origins}
-
-
-def merge(*sources: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the keyword arguments of LaunchConfig that several sources give together.
-
-    For each option, the last source that gives the option takes precedence. The lists of several
-    sources are not joined. If two sources give options that exclude each other, only the option of
-    the later source is kept.
-    """
-    values: dict[str, Any] = {}
-    origins: dict[str, Origin] = {}
-    for source in sources:
-        for pair in EXCLUSIVE:
-            if any(name in source for name in pair):
-                for name in pair:
-                    values.pop(name, None)
-                    origins.pop(name, None)
-        values.update(source)
-        origins.update(source.get("origins", {}))
-    return {**values, "origins": origins}
+    return {
+        name: (value, Origin(COMMAND_LINE, option_name(name)))
+        for name, value in values.items()
+        if name != "program" or value
+    }

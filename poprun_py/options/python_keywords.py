@@ -8,11 +8,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from numbers import Number
 from os import PathLike, fsdecode, fspath
-from typing import Any
 
 from poprun_py.errors import UsageError, nearest
 from poprun_py.options.declared_options import OPTIONS
-from poprun_py.options.option_origins import from_python
+from poprun_py.options.option_origins import Source, from_python
 from poprun_py.options.option_types import plain
 
 # Options of the command that are not keyword arguments, because the Python package has functions
@@ -50,7 +49,7 @@ def words_of(program: Sequence[object]) -> tuple[str, ...]:
     )
 
 
-def from_keywords(keywords: Mapping[str, object]) -> dict[str, Any]:
+def from_keywords(keywords: Mapping[str, object]) -> Source:
     """Return the values that keyword arguments give, with their origins; None means the default.
 
     Args:
@@ -62,20 +61,18 @@ def from_keywords(keywords: Mapping[str, object]) -> dict[str, Any]:
     """
     if keywords.get("host") is not None and keywords.get("hosts") is not None:
         raise UsageError("host and hosts exclude one another: give one")
-    values: dict[str, Any] = {}
+    values: Source = {}
     for name, value in keywords.items():
         _require_known(name)
-        if name == "hosts" and value is not None:
-            values["host"] = _host_list(value)
+        origin = from_python(name)
+        if name == "hosts":
+            if value is not None:
+                values["host"] = _host_list(value), origin
         elif name == "env" and isinstance(value, Mapping):
-            values["env"] = tuple(_variable(key, each) for key, each in value.items())
-        elif name != "hosts" and not (value is None and OPTIONS[name].default is None):
-            values[name] = OPTIONS[name].check_or_read(name, value)
-    origins = {
-        name: from_python("hosts" if name == "host" and "hosts" in keywords else name)
-        for name in values
-    }
-    return {**values, "origins": origins}
+            values["env"] = tuple(_variable(key, each) for key, each in value.items()), origin
+        elif value is not None or OPTIONS[name].default is not None:
+            values[name] = OPTIONS[name].check_or_read(name, value), origin
+    return values
 
 
 def _require_known(name: str) -> None:

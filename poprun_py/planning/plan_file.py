@@ -160,7 +160,7 @@ def plan_from_json(data: Any, environ: Mapping[str, str]) -> LaunchPlan:
 def _plan_from_json(data: dict[str, Any], environ: Mapping[str, str]) -> LaunchPlan:
     program = _texts(data["program"], "program")
     options = checked_values(data["options"], "launch plan: options")
-    config = merged_config(options, {"program": program})
+    config = replace(merged_config(options), program=program)
     hosts = _hosts(data)
     topology = make_topology(config, hosts, num_ilds=_num_ilds(config, data["num_ilds"]))
     _check_topology(data, topology)

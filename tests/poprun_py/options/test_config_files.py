@@ -75,7 +75,7 @@ def test_mistakes_in_a_configuration_file_name_the_file(text, path, part):
 @given(st.text(max_size=40), st.sampled_from(["c.toml", "c.json", "c.yaml", "c"]))
 def test_random_text_is_a_configuration_or_an_error(text, path):
     with contextlib.suppress(UsageError):
-        LaunchConfig(**parse_config(text, path))
+        merged_config(parse_config(text, path))
 
 
 def test_saved_options_are_those_that_decide_a_run():

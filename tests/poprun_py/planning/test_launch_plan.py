@@ -22,7 +22,7 @@ from poprun_py.machines.host_list import LOCALHOST, parse_host_file, parse_host_
 from poprun_py.machines.host_networks import Network
 from poprun_py.machines.remote_shell import Shell
 from poprun_py.options.config_files import config_text, parse_config
-from poprun_py.options.launch_config import LaunchConfig, config_to_dict
+from poprun_py.options.launch_config import LaunchConfig, config_to_dict, merged_config
 from poprun_py.planning.installed_mpi import MPICH, OPEN_MPI_4, OPEN_MPI_5, Mpi
 from poprun_py.planning.plan_file import plan_from_json, plan_to_json, portable
 from poprun_py.planning.plan_warnings import plan_warnings
@@ -77,7 +77,7 @@ def planned(config, hosts=(LOCALHOST,)):
 
 @given(configs(), st.sampled_from(["c.toml", "c.json"]))
 def test_export_then_import_gives_the_identical_plan(config, path):
-    again = LaunchConfig(**parse_config(config_text(config_to_dict(config), {}, path), path))
+    again = merged_config(parse_config(config_text(config_to_dict(config), {}, path), path))
     assert again == config
     assert planned(again) == planned(config)
 

@@ -21,6 +21,7 @@ from poprun_py.options.gathered_options import from_environment
 from poprun_py.options.launch_config import merged_config
 from poprun_py.options.option_origins import from_command_line
 from poprun_py.options.option_types import FLAG, YES_NO
+from poprun_py.options.python_keywords import from_keywords
 from poprun_py.planning.installed_mpi import MPICH, OPEN_MPI_5, Mpi
 from poprun_py.planning.partition_decision import refusal
 from poprun_py.planning.plan_warnings import plan_warnings, unused_option_warnings
@@ -172,7 +173,7 @@ def test_options_that_apply_to_all_jobs_have_no_warning_for_one(place):
         else from_environment({"POPRUN_HOST_SUBNET": "eth0"})[0]
     )
     assert said(layer) == ()
-    assert len(said({"host_subnet": "eth0"})) == 1  # given in Python for this job
+    assert len(said(from_keywords({"host_subnet": "eth0"}))) == 1  # given for this job
 
 
 @pytest.mark.parametrize(
