@@ -205,14 +205,12 @@ def _started(
     The output of a job in the background is also stored in its folder.
     """
     with contextlib.ExitStack() as after_errors:
-        folder, path, shown = None, None, None
-        if in_background or callable(target):
-            folder = _job_folder()
+        folder = _job_folder() if in_background or callable(target) else None
+        shown = None
+        if folder is not None:
             after_errors.callback(folder.remove)
-            path = Path(folder.path)
-        if in_background and path is not None:
-            shown = path / SHOWN
-        name, job, read = _resolved(target, args, kwargs, options, path)
+            shown = Path(folder.path) / SHOWN if in_background else None
+        name, job, read = _resolved(target, args, kwargs, options, folder)
         request = JobRequest(
             job=job,
             environ=environ,
@@ -305,7 +303,7 @@ def _resolved(
     args: object,
     kwargs: object,
     options: Mapping[str, object],
-    folder: Path | None,
+    folder: JobFolder | None,
 ) -> tuple[str, LaunchConfig | LaunchPlan, Callable[[LaunchResult], Any]]:
     """Return the name of a target, its configuration or plan, and the function to read its value.
 
@@ -317,7 +315,7 @@ def _resolved(
     """
     if callable(target):
         assert folder is not None
-        return _resolved_function(target, args, kwargs, options, folder / "call")
+        return _resolved_function(target, args, kwargs, options, Path(folder.path) / "call")
     if args or kwargs:
         raise UsageError("args and kwargs are for a function; a program is a list of words")
     job = _config_or_plan(target, options)
