@@ -7,7 +7,8 @@ current time as an argument.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+import math
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -116,20 +117,27 @@ class _Moment(NamedTuple):
     launcher: float  # the same moment on the launcher's clock
 
 
-class _InstanceActivity:
+class InstanceActivity:
     """The last sample of one instance, and the times of its last activity.
 
     The idle time of an instance is measured on its host's clock. It is never longer than on the
     launcher's clock.
+
+    Args:
+        limits: The limits in seconds of an idle instance, of a first step, and of a program that
+            saves, loads or ends.
+        now: The time when the program started.
     """
 
-    def __init__(self, limit: float, now: float) -> None:
+    def __init__(self, limits: tuple[float, float, float], now: float) -> None:
         self.sample: ActivitySample | None = None
-        self.sampled_at = now
-        # ``last_activity`` is the last activity of any kind. ``last_action`` is the last activity
-        # other than CPU time in a C call.
-        self.last_activity = self.last_action = _Moment(0.0, now)
         self.ending_since: float | None = None  # on the launcher's clock
+        self._limits = limits
+        self._sampled_at = now
+        # ``_activity`` is the last activity of any kind. ``_action`` is the last activity other
+        # than CPU time in a C call.
+        self._activity = self._action = _Moment(0.0, now)
+        limit = limits[0]
         self._cpu = _LeakyBucket(
             BUSY_SHARE, min(_MAX_CPU_SECONDS, max(_MIN_CPU_SECONDS, limit / 50))
         )
@@ -139,11 +147,11 @@ class _InstanceActivity:
 
     def record(self, sample: ActivitySample, now: float) -> None:
         """Store a sample, and note the activity since the previous sample."""
-        before, self.sample, self.sampled_at = self.sample, sample, now
+        before, self.sample, self._sampled_at = self.sample, sample, now
         if sample.ending and self.ending_since is None:
             self.ending_since = now
         if before is None:
-            self.last_action = self.last_activity = _Moment(sample.at, now)
+            self._action = self._activity = _Moment(sample.at, now)
             return
         seconds = sample.at - before.at
         # A waiting collective of the library alternates between sleeping and polling. Other threads
@@ -166,18 +174,66 @@ class _InstanceActivity:
             or sample.reads
             or (is_busy and not sample.away)
         ):
-            self.last_action = self.last_activity = _Moment(sample.at, now)
+            self._action = self._activity = _Moment(sample.at, now)
         elif is_busy:
-            self.last_activity = _Moment(sample.at, now)
+            self._activity = _Moment(sample.at, now)
 
-    def seconds_since(self, moment: _Moment, now: float) -> float:
+    @property
+    def is_waiting(self) -> bool:
+        """Whether the instance waits for others in a collective of the library."""
+        return self.sample is not None and self.sample.waits
+
+    def has_recent_sample(self, now: float, seconds: float) -> bool:
+        """Tell whether a sample has arrived in the last ``seconds``."""
+        return self.sample is not None and now - self._sampled_at <= seconds
+
+    def mark_working(self, now: float) -> None:
+        """Restart the idle time of an instance that works without showing activity."""
+        host = self.sample.at if self.sample is not None else 0.0
+        self._action = self._activity = _Moment(host, now)
+
+    def mark_ending(self, now: float) -> None:
+        """Note that the interpreter is shutting down."""
+        if self.ending_since is None:
+            self.ending_since = now
+
+    def is_active(self, now: float, limit: float | None = None) -> bool:
+        """Tell whether there was any activity, such as CPU time, within the time limit.
+
+        Without ``limit``, the time limit is the one that the last sample calls for.
+        """
+        return self._seconds_since(self._activity, now) < self._limit(limit)
+
+    def is_idle(self, now: float, limit: float | None = None) -> bool:
+        """Tell whether the instance was idle, or in one C call, for its whole time limit."""
+        limit = self._limit(limit)
+        is_in_c_call = self.sample is not None and self.sample.away >= limit / 2
+        if is_in_c_call and self.idle_seconds(now) >= limit:
+            return True
+        return not self.is_active(now, limit)
+
+    def idle_seconds(self, now: float) -> float:
+        """Return for how many seconds the instance has been idle, or in one C call."""
+        return self._seconds_since(self._action, now)
+
+    def _seconds_since(self, moment: _Moment, now: float) -> float:
         """Return the seconds between ``moment`` and the last sample.
 
         A busy host delays samples, so this time can be shorter than the launcher's clock tells.
         """
-        if self.sample is None or now - self.sampled_at > _MAX_SAMPLE_AGE_SECONDS:
+        if self.sample is None or now - self._sampled_at > _MAX_SAMPLE_AGE_SECONDS:
             return now - moment.launcher
         return min(self.sample.at - moment.host, now - moment.launcher)
+
+    def _limit(self, given: float | None) -> float:
+        if given is not None:
+            return given
+        usual, first_step, storage = self._limits
+        sample = self.sample
+        if sample is not None and sample.saves:
+            return storage
+        has_begun = sample is None or not sample.joined or sample.call[0] > 0
+        return usual if has_begun else first_step
 
 
 class ActivityMonitor:
@@ -199,128 +255,65 @@ class ActivityMonitor:
     """
 
     def __init__(self, limit: float | str) -> None:
-        is_auto = isinstance(limit, str)
-        self._limit = AUTO_IDLE_SECONDS if isinstance(limit, str) else limit
-        self._start_limit = self._limit if is_auto else start_limit(self._limit)
-        self._storage_limit = _STORAGE_FLOOR_SECONDS if is_auto else storage_limit(self._limit)
-        self._instances: dict[int, _InstanceActivity] = {}
+        if isinstance(limit, str):
+            self._limits = (AUTO_IDLE_SECONDS, AUTO_IDLE_SECONDS, _STORAGE_FLOOR_SECONDS)
+        else:
+            self._limits = (limit, start_limit(limit), storage_limit(limit))
+        self._instances: dict[int, InstanceActivity] = {}
         # False while mpirun is stopped, because an instance then cannot leave MPI and end.
         self.can_end = True
 
     @property
     def sample_interval(self) -> float:
         """The seconds between two samples of an instance."""
-        return min(_MAX_SAMPLE_SECONDS, max(_MIN_SAMPLE_SECONDS, self._limit / 8))
+        return min(_MAX_SAMPLE_SECONDS, max(_MIN_SAMPLE_SECONDS, self._limits[0] / 8))
 
     @property
     def instances(self) -> Collection[int]:
         """The running instances."""
         return self._instances.keys()
 
+    def of(self, instance: int) -> InstanceActivity:
+        """Return the activity of an instance; an instance that is not running is never idle."""
+        each = self._instances.get(instance)
+        return each if each is not None else InstanceActivity(self._limits, math.inf)
+
     def add(self, instance: int, now: float) -> None:
         """Begin to monitor an instance whose program has started."""
-        self._instances[instance] = _InstanceActivity(self._limit, now)
+        self._instances[instance] = InstanceActivity(self._limits, now)
 
     def record(self, instance: int, sample: ActivitySample, now: float) -> None:
         """Record a sample of an instance."""
-        if instance in self._instances:
-            self._instances[instance].record(sample, now)
+        self.of(instance).record(sample, now)
 
     def reset_timers(self, now: float) -> None:
         """Restart the idle times of all instances."""
-        for instance, each in self._instances.items():
-            self.mark_working(instance, now)
+        for each in self._instances.values():
+            each.mark_working(now)
             if each.ending_since is not None:
                 each.ending_since = now
-
-    def mark_working(self, instance: int, now: float) -> None:
-        """Restart the idle time of an instance that works without showing activity."""
-        if each := self._instances.get(instance):
-            host = each.sample.at if each.sample is not None else 0.0
-            each.last_action = each.last_activity = _Moment(host, now)
-
-    def mark_ending(self, instance: int, now: float) -> None:
-        """Note that the interpreter of an instance is shutting down."""
-        each = self._instances.get(instance)
-        if each is not None and each.ending_since is None:
-            each.ending_since = now
 
     def remove(self, instance: int, now: float) -> None:
         """Forget an instance that has ended, and restart the idle times of the others."""
         self._instances.pop(instance, None)
         self.reset_timers(now)
 
-    def hung(self, now: float) -> tuple[int, ...]:
-        """Return all instances if none is active, the longest idle first; else an empty tuple."""
-        judged = [index for index in self._instances if not self.is_ending(index, now)]
-        if not all(self.is_idle(index, now) for index in judged):
-            return ()
-        return tuple(sorted(judged, key=lambda index: (-self.idle_seconds(index, now), index)))
-
-    def busy(
-        self, now: float, limit_of: Callable[[int], float | None] = lambda _: None
-    ) -> tuple[int, ...]:
-        """Return the instances with any activity, such as CPU time, within their time limits.
-
-        An instance that ``hung`` returns as well has been in one C call for long. Its stack tells
-        whether that call only waits. ``limit_of`` returns an instance's limit in seconds; None for
-        the limit of this monitor.
-        """
-        return tuple(
-            index
-            for index, each in self._instances.items()
-            if each.seconds_since(each.last_activity, now) < self._limit_of(each, limit_of(index))
-        )
-
-    def last_sample(self, instance: int) -> ActivitySample | None:
-        """Return the last sample of an instance; None before the first."""
-        each = self._instances.get(instance)
-        return each.sample if each else None
-
-    def is_waiting(self, instance: int) -> bool:
-        """Tell whether an instance waits for others in a collective of the library."""
-        sample = self.last_sample(instance)
-        return sample is not None and sample.waits
-
-    def has_recent_sample(self, instance: int, now: float, seconds: float) -> bool:
-        """Tell whether a sample of an instance has arrived in the last ``seconds``."""
-        has_sample = self.last_sample(instance) is not None
-        return has_sample and now - self._instances[instance].sampled_at <= seconds
-
     def is_ending(self, instance: int, now: float) -> bool:
         """Tell whether the program of an instance is ending, within the time limit for that."""
-        each = self._instances.get(instance)
-        if each is None or each.ending_since is None or not self.can_end:
+        each = self.of(instance)
+        if each.ending_since is None or not self.can_end:
             return False
         is_stopped = each.sample is not None and each.sample.stopped
-        return not is_stopped and now - each.ending_since < self._storage_limit
+        return not is_stopped and now - each.ending_since < self._limits[2]
 
-    def is_idle(self, instance: int, now: float, limit: float | None = None) -> bool:
-        """Tell whether an instance has been idle, or in one C call, for its whole time limit."""
-        each = self._instances.get(instance)
-        if each is None:
-            return False
-        limit = self._limit_of(each, limit)
-        is_in_c_call = each.sample is not None and each.sample.away >= limit / 2
-        if is_in_c_call and each.seconds_since(each.last_action, now) >= limit:
-            return True
-        return each.seconds_since(each.last_activity, now) >= limit
-
-    def idle_seconds(self, instance: int, now: float) -> float:
-        """Return for how many seconds an instance has been idle, or in one C call."""
-        each = self._instances[instance]
-        return each.seconds_since(each.last_action, now)
+    def hung(self, now: float) -> tuple[int, ...]:
+        """Return all instances if none is active, the longest idle first; else an empty tuple."""
+        judged = {i: each for i, each in self._instances.items() if not self.is_ending(i, now)}
+        if not all(each.is_idle(now) for each in judged.values()):
+            return ()
+        return tuple(sorted(judged, key=lambda index: (-judged[index].idle_seconds(now), index)))
 
     def collective_counts(self) -> dict[int, tuple[int, int]]:
         """Return for each instance a pair: the number of collectives that it has begun, and 0."""
         samples = {index: each.sample for index, each in self._instances.items()}
         return {i: (sample.call[0] if sample else 0, 0) for i, sample in samples.items()}
-
-    def _limit_of(self, each: _InstanceActivity, given: float | None) -> float:
-        if given is not None:
-            return given
-        sample = each.sample
-        if sample is not None and sample.saves:
-            return self._storage_limit
-        has_begun = sample is None or not sample.joined or sample.call[0] > 0
-        return self._limit if has_begun else self._start_limit

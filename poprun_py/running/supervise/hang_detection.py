@@ -97,7 +97,7 @@ class HangDetector:
             # The instance may have begun a call, which is not progress.
             self._progress[instance] = (progress, since)
             return
-        self.activity.mark_working(instance, now)
+        self.activity.of(instance).mark_working(now)
         if done is not None and before.has_begun and progress.kind in self._durations:
             durations = [(now - since) / done] * min(done, _AUTO_SAMPLES)
             self._durations[progress.kind].extend(durations)
@@ -155,7 +155,8 @@ class HangDetector:
         if all(limit == _INFINITY for _, limit in limits):
             return self.activity.hung(now)
         idle = [instance for instance in self._progress if self._is_idle(instance, now)]
-        if all(map(self.activity.is_waiting, idle)) and self._is_any_other_working(idle, now):
+        is_each_waiting = all(self.activity.of(index).is_waiting for index in idle)
+        if is_each_waiting and self._is_any_other_working(idle, now):
             return ()
         return tuple(sorted(idle, key=lambda index: (self._progress[index][1], index)))
 
@@ -166,22 +167,25 @@ class HangDetector:
         """
         waiting = set(waiting)
         for index in ending:
-            self.activity.mark_ending(index, now)
+            self.activity.of(index).mark_ending(now)
         for index in self.busy(now):
             if index not in waiting:
-                self.activity.mark_working(index, now)
+                self.activity.of(index).mark_working(now)
         hung = self.hung(now)
-        is_each_waiting = all(index in waiting or self.activity.is_waiting(index) for index in hung)
+        is_each_waiting = all(i in waiting or self.activity.of(i).is_waiting for i in hung)
         if self.counts_steps and is_each_waiting and self._is_any_other_working(hung, now):
             for index in hung:
-                self.activity.mark_working(index, now)
+                self.activity.of(index).mark_working(now)
             return ()
         return hung
 
     def busy(self, now: float) -> tuple[int, ...]:
         """Return the ``hung`` instances that use CPU time, which may be only for waiting."""
-        hung = set(self.hung(now))
-        return tuple(i for i in self.activity.busy(now, self._idle_limit) if i in hung)
+        return tuple(
+            index
+            for index in self.hung(now)
+            if self.activity.of(index).is_active(now, self._idle_limit(index))
+        )
 
     def _is_idle(self, index: int, now: float) -> bool:
         progress, since = self._progress[index]
@@ -189,9 +193,9 @@ class HangDetector:
         if now - since <= limit or self.activity.is_ending(index, now):
             return False
         unsampled = min(_MAX_UNSAMPLED_SECONDS, max(_MIN_UNSAMPLED_SECONDS, limit))
-        if not self.activity.has_recent_sample(index, now, unsampled):
-            return True
-        return self.activity.is_idle(index, now, self._idle_limit(index))
+        activity = self.activity.of(index)
+        is_sampled = activity.has_recent_sample(now, unsampled)
+        return not is_sampled or activity.is_idle(now, self._idle_limit(index))
 
     def _is_any_other_working(self, idle: Iterable[int], now: float) -> bool:
         """Tell whether the ``idle`` instances may be waiting for a working instance."""
@@ -199,7 +203,7 @@ class HangDetector:
         return any(
             index not in idle
             and not self.activity.is_ending(index, now)
-            and not (self._idle_limit(index) is None and self.activity.is_idle(index, now))
+            and not (self._idle_limit(index) is None and self.activity.of(index).is_idle(now))
             for index in {*self.activity.instances, *self._progress}
         )
 
@@ -208,7 +212,7 @@ class HangDetector:
         if index not in self._progress:
             return None
         limit = self._step_limit(self._progress[index][0])
-        sample = self.activity.last_sample(index)
+        sample = self.activity.of(index).sample
         if limit == _INFINITY or sample is None:
             return None
         if sample.saves:
@@ -238,7 +242,7 @@ class HangDetector:
     def idle_seconds(self, instance: int, now: float) -> float:
         """Return the seconds since an instance's last step, or activity if it counts no steps."""
         if instance not in self._progress:
-            return self.activity.idle_seconds(instance, now)
+            return self.activity.of(instance).idle_seconds(now)
         return now - self._progress[instance][1]
 
 

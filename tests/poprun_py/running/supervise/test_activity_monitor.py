@@ -135,8 +135,8 @@ def test_a_c_call_that_computes_does_not_hang_after_mark_working():
     job = Job(idle, in_one_call(begin=20.0))
     hung, now = job.hang(60)
     assert (hung, now) == ((0, 1), 20 + INTERVAL + LIMIT)
-    assert job.monitor.busy(now) == (1,)
-    job.monitor.mark_working(1, now)
+    assert [job.monitor.of(index).is_active(now) for index in (0, 1)] == [False, True]
+    job.monitor.of(1).mark_working(now)
     assert job.monitor.hung(now + LIMIT - 0.1) == ()
 
 
