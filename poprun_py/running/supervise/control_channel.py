@@ -299,11 +299,7 @@ class ControlChannel:
             connection.close()
 
     def _admit(self, connection: Connection, kind: bytes, payload: bytes) -> None:
-        """Serve a process that inspects the job or reads its input, or add a wrapper.
-
-        Raises:
-            ValueError: The first frame is not one of these.
-        """
+        """Serve a process that inspects the job or reads its input, or add a wrapper."""
         # No token is needed on this host, because only this user can enter the socket's folder.
         is_local = connection.channel.family == socket.AF_UNIX
         if is_local and kind == control_protocol.INSPECT:
@@ -322,11 +318,7 @@ class ControlChannel:
             self._events.connected(peer)
 
     def _peer(self, connection: Connection, hello: Hello) -> Peer:
-        """Return the instance whose wrapper has sent ``hello``.
-
-        Raises:
-            ValueError: The token is wrong, or no instance with this index is missing.
-        """
+        """Return the instance whose wrapper has sent ``hello``; ValueError for a stranger."""
         # Imported while other wrappers start, because an import before that would delay mpirun.
         import hmac
 
@@ -351,7 +343,6 @@ class ControlChannel:
         peer.connection.watch(partial(self._exchange, peer), is_read=not self._paused)
 
     def _exchange(self, peer: Peer, connection: Connection, events: int) -> None:
-        """Move bytes between the launcher and one wrapper."""
         if events & selectors.EVENT_WRITE:
             connection.flush()
         if not events & selectors.EVENT_READ or not connection.is_open:
@@ -394,11 +385,6 @@ def _is_unreachable(channel: socket.socket) -> bool:
 
 
 def _listen(address: str) -> socket.socket:
-    """Return a socket that listens on any port of an address.
-
-    Raises:
-        StartError: This machine does not have the address.
-    """
     try:
         return socket.create_server(
             (address, 0),

@@ -339,6 +339,5 @@ def _line(sentence: str) -> bytes:
 
 
 def _is_same_terminal(one: int, other: int) -> bool:
-    """Tell whether two descriptors are the same terminal."""
     is_terminal = os.isatty(one) and os.isatty(other)
     return is_terminal and os.fstat(one).st_rdev == os.fstat(other).st_rdev

@@ -87,9 +87,10 @@ class RunningJob:
         self.observer: JobObserver
         self._selector: selectors.BaseSelector
         self.timed: list[Timed] = []
-        self._job = job
-        self._output = output
-        self._folder = folder
+        self.began = 0.0  # when the job began; 0 before ``begin``
+        self.job = job
+        self.output = output
+        self.folder = folder
         self._on_started = on_started
         self.control = control = ControlChannel(job.num_instances, self)
         self._peers = control.peers
@@ -127,10 +128,11 @@ class RunningJob:
         from poprun_py.running.watch.job_view import JobView, LiveView
         from poprun_py.running.watch.records import Recorders
 
-        job, output, control, watchers = self._job, self._output, self.control, self._job.watchers
+        job, output, control, watchers = self.job, self.output, self.control, self.job.watchers
+        self.began = began
         self.mpirun = mpirun
         self._selector = selector
-        self.shortages = ShortageCheck(self._folder.parent)
+        self.shortages = ShortageCheck(self.folder.parent)
         live = LiveView(
             panel_size=lambda: output.panel_size,
             show_panel=output.show_panel,
@@ -171,7 +173,7 @@ class RunningJob:
 
     def _is_blocked(self) -> bool:
         """Tell whether the reader of the output, or a debugger, makes the instances wait."""
-        return self._output.is_full or self.keyboard.is_debugging
+        return self.output.is_full or self.keyboard.is_debugging
 
     @property
     def is_any_running(self) -> bool:
@@ -182,7 +184,7 @@ class RunningJob:
 
     def connected(self, peer: Peer) -> None:
         """Start all programs once every wrapper has connected."""
-        self._output.add(peer.index)
+        self.output.add(peer.index)
         if self.shutdown.asked_at is not None:
             self.control.send_to(peer.index, control_protocol.STOP, [0, signal.SIGTERM])
         elif self.control.is_complete:
@@ -200,7 +202,7 @@ class RunningJob:
         if peer.instance_end is not None:
             return
         program = peer.started.get("pid", 0)
-        if program and self._job.hosts.listen is None:
+        if program and self.job.hosts.listen is None:
             process_control.signal_group(program, signal.SIGKILL)
         lost = {
             "code": -signal.SIGKILL,
@@ -213,18 +215,16 @@ class RunningJob:
 
     def accept_failed(self, error: OSError) -> None:
         """End the job if some of its instances can no longer connect."""
-        connected = (
-            f"{len(self._peers)} of {counted(self._job.num_instances, 'instance')} connected"
-        )
+        connected = f"{len(self._peers)} of {counted(self.job.num_instances, 'instance')} connected"
         problem = explain_os_error(error, f"{connected}, no more can be")
         if self.control.is_complete:
-            self._output.log(problem)
+            self.output.log(problem)
         else:
             self.shutdown.end(Cause.REFUSED, problem)
 
     def stranger_refused(self, sentence: str) -> None:
         """Warn of a connection by a process that does not belong to the job."""
-        self._output.say(sentence)
+        self.output.say(sentence)
 
     def inspected(self, want: str, answer: Callable[[str], None]) -> None:
         """Answer a process of this host that inspects the job."""
@@ -234,14 +234,14 @@ class RunningJob:
         elif want == "status":
             self.observer.request(lambda view: answer(view.json_text()), now)
         elif want == "holdings":
-            answer(json.dumps(holdings(self._job, self._peers)))
+            answer(json.dumps(holdings(self.job, self._peers)))
         else:
             answer("")
 
     # --- frames ---------------------------------------------------------------------------
 
     def _frame_handlers(self) -> dict[bytes, Callable[[Peer, Any], None]]:
-        output, keyboard = self._output, self.keyboard
+        output, keyboard = self.output, self.keyboard
 
         def keyboard_handler(kind: bytes) -> Callable[[Peer, Any], None]:
             return lambda peer, value: keyboard.received(peer.index, kind, value)
@@ -284,12 +284,12 @@ class RunningJob:
 
     def _on_stderr(self, peer: Peer, data: bytes) -> None:
         peer.tail = keep_end(peer.tail, data)
-        self._output.feed_stderr(peer, data)
+        self.output.feed_stderr(peer, data)
 
     def _on_program_start(self, peer: Peer, report: dict[str, Any]) -> None:
         peer.started, now = report, time.monotonic()
         for line in daemon_log_lines(peer.host, report):
-            self._output.log(line)
+            self.output.log(line)
         self._hangs.activity.add(peer.index, now)
         self.observer.started(peer.index, peer.host, report["pid"], now)
         peers = self._peers.values()
@@ -324,18 +324,17 @@ class RunningJob:
         """Note that no process of a program is left, and that all its output has arrived."""
         self._on_program_end(peer, end)
         peer.instance_end = end
-        self._output.finish(peer.index)
+        self.output.finish(peer.index)
 
     # --- the start of the programs --------------------------------------------------------
 
     def _settings_of(self, peer: Peer) -> dict[str, Any]:
-        """Return the settings for a wrapper that starts its program."""
         settings: dict[str, Any] = {"sample_seconds": None}
-        if self._job.limits.hang_timeout is not None:
+        if self.job.limits.hang_timeout is not None:
             settings["sample_seconds"] = self._hangs.check_interval
             settings["look_seconds"] = self._hangs.activity.sample_interval
-        settings["steps"] = bool(self._job.watchers.recorders)  # whether wrappers report each step
-        settings["grace_seconds"] = self._job.limits.grace
+        settings["steps"] = bool(self.job.watchers.recorders)  # whether wrappers report each step
+        settings["grace_seconds"] = self.job.limits.grace
         if self.open_files is not None and peer.host == socket.gethostname():
             settings["open_files"] = self.open_files
         return {**settings, **self.keyboard.start_of(peer.index)}
@@ -346,14 +345,14 @@ class RunningJob:
             self._clocks.ask(index)
         self.keyboard.begin(self._selector)
         count = len(self._peers)
-        self._output.log(f"{counted(count, 'instance')} {'starts' if count == 1 else 'start'}")
+        self.output.log(f"{counted(count, 'instance')} {'starts' if count == 1 else 'start'}")
 
     def _on_finding(self, finding: Finding) -> None:
-        sentence = finding.sentence(len(self._peers), self._job.num_instances, self.mpirun.output)
+        sentence = finding.sentence(len(self._peers), self.job.num_instances, self.mpirun.output)
         if finding.is_reason:
             self.shutdown.end(Cause.REFUSED, sentence)
         else:
-            self._output.say(f"warning: {sentence}")
+            self.output.say(f"warning: {sentence}")
 
     # --- signals and pauses ---------------------------------------------------------------
 
@@ -370,7 +369,7 @@ class RunningJob:
                 self.observer.show_again(time.monotonic())
             else:
                 if number == signal.SIGINT:
-                    self._output.shorten_interrupts()
+                    self.output.shorten_interrupts()
                 self.shutdown.on_signal(number, reason)
 
     def _suspend(self) -> None:
@@ -390,13 +389,13 @@ class RunningJob:
     def _stop_launcher(self) -> None:
         """Stop this process until the shell continues it."""
         self.limits.pause(time.monotonic())
-        self._output.write(time.monotonic(), wait_seconds=0.1)
-        self._output.erase_panel()
+        self.output.write(time.monotonic(), wait_seconds=0.1)
+        self.output.erase_panel()
         self.keyboard.let_go()
         take_signal(signal.SIGTSTP)
         self._resume_limits()
         self.keyboard.on_time(time.monotonic())
-        self._output.redraw()
+        self.output.redraw()
         self.observer.show_again(time.monotonic())
         self.control.broadcast(control_protocol.PAUSE, False)
 
@@ -406,7 +405,7 @@ class RunningJob:
             self._resume_limits()
         else:
             self.limits.pause(time.monotonic())
-            self._output.say(
+            self.output.say(
                 f"instance {instance} is in the debugger; hang timeout and time limit pause"
             )
 
@@ -432,7 +431,7 @@ class RunningJob:
         self._stacks.collect(end, time.monotonic())
 
     def _on_shutdown(self, now: float) -> None:
-        self._output.stopped_at = now
+        self.output.stopped_at = now
         if not self.control.is_complete:
             # mpirun may wait for a host that was lost. No program has started, so none needs time
             # to save.

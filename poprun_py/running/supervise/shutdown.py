@@ -14,6 +14,7 @@ import signal
 import time
 from collections.abc import Callable, Collection
 from dataclasses import replace
+from operator import itemgetter
 
 from poprun_py.instance import control_protocol, process_control
 from poprun_py.running.supervise.control_channel import ControlChannel
@@ -343,18 +344,21 @@ class TimeLimits:
         self.paused_seconds = 0.0
         self._grace_seconds = grace_seconds
         self._reached = reached
+        # The time of each limit on a clock that pauses with the limits, and its reason.
         self._limits: dict[Cause, tuple[float, str]] = {}
         self._paused_at: float | None = None
 
     def begin(self, now: float, timeout_seconds: float, spent_seconds: float) -> None:
         """Limit the job to ``timeout_seconds``, including the time of earlier attempts."""
         reason = f"the time limit of {timeout_seconds:g} s is over"
-        self._limits[Cause.TIME_LIMIT] = (now + timeout_seconds - spent_seconds, reason)
+        at = now - self.paused_seconds + timeout_seconds - spent_seconds
+        self._limits[Cause.TIME_LIMIT] = (at, reason)
 
     def on_checkpoint_end(self, index: int, now: float) -> None:
         """Give the others the grace time, as instance ``index`` has ended at a checkpoint."""
         reason = f"instance {index} ended at a checkpoint, others did not"
-        self._limits.setdefault(Cause.STRAGGLER, (now + self._grace_seconds, reason))
+        at = now - self.paused_seconds + self._grace_seconds
+        self._limits.setdefault(Cause.STRAGGLER, (at, reason))
 
     def pause(self, now: float) -> None:
         """Pause all limits until ``resume``."""
@@ -365,21 +369,19 @@ class TimeLimits:
         """Resume all limits; the time of the pause does not count."""
         if self._paused_at is None:
             return
-        paused, self._paused_at = now - self._paused_at, None
-        self.paused_seconds += paused
-        for cause, (at, reason) in self._limits.items():
-            self._limits[cause] = (at + paused, reason)
+        self.paused_seconds += now - self._paused_at
+        self._paused_at = None
 
     def next_deadline(self) -> float:
         """Return the time of the next limit; inf for never."""
-        if self._paused_at is not None:
+        if self._paused_at is not None or not self._limits:
             return math.inf
-        return min((at for at, _ in self._limits.values()), default=math.inf)
+        return min(self._limits.values())[0] + self.paused_seconds
 
     def on_time(self, now: float) -> None:
         """Report a limit that is reached."""
         if now < self.next_deadline():
             return
-        cause, (_, reason) = min(self._limits.items(), key=lambda limit: limit[1][0])
+        cause, (_, reason) = min(self._limits.items(), key=itemgetter(1))
         del self._limits[cause]
         self._reached(cause, reason)
