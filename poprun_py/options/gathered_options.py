@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -99,17 +99,23 @@ def gather_options(
     if query is not None:
         # A query of running jobs needs no other options. Files and environment variables are not
         # read, because an invalid value in them must not prevent the query.
-        warning = _query_warning(query, typed)
-        return GatheredOptions(config=merged_config(typed), warnings=warning)
+        idle = [option_name(n) for n in typed if n in OPTIONS and n not in _QUERIES[query]]
+        jobs = "running jobs" if query == "print_leases" else "a running job"
+        warnings = _no_effect(idle, f"{option_name(query)} only queries {jobs}")
+        return GatheredOptions(config=merged_config(typed), warnings=warnings)
     variables, warnings = from_environment(environ)
     if values.get("from_plan") is not None:
-        return _with_plan(typed, variables, warnings)
+        left = {name: given for name, given in variables.items() if not is_decided_by_plan(name)}
+        ignored = [variables[name][1].name for name in OPTIONS if name in variables.keys() - left]
+        warnings += _no_effect(ignored, "the plan of --from-plan decides")
+        config = merged_config(left, typed)
+        return GatheredOptions(config=config, warnings=warnings, log=_log(config))
     imported = typed.get("import_config") or variables.get("import_config")
     path: Any = imported[0] if imported is not None else None
     files: list[Source] = []
     if path != _NO_FILE:
         project, untrusted = _project_values(folder or Path.cwd())
-        files += [project] if project is not None else []
+        files.append(project)
         warnings += untrusted
     if imported is not None and path != _NO_FILE:
         files.append(parse_config(read_text_file(path, imported[1].name), path))
@@ -117,24 +123,9 @@ def gather_options(
     return GatheredOptions(config=config, warnings=warnings, log=_log(config))
 
 
-def _query_warning(query: str, typed: Source) -> tuple[str, ...]:
-    idle = [option_name(name) for name in typed if name in OPTIONS and name not in _QUERIES[query]]
-    if not idle:
-        return ()
-    verb = "have" if len(idle) > 1 else "has"
-    jobs = "running jobs" if query == "print_leases" else "a running job"
-    return (f"{', '.join(idle)} {verb} no effect: {option_name(query)} only queries {jobs}",)
-
-
-def _with_plan(typed: Source, variables: Source, warnings: tuple[str, ...]) -> GatheredOptions:
-    """Return the options that have an effect with --from-plan, without those that a plan fixes."""
-    left = {name: given for name, given in variables.items() if not is_decided_by_plan(name)}
-    config = merged_config(left, typed)
-    ignored = [variables[name][1].name for name in OPTIONS if name in variables.keys() - left]
-    if ignored:
-        verb = "have" if len(ignored) > 1 else "has"
-        warnings += (f"{', '.join(ignored)} {verb} no effect: the plan of --from-plan decides",)
-    return GatheredOptions(config=config, warnings=warnings, log=_log(config))
+def _no_effect(names: Sequence[str], reason: str) -> tuple[str, ...]:
+    verb = "have" if len(names) > 1 else "has"
+    return (f"{', '.join(names)} {verb} no effect: {reason}",) if names else ()
 
 
 def _log(config: LaunchConfig) -> tuple[str, ...]:
@@ -146,14 +137,13 @@ def _log(config: LaunchConfig) -> tuple[str, ...]:
     return tuple(f"options from {source}: {', '.join(names)}" for source, names in found.items())
 
 
-def _project_values(folder: Path) -> tuple[Source | None, tuple[str, ...]]:
+def _project_values(folder: Path) -> tuple[Source, tuple[str, ...]]:
     """Return the options of the nearest pyproject.toml that has the table of poprun-py.
 
     The search starts in ``folder``, continues in its parents, and ends at the top of a repository.
 
     Returns:
-        A pair: the values (None if no file has the table), and a tuple with a warning if a file is
-        not trusted.
+        A pair: the values, and a tuple with a warning if a file is not trusted.
     """
     for place in (folder, *folder.parents):
         path = place / _PROJECT_FILE
@@ -165,7 +155,7 @@ def _project_values(folder: Path) -> tuple[Source | None, tuple[str, ...]]:
                 text = path.read_text(encoding="utf-8-sig", errors="replace")
                 values = parse_project_file(text, _PROJECT_FILE if place == folder else str(path))
         if values is not None and place != folder and _may_be_of_another_user(path):
-            return None, (
+            return {}, (
                 f"{path} is not read: it belongs to another user, in a folder where everyone may "
                 "write; name the file to use: --import-config FILE",
             )
@@ -173,7 +163,7 @@ def _project_values(folder: Path) -> tuple[Source | None, tuple[str, ...]]:
             return values if place == folder else _relative_to(place, values), ()
         if (place / ".git").exists():
             break
-    return None, ()
+    return {}, ()
 
 
 def _relative_to(folder: Path, values: Source) -> Source:

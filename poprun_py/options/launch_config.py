@@ -6,6 +6,7 @@ only ``from_file`` reads a file.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from os import PathLike, fsdecode, fspath
@@ -20,7 +21,7 @@ from poprun_py.options.config_files import parse_config
 from poprun_py.options.declared_options import EXCLUSIVE, MAX_IPUS, OPTIONS, DeclaredOptions
 from poprun_py.options.option_origins import Origin, Source, from_python
 from poprun_py.options.option_types import TENSORBOARD, is_word
-from poprun_py.options.python_keywords import from_keywords, words_of
+from poprun_py.options.python_keywords import from_keywords
 
 if TYPE_CHECKING:
     from typing import Unpack
@@ -95,8 +96,7 @@ class LaunchConfig(DeclaredOptions, Displayed):
             raise UsageError(f"{name}: not UTF-8 text ({error.reason})") from None
         except OSError as error:
             raise UsageError(explain_os_error(error, "the configuration cannot be read")) from None
-        given = _program_source(program)
-        return merged_config(parse_config(text, name), given, from_keywords(options))
+        return merged_config(parse_config(text, name), from_keywords(options, program))
 
     def replace(
         self, *, program: Sequence[Word] | None = None, **options: Unpack[LaunchOptions]
@@ -279,10 +279,6 @@ def merged_config(*sources: Source) -> LaunchConfig:
     )
 
 
-def _program_source(program: Sequence[object] | None) -> Source:
-    return {} if program is None else {"program": (words_of(program), from_python("program"))}
-
-
 def changed_config(
     config: LaunchConfig, keywords: Mapping[str, object], program: Sequence[object] | None = None
 ) -> LaunchConfig:
@@ -298,7 +294,7 @@ def changed_config(
         if config.is_given(name) and name not in changed
     }
     kept["program"] = config.program, from_python("program")
-    return merged_config(kept, _program_source(program), from_keywords(keywords))
+    return merged_config(kept, from_keywords(keywords, program))
 
 
 def config_to_dict(config: LaunchConfig) -> dict[str, Any]:
@@ -334,10 +330,5 @@ def _sufficient_link_domains(num_instances: int, num_ipus: int) -> list[int]:
     The domains have enough IPUs, and the instances can be divided evenly among them.
     """
     least = -(-num_ipus // LINK_DOMAIN_IPUS)
-    found: list[int] = []
-    for number in range(least, num_instances + 1):
-        if num_instances % number == 0:
-            found.append(number)
-            if len(found) == _MOST_SUGGESTED:
-                break
-    return found
+    divisors = (n for n in range(least, num_instances + 1) if num_instances % n == 0)
+    return list(itertools.islice(divisors, _MOST_SUGGESTED))

@@ -31,37 +31,21 @@ _ARGUMENTS = (
 )
 
 
-def words_of(program: Sequence[object]) -> tuple[str, ...]:
-    """Return a program and its arguments as texts; numbers and paths are converted to text.
+def from_keywords(
+    keywords: Mapping[str, object], program: Sequence[object] | None = None
+) -> Source:
+    """Return the values of keyword arguments and of a program, with their origins.
+
+    An option that is None has its default. Times and indices may be texts as on the command line.
 
     Raises:
-        UsageError: The program is a single text, or contains a value that is not a text, a number
-            or a path.
-    """
-    if isinstance(program, str | bytes) or not isinstance(program, Sequence):
-        shown = ascii(program)
-        raise UsageError(
-            f"program {shown if len(shown) <= 60 else shown[:57] + '...'}: expected a list of "
-            'words, such as ["train.py", "--lr", 0.1]'
-        )
-    return tuple(
-        _word(word, f"word {number} of the program") for number, word in enumerate(program)
-    )
-
-
-def from_keywords(keywords: Mapping[str, object]) -> Source:
-    """Return the values that keyword arguments give, with their origins; None means the default.
-
-    Args:
-        keywords: Options; the keys are field names of LaunchConfig. ``hosts`` is a list or a text,
-            ``env`` may be a mapping, and times and indices may be texts as on the command line.
-
-    Raises:
-        UsageError: A keyword is unknown, or a value is not accepted.
+        UsageError: A keyword is unknown, or a value or a word of the program is not accepted.
     """
     if keywords.get("host") is not None and keywords.get("hosts") is not None:
         raise UsageError("host and hosts exclude one another: give one")
     values: Source = {}
+    if program is not None:
+        values["program"] = _words(program), from_python("program")
     for name, value in keywords.items():
         _require_known(name)
         origin = from_python(name)
@@ -88,6 +72,18 @@ def _require_known(name: str) -> None:
         raise UsageError(
             f"unknown option {name!r}{hint or '; poprun-py --help all lists them, with hyphens'}"
         )
+
+
+def _words(program: Sequence[object]) -> tuple[str, ...]:
+    if isinstance(program, str | bytes) or not isinstance(program, Sequence):
+        shown = ascii(program)
+        raise UsageError(
+            f"program {shown if len(shown) <= 60 else shown[:57] + '...'}: expected a list of "
+            'words, such as ["train.py", "--lr", 0.1]'
+        )
+    return tuple(
+        _word(word, f"word {number} of the program") for number, word in enumerate(program)
+    )
 
 
 def _host_list(hosts: object) -> str:
