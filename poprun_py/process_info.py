@@ -9,7 +9,7 @@ import os
 
 TYPE_CHECKING = False  # importing TYPE_CHECKING from typing would take long
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
 _PAGE_BYTES = 4096
 _MAX_COMMAND = 80
@@ -194,10 +194,6 @@ def command_line(pid: int) -> str:
 
 # --- control groups, of version 1 or version 2 ----------------------------------------------------
 
-# Maps each version of control groups to a pair: the file that counts events, and the file with the
-# limit.
-_MEMORY = {1: ("memory.oom_control", "memory.limit_in_bytes"), 2: ("memory.events", "memory.max")}
-_PROCESSES = {1: ("pids.events", "pids.max"), 2: ("pids.events", "pids.max")}
 # Control groups of version 1 without a limit show a number near 2 ** 63 as the limit, so greater
 # numbers than this one mean that there is no limit.
 _NO_LIMIT = 1 << 60
@@ -209,7 +205,11 @@ def memory_kills_and_limit(root: str = "/") -> "tuple[int, int | None]":
     The numbers are 0 and None if they are not known. ``root`` is the folder that contains ``proc``
     and ``sys``.
     """
-    return _events_and_limit(root, "memory", "oom_kill", _MEMORY)
+    events, limits = (
+        ("memory.events", "memory.oom_control"),
+        ("memory.max", "memory.limit_in_bytes"),
+    )
+    return _event_and_limit(root, "memory", "oom_kill", events, limits)
 
 
 def process_refusals_and_limit(root: str = "/") -> "tuple[int, int | None]":
@@ -217,14 +217,14 @@ def process_refusals_and_limit(root: str = "/") -> "tuple[int, int | None]":
 
     The numbers are 0 and None if they are not known.
     """
-    return _events_and_limit(root, "pids", "max", _PROCESSES)
+    return _event_and_limit(root, "pids", "max", ("pids.events",), ("pids.max",))
 
 
 def throttled_seconds(root: str = "/") -> float:
     """Return how many seconds this process could not run because its CPU quota was used up."""
     seconds = 0.0
-    for folder, _ in _folders(root, "cpu"):
-        words = _text(os.path.join(folder, "cpu.stat")).split()
+    for folder in _folders(root, "cpu"):
+        words = _text(folder, "cpu.stat").split()
         # In the file cpu.stat, each name is followed by its number.
         values = dict(zip(words[::2], words[1::2], strict=False))
         if "throttled_usec" in values:  # control groups of version 2 count microseconds
@@ -234,40 +234,48 @@ def throttled_seconds(root: str = "/") -> float:
     return seconds
 
 
-def _events_and_limit(
-    root: str, controller: str, event: str, files: "dict[int, tuple[str, str]]"
+def _event_and_limit(
+    root: str,
+    controller: str,
+    event: str,
+    event_files: "Sequence[str]",
+    limit_files: "Sequence[str]",
 ) -> "tuple[int, int | None]":
-    """Return how often an event has occurred in the innermost group, and the lowest limit."""
+    """Return how often an event has occurred in the innermost group, and the lowest limit.
+
+    The files are those of version 2 and of version 1.
+    """
     count: int | None = None
     limit: int | None = None
-    for folder, version in _folders(root, controller):
-        events_file, limit_file = (os.path.join(folder, file) for file in files[version])
-        words = _text(events_file).split()
+    for folder in _folders(root, controller):
+        words = _text(folder, *event_files).split()
         if event in words and count is None:
             count = int(words[words.index(event) + 1])
-        text = _text(limit_file).strip()
+        text = _text(folder, *limit_files).strip()
         if text.isdigit() and int(text) < _NO_LIMIT:
             limit = int(text) if limit is None else min(limit, int(text))
     return count or 0, limit
 
 
-def _folders(root: str, controller: str) -> "Iterator[tuple[str, int]]":
-    """Yield each folder of this process's control group and its parent groups, with its version."""
-    lines = _text(os.path.join(root, "proc/self/cgroup")).splitlines()
+def _folders(root: str, controller: str) -> "Iterator[str]":
+    """Yield each folder of this process's control group and its parent groups."""
+    lines = _text(root, "proc/self/cgroup").splitlines()
     entries = [line.split(":", 2) for line in lines if line.count(":") > 1]
     # A controller, such as "memory", exists only in one of the two versions of control groups.
     named = [each for each in entries if controller in each[1].split(",")]
     for _, controllers, path in named or [each for each in entries if not each[1]]:
-        version = 1 if controllers else 2
-        base = os.path.join(root, "sys/fs/cgroup", controller if version == 1 else "")
+        base = os.path.join(root, "sys/fs/cgroup", controller if controllers else "")
         parts = [part for part in path.split("/") if part and part != ".."]
         for depth in range(len(parts), -1, -1):
-            yield os.path.join(base, *parts[:depth]), version
+            yield os.path.join(base, *parts[:depth])
 
 
-def _text(path: str) -> str:
-    try:
-        with open(path) as file:
-            return file.read()
-    except OSError:
-        return ""
+def _text(folder: str, *names: str) -> str:
+    """Return the content of the first of some files that can be read; empty if none can."""
+    for name in names:
+        try:
+            with open(os.path.join(folder, name)) as file:
+                return file.read()
+        except OSError:
+            continue
+    return ""

@@ -63,7 +63,7 @@ class JobFolder:
 
     def __init__(self, path: str, descriptor: int) -> None:
         self.path = path
-        self._descriptor = descriptor
+        self.descriptor = descriptor
 
     @classmethod
     def make(cls, base: str, name: str) -> "JobFolder":
@@ -109,11 +109,11 @@ class JobFolder:
 
         folder = cls(path, os.open(path, _OPEN_FOLDER))
         try:
-            status = os.fstat(folder._descriptor)
+            status = os.fstat(folder.descriptor)
             if status.st_uid != os.geteuid() or status.st_mode & 0o077:
                 raise PermissionError(f"{path} belongs to another user or can be entered by one")
             try:
-                fcntl.flock(folder._descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+                fcntl.flock(folder.descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
             except BlockingIOError:
                 raise
             except OSError:
@@ -133,7 +133,7 @@ class JobFolder:
         started = start_ticks(pid)
         if files.startswith("/") and files.endswith(f".{pid}") and started:
             try:  # noqa: SIM105
-                os.symlink(files, f"{_DAEMON}{pid}-{started}", dir_fd=self._descriptor)
+                os.symlink(files, f"{_DAEMON}{pid}-{started}", dir_fd=self.descriptor)
             except OSError:
                 pass  # another instance has already recorded the daemon
 
@@ -144,8 +144,8 @@ class JobFolder:
         The kernel may release the locks of a process later than it closes the connections.
         """
         deadline = time.monotonic() + wait_seconds
-        while self._descriptor >= 0:
-            if _lock_alone(self._descriptor):
+        while self.descriptor >= 0:
+            if _lock_alone(self.descriptor):
                 self.remove()
             elif time.monotonic() >= deadline:
                 self.close()
@@ -154,16 +154,16 @@ class JobFolder:
 
     def remove(self) -> None:
         """Remove the folder, even if in use, and the recorded files of daemons that have ended."""
-        if self._descriptor < 0:
+        if self.descriptor < 0:
             return
         import shutil
 
         try:
-            for name in os.listdir(self._descriptor):
+            for name in os.listdir(self.descriptor):
                 if name.startswith(_DAEMON):
-                    _remove_daemon_files(self._descriptor, name)
+                    _remove_daemon_files(self.descriptor, name)
             # Other processes may have removed the path, so the folder is emptied by its descriptor.
-            shutil.rmtree(".", dir_fd=self._descriptor, ignore_errors=True)
+            shutil.rmtree(".", dir_fd=self.descriptor, ignore_errors=True)
             if self._exists():
                 os.rmdir(self.path)
         except OSError:
@@ -172,16 +172,16 @@ class JobFolder:
 
     def close(self) -> None:
         """Stop using the folder without removing it; a second call has no effect."""
-        if self._descriptor >= 0:
-            os.close(self._descriptor)
-            self._descriptor = -1
+        if self.descriptor >= 0:
+            os.close(self.descriptor)
+            self.descriptor = -1
 
     def _exists(self) -> bool:
         try:
             status = os.stat(self.path, follow_symlinks=False)
         except OSError:
             return False
-        return os.path.samestat(status, os.fstat(self._descriptor))
+        return os.path.samestat(status, os.fstat(self.descriptor))
 
 
 def use_folders(address: str, memory_folder: str) -> list[JobFolder]:
@@ -212,8 +212,8 @@ def use_folders(address: str, memory_folder: str) -> list[JobFolder]:
 
 def folder_locations() -> list[str]:
     """Return the folders on this host that contain the folders of jobs."""
-    bases = (os.path.abspath(os.environ.get("TMPDIR") or "/tmp"), "/tmp", SHARED_MEMORY)
-    return [base for number, base in enumerate(bases) if base not in bases[:number]]
+    own = os.path.abspath(os.environ.get("TMPDIR") or "/tmp")
+    return list(dict.fromkeys((own, "/tmp", SHARED_MEMORY)))
 
 
 def remove_abandoned(locations: "Iterable[str]", dead: int = 0) -> None:
@@ -228,7 +228,7 @@ def remove_abandoned(locations: "Iterable[str]", dead: int = 0) -> None:
         except OSError:
             continue
         for name in names:
-            pid = _process_in(name) if name.startswith("poprun-") else None
+            pid = _process_in(name)
             if pid is None or (dead and pid != dead):
                 continue
             # Launchers of earlier versions do not lock their folders, so folders of a living
@@ -239,14 +239,12 @@ def remove_abandoned(locations: "Iterable[str]", dead: int = 0) -> None:
 
 def _remove_unused(path: str) -> None:
     try:
-        descriptor = os.open(path, _OPEN_FOLDER)
+        folder = JobFolder(path, os.open(path, _OPEN_FOLDER))
     except OSError:
         return
-    folder = JobFolder(path, descriptor)
-    if os.fstat(descriptor).st_uid == os.geteuid():
+    if os.fstat(folder.descriptor).st_uid == os.geteuid():
         folder.leave()
-    else:
-        folder.close()
+    folder.close()
 
 
 def _lock_alone(descriptor: int) -> bool:

@@ -40,7 +40,6 @@ _SYNCING = frozenset(
 )
 _IO = (b"rchar", b"wchar", b"read_bytes", b"write_bytes")
 _MEMORY = ("RssAnon", "RssFile", "RssShmem", "VmSwap")
-_KIB = 1024
 
 
 def resource_usage(program: int) -> "dict[str, Any]":
@@ -53,26 +52,22 @@ def resource_usage(program: int) -> "dict[str, Any]":
         ready to run but lacked a CPU. ``throttled_seconds`` is the time when the CPU limit of the
         control group stopped the program. Unknown values are 0.
     """
-    found: dict[str, Any] = {"throttled_seconds": process_info.throttled_seconds()}
-    cpu_seconds, own, shared, swap = 0.0, 0, 0, 0
-    busiest, queued = -1.0, 0.0
-    for pid in process_info.process_tree(program)[:_MAX_PROCESSES]:
-        used = _cpu_seconds(pid)
-        cpu_seconds += used
-        sizes = _memory_sizes(pid)
-        own += sizes[0]
-        shared = max(shared, sizes[1] + sizes[2])
-        swap += sizes[3]
-        if used > busiest:
-            busiest, queued = used, _queued_seconds(pid)
-    found.update(
-        cpu_seconds=cpu_seconds, memory_bytes=own + shared, swap_bytes=swap, queued_seconds=queued
-    )
+    pids = process_info.process_tree(program)[:_MAX_PROCESSES]
+    used = {pid: _cpu_seconds(pid) for pid in pids}
+    sizes = [_memory_sizes(pid) for pid in pids]
+    shared = max(files + memory for _, files, memory, _ in sizes)
     try:
-        found["cpus"] = sorted(os.sched_getaffinity(program))
+        cpus = sorted(os.sched_getaffinity(program))
     except OSError:  # the program has just ended
-        found["cpus"] = []
-    return found
+        cpus = []
+    return {
+        "cpu_seconds": sum(used.values()),
+        "memory_bytes": sum(private for private, *_ in sizes) + shared,
+        "swap_bytes": sum(swap for *_, swap in sizes),
+        "cpus": cpus,
+        "queued_seconds": _queued_seconds(max(pids, key=used.__getitem__)),
+        "throttled_seconds": process_info.throttled_seconds(),
+    }
 
 
 class ActivitySampler:
@@ -87,20 +82,11 @@ class ActivitySampler:
         self._at_disk: set[int] = set()  # the threads that waited for a disk in the last sample
 
     def sample(self, written: int) -> "dict[str, Any]":
-        """Return a sample of the program's activity.
-
-        Args:
-            written: The number of bytes of output that the program has written so far.
+        """Return a sample of the program's activity, which has written ``written`` bytes so far.
 
         Returns:
-            A dictionary. ``at`` is the time of the sample. Sums so far are ``awake_seconds`` of CPU
-            time and of waiting for a CPU, ``moved_bytes`` of reading and writing files, pipes and
-            disk, ``received_bytes`` of TCP in both directions, and ``written``. ``call`` is the
-            last collective of the library. Other values tell whether the program ``waits`` in a
-            collective, ``saves`` a checkpoint or waits for a disk, is ``stopped``, is ``ending``
-            (its interpreter runs no more Python), has ``joined`` the other instances, or ``reads``
-            the user's input. ``away`` is the number of seconds since its main thread last ran
-            Python code. The program is asked for ``away`` only if it uses CPU time and shows no
+            A dictionary with the attributes of ``ActivitySample`` (activity_monitor.py), which
+            describes them. The program is asked for ``away`` only if it uses CPU time and shows no
             other activity.
         """
         pids = process_info.process_tree(self._program)[:_MAX_PROCESSES]
@@ -192,7 +178,7 @@ def _moved_bytes(pid: int) -> int:
 def _memory_sizes(pid: int) -> list[int]:
     """Return a process's bytes of private memory, of mapped files, of shared memory and of swap."""
     status = process_info.read_status(pid)
-    return [int(status[name].split()[0]) * _KIB if name in status else 0 for name in _MEMORY]
+    return [int(status.get(name, "0").split()[0]) * 1024 for name in _MEMORY]
 
 
 # --- Python stacks --------------------------------------------------------------------------------
@@ -318,7 +304,7 @@ class TcpTraffic:
 
         If a connection ends between two calls, the last bytes of the connection are not counted.
         """
-        inodes = {inode for pid in list(pids)[:_MAX_PROCESSES] for inode in _socket_inodes(pid)}
+        inodes = {inode for pid in pids for inode in _socket_inodes(pid)}
         if not inodes:
             return self._moved
         counts = {inode: count for inode, count in _tcp_bytes() if inode in inodes}

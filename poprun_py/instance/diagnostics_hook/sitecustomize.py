@@ -167,14 +167,13 @@ def _wait_for_gloo() -> None:
         return
     import time
 
-    idle = checks = 0
-    while idle < _IDLE_CHECKS and checks < _MOST_CHECKS:
+    idle = 0
+    for _ in range(_MOST_CHECKS):
         states = _states_of_threads(_GLOO)
-        if not states:
+        if not states or idle == _IDLE_CHECKS:
             return
         time.sleep(_CHECK_SECONDS)
         idle = idle + 1 if states == {"S"} else 0
-        checks += 1
 
 
 def _states_of_threads(name: str) -> set[str]:

@@ -173,7 +173,7 @@ def removed_slowly(tmp_path, monkeypatch):
     path, pauses = tmp_path / folder_name("host", SECRET), []
     path.mkdir(mode=0o700)
     remover = JobFolder(str(path), os.open(path, os.O_RDONLY))
-    assert job_folders._lock_alone(remover._descriptor)
+    assert job_folders._lock_alone(remover.descriptor)
 
     def pause(seconds):
         pauses.append(seconds)
