@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import socket
     from collections.abc import Callable
 
-    from poprun_py.running.metrics.metrics_process import MetricsProcess
+    from poprun_py.running.metrics.metrics_feed import MetricsProcess
     from poprun_py.running.watch.records import Recorder
 
 _WANDB_GROUP: Final = "WANDB_RUN_GROUP"
@@ -62,7 +62,7 @@ class JobMetrics:
             elif destination.where:
                 _make_folder(destination.where, config.origin("metrics_to").shown(str(destination)))
         if config.metrics_port is not None:
-            from poprun_py.running.metrics.recorders import listen
+            from poprun_py.running.metrics.metrics_feed import listen
 
             self._listener = listen(config.metrics_port, config.shown("metrics_port"))
 
@@ -85,8 +85,11 @@ class JobMetrics:
         Raises:
             StartError: A process cannot be started.
         """
-        from poprun_py.running.metrics.metrics_process import MetricsProcess
-        from poprun_py.running.metrics.recorders import ChartRecorder, EndpointRecorder
+        from poprun_py.running.metrics.metrics_feed import (
+            ChartRecorder,
+            EndpointRecorder,
+            MetricsProcess,
+        )
 
         if self._destinations:
             sinks = MetricsProcess(

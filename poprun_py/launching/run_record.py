@@ -30,7 +30,7 @@ from poprun_py.terminal import Console, command_name
 if TYPE_CHECKING:
     from poprun_py.launching.job_metrics import JobMetrics
     from poprun_py.launching.run_folder import RunFolder
-    from poprun_py.running.watch.file_recorder import FileRecorder
+    from poprun_py.running.attempt_files import FileRecorder
     from poprun_py.running.watch.records import Recorder
 
 _FOLDER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
@@ -116,7 +116,7 @@ class RunRecord:
             folder = self._folder.begin_attempt(planned, restart_count)
         recorders = () if self._metrics is None else self._metrics.begin(restart_count)
         if folder is not None:
-            from poprun_py.running.watch.file_recorder import FileRecorder
+            from poprun_py.running.attempt_files import FileRecorder
 
             self._steps = FileRecorder(Path(folder))
             recorders = (self._steps, *recorders)

@@ -125,11 +125,7 @@ def comparison_columns(
     if efficiencies_differ and differs(lambda each: each.replicas):
         columns.append(column("by replicas", lambda each: percent(each.efficiency_by_replicas), 6))
     orders = {"step_seconds": 4, "p95_seconds": 1, "seconds": 7, "loss": 8, "reached": 0}
-    columns += [
-        numbers(name, order)
-        for name, order in orders.items()
-        if name != "reached" or comparison.target is not None
-    ]
+    columns += [numbers(name, order) for name, order in orders.items()]
     columns.append(_speed_column(groups, bar_length, blocks=blocks))
     return [each for each in columns if set(each.cells) - {"-", ""}]
 

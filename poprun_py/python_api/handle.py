@@ -26,7 +26,7 @@ from poprun_py.instance.job_folders import JobFolder
 from poprun_py.options.option_types import plain
 from poprun_py.python_api.launcher_child import LauncherChild
 from poprun_py.python_api.status import JobState, JobStatus
-from poprun_py.running.screen.output_files import output_path
+from poprun_py.running.attempt_files import output_path
 from poprun_py.running.supervise.launch_result import LaunchResult
 from poprun_py.running.supervise.signal_pipe import INTERRUPT_ONCE
 

@@ -31,7 +31,7 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
-from poprun_py.running.metrics.recorders import BOUNDS
+from poprun_py.running.metrics.metrics_feed import BOUNDS
 
 if TYPE_CHECKING:
     from wsgiref.types import StartResponse, WSGIEnvironment

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from poprun_py.display.formatting import ranges_text
-from poprun_py.running.screen.output_files import OutputFiles
+from poprun_py.running.attempt_files import OutputFiles
 from poprun_py.running.screen.panel import Panel
 from poprun_py.running.screen.repeated_tracebacks import RepeatedTracebacks
 from poprun_py.running.screen.tagged_output import OutputStream, Screen, Sink, make_stream

@@ -15,7 +15,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
 from poprun_py.running.metrics.endpoint import metric_families
-from poprun_py.running.metrics.recorders import BOUNDS, EndpointRecorder
+from poprun_py.running.metrics.metrics_feed import BOUNDS, EndpointRecorder
 from poprun_py.running.watch.instance_state import ACTIVITIES, InstanceState
 from poprun_py.running.watch.job_view import JobView
 from poprun_py.running.watch.records import StepRecord

@@ -17,7 +17,7 @@ from prometheus_client import CollectorRegistry, Gauge
 
 from poprun_py.errors import UsageError
 from poprun_py.running.metrics import endpoint
-from poprun_py.running.metrics.recorders import listen
+from poprun_py.running.metrics.metrics_feed import listen
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from poprun_py.running.metrics.recorders import ChartRecorder, chart_values, training_step
+from poprun_py.running.metrics.metrics_feed import ChartRecorder, chart_values, training_step
 from poprun_py.running.watch.instance_state import ACTIVITIES, InstanceState
 from poprun_py.running.watch.job_view import JobView
 

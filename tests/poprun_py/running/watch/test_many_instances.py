@@ -8,12 +8,12 @@ from functools import partial
 
 import pytest
 
-from poprun_py.running.metrics.recorders import EndpointRecorder, chart_values
+from poprun_py.running.attempt_files import FileRecorder
+from poprun_py.running.metrics.metrics_feed import EndpointRecorder, chart_values
 from poprun_py.running.supervise.activity_monitor import ActivitySample
 from poprun_py.running.supervise.hang_detection import HangDetector
 from poprun_py.running.supervise.launch_result import Progress
 from poprun_py.running.supervise.stacks import blocking_by_stacks, group_stacks
-from poprun_py.running.watch.file_recorder import FileRecorder
 from poprun_py.running.watch.instance_state import ACTIVITIES
 from poprun_py.running.watch.job_observer import JobObserver, RoundTimes
 from poprun_py.running.watch.job_view import JobView, summary_lines, table_lines

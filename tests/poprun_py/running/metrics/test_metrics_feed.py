@@ -8,8 +8,8 @@ import signal
 import pytest
 from support.processes import wait_until
 
-from poprun_py.running.metrics import metrics_process
-from poprun_py.running.metrics.metrics_process import MetricsProcess
+from poprun_py.running.metrics import metrics_feed
+from poprun_py.running.metrics.metrics_feed import MetricsProcess
 
 COUNTS = """
 import sys
@@ -71,8 +71,8 @@ def test_the_rest_of_a_long_document_is_sent_before_the_next_one(started):
 
 
 def test_a_process_that_does_not_read_is_never_waited_for(started, monkeypatch):
-    monkeypatch.setattr(metrics_process, "_END_SECONDS", 0.3)
-    monkeypatch.setattr(metrics_process, "_SAID_SECONDS", 0.1)
+    monkeypatch.setattr(metrics_feed, "_END_SECONDS", 0.3)
+    monkeypatch.setattr(metrics_feed, "_SAID_SECONDS", 0.1)
     process, told = started(READS_NOTHING), []
     sent = [process.send({"long": "x" * (1 << 19)}) for _ in range(10)]
     assert sent[0]

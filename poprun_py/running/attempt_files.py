@@ -1,0 +1,179 @@
+"""The files of an attempt that grow while the job runs: the output, the steps and the views."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO, Final
+
+from popdist_py.atomic_file import open_private
+
+# These modules are imported only for type checks. FileRecorder is created before mpirun starts, so
+# importing them would delay the job.
+if TYPE_CHECKING:
+    from poprun_py.running.watch.job_view import JobView
+    from poprun_py.running.watch.records import StepRecord
+
+# Each time a file of steps or views has grown by _PART_BYTES, lines are written _THINNING times
+# more rarely.
+_PART_BYTES: Final = 64 << 20
+_THINNING: Final = 8
+
+
+class _AppendedFile:
+    """A file that only the user can read. The first ``write`` creates the file.
+
+    The file is unbuffered, so it is complete even if the launcher is killed.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._file: BinaryIO | None = None
+
+    def write(self, data: bytes) -> None:
+        try:
+            if self._file is None:
+                self._file = open_private(self._path, "ab", buffering=0)
+            rest = memoryview(data)
+            while rest:
+                rest = rest[self._file.write(rest) or 0 :]
+        except OSError as error:
+            error.filename = str(self._path)
+            raise
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+
+
+# --- output ---------------------------------------------------------------------------------------
+
+
+def output_path(folder: str, instance: int, stream: str, num_instances: int) -> Path:
+    """Return the path of the file with an instance's ``stdout`` or ``stderr``."""
+    # The index is padded with zeros to the width of the greatest index.
+    width = len(str(num_instances - 1))
+    return Path(folder) / f"instance-{instance:0{width}}.{stream}"
+
+
+class OutputFiles:
+    """Writes the output of instances to files, if a folder is given.
+
+    ``trouble`` is a sentence about the first error; empty if no error has occurred.
+    """
+
+    def __init__(self, folder: str | None, num_instances: int) -> None:
+        self.trouble = ""
+        self._folder = folder
+        self._num_instances = num_instances
+        self._files: dict[tuple[int, str], _AppendedFile] = {}
+
+    def open(self, instance: int) -> None:
+        """Create the files of an instance."""
+        self.write(instance, "stdout", b"")
+        self.write(instance, "stderr", b"")
+
+    def write(self, instance: int, stream: str, data: bytes) -> None:
+        """Append output of an instance to its file. After the first error, output is dropped."""
+        if self._folder is None or self.trouble:
+            return
+        if (instance, stream) not in self._files:
+            path = output_path(self._folder, instance, stream, self._num_instances)
+            self._files[instance, stream] = _AppendedFile(path)
+        try:
+            self._files[instance, stream].write(data)
+        except OSError as error:  # an error such as a full disk must not end the job
+            self._note(error)
+
+    def close(self) -> None:
+        """Close all files."""
+        for file in self._files.values():
+            try:
+                file.close()
+            except OSError as error:  # a network file system may report errors late
+                self._note(error)
+        self._files.clear()
+
+    def _note(self, error: OSError) -> None:
+        self.trouble = f"{self._folder} is incomplete: {error.strerror}"
+
+
+# --- steps and views ------------------------------------------------------------------------------
+
+
+class FileRecorder:
+    """Appends steps to ``steps.jsonl`` and views to ``looks.jsonl``, which only the user can read.
+
+    When a file has reached 64 MiB, only every 8th line is written from then on, after 128 MiB only
+    every 64th line, and so on. These lines contain the factor with the key ``every``. Steps are
+    written if their number is divisible by the factor. The last view is always written.
+    """
+
+    def __init__(self, folder: Path, part_bytes: int = _PART_BYTES) -> None:
+        self._steps = _JsonLines(folder / "steps.jsonl", part_bytes)
+        self._views = _JsonLines(folder / "looks.jsonl", part_bytes)
+        self._num_views = 0
+        self._skipped: tuple[JobView, float] | None = None  # the last view, if not written yet
+
+    def steps(self, records: Sequence[StepRecord]) -> None:
+        """Write new steps of one instance.
+
+        Raises:
+            OSError: The file cannot be written.
+        """
+        every = self._steps.every
+        kept: Iterable[StepRecord] = records
+        if every > 1:
+            kept = (replace(each, every=every) for each in records if each.step % every == 0)
+        self._steps.write_lines(json.dumps(each.to_json(), allow_nan=False) for each in kept)
+
+    def view(self, view: JobView, at: float) -> None:
+        """Write a view of the job.
+
+        Raises:
+            OSError: The file cannot be written.
+        """
+        is_kept = self._num_views % self._views.every == 0
+        self._num_views += 1
+        self._skipped = None if is_kept else (view, at)
+        if is_kept:
+            self._write_view(view, at)
+
+    def _write_view(self, view: JobView, at: float) -> None:
+        every = self._views.every
+        # Adding keys to the view's cached JSON text is quicker than encoding the view again.
+        text = f'{{"at": {round(at, 6)!r}, {view.json_text()[1:]}'
+        self._views.write_lines([f'{text[:-1]}, "every": {every}}}' if every > 1 else text])
+
+    def close(self) -> None:
+        """Write the last view if it was left out, and close the files. Errors are ignored."""
+        if self._skipped is not None:
+            with contextlib.suppress(OSError):
+                self._write_view(*self._skipped)
+        for file in (self._steps, self._views):
+            # A network file system may report only here that lines were not stored.
+            with contextlib.suppress(OSError):
+                file.close()
+
+
+class _JsonLines(_AppendedFile):
+    """A file with one JSON document per line."""
+
+    def __init__(self, path: Path, part_bytes: int) -> None:
+        super().__init__(path)
+        self._part_bytes = part_bytes
+        self._num_bytes = 0
+
+    @property
+    def every(self) -> int:
+        """The current factor; 8 means that every 8th line is written."""
+        return int(_THINNING ** (self._num_bytes // self._part_bytes))
+
+    def write_lines(self, documents: Iterable[str]) -> None:
+        text = "".join([f"{each}\n" for each in documents]).encode()
+        self._num_bytes += len(text)
+        if text:
+            self.write(text)
