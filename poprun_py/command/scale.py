@@ -88,7 +88,7 @@ SCALE: Final = click.Command(
         HELP,
     ],
 )
-_OWN_OPTIONS: Final = ("--instances", "--repeats", "--format", "--output")
+_OWN_OPTIONS: Final = {name for param in SCALE.params if param is not HELP for name in param.opts}
 # Options of a launch that scale does not accept.
 _ONE_RUN_ONLY: Final = (
     *("num_instances", "nproc_per_node", "check", "live", "stdin_instance"),
@@ -245,12 +245,7 @@ def scaling_runs(prefix: str, counts: Sequence[int], repeats: int) -> list[tuple
 
 
 def _plans(arguments: _Arguments) -> dict[int, LaunchPlan]:
-    """Return a checked plan for each number of instances.
-
-    Raises:
-        UsageError: A number of instances does not fit the machines.
-        StartError: The program, the MPI or a host was not found.
-    """
+    """Return a checked plan for each number of instances."""
     from poprun_py.launching import launch_planning
     from poprun_py.options.gathered_options import gather_options
     from poprun_py.planning.user_program import require_program
@@ -296,12 +291,7 @@ class _OncePerWarning(Console):
 
 
 class _MeasuredRuns:
-    """Launches runs one after another, and keeps their measurements.
-
-    Args:
-        folder: The folder that contains all runs (--output-dir).
-        is_verbose: Whether the launcher's log is written to stderr.
-    """
+    """Launches runs one after another, and keeps their measurements."""
 
     def __init__(self, folder: Path, *, is_verbose: bool) -> None:
         self.measured: list[Measured] = []
@@ -314,12 +304,8 @@ class _MeasuredRuns:
     def make(self, planned: LaunchPlan, place: str) -> bool:
         """Launch and measure a run; return whether the next run may start.
 
-        Args:
-            planned: The plan of the run, with the run's name in its environment.
-            place: The place of this run among all runs, such as ``[2/6]``, for progress messages.
-
-        Raises:
-            StartError: The run could not start.
+        The environment of the plan contains the run's name. Progress messages begin with ``place``,
+        such as ``[2/6]``.
         """
         title = f"{place} {counted(planned.topology.num_instances, 'instance')}"
         if self._can_erase:

@@ -87,7 +87,7 @@ class ObjectCommand(PrintedHelp):
 def object_command(
     name: str, *examples: str, text: str | None = None
 ) -> Callable[[Callable[..., int | None]], ObjectCommand]:
-    """Return a decorator that turns a function into a command such as ``create partition``.
+    """Return a decorator that turns a function into a command for the objects ``name``.
 
     Args:
         name: The name of the kind of object, such as ``partition``.
@@ -112,11 +112,7 @@ class _CommandGroup(PrintedHelp, click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Return the subcommand that the first argument names, and the other arguments.
-
-        Raises:
-            UsageError: The first argument is not the name of a subcommand.
-        """
+        """Return the subcommand that the first argument names, and the other arguments."""
         found = self.get_command(ctx, args[0])
         if found is None and not ctx.resilient_parsing:
             hint = self.hint(ctx, args[0])

@@ -233,12 +233,7 @@ _PROCESS_COLUMNS = {"PID": 9, "Command": 30, "Time": 9, "User": 16, "Instance": 
 
 
 def monitor_text(partitions: Sequence[PartitionInUse], *, card_info: bool = True) -> str:
-    """Return the output of ``gc-monitor``: tables of IPUs and of the processes that hold them.
-
-    Args:
-        partitions: The partitions to show, in this order.
-        card_info: Whether to show the tables of IPUs.
-    """
+    """Return the output of ``gc-monitor``: tables of IPUs, and of the processes that hold them."""
     clock = f"{_CLOCK_MHZ}MHz"
     tables = []
     for partition in partitions:

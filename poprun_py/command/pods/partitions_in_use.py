@@ -32,14 +32,12 @@ _REQUEST_SECONDS = 10.0
 class IpuProcess:
     """A process that holds IPUs. It is an instance of a job, or a program without a launcher.
 
+    ``command`` (the start of the command line), ``user`` and ``seconds`` are None for an instance
+    on another host.
+
     Attributes:
-        pid: The process id.
         instance: The index of the instance in its job; None for a program without a launcher.
-        host: The host that runs the process.
-        command: The start of the command line; None for an instance on another host.
-        user: The user who runs the process; None for an instance on another host.
-        seconds: The seconds since an instance started or a program took its IPUs; None for an
-            instance on another host.
+        seconds: The seconds since an instance started or a program took its IPUs.
         ipus: The numbers, within the partition, of the IPUs that the process holds.
     """
 
@@ -122,10 +120,7 @@ def find_partitions(environ: Mapping[str, str]) -> FoundPartitions:
 
 
 def machine_partitions(jobs: Mapping[int, Any]) -> FoundPartitions:
-    """Return the partition ``emulated``, and a partition for each job that uses IPUs.
-
-    Args:
-        jobs: The answers of the launchers, as ``running_jobs`` returns them.
+    """Return the partition ``emulated``, and a partition for each of the ``running_jobs``.
 
     Raises:
         PodError: The list of this machine's IPUs in use cannot be read.

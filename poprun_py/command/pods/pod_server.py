@@ -62,17 +62,9 @@ def serve(
 ) -> int:
     """Serve the pod in ``folder`` until SIGTERM or SIGINT, and return the exit code.
 
-    This function must run in the main thread. It prints the server's address on standard error.
-
-    Args:
-        folder: The pod's folder, which also contains the server's token file.
-        host: The address to listen on.
-        port: The port to listen on; 0 chooses a free port.
-        verbose: Whether to log each request on standard error.
-        seconds: The seconds after which a lease ends unless its holder renews it.
-
-    Returns:
-        0 after a signal; 3 if the server could not start, after printing the reason.
+    This function must run in the main thread. Port 0 chooses a free port. A lease ends after
+    ``seconds`` unless its holder renews it. The exit code is 3 if the server could not start; the
+    reason is then printed.
     """
     try:
         with (
@@ -109,9 +101,6 @@ def _only_server(folder: Path) -> Iterator[None]:
 
     Two servers of one pod would end each other's leases, and a client that repeats a request at the
     other server would change the pod twice.
-
-    Raises:
-        InUseError: Another server is serving the pod.
     """
     # The lock is on the inner folder ``holders``, which only its owner can open. Any user could
     # lock the pod's folder itself.
@@ -129,13 +118,7 @@ def _only_server(folder: Path) -> Iterator[None]:
 
 
 def _own_token(folder: Path) -> str:
-    """Return the token from the token file in the pod's folder, and make the file if needed.
-
-    Raises:
-        NotAllowedError: Other users can read or write the file.
-        DamagedError: The file does not contain a valid token.
-        OSError: The file cannot be read or written.
-    """
+    """Return the token from the token file in the pod's folder, and make the file if needed."""
     path = folder / TOKEN
     with contextlib.suppress(FileExistsError):
         _make_token(path)
@@ -201,7 +184,7 @@ class LeaseExtender:
 
     Args:
         renew_all: Renews all leases for the given number of seconds, counted from now.
-        seconds: The duration of a lease in seconds.
+        seconds: The duration of a lease.
         now: Returns the current time in seconds.
     """
 
@@ -247,11 +230,7 @@ class _Channel(HTTPChannel):  # type: ignore[misc]
 class PodServer(TcpWSGIServer):  # type: ignore[misc]
     """A WSGI server with limits for connections and requests.
 
-    Args:
-        application: The WSGI application.
-        listener: The listening socket.
-        extender: Extends the leases after a time in which the server did not run.
-        idle_seconds: The time-out of idle connections and incomplete requests, in seconds.
+    Connections that are idle, or whose request is incomplete, are closed after ``idle_seconds``.
     """
 
     channel_class = _Channel

@@ -18,15 +18,10 @@ from popdist_py.pods.pod_store import PodStore
 
 
 class PlacedIpu(NamedTuple):
-    """An IPU with its place in a partition, and its holder.
+    """An IPU with its place in a partition and its holder, each None if it has none.
 
-    Attributes:
-        ipu: The IPU.
-        partition: The partition that contains the IPU; None if no partition does.
-        number: The IPU's number in the partition.
-        gcd: The number of the partition's graph compilation domain (GCD) that contains the IPU.
-        segment: The number of the partition's IPU-Link domain that contains the IPU.
-        attachment: The attachment of the process that holds the IPU; None if no process does.
+    In the partition, the IPU has the ``number``, and lies in a graph compilation domain (``gcd``)
+    and an IPU-Link domain (``segment``).
     """
 
     ipu: Ipu

@@ -65,10 +65,10 @@ def make_application(
     log: Log,
     access_log: Log | None = None,
 ) -> falcon.App[Any, Any]:
-    """Return the WSGI application that serves the pod in ``store``.
+    """Return the WSGI application that serves the pod in ``store``, in several threads.
 
     Args:
-        store: The store of the pod, which several threads may use.
+        store: The store of the pod.
         token: The token that clients must send as ``Authorization: Bearer TOKEN``.
         seconds: The seconds after which a lease ends unless its holder renews it.
         log: A function that is called with the traceback of each internal error.
