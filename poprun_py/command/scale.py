@@ -342,11 +342,8 @@ class _MeasuredRuns:
             self._end_progress(f"{title}: stopped")
             return
         self._end_progress(f"{title}: failed; its output is in {self._folder / result.run_id}")
-        first = result.first_failure
-        if first is not None:
-            # The run's output was not shown, so the report must contain the end of stderr.
-            result = replace(result, first_failure=replace(first, had_last_word=False))
-        if report := report_text(result, planned.instance_label):
+        # The run's output was not shown, so the report must contain the end of stderr.
+        if report := report_text(result, planned.instance_label, repeats_stderr=True):
             print_error(report.removesuffix("\n"))
 
     def _end_progress(self, line: str) -> None:

@@ -43,13 +43,15 @@ _LAST_LINE = re.compile(rf"^(?! |{_CHAIN}).*(?=\n\n(?!{_CHAIN}))", re.M)
 Label = Callable[[int], str]
 
 
-def report_text(result: LaunchResult, label: Label) -> str:
+def report_text(result: LaunchResult, label: Label, *, repeats_stderr: bool = False) -> str:
     """Return the report of a run as text; empty if there is nothing to report.
 
     Args:
         result: The result of the run.
         label: A function that names an instance with its replicas, such as
             ``instance 1 (replicas 4-7)``.
+        repeats_stderr: Whether the report has the end of the failed instance's stderr even if these
+            lines are the last lines on the launcher's stderr.
     """
     if result.exit_code == RESUME_EXIT_CODE:
         return _line("stopped at a checkpoint; run the same command again to go on")
@@ -57,7 +59,9 @@ def report_text(result: LaunchResult, label: Label) -> str:
     if result.hung:
         text += "".join(_line(_hang_sentence(result, index, label)) for index in result.hung)
     elif result.first_failure is not None:
-        text += _first_failure(result.first_failure, label) + _indent(result.advice)
+        first = result.first_failure
+        text += _first_failure(first, label, repeats_stderr=repeats_stderr)
+        text += _indent(result.advice)
     elif result.timed_out:
         text += _line(f"error: {result.reason}: all instances were ended")
     elif result.cause is Cause.SIGNAL and result.exit_code in (130, 143):
@@ -127,7 +131,7 @@ def diagnosis(instance: InstanceResult) -> str:
 # --- parts of the report ----------------------------------------------------------------------
 
 
-def _first_failure(first: InstanceResult, label: Label) -> str:
+def _first_failure(first: InstanceResult, label: Label, *, repeats_stderr: bool) -> str:
     text = _line(
         f"{label(first.index)} on {first.host or 'its host'} failed first: "
         f"{describe(first.code) if first.code is not None else 'it never reported its end'}"
@@ -138,7 +142,7 @@ def _first_failure(first: InstanceResult, label: Label) -> str:
     text += _indent(", ".join(facts))
     text += _indent(diagnosis(first))
     excerpt = stderr_excerpt(first.stderr_tail)
-    if excerpt and not first.had_last_word:
+    if excerpt and (repeats_stderr or not first.had_last_word):
         text += _indent("the end of its stderr:") + _indent("\n".join(excerpt), "  | ")
     return text
 

@@ -10,7 +10,6 @@ import shutil
 import threading
 from collections.abc import Callable, Sequence
 from concurrent import futures
-from dataclasses import replace
 from typing import Any
 
 from popdist_py.environment import RESUME_EXIT_CODE
@@ -108,14 +107,8 @@ def _result_text(result: LaunchResult) -> str:
     """Return the report that ``poprun-py`` prints about a failed job; else one sentence."""
     if result.exit_code == 0:
         return summary_of(result)
-    first = result.first_failure
-    if first is not None:
-        # A user who prints the result may not have seen stderr, so the report repeats its last
-        # lines.
-        unseen = replace(first, had_last_word=False)
-        others = (unseen if each == first else each for each in result.instances)
-        result = replace(result, first_failure=unseen, instances=tuple(others))
-    return report_text(result, _label).rstrip("\n") or summary_of(result)
+    # A user who prints the result may not have seen stderr, so the report repeats its last lines.
+    return report_text(result, _label, repeats_stderr=True).rstrip("\n") or summary_of(result)
 
 
 def summary_of(result: LaunchResult) -> str:
