@@ -142,11 +142,7 @@ class Attempts:
 
 
 def _make_folder_of_results(planned: LaunchPlan, restart_count: int) -> None:
-    """Make the folder for a function's results if the job calls a function.
-
-    Raises:
-        StartError: The folder of the call was removed, or its disk is full.
-    """
+    """Make the folder for a function's results if the job calls a function."""
     call = call_folder(planned.config.program)
     if call is not None:
         with start_errors("the folder for the function's results cannot be made"):
@@ -207,12 +203,8 @@ def job_of(
 ) -> Job:
     """Return one attempt of a plan as a job for the supervisor.
 
-    Args:
-        planned: The plan.
-        attempt: The record of the attempt.
-        spent_seconds: The seconds of the time limit that earlier attempts have used.
-        partition: The IPUs of the job.
-        warn: A function that takes warnings about the leases on other hosts.
+    Earlier attempts have used ``spent_seconds`` of the time limit. ``warn`` takes warnings about
+    the leases on other hosts.
     """
     config = planned.config
     return Job(

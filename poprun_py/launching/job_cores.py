@@ -160,9 +160,9 @@ class CoreRequest:
     Attributes:
         config: The options, which say whether the job may share cores.
         whole: The job's share of a machine without other jobs.
-        share_beside: A function that returns the job's share if other jobs hold the given CPUs;
-            None if the job does not fit on the free CPUs.
-        console: The console that prints warnings, and notes about other jobs.
+        share_beside: Returns the job's share if other jobs hold the given CPUs; None if the job
+            does not fit on the free CPUs.
+        console: Prints warnings, and notes about other jobs.
         wait: The time that the job may wait for other jobs.
         held: The lease ends when this stack is closed.
         place: The job's place in the queue; None before the job waits.

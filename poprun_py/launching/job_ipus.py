@@ -14,7 +14,7 @@ import socket
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from types import FrameType
 from typing import TYPE_CHECKING
 
@@ -78,11 +78,7 @@ def planned_partition(config: LaunchConfig, environ: Mapping[str, str]) -> Parti
 
 
 def _open_pod(config: LaunchConfig, environ: Mapping[str, str]) -> PodStore | None:
-    """Open the pod of a launch; return None if no pod is configured, or with --offline-mode yes.
-
-    Raises:
-        StartError: The pod cannot be opened, or the options fit several pods.
-    """
+    """Open the pod of a launch; return None if no pod is configured, or with --offline-mode yes."""
     if config.offline_mode or config.pod == NO_POD:
         return None
     environ = dict(environ)
@@ -97,11 +93,7 @@ def _open_pod(config: LaunchConfig, environ: Mapping[str, str]) -> PodStore | No
 
 
 def pod_state(store: PodStore) -> PodState:
-    """Return the present state of a pod.
-
-    Raises:
-        PodError: The pod does not answer.
-    """
+    """Return the present state of a pod; raise PodError if the pod does not answer."""
     from poprun_py.planning.partition_decision import PodState
 
     return PodState(
@@ -119,9 +111,6 @@ def _decide(
     """Return the decision about a launch's partition, and the partitions of dead launches.
 
     The caller removes the partitions of dead launches before it acts on the decision.
-
-    Raises:
-        PodError: The pod does not answer.
     """
     from poprun_py.planning.job_partition import is_abandoned, permanent_name, temporary_name
     from poprun_py.planning.partition_decision import decide_partition
@@ -421,13 +410,6 @@ def _request_of(partition: Partition) -> PartitionRequest:
     """Return the request that creates a removed partition again."""
     from popdist_py.pods.model import PartitionRequest
 
-    return PartitionRequest(
-        name=partition.name,
-        size=partition.size,
-        allocation=partition.allocation,
-        num_gcds=partition.num_gcds,
-        num_ilds=partition.num_ilds,
-        num_replicas=partition.num_replicas,
-        reconfigurable=partition.reconfigurable,
-        sync_type=partition.sync_type,
-    )
+    # The allocation may choose another cluster.
+    names = {each.name for each in fields(PartitionRequest)} - {"cluster"}
+    return PartitionRequest(**{name: getattr(partition, name) for name in names})

@@ -33,10 +33,6 @@ _OF_ONE_RUN: Final = ("WANDB_RUN_ID", "WANDB_RESUME")
 class JobMetrics:
     """The destinations of one run's metrics.
 
-    Args:
-        planned: The plan of the run.
-        run_id: The name of the run.
-
     Raises:
         UsageError: The port is taken, wandb is not installed, or a folder cannot be written to.
     """
@@ -76,11 +72,9 @@ class JobMetrics:
         return {_WANDB_GROUP: self._wandb_group} if uses_wandb else {}
 
     def start(self, folder: Path | None, tell: Callable[[str], None]) -> None:
-        """Start the processes that write or serve the metrics.
+        """Start the processes that write or serve the metrics; tell the address of the metrics.
 
-        Args:
-            folder: The folder of the run; None without --output-dir.
-            tell: A function that takes a sentence with the address of the metrics.
+        ``folder`` is the folder of the run; None without --output-dir.
 
         Raises:
             StartError: A process cannot be started.
@@ -122,11 +116,7 @@ class JobMetrics:
         return tuple(make_recorder(restart_count) for make_recorder in self._recorders)
 
     def finish(self, tell: Callable[[str], None]) -> list[str]:
-        """Wait until all metrics are written; return sentences about problems.
-
-        Args:
-            tell: A function that is called with a sentence if writing the metrics takes long.
-        """
+        """Wait until all metrics are written, and tell if this takes long; return the problems."""
         troubles = [trouble for each in self._processes for trouble in each.finish(tell)]
         self._processes = []
         return troubles
@@ -155,11 +145,6 @@ class JobMetrics:
 
 
 def _require_wandb(option: str) -> None:
-    """Check that the package wandb is installed.
-
-    Raises:
-        UsageError: The package is not installed.
-    """
     spec = find_spec("wandb")
     # ``find_spec`` also finds a folder named wandb, such as the folder in which wandb stores its
     # runs. The spec of a folder has no origin.
@@ -168,11 +153,6 @@ def _require_wandb(option: str) -> None:
 
 
 def _make_folder(folder: str, option: str) -> None:
-    """Make a folder if it does not exist.
-
-    Raises:
-        UsageError: The folder cannot be made or written to.
-    """
     path = Path(folder)
     expected = f"{option}: expected a folder that can be made and written to"
     try:

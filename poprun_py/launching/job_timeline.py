@@ -32,11 +32,7 @@ _LEAST_BYTES: Final = 1 << 18
 
 
 class JobTimeline:
-    """The timeline of one run with --timeline.
-
-    Args:
-        planned: The plan of the run.
-        run_folder: The folder of the run; None without --output-dir.
+    """The timeline of one run with --timeline. The run has a folder only with --output-dir.
 
     Raises:
         UsageError: The trace cannot be written at the path of --timeline.

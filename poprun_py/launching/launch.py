@@ -1,4 +1,4 @@
-"""Launching a job: plan the job, get its cores and IPUs, and run it in one or more attempts.
+"""The function that plans a job, gets its cores and IPUs, and runs it in one or more attempts.
 
 The command line, the launcher process of the Python API and ``poprun-py scale`` call ``launch``,
 which runs the job in the calling process. The calling process therefore gets signals such as
@@ -89,7 +89,10 @@ def launch(
             console.warn(warning)
         with _inside(planned.folder):
             require_start(planned)
-            _log_command(planned, console)
+            if planned.config.verbosity >= 1:
+                from poprun_py.planning.views.command_text import folded
+
+                console.log(f"running: {folded(planned.command)}")
             began = time.monotonic()
             result = _run(request, planned, console, lease, wait, on_attempt)
             seconds = time.monotonic() - began
@@ -100,7 +103,6 @@ def launch(
 def _plan_and_lease(
     request: Request, console: Console, wait: Wait, held: contextlib.ExitStack
 ) -> tuple[LaunchPlan, Lease]:
-    """Return a pair: the plan of a request, and the lease of its cores."""
     if isinstance(request.job, LaunchConfig):
         return plan_and_lease(request.job, request.environ, console, wait, held)
     planned = request.job
@@ -109,13 +111,6 @@ def _plan_and_lease(
     with _inside(planned.folder):
         require_start(planned)
     return planned, lease_as_planned(planned, console, wait, held)
-
-
-def _log_command(planned: LaunchPlan, console: Console) -> None:
-    if planned.config.verbosity >= 1:
-        from poprun_py.planning.views.command_text import folded
-
-        console.log(f"running: {folded(planned.command)}")
 
 
 @contextlib.contextmanager
@@ -144,15 +139,13 @@ def _inside(folder: str) -> Iterator[None]:
 
 
 def _warn_of_little_shared_memory(planned: LaunchPlan, console: Console) -> None:
-    """Warn if /dev/shm has too little free space for MPI's messages, which makes MPI slow.
-
-    If MPI cannot write to /dev/shm at all, it uses another folder, which is equally fast.
-    """
+    """Warn if /dev/shm has too little free space for MPI's messages, which makes MPI slow."""
     if planned.topology.instances_per_host < 2:
         return
     with contextlib.suppress(OSError):
         state = os.statvfs(_SHARED_MEMORY)
         free = state.f_bavail * state.f_frsize
+        # If MPI cannot write to /dev/shm at all, it uses another folder, which is equally fast.
         if free < _MPI_SHARED_BYTES and os.access(_SHARED_MEMORY, os.W_OK):
             # Measured with two instances over TCP instead of /dev/shm: a message of 4 bytes takes
             # 9 us instead of 2 us, and a message of 26 MB takes 100 ms instead of 28 ms.

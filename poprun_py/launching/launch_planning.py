@@ -1,7 +1,6 @@
 """Planning of a launch for the present hosts, machines, MPI and pod.
 
-Pure functions in poprun_py/planning make the decisions. This module collects the input for the
-planning functions.
+Pure functions in poprun_py/planning make the decisions, from the input that this module collects.
 """
 
 from __future__ import annotations
@@ -106,13 +105,8 @@ def without_lost_hosts(
 ) -> LaunchPlan:
     """Plan the same job for the hosts that are left; return the old plan if that is not possible.
 
-    A host is lost if all its instances have vanished without a report.
-
-    Args:
-        planned: The plan of the attempt that failed.
-        result: The result of that attempt.
-        warn: A function that takes warnings about the new plan.
-        cpus: The CPUs that the job has leased on this machine; empty without a lease.
+    A host is lost if all its instances have vanished without a report. ``cpus`` are the CPUs that
+    the job has leased on this machine.
     """
     hosts = planned.topology.hosts
     reported = {

@@ -60,10 +60,6 @@ class RunFolder:
 
     If the user names an existing run, the launch adds its attempts to the attempts of that run.
 
-    Args:
-        planned: The plan of the first attempt; its options name the parent folder.
-        run_id: The name of the run.
-
     Attributes:
         path: The path of the folder.
         trouble: A sentence about the last file that could not be written, or an empty string.
@@ -162,9 +158,7 @@ class RunFolder:
     def begin_attempt(self, planned: LaunchPlan, restart_count: int) -> str | None:
         """Make the folder of an attempt and return its path.
 
-        Returns:
-            The path; None if the folder for a restart cannot be made. In this case, the restart
-            runs without a folder.
+        If the folder for a restart cannot be made, return None: the restart runs without a folder.
 
         Raises:
             UsageError: The folder of the first attempt cannot be made.
@@ -217,7 +211,7 @@ class RunFolder:
     ) -> None:
         """Write the end of the run into the report, if an attempt has begun.
 
-        ``cause`` is the cause for an attempt that has begun but whose programs did not run.
+        ``cause`` is the cause of the end of an attempt whose programs did not run.
         """
         if not self.has_begun:
             return

@@ -60,10 +60,6 @@ class AttemptRecord:
 class RunRecord:
     """The record of one run, a context manager that also records an error that ends the run.
 
-    Args:
-        planned: The plan of the first attempt.
-        console: The console that prints notes and warnings.
-
     Attributes:
         run_id: The name of the run.
         was_interrupted: Whether Ctrl-C interrupted the writing of the timeline or the page.
@@ -138,7 +134,7 @@ class RunRecord:
     def finish(self, exit_code: int, reason: str, cause: str = "") -> None:
         """Record the end of the run.
 
-        ``cause`` is the cause for an attempt that has begun but whose programs did not run.
+        ``cause`` is the cause of the end of an attempt whose programs did not run.
         """
         timeline = self._write_timeline()
         self._end_recorders()
