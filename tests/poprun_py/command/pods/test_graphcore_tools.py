@@ -260,9 +260,10 @@ def test_launchers_that_do_not_answer_are_returned(tmp_path, monkeypatch):
 
 def test_launchers_with_invalid_answers_are_returned():
     # Root queries the launchers of all users, which may have other versions.
-    answers = ([1], {"num_ipus": "x"}, {"num_ipus": 1}, {"num_ipus": 1, "instances": [1]})
+    answers = ([1], {"num_ipus": "x"}, {"num_ipus": 1}, {"num_ipus": 1, "instances": [1]},
+               {"num_ipus": 10**12, "partition": None, "instances": []})  # fmt: skip
     free = partition_of_machine("emulated", 16, os.uname().nodename)
-    assert machine_partitions(dict(enumerate(answers))) == FoundPartitions([free], [0, 1, 2, 3])
+    assert machine_partitions(dict(enumerate(answers))) == FoundPartitions([free], [0, 1, 2, 3, 4])
 
 
 def test_control_characters_are_not_printed():
