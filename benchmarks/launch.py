@@ -81,7 +81,6 @@ def planning() -> dict[str, float]:
     from poprun_py.planning.hosts_and_mpi import PlanInputs
     from poprun_py.planning.installed_mpi import OPEN_MPI_5, Mpi
     from poprun_py.planning.launch_plan import make_plan
-    from poprun_py.planning.mpi_commands import split_mpi_arguments
     from poprun_py.planning.topology import make_topology
 
     seconds = {}
@@ -90,13 +89,13 @@ def planning() -> dict[str, float]:
         host_list = parse_host_list(f"n[1-{hosts}]", source="benchmark")
         start = time.perf_counter()
         inputs = PlanInputs(
+            config=config,
+            topology=make_topology(config, host_list),
             environ={},
-            hosts=host_list,
             machines=(None,) * hosts,
             mpi=Mpi(path="mpirun", kind=OPEN_MPI_5),
         )
-        config, mpi_arguments = split_mpi_arguments(config)
-        make_plan(config, make_topology(config, host_list), mpi_arguments, inputs)
+        make_plan(inputs)
         seconds[f"plan {instances} instances on {hosts} hosts"] = time.perf_counter() - start
     return seconds
 

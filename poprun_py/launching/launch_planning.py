@@ -8,12 +8,11 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from poprun_py.errors import StartError, UsageError
 from poprun_py.launching.job_cores import (
-    Machines,
     lease_as_planned,
     lease_beside_others,
     leases_place,
@@ -32,9 +31,9 @@ from poprun_py.planning.hosts_and_mpi import (
 )
 from poprun_py.planning.installed_mpi import Mpi
 from poprun_py.planning.launch_plan import LaunchPlan, make_plan
-from poprun_py.planning.mpi_commands import MpiArguments, split_mpi_arguments
+from poprun_py.planning.mpi_commands import split_mpi_arguments
 from poprun_py.planning.pasted_command import check_pasted_command
-from poprun_py.planning.topology import Topology, make_topology
+from poprun_py.planning.topology import make_topology
 from poprun_py.planning.user_program import require_program, resolve_program
 from poprun_py.running.supervise.launch_result import LaunchResult
 from poprun_py.terminal import Console, Log
@@ -71,7 +70,8 @@ def plan(
         UsageError: The options, hosts and machines do not fit together.
         StartError: No MPI is installed, a host cannot take part, or the job cannot get its IPUs.
     """
-    return _gather(config, environ, contact_hosts=contact_hosts, mpi=mpi, hosts=hosts).plan()
+    inputs = _gather(config, environ, contact_hosts=contact_hosts, mpi=mpi, hosts=hosts)
+    return make_plan(inputs)
 
 
 def plan_and_lease(
@@ -87,8 +87,8 @@ def plan_and_lease(
         UsageError: The options, hosts and machines do not fit together.
         StartError: A host cannot take part, or other jobs hold too many cores.
     """
-    gathered = _gather(config, environ, contact_hosts=True)
-    alone = gathered.plan()
+    inputs = _gather(config, environ, contact_hosts=True)
+    alone = make_plan(inputs)
     # The options and the program are checked before the job waits for cores: an error in the
     # options must not surface after hours of waiting.
     require_start(alone)
@@ -96,8 +96,10 @@ def plan_and_lease(
         # If the options describe a machine, exactly the planned CPUs are leased. The job is not
         # planned again for other CPUs, even if other jobs hold the planned CPUs.
         return alone, lease_as_planned(alone, console, wait, held)
-    machines, lease = lease_beside_others(alone, gathered.other_jobs, console, wait, held)
-    return (alone if machines == alone.machines else gathered.plan(machines)), lease
+    machines, lease = lease_beside_others(alone, _other_jobs(inputs), console, wait, held)
+    if machines == alone.machines:
+        return alone, lease
+    return make_plan(replace(inputs, machines=machines)), lease
 
 
 def without_lost_hosts(
@@ -120,18 +122,18 @@ def without_lost_hosts(
     lost = ", ".join(sorted(host.name for host in hosts if host not in left))
     try:
         # On fewer hosts, the job keeps its partition.
-        gathered = _gather(
+        inputs = _gather(
             planned.config, planned.environ, contact_hosts=True, hosts=left, before=planned
         )
-        machines = left_by_others(gathered.plan(), gathered.other_jobs).machines
-        fewer = gathered.plan(
-            tuple(
-                replace(machine, held_cpus=machine.allowed_cpus.difference(cpus))
-                if cpus and host.is_local and machine
-                else machine
-                for host, machine in zip(left, machines, strict=True)
+        machines = tuple(
+            replace(machine, held_cpus=machine.allowed_cpus.difference(cpus))
+            if cpus and host.is_local and machine
+            else machine
+            for host, machine in zip(
+                left, left_by_others(make_plan(inputs), _other_jobs(inputs)).machines, strict=True
             )
         )
+        fewer = make_plan(replace(inputs, machines=machines))
         fewer.require_fit()
     except (UsageError, StartError) as error:
         warn(f"the job does not fit on the hosts without {lost}: {error}")
@@ -164,33 +166,10 @@ def working_folder() -> str:
 # --- inputs of a plan -----------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class _Gathered:
-    """The input of a plan, kept so that a second plan need not gather it again."""
-
-    config: LaunchConfig
-    topology: Topology
-    mpi_arguments: MpiArguments
-    inputs: PlanInputs
-    partition: PartitionDecision | None
-
-    def plan(self, machines: Machines | None = None) -> LaunchPlan:
-        """Return the plan for ``machines``; by default for all cores of the gathered machines."""
-        made = make_plan(
-            self.config,
-            self.topology,
-            self.mpi_arguments,
-            self.inputs if machines is None else replace(self.inputs, machines=machines),
-            enforce=is_described(self.config),
-            partition=self.partition,
-        )
-        return replace(made, folder=working_folder())
-
-    @property
-    def other_jobs(self) -> Mapping[str, OtherJobs]:
-        """The jobs that hold or await cores of the other hosts; empty if leases are turned off."""
-        probed = self.inputs.probed
-        return {} if probed is None or leases_place() is None else probed.other_jobs
+def _other_jobs(inputs: PlanInputs) -> Mapping[str, OtherJobs]:
+    """Return the jobs that hold or await cores of the other hosts; empty without leases."""
+    probed = inputs.probed
+    return {} if probed is None or leases_place() is None else probed.other_jobs
 
 
 def _gather(
@@ -201,8 +180,8 @@ def _gather(
     mpi: Mpi | None = None,
     hosts: tuple[Host, ...] | None = None,
     before: LaunchPlan | None = None,
-) -> _Gathered:
-    """Gather the input of a plan; keep the partition and IPU-Link domains of a plan ``before``."""
+) -> PlanInputs:
+    """Gather the inputs of a plan; keep the partition and IPU-Link domains of a plan ``before``."""
     if not isinstance(config, LaunchConfig):
         raise UsageError(f"{config!r} cannot be planned: expected a LaunchConfig")
     environ = os.environ if environ is None else environ
@@ -215,7 +194,7 @@ def _gather(
         # Only now is the number of instances known. The hosts are read a second time, because
         # ``hosts_of`` checks a scheduler's allocation against the number of instances.
         found = hosts_of(config, environ) if hosts is None else hosts
-    config, mpi_arguments = split_mpi_arguments(config)
+    config, _ = split_mpi_arguments(config)
     if before is None:
         partition = _partition_of(config, environ, is_launch=contact_hosts)
         num_ilds = None if partition is None else partition.num_ilds
@@ -224,8 +203,8 @@ def _gather(
     else:
         partition, num_ilds = before.partition, before.topology.num_ilds
     topology = make_topology(config, found, num_ilds=num_ilds)
-    inputs = gather_inputs(config, environ, topology.hosts, contact=contact_hosts, mpi=mpi)
-    return _Gathered(config, topology, mpi_arguments, inputs, partition)
+    inputs = gather_inputs(config, topology, environ, contact=contact_hosts, mpi=mpi)
+    return replace(inputs, partition=partition, folder=working_folder())
 
 
 def _partition_of(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,41 +19,49 @@ from poprun_py.machines.machine_reader import read_machine
 from poprun_py.options.config_files import read_text_file
 from poprun_py.options.launch_config import LaunchConfig
 from poprun_py.planning.installed_mpi import Mpi, find_mpi
+from poprun_py.planning.topology import Topology
 
 if TYPE_CHECKING:
     from poprun_py.machines.host_checks import ProbedHosts
+    from poprun_py.planning.partition_decision import PartitionDecision
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlanInputs:
-    """The inputs of a plan besides the options.
+    """Everything that the plan of a launch is computed from.
 
     Attributes:
+        config: The options of the launch.
+        topology: The hosts of the job, and the instances of each host.
         environ: The launcher's environment.
-        hosts: The hosts of the job.
         machines: The hardware of each host; None for a host whose hardware is not known.
         mpi: The installed MPI.
         probed: The reports of other hosts and the command that reaches them; None for a local job.
         env_file_text: The content of the file that ``--env-file`` names; None without that option.
+        partition: The decision about the partition; None if no pod is configured.
+        folder: The working folder of the job; empty for the working folder of the launcher.
     """
 
+    config: LaunchConfig
+    topology: Topology
     environ: Mapping[str, str] = field(repr=False)
-    hosts: tuple[Host, ...]
     machines: tuple[Machine | None, ...]
     mpi: Mpi
     probed: ProbedHosts | None = None
     env_file_text: str | None = None
+    partition: PartitionDecision | None = None
+    folder: str = ""
 
 
 def gather_inputs(
     config: LaunchConfig,
+    topology: Topology,
     environ: Mapping[str, str],
-    hosts: tuple[Host, ...],
     *,
     contact: bool,
     mpi: Mpi | None = None,
 ) -> PlanInputs:
-    """Gather the inputs of a plan.
+    """Gather the inputs of a plan without a partition.
 
     If ``contact`` is True, files are copied to the other hosts, and the hosts are probed. If not,
     the stored reports of earlier launches are used. The default of ``mpi`` is the installed MPI.
@@ -63,9 +71,10 @@ def gather_inputs(
         StartError: No MPI is installed, or a host cannot be used.
     """
     check_subnet(config)
+    hosts = topology.hosts
     mpi = mpi or find_mpi(config.mpi, environ, config.named("mpi"))
     probed = None
-    if not all(host.is_local for host in hosts):
+    if topology.spans_hosts:
         from poprun_py.machines.host_checks import probe_hosts
 
         probed = probe_hosts(config, hosts, mpirun=mpi.path, environ=environ, contact=contact)
@@ -73,8 +82,9 @@ def gather_inputs(
     if config.env_file is not None:
         text = read_text_file(config.env_file, config.named("env_file"))
     return PlanInputs(
+        config=config,
+        topology=topology,
         environ=environ,
-        hosts=hosts,
         machines=_machines_of(config, hosts, probed.machines if probed is not None else {}),
         mpi=mpi,
         probed=probed,
@@ -89,10 +99,15 @@ def shown_machines(
 
     The installed MPI is needed only to probe other hosts.
     """
-    if not is_described(config) and not all(host.is_local for host in hosts):
-        return gather_inputs(replace(config, env_file=None), environ, hosts, contact=True).machines
     check_subnet(config)
-    return _machines_of(config, hosts, {})
+    reported: Mapping[str, Machine] = {}
+    if not is_described(config) and not all(host.is_local for host in hosts):
+        from poprun_py.machines.host_checks import probe_hosts
+
+        mpirun = find_mpi(config.mpi, environ, config.named("mpi")).path
+        probed = probe_hosts(config, hosts, mpirun=mpirun, environ=environ, contact=True)
+        reported = probed.machines
+    return _machines_of(config, hosts, reported)
 
 
 def check_subnet(config: LaunchConfig) -> None:

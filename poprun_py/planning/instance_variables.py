@@ -10,7 +10,7 @@ import json
 import re
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from popdist_py.device_numbers import LINK_DOMAIN_IPUS, device_id
 from popdist_py.environment import (
@@ -36,12 +36,10 @@ from poprun_py.options.gathered_options import INTERNAL_VARIABLES, is_option_var
 from poprun_py.options.launch_config import LaunchConfig
 from poprun_py.options.option_types import is_word
 from poprun_py.planning.cpu_placement import Placement
+from poprun_py.planning.hosts_and_mpi import PlanInputs
 from poprun_py.planning.job_partition import HOST, PARTITION, PORT
 from poprun_py.planning.topology import Instance, Topology
 from poprun_py.terminal import SDK_NAME, command_name
-
-if TYPE_CHECKING:
-    from poprun_py.machines.host_checks import ProbedHosts
 
 Pairs = tuple[tuple[str, str], ...]
 
@@ -100,14 +98,9 @@ def popdist_variables(config: LaunchConfig, topology: Topology, instance: Instan
     return tuple(environment.to_environ().items())
 
 
-def common_variables(
-    config: LaunchConfig,
-    topology: Topology,
-    environ: Mapping[str, str],
-    probed: ProbedHosts | None,
-    mpi_library: str,
-) -> Pairs:
+def common_variables(inputs: PlanInputs) -> Pairs:
     """Return the environment variables that have the same value in all instances."""
+    config, environ, probed = inputs.config, inputs.environ, inputs.probed
     partition = config.vipu_partition or environ.get(PARTITION)
     variables = {
         HOST: config.vipu_server_host or environ.get(HOST, "localhost"),
@@ -119,8 +112,8 @@ def common_variables(
     if "PYTHONUNBUFFERED" not in environ:
         # With PYTHONUNBUFFERED, Python writes each line of output immediately, even into a pipe.
         variables["PYTHONUNBUFFERED"] = "1"
-    if mpi_library and "MPI4PY_LIBMPI" not in environ:
-        variables["MPI4PY_LIBMPI"] = mpi_library
+    if inputs.mpi.library and "MPI4PY_LIBMPI" not in environ:
+        variables["MPI4PY_LIBMPI"] = inputs.mpi.library
     if probed is not None and probed.network.name:
         variables[NETWORK] = probed.network.name
     variables[SDK_NAMES] = config.sdk_names
@@ -129,18 +122,12 @@ def common_variables(
     variables[TORCH_BACKEND] = config.torch_backend
     if config.ipu_model is not None:
         variables[IPU_MODEL] = config.ipu_model
-    variables["MASTER_ADDR"] = _master_address(topology, probed)
+    # An address of the first host that every instance can connect to.
+    hosts, addresses = inputs.topology.hosts, probed.network.addresses if probed is not None else {}
+    is_alone = hosts[0].is_local and len(hosts) == 1
+    address = "127.0.0.1" if is_alone else addresses.get(hosts[0].name, hosts[0].name)
+    variables["MASTER_ADDR"] = address
     return tuple(variables.items())
-
-
-def _master_address(topology: Topology, probed: ProbedHosts | None) -> str:
-    """Return an address of the first host that every instance can connect to."""
-    first = topology.hosts[0]
-    if first.is_local and len(topology.hosts) == 1:
-        return "127.0.0.1"
-    return (
-        probed.network.addresses.get(first.name, first.name) if probed is not None else first.name
-    )
 
 
 def torchrun_variables(topology: Topology, instance: Instance) -> Pairs:

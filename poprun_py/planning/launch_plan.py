@@ -17,7 +17,7 @@ from poprun_py.machines.host_list import slurm_tasks
 from poprun_py.machines.machine import Machine
 from poprun_py.options.launch_config import LaunchConfig
 from poprun_py.planning.cpu_placement import Placement, place_instances
-from poprun_py.planning.hosts_and_mpi import PlanInputs
+from poprun_py.planning.hosts_and_mpi import PlanInputs, is_described
 from poprun_py.planning.instance_variables import (
     PLANNED_THREADS,
     TARGET_OPTIONS,
@@ -32,7 +32,6 @@ from poprun_py.planning.instance_variables import (
     user_variables,
 )
 from poprun_py.planning.mpi_commands import (
-    MpiArguments,
     make_command,
     split_mpi_arguments,
     variables_set_by,
@@ -164,29 +163,22 @@ class LaunchPlan(Displayed):
             raise UsageError(self.refusal)
 
 
-def make_plan(
-    config: LaunchConfig,
-    topology: Topology,
-    mpi_arguments: MpiArguments,
-    inputs: PlanInputs,
-    *,
-    enforce: bool = True,
-    partition: PartitionDecision | None = None,
-) -> LaunchPlan:
+def make_plan(inputs: PlanInputs) -> LaunchPlan:
     """Return the plan of a launch.
 
-    Instances on a host whose hardware is not known are not bound to CPUs.
+    If the job does not fit real machines, the plan has the error text as its ``refusal``. Instances
+    on a host whose hardware is not known are not bound to CPUs.
 
     Raises:
-        UsageError: The job does not fit the machines, and ``enforce`` is True. If ``enforce`` is
-            False, the plan is returned with the error text as its ``refusal``.
+        UsageError: The job does not fit the machines that the options describe.
     """
-    environ, probed = inputs.environ, inputs.probed
+    config, topology, environ = inputs.config, inputs.topology, inputs.environ
+    mpi_arguments = split_mpi_arguments(config)[1]
     placements, refusal = place_instances(config, topology, inputs.machines)
-    if refusal and enforce:
+    if refusal and is_described(config):
         raise UsageError(refusal)
     user_env = user_variables(config, inputs.env_file_text, environ)
-    common = common_variables(config, topology, environ, probed, inputs.mpi.library)
+    common = common_variables(inputs)
     bindings = placement_variables(
         placements, {name for name, _ in user_env}.union(environ.keys() & THREAD_VARIABLES)
     )
@@ -197,7 +189,7 @@ def make_plan(
         local_args = mpi_arguments.local(instance.index)
         by_user = variables_set_by(local_args, environ)
         popdist = dict((*popdist_variables(config, topology, instance), *common))
-        of_partition = partition.variables(instance.index) if partition is not None else {}
+        of_partition = inputs.partition.variables(instance.index) if inputs.partition else {}
         merged = {**popdist, **of_partition}
         kept = ((name, value) for name, value in merged.items() if value is not None)
         planned = (*kept, *torchrun_variables(topology, instance), *binding, target)
@@ -215,9 +207,8 @@ def make_plan(
                 unset=tuple(sorted(for_any.difference(by_user, dict(env)))),
             )
         )
-    command, compact = make_command(
-        config, topology, inputs, mpi_arguments, [each.env for each in instances]
-    )
+    command, compact = make_command(inputs, [each.env for each in instances])
+    probed = inputs.probed
     return LaunchPlan(
         config=config,
         topology=topology,
@@ -230,7 +221,8 @@ def make_plan(
         network=probed.network.name if probed is not None else "",
         refusal=refusal,
         hostnames=probed.hostnames if probed is not None else {},
-        partition=partition,
+        folder=inputs.folder,
+        partition=inputs.partition,
     )
 
 

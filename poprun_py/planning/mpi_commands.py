@@ -159,13 +159,7 @@ def variables_set_by(local_args: Sequence[str], environ: Mapping[str, str]) -> d
 # --- the whole command ------------------------------------------------------------------------
 
 
-def make_command(
-    config: LaunchConfig,
-    topology: Topology,
-    inputs: PlanInputs,
-    mpi_arguments: MpiArguments,
-    variables: Sequence[Pairs],
-) -> tuple[tuple[str, ...], bool]:
+def make_command(inputs: PlanInputs, variables: Sequence[Pairs]) -> tuple[tuple[str, ...], bool]:
     """Return the command that starts every instance, and whether the command is compact.
 
     The command has a part for each instance (Open MPI calls it an app context) with the
@@ -177,14 +171,15 @@ def make_command(
         UsageError: The command must be compact, but instances have MPI arguments of their own, or
             the installed MPI does not accept the user of a host.
     """
-    is_mpich, environ, num_instances = inputs.mpi.kind == MPICH, inputs.environ, len(variables)
+    config, topology, environ = inputs.config, inputs.topology, inputs.environ
+    is_mpich, num_instances = inputs.mpi.kind == MPICH, len(variables)
+    mpi_arguments = split_mpi_arguments(config)[1]
     names = (*FORWARDED_VARIABLES, *sorted(THREAD_VARIABLES))
     forwarded = [name for name in names if name in environ]
     if topology.spans_hosts:
         forwarded += _TO_REMOTE
     program = (sys.executable, "-I", "-S", _WRAPPER, "--", *map(escape_colon, config.program))
-    user = mpi_arguments.for_mpirun
-    start = (_mpich if is_mpich else _open_mpi)(config, topology, inputs, user)
+    start = (_mpich if is_mpich else _open_mpi)(inputs, mpi_arguments.for_mpirun)
 
     def part(index: int, count: int, pairs: Pairs) -> list[str]:
         local = mpi_arguments.local(index)
@@ -284,12 +279,11 @@ _NAMES = {
 }
 
 
-def _open_mpi(
-    config: LaunchConfig, topology: Topology, inputs: PlanInputs, user: Sequence[str]
-) -> list[str]:
+def _open_mpi(inputs: PlanInputs, user: Sequence[str]) -> list[str]:
     """Return the words before the parts, with the user's global arguments first, as in PopRun."""
+    topology = inputs.topology
     words = [inputs.mpi.path, *user]
-    for setting in _settings(config, topology, inputs):
+    for setting in _settings(inputs):
         if not _is_set_by_user(user, setting):
             words += setting
     if topology.spans_hosts:
@@ -318,10 +312,9 @@ def _is_set_by_user(user: Sequence[str], setting: tuple[str, ...]) -> bool:
     return any(word.partition("=")[0] in equivalents for word in spelled)
 
 
-def _settings(
-    config: LaunchConfig, topology: Topology, inputs: PlanInputs
-) -> Iterator[tuple[str, ...]]:
-    is_5, spans_hosts, probed = inputs.mpi.kind == OPEN_MPI_5, topology.spans_hosts, inputs.probed
+def _settings(inputs: PlanInputs) -> Iterator[tuple[str, ...]]:
+    config, spans_hosts, probed = inputs.config, inputs.topology.spans_hosts, inputs.probed
+    is_5 = inputs.mpi.kind == OPEN_MPI_5
     names = _NAMES[inputs.mpi.kind]
     yield ("--bind-to", "none")
     if not is_5:
@@ -350,7 +343,7 @@ def _settings(
     if probed is not None:
         yield from _between_hosts(names, inputs.mpi.path, probed)
         if is_5:
-            yield from _of_daemons(topology, probed)
+            yield from _of_daemons(inputs.topology, probed)
     if config.mpi_fast_start and not (probed is not None and probed.has_fabric):
         # If Open MPI probes all of its transports, the start takes 1.2 s longer. The transports
         # self, sm and tcp are sufficient for hosts without a faster network than TCP.
@@ -412,10 +405,8 @@ def _of_daemons(topology: Topology, probed: ProbedHosts) -> Iterator[tuple[str, 
 # --- MPICH ------------------------------------------------------------------------------------
 
 
-def _mpich(
-    _: LaunchConfig, topology: Topology, inputs: PlanInputs, user: Sequence[str]
-) -> list[str]:
-    """Return the words before the parts, with the user's global arguments first."""
+def _mpich(inputs: PlanInputs, user: Sequence[str]) -> list[str]:
+    topology = inputs.topology
     words = [inputs.mpi.path, *user]
     for host in topology.hosts:
         if host.user and not host.is_local:

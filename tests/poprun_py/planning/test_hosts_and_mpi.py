@@ -11,6 +11,7 @@ from poprun_py.machines.host_list import LOCALHOST, Host
 from poprun_py.options.launch_config import LaunchConfig
 from poprun_py.planning.hosts_and_mpi import gather_inputs, shown_machines
 from poprun_py.planning.mpi_commands import split_mpi_arguments
+from poprun_py.planning.topology import make_topology
 
 NO_MPI = LaunchConfig(mpi="/no/such/mpirun")
 ELSEWHERE = (Host(name="n0"),)
@@ -25,7 +26,7 @@ def test_hardware_of_this_machine_needs_no_mpi(capsys):
 def test_everything_else_needs_mpi(capsys):
     for contact in (False, True):
         with pytest.raises(StartError, match="/no/such/mpirun"):
-            gather_inputs(NO_MPI, {}, (LOCALHOST,), contact=contact)
+            gather_inputs(NO_MPI, make_topology(NO_MPI, (LOCALHOST,)), {}, contact=contact)
     assert run(["--mpi", "/no/such/mpirun", "--check"]) == StartError.exit_code
     assert "/no/such/mpirun" in capsys.readouterr().err
 
@@ -39,8 +40,9 @@ def test_only_launch_and_hardware_contact_other_hosts(monkeypatch):
         return host_checks.ProbedHosts(shell=host_checks.Shell(()), machines={}, hostnames={})
 
     monkeypatch.setattr(host_checks, "probe_hosts", survey_hosts)
-    gather_inputs(LaunchConfig(), {}, ELSEWHERE, contact=False)
-    gather_inputs(LaunchConfig(), {}, ELSEWHERE, contact=True)
+    topology = make_topology(LaunchConfig(), ELSEWHERE)
+    gather_inputs(LaunchConfig(), topology, {}, contact=False)
+    gather_inputs(LaunchConfig(), topology, {}, contact=True)
     shown_machines(LaunchConfig(), {}, ELSEWHERE)
     assert asked == [False, True, True]
 
@@ -58,7 +60,7 @@ def test_the_environment_file_is_read_for_plans_only(tmp_path):
     config = LaunchConfig(env_file=str(tmp_path / "missing"))
     assert len(shown_machines(config, {}, (LOCALHOST,))) == 1
     with pytest.raises(UsageError, match=r"^env_file "):
-        gather_inputs(config, {}, (LOCALHOST,), contact=False)
+        gather_inputs(config, make_topology(config, (LOCALHOST,)), {}, contact=False)
 
 
 @pytest.mark.parametrize("words", [["--check"], ["--print-hardware"], ["--dry-run", "true"]])

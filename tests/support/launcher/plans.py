@@ -19,16 +19,17 @@ MPI = Mpi(path="/mpi/bin/mpirun", kind=OPEN_MPI_5)
 def plan_blindly(config, *, hosts=(LOCALHOST,), mpi=MPI, environ=None, machines=None, probed=None):
     if probed is None and not all(host.is_local for host in hosts):
         probed = ProbedHosts(shell=Shell(words=()), machines={}, hostnames={}, has_fabric=True)
-    config, mpi_arguments = split_mpi_arguments(config)
+    config, _ = split_mpi_arguments(config)
     topology = make_topology(config, hosts)
     inputs = PlanInputs(
+        config=config,
+        topology=topology,
         environ=environ or {},
-        hosts=topology.hosts,
         machines=machines or (None,) * len(topology.hosts),
         mpi=mpi,
         probed=probed,
     )
-    return make_plan(config, topology, mpi_arguments, inputs)
+    return make_plan(inputs)
 
 
 def placing(mode="spreadnuma", **values):
