@@ -113,14 +113,9 @@ class LauncherChannel:
         self._reader = control_protocol.Reader()
         self._unsent = bytearray()
         self.is_connected = True
-
-    @property
-    def is_remote(self) -> bool:
-        """Whether the launcher is on another host."""
-        connection = self._connection
-        if connection.family == socket.AF_UNIX:
-            return False
-        return bool(connection.getsockname()[0] != connection.getpeername()[0])
+        is_local = connection.family == socket.AF_UNIX
+        # Whether the launcher is on another host.
+        self.is_remote = not is_local and connection.getsockname()[0] != connection.getpeername()[0]
 
     def send(self, kind: bytes, value: "Any") -> None:
         """Queue a message with a JSON payload."""

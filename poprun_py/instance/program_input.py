@@ -1,10 +1,9 @@
 """Keyboard input of a program, through a terminal or a pipe, and requests of its debugger.
 
-The launcher decides which instance has the keyboard. The wrapper imports this module only if the
-launcher has a keyboard. The program's terminal neither echoes nor edits lines (EXTPROC), because
-the user's own terminal does both. When the program changes the modes of its terminal, the wrapper
-learns of it (packet mode) and tells the launcher. Telnet's LINEMODE works like this use of EXTPROC
-and packet mode.
+The launcher decides which instance has the keyboard. The program's terminal neither echoes nor
+edits lines (EXTPROC), because the user's own terminal does both. When the program changes the modes
+of its terminal, the wrapper learns of it (packet mode) and tells the launcher, as in Telnet's
+LINEMODE.
 """
 
 import errno
@@ -48,8 +47,8 @@ class ProgramInput:
             for the keyboard. ``term`` is the kind of terminal.
         memory: The memory that is shared with the program.
         send: The function that queues a message to the launcher.
-        add_output: The function that is called with each terminal for output of the program, the
-            controlling terminal first, and with the kind of message for that output.
+        add_output: The function that is called with each terminal for output, the controlling one
+            first, and with the kind of message for that output.
     """
 
     def __init__(
@@ -142,10 +141,8 @@ class ProgramInput:
 class TypedInput:
     """Passes typed bytes to the program; asks the launcher for more when all bytes are read.
 
-    Args:
-        send: The function that queues a message to the launcher.
-        descriptor: Where to write typed bytes. By default, the program's input is empty, and typed
-            bytes are dropped.
+    Typed bytes are written to ``descriptor``. By default, the program's input is empty, and typed
+    bytes are dropped.
     """
 
     def __init__(self, send: "Send", descriptor: int = -1) -> None:

@@ -77,9 +77,7 @@ class ProgramProcess:
     def start(self, handled_signals: "Collection[int]") -> None:
         """Bind this process, and start the program with the same binding.
 
-        Args:
-            handled_signals: The signals that this process handles. In the program, these signals
-                have their default effect.
+        The signals that this process handles have their default effect in the program.
         """
         out_read, out_write = os.pipe()
         err_read, err_write = os.pipe()
@@ -132,9 +130,7 @@ class ProgramProcess:
     def collect_ended(self) -> "struct_rusage | None":
         """Collect child processes that have ended, including orphans of the program.
 
-        Returns:
-            The resource usage of the program, if it has just ended or could not be started; None in
-            all other cases.
+        Return the resource usage of the program if it has just ended or could not be started.
         """
         if not self.pid and self.is_running:
             import resource
@@ -293,9 +289,7 @@ def _launchers_stdin(path: str) -> int | None:
 class ProgramOutput:
     """The output of one program, from its pipes and from its terminals if it has any.
 
-    Args:
-        send: The function that is called with the kind of message and the bytes of each part of the
-            output.
+    ``send`` is called with the kind of message and the bytes of each part of the output.
     """
 
     def __init__(self, send: "Callable[[bytes, bytes], None]") -> None:

@@ -25,9 +25,7 @@ else:
 def _c_functions() -> "tuple[Callable[[Any], str], Callable[[bytes], Any]]":
     """Return ``dumps`` and ``loads`` made of the C encoder and decoder of json.
 
-    Raises:
-        ImportError, AttributeError, TypeError, ValueError: The C functions of this Python version
-            have another interface.
+    Other interfaces of the C functions in this Python version raise one of many exceptions.
     """
     import _json
 

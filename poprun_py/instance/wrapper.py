@@ -76,7 +76,11 @@ def main(argv: list[str]) -> int:
         # the token.
         token = ""
     _send_hello(channel, token)
-    return Wrapper(channel, command, memory_folder).run()
+    process_control.become_subreaper()
+    # The folders are made now, because this process has to wait for other instances anyway until GO
+    # arrives.
+    folders = job_folders.use_folders(address, memory_folder)
+    return Wrapper(channel, command, folders).run()
 
 
 def _unescape(word: str) -> str:
@@ -104,16 +108,16 @@ class Wrapper:
     Args:
         channel: The connection to the launcher.
         command: The words of the program's command.
-        memory_folder: The name for the job's folder in /dev/shm, if the launcher may be on another
-            host; else empty.
+        folders: The job's folders on this host.
     """
 
-    def __init__(self, channel: LauncherChannel, command: list[str], memory_folder: str) -> None:
+    def __init__(
+        self, channel: LauncherChannel, command: list[str], folders: "list[JobFolder]"
+    ) -> None:
         self._channel = channel
         self._program = ProgramProcess(command, channel)
         self._reports = ProgramReports(self._program, channel)
-        self._memory_folder = memory_folder
-        self._folders: list[JobFolder] = []  # the job's folders on this host
+        self._folders = folders
         self._lease: Lease | None = None  # lease of CPUs for all instances on this host
         self._sent_files: SentFiles | None = None
         self._unsent_parts: Iterator[bytes] = iter(())
@@ -127,17 +131,13 @@ class Wrapper:
 
     def run(self) -> int:
         """Run the program from its start to its end; return the exit code for mpirun."""
-        process_control.become_subreaper()
-        # The folders are made now, because this process has to wait for other instances anyway
-        # until GO arrives.
-        self._folders = job_folders.use_folders(os.environ["POPRUN_CONTROL"], self._memory_folder)
         self._daemon = self._move_daemon_sockets()
         while self._wake < 0:
             for kind, payload in self._channel.wait_for_messages():
                 handle = self._handle_before_start if self._wake < 0 else self._handle
                 handle(kind, payload)
         # On the launcher's host, the launcher itself removes the folders of dead jobs.
-        if self._memory_folder and program_environment.is_first_on_host():
+        if self._channel.is_remote and program_environment.is_first_on_host():
             job_folders.remove_abandoned(job_folders.folder_locations())
         self._loop()
         self._release()
