@@ -26,6 +26,8 @@ from poprun_py.machines.leases import user_name
 from poprun_py.running.supervise.launcher_queries import running_jobs
 
 _REQUEST_SECONDS = 10.0
+# The errors of an answer that does not have the form of a launcher's answer.
+_INVALID = (LookupError, TypeError, ValueError, OverflowError)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,7 +135,7 @@ def machine_partitions(jobs: Mapping[int, Any]) -> FoundPartitions:
         try:
             if holdings is None or holdings["num_ipus"]:
                 partitions.append(_job_partition(launcher, holdings, host))
-        except (LookupError, TypeError, ValueError):
+        except _INVALID:
             # The launcher did not answer, or its answer has the form of another version.
             silent.append(launcher)
     return FoundPartitions(partitions, silent)
@@ -210,17 +212,13 @@ def _job_partition(launcher: int, holdings: Any, host: str) -> PartitionInUse:
 
 
 def _instances(holdings: Any, host: str) -> tuple[IpuProcess, ...]:
-    """Return the instances of a job with their IPUs. ``host`` is the name of this machine.
-
-    Raises:
-        LookupError, TypeError, ValueError: ``holdings`` is not a valid answer of a launcher.
-    """
+    """Return the instances of a job with their IPUs. ``host`` is the name of this machine."""
     processes = (
         IpuProcess(
             pid=int(each["pid"]),
             instance=int(each["index"]),
             host=printable(str(each["host"])),
-            ipus=tuple(each["ipus"]),
+            ipus=tuple(map(int, each["ipus"])),
         )
         for each in holdings["instances"]
     )
@@ -273,7 +271,7 @@ def _processes(attachment: Attachment, jobs: Mapping[int, Any]) -> Iterable[IpuP
     """
     if _is_here(attachment) and (holdings := jobs.get(attachment.holder.pid)) is not None:
         # A launcher of another version may give an answer in another form.
-        with contextlib.suppress(LookupError, TypeError, ValueError):
+        with contextlib.suppress(*_INVALID):
             instances = _instances(holdings, os.uname().nodename)
             # A launcher numbers its job's IPUs from 0. The attachment lists, in the same order,
             # their numbers in the partition.

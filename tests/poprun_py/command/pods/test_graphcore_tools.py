@@ -258,12 +258,23 @@ def test_launchers_that_do_not_answer_are_returned(tmp_path, monkeypatch):
         assert machine_partitions(launcher_queries.running_jobs()).silent == [123]
 
 
-def test_launchers_with_invalid_answers_are_returned():
+INVALID_ANSWERS = [
+    [1],
+    {"num_ipus": "x"},
+    {"num_ipus": 1},
+    {"num_ipus": 1, "instances": [1]},
+    {"num_ipus": 10**12, "partition": None, "instances": []},
+    {"num_ipus": float("inf"), "partition": None, "instances": []},
+    {"num_ipus": 1, "partition": None,
+     "instances": [{"pid": 1, "index": 0, "host": "h", "ipus": ["x"]}]},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("answer", INVALID_ANSWERS)
+def test_a_launcher_with_an_invalid_answer_is_returned(answer):
     # Root queries the launchers of all users, which may have other versions.
-    answers = ([1], {"num_ipus": "x"}, {"num_ipus": 1}, {"num_ipus": 1, "instances": [1]},
-               {"num_ipus": 10**12, "partition": None, "instances": []})  # fmt: skip
     free = partition_of_machine("emulated", 16, os.uname().nodename)
-    assert machine_partitions(dict(enumerate(answers))) == FoundPartitions([free], [0, 1, 2, 3, 4])
+    assert machine_partitions({7: answer}) == FoundPartitions([free], [7])
 
 
 def test_control_characters_are_not_printed():
