@@ -147,12 +147,17 @@ class RunRecord:
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
         """Record an error or a signal that ended the run, and close the files and processes."""
         with self._opened:
-            if isinstance(error, LaunchError):
-                self.finish(error.exit_code, str(error), "refused")
-            elif isinstance(error, KeyboardInterrupt):
-                number = signal.Signals(getattr(error, "signal", signal.SIGINT))
-                reason = f"{number.name} received while no program was running"
-                self.finish(128 + number, reason, "signal")
+            match error:
+                case LaunchError():
+                    self.finish(error.exit_code, str(error), "refused")
+                case KeyboardInterrupt():
+                    self._end_by(getattr(error, "signal", signal.SIGINT))
+                case SystemExit(code=int(code)):  # a job with IPUs turns SIGTERM into SystemExit
+                    self._end_by(code - 128)
+
+    def _end_by(self, number: int) -> None:
+        reason = f"{signal.Signals(number).name} received while no program was running"
+        self.finish(128 + number, reason, "signal")
 
     def _close_steps(self) -> None:
         steps, self._steps = self._steps, None

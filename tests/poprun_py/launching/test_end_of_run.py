@@ -65,12 +65,19 @@ def test_ctrl_c_after_the_job_changes_not_how_it_ended(
         pass  # the run's folder is free
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(
+    ("interrupt", "number", "code"),
+    [
+        (KeyboardInterrupt(), signal.SIGINT, 130),
+        (KeyboardInterrupt(), signal.SIGTERM, 143),
+        (SystemExit(143), signal.SIGTERM, 143),
+    ],
+)
 def test_a_signal_before_the_job_is_supervised_ends_the_report(
-    tmp_path, monkeypatch, console, number, code
+    tmp_path, monkeypatch, console, interrupt, number, code
 ):
-    interrupt = KeyboardInterrupt()
-    interrupt.signal = number
+    if isinstance(interrupt, KeyboardInterrupt):
+        interrupt.signal = number
 
     def interrupted(*_, **__):
         raise interrupt
@@ -78,7 +85,7 @@ def test_a_signal_before_the_job_is_supervised_ends_the_report(
     monkeypatch.setattr(attempts, "supervise", interrupted)
     plan = plan_with_folder(tmp_path, ENVIRON)
     monkeypatch.setenv("POPRUN_LEASES", "none")
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(type(interrupt)):
         launch(Request(plan), console)
     report = json.loads((tmp_path / "latest" / "report.json").read_text())
     assert (report["exit_code"], report["attempts"][0]["exit_code"]) == (code, code)
