@@ -63,7 +63,7 @@ class HangDetector:
             kind: deque(maxlen=_KEPT_DURATIONS) for kind in (TRAINING, INFERENCE)
         }
         self._longest = dict.fromkeys(self._durations, 0.0)
-        self._limits: dict[int, float | None] = {}  # limits by kind of call, cleared after a step
+        self._limits: dict[int, float] = {}  # limits by kind of call, cleared after a step
         self._checked_at = -_INFINITY
         # Before this time, no further instance exceeds its limit.
         self._next_timeout_at = -_INFINITY
@@ -74,18 +74,18 @@ class HangDetector:
         """The seconds between two checks, and between two progress messages of a wrapper."""
         return 0.2 if self._fixed_limit is None else min(0.5, max(0.02, self._fixed_limit / 5))
 
-    def limit(self, kind: int = TRAINING) -> float | None:
-        """Return the limit in seconds for a kind of call; None until "auto" has enough samples."""
+    def limit(self, kind: int = TRAINING) -> float:
+        """Return the limit in seconds for a kind of call; inf until "auto" has enough samples."""
         if self._fixed_limit is not None:
             return self._fixed_limit
         if kind not in self._limits:
             self._limits[kind] = self._auto_limit(kind)
         return self._limits[kind]
 
-    def _auto_limit(self, kind: int) -> float | None:
+    def _auto_limit(self, kind: int) -> float:
         durations = self._durations[kind]
         if len(durations) < _AUTO_SAMPLES:
-            return None
+            return _INFINITY
         longest = _AUTO_LONGEST_FACTOR * self._longest[kind]
         return max(_AUTO_FLOOR_SECONDS, _AUTO_FACTOR * _upper_median(durations), longest)
 
@@ -221,14 +221,9 @@ class HangDetector:
         return limit if is_certain else max(AUTO_IDLE_SECONDS, limit)
 
     def _step_limit(self, progress: Progress) -> float:
-        """Return the limit in seconds for the current call; inf until "auto" has enough samples."""
         is_compiling = progress.kind == COMPILING
         limit = self.limit(TRAINING if is_compiling else progress.kind)
-        if limit is None:
-            return _INFINITY
-        if is_compiling or not progress.has_begun:
-            return start_limit(limit)
-        return limit
+        return start_limit(limit) if is_compiling or not progress.has_begun else limit
 
     def progress_counts(self) -> dict[int, tuple[int, int]]:
         """Return each instance's number of training steps, and of other calls since the last step.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 import sys
@@ -10,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from popdist_py.environment import CALL_FILES, RUN_FILE_MIB, RUN_FILES, TIMELINE
+from popdist_py.environment import CALL, CALL_FILES, RUN_FILE_MIB, RUN_FILES, TIMELINE
 
 if TYPE_CHECKING:
     from poprun_py.running.watch.records import Recorder
@@ -145,7 +146,7 @@ class JobFiles:
 
     Attributes:
         output_dir: An existing folder for the output of the instances.
-        places: The places for the files that programs leave.
+        places: The places for the files that programs leave. Their patterns do not overlap.
         spans: The folder of the timeline's spans.
         call: A file that every program reads. It is sent to the other hosts.
     """
@@ -154,6 +155,29 @@ class JobFiles:
     places: tuple[FilePlace, ...] = ()
     spans: Path | None = None
     call: Path | None = None
+
+    def variables(self, instance: int) -> dict[str, str]:
+        """Return the variables with the paths of an instance's files, if it is on this host."""
+        variables = {
+            each.variable: each.value_start + _absolute(each.prefix(instance))
+            for each in self.places
+        }
+        return variables if self.call is None else {**variables, CALL: _absolute(self.call)}
+
+    def settings(self, instance: int, *, is_other: bool) -> dict[str, Any]:
+        """Return the settings for files that a wrapper gets before its program starts.
+
+        A wrapper on another host chooses the path in each environment variable, so it gets only the
+        text before the path. With a timeline, a wrapper on this host gets the path of the spans,
+        and other wrappers get an empty path.
+        """
+        values: dict[str, Any] = {}
+        if is_other and self.places:
+            values["files"] = {each.variable: each.value_start for each in self.places}
+        for each in self.places:
+            if each.variable == TIMELINE:
+                values["spans"] = "" if is_other else _absolute(each.prefix(instance))
+        return values
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -195,3 +219,8 @@ class Job:
     def num_instances(self) -> int:
         """The number of instances."""
         return len(self.command.variables)
+
+
+def _absolute(path: Path) -> str:
+    # The path stays valid if the program changes its working folder.
+    return os.path.abspath(path)  # noqa: PTH100 (keeps symbolic links)

@@ -11,18 +11,18 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NoReturn
 
-from popdist_py.environment import MPI_NETWORK
+from popdist_py.environment import CALL, MPI_NETWORK
 from popdist_py.errors import counted
 from poprun_py.errors import StartError
 from poprun_py.instance import control_protocol, process_control
 from poprun_py.running.supervise.control_channel import ControlChannel, Peer
 from poprun_py.running.supervise.job_description import Job
 from poprun_py.running.supervise.launch_result import Cause
-from poprun_py.running.supervise.other_hosts import FileTransfer
 from poprun_py.running.supervise.shutdown import JobShutdown
 
 # A function that returns possible problems of the hosts, or raises StartError with the reason why
@@ -36,6 +36,8 @@ _SECONDS_PER_INSTANCE = 0.02
 # The time between two checks whether the hosts have answered.
 _ANSWER_SECONDS = 0.2
 _MAX_MPIRUN_LENGTH = 500
+# The size of the parts of a file that is sent to another host.
+_CALL_PART_BYTES = 1 << 19
 _REASON, _DOUBT = b"!", b"?"
 
 
@@ -198,7 +200,6 @@ class ProgramStart:
     Args:
         job: The job.
         control: The connections to the wrappers.
-        files: The files that programs read and leave.
         shutdown: Ends the job.
         settings_of: Returns further values for the frame that starts an instance's program.
         started: Called when every wrapper has been told to start its program.
@@ -208,20 +209,18 @@ class ProgramStart:
         self,
         job: Job,
         control: ControlChannel,
-        files: FileTransfer,
         shutdown: JobShutdown,
         settings_of: Callable[[Peer], dict[str, Any]],
         started: Callable[[], None],
     ) -> None:
         self._job = job
         self._control = control
-        self._files = files
         self._shutdown = shutdown
         self._settings_of = settings_of
         self._started = started
-        # The instances whose hosts have not answered about the lease, or about the file.
-        self._unleased = set(job.hosts.leases)
-        self._without_file = set(files.receivers)
+        self._unleased = set(job.hosts.leases)  # instances whose hosts have not answered
+        # The path of the file that all programs read, for instances on other hosts.
+        self._call_paths: dict[int, str] = {}
 
     def begin(self) -> None:
         """Request the leases, send the files, and start the programs when both are done."""
@@ -243,7 +242,6 @@ class ProgramStart:
 
     def on_file_stored(self, peer: Peer, answer: dict[str, str]) -> None:
         """Handle another host's answer with the path of the stored file, or with a problem."""
-        self._without_file.discard(peer.index)
         if problem := answer.get("problem"):
             self._shutdown.end(
                 Cause.REFUSED,
@@ -252,31 +250,44 @@ class ProgramStart:
                 "folder",
             )
             return
-        self._files.on_call_stored(peer.index, answer["path"])
-        if not self._without_file and self._shutdown.asked_at is None:
+        self._call_paths[peer.index] = answer["path"]
+        if len(self._call_paths) == len(self._job.hosts.others) and self._shutdown.asked_at is None:
             self._start()
 
     def _send_files(self) -> None:
-        for index in self._files.receivers:
-            frames = (
-                control_protocol.pack(control_protocol.INPUT_FILE, part)
-                for part in self._files.call_parts()
-            )
-            self._control.peers[index].connection.send_parts(frames)
-        if not self._without_file:
+        call, others = self._job.files.call, self._job.hosts.others
+        if call is None or not others:
             self._start()
+            return
+        for index in others:
+            self._control.peers[index].connection.send_parts(_frames_of(call))
 
     def _start(self) -> None:
-        peers, hosts = self._control.peers, self._job.hosts
+        peers, hosts, files = self._control.peers, self._job.hosts, self._job.files
         port = str(peers[0].port)
         for index, peer in peers.items():
             variables = {"MASTER_PORT": port, **self._job.command.variables[index]}
             if hosts.listen is None and hosts.network is not None:
                 variables[MPI_NETWORK] = hosts.network
-            variables.update(self._files.variables(index))
-            settings = {**self._settings_of(peer), **self._files.start_of(index)}
+            is_other = index in hosts.others
+            if not is_other:
+                variables.update(files.variables(index))
+            elif index in self._call_paths:
+                variables[CALL] = self._call_paths[index]
+            settings = {**self._settings_of(peer), **files.settings(index, is_other=is_other)}
             self._control.send_to(index, control_protocol.GO, {"variables": variables, **settings})
         self._started()
+
+
+def _frames_of(call: Path) -> Iterator[bytes]:
+    """Yield the frames with the parts of a file; the last frame is empty.
+
+    If the file cannot be read to its end, the program notices that its copy is incomplete.
+    """
+    with contextlib.suppress(OSError), call.open("rb") as file:
+        while part := file.read(_CALL_PART_BYTES):
+            yield control_protocol.pack(control_protocol.INPUT_FILE, part)
+    yield control_protocol.pack(control_protocol.INPUT_FILE)
 
 
 def misplaced(hosts: Sequence[str], peers: Mapping[int, Peer]) -> str:

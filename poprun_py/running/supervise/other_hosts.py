@@ -1,4 +1,4 @@
-"""Files and clock readings that are exchanged with the wrappers, mainly of other hosts.
+"""Files and clock readings from other hosts.
 
 A program on this host writes its files to their final place. A program on another host writes them
 to a private folder there, and its wrapper sends them after the program has ended. With a timeline,
@@ -7,93 +7,39 @@ each other host is asked for its time when its program starts and when the progr
 
 from __future__ import annotations
 
-import os
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from popdist_py.atomic_file import open_private
-from popdist_py.environment import CALL, TIMELINE
 from poprun_py.instance import control_protocol
-from poprun_py.running.supervise.job_description import JobFiles
+from poprun_py.running.supervise.job_description import FilePlace
 
 if TYPE_CHECKING:
     from popdist_py.timeline.clocks import ClockSample
 
-# The maximum size of a part of a file from another host, and the size of parts sent to one.
+# The maximum size of a part of a file.
 _MAX_PART_BYTES: Final = 1 << 20
-_CALL_PART_BYTES: Final = 1 << 19
 # How many times a host is asked for its time when its program starts, and again when the program
 # has ended.
 _NUM_QUESTIONS: Final = 8
 
 
-class FileTransfer:
-    """Exchanges files with the programs of one attempt.
+class ReceivedFiles:
+    """Writes the files that the wrappers of other hosts send to their places.
 
     Args:
-        files: The files of the job.
+        places: The places for the files.
         others: The instances on other hosts.
     """
 
-    def __init__(self, files: JobFiles, others: frozenset[int]) -> None:
-        self._places = files.places  # their patterns do not overlap
+    def __init__(self, places: Sequence[FilePlace], others: frozenset[int]) -> None:
+        self._places = places
         self._others = others
-        self._call = files.call
-        self._call_paths: dict[int, str] = {}
         self._received: dict[tuple[int, str], int] = defaultdict(int)
-
-    def variables(self, instance: int) -> dict[str, str]:
-        """Return the environment variables with the paths of an instance's input and output files.
-
-        On another host, the wrapper chooses the paths of output files.
-        """
-        if instance in self._others:
-            return {CALL: self._call_paths[instance]} if instance in self._call_paths else {}
-        variables = {
-            each.variable: each.value_start + _absolute(each.prefix(instance))
-            for each in self._places
-        }
-        return variables if self._call is None else {**variables, CALL: _absolute(self._call)}
-
-    @property
-    def receivers(self) -> frozenset[int]:
-        """The instances on other hosts, if there is a file that all programs read."""
-        return self._others if self._call is not None else frozenset()
-
-    def call_parts(self) -> Iterator[bytes]:
-        """Yield the parts of the file that all programs read, and an empty part at the end.
-
-        If the file cannot be read to its end, the program notices that its copy is incomplete.
-        """
-        if self._call is not None:
-            with suppress(OSError), self._call.open("rb") as file:
-                while part := file.read(_CALL_PART_BYTES):
-                    yield part
-        yield b""
-
-    def on_call_stored(self, instance: int, path: str) -> None:
-        """Note the path of the file that the program of an instance on another host reads."""
-        self._call_paths[instance] = path
-
-    def start_of(self, instance: int) -> dict[str, Any]:
-        """Return the settings for files that a wrapper gets before its program starts.
-
-        A wrapper on another host chooses the path in each environment variable, so it gets only the
-        text before the path. With a timeline, a wrapper on this host gets the path of the spans,
-        and other wrappers get an empty path.
-        """
-        values: dict[str, Any] = {}
-        is_other = instance in self._others
-        if is_other and self._places:
-            values["files"] = {each.variable: each.value_start for each in self._places}
-        for each in self._places:
-            if each.variable == TIMELINE:
-                values["spans"] = "" if is_other else _absolute(each.prefix(instance))
-        return values
 
     def take(self, instance: int, payload: bytes) -> None:
         """Append the part in a ``FILE`` frame to its file; drop files with unexpected names."""
@@ -112,10 +58,6 @@ class FileTransfer:
                 path = prefix.with_name(f"{prefix.name}.{name}")
                 with open_private(path, "ab") as file:
                     file.write(part)
-
-
-def _absolute(path: Path) -> str:
-    return os.path.abspath(path)  # noqa: PTH100 (keeps symbolic links)
 
 
 class HostClocks:

@@ -36,7 +36,7 @@ from poprun_py.running.supervise.job_start import Finding, ProgramStart, StartDi
 from poprun_py.running.supervise.launch_result import Cause, Progress, StackGroup, describe
 from poprun_py.running.supervise.launcher_queries import holdings
 from poprun_py.running.supervise.mpirun_process import Mpirun, daemon_log_lines
-from poprun_py.running.supervise.other_hosts import FileTransfer, HostClocks
+from poprun_py.running.supervise.other_hosts import HostClocks, ReceivedFiles
 from poprun_py.running.supervise.outcome import ShortageCheck, leftovers_sentence
 from poprun_py.running.supervise.shutdown import JobShutdown, TimeLimits
 from poprun_py.running.supervise.signal_pipe import SignalPipe
@@ -115,9 +115,9 @@ class RunningJob:
             is_shown=output.is_terminal,
             tag_width=lambda index: tag_width(index, job.watchers.output),
         )
-        self._files = FileTransfer(job.files, job.hosts.others)
+        self._files = ReceivedFiles(job.files.places, job.hosts.others)
         self._start = ProgramStart(
-            job, control, self._files, self.shutdown, self._settings_of, self._on_all_told
+            job, control, self.shutdown, self._settings_of, self._on_all_told
         )
         self._handlers = self._frame_handlers()
 

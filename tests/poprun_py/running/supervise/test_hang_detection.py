@@ -36,7 +36,7 @@ def test_automatic_limit_follows_the_median_step():
 def test_automatic_limit_waits_for_a_few_steps_and_has_a_floor():
     detector = HangDetector("auto")
     detector.record_progress(0, Progress(1), now=0.0)
-    assert detector.limit() is None
+    assert detector.limit() == float("inf")
     for step in range(2, 20):
         detector.record_progress(0, Progress(step), now=0.001 * step)
     assert detector.limit() == 10.0
@@ -139,7 +139,7 @@ def test_the_steps_before_a_checkpoint_do_not_count_as_progress():
     detector.record_progress(0, Progress(1000, resumed=1000), now=0.1)
     for step in range(1001, 1006):
         detector.record_progress(0, Progress(step, resumed=1000), now=2.0 * (step - 1000))
-    assert detector.limit() is None  # only four durations of steps are known
+    assert detector.limit() == float("inf")  # only four durations of steps are known
     detector.record_progress(0, Progress(1006, resumed=1000), now=12.0)
     assert detector.limit() == pytest.approx(40.0)
     # After a return to an earlier checkpoint, the limit of the start applies.

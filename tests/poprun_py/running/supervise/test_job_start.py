@@ -13,7 +13,7 @@ from support.processes import wait_until
 from poprun_py.errors import StartError
 from poprun_py.instance import control_protocol
 from poprun_py.running.supervise import job_start
-from poprun_py.running.supervise.job_description import Hosts, JobFiles
+from poprun_py.running.supervise.job_description import Hosts, JobFiles, place_of_run
 from poprun_py.running.supervise.job_start import (
     Finding,
     ProgramStart,
@@ -22,7 +22,6 @@ from poprun_py.running.supervise.job_start import (
     misplaced,
 )
 from poprun_py.running.supervise.launch_result import Cause
-from poprun_py.running.supervise.other_hosts import FileTransfer
 
 NEVER = float("inf")
 
@@ -146,6 +145,7 @@ class Channel:
 
     def send_to(self, index, kind, value):
         self.sent.append((index, kind))
+        self.values = getattr(self, "values", {}) | {index: value}
 
 
 class Shutdown:
@@ -169,11 +169,13 @@ def start(tmp_path):
         others=frozenset({0, 1}),
     )
     channel, shutdown, started = Channel(2), Shutdown(), []
-    files = FileTransfer(JobFiles(call=tmp_path / "call"), hosts.others)
     program_start = ProgramStart(
-        a_job(count=2, hosts=hosts),
+        a_job(
+            count=2,
+            hosts=hosts,
+            files=JobFiles(call=tmp_path / "call", places=(place_of_run(tmp_path),)),
+        ),
         channel,
-        files,
         shutdown,
         lambda _: {},
         lambda: started.append(1),
@@ -192,6 +194,10 @@ def test_programs_start_when_all_hosts_have_taken_leases_and_stored_the_file(sta
     program_start.on_file_stored(channel.peers[0], {"path": "/tmp/call"})
     assert channel.sent[3:] == [(index, control_protocol.GO) for index in (0, 1)]
     assert (started, shutdown.ended) == ([1], [])
+    # A wrapper on another host chooses the other paths itself.
+    sent = channel.values[1]
+    assert sent["variables"] == {"MASTER_PORT": "7", "POPDIST_CALL": "/tmp/call"}
+    assert sent["files"] == {"POPDIST_RUN_FILES": ""}
 
 
 def test_a_refused_lease_or_a_full_host_ends_the_job(start):

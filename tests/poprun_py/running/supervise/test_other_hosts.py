@@ -13,7 +13,7 @@ from popdist_py.environment import INSTANCE_VARIABLES
 from poprun_py.instance import control_protocol
 from poprun_py.instance import transferred_files as sender
 from poprun_py.running.supervise.job_description import JobFiles, place_of_run, place_of_spans
-from poprun_py.running.supervise.other_hosts import FileTransfer
+from poprun_py.running.supervise.other_hosts import ReceivedFiles
 
 OTHERS = frozenset({1})
 
@@ -26,7 +26,7 @@ def places(tmp_path):
 
 @pytest.fixture
 def files(places):
-    return FileTransfer(JobFiles(places=places), OTHERS)
+    return ReceivedFiles(places, OTHERS)
 
 
 def written(folder: Path) -> dict[str, bytes]:
@@ -37,27 +37,29 @@ def written(folder: Path) -> dict[str, bytes]:
     }
 
 
-def test_only_an_instance_on_this_host_gets_the_paths_of_the_places(files, tmp_path):
+def settings(places):
+    return JobFiles(places=places).settings(1, is_other=True)
+
+
+def test_only_an_instance_on_this_host_gets_the_paths_of_the_places(places, tmp_path):
+    files = JobFiles(places=places)
     assert files.variables(0) == {
         "POPDIST_RUN_FILES": f"{tmp_path}/instance-0",
         "POPDIST_TIMELINE": f"{1 << 18}:{tmp_path}/spans/instance-0",
     }
-    assert files.start_of(0) == {"spans": f"{tmp_path}/spans/instance-0"}
-    assert files.variables(1) == {}
-    assert files.start_of(1) == {
+    assert files.settings(0, is_other=False) == {"spans": f"{tmp_path}/spans/instance-0"}
+    assert settings(places) == {
         "files": {"POPDIST_RUN_FILES": "", "POPDIST_TIMELINE": f"{1 << 18}:"},
         "spans": "",
     }
-    assert FileTransfer(JobFiles(places=(place_of_run(tmp_path),)), OTHERS).start_of(0) == {}
-    nothing = FileTransfer(JobFiles(), OTHERS)
-    assert (nothing.variables(0), nothing.start_of(1)) == ({}, {})
+    assert JobFiles(places=(place_of_run(tmp_path),)).settings(0, is_other=False) == {}
+    nothing = JobFiles()
+    assert (nothing.variables(0), nothing.settings(1, is_other=True)) == ({}, {})
 
 
 def test_paths_stay_valid_if_a_program_changes_its_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    told = FileTransfer(
-        JobFiles(places=(place_of_run(Path("runs/latest")),)), frozenset()
-    ).variables(3)
+    told = JobFiles(places=(place_of_run(Path("runs/latest")),)).variables(3)
     assert told == {"POPDIST_RUN_FILES": f"{tmp_path}/runs/latest/instance-3"}
 
 
@@ -65,12 +67,12 @@ def test_another_job_inherits_none_of_the_places(places):
     assert {each.variable for each in places} <= INSTANCE_VARIABLES
 
 
-def test_files_of_another_host_arrive_whole(files, tmp_path, monkeypatch):
+def test_files_of_another_host_arrive_whole(places, files, tmp_path, monkeypatch):
     """The wrapper sends each file in parts and removes it."""
     there = tmp_path / "there"
     there.mkdir()
     monkeypatch.setenv("TMPDIR", str(there))
-    sent = sender.SentFiles(files.start_of(1)["files"])
+    sent = sender.SentFiles(settings(places)["files"])
     told = sent.variables()
     size, _, prefix = told["POPDIST_TIMELINE"].partition(":")
     assert (size, prefix) == (str(1 << 18), told["POPDIST_RUN_FILES"])
@@ -98,25 +100,25 @@ def test_files_of_another_host_arrive_whole(files, tmp_path, monkeypatch):
         assert (tmp_path / name).stat().st_mode & 0o777 == 0o600
 
 
-def test_a_host_without_a_temporary_folder_sends_no_files(files, tmp_path, monkeypatch):
+def test_a_host_without_a_temporary_folder_sends_no_files(places, tmp_path, monkeypatch):
     monkeypatch.setenv("TMPDIR", str(tmp_path / "nowhere"))
-    sent = sender.SentFiles(files.start_of(1)["files"])
+    sent = sender.SentFiles(settings(places)["files"])
     assert (sent.variables(), sent.prefix) == ({}, "")
     assert list(sent.parts()) == []
     sent.remove()
 
 
-def test_a_program_may_remove_the_folder_of_its_files(files, tmp_path, monkeypatch):
+def test_a_program_may_remove_the_folder_of_its_files(places, tmp_path, monkeypatch):
     monkeypatch.setenv("TMPDIR", str(tmp_path))
-    sent = sender.SentFiles(files.start_of(1)["files"])
+    sent = sender.SentFiles(settings(places)["files"])
     Path(sent.prefix).parent.rmdir()
     assert list(sent.parts()) == []
 
 
-def test_a_relative_temporary_folder_stays_valid(files, tmp_path, monkeypatch):
+def test_a_relative_temporary_folder_stays_valid(places, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("TMPDIR", ".")
-    sent = sender.SentFiles(files.start_of(1)["files"])
+    sent = sender.SentFiles(settings(places)["files"])
     assert sent.variables()["POPDIST_RUN_FILES"].startswith(f"{tmp_path}/poprun-files-")
     sent.remove()
 
@@ -141,7 +143,7 @@ def test_other_files_and_invalid_parts_are_dropped(files, tmp_path, instance, pa
 
 
 def test_without_a_run_folder_there_are_no_values(places, tmp_path):
-    files = FileTransfer(JobFiles(places=places[1:]), OTHERS)
+    files = ReceivedFiles(places[1:], OTHERS)
     files.take(1, b"values.jsonl\0" + zlib.compress(b"a"))
     assert written(tmp_path) == {}
 
@@ -149,7 +151,7 @@ def test_without_a_run_folder_there_are_no_values(places, tmp_path):
 @pytest.mark.parametrize(("place", "name"), [(0, "values.jsonl"), (1, "0.spans")])
 def test_a_host_cannot_fill_the_disk(places, tmp_path, place, name):
     small = replace(places[place], most_bytes=2 << 20)
-    files = FileTransfer(JobFiles(places=(small,)), OTHERS)
+    files = ReceivedFiles((small,), OTHERS)
     for _ in range(5):
         files.take(1, name.encode() + b"\0" + zlib.compress(bytes(1 << 20), 9))
     assert (small.folder / f"instance-1.{name}").stat().st_size == 2 << 20
