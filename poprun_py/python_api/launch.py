@@ -200,9 +200,9 @@ def _started(
     outputs: tuple[Stream, Stream] | None,
     in_background: bool,
 ) -> JobHandle[Any]:
-    """Start a job. Its output goes to ``outputs``, or to a file in its folder if None.
+    """Start a job whose output goes to ``outputs``, or only to a file in its folder if None.
 
-    The output of a job in the background is also stored in its folder.
+    The output of a job in the background is always stored in its folder.
     """
     with contextlib.ExitStack() as after_errors:
         folder = _job_folder() if in_background or callable(target) else None

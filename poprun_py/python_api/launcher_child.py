@@ -24,14 +24,13 @@ from poprun_py.errors import JobFailedError, LaunchError, StartError, start_erro
 from poprun_py.python_api.messages import Attempt, Channel, JobRequest
 from poprun_py.running.supervise.launch_result import Cause, LaunchResult, describe
 from poprun_py.running.supervise.launcher_folder import remove_launcher_folders
-from poprun_py.running.supervise.signal_pipe import HANGUP_ONCE, INTERRUPT_ONCE
+from poprun_py.running.supervise.signal_pipe import ENDING, ONCE
 
 # A standard stream of the launcher process: a descriptor, a constant of subprocess such as PIPE, a
 # file to append to, or None to inherit the stream of this process.
 Stream = int | Path | None
 _CHUNK_BYTES = 1 << 16
 _PROGRAM = str(Path(__file__).with_name("launcher_process.py"))
-_BLOCKED_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, INTERRUPT_ONCE, HANGUP_ONCE)
 
 
 class LauncherChild:
@@ -209,7 +208,7 @@ def _start_process(
     """Start a launcher process that inherits ``descriptor``, its end of the channel."""
     # The launcher process inherits these signals blocked, and unblocks them when it has installed
     # its signal handlers.
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, _BLOCKED_SIGNALS)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, (*ENDING, *ONCE))
     try:
         with (
             start_errors("the launcher's process cannot be started"),

@@ -21,10 +21,9 @@ if _ROOT not in sys.path:
 
 from poprun_py.instance.job_folders import JobFolder  # noqa: E402 (needs the changed sys.path)
 from poprun_py.python_api.messages import Channel  # noqa: E402
-from poprun_py.running.supervise.signal_pipe import HANGUP_ONCE, INTERRUPT_ONCE  # noqa: E402
+from poprun_py.running.supervise.signal_pipe import ENDING, HANGUP_ONCE, ONCE  # noqa: E402
 
-_STANDARD_SIGNALS = {INTERRUPT_ONCE: signal.SIGINT, HANGUP_ONCE: signal.SIGHUP}
-_ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, *_STANDARD_SIGNALS)
+_ENDING_SIGNALS = (*ENDING, *ONCE)
 
 
 class _Stopped(KeyboardInterrupt):
@@ -32,7 +31,7 @@ class _Stopped(KeyboardInterrupt):
 
     def __init__(self, number: int) -> None:
         super().__init__()
-        self.signal = signal.Signals(_STANDARD_SIGNALS.get(number, number))
+        self.signal = signal.Signals(ONCE.get(number, number))
 
 
 def _stop(number: int, _: FrameType | None) -> NoReturn:
@@ -82,7 +81,7 @@ def _catch_signals() -> None:
     # Objects made before the job starts live until the job ends, so collecting garbage is useless.
     gc.disable()
     for number in _ENDING_SIGNALS:
-        if number in _STANDARD_SIGNALS or signal.getsignal(number) != signal.SIG_IGN:
+        if number in ONCE or signal.getsignal(number) != signal.SIG_IGN:
             signal.signal(number, _stop)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDING_SIGNALS)
 

@@ -110,8 +110,8 @@ def write_failure(prefix: str, error: BaseException, *, problem: str = "", note:
     Args:
         prefix: The path of the file without its suffix ``.failure``.
         error: The exception.
-        problem: The words for an error of the job about the function's result, which is raised
-            instead of the exception; empty for an exception of the call itself.
+        problem: The reason why the function's result cannot be sent, as the end of a sentence. The
+            job then fails with this sentence. Empty if the call raised the exception.
         note: A note to add to the exception.
     """
     from poprun_py.python_api.functions.packed_file import write_packed

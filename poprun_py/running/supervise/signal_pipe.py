@@ -13,8 +13,9 @@ _PARENT_ENDED = signal.SIGRTMAX - 4
 # well, such as a Ctrl-C. These signals are ignored if the end of the job was requested before.
 INTERRUPT_ONCE = signal.SIGRTMAX - 5
 HANGUP_ONCE = signal.SIGRTMAX - 6
-_ONCE = {INTERRUPT_ONCE: signal.SIGINT, HANGUP_ONCE: signal.SIGHUP}
-_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+ONCE = {INTERRUPT_ONCE: signal.SIGINT, HANGUP_ONCE: signal.SIGHUP}
+# The signals that ask a job to end, besides those in ONCE.
+ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _PARENT_HAS_ENDED = "the process that started the job has ended"
 
 
@@ -38,7 +39,7 @@ class SignalPipe:
                 signal.SIGQUIT,
                 signal.SIGWINCH,
                 signal.SIGCONT,  # the job may have come to the foreground
-                *_ONCE,
+                *ONCE,
             ]
             if signal.getsignal(signal.SIGTSTP) != signal.SIG_IGN:
                 numbers.append(signal.SIGTSTP)
@@ -70,7 +71,7 @@ class SignalPipe:
         """
         taken: list[tuple[int, str]] = []
         # Of two signals that arrive together, the kernel delivers the later one first.
-        for number in sorted(os.read(self._read_end, 512), key=_ONCE.__contains__):
+        for number in sorted(os.read(self._read_end, 512), key=ONCE.__contains__):
             if number == _PARENT_ENDED:
                 # The kernel also sends this signal when only the thread that started this process
                 # has ended, not the whole parent process.
@@ -78,10 +79,10 @@ class SignalPipe:
                     continue
                 number = HANGUP_ONCE
             reason = _PARENT_HAS_ENDED if number == HANGUP_ONCE else ""
-            if number in _ONCE:
+            if number in ONCE:
                 if self._has_end_request:
                     continue
-                number = _ONCE[number]
-            self._has_end_request |= number in _ENDING
+                number = ONCE[number]
+            self._has_end_request |= number in ENDING
             taken.append((number, reason))
         return taken
