@@ -13,6 +13,7 @@ import shlex
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import PurePath
 from typing import Any, Final
 
@@ -239,14 +240,12 @@ def compare(
 
 
 def _partly_reached(groups: Sequence[RunGroup], target: Target | None) -> list[str]:
-    """Return a remark for each group in which some, but not all, runs reached the target."""
     found = []
     for group in groups:
-        reached = len(group.numbers["reached"].values) if "reached" in group.numbers else 0
-        if target is not None and 0 < reached < len(group.runs):
-            found.append(
-                f"{group.label}: {reached} of {counted(len(group.runs), 'run')} reached {target}"
-            )
+        reached = group.numbers.get("reached")
+        if reached is not None and len(reached.values) < len(group.runs):
+            runs = counted(len(group.runs), "run")
+            found.append(f"{group.label}: {len(reached.values)} of {runs} reached {target}")
     return found
 
 
@@ -373,14 +372,11 @@ def _differing_versions(runs: Sequence[Measured]) -> list[str]:
     # lacks some packages.
     known = [run for run in runs if run.versions]
     common = set.intersection(*(set(run.versions) for run in known)) if known else set()
-
-    def version_of(package: str) -> Callable[[Measured], object]:
-        return lambda run: run.versions.get(package)
-
-    return [
-        _differing(f"not the same version of {package}", known, version_of(package))
-        for package in sorted(common)
-    ]
+    found = []
+    for name in sorted(common):
+        version_of = partial(lambda package, run: run.versions[package], name)
+        found.append(_differing(f"not the same version of {name}", known, version_of))
+    return found
 
 
 def _other_batches(runs: Sequence[Measured]) -> list[str]:

@@ -123,7 +123,6 @@ def _since(began: float | None, at: float | None) -> float | None:
 
 
 def _missing(made: Measured, target: Target | None, is_logged: bool) -> dict[str, str]:
-    """Return the reason for each field of ``Measured`` that is unknown."""
     no_time = _FEW_STEPS if made.steps else _NO_STEPS
     no_samples = no_time if made.step_seconds is None else _NO_SAMPLES
     reasons = {
@@ -208,7 +207,6 @@ def _last_loss(run: RecordedRun) -> float | None:
 
 
 def _last_step(run: RecordedRun) -> int | None:
-    """Return the highest number of a training step that any instance completed."""
     for attempt in reversed(run.attempts):
         reported = [each.get("training_step") for each in attempt.report.get("instances") or ()]
         known = [step for step in reported if isinstance(step, int) and step]
@@ -290,7 +288,7 @@ def losses(attempt: RecordedAttempt) -> list[tuple[float, int, float]]:
         (max(at for at, _ in records), step, sum(loss for _, loss in records) / len(records))
         for step, records in by_step.items()
     ]
-    return sorted(found or _logged(attempt, LOSS))
+    return sorted(found or logged(attempt, LOSS))
 
 
 def reached_at(run: RecordedRun, target: Target) -> tuple[float | None, bool]:
@@ -301,13 +299,14 @@ def reached_at(run: RecordedRun, target: Target) -> tuple[float | None, bool]:
     """
     found: list[tuple[float, int, float]] = []
     for attempt in run.attempts:
-        logged = _logged(attempt, target.name)
-        found += logged or (losses(attempt) if target.name == LOSS else [])
+        values = logged(attempt, target.name)
+        found += values or (losses(attempt) if target.name == LOSS else [])
     times = (at for at, _, value in found if target.is_reached_by(value))
     return min(times, default=None), bool(found)
 
 
-def _logged(attempt: RecordedAttempt, name: str) -> list[tuple[float, int, float]]:
+def logged(attempt: RecordedAttempt, name: str) -> list[tuple[float, int, float]]:
+    """Return the time, the step number and the value of each logged value with a name."""
     return [
         (each.at, each.step, each.values[name]) for each in attempt.values if name in each.values
     ]

@@ -107,6 +107,11 @@ class RecordedRun:
         return str(self.report["run_id"])
 
     @property
+    def is_running(self) -> bool:
+        """Whether the run has not ended, or its launcher was killed."""
+        return self.report.get("state") == "running"
+
+    @property
     def began_at(self) -> float | None:
         """The start of the run in seconds since the epoch; None if the report lacks the start."""
         return seconds_since_epoch(self.report.get("began_at"))
@@ -202,7 +207,6 @@ def _steps(path: Path, problems: list[str]) -> list[StepRecord]:
 
 
 def _observations(path: Path, problems: list[str]) -> list[tuple[float, JobView]]:
-    """Return the observations of an attempt, evenly thinned out if there are too many."""
     kept: list[tuple[float, JobView]] = []
     every, numbers = 1, count()
     read_lines = _lines(path, _observation, problems, lambda _line: next(numbers) % every == 0)

@@ -28,7 +28,7 @@ from poprun_py.past_runs.comparison_tables import (
     percent,
     scaling_columns,
 )
-from poprun_py.past_runs.measured_run import LOSS, losses
+from poprun_py.past_runs.measured_run import LOSS, logged, losses
 from poprun_py.past_runs.recorded_run import RecordedRun
 
 _MOST_VALUES = 24
@@ -226,7 +226,6 @@ def _loss_charts(comparison: Comparison, runs: Sequence[RecordedRun]) -> list[Pa
 
 
 def _value_charts(comparison: Comparison, runs: Sequence[RecordedRun]) -> list[Part]:
-    """Return a chart over time for each logged value except the loss."""
     values = (each.values for run in runs for attempt in run.attempts for each in attempt.values)
     names = sorted({name for each in values for name in each} - {LOSS})
     target = comparison.target
@@ -246,6 +245,6 @@ def _value_charts(comparison: Comparison, runs: Sequence[RecordedRun]) -> list[P
 
 def _values_line(run: RecordedRun, name: str, index: int) -> Line:
     began = run.began_at or 0.0
-    logged = [each for attempt in run.attempts for each in attempt.values if name in each.values]
-    xs, ys = [each.at - began for each in logged], [each.values[name] for each in logged]
+    found = [each for attempt in run.attempts for each in logged(attempt, name)]
+    xs, ys = [at - began for at, _, _ in found], [value for _, _, value in found]
     return Line(name=run.run_id, xs=xs, ys=ys, index=index)

@@ -174,7 +174,7 @@ def _measured(run: RecordedRun, view: JobView | None) -> tuple[list[Fact], list[
 
 
 def _badge(run: RecordedRun) -> Badge:
-    if run.report.get("state") == "running":
+    if run.is_running:
         return Badge("Running", "going")
     code: Any = run.report.get("exit_code")
     if code == 0:
@@ -188,9 +188,7 @@ def _badge(run: RecordedRun) -> Badge:
 
 def _lead(run: RecordedRun, made_at: str) -> str:
     """Return the page's first line, with the exit code, the duration and the start of the run."""
-    report = run.report
-    is_running = report.get("state") == "running"
-    began = run.began_at
+    report, is_running, began = run.report, run.is_running, run.began_at
     ended = seconds_since_epoch(made_at if is_running else report.get("ended_at"))
     words = []
     if not is_running and report.get("exit_code") not in (0, _CHECKPOINT):
@@ -205,7 +203,7 @@ def _opening(run: RecordedRun, view: JobView | None, folder: str) -> list[Part]:
     parts: list[Part] = _failure_parts(run, folder)
     if view is not None and view.worst is not None and view.worst.is_slow:
         parts.append(Alert(f"{view.worst.sentence[0].upper()}{view.worst.sentence[1:]}."))
-    if run.report.get("state") == "running":
+    if run.is_running:
         parts.append(
             Alert(
                 "The run has not ended, or its launcher was killed. "
@@ -236,14 +234,9 @@ def _size(run: RecordedRun) -> list[Fact]:
 
 
 def _failure_parts(run: RecordedRun, folder: str = "") -> list[Part]:
-    """Return page parts that say why a run failed, with tracebacks, stderr and stacks of instances.
-
-    ``folder`` is the address of the run's folder relative to the page; it ends with a slash.
-    """
     report = run.report
     last = (_reports(run) or [{}])[-1]
-    is_running = report.get("state") == "running"
-    if last.get("cause") is None if is_running else report.get("exit_code") in (0, None):
+    if last.get("cause") is None if run.is_running else report.get("exit_code") in (0, None):
         return []
     reason = str(last.get("reason") or report.get("reason") or "")
     parts: list[Part] = []
@@ -262,7 +255,6 @@ def _failure_parts(run: RecordedRun, folder: str = "") -> list[Part]:
 
 
 def _first_failure(first: Mapping[str, Any], reason: str) -> list[Part]:
-    """Return the cause, the traceback and the stderr of the instance that failed first."""
     traceback = str(first.get("traceback") or "").rstrip()
     error = traceback.rpartition("\n")[2]
     why = first.get("diagnosis") or error or first.get("ended_by") or reason

@@ -14,6 +14,7 @@ from poprun_py.display.chart_colours import NEUTRAL, series_colour
 from poprun_py.display.charts import Bars, Line, Mark, Sample, bars, histogram, lines, over_time
 from poprun_py.display.formatting import milliseconds_text, number_text
 from poprun_py.display.page import Chart, ChartRow, Fact, Part, Section, Sentence, Table
+from poprun_py.past_runs.measured_run import logged
 from poprun_py.past_runs.recorded_run import RecordedRun, seconds_since_epoch
 from poprun_py.running.watch.instance_state import median, percentile
 from poprun_py.running.watch.job_view import JobView
@@ -154,9 +155,8 @@ def training_section(run: RecordedRun, began: float) -> Section:
     parts: list[Part] = []
     if any(attempt.steps for attempt in run.attempts):
         parts.append(_throughput(run, began))
-    loss = _loss(run)
     values, rest = _values(run)
-    if smaller := [*([loss] if loss else []), *values]:
+    if smaller := [*_loss(run), *values]:
         parts.append(ChartRow(smaller))
     if rest:
         parts.append(Sentence(f"Not drawn: {', '.join(rest)}."))
@@ -216,7 +216,7 @@ def _rate(steps: Sequence[StepRecord], *, has_samples: bool) -> float:
     return done / sum(record.seconds for record in timed) if timed else 0.0
 
 
-def _loss(run: RecordedRun) -> Chart | None:
+def _loss(run: RecordedRun) -> list[Chart]:
     known = {r.instance for attempt in run.attempts for r in attempt.steps if r.loss is not None}
     series = instance_lines(
         [
@@ -225,14 +225,14 @@ def _loss(run: RecordedRun) -> Chart | None:
         ]
     )
     if not series:
-        return None
+        return []
     last = {line.index: _known(line)[-1] for line in series}
     index, (step, loss) = next(iter(last.items()))
     bad = [index for index, (_, value) in last.items() if not math.isfinite(value)]
     summary = f"At step {step:,} the loss of instance {index} is {number_text(loss)}."
     if bad:
         summary = f"The last loss of {_instances(bad)} is not finite; such steps are gaps."
-    return lines("Loss", summary, series, x="training step", y="loss")
+    return [lines("Loss", summary, series, x="training step", y="loss")]
 
 
 def _known(line: Line) -> list[tuple[Any, float]]:
@@ -244,11 +244,8 @@ def _values(run: RecordedRun) -> tuple[list[Chart], list[str]]:
     names = list(dict.fromkeys(n for a in run.attempts for v in a.values for n in v.values))
     charts = []
     for number, name in enumerate(names[:_MOST_VALUES]):
-        logged = (
-            [(each.step, each.values[name]) for each in attempt.values if name in each.values]
-            for attempt in run.attempts
-        )
-        line = _line(name, number, logged)
+        values = ([(step, v) for _, step, v in logged(each, name)] for each in run.attempts)
+        line = _line(name, number, values)
         known = _known(line)
         summary = f"{number_text(known[-1][1])} at step {known[-1][0]:,}"
         finite = [y for _, y in known if math.isfinite(y)]

@@ -251,7 +251,6 @@ class KeyboardInput:
     # --- the user's terminal --------------------------------------------------------------
 
     def _terminal_setup(self, instance: int) -> dict[str, Any]:
-        """Return the settings of a program's terminal, such as modes, size and output streams."""
         assert self._first_modes is not None
         is_stdout, is_stderr = self._is_shown
         stream = control_protocol.STDOUT if is_stdout else control_protocol.STDERR

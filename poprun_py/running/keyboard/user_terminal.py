@@ -97,7 +97,6 @@ class Modes:
 
 
 def _with_changed_bits(own: int, before: int, after: int) -> int:
-    """Return ``own`` with the changes of bits that lead from ``before`` to ``after``."""
     changed = before ^ after
     return own & ~changed | after & changed
 

@@ -273,43 +273,30 @@ class EndpointRecorder:
 
 
 class _StepCounts:
-    """The number of steps of one instance, and histograms of their durations."""
+    """The number of steps of one instance, and histograms of their durations.
+
+    A histogram has the (not cumulative) number of durations in each bucket, and their sum.
+    """
 
     def __init__(self) -> None:
-        self._count = 0
-        self._seconds = _Histogram()
-        self._own_seconds = _Histogram()
         self.text = ""
+        self._count = 0
+        self._histograms: dict[str, Any] = {
+            name: {"counts": [0] * (len(BOUNDS) + 1), "sum": 0.0}
+            for name in ("seconds", "own_seconds")
+        }
 
     def add(self, record: StepRecord) -> None:
         self._count += record.every
         if record.seconds > 0:  # a program's first step is not timed
-            self._seconds.add(record.seconds, record.every)
-            self._own_seconds.add(record.own_seconds, record.every)
+            for name, histogram in self._histograms.items():
+                seconds = getattr(record, name)
+                histogram["counts"][bisect_left(BOUNDS, seconds)] += record.every
+                histogram["sum"] += seconds * record.every
 
     def update_text(self) -> None:
         """Set ``text`` to the current counts and histograms as JSON."""
-        self.text = json.dumps(
-            {
-                "count": self._count,
-                "seconds": self._seconds.to_json(),
-                "own_seconds": self._own_seconds.to_json(),
-            }
-        )
-
-
-class _Histogram:
-    def __init__(self) -> None:
-        self._counts = [0] * (len(BOUNDS) + 1)
-        self._sum = 0.0
-
-    def add(self, seconds: float, count: int) -> None:
-        self._counts[bisect_left(BOUNDS, seconds)] += count
-        self._sum += seconds * count
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the (not cumulative) number of durations in each bucket, and their sum."""
-        return {"counts": self._counts, "sum": self._sum}
+        self.text = json.dumps({"count": self._count, **self._histograms})
 
 
 # --- TensorBoard and Weights & Biases ------------------------------------------------------------

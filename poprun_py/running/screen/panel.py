@@ -88,7 +88,6 @@ class Panel:
         return self._drawn_at + _PAUSE_SECONDS
 
     def _write_frame(self, now: float) -> None:
-        """Erase the panel, write the held output and draw the panel, in one write."""
         if self._size() != self._size_of_lines:
             self._lines = []  # the lines may not fit into the resized terminal
         frame = self._erased() + self._taken()

@@ -167,7 +167,6 @@ class RepeatedTracebacks:
         self._tell(members, shown)
 
     def _finish(self) -> None:
-        """End the current failure, and show or replace all held tracebacks."""
         for held in list(self._held.values()):
             self._decide(held)
         while self._repeated:

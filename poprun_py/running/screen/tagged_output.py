@@ -289,7 +289,6 @@ class Screen:
             self._open = None
 
     def _is_free_for(self, stream: OutputStream) -> bool:
-        """Return whether a stream's unfinished line may be shown now."""
         return self._open is None or self._open is stream or self._open.has_ended
 
     def next_bar_at(self) -> float:
@@ -346,7 +345,6 @@ class Screen:
         self._write(first_tag + body + end + redraw)
 
     def _write_partial(self, stream: OutputStream) -> None:
-        """Write the unfinished line of one stream, which becomes the open line."""
         # Keep a carriage return at the end, because a newline may follow.
         is_half = stream.held.endswith(b"\r") and not (stream.live or stream.has_ended)
         data = bytes(stream.held[:-1] if is_half else stream.held)
@@ -371,5 +369,5 @@ class Screen:
 
 
 def _retag(data: bytes, tag: bytes) -> bytes:
-    """Repeat the tag after each carriage return, because the following text overwrites the tag."""
+    # The text after a carriage return overwrites the tag, so the tag is repeated.
     return _BARE_RETURN.sub(lambda _: b"\r" + tag, data) if tag else data

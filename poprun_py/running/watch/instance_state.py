@@ -19,6 +19,11 @@ _POSITIONS: Final = {name: position for position, name in enumerate(ACTIVITIES)}
 # or loading. Shorter waits occur in every training step.
 _LONG_NANOSECONDS = 10**9
 _P95 = 0.95
+# The fields of an instance state whose JSON keys have the same names.
+_SAME_IN_JSON: Final = (
+    "index", "host", "pid", "phase", "step", "samples_per_second",
+    "num_cpus", "memory_bytes", "swap_bytes", "num_samples",
+)  # fmt: skip
 # The ledger (record of steps and activities) that is assumed for a program that does not keep one.
 _EMPTY_LEDGER: Final[Mapping[str, Any]] = {
     "began": None, "activity": 0, "since": 0, "nanoseconds": [0] * len(ACTIVITIES),
@@ -182,34 +187,21 @@ class InstanceState:
         """Create a state from JSON values that ``to_json`` returned."""
         steps = data["step_seconds"]
         return cls(
-            index=data["index"],
-            host=data["host"],
-            pid=data["pid"],
-            phase=data["phase"],
-            step=data["step"],
+            **{name: data[name] for name in _SAME_IN_JSON},
             num_steps=data["num_timed_steps"],
-            samples_per_second=data["samples_per_second"],
             step_seconds=steps["median"],
             p95_seconds=steps["p95"],
             own_seconds=steps["median_without_waiting"],
             shares=tuple(data["shares"][name] for name in ACTIVITIES),
             cpu=data["cpus_used"],
-            num_cpus=data["num_cpus"],
-            memory_bytes=data["memory_bytes"],
-            swap_bytes=data["swap_bytes"],
             queued=data["queued_share"],
             throttled=data["throttled_share"],
-            num_samples=data["num_samples"],
             seconds=tuple(data["seconds"][name] for name in ACTIVITIES),
             loss=loss_from_json(data["loss"]),
         )
 
 
 def _phase(ledger: Mapping[str, Any], num_calls: int) -> str:
-    """Return the phase of an instance for views of the job, such as ``training``.
-
-    ``num_calls`` is the number of calls since the last training step that do not train.
-    """
     if ledger["began"] is None:
         return "running"
     name = ACTIVITIES[ledger["activity"]]

@@ -275,7 +275,6 @@ class JobObserver:
             self._end_round(now)
 
     def _end_round(self, now: float) -> None:
-        """End a round, report stragglers, and pass a view on to recorders and requesters."""
         self._awaited.clear()
         self._unasked.clear()
         self._ask_at = float("inf")
@@ -308,7 +307,11 @@ class JobObserver:
         slow = {each.instance: each for each in stragglers(states)}
         for instance in running:
             instance.slow_rounds = instance.slow_rounds + 1 if instance.index in slow else 0
-        confirmed = [each for index, each in slow.items() if self._is_confirmed(index)]
+        confirmed = []
+        for index, straggler in slow.items():
+            instance = self._observed[index]
+            if instance.has_new_steps and instance.slow_rounds >= _CONFIRMED:
+                confirmed.append(straggler)
         for straggler in confirmed:
             self._tell_once(straggler)
         if confirmed:
@@ -317,10 +320,6 @@ class JobObserver:
             # Keep the detail of the first report about this instance, because the measured values
             # of a later round may include the end of the program.
             self._slow = replace(worst, detail=told.detail)
-
-    def _is_confirmed(self, index: int) -> bool:
-        instance = self._observed[index]
-        return instance.has_new_steps and instance.slow_rounds >= _CONFIRMED
 
     def _tell_once(self, straggler: Straggler) -> None:
         """Report a straggler, unless the instance was reported before with the same cause.

@@ -66,16 +66,12 @@ class JobView(Displayed):
 
     def to_json(self) -> dict[str, Any]:
         """Return the view as JSON values."""
-        return {**self._head(), "instances": [state.to_json() for state in self.instances]}
+        values: dict[str, Any] = json.loads(self.json_text())
+        return values
 
     def json_text(self) -> str:
         """Return the view as JSON text, built from the cached JSON texts of the instance states."""
-        instances = ", ".join([state.json_text() for state in self.instances])
-        return f'{json.dumps(self._head())[:-1]}, "instances": [{instances}]}}'
-
-    def _head(self) -> dict[str, Any]:
-        """Return the view as JSON values, without the states of the instances."""
-        return {
+        head = {
             "version": _STATUS_VERSION,
             "run_id": self.run_id,
             "pid": self.pid,
@@ -84,6 +80,8 @@ class JobView(Displayed):
             "samples_per_second": round(self.samples_per_second, 3),
             "slowest": None if self.worst is None else self.worst.to_json(),
         }
+        instances = ", ".join([state.json_text() for state in self.instances])
+        return f'{json.dumps(head)[:-1]}, "instances": [{instances}]}}'
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> JobView:
