@@ -221,7 +221,7 @@ def _printable_value(answer: str) -> Any:
     """Return the contents of an answer, with control characters in its strings replaced.
 
     Raises:
-        ValueError: The answer is not JSON.
+        ValueError: The answer is not JSON, or nests too deeply.
     """
 
     def plain(value: Any) -> Any:
@@ -233,7 +233,10 @@ def _printable_value(answer: str) -> Any:
             return {plain(name): plain(each) for name, each in value.items()}
         return value
 
-    return plain(read_json(answer))
+    try:
+        return plain(read_json(answer))
+    except RecursionError:
+        raise ValueError("it nests too deeply") from None
 
 
 def _is_launchers(path: Path) -> bool:
