@@ -109,7 +109,7 @@ def launch(
         args,
         kwargs,
         options,
-        listeners=_checked_listeners(log, warn, tell_binding),
+        listeners=_checked_listeners(log=log, warn=warn, tell_binding=tell_binding),
         environ=_checked_environ(environ),
         outputs=outputs,
         in_background=False,
@@ -167,7 +167,7 @@ def start(
         args,
         kwargs,
         options,
-        listeners=_checked_listeners(log, warn, tell_binding),
+        listeners=_checked_listeners(log=log, warn=warn, tell_binding=tell_binding),
         environ=_checked_environ(environ),
         outputs=(subprocess.PIPE, subprocess.PIPE) if show else None,
         in_background=True,
@@ -250,15 +250,13 @@ def _job_folder() -> JobFolder:
 # --- checks of arguments ------------------------------------------------------------------
 
 
-def _checked_listeners(
-    log: Log | None, warn: Log | None, tell_binding: Log | None
-) -> dict[str, Log]:
+def _checked_listeners(**given: Log | None) -> dict[str, Log]:
     """Return the functions that the caller has given, keyed by the kind of line that they take."""
-    given = {"log": log, "warn": warn, "binding": tell_binding}
-    for kind, call in given.items():
-        if call is not None and not callable(call):
-            raise UsageError(f"{kind} {call!r}: expected a function that takes a line")
-    return {kind: call for kind, call in given.items() if call is not None}
+    listeners = {name: call for name, call in given.items() if call is not None}
+    for name, call in listeners.items():
+        if not callable(call):
+            raise UsageError(f"{name} {call!r}: expected a function that takes a line")
+    return {name.removeprefix("tell_"): call for name, call in listeners.items()}
 
 
 def _checked_environ(environ: object) -> dict[str, str] | None:

@@ -85,6 +85,7 @@ def test_a_failed_program_is_shown_and_raises_only_on_request(capsys):
         (lambda: poprun_py.launch(print, "ab"), "args of type str"),
         (lambda: poprun_py.launch(print, (), {1: 2}), "kwargs of type dict: .* from names"),
         (lambda: poprun_py.launch(["x"], log="x"), "log 'x': expected a function"),
+        (lambda: poprun_py.start(["x"], tell_binding=1), "tell_binding 1: expected a function"),
         (lambda: poprun_py.launch(["x"], descriptors=(1,)), r"descriptors \(1,\): expected two"),
         (lambda: poprun_py.launch(["x"], environ=5), "environ of type int: expected a mapping"),
         (lambda: poprun_py.launch(["x"], environ={"A": 1}), "environ: variable A: expected a text"),
