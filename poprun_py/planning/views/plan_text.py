@@ -178,18 +178,19 @@ def topology_table(topology: Topology, *, max_width: int | None = None) -> str:
 
     If the table is wider than ``max_width`` columns, replicas in the middle are left out.
     """
-    table = _drawn_table(topology, range(topology.num_replicas), None)
+    table = _drawn_table(topology, list(range(topology.num_replicas)))
     if max_width is None or len(table.split("\n", 2)[1]) <= max_width:
         return table
-    return _elided(topology, max_width)
+    return _shortened_table(topology, max_width)
 
 
-def _drawn_table(topology: Topology, replicas: Sequence[int], gap: int | None) -> str:
-    """Draw the table with a column for each replica, and a column of dots at position ``gap``."""
-    columns: list[int | None] = list(replicas)
-    if gap is not None:
-        columns.insert(gap, None)
-    column_width = max(len(str(topology.num_replicas - 1)) + 2, 5 if gap is not None else 0)
+def _drawn_table(topology: Topology, columns: Sequence[int | None]) -> str:
+    """Draw the table with a column for each replica in ``columns``; None is a column of dots.
+
+    Neighbouring columns with the same host, domain or instance share a cell. The index of a host
+    replaces a name that is too long for its cell.
+    """
+    column_width = max(len(str(topology.num_replicas - 1)) + 2, 5 if None in columns else 0)
     width = len(columns) * (column_width + 1) - 1
     inner = _LABEL_WIDTH + 1 + width
     hosts = [host.name for host in topology.hosts]
@@ -201,13 +202,19 @@ def _drawn_table(topology: Topology, replicas: Sequence[int], gap: int | None) -
     }
     rows = []
     for label, count in replicas_of.items():
-        indices = [None if replica is None else replica // count for replica in columns]
-        cells = _cells(indices, hosts if label == "hosts" else None, column_width)
-        rows.append(f"| {label:<{_LABEL_WIDTH - 1}}|{cells}|")
+        cells = []
+        indices = (None if replica is None else replica // count for replica in columns)
+        for index, same in groupby(indices):
+            room = len(list(same)) * (column_width + 1) - 1
+            text = "..." if index is None else str(index)
+            if label == "hosts" and index is not None:
+                text = hosts[index] if len(hosts[index]) <= room else f"[{index}]"
+            cells.append(f"{text:^{room}}")
+        rows.append(f"| {label:<{_LABEL_WIDTH - 1}}|{'|'.join(cells)}|")
     return "\n".join(
         (
             " " + "=" * inner,
-            f"|{_centre(_TABLE_TITLE, inner)}|",
+            f"|{_TABLE_TITLE:^{inner}}|",
             f"|{'=' * inner}|",
             f"\n|{'-' * _LABEL_WIDTH}|{'-' * width}|\n".join(rows),
             " " + "-" * inner,
@@ -215,65 +222,30 @@ def _drawn_table(topology: Topology, replicas: Sequence[int], gap: int | None) -
     )
 
 
-def _cells(indices: list[int | None], names: list[str] | None, column_width: int) -> str:
-    """Return the cells of a row; neighbouring columns with equal indices share a cell."""
-    cells = []
-    for index, columns in groupby(indices):
-        width = len(list(columns)) * (column_width + 1) - 1
-        cells.append(_centre(_label(index, names, width), width))
-    return "|".join(cells)
-
-
-def _label(index: int | None, names: list[str] | None, width: int) -> str:
-    if index is None:
-        return "..."
-    if names is None:
-        return str(index)
-    return names[index] if len(names[index]) <= width else f"[{index}]"
-
-
-def _centre(text: str, width: int) -> str:
-    left = max(0, (width - len(text)) // 2)
-    return (" " * left + text).ljust(width)
-
-
-def _elided(topology: Topology, max_width: int) -> str:
+def _shortened_table(topology: Topology, max_width: int) -> str:
+    """Draw the first and last replicas, with a note and the names of hosts shown as an index."""
     column_width = max(len(str(topology.num_replicas - 1)) + 2, 5)
     fitting = max(2, (max_width - _LABEL_WIDTH - 3) // (column_width + 1) - 1)
-    total = topology.num_replicas
+    total, hosts, share = topology.num_replicas, topology.hosts, topology.instances_per_host
     last = max(1, fitting // 3)
     first = max(1, fitting - last)
-    shown = [*range(first), *range(total - last, total)]
-    table = _drawn_table(topology, shown, first)
-    instances, hosts = topology.num_instances, len(topology.hosts)
+    table = _drawn_table(topology, [*range(first), None, *range(total - last, total)])
+    instances = topology.num_instances
     domains = f", {topology.num_ilds} ILDs" if topology.num_ilds > 1 else ""
-    note = (
-        f"{counted(total, 'replica')}, {counted(instances, 'instance')}, {counted(hosts, 'host')}"
-        f"{domains}; "
+    lines = [
+        table,
+        f"{counted(total, 'replica')}, {counted(instances, 'instance')}, "
+        f"{counted(len(hosts), 'host')}{domains}; "
         f"replicas {first} to {total - last - 1} not shown (--print-topology yes to a file, or "
-        "json, shows all)"
-    )
-    return "\n".join((table, note, *_ranges(topology), *_legend(topology, table)))
-
-
-def _ranges(topology: Topology) -> list[str]:
-    hosts, share = topology.hosts, topology.instances_per_host
-    if len(hosts) == 1:
-        return []
-    total = topology.num_instances
-    first, last = ranges_text(range(share)), ranges_text(range(total - share, total))
-    each = counted(share, "instance") if share > 1 else "one instance"
-    return [
-        f"{compress([host.name for host in hosts])}: {each} each, from {first} on {hosts[0].name} "
-        f"to {last} on {hosts[-1].name}"
+        "json, shows all)",
     ]
-
-
-def _legend(topology: Topology, table: str) -> list[str]:
-    """Return lines that tell which host each index in brackets stands for."""
+    if len(hosts) > 1:
+        each = counted(share, "instance") if share > 1 else "one instance"
+        lines.append(
+            f"{compress([host.name for host in hosts])}: {each} each, from "
+            f"{ranges_text(range(share))} on {hosts[0].name} to "
+            f"{ranges_text(range(instances - share, instances))} on {hosts[-1].name}"
+        )
     row = table.split("\n")[3]
-    return [
-        f"[{index}] = {host.name}"
-        for index, host in enumerate(topology.hosts)
-        if f"[{index}]" in row
-    ]
+    names = (f"[{index}] = {host.name}" for index, host in enumerate(hosts) if f"[{index}]" in row)
+    return "\n".join([*lines, *names])
