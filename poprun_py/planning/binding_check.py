@@ -6,11 +6,14 @@ The wrapper of each instance reads the actual binding from the kernel (``binding
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from poprun_py.display.formatting import numbered, ranges_text
 from poprun_py.errors import StartError
-from poprun_py.planning.launch_plan import InstancePlan, LaunchPlan
+from poprun_py.planning.cpu_placement import Placement
+from poprun_py.planning.instance_variables import PLANNED_THREADS
+from poprun_py.planning.launch_plan import LaunchPlan
 
 Log = Callable[[str], None]
 
@@ -28,8 +31,11 @@ def check_binding(
     """
     problems = []
     for index, report in sorted(started.items()):
-        in_effect = report.get("found", {})
-        differences = binding_differences(_planned_binding(planned.instances[index]), in_effect)
+        instance, in_effect = planned.instances[index], report.get("found", {})
+        # A thread count that the user set with --env is not compared.
+        is_users = PLANNED_THREADS in dict(instance.user_env)
+        threads = 0 if is_users else int(dict(instance.env).get(PLANNED_THREADS) or 0)
+        differences = binding_differences(replace(instance.placement, threads=threads), in_effect)
         log(f"instance {index} has PID {report.get('pid')}: {_binding_sentence(in_effect)}")
         problems += [f"instance {index} {text}" for text in differences]
     if problems and planned.config.strict_binding:
@@ -38,43 +44,27 @@ def check_binding(
         warn(problem)
 
 
-def _planned_binding(instance: InstancePlan) -> dict[str, Any]:
-    """Return the planned binding. A thread count that the user set with --env is left out."""
-    threads = dict(instance.env).get("OMP_NUM_THREADS")
-    is_users = "OMP_NUM_THREADS" in dict(instance.user_env)
-    return {
-        "cpus": instance.placement.cpus,
-        "memory_nodes": instance.placement.memory_nodes,
-        "threads": int(threads) if threads and not is_users else 0,
-    }
-
-
-def binding_differences(plan: Mapping[str, Any], actual: Mapping[str, Any]) -> list[str]:
+def binding_differences(plan: Placement, actual: Mapping[str, Any]) -> list[str]:
     """Return one sentence for each difference between a planned and an actual binding.
 
-    No sentences are returned if the process has ended.
-
-    Args:
-        plan: The planned ``cpus`` and ``memory_nodes``; empty if the plan does not restrict them.
-            ``threads`` is the planned OMP_NUM_THREADS; 0 or None if the plan does not set it.
-        actual: The actual binding, as returned by ``binding.read_back``.
+    No sentences are returned if the process has ended. ``plan`` has 0 threads if the plan does not
+    set OMP_NUM_THREADS. ``actual`` is the result of ``binding.read_back``.
     """
     sentences: list[str] = []
     if actual.get("ended"):
         return sentences
-    cpus = sorted(plan.get("cpus") or ())
+    cpus, nodes = sorted(plan.cpus), sorted(plan.memory_nodes)
     if cpus and actual.get("cpus") != cpus:
         sentences.append(
             f"runs on {_named('CPU', actual.get('cpus'))} instead of {ranges_text(cpus)}"
         )
-    nodes = sorted(plan.get("memory_nodes") or ())
     policy = actual.get("memory_policy")
     if nodes and (policy != "bind" or actual.get("memory_nodes") != nodes):
         in_effect = actual.get("memory_nodes") or None
         shown = "cannot be read" if policy is None else f"is {policy}"
         on = f" on {_named('node', in_effect)}" if in_effect else ""
         sentences.append(f"memory policy {shown}{on} instead of bind on {_named('node', nodes)}")
-    threads, actual_threads = plan.get("threads"), actual.get("omp_num_threads")
+    threads, actual_threads = plan.threads, actual.get("omp_num_threads")
     # A thread count that could not be read, because the program is ending, is not a difference.
     if threads and actual_threads is not None and actual_threads != threads:
         sentences.append(f"OMP_NUM_THREADS is {actual_threads or 'not set'} instead of {threads}")

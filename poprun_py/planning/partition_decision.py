@@ -159,26 +159,27 @@ def decide_partition(
     name = named or (permanent[0].name if permanent else new_name)
     existing = next((each for each in now.partitions if each.name == name), None)
     request = wanted_request(config, name)
+    decision = PartitionDecision(
+        action=Action.CREATE, where=now.where, name=name, num_ipus=request.size
+    )
     if existing is None:
         why = "there is none of this name" if named else "the pod has no other"
-        decision = PartitionDecision(
-            action=Action.CREATE,
-            where=now.where,
-            name=name,
+        decision = replace(
+            decision,
             reason=f"{why}; {shape_text(request)}",
-            num_ipus=request.size,
             request=request,
             removes=config.remove_partition,
             is_temporary=not named,
         )
         return _refused_without_room(decision, request, now, now.partitions)
+    decision = replace(decision, partition=existing)
     outer = _outer_ipus(environ, now.attachments, name)
     if outer is not None:
-        return _inherit(request, environ, now, existing, outer)
+        return _inherit(decision, environ, outer)
     if _fits(existing, request):
         why = "it fits" if named else "it is the only one, and fits"
-        return _use(config, request, now, existing, why)
-    return _update(config, request, now, existing)
+        return _use(replace(decision, reason=why), config, now, existing)
+    return _update(decision, config, request, now, existing)
 
 
 def wanted_request(config: LaunchConfig, name: str) -> PartitionRequest:
@@ -269,35 +270,28 @@ def _outer_ipus(
 
 
 def _inherit(
-    request: PartitionRequest,
-    environ: Mapping[str, str],
-    now: PodState,
-    existing: Partition,
-    outer: Attachment,
+    decision: PartitionDecision, environ: Mapping[str, str], outer: Attachment
 ) -> PartitionDecision:
-    size = request.size
+    size = decision.num_ipus
     if size > len(outer.ipus):
         return refusal(
-            now.where,
+            decision.where,
             f"{counted(size, 'IPU')} {are(size)} needed, and this launch runs in an "
             f"instance of {outer.holder.program} (process {outer.holder.pid}), which has "
-            f"{len(outer.ipus)} of partition {existing.name}: name another one with "
+            f"{len(outer.ipus)} of partition {decision.name}: name another one with "
             "--vipu-partition, or use --pod none",
         )
-    return PartitionDecision(
+    return replace(
+        decision,
         action=Action.INHERIT,
-        where=now.where,
-        name=existing.name,
         reason="its instance started this launch",
-        num_ipus=size,
-        partition=existing,
         inherited=replace(outer, ipus=outer.ipus[:size]),
         inherited_gcd=environ.get(GCD),
     )
 
 
 def _use(
-    config: LaunchConfig, request: PartitionRequest, now: PodState, existing: Partition, why: str
+    decision: PartitionDecision, config: LaunchConfig, now: PodState, existing: Partition
 ) -> PartitionDecision:
     """Use a partition that fits the job. By default, it is reset unless it is reconfigurable."""
     resets = config.reset_partition
@@ -309,17 +303,11 @@ def _use(
             f"partition {existing.name} is in the state ERROR"
             f"{f' ({existing.error})' if existing.error else ''}: add --reset-partition yes",
         )
-    size, held = request.size, _attachments_of(existing, now)
+    size, held = decision.num_ipus, _attachments_of(existing, now)
     taken = frozenset(ipu for each in held for ipu in each.ipus)
     waits = "; it is still PENDING" if existing.state is PartitionState.PENDING else ""
-    decision = PartitionDecision(
-        action=Action.RESET if resets else Action.USE,
-        where=now.where,
-        name=existing.name,
-        reason=why + waits,
-        num_ipus=size,
-        partition=existing,
-    )
+    action = Action.RESET if resets else Action.USE
+    decision = replace(decision, action=action, reason=decision.reason + waits)
     if resets and held:
         return _busy(decision, f"{_in_use_text(existing, held)}, and cannot be reset")
     if not free_ipus(existing, size, taken):
@@ -334,7 +322,11 @@ def _use(
 
 
 def _update(
-    config: LaunchConfig, request: PartitionRequest, now: PodState, existing: Partition
+    decision: PartitionDecision,
+    config: LaunchConfig,
+    request: PartitionRequest,
+    now: PodState,
+    existing: Partition,
 ) -> PartitionDecision:
     """Replace a partition that does not fit the job, or refuse the launch."""
     old, new = shape_text(existing), shape_text(request)
@@ -347,13 +339,10 @@ def _update(
     if existing.owner != now.user:
         owner = existing.owner
         return refusal(now.where, f"{misfit}, and it belongs to {owner}: name another partition")
-    decision = PartitionDecision(
+    decision = replace(
+        decision,
         action=Action.UPDATE,
-        where=now.where,
-        name=existing.name,
         reason=f"it had {old}; now {new}",
-        num_ipus=request.size,
-        partition=existing,
         request=request,
         removes=config.remove_partition,
     )

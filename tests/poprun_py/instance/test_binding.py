@@ -12,6 +12,7 @@ from support.repository import ROOT
 from poprun_py.display.formatting import ranges_text
 from poprun_py.instance import binding
 from poprun_py.planning.binding_check import binding_differences
+from poprun_py.planning.cpu_placement import Placement
 
 REFUSE = ROOT / "tests" / "support" / "refused_calls.py"
 CPUS = sorted(os.sched_getaffinity(0))
@@ -45,7 +46,7 @@ def test_a_binding_holds_for_a_process_and_its_children():
         assert found["omp_num_threads"] == 3
         assert found["other_threads"] == {"MKL_NUM_THREADS": "2"}
         assert not found["ended"]
-    assert binding_differences({"cpus": CPUS[-1:], "memory_nodes": [0], "threads": 3}, child) == []
+    assert binding_differences(Placement((), (0,), (CPUS[-1],), 3), child) == []
 
 
 def test_an_empty_request_changes_nothing():
@@ -58,7 +59,7 @@ def test_refusals_are_reported_and_the_program_runs():
     found = in_child(
         "binding.apply([4000], [1000]); print(json.dumps(binding.read_back(os.getpid())))"
     )
-    assert binding_differences({"cpus": [4000], "memory_nodes": [1000]}, found) == [
+    assert binding_differences(Placement((), (1000,), (4000,), 0), found) == [
         f"runs on CPUs {ranges_text(CPUS)} instead of 4000",
         "memory policy is default instead of bind on node 1000",
     ]
@@ -74,7 +75,7 @@ def test_a_weaker_memory_policy_is_used_if_a_container_forbids_the_first(forbidd
         before=(sys.executable, str(REFUSE), forbidden),
     )
     assert found["memory_policy"] == policy
-    (difference,) = binding_differences({"memory_nodes": [0]}, found)
+    (difference,) = binding_differences(Placement((), (0,), (), 0), found)
     assert difference.endswith("instead of bind on node 0")
 
 
@@ -86,7 +87,7 @@ def test_an_ended_process_has_no_differences():
     found = binding.read_back(child)
     os.waitpid(child, 0)
     assert found["ended"]
-    assert binding_differences({"cpus": [4000], "memory_nodes": [7], "threads": 9}, found) == []
+    assert binding_differences(Placement((), (7,), (4000,), 9), found) == []
     assert binding.read_back(child)["ended"]
 
 
@@ -102,7 +103,7 @@ def test_a_program_can_be_read_right_after_its_start():
 
 
 def test_differences_name_the_actual_and_the_planned_binding():
-    plan = {"cpus": [1, 2, 3], "memory_nodes": [0, 1], "threads": 3}
+    plan = Placement((), (0, 1), (1, 2, 3), 3)
     found = {
         "cpus": [1], "memory_policy": "preferred", "memory_nodes": [0], "omp_num_threads": 0,
     }  # fmt: skip
@@ -116,7 +117,7 @@ def test_differences_name_the_actual_and_the_planned_binding():
         "runs on CPUs unknown instead of 1-3",
         "memory policy cannot be read instead of bind on nodes 0-1",
     ]
-    assert binding_differences({}, found) == []
+    assert binding_differences(Placement((), (), (), 0), found) == []
 
 
 @pytest.mark.parametrize(
