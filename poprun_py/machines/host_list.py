@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from popdist_py.errors import are, counted
 from poprun_py.display.formatting import ranges_text
 from poprun_py.errors import UsageError
+from poprun_py.options.launch_config import LaunchConfig
 
 # The maximum number of hosts in a host list. Larger numbers are typing errors, such as
 # a[0-999999999].
@@ -284,34 +285,29 @@ _TASKS = re.compile(r"(\d{1,7})(?:\(x(\d{1,7})\))?")
 
 
 def resolve_hosts(
-    *,
-    host: str | None,
-    host_file: str | None,
+    config: LaunchConfig,
     environ: Mapping[str, str],
     read_text: Callable[[str], str],
     local_names: frozenset[str] = frozenset(),
-    num_instances: int = 1,
-    host_source: str = "--host",
-    host_file_source: str = "--host-file",
 ) -> tuple[Host, ...]:
     """Return the hosts of a launch, in order.
 
     ``--host`` takes precedence over ``--host-file``. Without ``--host`` and ``--host-file``, the
     hosts come from the Slurm allocation or the MPI host file that ``environ`` names. If ``environ``
     names neither, this machine is the only host. ``local_names`` are the names of this machine.
-    ``read_text`` returns the text of a file. ``host_source`` and ``host_file_source`` are the
-    options' names in messages.
+    ``read_text`` returns the text of a file.
 
     Raises:
         UsageError: A host list is malformed, a host is given twice, or the Slurm allocation has too
             few tasks.
     """
-    if host is not None:
-        hosts = parse_host_list(host, source=host_source)
-    elif host_file is not None:
-        hosts = parse_host_file(read_text(host_file), source=f"{host_file_source} {host_file}")
+    if config.host is not None:
+        hosts = parse_host_list(config.host, source=config.named("host"))
+    elif config.host_file is not None:
+        source = f"{config.named('host_file')} {config.host_file}"
+        hosts = parse_host_file(read_text(config.host_file), source=source)
     elif environ.get("SLURM_JOB_NODELIST"):
-        hosts = _slurm_hosts(environ, num_instances)
+        hosts = _slurm_hosts(environ, config.num_instances)
     elif default_file := next((environ[n] for n in DEFAULT_HOST_FILES if environ.get(n)), ""):
         hosts = parse_host_file(read_text(default_file), source=default_file)
     else:

@@ -98,16 +98,15 @@ def _online_cpus(files: _KernelFiles) -> tuple[int, ...]:
 def _read_nodes(files: _KernelFiles, online: tuple[int, ...]) -> tuple[NumaNode, ...]:
     """Return the NUMA nodes; each online CPU is in exactly one node."""
     indices = files.numbered(_NODE, "node")
-    listed = {index: files.cpu_list(f"{_NODE}/node{index}/cpulist") or () for index in indices}
-    seen: set[int] = set()
-    cpus_of: dict[int, list[int]] = {index: [] for index in indices} or {0: []}
-    present = set(online)
+    left = set(online)
+    cpus_of: dict[int, list[int]] = {}
     for index in indices:
-        cpus_of[index] = [c for c in listed[index] if c in present and c not in seen]
-        seen.update(cpus_of[index])
+        listed = files.cpu_list(f"{_NODE}/node{index}/cpulist") or ()
+        cpus_of[index] = [cpu for cpu in listed if cpu in left]
+        left.difference_update(listed)
     # CPUs that no node lists are assigned to the first node; without NUMA, these are all CPUs.
-    first = min(cpus_of)
-    cpus_of[first] = sorted({*cpus_of[first], *(present - seen)})
+    first = min(cpus_of, default=0)
+    cpus_of[first] = sorted({*cpus_of.get(first, ()), *left})
     nodes = []
     for position, (index, cpus) in enumerate(cpus_of.items()):
         meminfo = files.text(f"{_NODE}/node{index}/meminfo") if indices else None
@@ -170,11 +169,8 @@ def _read_cores(
         )
         for cpus in members.values()
     ]
-    return tuple(sorted(cores, key=_core_order))
-
-
-def _core_order(core: Core) -> tuple[int, ...]:
-    return core.numa_node, core.package, -1 if core.l3 is None else core.l3, core.cpus[0]
+    cores.sort(key=lambda c: (c.numa_node, c.package, -1 if c.l3 is None else c.l3, c.cpus[0]))
+    return tuple(cores)
 
 
 def _groups(
@@ -280,11 +276,10 @@ class _KernelFiles:
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        self._prefix = str(root).rstrip("/")
 
     def text(self, path: str) -> str | None:
         try:
-            return Path(f"{self._prefix}/{path}").read_text("utf-8", "replace").strip()
+            return self.root.joinpath(path).read_text("utf-8", "replace").strip()
         except (OSError, ValueError):
             return None
 
@@ -292,30 +287,27 @@ class _KernelFiles:
         return _whole_number(self.text(path) or "")
 
     def cpu_list(self, path: str) -> tuple[int, ...] | None:
-        text = self.text(path)
-        try:
-            return None if text is None else parse_cpu_list(text)
-        except ValueError:
-            return None
+        return _cpu_list(self.text(path))
+
+    def status_list(self, field: str) -> tuple[int, ...] | None:
+        """Return the numbers in a field of ``proc/self/status``, such as ``Cpus_allowed_list``."""
+        found = re.search(rf"^{field}:(.*)$", self.text("proc/self/status") or "", re.MULTILINE)
+        return _cpu_list(found and found[1])
 
     def numbered(self, path: str, prefix: str) -> tuple[int, ...]:
         """Return the sorted numbers N for which a folder has an entry ``prefixN``."""
         try:
-            names = [entry.name for entry in Path(f"{self._prefix}/{path}").iterdir()]
+            names = [entry.name for entry in self.root.joinpath(path).iterdir()]
         except OSError:
             return ()
         tails = (n.removeprefix(prefix) for n in names if n.startswith(prefix))
         return tuple(sorted(int(t) for t in tails if t.isascii() and t.isdigit() and len(t) < 9))
 
-    def status_list(self, field: str) -> tuple[int, ...] | None:
-        """Return the numbers in a field of ``proc/self/status``, such as ``Cpus_allowed_list``."""
-        for line in (self.text("proc/self/status") or "").splitlines():
-            name, _, value = line.partition(":")
-            if name == field:
-                try:
-                    return parse_cpu_list(value)
-                except ValueError:
-                    return None
+
+def _cpu_list(text: str | None) -> tuple[int, ...] | None:
+    try:
+        return None if text is None else parse_cpu_list(text)
+    except ValueError:
         return None
 
 

@@ -125,16 +125,12 @@ def hosts_of(config: LaunchConfig, environ: Mapping[str, str]) -> tuple[Host, ..
         UsageError: The list of hosts is malformed, or the file with the list cannot be read.
     """
     hosts = resolve_hosts(
-        host=config.host,
-        host_file=config.host_file,
-        environ=environ,
+        config,
+        environ,
         read_text=lambda path: read_text_file(
             path, config.named("host_file") if config.host_file is not None else "host file"
         ),
-        host_source=config.named("host"),
-        host_file_source=config.named("host_file"),
         local_names=_own_names(config.host is not None or config.host_file is not None),
-        num_instances=config.num_instances,
     )
     if any(":" in host.name for host in hosts):
         from poprun_py.machines.host_list import with_names

@@ -16,16 +16,15 @@ from poprun_py.machines.host_list import (
     slurm_tasks,
     with_names,
 )
+from poprun_py.options.launch_config import LaunchConfig
 
 
 def resolved(environ=None, files=None, **options):
     return resolve_hosts(
-        host=options.get("host"),
-        host_file=options.get("host_file"),
-        environ=environ or {},
+        LaunchConfig(**options),
+        environ or {},
         read_text=(files or {}).__getitem__,
         local_names=frozenset({"here"}),
-        num_instances=options.get("num_instances", 1),
     )
 
 
