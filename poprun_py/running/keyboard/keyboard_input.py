@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from poprun_py.instance import control_protocol
 
 if TYPE_CHECKING:
-    from poprun_py.running.keyboard.user_terminal import Modes, UserTerminal
+    from poprun_py.running.keyboard.user_terminal import UserTerminal
 
 _CHUNK = 4096
 # While the launcher is in the background, it checks each time after this many seconds whether it
@@ -105,8 +105,7 @@ class KeyboardInput:
         self._selector: selectors.BaseSelector | None = None
         self._owner: int | None = None
         self._unconfirmed: set[int] = set()  # Instances that have not read all their input.
-        self._modes: dict[int, Modes] = {}  # The terminal modes that programs have set.
-        self._first_modes = terminal.own_modes if terminal is not None else None
+        self._modes: dict[int, list[Any]] = {}  # The terminal modes that programs have set.
         self._ended: set[int] = set()
         # The instances in a debugger, in the order in which they called it, each with the number of
         # its last breakpoint() call. The first instance has the keyboard.
@@ -167,7 +166,10 @@ class KeyboardInput:
             with contextlib.suppress(OSError):
                 os.lseek(0, -value, os.SEEK_CUR)
         elif kind == control_protocol.TERMINAL_MODES:
-            self._take_modes(instance, value)
+            *modes, is_flushed = value
+            self._modes[instance] = modes
+            if instance == self._owner:
+                self._set_modes(drop_input=is_flushed)
         elif kind == control_protocol.DEBUGGER:
             self._on_debug(instance, *value)
 
@@ -185,7 +187,7 @@ class KeyboardInput:
     def resized(self) -> None:
         """Send the size of the terminal to the owner of the keyboard."""
         if self._terminal is not None and self._owner is not None:
-            window = self._window(self._owner)
+            window = self._terminal.window(self._tag_width(self._owner))
             self._connections.send_to(self._owner, control_protocol.WINDOW_SIZE, window)
 
     def on_time(self, _now: float) -> None:
@@ -251,40 +253,23 @@ class KeyboardInput:
     # --- the user's terminal --------------------------------------------------------------
 
     def _terminal_setup(self, instance: int) -> dict[str, Any]:
-        assert self._first_modes is not None
+        assert self._terminal is not None
         is_stdout, is_stderr = self._is_shown
         stream = control_protocol.STDOUT if is_stdout else control_protocol.STDERR
         return {
-            "modes": astuple(self._first_modes),
-            "size": self._window(instance),
+            "modes": astuple(self._terminal.first_modes),
+            "size": self._terminal.window(self._tag_width(instance)),
             "is_stdout": is_stdout,
             "is_stderr": is_stderr,
             "stream": stream.decode(),
         }
 
-    def _window(self, instance: int) -> list[int]:
-        from poprun_py.running.keyboard.user_terminal import window
-
-        assert self._terminal is not None
-        return window(self._terminal.size(), self._tag_width(instance))
-
-    def _take_modes(self, instance: int, value: list[Any]) -> None:
-        from poprun_py.running.keyboard.user_terminal import Modes
-
-        iflag, oflag, lflag, codes, is_flushed = value
-        self._modes[instance] = Modes(iflag, oflag, lflag, tuple(codes))
-        if instance == self._owner:
-            self._set_modes(drop_input=is_flushed)
-
     def _set_modes(self, *, drop_input: bool = False) -> None:
         """Set the user's terminal to the modes that the owner's program asks for."""
-        if self._terminal is None:
-            return
-        wanted = self._terminal.own_modes
-        if self._owner in self._modes and self._first_modes is not None:
-            wanted = wanted.with_changes(self._first_modes, self._modes[self._owner])
-        self._terminal.set(wanted, drop_input=drop_input)
-        self._output.map_newlines(self._terminal.modes.maps_newlines)
+        if self._terminal is not None:
+            modes = self._modes.get(self._owner) if self._owner is not None else None
+            self._terminal.follow(modes, drop_input=drop_input)
+            self._output.map_newlines(self._terminal.modes.maps_newlines)
 
     # --- reading standard input -----------------------------------------------------------
 

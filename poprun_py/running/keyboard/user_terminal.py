@@ -115,6 +115,7 @@ class UserTerminal:
     Attributes:
         own_modes: The terminal's modes without the changes that programs of the job asked for.
         modes: The current modes of the terminal.
+        first_modes: The modes with which programs start.
 
     Raises:
         OSError: Standard input is not the controlling terminal of this process.
@@ -129,7 +130,7 @@ class UserTerminal:
         now = Modes.of(self._attributes)
         self._is_in_foreground = self._has_foreground()
         is_changed = not now.is_plain and (not self._is_in_foreground or _has_other_group_members())
-        self.own_modes = self.modes = now.sane() if is_changed else now
+        self.own_modes = self.modes = self.first_modes = now.sane() if is_changed else now
 
     def may_use(self) -> bool:
         """Return whether the launcher is in the foreground and no other program set the modes."""
@@ -168,13 +169,13 @@ class UserTerminal:
             self.own_modes = self.modes = now if now.is_plain else self.own_modes
         return True
 
-    def size(self) -> tuple[int, int]:
-        """Return the rows and columns of the terminal, or zeros if they are unknown."""
+    def window(self, tag_width: int) -> list[int]:
+        """Return the rows, and the columns without a tag before each line; 0 if unknown."""
         try:
             size: tuple[int, int] = termios.tcgetwinsize(self._descriptor)
         except (OSError, termios.error):
-            return (0, 0)
-        return size
+            size = (0, 0)
+        return window(size, tag_width)
 
     def read(self) -> bytes | None:
         """Return typed keys; b"" at the end of input, None if the launcher must not read now."""
@@ -184,6 +185,15 @@ class UserTerminal:
             return os.read(self._descriptor, _CHUNK)
         except OSError:
             return None
+
+    def follow(self, modes: list[Any] | None, *, drop_input: bool = False) -> None:
+        """Set the terminal to the modes that a program has set; None for the terminal's own."""
+        wanted = self.own_modes
+        if modes is not None:
+            iflag, oflag, lflag, codes = modes
+            changed = Modes(iflag, oflag, lflag, tuple(codes))
+            wanted = wanted.with_changes(self.first_modes, changed)
+        self.set(wanted, drop_input=drop_input)
 
     def set(self, modes: Modes, *, drop_input: bool = False) -> None:
         """Set the terminal's modes, if the launcher may use the terminal now."""

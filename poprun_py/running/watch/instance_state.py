@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 # The activities of a program, in the order of popdist_py/activities/ledger.py. "other" is the
@@ -86,17 +86,8 @@ class InstanceState:
     loss: float | None = None
     _json_text: str = field(default="", init=False, repr=False, compare=False)
 
-    @classmethod
-    def between(
-        cls,
-        before: Mapping[str, Any] | None,
-        now: Mapping[str, Any],
-        *,
-        index: int,
-        host: str = "",
-        pid: int = 0,
-    ) -> InstanceState:
-        """Return an instance's state over the time between two messages of its wrapper.
+    def after(self, before: Mapping[str, Any] | None, now: Mapping[str, Any]) -> InstanceState:
+        """Return the instance's state over the time between two messages of its wrapper.
 
         If ``before`` is None, the state covers the time from the program's start.
         """
@@ -115,10 +106,8 @@ class InstanceState:
         steps = [each / 1e9 for each in ledger["steps"]]
         mean = sum(steps) / len(steps) if steps else 0.0
         step, num_calls = (now.get("progress") or (None, 0))[:2]
-        return cls(
-            index=index,
-            host=host,
-            pid=pid,
+        return replace(
+            self,
             phase=_phase(ledger, num_calls),
             step=step,
             num_steps=ledger["timed"],

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from poprun_py.running.watch.instance_state import InstanceState, num_timed_steps, read_at
@@ -72,23 +72,15 @@ class _ObservedInstance:
     was slow. ``asked_at`` is the time of a request that the instance has not answered yet.
     """
 
-    index: int
-    host: str
-    pid: int
+    state: InstanceState
     steps: StepReader
     is_running: bool = True
     asked_at: float | None = None
     last: Mapping[str, Any] | None = None
     last_with_steps: Mapping[str, Any] | None = None
-    state: InstanceState = field(init=False)
     training: InstanceState | None = None
     has_new_steps: bool = False
     slow_rounds: int = 0
-
-    def __post_init__(self) -> None:
-        self._set_state(
-            InstanceState(index=self.index, host=self.host, pid=self.pid, phase="running")
-        )
 
     def take(self, message: Mapping[str, Any]) -> None:
         """Update the state with a new message, unless the program has ended."""
@@ -100,9 +92,9 @@ class _ObservedInstance:
             self.has_new_steps = False
             return
         self.last = message
-        self._set_state(self._between(last, message))
+        self._set_state(self.state.after(last, message))
         if self.has_new_steps:
-            self.training = self._between(self.last_with_steps, message)
+            self.training = self.state.after(self.last_with_steps, message)
             self.last_with_steps = message
 
     def end(self, message: Mapping[str, Any]) -> None:
@@ -117,16 +109,13 @@ class _ObservedInstance:
         last = self.last or message
         memory_bytes = max(memory_bytes, last.get("memory_bytes", 0))
         whole = {**message, "memory_bytes": memory_bytes, "cpus": last.get("cpus", ())}
-        self._set_state(replace(self._between(None, whole), phase=_ENDED))
+        self._set_state(replace(self.state.after(None, whole), phase=_ENDED))
 
     def _set_state(self, state: InstanceState) -> None:
         self.state = state
         # Make and cache the state's JSON text now, because a view needs the texts of all instances
         # at once.
         state.json_text()
-
-    def _between(self, before: Mapping[str, Any] | None, now: Mapping[str, Any]) -> InstanceState:
-        return InstanceState.between(before, now, index=self.index, host=self.host, pid=self.pid)
 
 
 class JobObserver:
@@ -174,7 +163,8 @@ class JobObserver:
 
     def started(self, index: int, host: str, pid: int, now: float) -> None:
         """Start to observe an instance whose program has started."""
-        self._observed[index] = _ObservedInstance(index, host, pid, StepReader(index))
+        state = InstanceState(index=index, host=host, pid=pid, phase="running")
+        self._observed[index] = _ObservedInstance(state, StepReader(index))
         self._judge_at = min(self._judge_at, now + self._times.judged)
         if self._times.between is not None:
             self._next_round_at = min(self._next_round_at, now + self._times.first)
@@ -250,7 +240,7 @@ class JobObserver:
         return slowest([each.training for each in instances if each.training is not None])
 
     def _begin_round(self, now: float) -> None:
-        running = [each.index for each in self._observed.values() if each.is_running]
+        running = [index for index, each in self._observed.items() if each.is_running]
         # Instances that have not answered the previous request are not asked again, so that answers
         # do not pile up.
         self._unasked = deque(i for i in running if self._observed[i].asked_at is None)
@@ -261,10 +251,11 @@ class JobObserver:
 
     def _ask_some(self, now: float) -> None:
         for _ in range(min(len(self._unasked), _ASKED_AT_ONCE)):
-            instance = self._observed[self._unasked.popleft()]
+            index = self._unasked.popleft()
+            instance = self._observed[index]
             if instance.is_running:
                 instance.asked_at = now
-                self._ask(instance.index)
+                self._ask(index)
         self._ask_at = now + _ASK_PAUSE_SECONDS if self._unasked else float("inf")
         self._deadline = now + _ANSWER_SECONDS
 
@@ -306,7 +297,7 @@ class JobObserver:
         states = [each.training for each in running if each.training is not None]
         slow = {each.instance: each for each in stragglers(states)}
         for instance in running:
-            instance.slow_rounds = instance.slow_rounds + 1 if instance.index in slow else 0
+            instance.slow_rounds = instance.slow_rounds + 1 if instance.state.index in slow else 0
         confirmed = []
         for index, straggler in slow.items():
             instance = self._observed[index]

@@ -131,16 +131,16 @@ class Connections:
 class BackgroundTerminal:
     """A terminal that the launcher may not use now."""
 
-    own_modes = modes = COOKED
+    first_modes = modes = COOKED
 
     def may_use(self):
         return False
 
-    def set(self, modes, *, drop_input=False):
+    def follow(self, modes, *, drop_input=False):
         pass
 
-    def size(self):
-        return (24, 80)
+    def window(self, tag_width):
+        return [24, 80 - tag_width]
 
 
 def test_debuggers_get_the_keyboard_one_after_another():

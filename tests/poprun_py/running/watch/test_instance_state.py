@@ -48,29 +48,29 @@ def test_activities_have_the_names_of_the_library():
 
 def test_resource_use_is_known_for_a_program_that_does_not_count_steps():
     said = {**message(at=3_000), "progress": None, "ledger": None}
-    state = InstanceState.between(None, said, index=0)
+    state = InstanceState(index=0).after(None, said)
     assert (state.phase, state.step, state.shares) == ("running", None, (0.0,) * len(ACTIVITIES))
     assert (state.cpu, state.memory_bytes) == (pytest.approx(2), 1 << 20)
-    counting = InstanceState.between(said, message(computing=500), index=0)
+    counting = InstanceState(index=0).after(said, message(computing=500))
     assert counting.share("computing") > 0
 
 
 def test_cpu_time_before_counting_began_is_included():
     said = message(at=10_000, computing=1_000)
     said["ledger"]["began"] = 9_000 * MS
-    assert InstanceState.between(None, said, index=0).cpu == pytest.approx(4 / 9)
+    assert InstanceState(index=0).after(None, said).cpu == pytest.approx(4 / 9)
 
 
 def test_throttling_before_the_program_started_is_excluded():
     first = {**message(at=9_000), "throttled_seconds": 3600.0}
     then = {**message(at=10_000), "throttled_seconds": 3600.5}
-    assert InstanceState.between(None, first, index=0).throttled == 0
-    assert InstanceState.between(first, then, index=0).throttled == pytest.approx(0.5)
+    assert InstanceState(index=0).after(None, first).throttled == 0
+    assert InstanceState(index=0).after(first, then).throttled == pytest.approx(0.5)
 
 
 def test_shares_from_one_message_cover_all_the_time():
     said = message(computing=6_000, waiting=3_000)
-    state = InstanceState.between(None, said, index=1)
+    state = InstanceState(index=1).after(None, said)
     assert state.share("computing") == pytest.approx(2 / 3)
     assert state.share("computing", "waiting") == pytest.approx(1)
     assert state.cpu == pytest.approx(4 / 9)
@@ -79,14 +79,14 @@ def test_shares_from_one_message_cover_all_the_time():
 def test_shares_from_two_messages_cover_the_time_between():
     before = message(at=8_000, computing=6_000, waiting=1_000)
     now = message(at=10_000, computing=6_500, waiting=2_500)
-    state = InstanceState.between(before, now, index=1)
+    state = InstanceState(index=1).after(before, now)
     assert state.share("computing") == pytest.approx(0.25)
     assert state.share("waiting") == pytest.approx(0.75)
 
 
 def test_speed_is_that_of_the_last_steps():
     said = message(steps=[10] * 18 + [30, 50], own=[1] * 4 + [7] * 6, samples=21 * 8)
-    state = InstanceState.between(None, said, index=0)
+    state = InstanceState(index=0).after(None, said)
     assert state.step_seconds == pytest.approx(0.010)
     assert state.p95_seconds == pytest.approx(0.030)
     assert state.own_seconds == pytest.approx(0.007)
@@ -109,12 +109,12 @@ def test_speed_is_that_of_the_last_steps():
     ],
 )
 def test_the_phase_is_the_current_activity(said, phase):
-    assert InstanceState.between(None, said, index=0).phase == phase
+    assert InstanceState(index=0).after(None, said).phase == phase
 
 
 def test_a_state_survives_json():
     said = message(steps=[10] * 5, samples=48, step=6, computing=500)
-    state = InstanceState.between(None, said, index=3, host="a", pid=7)
+    state = InstanceState(index=3, host="a", pid=7).after(None, said)
     assert InstanceState.from_json(state.to_json()).to_json() == state.to_json()
 
 
