@@ -126,10 +126,16 @@ def _configuration(values: dict[str, Any]) -> LaunchConfig:
     gathered = gather_options(values, os.environ)
     for warning in gathered.warnings:
         print_warning(warning)
-    log = Console(is_verbose=gathered.config.verbosity >= 1, prints_bindings=False)
+    console = _console(gathered.config)
     for line in gathered.log:
-        log.log(line)
+        console.log(line)
     return gathered.config
+
+
+def _console(config: LaunchConfig) -> Console:
+    return Console(
+        is_verbose=config.verbosity >= 1, prints_bindings=config.print_topology in _READ_BACK
+    )
 
 
 def _launch(config: LaunchConfig) -> int:
@@ -185,8 +191,7 @@ def _show_plan(config: LaunchConfig, saved: LaunchPlan | None) -> int:
     for warning in plan_warnings(planned):
         print_warning(warning)
     if planned.partition is not None:
-        log = Console(is_verbose=config.verbosity >= 1, prints_bindings=False)
-        log.log(planned.partition.sentence)
+        _console(config).log(planned.partition.sentence)
     return 0
 
 
@@ -208,10 +213,7 @@ def _run_job(config: LaunchConfig, job: LaunchConfig | LaunchPlan) -> int:
                 show_and_export.show_plan(config, planned)
         gc.enable()
 
-    console = Console(
-        is_verbose=config.verbosity >= 1, prints_bindings=config.print_topology in _READ_BACK
-    )
-    result = launch(Request(job), console, on_plan=show)
+    result = launch(Request(job), _console(config), on_plan=show)
     _print_summary(config, result)
     if result.exit_code != 0:
         from poprun_py.launching.failure_report import report_text

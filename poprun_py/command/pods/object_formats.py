@@ -420,7 +420,7 @@ POD: ObjectKind[Pod] = ObjectKind(
     name="pod",
     find_all=lambda snapshot: (snapshot.pod,),
     values={
-        "where": lambda snapshot, _: snapshot.where,
+        "where": lambda snapshot, _: snapshot.store.where,
         "hosts": lambda _, pod: tuple(dict.fromkeys(agent.host for agent in pod.agents)),
         "num_agents": lambda _, pod: len(pod.agents),
         "num_ipus": lambda _, pod: len(pod.ipus()),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cached_property
 from typing import NamedTuple
 
 from popdist_py.pods.model import (
@@ -33,26 +32,13 @@ class PlacedIpu(NamedTuple):
 
 
 class PodSnapshot:
-    """The state of a pod. Each part is read from the pod store when it is first used."""
+    """The state of a pod: its parts, its partitions, and the processes that hold IPUs."""
 
     def __init__(self, store: PodStore) -> None:
         self.store = store
-        self.where = store.where
-
-    @cached_property
-    def pod(self) -> Pod:
-        """The pod with its agents, clusters and allocations."""
-        return self.store.pod()
-
-    @cached_property
-    def partitions(self) -> tuple[Partition, ...]:
-        """All partitions of the pod, sorted by name."""
-        return self.store.partitions()
-
-    @cached_property
-    def attachments(self) -> tuple[Attachment, ...]:
-        """The processes that hold IPUs of the pod now."""
-        return self.store.attachments()
+        self.pod: Pod = store.pod()
+        self.partitions: tuple[Partition, ...] = store.partitions()
+        self.attachments: tuple[Attachment, ...] = store.attachments()
 
     def num_ipus(self, agents: Sequence[str]) -> int:
         """Return the total number of IPUs of ``agents``."""
