@@ -69,8 +69,7 @@ class ProgressMemory:
     def __init__(self) -> None:
         self._file = unnamed_file("poprun-heartbeat")
         os.ftruncate(self._file, 8 * _ALL_WORDS)
-        memory = memoryview(mmap.mmap(self._file, 8 * _ALL_WORDS))
-        self._words, self._numbers = memory.cast("q"), memory.cast("d")
+        self._words = memoryview(mmap.mmap(self._file, 8 * _ALL_WORDS)).cast("q")
         self._has_counted = False
 
     def variables(self) -> dict[str, str]:
@@ -143,9 +142,9 @@ class ProgressMemory:
         # The program may write while the words are read. All time belongs to some activity, so the
         # time that is missing in the sum is added to the current activity.
         spent[activity if 0 <= activity < _NUM_ACTIVITIES else 0] += now - began - sum(spent)
-        timed, made = words[_TIMED_STEPS], words[_STEPS]
-        rows = [_row(step) for step in range(max(0, made - _LAST_STEPS), made)]
-        timed_rows = [row for row in rows if words[row + _TAKEN] != _UNTIMED]
+        timed = words[_TIMED_STEPS]
+        rows = self.steps(max(0, words[_STEPS] - _LAST_STEPS))["rows"]
+        timed_rows = [row for row in rows if row[_TAKEN] != _UNTIMED]
         return {
             "now": now,
             "began": began,
@@ -154,9 +153,9 @@ class ProgressMemory:
             "nanoseconds": spent,
             "samples": words[_SAMPLES],
             "timed": timed,
-            "steps": [words[row + _TAKEN] for row in timed_rows],
-            "own": [words[row + _OWN] for row in timed_rows[-_OWN_STEPS:]],
-            "loss": _loss(self._words, self._numbers, rows[-1]) if rows else None,
+            "steps": [row[_TAKEN] for row in timed_rows],
+            "own": [row[_OWN] for row in timed_rows[-_OWN_STEPS:]],
+            "loss": rows[-1][_LOSS] if rows else None,
         }
 
     def steps(self, since: int) -> "dict[str, Any]":
@@ -176,10 +175,12 @@ class ProgressMemory:
         words, numbers = copied.cast("q"), copied.cast("d")
         # While the rows were copied, the program may have overwritten the oldest rows.
         first = max(since, self._words[_STEPS] - _RING + 1)
-        rows = [
-            [*words[row : row + _LOSS].tolist(), _loss(words, numbers, row)]
-            for row in map(_row, range(first, made))
-        ]
+        rows = []
+        for step in range(first, made):
+            begin = _ROWS + step % _RING * _ROW_WORDS
+            loss = begin + _LOSS
+            is_known = words[loss] != _UNKNOWN_BITS
+            rows.append([*words[begin:loss].tolist(), numbers[loss] if is_known else None])
         return {"made": made, "lost": first - since if rows else made - since, "rows": rows}
 
     def polls(self) -> int:
@@ -206,12 +207,3 @@ class ProgressMemory:
         not be made; ``-number`` is the ``errno``.
         """
         self._words[_TERMINAL] = number
-
-
-def _row(step: int) -> int:
-    return _ROWS + step % _RING * _ROW_WORDS
-
-
-def _loss(words: "memoryview[int]", numbers: "memoryview[float]", row: int) -> "float | None":
-    place = row + _LOSS
-    return None if words[place] == _UNKNOWN_BITS else numbers[place]
