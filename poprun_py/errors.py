@@ -19,8 +19,7 @@ import difflib
 import errno
 from collections.abc import Iterable, Iterator
 
-# Advice for a user whose limit of processes is reached. The operating system also counts
-# threads as processes.
+# Advice for a user whose limit of processes, which include threads, is reached.
 PROCESSES_ADVICE = (
     "raise the limit of processes (ulimit -u, or pids.max of the control group), or start fewer "
     "instances"
@@ -81,11 +80,7 @@ def _folded(word: str) -> str:
 
 @contextlib.contextmanager
 def start_errors(problem: str) -> Iterator[None]:
-    """Convert an OSError of the ``with`` block into a StartError that begins with ``problem``.
-
-    Raises:
-        StartError: The block raised an OSError.
-    """
+    """Convert an OSError of the ``with`` block into a StartError that begins with ``problem``."""
     try:
         yield
     except OSError as error:

@@ -33,8 +33,7 @@ class ProcessStat:
 def read_stat(pid: int, thread: int | None = None) -> ProcessStat | None:
     """Return the stat fields of a process, or of one of its threads."""
     name = "stat" if thread is None else f"task/{thread}/stat"
-    # The command name, in parentheses, may contain any character. The other fields of the file
-    # follow the last ")".
+    # The command name, in parentheses, may contain any character.
     fields = (read_file(pid, name) or b"").rpartition(b")")[2].split()
     return ProcessStat(fields) if len(fields) > 19 else None
 
@@ -99,10 +98,7 @@ def pending_signals(pid: int) -> set[int]:
 
 
 def _signals(mask: str) -> set[int]:
-    try:
-        bits = int(mask, 16)
-    except ValueError:
-        return set()
+    bits = int(mask or "0", 16)
     return {number for number in range(1, 65) if bits >> (number - 1) & 1}
 
 
@@ -149,9 +145,8 @@ def ancestors(pid: int) -> list[int]:
 def process_tree(pid: int) -> list[int]:
     """Return a process and its descendants, parents first.
 
-    If the kernel can list the children of a thread, the cost does not grow with the number of
-    processes on the host. In this case, the result includes ended children that their parent has
-    not collected.
+    If the kernel lists the children of a thread, the cost does not grow with the number of
+    processes on the host, and the result includes ended children that were not collected.
     """
     if not os.path.exists(f"/proc/{pid}/task/{pid}/children"):
         return [pid, *descendants(pid)]

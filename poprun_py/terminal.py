@@ -173,10 +173,9 @@ def _write_to_stderr(text: str) -> None:
 class Console:
     """The console of a launch, which prints the launcher's messages.
 
-    Args:
-        is_verbose: Whether lines of the log are written to stderr; if not, they are dropped.
-        prints_bindings: Whether the instances' CPU bindings are printed to stdout, below the
-            topology; if not, they are written to the log.
+    If ``is_verbose``, lines of the log are written to stderr; if not, they are dropped. If
+    ``prints_bindings``, the instances' CPU bindings are printed to stdout, below the topology; if
+    not, they are written to the log.
     """
 
     def __init__(self, *, is_verbose: bool, prints_bindings: bool) -> None:
@@ -206,14 +205,10 @@ class Console:
         print_error(f"{command_name()}: {sentence}")
 
     def waiting(self, seconds: float, reason: str) -> None:
-        """Show why the job waits. The launcher calls this method repeatedly while a job waits.
+        """Show that the job has waited for ``seconds``, and why; call repeatedly while it waits.
 
         On a terminal, each call rewrites the same line. In a file or pipe, a new line is written
-        when the reason changes.
-
-        Args:
-            seconds: The seconds that the job has waited so far.
-            reason: The awaited resources, such as "for IPUs: ..."; empty at the end of the wait.
+        when the reason, such as "for IPUs: ...", changes. At the end of the wait, it is empty.
         """
         if can_rewrite_lines():
             width = shutil.get_terminal_size().columns - 1

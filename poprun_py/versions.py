@@ -9,8 +9,7 @@ import json
 import platform
 import sys
 
-# The version is read from sys.modules, because importing poprun_py here would be a circular
-# import.
+# Importing poprun_py here would be a circular import.
 _OURS: str = sys.modules[__name__.partition(".")[0]].__version__
 _DEPENDENCIES = (
     "mpi4py",

@@ -138,6 +138,7 @@ def _memory_policy(pid: int) -> tuple[str | None, list[int]]:
 
 def _thread_variables(pid: int) -> "dict[str, str] | None":
     """Return the variables of ``THREAD_VARIABLES`` that a process has; None if unreadable."""
+    environ: bytes | None = None
     for _ in range(_ENVIRON_TRIES):
         environ = read_file(pid, "environ")
         if environ or environ is None or read_status(pid).get("State", "Z")[0] in "ZX":

@@ -64,10 +64,7 @@ _ROUTES, _FABRIC = "/proc/net/route", "/sys/class/infiniband"
 
 
 def rank() -> int:
-    """Return the index of this instance, as set by the launcher or, without launcher, by MPI.
-
-    In a large job, the launcher does not put the index on mpirun's command line.
-    """
+    """Return the index of this instance, as set by the launcher or, in a large job, by MPI."""
     return int(_first_of("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK"))
 
 

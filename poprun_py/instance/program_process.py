@@ -169,10 +169,7 @@ class ProgramProcess:
         )
 
     def send_signal(self, number: int) -> None:
-        """Send a signal to the program. If it has ended, signal the processes that it left running.
-
-        Processes that the program left running get only SIGTERM and SIGINT.
-        """
+        """Send a signal to the program, or SIGTERM or SIGINT to the processes that it left."""
         if self.is_running and self.pid:
             process_control.signal_group(self.pid, number)
         elif not self.is_running and number in (signal.SIGTERM, signal.SIGINT):
@@ -213,7 +210,11 @@ class ProgramProcess:
         """Kill the program if its time is up, and check whether the program has read its input."""
         if self._exception_kill_at is not None and now >= self._exception_kill_at:
             self._exception_kill_at = float("inf")
-            self._kill_after_exception(now)
+            if self.is_running and not self.is_stopping:
+                self._was_killed_after_exception = True
+                text = _KILLED_AFTER_EXCEPTION.format(self._seconds_after_exception())
+                self._channel.send_bytes(control_protocol.STDERR, text.encode())
+                self._kill_at = now
         if now >= self._kill_at:
             self._kill_at = now + _KILL_AGAIN_SECONDS
             self._kill_all()
@@ -231,13 +232,6 @@ class ProgramProcess:
 
     def _seconds_after_exception(self) -> float:
         return max(self.grace_seconds, _LEAST_SECONDS_AFTER_EXCEPTION)
-
-    def _kill_after_exception(self, now: float) -> None:
-        if self.is_running and not self.is_stopping:
-            self._was_killed_after_exception = True
-            text = _KILLED_AFTER_EXCEPTION.format(self._seconds_after_exception())
-            self._channel.send_bytes(control_protocol.STDERR, text.encode())
-            self._kill_at = now
 
     def _kill_all(self) -> None:
         """Kill the program and every process that it has started."""

@@ -45,9 +45,8 @@ _ORPHAN_GRACE_SECONDS = 1.0
 # After SIGTERM from mpirun, the grace time of the program is practically unlimited, because mpirun
 # kills the wrapper a quarter of a second later.
 _UNLIMITED_GRACE_SECONDS = 3600.0
-# After a program has ended with the exit code 0 and all of its processes have ended, the wrapper
-# waits two seconds for the other instances. After these two seconds the wrapper ends, so that Open
-# MPI sees that the instance has ended.
+# After a program and all of its processes have ended with the exit code 0, the wrapper waits two
+# seconds for the other instances. Then it ends, so that Open MPI sees the end of the instance.
 LEAVE_SECONDS = 2.0
 # A launcher that was killed may keep the job's folders locked for about 0.3 seconds.
 _DYING_SECONDS = 0.3
@@ -352,9 +351,8 @@ class Wrapper:
     def _on_signals(self, numbers: "Iterable[int]") -> None:
         for number in numbers:
             if number in _ENDING:
-                # With a launcher, mpirun ends the job and kills this process a quarter of a second
-                # later. Without a launcher, only this process can end the processes that the
-                # program has started.
+                # With a launcher, mpirun kills this process a quarter of a second later. Without a
+                # launcher, only this process can end the processes of the program.
                 if self._program.is_running:
                     self._channel.send(control_protocol.STOP_SIGNAL, number)
                 is_connected = self._channel.is_connected
@@ -383,9 +381,8 @@ class Wrapper:
     def _limit_stay(self) -> None:
         """Set a time for this process to end, because the program may have skipped MPI_Finalize.
 
-        Open MPI notices a program without MPI_Finalize only when this process ends. Open MPI then
-        ends the instances that wait for the program. A wrapper that holds the lease of its host's
-        CPUs does not set a time to end.
+        Open MPI notices a program without MPI_Finalize only when this process ends, and then ends
+        the instances that wait for the program. A wrapper with the lease of its host's CPUs stays.
         """
         is_open_mpi = "PMIX_RANK" in os.environ and "PMI_RANK" not in os.environ
         if self._program.exit_code == 0 and is_open_mpi and self._lease is None:
