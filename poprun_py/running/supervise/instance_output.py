@@ -246,9 +246,7 @@ class InstanceOutput:
     def give_keyboard(self, instance: int | None, *, shows_hidden: bool) -> None:
         """Show the output of the instance with the keyboard without waiting for whole lines.
 
-        Args:
-            instance: The instance that the user types into; None without one.
-            shows_hidden: Whether to show the instance's output even if --only-output-from hides it.
+        ``shows_hidden`` tells whether to show its output even if --only-output-from hides it.
         """
         for is_live, index in ((False, self._typed_into), (True, instance)):
             if index is None:

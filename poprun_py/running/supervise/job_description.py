@@ -26,7 +26,6 @@ class FilePlace:
     """The folder for one kind of files, which are named ``instance-N.NAME``.
 
     Attributes:
-        folder: The folder.
         variable: The environment variable that gives a program the path up to ``instance-N``.
         names: The pattern that NAME has to match.
         most_bytes: The maximum number of bytes that an instance on another host may send.
@@ -80,8 +79,6 @@ class Command:
     """The command that starts all instances.
 
     Attributes:
-        words: The words of the command.
-        environ: Its environment.
         variables: For each instance, the variables that it gets over the control channel, so that
             no command line shows them; the value None unsets a variable.
         stdin_instance: The instance that reads standard input.
@@ -190,7 +187,6 @@ class Watchers:
         live: Whether the terminal shows a live view of the instances.
         recorders: The recorders of every training step and of the states of the instances.
         run_id: The name of the run.
-        program: A short name of the program.
         ipus: For each instance, its emulated IPUs, numbered within the partition.
         partition: The name of the partition; None without one.
     """

@@ -43,17 +43,11 @@ _REASON, _DOUBT = b"!", b"?"
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """The answer of the hosts about a job whose instances have not all connected.
+    """The answer of the hosts about a job whose instances have not all connected."""
 
-    Attributes:
-        text: The answer; empty if the hosts found nothing.
-        is_reason: True for a reason why the job cannot start, and false for possible problems.
-        seconds: The time since the start of the job.
-    """
-
-    text: str
-    is_reason: bool = False
-    seconds: float = 0.0
+    text: str  # empty if the hosts found nothing
+    is_reason: bool = False  # whether the job cannot start; otherwise it is a possible problem
+    seconds: float = 0.0  # since the start of the job
 
     def sentence(self, connected: int, total: int, mpirun_output: str) -> str:
         """Return a message with the number of connected instances and the output of mpirun."""
@@ -137,12 +131,9 @@ def _answer(explain: Explain, descriptor: int, parent: int) -> NoReturn:
 
 
 class StartDiagnosis:
-    """Asks the hosts why a job does not start. The methods take the current time.
+    """Asks the hosts why a job does not start, and calls ``found`` with each answer.
 
-    Args:
-        num_instances: The number of instances.
-        explain: Finds the reason why the job does not start; None for a job on this host only.
-        found: Called with each answer of the hosts.
+    ``explain`` finds the reason; it is None for a job on this host only.
     """
 
     def __init__(
@@ -197,12 +188,8 @@ class StartDiagnosis:
 class ProgramStart:
     """Starts all programs of a job at once, or ends the job with the reason why it cannot start.
 
-    Args:
-        job: The job.
-        control: The connections to the wrappers.
-        shutdown: Ends the job.
-        settings_of: Returns further values for the frame that starts an instance's program.
-        started: Called when every wrapper has been told to start its program.
+    ``settings_of`` returns further values for the frame that starts an instance's program, and
+    ``started`` is called when every wrapper has got its frame.
     """
 
     def __init__(

@@ -90,11 +90,7 @@ def ask_status(job: str) -> tuple[dict[str, Any], list[int]]:
 
 
 def _status_of_run(name: str, option: str) -> dict[str, Any] | None:
-    """Return the status of a run's instances; None if no launcher runs it.
-
-    Raises:
-        StartError: The job is not found, and a launcher that may run it does not answer.
-    """
+    """Return the status of a run's instances; None if no launcher runs it."""
     names = {name, Path(name).resolve().name}  # the name may be the run's folder, or a link to it
     silent = ""  # why a launcher that may run the job did not answer
     for _, path in _sockets():
@@ -120,11 +116,7 @@ def launcher_status(pid: int) -> dict[str, Any] | None:
 
 
 def _status(path: Path, option: str) -> dict[str, Any] | None:
-    """Return the status in a launcher's answer; None if the job has just ended.
-
-    Raises:
-        StartError: The launcher does not answer.
-    """
+    """Return the status in a launcher's answer; None if the job has just ended."""
     from poprun_py.running.watch.job_view import JobView  # launches do not need it
 
     pid = _launcher_of(path)
@@ -218,11 +210,7 @@ def _answer(path: Path, want: str, seconds: float) -> str | None:
 
 
 def _printable_value(answer: str) -> Any:
-    """Return the contents of an answer, with control characters in its strings replaced.
-
-    Raises:
-        ValueError: The answer is not JSON, or nests too deeply.
-    """
+    """Return the contents of an answer, with control characters in its strings replaced."""
 
     def plain(value: Any) -> Any:
         if isinstance(value, str):
@@ -253,10 +241,9 @@ def _is_launchers(path: Path) -> bool:
 
 
 def _sockets(pid: int | None = None) -> list[tuple[int, Path]]:
-    """Return the process id and the socket of every launcher on this host, sorted by process id.
+    """Return the process id and the socket of every launcher, sorted by process id.
 
-    With ``pid``, the result has only the sockets of this launcher and of earlier launchers with the
-    same process id.
+    With ``pid``, the result is the socket of this launcher, and those of killed ones of this id.
     """
     pids = [each for each, _ in process_info.all_stats()] if pid is None else [pid]
     name = ANY_FOLDER if pid is None else f"{folder_prefix(pid)}*"

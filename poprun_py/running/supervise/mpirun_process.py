@@ -43,9 +43,8 @@ _SIGNALS_SECONDS, _SIGNALS_AGAIN_SECONDS = 0.25, 0.05
 def mpirun_open_files(job: Job, limits: tuple[int, int]) -> tuple[int, int]:
     """Return a (soft, hard) limit of open files that lets mpirun start its instances.
 
-    With a lower limit, mpirun kills instances that it has begun to start, and gives no reason.
-
-    The launcher has raised its own soft limit to the hard one of the user's ``limits``.
+    With a lower limit, mpirun kills instances that it has begun to start, and gives no reason. The
+    launcher has raised its own soft limit to the hard one of the user's ``limits``.
 
     Raises:
         StartError: The hard limit is too low.
@@ -81,11 +80,8 @@ class Mpirun:
     """A running mpirun.
 
     Args:
-        job: The job, with the command.
-        environ: The environment of mpirun.
         mark: Text in the environment that identifies all processes of the job.
         selector: Tells when mpirun has written output.
-        log: Writes a line of the launcher's own log.
         open_files: The (soft, hard) limit of open files for mpirun, inherited by this host's
             instances.
         on_signal: Called with a signal that was sent to mpirun. mpirun blocks the signal, because

@@ -29,12 +29,7 @@ _NUM_QUESTIONS: Final = 8
 
 
 class ReceivedFiles:
-    """Writes the files that the wrappers of other hosts send to their places.
-
-    Args:
-        places: The places for the files.
-        others: The instances on other hosts.
-    """
+    """Writes the files that the ``others``, the instances on other hosts, send."""
 
     def __init__(self, places: Sequence[FilePlace], others: frozenset[int]) -> None:
         self._places = places
@@ -61,12 +56,9 @@ class ReceivedFiles:
 
 
 class HostClocks:
-    """Compares the clocks of other hosts with this host's clock, if there is a timeline.
+    """Compares the clocks of the ``others``, the instances on other hosts, with this host's clock.
 
-    Args:
-        folder: The folder of the spans; None without a timeline.
-        others: The instances on other hosts.
-        send: Sends a frame to an instance.
+    ``folder`` is the folder of the spans; None without a timeline, and then no clock is compared.
     """
 
     def __init__(

@@ -54,31 +54,19 @@ _LOST_HOST = re.compile(r"^\s*Remote (?:host: +|daemon: \[\S*\] on node )(\S+)$"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ResourceShortage:
-    """The resources of this host that were used up when an instance or mpirun failed.
+    """The resources of this host that were used up when an instance or mpirun failed."""
 
-    Attributes:
-        is_disk_full: Whether the file system of MPI's files was full.
-        is_shared_memory_full: Whether /dev/shm was full when an instance got SIGBUS.
-        was_process_refused: Whether a process of the launcher's control group could not start
-            another process.
-        process_limit: The number of processes that the control group allows; 0 if it is unknown.
-    """
-
-    is_disk_full: bool = False
-    is_shared_memory_full: bool = False
-    was_process_refused: bool = False
-    process_limit: int = 0
+    is_disk_full: bool = False  # the file system of MPI's files
+    is_shared_memory_full: bool = False  # /dev/shm, when an instance got SIGBUS
+    was_process_refused: bool = False  # by the launcher's control group
+    process_limit: int = 0  # of that control group; 0 if it is unknown
 
 
 class ShortageCheck:
-    """Finds shortages of resources during one attempt at a job, which has just started.
+    """Finds shortages of resources during one attempt at a job, which has just started."""
 
-    Args:
-        folder: The folder of MPI's files.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    def __init__(self, mpi_folder: Path) -> None:
+        self._folder = mpi_folder
         self._found = ResourceShortage()
         self._refused_before = process_refusals_and_limit()[0]
 
@@ -122,10 +110,8 @@ class Ending:
     Attributes:
         files: The folder in which MPI keeps its own files.
         peers: The instances that have connected.
-        visible_instances: The instances whose last stderr output is at the end of the launcher's
-            stderr.
+        visible_instances: The instances whose last stderr output is at the end of the launcher's.
         mpirun_code: The exit code of mpirun; negative for a signal.
-        stop: The cause and time of the job's stop; None if the job was not stopped.
     """
 
     job: Job

@@ -62,11 +62,7 @@ class Timed(Protocol):
 class RunningJob:
     """The parts of a running job, and the events that they act on.
 
-    Args:
-        job: The job.
-        output: The output of the instances.
-        folder: The launcher's folder for temporary files.
-        on_started: Called once, when all programs run, with the reports of their wrappers.
+    ``on_started`` is called once, when all programs run, with the reports of their wrappers.
 
     Attributes:
         open_files: The (soft, hard) limit of open files for the programs on this host; None for the

@@ -46,17 +46,12 @@ class StopRequest:
     Args:
         grace_seconds: The seconds after SIGTERM within which programs have to reach the call and
             save.
-
-    Attributes:
-        signal: The signal.
-        proposal: The proposed call.
-        agreed: Whether all instances have confirmed the proposal.
     """
 
     def __init__(self, grace_seconds: float) -> None:
         self.signal = 0
         self.proposal = 0
-        self.agreed = False
+        self.agreed = False  # whether all instances have confirmed the proposal
         self._grace_seconds = grace_seconds
         self._deadline = math.inf
         self._is_begun = False
@@ -153,7 +148,7 @@ class JobShutdown:
     """The shutdown of one job.
 
     Args:
-        job: The job, which sets the grace time.
+        job: The job.
         control: The connections to the instances.
         log: Writes a line of the launcher's own log.
         say: Shows a line to the user at any verbosity.
@@ -332,16 +327,12 @@ class TimeLimits:
     """The time limit of a job, and of its instances after one has ended at a checkpoint.
 
     Args:
-        grace_seconds: The seconds that instances may run on after the first has ended at a
-            checkpoint.
+        grace_seconds: How long instances may run on after the first has ended at a checkpoint.
         reached: Called once for each limit that is reached, with its cause and the reason in words.
-
-    Attributes:
-        paused_seconds: The total time during which the limits were paused.
     """
 
     def __init__(self, grace_seconds: float, reached: Callable[[Cause, str], None]) -> None:
-        self.paused_seconds = 0.0
+        self.paused_seconds = 0.0  # how long the limits were paused until now
         self._grace_seconds = grace_seconds
         self._reached = reached
         # The time of each limit on a clock that pauses with the limits, and its reason.
