@@ -283,11 +283,7 @@ class InstanceOutput:
         """Whether all output has been written."""
         return not any(sink.pending for sink in self._sinks)
 
-    def on_time(self, now: float) -> None:
-        """Write the output that the readers of the launcher's output accept now."""
-        self.write(now)
-
-    def write(self, now: float, wait_seconds: float = 0.0) -> None:
+    def on_time(self, now: float, wait_seconds: float = 0.0) -> None:
         """Write the output that its readers accept within ``wait_seconds``."""
         self._warn_of_incomplete_files()
         if self._panel is not None:

@@ -385,7 +385,7 @@ class RunningJob:
     def _stop_launcher(self) -> None:
         """Stop this process until the shell continues it."""
         self.limits.pause(time.monotonic())
-        self.output.write(time.monotonic(), wait_seconds=0.1)
+        self.output.on_time(time.monotonic(), wait_seconds=0.1)
         self.output.erase_panel()
         self.keyboard.let_go()
         take_signal(signal.SIGTSTP)

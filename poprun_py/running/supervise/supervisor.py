@@ -194,7 +194,7 @@ def _drain_output(parts: RunningJob, selector: selectors.BaseSelector, signals: 
         if parts.shutdown.stop is not None and output.stopped_at is None:
             # All instances ended before they were asked to end.
             output.stopped_at = began
-        output.write(now, wait_seconds=0.1)
+        output.on_time(now, wait_seconds=0.1)
 
 
 def _result(parts: RunningJob) -> LaunchResult:
