@@ -38,7 +38,6 @@ from poprun_py.running.supervise.launch_result import (
     Collective,
     InstanceResult,
     LaunchResult,
-    Progress,
     describe,
 )
 
@@ -175,7 +174,18 @@ class RunFolder:
         if path is not None:
             self._write_plan(path)
         self.has_begun = True
-        self._attempts.append(begun_attempt(planned, number, restart_count, time.time()))
+        self._attempts.append(
+            {
+                "number": number,
+                "folder": f"attempt-{number}",
+                "restart_count": restart_count,
+                "hosts": [host.name for host in planned.topology.hosts],
+                "began_at": iso_time(time.time()),
+                "ended_at": None,
+                "exit_code": None,
+                "cause": None,
+            }
+        )
         self._write_report()
         return None if path is None else str(path)
 
@@ -203,7 +213,7 @@ class RunFolder:
     def end_attempt(self, result: LaunchResult) -> None:
         """Write the result of the attempt into the report."""
         label = self._plan.instance_label
-        self._attempts[-1] |= ended_attempt(result, label, time.time())
+        self._attempts[-1] |= ended_attempt(result, label)
         self._write_report()
 
     def finish(
@@ -215,21 +225,14 @@ class RunFolder:
         """
         if not self.has_begun:
             return
-        now = time.time()
+        ending = {"ended_at": iso_time(time.time()), "exit_code": exit_code, "reason": reason}
         if self._attempts[-1]["cause"] is None:
-            self._attempts[-1] |= refused_attempt(exit_code, reason, now, cause)
+            self._attempts[-1] |= {**ending, "cause": cause, "instances": []}
         if timeline is not None:
             path, folder = timeline.absolute(), self.path.absolute()
             # A path inside the folder is relative, because the folder may be moved.
             timeline = path.relative_to(folder) if path.is_relative_to(folder) else path
-        self._write_report(
-            {
-                "ended_at": iso_time(now),
-                "exit_code": exit_code,
-                "reason": reason,
-                "timeline": None if timeline is None else str(timeline),
-            }
-        )
+        self._write_report({**ending, "timeline": None if timeline is None else str(timeline)})
 
     def _write_report(self, ending: dict[str, Any] | None = None) -> None:
         """Write ``report.json`` atomically; on a full disk, overwrite it with a brief report."""
@@ -307,31 +310,12 @@ def _brief(report: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def begun_attempt(
-    plan: LaunchPlan, number: int, restart_count: int, began: float
-) -> dict[str, Any]:
-    """Return the report's entry for an attempt that has just begun.
-
-    Attempts are numbered from 1. ``began`` is the start time in seconds since the epoch.
-    """
-    return {
-        "number": number,
-        "folder": f"attempt-{number}",
-        "restart_count": restart_count,
-        "hosts": [host.name for host in plan.topology.hosts],
-        "began_at": iso_time(began),
-        "ended_at": None,
-        "exit_code": None,
-        "cause": None,
-    }
-
-
-def ended_attempt(result: LaunchResult, label: Label, ended: float) -> dict[str, Any]:
-    """Return the end of an attempt, with the results of all instances."""
+def ended_attempt(result: LaunchResult, label: Label) -> dict[str, Any]:
+    """Return the report's entries for an attempt that ends now, with all instances."""
     first = result.first_failure
     progress = [r.progress for r in result.instances if r.progress is not None]
     return {
-        "ended_at": iso_time(ended),
+        "ended_at": iso_time(time.time()),
         "exit_code": result.exit_code,
         "cause": _cause(result),
         "reason": result.explanation,
@@ -349,17 +333,6 @@ def ended_attempt(result: LaunchResult, label: Label, ended: float) -> dict[str,
     }
 
 
-def refused_attempt(exit_code: int, reason: str, ended: float, cause: str) -> dict[str, Any]:
-    """Return the end of an attempt whose programs did not run."""
-    return {
-        "ended_at": iso_time(ended),
-        "exit_code": exit_code,
-        "cause": cause,
-        "reason": reason,
-        "instances": [],
-    }
-
-
 def _cause(result: LaunchResult) -> str:
     """Return one word for the cause of an attempt's end, such as ``completed``."""
     if result.exit_code == 0:
@@ -370,6 +343,7 @@ def _cause(result: LaunchResult) -> str:
 
 
 def _instance_json(instance: InstanceResult, label: Label) -> dict[str, Any]:
+    progress = instance.progress
     return {
         "index": instance.index,
         "name": label(instance.index),
@@ -379,7 +353,9 @@ def _instance_json(instance: InstanceResult, label: Label) -> dict[str, Any]:
         "exit_code": instance.exit_code,
         "ended_by": None if instance.code is None else describe(instance.code),
         "ended_at": iso_time(instance.ended_ns / 1e9) if instance.ended_ns else None,
-        **_progress_json(instance.progress),
+        "training_step": instance.step,
+        "inference_calls": None if progress is None else progress.calls,
+        "resumed_step": None if progress is None else progress.resumed or None,
         "last_collective": _collective_json(instance.collective),
         "was_stopped": instance.was_stopped,
         "max_rss_bytes": instance.max_rss_bytes,
@@ -396,13 +372,3 @@ def _collective_json(last: Collective | None) -> dict[str, Any] | None:
         return None
     seconds = round(last.seconds, 3) if last.goes_on else None
     return {"number": last.number, "name": last.name, "lasting_seconds": seconds}
-
-
-def _progress_json(progress: Progress | None) -> dict[str, Any]:
-    if progress is None:
-        return {"training_step": None, "inference_calls": None, "resumed_step": None}
-    return {
-        "training_step": progress.step,
-        "inference_calls": progress.calls,
-        "resumed_step": progress.resumed or None,
-    }

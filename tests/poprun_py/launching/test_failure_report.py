@@ -5,7 +5,6 @@ from __future__ import annotations
 from datetime import datetime
 
 import pytest
-from support.launcher.plans import plan_blindly
 
 from popdist_py.environment import COMPILING, INFERENCE, RESUME_EXIT_CODE, TRAINING
 from poprun_py.display.formatting import iso_time
@@ -15,10 +14,7 @@ from poprun_py.launching.failure_report import (
     stderr_excerpt,
     traceback_of,
 )
-from poprun_py.launching.run_folder import begun_attempt, ended_attempt, refused_attempt
-from poprun_py.machines.host_list import parse_host_list
-from poprun_py.options.launch_config import LaunchConfig
-from poprun_py.planning.installed_mpi import OPEN_MPI_5, Mpi
+from poprun_py.launching.run_folder import ended_attempt
 from poprun_py.running.supervise.launch_result import (
     Cause,
     Collective,
@@ -107,7 +103,7 @@ def test_report_names_the_first_and_lists_the_others_apart():
     assert "  | ValueError: bad" in lines
     assert "poprun-py: instances 0, 2: stopped, signal SIGTERM" in lines
     assert "poprun-py: instance 3: failed after it, exit code 1" in lines
-    told = ended_attempt(result, label, 0.0)
+    told = ended_attempt(result, label)
     assert told["first_failure"]["traceback"] == TRACEBACK
     assert told["collateral"] == [0, 2, 3]
 
@@ -168,7 +164,7 @@ def test_place_of_a_failure_or_hang_is_told_in_the_users_steps(progress, place):
     first = failed(progress=progress)
     result = LaunchResult(exit_code=1, instances=(first,), first_failure=first)
     assert report_text(result, label).splitlines()[1].endswith(f", PID 5, {place}")
-    told = ended_attempt(result, label, 0.0)["first_failure"]
+    told = ended_attempt(result, label)["first_failure"]
     assert (told["training_step"], told["inference_calls"]) == (progress.step, progress.calls)
     assert told["resumed_step"] == (progress.resumed or None)
     hung = LaunchResult(
@@ -196,7 +192,7 @@ def test_place_of_a_program_without_steps_is_told_in_collectives(last, place, to
     first = failed(progress=progress, collective=last)
     result = LaunchResult(exit_code=1, instances=(first,), first_failure=first)
     assert report_text(result, label).splitlines()[1].endswith(f", PID 5, {place}")
-    seen = ended_attempt(result, label, 0.0)["first_failure"]["last_collective"]
+    seen = ended_attempt(result, label)["first_failure"]["last_collective"]
     assert seen == {"number": last.number, "name": last.name, "lasting_seconds": told}
 
 
@@ -274,7 +270,7 @@ def test_ends_are_described_by_name():
 def test_an_attempt_says_why_it_ended(fields, cause):
     resumed = InstanceResult(index=0, code=0, progress=Progress(25, resumed=20))
     result = LaunchResult(**fields, reason="why", instances=(InstanceResult(index=1), resumed))
-    told = ended_attempt(result, label, 0.0)
+    told = ended_attempt(result, label)
     assert (told["cause"], told["reason"]) == (cause, "why")
     assert told["resumed_step"] == 20
     assert [i["training_step"] for i in told["instances"]] == [None, 25]
@@ -284,22 +280,3 @@ def test_times_name_their_zone():
     when = datetime.fromisoformat(iso_time(1_500_000_000.25))
     assert when.timestamp() == 1_500_000_000.25
     assert when.tzinfo is not None
-
-
-def test_an_attempt_that_runs_and_one_that_never_started():
-    planned = plan_blindly(
-        LaunchConfig(num_instances=2, num_replicas=2, program=("x",)),
-        hosts=parse_host_list("a,b", source="test"),
-        mpi=Mpi(path="/mpi/bin/mpirun", kind=OPEN_MPI_5),
-        environ={},
-    )
-    runs = begun_attempt(planned, 3, 1, 0.0)
-    assert (runs["number"], runs["folder"], runs["restart_count"]) == (3, "attempt-3", 1)
-    assert (runs["hosts"], runs["exit_code"], runs["cause"]) == (["a", "b"], None, None)
-    refused = refused_attempt(3, "no mpirun", 1.0, "refused")
-    assert (refused["exit_code"], refused["cause"], refused["reason"]) == (
-        3,
-        "refused",
-        "no mpirun",
-    )
-    assert refused["ended_at"] > runs["began_at"]

@@ -15,6 +15,7 @@ from poprun_py.errors import UsageError
 from poprun_py.launching import run_folder
 from poprun_py.launching.run_folder import RunFolder
 from poprun_py.launching.run_record import AttemptRecord, RunRecord
+from poprun_py.machines.host_list import parse_host_list
 from poprun_py.options.launch_config import LaunchConfig
 from poprun_py.past_runs.recorded_run import read_run
 from poprun_py.past_runs.run_files import RunFiles
@@ -162,3 +163,22 @@ def test_on_a_full_disk_the_report_still_tells_the_end(tmp_path, monkeypatch):
     assert report["reason"].startswith("instance 1 ended with exit code 9. instance")
     assert report["attempts"][0]["exit_code"] == 9
     read_run(RunFiles(files.parent))
+
+
+def test_an_attempt_that_runs_and_one_that_never_started(tmp_path):
+    config = LaunchConfig(num_instances=2, program=("x",), output_dir=str(tmp_path))
+    plan = plan_blindly(config, hosts=parse_host_list("a,b", source="test"))
+    record = opened(plan)
+    record.begin_attempt(plan, 1)
+    file = tmp_path / "run" / "report.json"
+    runs = json.loads(file.read_text())["attempts"][0]
+    assert (runs["number"], runs["folder"], runs["restart_count"]) == (1, "attempt-1", 1)
+    assert (runs["hosts"], runs["exit_code"], runs["cause"]) == (["a", "b"], None, None)
+    record.finish(3, "no mpirun", cause="refused")
+    record.close()
+    refused = json.loads(file.read_text())["attempts"][0]
+    assert (refused["exit_code"], refused["cause"], refused["reason"]) == (
+        3, "refused", "no mpirun"
+    )  # fmt: skip
+    assert refused["ended_at"] >= runs["began_at"]
+    assert refused["instances"] == []
