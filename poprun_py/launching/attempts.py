@@ -107,7 +107,9 @@ class Attempts:
         result = supervise(
             job,
             log=self.console.log,
-            on_started=self._check_binding,
+            on_started=lambda reports: check_binding(
+                planned, reports, self.console.binding, self.console.warn
+            ),
             descriptors=self.descriptors,
         )
         self.record.end(result)
@@ -136,9 +138,6 @@ class Attempts:
         if config.allow_fewer_hosts:
             self.plan = without_lost_hosts(self.plan, result, warn, self.cpus)
         warn(f"restart {restart} of {config.max_restarts} in {seconds:g} s")
-
-    def _check_binding(self, reports: dict[int, dict[str, Any]]) -> None:
-        check_binding(self.plan, reports, self.console.binding, self.console.warn)
 
 
 def _make_folder_of_results(planned: LaunchPlan, restart_count: int) -> None:

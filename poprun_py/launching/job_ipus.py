@@ -284,14 +284,13 @@ class _JobPartition:
         """Create, replace or reset the partition as decided, and return it."""
         from poprun_py.planning.partition_decision import Action
 
-        if decision.action is Action.CREATE:
-            return self._create(decision)
+        # Each change is recorded before it is made, because a signal can interrupt a call of the
+        # store after the change.
         if decision.action is Action.UPDATE:
-            # The old partition is recorded before it is removed, because a signal can interrupt
-            # ``remove_partition`` after the removal.
             self.replaced = decision.partition
             self.store.remove_partition(decision.name)
-            return self._create(decision)
+        if decision.request is not None:
+            return self._create(decision.request, is_removed_at_end=decision.removes)
         partition = self.store.partition(decision.name)
         if decision.action is Action.RESET:
             # Wait until an earlier creation or reset has ended, even if it ended with an error.
@@ -299,13 +298,9 @@ class _JobPartition:
             return self.store.reset_partition(decision.name)
         return partition
 
-    def _create(self, decision: PartitionDecision) -> Partition:
-        request = decision.request
-        assert request is not None
-        # The new name is recorded before the partition is created, because a signal can interrupt
-        # ``create_partition`` after the creation.
+    def _create(self, request: PartitionRequest, *, is_removed_at_end: bool) -> Partition:
         self.created, self.created_at = request.name, 0.0
-        self.is_removed_at_end = decision.removes
+        self.is_removed_at_end = is_removed_at_end
         try:
             created = self.store.create_partition(request)
         except PodError:
