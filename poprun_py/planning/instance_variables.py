@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,7 @@ from popdist_py.environment import (
     InstanceEnvironment,
 )
 from poprun_py.errors import UsageError
+from poprun_py.instance.binding import THREAD_VARIABLES
 from poprun_py.options.gathered_options import INTERNAL_VARIABLES, is_option_variable
 from poprun_py.options.launch_config import LaunchConfig
 from poprun_py.options.option_types import is_word
@@ -80,7 +81,41 @@ _OF_OUTER_JOB = {
 }
 
 
-def popdist_variables(config: LaunchConfig, topology: Topology, instance: Instance) -> Pairs:
+def planned_variables(
+    inputs: PlanInputs, placements: Sequence[Placement], user_env: Pairs
+) -> Iterator[Pairs]:
+    """Yield the variables of each instance, with POPLAR_TARGET_OPTIONS last.
+
+    They include the variables that torchrun would set and that stay the same after a restart. The
+    launcher chooses MASTER_PORT when the job starts. The wrapper derives further variables, such as
+    ROLE_RANK, from the planned ones.
+    """
+    topology, environ, partition = inputs.topology, inputs.environ, inputs.partition
+    common = _common_variables(inputs)
+    set_by_user = {name for name, _ in user_env}.union(environ.keys() & THREAD_VARIABLES)
+    bindings = placement_variables(placements, set_by_user)
+    target = (TARGET_OPTIONS, target_options(topology, environ))
+    for instance, binding in zip(topology.instances, bindings, strict=True):
+        variables: dict[str, str | None] = {
+            **popdist_variables(inputs.config, topology, instance),
+            **common,
+            **(partition.variables(instance.index) if partition is not None else {}),
+        }
+        yield (
+            *((name, value) for name, value in variables.items() if value is not None),
+            ("RANK", str(instance.index)),
+            ("WORLD_SIZE", str(topology.num_instances)),
+            ("LOCAL_RANK", str(instance.local_index)),
+            ("LOCAL_WORLD_SIZE", str(topology.instances_per_host)),
+            ("GROUP_RANK", str(instance.host_index)),
+            *binding,
+            target,
+        )
+
+
+def popdist_variables(
+    config: LaunchConfig, topology: Topology, instance: Instance
+) -> dict[str, str]:
     """Return PopDist's variables of one instance."""
     # A device cannot span several IPU-Link domains. In a job with several domains, PopRun therefore
     # does not attach a device that all instances share.
@@ -95,10 +130,10 @@ def popdist_variables(config: LaunchConfig, topology: Topology, instance: Instan
         node_device_id=device_id(topology.num_ipus, topology.num_ipus, 0) if attached else None,
         executable_cache_path=config.executable_cache_path,
     )
-    return tuple(environment.to_environ().items())
+    return environment.to_environ()
 
 
-def common_variables(inputs: PlanInputs) -> Pairs:
+def _common_variables(inputs: PlanInputs) -> dict[str, str]:
     """Return the environment variables that have the same value in all instances."""
     config, environ, probed = inputs.config, inputs.environ, inputs.probed
     partition = config.vipu_partition or environ.get(PARTITION)
@@ -127,22 +162,7 @@ def common_variables(inputs: PlanInputs) -> Pairs:
     is_alone = hosts[0].is_local and len(hosts) == 1
     address = "127.0.0.1" if is_alone else addresses.get(hosts[0].name, hosts[0].name)
     variables["MASTER_ADDR"] = address
-    return tuple(variables.items())
-
-
-def torchrun_variables(topology: Topology, instance: Instance) -> Pairs:
-    """Return the variables that torchrun would set and that stay the same after a restart.
-
-    The launcher chooses MASTER_PORT when the job starts. The wrapper derives further variables,
-    such as ROLE_RANK, from the returned ones.
-    """
-    return (
-        ("RANK", str(instance.index)),
-        ("WORLD_SIZE", str(topology.num_instances)),
-        ("LOCAL_RANK", str(instance.local_index)),
-        ("LOCAL_WORLD_SIZE", str(topology.instances_per_host)),
-        ("GROUP_RANK", str(instance.host_index)),
-    )
+    return variables
 
 
 def attempt_variables(run_id: str, restart_count: int, max_restarts: int) -> dict[str, str]:

@@ -20,15 +20,10 @@ from poprun_py.planning.cpu_placement import Placement, place_instances
 from poprun_py.planning.hosts_and_mpi import PlanInputs, is_described
 from poprun_py.planning.instance_variables import (
     PLANNED_THREADS,
-    TARGET_OPTIONS,
     Pairs,
-    common_variables,
     mpi_environment,
-    placement_variables,
-    popdist_variables,
+    planned_variables,
     settings_for_other_hosts,
-    target_options,
-    torchrun_variables,
     user_variables,
 )
 from poprun_py.planning.mpi_commands import (
@@ -178,24 +173,15 @@ def make_plan(inputs: PlanInputs) -> LaunchPlan:
     if refusal and is_described(config):
         raise UsageError(refusal)
     user_env = user_variables(config, inputs.env_file_text, environ)
-    common = common_variables(inputs)
-    bindings = placement_variables(
-        placements, {name for name, _ in user_env}.union(environ.keys() & THREAD_VARIABLES)
-    )
-    target = (TARGET_OPTIONS, target_options(topology, environ))
     for_any = mpi_arguments.names_for_any(environ)
     instances = []
-    for instance, placement, binding in zip(topology.instances, placements, bindings, strict=True):
+    planned = planned_variables(inputs, placements, user_env)
+    for instance, placement, variables in zip(topology.instances, placements, planned, strict=True):
         local_args = mpi_arguments.local(instance.index)
         by_user = variables_set_by(local_args, environ)
-        popdist = dict((*popdist_variables(config, topology, instance), *common))
-        of_partition = inputs.partition.variables(instance.index) if inputs.partition else {}
-        merged = {**popdist, **of_partition}
-        kept = ((name, value) for name, value in merged.items() if value is not None)
-        planned = (*kept, *torchrun_variables(topology, instance), *binding, target)
         # Open MPI uses the first value that a command gives a variable. The plan therefore sets no
         # variable that the user's -x arguments set.
-        env = tuple(pair for pair in planned if pair[0] not in by_user)
+        env = tuple(pair for pair in variables if pair[0] not in by_user)
         counts = user_thread_counts(local_args, user_env, environ)
         threads = counts.get(PLANNED_THREADS, placement.threads)
         instances.append(

@@ -82,24 +82,7 @@ def plan_to_json(plan: LaunchPlan) -> dict[str, Any]:
             }
             for host, machine in zip(topology.hosts, plan.machines, strict=True)
         ],
-        "instances": [
-            {
-                "index": p.instance.index,
-                "local_index": p.instance.local_index,
-                "host": topology.hosts[p.instance.host_index].name,
-                "ild": p.instance.ild,
-                "replicas": list(p.instance.replicas),
-                "ipus": list(p.instance.ipus),
-                "numa_nodes": list(p.placement.numa_nodes),
-                "memory_nodes": list(p.placement.memory_nodes),
-                "cpus": list(p.placement.cpus),
-                "threads": p.placement.threads,
-                "env": dict(p.env),
-                "kept_out": list(p.unset),
-                "user_env": dict.fromkeys(name for name, _ in p.user_env),
-            }
-            for p in plan.instances
-        ],
+        "instances": [_instance_to_json(each, topology) for each in plan.instances],
         "command": list(plan.command),
         "machines": [m.to_json() if m is not None else None for m in plan.machines],
         "local": not plan.spans_hosts,
@@ -118,6 +101,25 @@ def plan_to_json(plan: LaunchPlan) -> dict[str, Any]:
     for name in ("program", "env", "env_file"):
         options.pop(name, None)
     return {**data, "program": list(plan.config.program), "options": options}
+
+
+def _instance_to_json(planned: InstancePlan, topology: Topology) -> dict[str, Any]:
+    instance, placement = planned.instance, planned.placement
+    return {
+        "index": instance.index,
+        "local_index": instance.local_index,
+        "host": topology.hosts[instance.host_index].name,
+        "ild": instance.ild,
+        "replicas": list(instance.replicas),
+        "ipus": list(instance.ipus),
+        "numa_nodes": list(placement.numa_nodes),
+        "memory_nodes": list(placement.memory_nodes),
+        "cpus": list(placement.cpus),
+        "threads": placement.threads,
+        "env": dict(planned.env),
+        "kept_out": list(planned.unset),
+        "user_env": dict.fromkeys(name for name, _ in planned.user_env),
+    }
 
 
 def topology_to_json(plan: LaunchPlan) -> dict[str, Any]:

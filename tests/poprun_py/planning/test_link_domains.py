@@ -211,5 +211,5 @@ def test_target_options_name_the_links_of_a_domain(job, size, links):
 @pytest.mark.parametrize(("job", "parent"), [((64, 16), "126"), ((16, 4), "30"), ((128, 4), None)])
 def test_only_a_job_in_one_domain_has_a_parent_device(job, parent):
     made = make_topology(config(*job), (LOCALHOST,))
-    told = dict(popdist_variables(config(*job), made, made.instances[0]))
+    told = popdist_variables(config(*job), made, made.instances[0])
     assert told.get("POPDIST_NODE_DEVICE_ID") == parent
