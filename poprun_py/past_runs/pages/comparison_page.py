@@ -4,22 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import PurePath
 
 from popdist_py.errors import counted
 from poprun_py.display.charts import Bars, Line, Mark, bars, lines, over_time, points
 from poprun_py.display.formatting import milliseconds_text, number_text
-from poprun_py.display.page import (
-    Alert,
-    Chart,
-    Fact,
-    Facts,
-    Part,
-    Section,
-    Sentence,
-    Table,
-    page,
-)
+from poprun_py.display.page import Alert, Chart, Fact, Facts, Part, Section, Sentence, Table, page
 from poprun_py.display.tables import Column
 from poprun_py.past_runs.comparison import SAMPLES, SECONDS, Comparison, RunGroup, Spread
 from poprun_py.past_runs.comparison_tables import (
@@ -29,7 +20,7 @@ from poprun_py.past_runs.comparison_tables import (
     scaling_columns,
 )
 from poprun_py.past_runs.measured_run import LOSS, logged, losses
-from poprun_py.past_runs.recorded_run import RecordedRun
+from poprun_py.past_runs.recorded_run import RecordedAttempt, RecordedRun
 
 _MOST_VALUES = 24
 
@@ -201,27 +192,20 @@ def _chart_by_instances(
 
 def _loss_charts(comparison: Comparison, runs: Sequence[RecordedRun]) -> list[Part]:
     """Return charts of the losses over time and over samples (or steps if samples are unknown)."""
-    batches = {run.name: run.batch for each in comparison.groups for run in each.runs}
+    batches = {run.name: run.batch or 0.0 for each in comparison.groups for run in each.runs}
     by_samples = all(batches.get(run.run_id) for run in runs)
-    over_seconds, over_steps, last = [], [], []
-    for index, run in enumerate(runs):
-        found = [each for attempt in run.attempts for each in losses(attempt)]
-        if not found:
-            continue
-        began = run.began_at or 0.0
-        values = [loss for _, _, loss in found]
-        line = Line(name=run.run_id, xs=[at - began for at, _, _ in found], ys=values, index=index)
-        size = (batches[run.run_id] or 0.0) if by_samples else 1
-        over_seconds.append(line)
-        over_steps.append(replace(line, xs=[step * size for _, step, _ in found]))
-        last.append(f"{number_text(values[-1])} of {run.run_id}")
-    if not last:
+
+    def samples_at(run: RecordedRun, _at: float, step: int) -> float:
+        return step * batches[run.run_id] if by_samples else step
+
+    series = _lines(runs, losses, _seconds_at)
+    if not series:
         return []
-    summary = f"The last loss: {', '.join(last)}."
+    summary = f"The last loss: {_last(series)}."
     title, x = ("Loss over samples", "samples") if by_samples else ("Loss over steps", "step")
     return [
-        over_time("Loss over time", summary, over_seconds, y="loss"),
-        lines(title, summary, over_steps, x=x, y="loss"),
+        over_time("Loss over time", summary, series, y="loss"),
+        lines(title, summary, _lines(runs, losses, samples_at), x=x, y="loss"),
     ]
 
 
@@ -234,17 +218,31 @@ def _value_charts(comparison: Comparison, runs: Sequence[RecordedRun]) -> list[P
         marks = []
         if target is not None and target.name == name:
             marks.append(Mark(target.bound, str(target), of_y=True))
-        series = [_values_line(run, name, index) for index, run in enumerate(runs)]
-        known = [line for line in series if line.ys]
-        summary = ", ".join(f"{number_text(line.ys[-1] or 0.0)} of {line.name}" for line in known)
-        parts.append(over_time(name, f"The last: {summary}.", known, y=name, marks=marks))
+        series = _lines(runs, partial(logged, name=name), _seconds_at)
+        parts.append(over_time(name, f"The last: {_last(series)}.", series, y=name, marks=marks))
     if len(names) > _MOST_VALUES:
         parts.append(Sentence(f"Not drawn: {counted(len(names) - _MOST_VALUES, 'more value')}."))
     return parts
 
 
-def _values_line(run: RecordedRun, name: str, index: int) -> Line:
-    began = run.began_at or 0.0
-    found = [each for attempt in run.attempts for each in logged(attempt, name)]
-    xs, ys = [at - began for at, _, _ in found], [value for _, _, value in found]
-    return Line(name=run.run_id, xs=xs, ys=ys, index=index)
+def _lines(
+    runs: Sequence[RecordedRun],
+    values_of: Callable[[RecordedAttempt], list[tuple[float, int, float]]],
+    x_of: Callable[[RecordedRun, float, int], float],
+) -> list[Line]:
+    """Return a line for each run with values; ``x_of`` is given the time and step of a value."""
+    series = []
+    for index, run in enumerate(runs):
+        found = [each for attempt in run.attempts for each in values_of(attempt)]
+        if found:
+            xs, ys = [x_of(run, at, step) for at, step, _ in found], [each[2] for each in found]
+            series.append(Line(name=run.run_id, xs=xs, ys=ys, index=index))
+    return series
+
+
+def _seconds_at(run: RecordedRun, at: float, _step: int) -> float:
+    return at - (run.began_at or 0.0)
+
+
+def _last(series: Sequence[Line]) -> str:
+    return ", ".join(f"{number_text(line.ys[-1] or 0.0)} of {line.name}" for line in series)

@@ -122,10 +122,7 @@ def table_lines(
         states = sorted(longest, key=lambda state: state.index)
     columns = [
         Column(
-            name,
-            tuple(map(cell, states)),
-            drop_order=drop_order,
-            is_text=name in ("host", "phase"),
+            name, tuple(map(cell, states)), drop_order=drop_order, is_text=name in ("host", "phase")
         )
         for name, cell, drop_order in _COLUMNS
     ]
