@@ -89,9 +89,7 @@ class LauncherChild:
             if pipe is not None
         ]
         self._channel.send("request", request)
-        thread = threading.Thread(
-            target=self._listen_to_end, name=f"poprun_py job {name}", daemon=True
-        )
+        thread = threading.Thread(target=self._listen, name=f"poprun_py job {name}", daemon=True)
         try:
             thread.start()
         except RuntimeError as error:  # there are too many threads, or Python is shutting down
@@ -118,30 +116,27 @@ class LauncherChild:
         for copier in self._copiers:
             copier.close()
 
-    def _listen_to_end(self) -> None:
+    def _listen(self) -> None:
         try:
-            self._listen()
+            # Unpickling a result imports job_view. The module is imported here, because an import
+            # while Python shuts down after Ctrl-C would keep the signal from ending this process.
+            import poprun_py.running.watch.job_view  # noqa: F401
+
+            with selectors.DefaultSelector() as selector:
+                selector.register(self._channel, selectors.EVENT_READ, self._take_message)
+                for copier in self._copiers:
+                    selector.register(copier, selectors.EVENT_READ, copier.copy)
+                while self._channel in selector.get_map():
+                    for key, _ in selector.select():
+                        if not key.data():
+                            selector.unregister(key.fileobj)
+            self._wait()
+            for copier in self._copiers:
+                while copier.copy():
+                    pass
         finally:  # If reading failed, closing the channel makes the launcher end its job.
             self.disconnect()
             self._finish()
-
-    def _listen(self) -> None:
-        # Unpickling a result imports job_view. The module is imported here, because an import while
-        # Python shuts down after Ctrl-C would keep the signal from ending this process.
-        import poprun_py.running.watch.job_view  # noqa: F401
-
-        with selectors.DefaultSelector() as selector:
-            selector.register(self._channel, selectors.EVENT_READ, self._take_message)
-            for copier in self._copiers:
-                selector.register(copier, selectors.EVENT_READ, copier.copy)
-            while self._channel in selector.get_map():
-                for key, _ in selector.select():
-                    if not key.data():
-                        selector.unregister(key.fileobj)
-        self._wait()
-        for copier in self._copiers:
-            while copier.copy():
-                pass
 
     def _take_message(self) -> bool:
         """Process one message of the launcher process; return whether more messages can come."""
@@ -172,7 +167,6 @@ class LauncherChild:
             ended = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
             if ended is not None and ended.si_code != os.CLD_EXITED:
                 remove_launcher_folders(self.pid)
-        self._channel.close()
         return self._process.wait()
 
     def _finish(self) -> None:
