@@ -90,15 +90,11 @@ def parse_hello(kind: bytes, payload: bytes) -> Hello:
         value = json.loads(payload)
     except RecursionError:
         raise ValueError("the JSON value nests too deeply") from None
-    required, optional = (
-        {"rank": int, "pid": int, "host": str},
-        {"token": str, "port": int, "time_ns": int},
-    )
-    types = {**required, **optional}
+    types = {"rank": int, "pid": int, "host": str, "token": str, "port": int, "time_ns": int}
     if (
         kind != control_protocol.HELLO
         or not isinstance(value, dict)
-        or not required.keys() <= value.keys()
+        or not {"rank", "pid", "host"} <= value.keys()
         or any(type(each) is not types.get(name) for name, each in value.items())
     ):
         raise ValueError("this is not the first frame of a wrapper")
@@ -294,38 +290,42 @@ class ControlChannel:
         if frames == []:
             return
         try:
-            self._admit(connection, *(frames or [(b"", b"")])[0])
+            peer = self._admit(connection, *(frames or [(b"", b"")])[0])
         except (OSError, ValueError, RecursionError):
             connection.close()
+            return
+        if peer is None:
+            return
+        self._others.remove(connection)
+        self.peers[peer.index] = peer
+        self._watch(peer)
+        if self.is_complete:
+            self._close_gate()
+        self._events.connected(peer)
 
-    def _admit(self, connection: Connection, kind: bytes, payload: bytes) -> None:
-        """Serve a process that inspects the job or reads its input, or add a wrapper."""
+    def _admit(self, connection: Connection, kind: bytes, payload: bytes) -> Peer | None:
+        """Return the instance of a wrapper; serve another process of this host and return None.
+
+        Raises:
+            ValueError: The connection comes from another process.
+        """
         # No token is needed on this host, because only this user can enter the socket's folder.
         is_local = connection.channel.family == socket.AF_UNIX
         if is_local and kind == control_protocol.INSPECT:
             connection.watch(lambda each, _: each.flush(), is_read=False)
             self._events.inspected(json.loads(payload), partial(_answer, connection))
-        elif is_local and kind == control_protocol.STDIN:
+            return None
+        if is_local and kind == control_protocol.STDIN:
             pass_on_stdin(connection.channel)
             connection.close()
-        else:
-            peer = self._peer(connection, parse_hello(kind, payload))
-            self._others.remove(connection)
-            self.peers[peer.index] = peer
-            self._watch(peer)
-            if self.is_complete:
-                self._close_gate()
-            self._events.connected(peer)
-
-    def _peer(self, connection: Connection, hello: Hello) -> Peer:
-        """Return the instance whose wrapper has sent ``hello``; ValueError for a stranger."""
+            return None
+        hello = parse_hello(kind, payload)
         # Imported while other wrappers start, because an import before that would delay mpirun.
         import hmac
 
         # The gate has checked the token of a wrapper on another host.
-        is_remote = connection.channel.family != socket.AF_UNIX
         if (
-            not (is_remote or hmac.compare_digest(hello.token.encode(), self.token.encode()))
+            (is_local and not hmac.compare_digest(hello.token.encode(), self.token.encode()))
             or not 0 <= hello.rank < self._num_instances
             or hello.rank in self.peers
         ):
@@ -336,7 +336,7 @@ class ControlChannel:
             host=hello.host,
             pid=hello.pid,
             port=hello.port,
-            clock_offset_ns=time.time_ns() - hello.time_ns if is_remote and hello.time_ns else 0,
+            clock_offset_ns=time.time_ns() - hello.time_ns if not is_local and hello.time_ns else 0,
         )
 
     def _watch(self, peer: Peer) -> None:

@@ -380,3 +380,18 @@ def test_other_connections_are_closed_at_the_end(tmp_path, said):
             assert name == "inspected"
             what[1]("an answer that comes too late")
     assert len(events.told) == (1 if said else 0)
+
+
+def test_an_error_of_the_launcher_at_a_connection_is_not_taken_for_a_stranger(opened, tmp_path):
+    channel, events, turn = opened
+
+    def connected(peer):
+        raise ValueError("the programs cannot be started")
+
+    events.connected = connected
+    with socket.socket(socket.AF_UNIX) as wrapped:
+        wrapped.connect(str(tmp_path / "control"))
+        hello = json.dumps({**HELLO, "token": channel.token}).encode()
+        wrapped.sendall(control_protocol.pack(control_protocol.HELLO, hello))
+        with pytest.raises(ValueError, match="cannot be started"):
+            wait_until(lambda: turn() or channel.is_complete)

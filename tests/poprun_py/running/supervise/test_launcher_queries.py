@@ -74,7 +74,8 @@ def test_a_long_answer_arrives_in_several_frames(launcher):
 
 
 @pytest.mark.parametrize("answer", [
-    frame(b"[" * 100_000), frame(b'{"a":' * 800 + b"1" + b"}" * 800), frame(b"{"), frame(b"\xff"), frame(b"[]"), frame(b"7"), frame(b'"x"'),
+    frame(b"[" * 100_000), frame(b'{"a":' * 800 + b"1" + b"}" * 800),
+    frame(b"{"), frame(b"\xff"), frame(b"[]"), frame(b"7"), frame(b'"x"'),
     frame(json.dumps({**STATUS, "instances": [{}]})), frame(json.dumps({"run_id": 7})),
     frame(json.dumps({**STATUS, "slowest": 3})), b"\0\xff\xff\xff\xff", b"Y\0\0\0\x09half",
     frame(json.dumps(STATUS)[:-1] + ', "pid": 9}'),
