@@ -56,44 +56,21 @@ _DOCUMENTATION = (
 
 
 class DeclaredOption(click.Option):
-    """A click option; ``field`` is its field in LaunchConfig, or empty if it has no field."""
+    """A click option with its group; ``name`` is the field in LaunchConfig, if there is one."""
 
-    def __init__(self, names: list[str], group: str, field: str = "", **settings: Any) -> None:
+    def __init__(self, names: list[str], group: str, **settings: Any) -> None:
         super().__init__(names, **settings)
         self.group = group
-        self.field = field
-
-
-def _click_options() -> list[DeclaredOption]:
-    module = DeclaredOption(
-        ["-m", "--module"], "Job", metavar="MODULE",
-        help="Run a Python module as the program, as python -m does; ends the options.",
-    )  # fmt: skip
-    declared = [_click_option(field, opt) for field, opt in OPTIONS.items()]
-    help_ = DeclaredOption(
-        ["-h", "--help"], "Help", metavar="[TOPIC]",
-        help="Show the short help, or the help of a group, of an option, or of all options.",
-    )  # fmt: skip
-    version = DeclaredOption(["--version"], "Help", is_flag=True, help="Show the version and stop.")
-    return [
-        module,
-        *declared,
-        help_,
-        version,
-        _click_option("version_format", VERSION_FORMAT),
-    ]
 
 
 def _click_option(field: str, opt: Option) -> DeclaredOption:
     if field == "verbosity":
-        names = ["-v", "--verbose", "verbosity"]
-        return DeclaredOption(names, opt.group, field, count=True, help=opt.help)
-    name = option_name(field)
-    default = default_text(opt)
+        names = ["-v", "--verbose", field]
+        return DeclaredOption(names, opt.group, count=True, help=opt.help)
+    name, default = option_name(field), default_text(opt)
     return DeclaredOption(
         [opt.short, name] if opt.short else [name],
         opt.group,
-        field if field in OPTIONS else "",
         # The launcher's own parser reads the values; click only completes them.
         type=click.Choice(opt.type.choices, case_sensitive=False) if opt.type.choices else None,
         multiple=opt.repeatable,
@@ -114,12 +91,23 @@ def default_text(opt: Option) -> str:
 COMMAND = click.Command(
     "poprun-py",
     params=[
-        *_click_options(),
+        DeclaredOption(
+            ["-m", "--module"], "Job", metavar="MODULE",
+            help="Run a Python module as the program, as python -m does; ends the options.",
+        ),
+        *(_click_option(field, opt) for field, opt in OPTIONS.items()),
+        DeclaredOption(
+            ["-h", "--help"], "Help", metavar="[TOPIC]",
+            help="Show the short help, or the help of a group, of an option, or of all options.",
+        ),
+        DeclaredOption(["--version"], "Help", is_flag=True, help="Show the version and stop."),
+        _click_option("version_format", VERSION_FORMAT),
         click.Argument(["program"], nargs=-1, metavar="PROGRAM [ARGUMENTS]", expose_value=False),
     ],
     add_help_option=False,
     context_settings={"allow_interspersed_args": False},
-)
+)  # fmt: skip
+_DECLARED = [param for param in COMMAND.params if isinstance(param, DeclaredOption)]
 
 
 def help_text(topic: str, columns: int) -> str:
@@ -167,7 +155,7 @@ def _option(topic: str) -> DeclaredOption:
     Raises:
         UsageError: No option has this name or prefix, or several options have the prefix.
     """
-    by_name = {name: option for option in _declared() for name in option.opts}
+    by_name = {name: option for option in _DECLARED for name in option.opts}
     if topic in by_name:
         return by_name[topic]
     try:
@@ -181,17 +169,13 @@ def _option(topic: str) -> DeclaredOption:
         ) from None
 
 
-def _declared() -> list[DeclaredOption]:
-    return [param for param in COMMAND.params if isinstance(param, DeclaredOption)]
-
-
 # --- pages of help ------------------------------------------------------------------------------
 
 
 def _write_short(formatter: click.HelpFormatter) -> None:
     _write_beginning(formatter)
-    by_field = {option.field: option for option in _declared() if option.field}
-    _write_options(formatter, "Most used options", (by_field[name] for name in MOST_USED))
+    by_name = {option.name: option for option in _DECLARED}
+    _write_options(formatter, "Most used options", (by_name[name] for name in MOST_USED))
     with formatter.section(f"Commands, each with --help: {command_name()} COMMAND"):
         formatter.write_dl(list(_COMMANDS.items()))
     with formatter.section(f"More help: {command_name()} --help TOPIC"):
@@ -204,12 +188,10 @@ def _write_short(formatter: click.HelpFormatter) -> None:
 
 def _write_all(formatter: click.HelpFormatter) -> None:
     _write_beginning(formatter)
-    formatter.write_paragraph()
-    with formatter.indentation():
-        formatter.write_text(GRAMMAR)
+    _write_indented(formatter, GRAMMAR)
     for group in GROUPS:
         _write_group(formatter, group)
-    _write_options(formatter, "Help", (o for o in _declared() if o.group == "Help"))
+    _write_options(formatter, "Help", (o for o in _DECLARED if o.group == "Help"))
 
 
 def _write_beginning(formatter: click.HelpFormatter) -> None:
@@ -224,24 +206,27 @@ def _write_beginning(formatter: click.HelpFormatter) -> None:
 
 
 def _write_group(formatter: click.HelpFormatter, group: str) -> None:
-    own = (option for option in _declared() if option.group == group)
+    own = (option for option in _DECLARED if option.group == group)
     _write_options(formatter, f"{group}: {GROUPS[group]}", own)
     if group == "Configuration":
-        formatter.write_paragraph()
-        with formatter.indentation():
-            formatter.write_text(PLACES)
+        _write_indented(formatter, PLACES)
 
 
 def _write_option(formatter: click.HelpFormatter, option: DeclaredOption) -> None:
     """Write one option, with its environment variable and its key in configuration files."""
     _write_options(formatter, option.group, (option,))
-    variable = variable_name(option.field)
+    field = str(option.name)
+    variable = variable_name(field)
     if variable in OPTION_VARIABLES:
-        key = option.field.replace("_", "-")
-        in_files = f", and as {key} in a configuration file" if OPTIONS[option.field].saved else ""
-        formatter.write_paragraph()
-        with formatter.indentation():
-            formatter.write_text(f"Also available as the variable {variable}{in_files}.")
+        key = field.replace("_", "-")
+        in_files = f", and as {key} in a configuration file" if OPTIONS[field].saved else ""
+        _write_indented(formatter, f"Also available as the variable {variable}{in_files}.")
+
+
+def _write_indented(formatter: click.HelpFormatter, text: str) -> None:
+    formatter.write_paragraph()
+    with formatter.indentation():
+        formatter.write_text(text)
 
 
 def _write_options(

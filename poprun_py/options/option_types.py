@@ -25,15 +25,9 @@ FOREVER = "forever"
 # The words of torchrun that request one process per CPU.
 CPU_WORDS = ("auto", "cpu")
 TOPOLOGY_FORMS = ("yes", "no", "tree", "cores", "json", "svg", "html")
-YES_NO_WORDS = {
-    "yes": True,
-    "on": True,
-    "true": True,
-    "1": True,
-    "no": False,
-    "off": False,
-    "false": False,
-    "0": False,
+_YES_NO_WORDS = {
+    **dict.fromkeys(("yes", "on", "true", "1"), True),
+    **dict.fromkeys(("no", "off", "false", "0"), False),
 }
 # Error messages do not contain integers above this one, because Python refuses to print integers
 # with thousands of digits.
@@ -259,20 +253,12 @@ def _sorted_indices(value: Any) -> tuple[int, ...] | None:
     return tuple(sorted(set(value))) if isinstance(value, list | tuple) else (value,)
 
 
-def _is_path(value: Any) -> bool:
-    return is_word(value) and value != ""
-
-
-def _yes_no(text: str) -> bool:
-    return YES_NO_WORDS[text.lower()]
-
-
 def _yes_no_or_word(text: str) -> str:
     """Return the text in lower case; other spellings of yes and no become ``yes`` and ``no``."""
     word = text.lower()
-    if word not in YES_NO_WORDS:
+    if word not in _YES_NO_WORDS:
         return word
-    return "yes" if YES_NO_WORDS[word] else "no"
+    return "yes" if _YES_NO_WORDS[word] else "no"
 
 
 # --- option types -------------------------------------------------------------------------------
@@ -299,7 +285,7 @@ PATH = OptionType(
     metavar="PATH",
     expected="a path",
     read=str,
-    accepts=_is_path,
+    accepts=lambda v: is_word(v) and v != "",
     keyword="str | PathLike[str]",
     takes_path=True,
 )
@@ -311,7 +297,7 @@ JOB = replace(PATH, metavar="JOB", expected="a process id, the name of a run, or
 YES_NO = OptionType(
     metavar="yes|no",
     expected="yes or no (also on, off, true, false, 1, 0)",
-    read=_yes_no,
+    read=lambda text: _YES_NO_WORDS[text.lower()],
     accepts=lambda v: isinstance(v, bool),
     keyword="bool",
     takes_text=True,
