@@ -18,7 +18,7 @@ import stat
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from poprun_py.display.formatting import printable
 from poprun_py.process_info import owner
@@ -107,6 +107,7 @@ class QueueRecord(NamedTuple):
 
 
 Record = LeaseRecord | QueueRecord
+RecordT = TypeVar("RecordT", bound=Record)
 
 
 def record_text(record: Record) -> str:
@@ -177,13 +178,13 @@ def printable_name(value: Any, max_length: int = _MAX_NAME) -> str:
 # --- the folder of lease files ------------------------------------------------------------------
 
 
-class HeldFile:
-    """A file that this process keeps locked until ``close`` is called or the process ends."""
+class HeldFile(Generic[RecordT]):
+    """A record's file, which this process keeps locked until ``close`` or the process's end."""
 
-    def __init__(self, path: Path, descriptor: int) -> None:
-        self.path, self.descriptor = path, descriptor
+    def __init__(self, path: Path, record: RecordT, descriptor: int) -> None:
+        self.path, self.record, self.descriptor = path, record, descriptor
 
-    def write(self, record: Record) -> None:
+    def write(self, record: RecordT) -> None:
         """Replace the file's record. The caller must hold the mutex of the folder.
 
         Raises:
@@ -193,6 +194,7 @@ class HeldFile:
         if os.pwrite(self.descriptor, data, 0) != len(data):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.path.parent))
         os.ftruncate(self.descriptor, len(data))
+        self.record = record
 
     def close(self) -> None:
         """Remove the file, and release its lock. A second call does nothing."""
@@ -272,7 +274,7 @@ class LeaseFolder:
         self._other_user_seconds = _OTHER_USER_SECONDS
         return True
 
-    def create(self, record: Record) -> HeldFile:
+    def create(self, record: RecordT) -> HeldFile[RecordT]:
         """Create a record's file, which all users can read, and lock it.
 
         Other processes see the file only after it is complete and locked. The caller must hold the
@@ -290,11 +292,11 @@ class LeaseFolder:
             errno.ENOENT, "other processes remove files that are created in it", str(self.path)
         )
 
-    def _create(self, record: Record) -> HeldFile:
+    def _create(self, record: RecordT) -> HeldFile[RecordT]:
         unfinished = f"{_UNFINISHED}{os.getpid()}-{os.urandom(4).hex()}"
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         descriptor = os.open(unfinished, flags, 0o600, dir_fd=self._descriptor)
-        file = HeldFile(self.path / unfinished, descriptor)
+        file = HeldFile(self.path / unfinished, record, descriptor)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             file.write(record)
@@ -304,7 +306,8 @@ class LeaseFolder:
         except BaseException:
             file.close()
             raise
-        return HeldFile(self.path / record.name, descriptor)
+        file.path = self.path / record.name
+        return file
 
     def live_records(
         self, *, cleans_up: bool = True, except_for: Collection[str] = ()

@@ -9,7 +9,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import TypeAlias, TypeVar
 
 from poprun_py.machines.lease_files import (
     LEASE_PREFIX,
@@ -68,55 +68,48 @@ class OvertakenError(Exception):
     """Another job took some of the same CPUs at the same moment, so this job must choose again."""
 
 
+# A place in the queue, which the process keeps until ``close`` is called or the process ends.
+QueuePlace: TypeAlias = HeldFile[QueueRecord]
+
+
 class Lease:
     """CPUs that this process holds until ``close`` is called or the process ends.
 
-    Without arguments, a lease of no CPUs, for a machine where leases are turned off or unusable.
+    Without a file, a lease of no CPUs, for a machine where leases are turned off or unusable.
     """
 
-    def __init__(self, record: LeaseRecord | None = None, file: HeldFile | None = None) -> None:
-        self._record, self._file = record, file
+    def __init__(self, file: HeldFile[LeaseRecord] | None = None) -> None:
+        self._file = file
 
     @property
     def cpus(self) -> tuple[int, ...]:
         """The leased CPUs; empty if leases are turned off or unusable on this machine."""
-        return () if self._record is None else self._record.cpus
+        return () if self._file is None else self._file.record.cpus
 
     def name_run(self, run_id: str) -> None:
         """Add the name of the run to the lease, for other jobs to read."""
-        if self._record is None or self._file is None:
+        if self._file is None:
             return
-        self._record = self._record._replace(job=self._record.job._replace(run_id=run_id))
+        record = self._file.record
         # If writing the name fails, the lease stays valid without it.
         with (
             contextlib.suppress(OSError),
             contextlib.closing(LeaseFolder(self._file.path.parent)) as folder,
             folder.mutex(),
         ):
-            self._file.write(self._record)
+            self._file.write(record._replace(job=record.job._replace(run_id=run_id)))
 
     def close(self) -> None:
         """Give the leased CPUs back. A second call of ``close`` does nothing."""
         if self._file is not None:
             self._file.close()
-        self._record = self._file = None
+        self._file = None
 
     def __enter__(self) -> Lease:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-class QueuePlace(NamedTuple):
-    """This process's place in the queue, until ``close`` is called or the process ends."""
-
-    record: QueueRecord
-    file: HeldFile
-
-    def close(self) -> None:
-        """Leave the queue. A second call of ``close`` does nothing."""
-        self.file.close()
 
 
 class LeaseTable:
@@ -194,7 +187,7 @@ class LeaseTable:
         except (OSError, OvertakenError):
             file.close()
             raise
-        return Lease(record, file)
+        return Lease(file)
 
     def _is_overtaken(self, record: LeaseRecord) -> bool:
         """Return whether another job leased CPUs of ``record`` after this table was read."""
@@ -221,7 +214,7 @@ class LeaseTable:
             since=time.time(),
             outer=self._outer,
         )
-        return QueuePlace(record, self._folder.create(record))
+        return self._folder.create(record)
 
 
 def _file_name(prefix: str, job: JobProcess) -> str:
