@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from poprun_py.display.formatting import numbered
 from poprun_py.errors import UsageError
@@ -40,6 +40,7 @@ from poprun_py.machines.leases import (
     this_job,
 )
 from poprun_py.machines.machine import Machine
+from poprun_py.machines.remote_leases import OtherJobs
 from poprun_py.options.launch_config import LaunchConfig
 from poprun_py.planning.cpu_placement import (
     HostShare,
@@ -50,10 +51,6 @@ from poprun_py.planning.cpu_placement import (
 from poprun_py.planning.launch_plan import LaunchPlan
 from poprun_py.planning.user_program import short_name
 from poprun_py.terminal import Console
-
-# A job that runs only on this machine does not import the code that queries other hosts.
-if TYPE_CHECKING:
-    from poprun_py.machines.remote_leases import OtherJobs
 
 # The seconds between two reads of the leases. A waiting job polls, because it cannot wait for a
 # lock, a signal and a time limit together. Reading a few small files takes a fraction of a

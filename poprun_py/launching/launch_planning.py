@@ -21,6 +21,7 @@ from poprun_py.launching.job_cores import (
 from poprun_py.launching.wait_for_resources import Wait
 from poprun_py.machines.host_list import Host
 from poprun_py.machines.leases import Lease
+from poprun_py.machines.remote_leases import OtherJobs
 from poprun_py.options.launch_config import LaunchConfig
 from poprun_py.planning.hosts_and_mpi import (
     PlanInputs,
@@ -40,7 +41,6 @@ from poprun_py.terminal import Console, Log
 
 # A launch without a pod does not import the code of pods.
 if TYPE_CHECKING:
-    from poprun_py.machines.remote_leases import OtherJobs
     from poprun_py.planning.partition_decision import PartitionDecision
 
 
@@ -125,13 +125,12 @@ def without_lost_hosts(
         inputs = _gather(
             planned.config, planned.environ, contact_hosts=True, hosts=left, before=planned
         )
+        free = left_by_others(make_plan(inputs), _other_jobs(inputs)).machines
         machines = tuple(
             replace(machine, held_cpus=machine.allowed_cpus.difference(cpus))
             if cpus and host.is_local and machine
             else machine
-            for host, machine in zip(
-                left, left_by_others(make_plan(inputs), _other_jobs(inputs)).machines, strict=True
-            )
+            for host, machine in zip(left, free, strict=True)
         )
         fewer = make_plan(replace(inputs, machines=machines))
         fewer.require_fit()
