@@ -260,7 +260,7 @@ class ProgramTerminal(TypedInput):
         self._pty = Pty(setup, self._on_control)
         super().__init__(send, self._pty.master)
         # stderr gets a second terminal, because text on stderr has its own tag and files.
-        self._error = Pty(setup) if setup["is_stderr"] else None
+        self._error = Pty(setup, lambda _: None) if setup["is_stderr"] else None
         self._is_stdout = setup["is_stdout"]
         add_output(self._pty, setup["stream"].encode())
         if self._error is not None:
@@ -337,15 +337,13 @@ class Pty:
     Args:
         setup: The ``modes`` and ``size`` of the terminal, as in the settings of ``ProgramInput``.
         on_control: The function that is called with the kernel's control byte when the program
-            changes its terminal. The argument is None for a terminal that is only for output.
+            changes its terminal.
 
     Raises:
         OSError: All terminals of the system are in use.
     """
 
-    def __init__(
-        self, setup: "dict[str, Any]", on_control: "Callable[[int], None] | None" = None
-    ) -> None:
+    def __init__(self, setup: "dict[str, Any]", on_control: "Callable[[int], None]") -> None:
         self.master, self.slave = os.openpty()
         self._on_control = on_control
         modes = termios.tcgetattr(self.slave)
@@ -354,8 +352,7 @@ class Pty:
         modes[_CC] = [bytes([code]) for code in setup["modes"][3]]
         termios.tcsetattr(self.slave, termios.TCSANOW, modes)
         self.resize(setup["size"])
-        if on_control is not None:
-            fcntl.ioctl(self.master, termios.TIOCPKT, b"\1\0\0\0")
+        fcntl.ioctl(self.master, termios.TIOCPKT, b"\1\0\0\0")
 
     def resize(self, size: "list[int]") -> None:
         """Set the rows and columns; the kernel sends SIGWINCH to the programs of the terminal."""
@@ -382,12 +379,10 @@ class Pty:
                 if data:
                     break
                 return b""
-            if self._on_control is None or not packet:
-                data += packet
-            elif packet[0]:
-                self._on_control(packet[0])
-            else:
+            if packet.startswith(b"\0"):
                 data += packet[1:]
+            elif packet:
+                self._on_control(packet[0])
         flags = self.modes()[_OFLAG]
         if flags & termios.OPOST and flags & termios.ONLCR:
             # The \r before each \n is removed, so that output files are the same as with a pipe.

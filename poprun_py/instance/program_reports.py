@@ -30,9 +30,8 @@ class ProgramReports:
         self._oom_kills_before = 0
         # The seconds between reports of progress, and between reports of the activity of a program
         # that makes no steps.
-        self._progress_seconds: float | None = None
-        self._activity_seconds = 0.0
-        self._progress_at = self._activity_at = 0.0
+        self._progress_seconds = self._activity_seconds = 0.0
+        self._progress_at, self._activity_at = float("inf"), 0.0
         self._sent_progress: list[int] | None = None
         # The number of steps reported so far; None if the launcher does not want every step.
         self._sent_steps: int | None = None
@@ -41,7 +40,8 @@ class ProgramReports:
 
     def prepare(self, start: "dict[str, Any]") -> None:
         """Apply the settings of the launcher's GO message before the program starts."""
-        self._progress_seconds = start.get("sample_seconds")
+        if start.get("sample_seconds") is not None:
+            self._progress_seconds, self._progress_at = start["sample_seconds"], 0.0
         self._activity_seconds = start.get("look_seconds", 0.0)
         self._sent_steps = 0 if start.get("steps") else None
         os.environ.update(self.memory.variables())
@@ -54,15 +54,13 @@ class ProgramReports:
 
     def next_deadline(self) -> float:
         """Return the time when ``on_time`` must be called next; infinity for never."""
-        is_due = self._progress_seconds is not None and self._program.is_running
-        return self._progress_at if is_due else float("inf")
+        return self._progress_at if self._program.is_running else float("inf")
 
     def on_time(self, now: float) -> None:
         """Report progress if it is due and has changed; report activity if it is due."""
-        seconds = self._progress_seconds
-        if seconds is None or not self._program.is_running or now < self._progress_at:
+        if not self._program.is_running or now < self._progress_at:
             return
-        self._progress_at = now + seconds
+        self._progress_at = now + self._progress_seconds
         if self.memory.counts_steps():
             progress = self.memory.progress()
             if progress != self._sent_progress:
