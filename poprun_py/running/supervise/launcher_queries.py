@@ -35,8 +35,6 @@ _STATUS_SECONDS = 5.0
 # The maximum number of frames in an answer, which is 64 MiB. The status of 4,096 instances takes 3
 # MiB.
 _MOST_FRAMES = 64
-# The errors if a launcher was killed, or ends before it has answered.
-_ENDED = (ConnectionError, FileNotFoundError)
 # The value of ``job`` for the job that was started last.
 NEWEST = "newest"
 
@@ -50,8 +48,6 @@ def ask(pid: int) -> str:
     for path in _sockets_of(pid, f"--stacks {pid}"):
         try:
             answer = _answer(path, "stacks", _ANSWER_SECONDS)
-        except _ENDED:
-            continue
         except (OSError, ValueError) as error:
             raise StartError(f"--stacks {pid}: the launcher does not answer ({error})") from None
         if answer is not None:
@@ -131,8 +127,6 @@ def _status(path: Path, option: str) -> dict[str, Any] | None:
             return None
         status: dict[str, Any] = _printable_value(answer)
         JobView.from_json(status)
-    except _ENDED:
-        return None
     except (OSError, ValueError) as error:
         raise StartError(f"{option}: launcher {pid} does not answer ({error})") from None
     except (ArithmeticError, AttributeError, LookupError, TypeError):
@@ -184,8 +178,6 @@ def running_jobs() -> dict[int, dict[str, Any] | None]:
             answer = _answer(path, "holdings", _HOLDINGS_SECONDS)
             if answer:
                 found[pid] = _printable_value(answer)
-        except _ENDED:
-            continue
         except (OSError, ValueError):
             found[pid] = None
     return found
@@ -198,7 +190,11 @@ def _answer(path: Path, want: str, seconds: float) -> str | None:
         ValueError: The answer is too long, or is not text.
     """
     reader, payloads = control_protocol.Reader(), []
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as channel:
+    # A launcher that was killed, or that ends before it has answered, gives no answer.
+    with (
+        contextlib.suppress(ConnectionError, FileNotFoundError),
+        socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as channel,
+    ):
         channel.settimeout(seconds)
         channel.connect(str(path))
         channel.sendall(control_protocol.pack(control_protocol.INSPECT, json.dumps(want).encode()))
@@ -206,7 +202,8 @@ def _answer(path: Path, want: str, seconds: float) -> str | None:
             payloads += [payload for _, payload in reader.feed(data)]
             if len(payloads) > _MOST_FRAMES:
                 raise ValueError("its answer is too long")
-    return b"".join(payloads).decode() if payloads else None
+        return b"".join(payloads).decode() if payloads else None
+    return None
 
 
 def _printable_value(answer: str) -> Any:

@@ -20,44 +20,36 @@ _PARENT_HAS_ENDED = "the process that started the job has ended"
 
 
 class SignalPipe:
-    """A context manager that turns signals into bytes of a pipe."""
+    """Turns signals into bytes of a pipe; ``resources`` restores the signal handlers."""
 
-    def __enter__(self) -> SignalPipe:
-        """Replace the signal handlers; after a failure the previous handlers are restored."""
-        with contextlib.ExitStack() as resources:
-            self._has_end_request = False
-            self._read_end, write_end = os.pipe()
-            for end in (self._read_end, write_end):
-                resources.callback(os.close, end)
-                os.set_blocking(end, False)
-            numbers: list[int] = [
-                signal.SIGINT,
-                signal.SIGTERM,
-                signal.SIGUSR1,
-                signal.SIGUSR2,
-                signal.SIGCHLD,
-                signal.SIGQUIT,
-                signal.SIGWINCH,
-                signal.SIGCONT,  # the job may have come to the foreground
-                *ONCE,
-            ]
-            if signal.getsignal(signal.SIGTSTP) != signal.SIG_IGN:
-                numbers.append(signal.SIGTSTP)
-            if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
-                numbers.append(signal.SIGHUP)
-            self._parent = process_control.signal_when_parent_ends(_PARENT_ENDED)
-            if self._parent is not None:
-                numbers.append(_PARENT_ENDED)
-            old_wake = signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)
-            resources.callback(signal.set_wakeup_fd, old_wake)
-            for number in numbers:
-                old_handler = signal.signal(number, lambda *_: None)
-                resources.callback(signal.signal, number, old_handler)
-            self._resources = resources.pop_all()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._resources.close()
+    def __init__(self, resources: contextlib.ExitStack) -> None:
+        self._has_end_request = False
+        self._read_end, write_end = os.pipe()
+        for end in (self._read_end, write_end):
+            resources.callback(os.close, end)
+            os.set_blocking(end, False)
+        numbers: list[int] = [
+            signal.SIGINT,
+            signal.SIGTERM,
+            signal.SIGUSR1,
+            signal.SIGUSR2,
+            signal.SIGCHLD,
+            signal.SIGQUIT,
+            signal.SIGWINCH,
+            signal.SIGCONT,  # the job may have come to the foreground
+            *ONCE,
+        ]
+        for number in (signal.SIGTSTP, signal.SIGHUP):
+            if signal.getsignal(number) != signal.SIG_IGN:
+                numbers.append(number)
+        self._parent = process_control.signal_when_parent_ends(_PARENT_ENDED)
+        if self._parent is not None:
+            numbers.append(_PARENT_ENDED)
+        old_wake = signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)
+        resources.callback(signal.set_wakeup_fd, old_wake)
+        for number in numbers:
+            old_handler = signal.signal(number, lambda *_: None)
+            resources.callback(signal.signal, number, old_handler)
 
     def fileno(self) -> int:
         """Return the descriptor that is readable after a signal."""

@@ -87,7 +87,7 @@ def _start(
         if mpirun_files != open_files:
             # Programs get the user's own limit. Only mpirun's limit was raised.
             parts.open_files = open_files
-        signals = resources.enter_context(SignalPipe())
+        signals = SignalPipe(resources)
         selector = resources.enter_context(selectors.DefaultSelector())
         selector.register(signals, selectors.EVENT_READ, parts.on_signals)
         resources.callback(output.close)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 
 from poprun_py.running.supervise.signal_pipe import HANGUP_ONCE, INTERRUPT_ONCE, SignalPipe
 
 
 def test_the_end_of_the_parent_process_is_distinguished_from_sighup():
-    with SignalPipe() as caught:
+    with contextlib.ExitStack() as resources:
+        caught = SignalPipe(resources)
         signal.raise_signal(signal.SIGUSR1)
         signal.raise_signal(HANGUP_ONCE)
         ended = (signal.SIGHUP, "the process that started the job has ended")
