@@ -4,6 +4,8 @@ This package exports the names of the Python API. The module that defines a name
 the name is first used, so that ``--help`` and the wrapper process of each instance start quickly.
 """
 
+from poprun_py.display import public_values as _public_values
+
 # TYPE_CHECKING is False at run time, and True for type checkers, as in typing. The wrapper process
 # of each instance imports this package before it starts the user's program, and importing typing
 # would delay the program.
@@ -63,3 +65,12 @@ def __getattr__(name: str) -> object:
     from importlib import import_module
 
     return getattr(import_module(f"{__name__}.{_MODULE_OF_NAME[name]}"), name)
+
+
+def _load_views() -> "_public_values.Views":
+    from poprun_py.python_api import value_views
+
+    return value_views
+
+
+_public_values.load_views = _load_views

@@ -1,24 +1,35 @@
-"""The base class of public values that are shown as text and HTML, such as LaunchPlan."""
+"""The base class of public values that are shown as text and HTML, such as LaunchPlan.
 
-from __future__ import annotations
+The views of a value are the functions that draw it. The views import the classes of the values, so
+the values cannot import the views. Instead, the root package sets ``load_views``.
+"""
 
-from typing import Any
+# As in the root package, which imports this module: importing typing would delay each program.
+TYPE_CHECKING = False
 
-# The module with the functions that draw values. It is imported by its name when a value is drawn,
-# because it imports the classes of the values itself.
-_VIEWS = "poprun_py.python_api.value_views"
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any, Protocol
+
+    class Views(Protocol):
+        """The functions of ``poprun_py.python_api.value_views`` that draw public values."""
+
+        def text_of(self, value: object) -> str:
+            """Return the text of a value, which may have several lines."""
+
+        def html_of(self, value: object) -> str:
+            """Return the HTML of a value for a notebook."""
+
+        def summary_of(self, result: Any) -> str:
+            """Return one sentence that says how a job ended."""
 
 
-def _views() -> Any:
-    from importlib import import_module
-
-    return import_module(_VIEWS)
+load_views: "Callable[[], Views]"
 
 
 def summary_of(result: object) -> str:
     """Return one sentence that says how a job ended."""
-    summary: str = _views().summary_of(result)
-    return summary
+    return load_views().summary_of(result)
 
 
 class Displayed:
@@ -27,9 +38,7 @@ class Displayed:
     __slots__ = ()
 
     def __str__(self) -> str:
-        text: str = _views().text_of(self)
-        return text
+        return load_views().text_of(self)
 
     def _repr_html_(self) -> str:
-        html: str = _views().html_of(self)
-        return html
+        return load_views().html_of(self)
