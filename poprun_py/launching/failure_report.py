@@ -227,18 +227,18 @@ def _collateral(result: LaunchResult) -> str:
     first = result.first_failure
     if first is None:
         return ""
+    trace = _normal_traceback(first)
     by_end: dict[str, list[InstanceResult]] = {}
     for other in collateral_of(result):
         assert other.code is not None
-        obeyed = other.was_stopped and other.exit_code in _STOPPED_CODES
-        how = "stopped" if obeyed else f"failed {_compared(other, first)}"
+        if other.was_stopped and other.exit_code in _STOPPED_CODES:
+            how = "stopped"
+        elif trace and _normal_traceback(other) == trace:
+            how = "failed with the same traceback"
+        else:
+            how = "failed after it"
         by_end.setdefault(f"{how}, {describe(other.code)}", []).append(other)
     return "".join(_line(f"{_named(members, result)}: {how}") for how, members in by_end.items())
-
-
-def _compared(other: InstanceResult, first: InstanceResult) -> str:
-    mine, theirs = _normal_traceback(other), _normal_traceback(first)
-    return "with the same traceback" if mine and mine == theirs else "after it"
 
 
 def _normal_traceback(instance: InstanceResult) -> list[str]:

@@ -215,7 +215,7 @@ class CoreRequest:
         try:
             table, share, lease = decide_on_table(folder, partial(self._decide, folder))
         except TimeoutError:
-            if not self.wait.is_allowed:
+            if not self.config.wait_for_resources:
                 raise
             problem = f"{folder.path}: another process keeps its mutex locked"
             advice = "end that process, or name another folder"

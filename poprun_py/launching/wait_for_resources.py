@@ -49,11 +49,6 @@ class Wait:
         self.seconds = 0.0
 
     @property
-    def is_allowed(self) -> bool:
-        """Whether the job may wait for other jobs at all."""
-        return self._limit > 0
-
-    @property
     def is_over(self) -> bool:
         """Whether the limit of the wait is reached; always true for a job that may not wait."""
         return self.seconds >= self._limit
