@@ -18,10 +18,9 @@ OPEN_MPI_4 = "Open MPI 4"
 MPICH = "MPICH"
 # The file names of the MPI libraries, which have not changed for years. Debian installs Open MPI
 # and MPICH in the same folder, so only the file name tells their libraries apart.
-_OPEN_MPI_LIBRARIES = ("libmpi.so.40",)
 _LIBRARIES = {
-    OPEN_MPI_5: _OPEN_MPI_LIBRARIES,
-    OPEN_MPI_4: _OPEN_MPI_LIBRARIES,
+    OPEN_MPI_5: ("libmpi.so.40",),
+    OPEN_MPI_4: ("libmpi.so.40",),
     MPICH: ("libmpi.so.12", "libmpich.so.12"),
 }
 

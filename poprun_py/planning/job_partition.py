@@ -45,13 +45,10 @@ class HeldPartition(NamedTuple):
         return min(self.attachment.ipus) if self.attachment is not None else 0
 
     def ipus(self, of_job: range, domain: int, domain_ipus: int) -> range:
-        """Convert indices of IPUs in the job to indices in the partition.
+        """Convert indices of neighbouring IPUs in the job to indices in the partition.
 
-        Args:
-            of_job: The indices, in the job, of neighbouring IPUs of one IPU-Link domain.
-            domain: The index of the IPU-Link domain of these IPUs.
-            domain_ipus: The number of IPUs that the job has in each IPU-Link domain. The partition
-                may have more IPUs in each domain.
+        The IPUs are in the IPU-Link domain ``domain``, in which the job has ``domain_ipus`` IPUs.
+        The partition may have more IPUs in each domain.
         """
         first = self.first_ipu
         if self.partition is not None and self.partition.num_ilds > 1 and domain:
@@ -140,18 +137,13 @@ def is_abandoned(
 ) -> bool:
     """Tell whether ``partition`` is temporary and its launch ended without removing it.
 
-    A partition with attached IPUs is not abandoned. If the launch ran on this host, the partition
-    is abandoned if the process of the launch has ended. A partition whose name contains the ID of
-    the calling process is abandoned, because the calling process has not created a partition yet.
-    If the launch ran on another host, the partition is assumed to be abandoned once it has been
-    ready for longer than a launch needs to attach the IPUs.
-
-    Args:
-        partition: A partition of the pod.
-        attachments: All attachments of the pod.
-        host: The name of this host.
-        now: The present time, in seconds since 1970; None for the time of the system clock.
-        create_seconds: The seconds that the pod needs to create a partition.
+    ``attachments`` are all attachments of the pod, and a partition with attached IPUs is not
+    abandoned. If the launch ran on this host (``host``), the partition is abandoned if the process
+    of the launch has ended. A partition whose name contains the ID of the calling process is
+    abandoned, because the calling process has not created a partition yet. If the launch ran on
+    another host, the partition is assumed to be abandoned once it has been ready for longer than a
+    launch needs to attach the IPUs. The pod needs ``create_seconds`` to create a partition. ``now``
+    is a time in seconds since 1970; None for the time of the system clock.
     """
     match = _NAME.fullmatch(partition.name)
     if match is None or any(each.partition == partition.name for each in attachments):

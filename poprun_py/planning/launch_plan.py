@@ -5,7 +5,6 @@ A plan can be shown, saved in a file (plan_file.py), and launched.
 
 from __future__ import annotations
 
-from collections import ChainMap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
@@ -167,7 +166,7 @@ def make_plan(inputs: PlanInputs) -> LaunchPlan:
     Raises:
         UsageError: The job does not fit the machines that the options describe.
     """
-    config, topology, environ = inputs.config, inputs.topology, inputs.environ
+    config, topology, environ = inputs.config, inputs.topology, dict(inputs.environ)
     mpi_arguments = split_mpi_arguments(config)[1]
     placements, refusal = place_instances(config, topology, inputs.machines)
     if refusal and is_described(config):
@@ -201,7 +200,7 @@ def make_plan(inputs: PlanInputs) -> LaunchPlan:
         machines=inputs.machines,
         instances=tuple(instances),
         command=command,
-        environ=dict(environ),
+        environ=environ,
         compact=compact,
         user_threads=user_thread_counts(mpi_arguments.of_every_instance, user_env, environ),
         network=probed.network.name if probed is not None else "",
@@ -222,10 +221,11 @@ def user_thread_counts(
     out. If a value is a list with a count for each level of nested OpenMP regions, the first count
     is used.
     """
-    variables = ChainMap(dict(user_env), variables_set_by(local_args, environ), dict(environ))
-    texts = {name: variables.get(name, "").partition(",")[0].strip() for name in THREAD_VARIABLES}
-    return {
-        name: int(text)
-        for name, text in texts.items()
-        if text.isascii() and text.isdigit() and len(text) < 10
-    }
+    sources = (dict(user_env), variables_set_by(local_args, environ), environ)
+    counts = {}
+    for name in THREAD_VARIABLES:
+        text = next((source[name] for source in sources if name in source), "")
+        first = text.partition(",")[0].strip()
+        if first.isascii() and first.isdigit() and len(first) < 10:
+            counts[name] = int(first)
+    return counts

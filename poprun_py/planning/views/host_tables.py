@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from poprun_py.machines.host_checks import Check, HostChecks
 
 _NAME = "NUMA node"
-_COLUMNS = (_NAME, "package", "cores", "CPUs", "L3 groups", "memory", "distances")
 
 
 # --- table of a host's hardware -----------------------------------------------------------------
@@ -37,7 +36,7 @@ def hardware_table(machine: Machine, style: TextStyle | None = None) -> str:
     """
     style = style or TextStyle()
     summary = [line for text in machine_summary(machine) for line in wrapped(text, style.width)]
-    nodes = [dict(zip(_COLUMNS, _row(machine, node), strict=True)) for node in machine.numa_nodes]
+    nodes = [_row(machine, node) for node in machine.numa_nodes]
     return "\n".join([*summary, _table(nodes, style) or _tree(nodes, style)])
 
 
@@ -47,7 +46,7 @@ def _table(nodes: list[dict[str, str]], style: TextStyle) -> str:
     from rich.table import Table
 
     table = Table(box=box.SQUARE if style.box_lines else box.ASCII2)
-    for name in _COLUMNS:
+    for name in nodes[0]:
         table.add_column(name, no_wrap=True, style=PALETTE["node"] if name == _NAME else None)
     for node in nodes:
         table.add_row(*node.values())
@@ -57,17 +56,12 @@ def _table(nodes: list[dict[str, str]], style: TextStyle) -> str:
 
 
 def _tree(nodes: list[dict[str, str]], style: TextStyle) -> str:
-    branches = tuple(
-        Branch(
-            kind="node",
-            name=f"{_NAME} {node[_NAME]}",
-            details=", ".join(
-                f"{name} {text}" for name, text in node.items() if name != _NAME and text != "-"
-            ),
-        )
-        for node in nodes
-    )
-    return draw_tree(Branch(kind="host", name=f"{_NAME}s", children=branches), style)
+    branches = []
+    for node in nodes:
+        facts = (f"{key} {text}" for key, text in node.items() if key != _NAME and text != "-")
+        name = f"{_NAME} {node[_NAME]}"
+        branches.append(Branch(kind="node", name=name, details=", ".join(facts)))
+    return draw_tree(Branch(kind="host", name=f"{_NAME}s", children=tuple(branches)), style)
 
 
 def machine_summary(machine: Machine) -> list[str]:
@@ -95,17 +89,17 @@ def machine_summary(machine: Machine) -> list[str]:
     return lines
 
 
-def _row(machine: Machine, node: NumaNode) -> tuple[str, ...]:
+def _row(machine: Machine, node: NumaNode) -> dict[str, str]:
     cores = [core for core in machine.cores if core.numa_node == node.index]
-    return (
-        str(node.index),
-        ranges_text([core.package for core in cores]) or "-",
-        _core_counts(cores),
-        ranges_text(node.cpus) or "-",
-        str(len({core.l3 for core in cores if core.l3 is not None}) or "-"),
-        _memory(node.memory_bytes),
-        " ".join(map(str, node.distances)),
-    )
+    return {
+        _NAME: str(node.index),
+        "package": ranges_text([core.package for core in cores]) or "-",
+        "cores": _core_counts(cores),
+        "CPUs": ranges_text(node.cpus) or "-",
+        "L3 groups": str(len({core.l3 for core in cores if core.l3 is not None}) or "-"),
+        "memory": _memory(node.memory_bytes),
+        "distances": " ".join(map(str, node.distances)),
+    }
 
 
 def _core_counts(cores: list[Core]) -> str:

@@ -142,16 +142,11 @@ def paragraph(text: str, kind: str, width: int) -> Block:
 
 
 def cell(label: str, *kinds: str, least: int = 17, height: int = 17, notches: int = 0) -> Block:
-    """Return a box with a label in its middle, wide enough for the label.
+    """Return a box with a label in its middle, at least ``least`` pixels wide.
 
-    Args:
-        label: The text in the box.
-        kinds: The classes of the box in the style sheet. If there are several classes, the box is
-            divided from left to right into a part for each class.
-        least: The smallest width of the box, in pixels.
-        height: The height of the box, in pixels.
-        notches: The number of pairs of marks on the left and right edges, which divide the box from
-            top to bottom.
+    ``kinds`` are the classes of the box in the style sheet. The box is divided from left to right
+    into a part for each class. ``notches`` is the number of pairs of marks on the left and right
+    edges, which divide the box from top to bottom.
     """
     width = max(least, _text_width(label, "label") + 4)
     cuts = [width * number // max(1, len(kinds)) for number in range(len(kinds) + 1)]
