@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from poprun_py.errors import UsageError
-from poprun_py.machines.host_list import Host, resolve_hosts
+from poprun_py.machines.host_list import Host, resolve_hosts, with_names
 from poprun_py.machines.machine import Machine, load_machines
 from poprun_py.machines.machine_reader import read_machine
 from poprun_py.options.config_files import read_text_file
@@ -122,19 +122,21 @@ def hosts_of(config: LaunchConfig, environ: Mapping[str, str]) -> tuple[Host, ..
     Raises:
         UsageError: The list of hosts is malformed, or the file with the list cannot be read.
     """
+    # A host with one of this machine's names or addresses needs no ssh.
+    name = socket.gethostname()
+    own_names = {name, name.partition(".")[0]}
+    if config.host is not None or config.host_file is not None:
+        from poprun_py.machines.probe_script import networks
+
+        own_names.update(address for _, address, *_ in networks())
+    option = config.named("host_file") if config.host_file is not None else "host file"
     hosts = resolve_hosts(
         config,
         environ,
-        read_text=lambda path: read_text_file(
-            path, config.named("host_file") if config.host_file is not None else "host file"
-        ),
-        local_names=_own_names(config.host is not None or config.host_file is not None),
+        read_text=lambda path: read_text_file(path, option),
+        local_names=frozenset(own_names),
     )
-    if any(":" in host.name for host in hosts):
-        from poprun_py.machines.host_list import with_names
-
-        return with_names(hosts)
-    return hosts
+    return with_names(hosts) if any(":" in host.name for host in hosts) else hosts
 
 
 def with_instances(config: LaunchConfig, hosts: tuple[Host, ...]) -> LaunchConfig:
@@ -146,30 +148,16 @@ def with_instances(config: LaunchConfig, hosts: tuple[Host, ...]) -> LaunchConfi
     """
     if isinstance(config.nproc_per_node, int):
         return config.on_hosts(len(hosts))
-    machines = _machines_of(config, hosts, {})
-    unknown = [host.name for host, machine in zip(hosts, machines, strict=True) if machine is None]
-    if unknown:
-        raise UsageError(
-            f"{config.shown('nproc_per_node')}: the CPUs of host {unknown[0]} are not known before "
-            "it is asked; expected a number"
-        )
-    return config.on_hosts(len(hosts), min(_usable_cpus(m) for m in machines if m is not None))
-
-
-def _usable_cpus(machine: Machine) -> int:
-    cpus = sum(len(core.cpus) for core in machine.usable_cores)
-    return min(cpus, machine.quota_cpus or cpus)
-
-
-def _own_names(with_addresses: bool) -> frozenset[str]:
-    """Return the names and addresses of this machine: a host with one of these needs no ssh."""
-    name = socket.gethostname()
-    addresses: list[str] = []
-    if with_addresses:
-        from poprun_py.machines.probe_script import networks
-
-        addresses = [address for _, address, *_ in networks()]
-    return frozenset({name, name.partition(".")[0], *addresses})
+    usable = []
+    for host, machine in zip(hosts, _machines_of(config, hosts, {}), strict=True):
+        if machine is None:
+            raise UsageError(
+                f"{config.shown('nproc_per_node')}: the CPUs of host {host.name} are not known "
+                "before it is asked; expected a number"
+            )
+        cpus = sum(len(core.cpus) for core in machine.usable_cores)
+        usable.append(min(cpus, machine.quota_cpus or cpus))
+    return config.on_hosts(len(hosts), min(usable))
 
 
 def is_described(config: LaunchConfig) -> bool:

@@ -283,18 +283,12 @@ def _open_mpi(inputs: PlanInputs, user: Sequence[str]) -> list[str]:
     """Return the words before the parts, with the user's global arguments first, as in PopRun."""
     topology = inputs.topology
     words = [inputs.mpi.path, *user]
-    for setting in _settings(inputs):
+    for setting in _settings(inputs, user):
         if not _is_set_by_user(user, setting):
             words += setting
     if topology.spans_hosts:
         slots = topology.instances_per_host
         words += ["-H", ",".join(f"{host.name}:{slots}" for host in topology.hosts)]
-    elif not _is_set_by_user(user, ("--mca", "btl_tcp_if_exclude")):
-        # On one machine, instances communicate through shared memory. Instances use TCP only if
-        # shared memory is not available, or to communicate with MPI processes that the program
-        # itself starts. TCP on the loopback interface is sufficient for both cases.
-        alone = ("--mca", "btl_tcp_if_include", LOOPBACK)
-        words += () if _is_set_by_user(user, alone) else alone
     return words
 
 
@@ -312,24 +306,15 @@ def _is_set_by_user(user: Sequence[str], setting: tuple[str, ...]) -> bool:
     return any(word.partition("=")[0] in equivalents for word in spelled)
 
 
-def _settings(inputs: PlanInputs) -> Iterator[tuple[str, ...]]:
+def _settings(inputs: PlanInputs, user: Sequence[str]) -> Iterator[tuple[str, ...]]:
     config, spans_hosts, probed = inputs.config, inputs.topology.spans_hosts, inputs.probed
     is_5 = inputs.mpi.kind == OPEN_MPI_5
     names = _NAMES[inputs.mpi.kind]
     yield ("--bind-to", "none")
     if not is_5:
         yield ("--oversubscribe",)
-    elif not spans_hosts:
-        # OVERSUBSCRIBE lets Open MPI start more instances than this machine has slots, because the
-        # plan decides where instances run. A job on several hosts does not need OVERSUBSCRIBE,
-        # because -H gives each host enough slots. With OVERSUBSCRIBE, all instances of a job on
-        # several hosts would start on the first host.
-        yield ("--map-by", ":OVERSUBSCRIBE")
-    if not spans_hosts and "SLURM_JOBID" in inputs.environ:
-        yield (names.daemon, "plm", names.shell)
-        yield (names.daemon, "ras", "^slurm")
-    if not spans_hosts and any(name in inputs.environ for name in DEFAULT_HOST_FILES):
-        yield (names.daemon, names.host_file, "none")
+    if not spans_hosts:
+        yield from _on_this_machine(names, inputs)
     if config.allow_run_as_root:
         yield ("--allow-run-as-root",)
     # An instance that ends with an error must not wait for other instances in MPI_Finalize.
@@ -351,6 +336,25 @@ def _settings(inputs: PlanInputs) -> Iterator[tuple[str, ...]]:
         yield ("--mca", "btl", "self,sm,tcp" if is_5 else "self,vader,tcp")
         if is_5:
             yield ("--mca", "osc", "^ucx")
+    if not spans_hosts and not _is_set_by_user(user, ("--mca", "btl_tcp_if_exclude")):
+        # On one machine, instances communicate through shared memory. Instances use TCP only if
+        # shared memory is not available, or to communicate with MPI processes that the program
+        # itself starts. TCP on the loopback interface is sufficient for both cases.
+        yield ("--mca", "btl_tcp_if_include", LOOPBACK)
+
+
+def _on_this_machine(names: _Names, inputs: PlanInputs) -> Iterator[tuple[str, ...]]:
+    """Yield the options that start all instances on this machine."""
+    if inputs.mpi.kind == OPEN_MPI_5:
+        # OVERSUBSCRIBE lets Open MPI start more instances than this machine has slots, because the
+        # plan decides where instances run. On several hosts, -H gives each host enough slots, and
+        # with OVERSUBSCRIBE, all instances would start on the first host.
+        yield ("--map-by", ":OVERSUBSCRIBE")
+    if "SLURM_JOBID" in inputs.environ:
+        yield (names.daemon, "plm", names.shell)
+        yield (names.daemon, "ras", "^slurm")
+    if any(name in inputs.environ for name in DEFAULT_HOST_FILES):
+        yield (names.daemon, names.host_file, "none")
 
 
 def _between_hosts(names: _Names, mpirun: str, probed: ProbedHosts) -> Iterator[tuple[str, ...]]:
