@@ -111,11 +111,7 @@ class HostReport:
 
 
 def request_reports(
-    hosts: Sequence[Host],
-    shell: Shell,
-    request: ProbeRequest,
-    *,
-    limit_seconds: float = _REPORT_SECONDS,
+    hosts: Sequence[Host], shell: Shell, request: ProbeRequest
 ) -> dict[str, HostReport]:
     """Probe all hosts at the same time, and return a mapping of host names to reports."""
     reports = {host.name: own_report(request, host) for host in hosts if host.is_local}
@@ -127,7 +123,7 @@ def request_reports(
         batch = others[start : start + _MAX_AT_ONCE]
         commands = {h.name: shell.command(h.name, (sys.executable, "-I", "-")) for h in batch}
         with started(commands, text) as running:
-            deadline = time.monotonic() + limit_seconds + _SECONDS_PER_SSH * len(batch)
+            deadline = time.monotonic() + _REPORT_SECONDS + _SECONDS_PER_SSH * len(batch)
             for host, process in zip(batch, running, strict=True):
                 reports[host.name] = _collect(host, process, deadline)
                 _cache(reports[host.name])

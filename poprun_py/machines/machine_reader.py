@@ -32,20 +32,18 @@ _PROCESSOR = re.compile(r"^processor\s*:\s*(\d+)\s*$", re.ASCII | re.MULTILINE)
 _NUMBER = re.compile(r"-?\d{1,15}", re.ASCII)
 
 
-def read_machine(root: Path = Path("/"), *, allowed_cpus: frozenset[int] | None = None) -> Machine:
+def read_machine(root: Path = Path("/")) -> Machine:
     """Return the machine that the files in ``sys`` and ``proc`` under ``root`` describe.
 
-    Args:
-        root: A folder with copies of ``sys`` and ``proc``, or ``/`` for this machine. On this
-            machine, the process's CPU affinity also limits the CPUs.
-        allowed_cpus: The only CPUs that may be used; None for no further limit.
+    ``root`` is a folder with copies of ``sys`` and ``proc``, or ``/`` for this machine. On this
+    machine, the process's CPU affinity also limits the CPUs.
 
     Raises:
         HardwareError: No CPU is found, or none of the CPUs may be used.
     """
     files = _KernelFiles(root)
     online = _online_cpus(files)
-    limits = [files.status_list("Cpus_allowed_list"), *_allowed(files, "cpus"), allowed_cpus]
+    limits = [files.status_list("Cpus_allowed_list"), *_allowed(files, "cpus")]
     if root == Path("/") and hasattr(os, "sched_getaffinity"):
         limits.append(tuple(os.sched_getaffinity(0)))
     allowed = _intersect(online, limits)

@@ -12,7 +12,7 @@ from typing import Any
 
 from poprun_py.errors import UsageError, nearest
 from poprun_py.options.declared_options import OPTIONS
-from poprun_py.options.option_types import FLAG, TEXT, Option, OptionType, choice, option_name
+from poprun_py.options.option_types import FLAG, TEXT, Option, choice, option_name
 
 VERSION_FORMAT = Option(
     group="Help",
@@ -99,13 +99,23 @@ def _values(given: Sequence[tuple[str, str]]) -> dict[str, Any]:
 
 
 def _value(name: str, value: str | None, word: str, rest: Sequence[str]) -> tuple[str, int]:
-    """Return the text of an option's value, and how many words of ``rest`` belong to the value."""
+    """Return the text of an option's value, and how many words of ``rest`` belong to the value.
+
+    The word after an option is not its value if that word is another option.
+    """
     opt = _OPTIONS[name]
     if value is not None:
         return value, 0
     if opt.type is FLAG or opt.implied is not None:
         return opt.implied or "yes", 0
-    return _next_word(word, rest, opt.type), 1
+    expected = f"expected {opt.type.expected}"
+    if not rest:
+        raise UsageError(f"{word} needs a value: {expected}")
+    following = rest[0]
+    if following.partition("=")[0] in _NAMES:
+        hint = f"; if that is the value: {word}={following}" if opt.type is TEXT else ""
+        raise UsageError(f"{word} needs a value; {following!r} follows: {expected}{hint}")
+    return following, 1
 
 
 def _module(word: str, value: str | None, rest: Sequence[str]) -> tuple[str, ...]:
@@ -113,19 +123,6 @@ def _module(word: str, value: str | None, rest: Sequence[str]) -> tuple[str, ...
     if not words or not words[0] or words[0].startswith("-"):
         raise UsageError(f"{word} needs a value: expected a Python module, such as package.train")
     return words
-
-
-def _next_word(word: str, rest: Sequence[str], type_: OptionType) -> str:
-    """Return the word after an option as the option's value; another option is not accepted."""
-    if not rest:
-        raise UsageError(f"{word} needs a value: expected {type_.expected}")
-    following = rest[0]
-    if following.partition("=")[0] in _NAMES:
-        hint = f"; if that is the value: {word}={following}" if type_ is TEXT else ""
-        raise UsageError(
-            f"{word} needs a value; {following!r} follows: expected {type_.expected}{hint}"
-        )
-    return following
 
 
 def _split(word: str) -> tuple[str, str | None]:

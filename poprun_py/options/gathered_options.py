@@ -80,15 +80,10 @@ class GatheredOptions:
     log: tuple[str, ...] = ()
 
 
-def gather_options(
-    values: Mapping[str, Any], environ: Mapping[str, str], folder: Path | None = None
-) -> GatheredOptions:
+def gather_options(values: Mapping[str, Any], environ: Mapping[str, str]) -> GatheredOptions:
     """Merge the options of the command line, the environment variables and the files.
 
-    Args:
-        values: The values that the command line gives; the keys are field names.
-        environ: The launcher's environment variables.
-        folder: The folder where the search for pyproject.toml starts; None for the current folder.
+    ``values`` are the values that the command line gives; the keys are field names.
 
     Raises:
         UsageError: A value is not accepted, values contradict one another, or a file cannot be
@@ -114,7 +109,7 @@ def gather_options(
     path: Any = imported[0] if imported is not None else None
     files: list[Source] = []
     if path != _NO_FILE:
-        project, untrusted = _project_values(folder or Path.cwd())
+        project, untrusted = _project_values(Path.cwd())
         files.append(project)
         warnings += untrusted
     if imported is not None and path != _NO_FILE:

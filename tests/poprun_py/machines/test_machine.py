@@ -82,12 +82,14 @@ def test_cpuset_limits_cpus_and_memory():
     assert [core.cpus for core in machine.usable_cores][-2:] == [(16,), (17,)]
 
 
-def test_affinity_given_by_the_caller_narrows(tmp_path):
+def test_the_affinity_of_the_process_narrows(tmp_path):
     root = TREES["one-node"].write(tmp_path)
-    assert read_machine(root, allowed_cpus=frozenset({2, 3, 99})).allowed_cpus == {2, 3}
-    for nothing in ({99}, ()):
-        with pytest.raises(HardwareError, match=r"none of the online CPUs 0-15 may be used"):
-            read_machine(root, allowed_cpus=frozenset(nothing))
+    status = root / "proc/self/status"
+    status.write_text("Cpus_allowed_list:\t2-3,99\n")
+    assert read_machine(root).allowed_cpus == {2, 3}
+    status.write_text("Cpus_allowed_list:\t99\n")
+    with pytest.raises(HardwareError, match=r"none of the online CPUs 0-15 may be used"):
+        read_machine(root)
 
 
 @pytest.mark.parametrize(
