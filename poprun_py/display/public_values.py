@@ -1,8 +1,10 @@
 """The base class of public values that are shown as text and HTML, such as LaunchPlan.
 
 The views of a value are the functions that draw it. The views import the classes of the values, so
-the values cannot import the views. Instead, the root package sets ``load_views``.
+the values cannot import the views. Instead, the root package calls ``set_views``.
 """
+
+from __future__ import annotations
 
 # As in the root package, which imports this module: importing typing would delay each program.
 TYPE_CHECKING = False
@@ -16,20 +18,24 @@ if TYPE_CHECKING:
 
         def text_of(self, value: object) -> str:
             """Return the text of a value, which may have several lines."""
+            ...
 
         def html_of(self, value: object) -> str:
             """Return the HTML of a value for a notebook."""
+            ...
 
         def summary_of(self, result: Any) -> str:
             """Return one sentence that says how a job ended."""
+            ...
 
 
-load_views: "Callable[[], Views]"
+_load_views: Callable[[], Views]
 
 
-def summary_of(result: object) -> str:
-    """Return one sentence that says how a job ended."""
-    return load_views().summary_of(result)
+def set_views(load: Callable[[], Views]) -> None:
+    """Set the function that returns the views. It is called whenever a value is drawn."""
+    global _load_views
+    _load_views = load
 
 
 class Displayed:
@@ -38,7 +44,12 @@ class Displayed:
     __slots__ = ()
 
     def __str__(self) -> str:
-        return load_views().text_of(self)
+        return _load_views().text_of(self)
 
     def _repr_html_(self) -> str:
-        return load_views().html_of(self)
+        return _load_views().html_of(self)
+
+
+def summary_of(result: object) -> str:
+    """Return one sentence that says how a job ended."""
+    return _load_views().summary_of(result)
