@@ -189,8 +189,7 @@ def command_line(pid: int) -> str:
 
 # --- control groups, of version 1 or version 2 ----------------------------------------------------
 
-# Control groups of version 1 without a limit show a number near 2 ** 63 as the limit, so greater
-# numbers than this one mean that there is no limit.
+# Control groups of version 1 without a limit show a number near 2 ** 63.
 _NO_LIMIT = 1 << 60
 
 

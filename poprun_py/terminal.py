@@ -162,8 +162,7 @@ def rewrite_line(line: str) -> None:
 
 
 def _write_to_stderr(text: str) -> None:
-    # Writing to stderr fails on a full disk, a closed pipe, a terminal that is gone, or a stream
-    # that Python code has closed.
+    # stderr may be a full disk, a closed pipe, a terminal that is gone, or a closed stream.
     with contextlib.suppress(OSError, ValueError):
         if sys.stderr is not None:
             sys.stderr.write(text)

@@ -13,8 +13,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 # The environment variables from which numerical libraries read their number of threads. The
-# launcher sets only OMP_NUM_THREADS. A library prefers its own variable to OMP_NUM_THREADS, so a
-# value that the user set for a library stays in force.
+# launcher sets only OMP_NUM_THREADS. A library prefers its own variable, which the user may set.
 THREAD_VARIABLES = (
     "OMP_NUM_THREADS",
     "MKL_NUM_THREADS",
@@ -28,8 +27,7 @@ THREAD_VARIABLES = (
     "RAYON_NUM_THREADS",
 )
 
-# The number of the system call set_mempolicy on each 64-bit architecture
-# (linux/arch/*/syscall*.tbl).
+# The number of set_mempolicy on each 64-bit architecture (linux/arch/*/syscall*.tbl).
 _SET_MEMPOLICY = {
     "x86_64": 238,
     "aarch64": 237,
@@ -100,8 +98,7 @@ def read_back(pid: int) -> "dict[str, Any]":
     """
     variables = _thread_variables(pid)
     policy, nodes = _memory_policy(pid)
-    # The file status is read last. If the process is still alive then, its other files were read
-    # while it was alive.
+    # The file status is read last, to tell whether the process was alive during all reads.
     status = read_status(pid)
     others = dict(variables or {})
     threads = others.pop("OMP_NUM_THREADS", "").split(",")[0].strip()
@@ -121,8 +118,7 @@ def read_back(pid: int) -> "dict[str, Any]":
 
 def _memory_policy(pid: int) -> tuple[str | None, list[int]]:
     """Return the name and nodes of a process's memory policy; ``(None, [])`` if unreadable."""
-    # One page of the file numa_maps is enough, because it contains the first mapping. Reading the
-    # whole file would make the kernel walk the whole address space.
+    # Reading the whole file would make the kernel walk the whole address space.
     first = (read_file(pid, "numa_maps", first_page=True) or b"").split(b"\n", 1)[0].decode()
     _, _, rest = first.partition(" ")
     if not rest:
@@ -143,8 +139,7 @@ def _thread_variables(pid: int) -> "dict[str, str] | None":
         environ = read_file(pid, "environ")
         if environ or environ is None or read_status(pid).get("State", "Z")[0] in "ZX":
             break
-        # While a process is executing a new program, the kernel shows an empty environment for a
-        # moment.
+        # The environment is empty for a moment while a process executes a new program.
         time.sleep(_ENVIRON_PAUSE_SECONDS)
     if not environ:
         return None

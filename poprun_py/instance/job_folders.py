@@ -90,8 +90,7 @@ class JobFolder:
     def join(cls, path: str) -> "JobFolder | None":
         """Use the launcher's folder at ``path``; return None if this user cannot use it."""
         try:
-            # If the path does not have the name of a job's folder, the folder may belong to another
-            # program and must not be removed.
+            # A folder with another name may belong to another program, and must not be removed.
             return cls._lock(path) if is_job_folder(path) else None
         except OSError:
             return None
@@ -231,8 +230,7 @@ def remove_abandoned(locations: "Iterable[str]", dead: int = 0) -> None:
             pid = _process_in(name)
             if pid is None or (dead and pid != dead):
                 continue
-            # Launchers of earlier versions do not lock their folders, so folders of a living
-            # launcher are kept.
+            # A living launcher of an earlier version does not lock its folders.
             if dead or not pid or start_ticks(pid) is None:
                 _remove_unused(os.path.join(location, name))
 

@@ -47,8 +47,7 @@ def connect(address: str, token: str) -> socket.socket:
             sys.exit(f"poprun-py: the process at {where} is not the launcher of this job")
         except ConnectionError:
             # A launcher with too many open connections closes some of them, even those of its own
-            # wrappers, because it does not know yet who is connected. A wrapper whose connection is
-            # closed tries again.
+            # wrappers, because it does not know yet who is connected.
             remote.close()
             if time.monotonic() > deadline:
                 raise

@@ -101,9 +101,8 @@ class ActivitySampler:
             "call": self._memory.last_collective(),
             "waits": self._memory.waits(),
             "saves": self._memory.saves()
-            # A main thread that waits for a disk in one sample counts as progress. Any other thread
-            # must wait for a disk in two samples, because writing a log line now and then is not
-            # progress.
+            # A thread other than the main one must wait for a disk in two samples, because writing
+            # a log line now and then is not progress.
             or bool(waiting.intersection(pids) or waiting & before),
             "stopped": process_info.state_letter(self._program) in "Tt",
             "ending": self._stacks.has_left_python(self._program),
@@ -194,8 +193,7 @@ _MAX_ANSWERS = 16
 # moment while it writes its stacks.
 _ANSWER_SECONDS, _ALL_SECONDS, _QUIET_SECONDS = 1.5, 2.5, 0.1
 _MAX_TEXT = 1 << 16
-# The greatest number of characters for the stacks of all processes. All stacks are sent in one
-# frame, where a character takes up to six bytes.
+# The stacks of all processes are sent in one frame, where a character takes up to six bytes.
 _MAX_TEXTS = 1 << 17
 
 
@@ -286,8 +284,7 @@ _ESTABLISHED_AND_CLOSING = 1 << 1 | 1 << 4 | 1 << 5 | 1 << 8
 _HEADER, _REQUEST, _ATTRIBUTE = Struct("=IHHII"), Struct("=BBBxI48x"), Struct("=HH")
 # The size of struct inet_diag_msg, and the offset of the socket's inode in it.
 _MESSAGE_BYTES, _INODE_OFFSET, _INODE = 72, 68, Struct("=I")
-# The offset in the attribute tcp_info of two counters: bytes that the peer has acknowledged, and
-# received bytes.
+# The attribute tcp_info contains the numbers of acknowledged and of received bytes.
 _COUNTERS_OFFSET, _COUNTERS = 4 + 120, Struct("=QQ")
 _CHUNK, _SECONDS = 1 << 18, 0.2
 
@@ -338,8 +335,7 @@ def _tcp_bytes() -> "Iterator[tuple[int, int]]":
     except OSError:
         return
     try:
-        # Sending to the kernel never blocks. The kernel's answer might be missing, so reading has a
-        # time-out.
+        # The kernel's answer might be missing, so reading has a time-out.
         kernel.settimeout(_SECONDS)
         for family in (socket.AF_INET, socket.AF_INET6):
             kernel.sendall(_request(family))

@@ -29,8 +29,7 @@ _SAME_VALUES = {
     "ROLE_RANK": "RANK",
     "ROLE_WORLD_SIZE": "WORLD_SIZE",
 }
-# Variables of torchrun with the same value in every instance. No torchrun agent runs, so instance 0
-# opens torch's key-value store.
+# No torchrun agent runs, so instance 0 opens torch's key-value store.
 _TORCHRUN_VALUES = {
     "ROLE_NAME": "default",
     "TORCHELASTIC_USE_AGENT_STORE": "False",
@@ -56,8 +55,7 @@ _SHARED_MEMORY_FOLDERS = (
 _HERE = os.path.dirname(os.path.abspath(__file__))
 _HOOK = os.path.join(os.path.dirname(os.path.dirname(_HERE)), "popdist_py", "start_hook")
 _DIAGNOSTICS_HOOK = os.path.join(_HERE, "diagnostics_hook")
-# The signal that asks a program for its stacks. Programs and their libraries do not use the signal
-# SIGRTMAX - 3.
+# The signal that asks a program for its stacks. Programs and their libraries do not use it.
 STACKS_SIGNAL = signal.SIGRTMAX - 3
 # The kernel's file with the routes of this host, and the folder with its InfiniBand devices.
 _ROUTES, _FABRIC = "/proc/net/route", "/sys/class/infiniband"
@@ -203,8 +201,7 @@ def _interface_of(network: str) -> str:
     if not slash:
         return network
     try:
-        # /proc/net/route shows the four bytes of an address as a number in this machine's byte
-        # order.
+        # The file shows the four bytes of an address as a number in this machine's byte order.
         wanted = int.from_bytes(socket.inet_aton(address), sys.byteorder)
         mask = (1 << 32) - (1 << 32 - int(bits))
         mask = int.from_bytes(mask.to_bytes(4, "big"), sys.byteorder)

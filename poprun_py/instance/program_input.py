@@ -66,8 +66,7 @@ class ProgramInput:
         self.typed = TypedInput(send)
         if "input" in setup:
             self._make_typed_input(setup["input"])
-        # The program's debugger writes one line for each request to this pipe. Without a debugger,
-        # both descriptors are -1.
+        # The pipe to which the program's debugger writes one line for each request; -1 without it.
         self.requests = self._write_requests = -1
         self._incomplete_request = b""
         if setup.get("debugger"):
@@ -322,8 +321,7 @@ class ProgramTerminal(TypedInput):
         # A read of the program returns one line, so at most the last line is unread.
         if self._pty.slave < 0 or not self._pty.modes()[_LFLAG] & termios.ICANON:
             return True
-        # The kernel moves written bytes to the reading end with a delay. Polling the reading end
-        # moves the bytes at once.
+        # The kernel moves written bytes to the reading end with a delay, unless this end is polled.
         poll = select.poll()
         poll.register(self._pty.slave, select.POLLIN)
         poll.poll(0)

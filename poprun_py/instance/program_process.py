@@ -53,8 +53,7 @@ class ProgramProcess:
         self.pid = 0  # the program's process id; 0 if no process could be started
         self.started_ns = 0
         self.start_error = ""
-        # The program's exit code, or minus the number of the signal that killed the program. None
-        # while the program runs.
+        # The exit code, or minus the number of a signal that killed the program; None while it runs.
         self.exit_code: int | None = None
         self.is_stopping = False  # whether ``stop`` was called
         self.output = ProgramOutput(channel.send_bytes)
@@ -81,8 +80,7 @@ class ProgramProcess:
         """
         out_read, out_write = os.pipe()
         err_read, err_write = os.pipe()
-        # A successful exec closes this pipe. After a failed exec, the child writes the reason into
-        # the pipe.
+        # A successful exec closes this pipe. After a failed exec, the child writes the reason.
         report_read, report_write = os.pipe()
         parent = os.getpid()
         binding.apply_planned()
@@ -288,8 +286,7 @@ class ProgramOutput:
 
     def __init__(self, send: "Callable[[bytes, bytes], None]") -> None:
         self._send = send
-        # Maps the descriptor of each pipe or terminal that may have more output to the pipe or
-        # terminal and its kind of message.
+        # The pipes and terminals that may have more output, and their kinds of messages.
         self.sources: dict[int, tuple[FileIO | Pty, bytes]] = {}
         self._terminal = -1  # the descriptor of the program's controlling terminal
         self.num_bytes = 0  # the number of bytes of output read so far
@@ -307,8 +304,7 @@ class ProgramOutput:
         if self._terminal not in self.sources:
             self._pass_on(descriptor, self._read(descriptor))
             return
-        # A prompt (text without a newline) is sent last, because text on stderr was written before
-        # the prompt.
+        # A prompt (text without a newline) is sent last, because text on stderr came before it.
         written = self._read(self._terminal)
         lines, newline, prompt = (written or b"").rpartition(b"\n")
         self._pass_on(self._terminal, lines + newline or None)

@@ -18,8 +18,7 @@ _NAME = "instance"
 _PART_BYTES = 1 << 19
 # The level of compression is low, because most files are almost empty or contain similar numbers.
 _COMPRESSION = 1
-# Results and failures of functions are not compressed. The result of a function may be large and
-# seldom shrinks, and networks are faster than zlib.
+# Results of functions may be large and seldom shrink, and networks are faster than zlib.
 _UNCOMPRESSED = (b"result", b"failure")
 
 

@@ -35,15 +35,12 @@ if TYPE_CHECKING:
     from poprun_py.instance.transferred_files import SentFiles
     from poprun_py.machines.leases import Lease
 
-# The signals by which mpirun ends instances. Open MPI sends SIGTERM, and MPICH sends the signal
-# that ended mpirun.
+# Open MPI ends instances by SIGTERM, and MPICH by the signal that ended mpirun.
 _ENDING = (signal.SIGTERM, signal.SIGQUIT)
 _SIGNALS = (*_ENDING, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCHLD)
-# The grace time of a program whose launcher is gone is short, because the program's output is lost
-# anyway.
+# The grace time of a program whose launcher is gone is short, because its output is lost anyway.
 _ORPHAN_GRACE_SECONDS = 1.0
-# After SIGTERM from mpirun, the grace time of the program is practically unlimited, because mpirun
-# kills the wrapper a quarter of a second later.
+# After SIGTERM from mpirun, the grace time never ends: mpirun kills the wrapper 0.25 seconds later.
 _UNLIMITED_GRACE_SECONDS = 3600.0
 # After a program and all of its processes have ended with the exit code 0, the wrapper waits two
 # seconds for the other instances. Then it ends, so that Open MPI sees the end of the instance.
@@ -71,13 +68,11 @@ def main(argv: list[str]) -> int:
     if address.startswith("tcp:"):
         os.environ["POPDIST_SECRET"] = launcher_channel.programs_secret(token)
         memory_folder = job_folders.memory_folder_name(token)
-        # The token must not be sent over the network. Both sides have already proved that they know
-        # the token.
+        # The token must not be sent over the network, and both sides have proved that they know it.
         token = ""
     _send_hello(channel, token)
     process_control.become_subreaper()
-    # The folders are made now, because this process has to wait for other instances anyway until GO
-    # arrives.
+    # The folders are made now, because the wrapper has to wait for other instances anyway.
     folders = job_folders.use_folders(address, memory_folder)
     return Wrapper(channel, command, folders).run()
 
@@ -124,8 +119,7 @@ class Wrapper:
         self._spans = ""  # the prefix of the paths of the program's span files
         self._wake = -1  # a pipe with a byte for each signal; -1 before the program starts
         self._is_end_reported = False
-        # The time from which on this process may end. A message BYE, or the end of the launcher,
-        # allows the end at once.
+        # When this process may end. BYE, or the end of the launcher, allows the end at once.
         self._leave_at = float("inf")
 
     def run(self) -> int:
@@ -141,8 +135,7 @@ class Wrapper:
         self._loop()
         self._release()
         if self._channel.is_connected:
-            # The launcher knows the program's exit code and ends the job itself, so mpirun must not
-            # see a failure.
+            # The launcher knows the exit code and ends the job, so mpirun must not see a failure.
             return 0
         code = self._program.exit_code or 0
         return code if code >= 0 else 128 - code
@@ -184,8 +177,7 @@ class Wrapper:
             sys.exit(1)
 
     def _take_lease(self, request: "dict[str, Any]") -> None:
-        # The module for leases is imported only in the first instance of a host other than the
-        # launcher's.
+        # Only the first instance of a host other than the launcher's imports this module.
         from poprun_py.machines.remote_leases import take_for_launcher
 
         answer, self._lease = take_for_launcher(request, os.environ)
@@ -237,8 +229,7 @@ class Wrapper:
         memory, send = self._reports.memory, self._channel.send
         program.input = ProgramInput(setup, memory, send, program.output.add)
         if program.input.terminal is not None:
-            # COLUMNS and LINES are removed, because programs would trust them and ignore the actual
-            # size of the terminal.
+            # With COLUMNS and LINES, programs would ignore the actual size of the terminal.
             for name in ("COLUMNS", "LINES"):
                 os.environ.pop(name, None)
 
@@ -278,8 +269,7 @@ class Wrapper:
         self._reports.on_time(time.monotonic())
         if not self._is_end_reported and program.is_all_over():
             self._is_end_reported = self._report_end()
-        # If this process ended before BYE, without MPI_Finalize, MPICH would end the other
-        # instances.
+        # If this process ended before BYE, MPICH would end the other instances.
         may_leave = time.monotonic() >= self._leave_at
         return self._is_end_reported and not self._channel.has_unsent and may_leave
 
@@ -326,8 +316,7 @@ class Wrapper:
         self._leave_at = 0.0
         if self._sent_files is not None:
             self._sent_files.remove()
-        # The program's output is still read, so that the program can end, but the output is
-        # dropped.
+        # The program's output is still read, so that the program can end, but it is dropped.
         self._program.stop(_ORPHAN_GRACE_SECONDS)
 
     def _handle(self, kind: bytes, payload: bytes) -> None:

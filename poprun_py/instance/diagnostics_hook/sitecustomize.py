@@ -23,8 +23,7 @@ if TYPE_CHECKING:
 # torch's name for the threads of gloo's process groups, which live until the process ends.
 _GLOO = "pt_gloo_runloop"
 _IDLE_CHECKS, _CHECK_SECONDS, _MOST_CHECKS = 2, 0.001, 1000
-# The byte offset of the word _FAILED (progress_memory.py) in the memory shared with the wrapper,
-# and the size of a word in bytes.
+# The offset of the word _FAILED (progress_memory.py) in the shared memory, and the size of a word.
 _FAILED_AT, _WORD_BYTES = 28 * 8, 8
 # While the program's code runs, the outermost function of its main thread has one of these names.
 _PROGRAM_FUNCTIONS = ("<module>", "_run_module_as_main")
@@ -128,8 +127,7 @@ def _tell_wrapper(path: str, program: int) -> None:
         with open(path, "r+b", buffering=0) as file:
             file.seek(_FAILED_AT)
             file.write(program.to_bytes(_WORD_BYTES, sys.byteorder))
-        # SIGCHLD wakes the wrapper. The wrapper always handles SIGCHLD, because it comes whenever a
-        # child process ends.
+        # The wrapper always handles SIGCHLD, because it comes whenever a child process ends.
         os.kill(int(path.split("/")[2]), signal.SIGCHLD)
     except (OSError, ValueError, IndexError):
         return
