@@ -222,12 +222,11 @@ class Mpirun:
         """End mpirun, and all processes on this host that it has started."""
         if self._process.poll() is None:
             self.stop(time.monotonic())
-        while self._process.poll() is None:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                seconds = self._kill_at - time.monotonic()
-                self._process.wait(None if math.isinf(seconds) else max(0.0, seconds))
-            if time.monotonic() >= self._kill_at:
+            try:
+                self._process.wait(max(0.0, self._kill_at - time.monotonic()))
+            except subprocess.TimeoutExpired:
                 self._kill()
+                self._process.wait()
         if self._process.stdout is not None:
             self._process.stdout.close()
         limit = time.monotonic() + _KILL_SECONDS

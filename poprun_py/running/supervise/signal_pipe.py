@@ -39,9 +39,9 @@ class SignalPipe:
             signal.SIGCONT,  # the job may have come to the foreground
             *ONCE,
         ]
-        for number in (signal.SIGTSTP, signal.SIGHUP):
-            if signal.getsignal(number) != signal.SIG_IGN:
-                numbers.append(number)
+        for each in (signal.SIGTSTP, signal.SIGHUP):
+            if signal.getsignal(each) != signal.SIG_IGN:
+                numbers.append(each)
         self._parent = process_control.signal_when_parent_ends(_PARENT_ENDED)
         if self._parent is not None:
             numbers.append(_PARENT_ENDED)
