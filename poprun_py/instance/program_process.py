@@ -53,7 +53,7 @@ class ProgramProcess:
         self.pid = 0  # the program's process id; 0 if no process could be started
         self.started_ns = 0
         self.start_error = ""
-        # The exit code, or minus the number of a signal that killed the program; None while it runs.
+        # The exit code, or minus the number of the killing signal; None while the program runs.
         self.exit_code: int | None = None
         self.is_stopping = False  # whether ``stop`` was called
         self.output = ProgramOutput(channel.send_bytes)
