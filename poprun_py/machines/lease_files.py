@@ -16,7 +16,7 @@ import math
 import os
 import stat
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -217,7 +217,7 @@ class LeaseFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._other_user_seconds = _OTHER_USER_SECONDS
+        self._other_user_seconds, self._has_mutex = _OTHER_USER_SECONDS, False
         _make_shared_folder(path)
         flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
         self._descriptor = os.open(path, flags)
@@ -233,8 +233,8 @@ class LeaseFolder:
         os.close(self._descriptor)
 
     @contextlib.contextmanager
-    def mutex(self) -> Iterator[bool]:
-        """Lock the folder within the block; yield False if another user keeps the folder locked.
+    def mutex(self) -> Iterator[None]:
+        """Lock the folder within the block, unless another user keeps the folder locked.
 
         Without the lock, several processes may create files at the same time, so a process must
         read the files of other processes again after it has created a file.
@@ -242,12 +242,13 @@ class LeaseFolder:
         Raises:
             OSError: The folder cannot be locked.
         """
-        has_lock = self._lock()
+        self._has_mutex = self._lock()
         try:
-            yield has_lock
+            yield
         finally:
-            if has_lock:
+            if self._has_mutex:
                 fcntl.flock(self._descriptor, fcntl.LOCK_UN)
+            self._has_mutex = False
 
     def _lock(self) -> bool:
         """Lock the folder; return False if other users keep the folder locked.
@@ -309,16 +310,11 @@ class LeaseFolder:
         file.path = self.path / record.name
         return file
 
-    def live_records(
-        self, *, cleans_up: bool = True, except_for: Collection[str] = ()
-    ) -> list[Record]:
+    def live_records(self) -> list[Record]:
         """Return the valid records in the folder whose processes are alive.
 
-        Args:
-            cleans_up: Whether to remove the files of this user's dead processes. Removing files
-                requires the mutex: without it, an unfinished file may belong to a process that is
-                still writing the file.
-            except_for: The names of files whose records are not returned.
+        Under the mutex, the files of this user's dead processes are removed. Without the mutex, an
+        unfinished file may belong to a process that is still writing the file.
 
         Raises:
             OSError: The folder cannot be read.
@@ -326,9 +322,9 @@ class LeaseFolder:
         found = []
         locks = functools.cache(_locks)
         # Files with other prefixes are ignored, because the folder may hold the user's own files.
-        names = (LEASE_PREFIX, QUEUE_PREFIX, *((_UNFINISHED,) if cleans_up else ()))
+        names = (LEASE_PREFIX, QUEUE_PREFIX, *((_UNFINISHED,) if self._has_mutex else ()))
         for name in sorted(os.listdir(self._descriptor)):  # noqa: PTH208 (no path)
-            if name in except_for or not name.startswith(names):
+            if not name.startswith(names):
                 continue
             try:
                 descriptor = os.open(name, _READ, dir_fd=self._descriptor)
@@ -344,7 +340,7 @@ class LeaseFolder:
                 # at the same time do not mistake each other for its creator.
                 is_dead = _try_lock(descriptor, fcntl.LOCK_SH)
                 if is_dead or _is_locked_by_other_user(status, locks()):
-                    if cleans_up:
+                    if self._has_mutex:
                         os.unlink(name, dir_fd=self._descriptor)
                 elif status.st_size <= _MAX_BYTES:
                     text = os.pread(descriptor, _MAX_BYTES, 0)

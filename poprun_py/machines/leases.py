@@ -117,16 +117,11 @@ class LeaseTable:
 
     If this process runs inside an instance of an outer job, it may use the CPUs of the outer job.
     The lease of the outer job is in ``outer_leases`` and not in ``leases``.
-
-    Args:
-        folder: The folder of the leases.
-        has_mutex: Whether this process holds the mutex. Without the mutex, other processes may take
-            CPUs at the same time.
     """
 
-    def __init__(self, folder: LeaseFolder, *, has_mutex: bool = True) -> None:
+    def __init__(self, folder: LeaseFolder) -> None:
         self._folder = folder
-        records = folder.live_records(cleans_up=has_mutex)
+        records = folder.live_records()
         leases = [each for each in records if isinstance(each, LeaseRecord)]
         leases.sort(key=lambda each: (each.since, each.name))
         above = _ancestors() if leases else frozenset()
@@ -193,8 +188,10 @@ class LeaseTable:
         """Return whether another job leased CPUs of ``record`` after this table was read."""
         known = {each.name for each in (*self.outer_leases, *self.leases, record)}
         return any(
-            isinstance(each, LeaseRecord) and not set(each.cpus).isdisjoint(record.cpus)
-            for each in self._folder.live_records(cleans_up=False, except_for=known)
+            isinstance(each, LeaseRecord)
+            and each.name not in known
+            and not set(each.cpus).isdisjoint(record.cpus)
+            for each in self._folder.live_records()
         )
 
     def join_queue(self, job: JobProcess) -> QueuePlace:
@@ -223,16 +220,13 @@ def _file_name(prefix: str, job: JobProcess) -> str:
 
 @contextlib.contextmanager
 def open_table(folder: LeaseFolder) -> Iterator[LeaseTable]:
-    """Read the table of leases, and yield it.
-
-    This process holds the mutex within the ``with`` block, unless another user keeps the mutex
-    locked.
+    """Yield the table of leases, under the mutex unless another user keeps the mutex locked.
 
     Raises:
         OSError: The table cannot be read.
     """
-    with folder.mutex() as has_mutex:
-        yield LeaseTable(folder, has_mutex=has_mutex)
+    with folder.mutex():
+        yield LeaseTable(folder)
 
 
 def decide_on_table(folder: LeaseFolder, decide: Callable[[LeaseTable], Decision]) -> Decision:
