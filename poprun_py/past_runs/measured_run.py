@@ -17,10 +17,9 @@ from typing import Any, Final
 
 from poprun_py.errors import UsageError
 from poprun_py.past_runs.recorded_run import (
-    DAMAGE_ERRORS,
     RecordedAttempt,
     RecordedRun,
-    damaged_report,
+    refusing_damage,
     seconds_since_epoch,
 )
 from poprun_py.planning.user_program import call_folder, short_name
@@ -88,10 +87,8 @@ def measure(run: RecordedRun, target: Target | None = None) -> Measured:
     Raises:
         UsageError: The report has missing or impossible values.
     """
-    try:
+    with refusing_damage(run.files):
         return _measured(run, target)
-    except DAMAGE_ERRORS as error:
-        raise damaged_report(run.files, error) from None
 
 
 def _measured(run: RecordedRun, target: Target | None) -> Measured:

@@ -11,6 +11,7 @@ import json
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from itertools import count
@@ -124,14 +125,14 @@ def read_run(files: RunFiles) -> RecordedRun:
         UsageError: The report cannot be read.
     """
     problems: list[str] = []
-    try:
-        report = read_json(files.report.read_bytes())
+    with refusing_damage(files):
+        try:
+            report = read_json(files.report.read_bytes())
+        except OSError as error:
+            why = error.strerror
+            raise UsageError(f"{files.report} is not a report of a run ({why})") from None
         reports = {each["number"]: each for each in report["attempts"]}
         report["run_id"], report["plan"]["num_instances"]
-    except OSError as error:
-        raise UsageError(f"{files.report} is not a report of a run ({error.strerror})") from None
-    except DAMAGE_ERRORS as error:
-        raise damaged_report(files, error) from None
     attempts = tuple(
         _read_attempt(number, folder, reports.get(number, {}), problems)
         for number, folder in files.attempts().items()
@@ -139,10 +140,16 @@ def read_run(files: RunFiles) -> RecordedRun:
     return RecordedRun(files=files, report=report, attempts=attempts, problems=tuple(problems))
 
 
-def damaged_report(files: RunFiles, error: Exception) -> UsageError:
-    """Return the error for a report with missing or impossible values."""
-    why = str(error) if type(error) is ValueError else repr(error)
-    return UsageError(f"{files.report} is not a report of a run ({why:.200}); was it edited?")
+@contextmanager
+def refusing_damage(files: RunFiles) -> Iterator[None]:
+    """Raise UsageError if a value of a run's report is missing or impossible."""
+    try:
+        yield
+    except DAMAGE_ERRORS as error:
+        why = str(error) if type(error) is ValueError else repr(error)
+        raise UsageError(
+            f"{files.report} is not a report of a run ({why:.200}); was it edited?"
+        ) from None
 
 
 def seconds_since_epoch(text: object) -> float | None:

@@ -33,11 +33,10 @@ from poprun_py.display.page import (
 )
 from poprun_py.errors import UsageError
 from poprun_py.past_runs.recorded_run import (
-    DAMAGE_ERRORS,
     RecordedAttempt,
     RecordedRun,
-    damaged_report,
     read_run,
+    refusing_damage,
     seconds_since_epoch,
 )
 from poprun_py.past_runs.run_files import RunFiles
@@ -100,10 +99,8 @@ def page_text(files: RunFiles, page_folder: Path | None = None) -> str:
 
         relative = os.path.relpath(files.folder.resolve(), page_folder.resolve())
         address = f"{quote(os.fsencode(relative))}/"
-    try:
+    with refusing_damage(files):
         return run_page(run, iso_time(time.time()), excerpt, address)
-    except DAMAGE_ERRORS as error:
-        raise damaged_report(files, error) from None
 
 
 def run_page(

@@ -7,7 +7,7 @@ therefore compared by the duration of a step without the time that they wait for
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, fields
 from functools import partial
 from heapq import nlargest
 from typing import Any
@@ -28,6 +28,12 @@ _CAUSES = {
     "transferring": "its transfers take longer",
     "reducing": "its collectives take longer",
     "updating": "its update takes longer",
+}
+# The JSON keys of a straggler's fields; the other fields have their own names.
+_JSON_KEYS = {
+    "own_seconds": "step_seconds_without_waiting",
+    "median_seconds": "median_of_all",
+    "is_slow": "is_straggler",
 }
 # Activities that do not count as work in a training step.
 _NO_WORK = ("waiting", "compiling", "saving", "validating")
@@ -87,27 +93,15 @@ class Straggler:
     def to_json(self) -> dict[str, Any]:
         """Return the straggler as JSON values."""
         return {
-            "instance": self.instance,
-            "host": self.host,
-            "step_seconds_without_waiting": round(self.own_seconds, 9),
-            "median_of_all": round(self.median_seconds, 9),
-            "is_straggler": self.is_slow,
-            "cause": self.cause,
-            "detail": self.detail,
+            _JSON_KEYS.get(name, name): round(value, 9) if isinstance(value, float) else value
+            for name, value in asdict(self).items()
         }
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Straggler:
         """Create a straggler from JSON values that ``to_json`` returned."""
-        return cls(
-            instance=data["instance"],
-            host=data["host"],
-            own_seconds=data["step_seconds_without_waiting"],
-            median_seconds=data["median_of_all"],
-            is_slow=data["is_straggler"],
-            cause=data["cause"],
-            detail=data["detail"],
-        )
+        names = (field.name for field in fields(cls))
+        return cls(**{name: data[_JSON_KEYS.get(name, name)] for name in names})
 
 
 def stragglers(states: Sequence[InstanceState]) -> list[Straggler]:
