@@ -133,7 +133,8 @@ def _answer(explain: Explain, descriptor: int, parent: int) -> NoReturn:
 class StartDiagnosis:
     """Asks the hosts why a job does not start, and calls ``found`` with each answer.
 
-    ``explain`` finds the reason; it is None for a job on this host only.
+    The hosts are asked some time after the start at ``now``, and again after twice the time, until
+    ``end`` is called. ``explain`` finds the reason; it is None for a job on this host only.
     """
 
     def __init__(
@@ -141,19 +142,14 @@ class StartDiagnosis:
         num_instances: int,
         explain: Explain | None,
         found: Callable[[Finding], None],
+        now: float,
     ) -> None:
         self._explain = explain
         self._found = found
         self._question: Question | None = None
         self._wait_seconds = _FIRST_WAIT_SECONDS + _SECONDS_PER_INSTANCE * num_instances
-        self._begun = 0.0
-        self._check_at = float("inf")
-
-    def begin(self, now: float) -> None:
-        """Ask the hosts after a while, and again after twice the time, until ``end`` is called."""
         self._begun = now
-        if self._explain is not None:
-            self._check_at = now + self._wait_seconds
+        self._check_at = now + self._wait_seconds if explain is not None else float("inf")
 
     def end(self) -> None:
         """Stop asking, because every instance has connected or the job is stopped."""

@@ -79,6 +79,8 @@ class RunningJob:
     ) -> None:
         self.open_files: tuple[int, int] | None = None
         self.mpirun: Mpirun
+        self.limits: TimeLimits
+        self.diagnosis: StartDiagnosis
         self.shortages: ShortageCheck
         self.observer: JobObserver
         self._selector: selectors.BaseSelector
@@ -90,11 +92,7 @@ class RunningJob:
         self._on_started = on_started
         self.control = control = ControlChannel(job.num_instances, self)
         self._peers = control.peers
-        self.diagnosis = StartDiagnosis(
-            job.num_instances, job.hosts.explain_failed_start, self._on_finding
-        )
         self.shutdown = JobShutdown(job, control, output.log, output.say, self._on_shutdown)
-        self.limits = TimeLimits(job.limits.grace, self._on_limit)
         self._stacks = StackCollector(control)
         self._clocks = HostClocks(job.files.spans, job.hosts.others, control.send_to)
         self._suspension = Suspension(self._stop_launcher)
@@ -148,9 +146,11 @@ class RunningJob:
             recorders=Recorders(watchers.recorders, output.say),
             epoch=lambda: time.time() - time.monotonic(),
         )
-        if job.limits.timeout is not None:
-            self.limits.begin(time.monotonic(), job.limits.timeout, job.limits.spent)
-        self.diagnosis.begin(time.monotonic())
+        now = time.monotonic()
+        self.limits = TimeLimits(job.limits, self._on_limit, now)
+        self.diagnosis = StartDiagnosis(
+            job.num_instances, job.hosts.explain_failed_start, self._on_finding, now
+        )
         self.timed = [
             self.diagnosis,
             self.limits,

@@ -18,7 +18,7 @@ from operator import itemgetter
 
 from poprun_py.instance import control_protocol, process_control
 from poprun_py.running.supervise.control_channel import ControlChannel
-from poprun_py.running.supervise.job_description import Job
+from poprun_py.running.supervise.job_description import Job, JobLimits
 from poprun_py.running.supervise.launch_result import Cause, StackGroup, Stop
 
 _FIRST_MARGIN, _MARGIN_FACTOR = 2, 4
@@ -326,24 +326,22 @@ class JobShutdown:
 class TimeLimits:
     """The time limit of a job, and of its instances after one has ended at a checkpoint.
 
-    Args:
-        grace_seconds: How long instances may run on after the first has ended at a checkpoint.
-        reached: Called once for each limit that is reached, with its cause and the reason in words.
+    ``reached`` is called once for each limit that is reached, with its cause and the reason in
+    words. The job starts at time ``now``.
     """
 
-    def __init__(self, grace_seconds: float, reached: Callable[[Cause, str], None]) -> None:
+    def __init__(
+        self, limits: JobLimits, reached: Callable[[Cause, str], None], now: float
+    ) -> None:
         self.paused_seconds = 0.0  # how long the limits were paused until now
-        self._grace_seconds = grace_seconds
+        self._grace_seconds = limits.grace
         self._reached = reached
         # The time of each limit on a clock that pauses with the limits, and its reason.
         self._limits: dict[Cause, tuple[float, str]] = {}
         self._paused_at: float | None = None
-
-    def begin(self, now: float, timeout_seconds: float, spent_seconds: float) -> None:
-        """Limit the job to ``timeout_seconds``, including the time of earlier attempts."""
-        reason = f"the time limit of {timeout_seconds:g} s is over"
-        at = now - self.paused_seconds + timeout_seconds - spent_seconds
-        self._limits[Cause.TIME_LIMIT] = (at, reason)
+        if limits.timeout is not None:
+            reason = f"the time limit of {limits.timeout:g} s is over"
+            self._limits[Cause.TIME_LIMIT] = (now + limits.timeout - limits.spent, reason)
 
     def on_checkpoint_end(self, index: int, now: float) -> None:
         """Give the others the grace time, as instance ``index`` has ended at a checkpoint."""

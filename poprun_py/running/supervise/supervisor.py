@@ -102,7 +102,6 @@ def _start(
         if not process_control.become_subreaper():
             # A Python program that launches jobs does not expect to get orphans outside a job.
             resources.callback(process_control.end_as_subreaper)
-        resources.callback(parts.diagnosis.end)
         mpirun = Mpirun(
             job,
             _environment(parts),
@@ -115,6 +114,7 @@ def _start(
         resources.callback(mpirun.end)
     # The following preparations take place while mpirun starts.
     parts.begin(mpirun, selector, began)
+    resources.callback(parts.diagnosis.end)
     remove_abandoned(folder_locations())
     return selector, signals
 

@@ -59,9 +59,8 @@ def test_the_hosts_are_asked_until_they_find_a_reason(monkeypatch):
     monkeypatch.setattr(job_start, "Question", Answered)
     answers = [Finding(""), Finding("its clock is off"), Finding("it does not answer", True)]
     found = []
-    diagnosis = StartDiagnosis(2, lambda: answers.pop(0), found.append)
+    diagnosis = StartDiagnosis(2, lambda: answers.pop(0), found.append, 0.0)
     now, waits = 0.0, []
-    diagnosis.begin(now)
     for _ in range(3):
         before = len(found)
         waits.append(diagnosis.next_deadline() - now)
@@ -86,8 +85,7 @@ def test_the_hosts_are_asked_until_they_find_a_reason(monkeypatch):
 def test_hosts_that_do_not_answer_delay_neither_the_loop_nor_the_end():
     before = set(psutil.Process().children())
     found = []
-    diagnosis = StartDiagnosis(1, lambda: time.sleep(1000), found.append)
-    diagnosis.begin(0.0)
+    diagnosis = StartDiagnosis(1, lambda: time.sleep(1000), found.append, 0.0)
     diagnosis.on_time(20.0)
     (asking,) = set(psutil.Process().children()) - before
     diagnosis.on_time(30.0)
@@ -117,15 +115,13 @@ def test_no_host_is_asked_after_all_instances_have_connected():
     def explain():
         raise AssertionError("nothing was to be asked")
 
-    diagnosis = StartDiagnosis(1, explain, print)
-    diagnosis.begin(0.0)
+    diagnosis = StartDiagnosis(1, explain, print, 0.0)
     diagnosis.end()
     diagnosis.on_time(1e9)
 
 
 def test_a_job_on_this_host_asks_no_hosts():
-    diagnosis = StartDiagnosis(2, None, print)
-    diagnosis.begin(0.0)
+    diagnosis = StartDiagnosis(2, None, print, 0.0)
     assert diagnosis.next_deadline() == NEVER
 
 

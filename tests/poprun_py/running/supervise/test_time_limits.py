@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
+from poprun_py.running.supervise.job_description import JobLimits
 from poprun_py.running.supervise.launch_result import Cause
 from poprun_py.running.supervise.shutdown import TimeLimits
 
 NEVER = float("inf")
 
 
-def make_limits():
+def make_limits(timeout, spent=0, now=0.0):
     """Return limits with a grace time of 5 s, and the list of the limits that were reached."""
     reached = []
-    return TimeLimits(5, lambda *limit: reached.append(limit)), reached
+    limits = JobLimits(timeout=timeout, spent=spent, grace=5)
+    return TimeLimits(limits, lambda *limit: reached.append(limit), now), reached
 
 
 def test_earlier_attempts_use_part_of_the_time_limit():
-    limits, reached = make_limits()
-    assert limits.next_deadline() == NEVER
-    limits.begin(100.0, 60, 20)
+    assert make_limits(None)[0].next_deadline() == NEVER
+    limits, reached = make_limits(60, spent=20, now=100.0)
     assert limits.next_deadline() == 140.0
     limits.on_time(139.9)
     assert reached == []
@@ -29,8 +30,7 @@ def test_earlier_attempts_use_part_of_the_time_limit():
 
 
 def test_the_other_instances_have_the_grace_time_after_the_first_has_saved():
-    limits, reached = make_limits()
-    limits.begin(0.0, 60, 0)
+    limits, reached = make_limits(60)
     limits.on_checkpoint_end(3, 10.0)
     limits.on_checkpoint_end(1, 12.0)
     assert limits.next_deadline() == 15.0
@@ -41,8 +41,7 @@ def test_the_other_instances_have_the_grace_time_after_the_first_has_saved():
 
 
 def test_a_pause_counts_towards_no_limit():
-    limits, reached = make_limits()
-    limits.begin(0.0, 60, 0)
+    limits, reached = make_limits(60)
     limits.pause(50.0)
     limits.pause(55.0)  # already paused
     assert limits.next_deadline() == NEVER
