@@ -318,7 +318,7 @@ class _JobPartition:
         from popdist_py.pods.model import PartitionState
 
         limit = self.plan.config.vipu_partition_attempts * self.plan.config.vipu_server_timeout
-        began, pause, is_told = time.monotonic(), _FIRST_PAUSE, False
+        began, pause, tells = time.monotonic(), _FIRST_PAUSE, sys.stderr.isatty()
         while partition.state is PartitionState.PENDING:
             waited = time.monotonic() - began
             if waited >= limit:
@@ -327,10 +327,9 @@ class _JobPartition:
                     "--vipu-partition-attempts or --vipu-server-timeout, or look at it with "
                     f"poprun-py-pod get partition {partition.name}"
                 )
-            if not is_told and waited >= _SILENT_SECONDS:
-                is_told = True
-                if sys.stderr.isatty():
-                    self.console.tell(f"waiting for partition {partition.name}, at most {limit} s")
+            if tells and waited >= _SILENT_SECONDS:
+                tells = False
+                self.console.tell(f"waiting for partition {partition.name}, at most {limit} s")
             time.sleep(min(pause, limit - waited))
             pause = min(2 * pause, _LONGEST_PAUSE)
             partition = self.store.partition(partition.name)

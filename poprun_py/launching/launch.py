@@ -11,14 +11,13 @@ import contextlib
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 from poprun_py.display.formatting import bytes_text
 from poprun_py.errors import StartError
 from poprun_py.launching.attempts import Attempts, OnAttempt
-from poprun_py.launching.job_cores import lease_as_planned
-from poprun_py.launching.launch_planning import plan_and_lease, require_start, working_folder
+from poprun_py.launching.launch_planning import inside, plan_and_lease, require_start
 from poprun_py.launching.run_record import RunRecord
 from poprun_py.launching.wait_for_resources import Wait
 from poprun_py.machines.leases import Lease
@@ -83,11 +82,11 @@ def launch(
     _require_main_thread()
     wait = Wait(request.config, console)
     with contextlib.ExitStack() as held:
-        planned, lease = _plan_and_lease(request, console, wait, held)
+        planned, lease = plan_and_lease(request.job, request.environ, console, wait, held)
         on_plan(planned)
         for warning in plan_warnings(planned, is_launched=True):
             console.warn(warning)
-        with _inside(planned.folder):
+        with inside(planned.folder):
             require_start(planned)
             if planned.config.verbosity >= 1:
                 from poprun_py.planning.views.command_text import folded
@@ -98,44 +97,6 @@ def launch(
             seconds = time.monotonic() - began
             console.log(f"ended with exit code {result.exit_code} after {seconds:.2f} s")
             return result
-
-
-def _plan_and_lease(
-    request: Request, console: Console, wait: Wait, held: contextlib.ExitStack
-) -> tuple[LaunchPlan, Lease]:
-    if isinstance(request.job, LaunchConfig):
-        return plan_and_lease(request.job, request.environ, console, wait, held)
-    planned = request.job
-    if request.environ is not None:
-        planned = replace(planned, environ=request.environ)
-    with _inside(planned.folder):
-        require_start(planned)
-    return planned, lease_as_planned(planned, console, wait, held)
-
-
-@contextlib.contextmanager
-def _inside(folder: str) -> Iterator[None]:
-    """Change to a plan's folder during ``with``, since the user's paths are relative to it.
-
-    Raises:
-        StartError: The folder does not exist any more.
-    """
-    if folder in ("", working_folder()):
-        yield
-        return
-    before = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        try:
-            os.chdir(folder)
-        except OSError as error:
-            raise StartError(
-                f"the plan runs in the folder {folder} where it was made: {error.strerror}; make "
-                "the folder, or make a new plan"
-            ) from None
-        yield
-    finally:
-        os.fchdir(before)
-        os.close(before)
 
 
 def _warn_of_little_shared_memory(planned: LaunchPlan, console: Console) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -75,7 +75,7 @@ def plan(
 
 
 def plan_and_lease(
-    config: LaunchConfig,
+    job: LaunchConfig | LaunchPlan,
     environ: Mapping[str, str] | None,
     console: Console,
     wait: Wait,
@@ -83,16 +83,23 @@ def plan_and_lease(
 ) -> tuple[LaunchPlan, Lease]:
     """Plan a launch with cores that other jobs do not hold; lease them until ``held`` is closed.
 
+    If ``job`` is a plan, exactly the planned cores are leased.
+
     Raises:
         UsageError: The options, hosts and machines do not fit together.
         StartError: A host cannot take part, or other jobs hold too many cores.
     """
-    inputs = _gather(config, environ, contact_hosts=True)
+    if isinstance(job, LaunchPlan):
+        planned = job if environ is None else replace(job, environ=environ)
+        with inside(planned.folder):
+            require_start(planned)
+        return planned, lease_as_planned(planned, console, wait, held)
+    inputs = _gather(job, environ, contact_hosts=True)
     alone = make_plan(inputs)
     # The options and the program are checked before the job waits for cores: an error in the
     # options must not surface after hours of waiting.
     require_start(alone)
-    if is_described(config):
+    if is_described(job):
         # If the options describe a machine, exactly the planned CPUs are leased. The job is not
         # planned again for other CPUs, even if other jobs hold the planned CPUs.
         return alone, lease_as_planned(alone, console, wait, held)
@@ -154,7 +161,32 @@ def require_start(planned: LaunchPlan) -> None:
     require_program(planned.config.program, environ)
 
 
-def working_folder() -> str:
+@contextlib.contextmanager
+def inside(folder: str) -> Iterator[None]:
+    """Change to a plan's folder during ``with``, since the user's paths are relative to it.
+
+    Raises:
+        StartError: The folder does not exist any more.
+    """
+    if folder in ("", _working_folder()):
+        yield
+        return
+    before = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        try:
+            os.chdir(folder)
+        except OSError as error:
+            raise StartError(
+                f"the plan runs in the folder {folder} where it was made: {error.strerror}; make "
+                "the folder, or make a new plan"
+            ) from None
+        yield
+    finally:
+        os.fchdir(before)
+        os.close(before)
+
+
+def _working_folder() -> str:
     """Return the working folder of this process; empty if it was deleted."""
     try:
         return os.getcwd()  # noqa: PTH109 (a path need not be valid Unicode)
@@ -203,7 +235,7 @@ def _gather(
         partition, num_ilds = before.partition, before.topology.num_ilds
     topology = make_topology(config, found, num_ilds=num_ilds)
     inputs = gather_inputs(config, topology, environ, contact=contact_hosts, mpi=mpi)
-    return replace(inputs, partition=partition, folder=working_folder())
+    return replace(inputs, partition=partition, folder=_working_folder())
 
 
 def _partition_of(
