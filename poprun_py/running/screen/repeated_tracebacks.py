@@ -8,7 +8,6 @@ immediately. The memory for held output is bounded.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
 
 # A traceback that begins more than this many seconds after the first traceback of a failure belongs
 # to another failure.
@@ -21,17 +20,17 @@ Show = Callable[[int, bytes], None]
 Tell = Callable[[tuple[int, ...], int], None]
 
 
-@dataclass(slots=True, eq=False)
+# This class is not a dataclass, because making a dataclass would delay the start of every job.
 class _TracebackOutput:
     """The output of an instance from the beginning of a traceback on."""
 
-    index: int
-    host: str
-    pid: int
-    began: float
-    data: bytearray = field(default_factory=bytearray)
-    _lines: list[str] = field(default_factory=list)
-    _size_of_lines: int = 0
+    def __init__(self, index: int, host: str, pid: int, began: float) -> None:
+        self.index = index
+        self.began = began
+        self.data = bytearray()
+        self._writer = (index, host, pid)
+        self._lines: list[str] = []
+        self._size_of_lines = 0
 
     def lines(self) -> list[str]:
         """Return the lines, with instance-specific parts such as process ids replaced."""
@@ -39,7 +38,7 @@ class _TracebackOutput:
 
         if len(self.data) != self._size_of_lines:
             lines = self.data.decode(errors="replace").split("\n")
-            self._lines = [normal_line(each, self.index, self.host, self.pid) for each in lines]
+            self._lines = [normal_line(each, *self._writer) for each in lines]
             self._size_of_lines = len(self.data)
         return self._lines
 
