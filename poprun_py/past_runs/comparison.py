@@ -41,16 +41,11 @@ NUMBERS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Measure:
-    """A measure of speed, with its name in JSON.
+    """A measure of speed; charts show durations if the speed is 1 / duration."""
 
-    Attributes:
-        unit: The unit in charts, which show durations if the speed is 1 / duration.
-        speed_of: The speed of a run; None if unknown.
-    """
-
-    name: str
-    description: str
-    unit: str
+    name: str  # in JSON
+    description: str  # for users
+    unit: str  # in charts
     speed_of: Callable[[Measured], float | None]
 
 

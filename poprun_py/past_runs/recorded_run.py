@@ -40,6 +40,7 @@ _Read = TypeVar("_Read")
 # instance states in its observations; and the number of observations that are kept in any case.
 _MOST_STEPS: Final = 100_000
 _MOST_STATES, _LEAST_OBSERVATIONS = 20_000, 100
+_INSTANCE: Final = re.compile(r"instance-(\d+)\.")
 _STEP: Final = re.compile(r'"step": ?(\d+)')
 
 
@@ -165,7 +166,7 @@ def _read_attempt(
 ) -> RecordedAttempt:
     def of_instances(kind: str) -> list[tuple[int, Path]]:
         paths = sorted(folder.glob(f"instance-*.{kind}"))
-        return [(int(path.name[len("instance-") :].partition(".")[0]), path) for path in paths]
+        return [(int(match[1]), path) for path in paths if (match := _INSTANCE.match(path.name))]
 
     steps = _steps(folder / "steps.jsonl", problems)
     values = [

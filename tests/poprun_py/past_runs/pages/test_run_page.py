@@ -131,6 +131,13 @@ def test_links_to_outputs_are_relative_to_the_page(tmp_path):
         assert all((written.parent / unquote(address)).is_file() for address, _ in links)
 
 
+def test_a_copied_file_with_another_name_is_left_out(tmp_path):
+    files = make_run(tmp_path, attempts=1)
+    for kind in ("stdout", "values.jsonl", "device.json"):
+        (tmp_path / "attempt-1" / f"instance-old.{kind}").write_text("{}")
+    assert "instance-old" not in page_text(files)
+
+
 @pytest.mark.parametrize(("ending", "badge"), [
     ({"exit_code": 0}, '<span class="pp-badge pp-good">Completed</span> after'),
     ({"exit_code": 75}, '<span class="pp-badge pp-half">Stopped at a checkpoint</span> after'),
