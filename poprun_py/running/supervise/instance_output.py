@@ -70,18 +70,17 @@ class InstanceOutput:
             self._sinks = self._sinks[:1] * 2
         terminal = next((sink for sink in reversed(self._sinks) if sink.is_terminal), None)
         self._panel: Panel | None = None
-        self._panel_sink = (
-            terminal if job.watchers.live and has_cursor(job.command.environ) else None
-        )
-        if self._panel_sink is not None:
+        self._panel_sink: Sink | None = None
+        writers = {id(sink): sink.write for sink in self._sinks}
+        if terminal is not None and job.watchers.live and has_cursor(job.command.environ):
+            self._panel_sink = terminal
             self._panel = Panel(
-                self._panel_sink.write,
-                lambda: self.panel_size,
-                lambda: self._panel_sink is None or not self._panel_sink.pending,
+                terminal.write, lambda: self.panel_size, lambda: not terminal.pending
             )
+            writers[id(terminal)] = self._panel.write
         screens = {
             id(sink): Screen(
-                self._writer(sink),
+                writers[id(sink)],
                 is_terminal=sink.is_terminal,
                 can_erase=can_erase(job.command.environ),
             )
@@ -100,12 +99,6 @@ class InstanceOutput:
         self._processes: dict[int, tuple[str, int]] = {}  # host and process id of each instance
         self._interrupts: InterruptTracebacks | None = None
         self._written_at = time.monotonic()
-
-    def _writer(self, sink: Sink) -> Callable[[bytes], None]:
-        """Return the function that writes output to a sink, above its panel if it has one."""
-        if self._panel is not None and sink is self._panel_sink:
-            return self._panel.write
-        return sink.write
 
     def add(self, index: int) -> None:
         """Make the streams and files for the output of a new instance."""
