@@ -176,7 +176,7 @@ def _read_attempt(
     ]
     outputs: defaultdict[int, list[str]] = defaultdict(list)
     for instance, path in (*of_instances("stdout"), *of_instances("stderr")):
-        if path.stat().st_size:
+        if path.is_file() and path.stat().st_size:
             outputs[instance].append(path.name)
     return RecordedAttempt(
         number=number,

@@ -131,10 +131,11 @@ def test_links_to_outputs_are_relative_to_the_page(tmp_path):
         assert all((written.parent / unquote(address)).is_file() for address, _ in links)
 
 
-def test_a_copied_file_with_another_name_is_left_out(tmp_path):
+def test_copied_files_and_broken_links_are_left_out(tmp_path):
     files = make_run(tmp_path, attempts=1)
     for kind in ("stdout", "values.jsonl", "device.json"):
         (tmp_path / "attempt-1" / f"instance-old.{kind}").write_text("{}")
+    (tmp_path / "attempt-1" / "instance-0.stderr").symlink_to("gone")
     assert "instance-old" not in page_text(files)
 
 
