@@ -31,10 +31,6 @@ _EMPTY_LEDGER: Final[Mapping[str, Any]] = {
 }  # fmt: skip
 
 
-# The counters that are 0 when a program starts.
-_UNUSED: Final = {"cpu_seconds": 0.0, "queued_seconds": 0.0}
-
-
 def read_at(message: Mapping[str, Any]) -> float:
     """Return the time when a wrapper read the counters, in seconds on the clock of its host."""
     return float((message.get("ledger") or message)["now"]) / 1e9
@@ -93,10 +89,12 @@ class InstanceState:
         """
         # The control group may be older than the program, and its counter may include earlier
         # times. The state since the program's start therefore shows no throttling.
-        before = before or {**now, "now": now["started"], "ledger": None, **_UNUSED}
+        throttled = now.get("throttled_seconds", 0.0)
+        before = before or {"now": now["started"], "throttled_seconds": throttled}
         ledger = now.get("ledger") or _EMPTY_LEDGER
         spent_before = (before.get("ledger") or _EMPTY_LEDGER)["nanoseconds"]
         spent = [max(0, b - a) for a, b in zip(spent_before, ledger["nanoseconds"], strict=True)]
+        all_spent = sum(spent) or 1
         seconds = max(read_at(now) - read_at(before), 1e-9)
 
         def mean_of(counter: str) -> float:
@@ -117,7 +115,7 @@ class InstanceState:
             step_seconds=median(steps),
             p95_seconds=percentile(steps, _P95),
             own_seconds=median(ledger["own"]) / 1e9,
-            shares=tuple(each / (sum(spent) or 1) for each in spent),
+            shares=tuple(each / all_spent for each in spent),
             cpu=mean_of("cpu_seconds"),
             num_cpus=len(now.get("cpus", ())),
             memory_bytes=now.get("memory_bytes", 0),
