@@ -315,13 +315,11 @@ def _memory_nodes(machine: Machine, numa_nodes: Sequence[tuple[int, ...]]) -> li
     ]
     order = {node.index: i for i, node in enumerate(machine.numa_nodes)}
     with_cpus = [node for node in machine.numa_nodes if node.cpus]
-    memory_of: dict[int, set[int]] = {node.index: set() for node in with_cpus}
-    for node in memory:
-        for near in [node] if node.cpus else _nearest(node, with_cpus, order):
-            memory_of[near.index].add(node.index)
+    users = {node.index: _nearest(node, with_cpus, order) for node in memory if not node.cpus}
+    memory_of = {}
     for node in with_cpus:
-        if not memory_of[node.index]:
-            memory_of[node.index] = {near.index for near in _nearest(node, memory, order)}
+        used = {each.index for each in memory if node in users.get(each.index, (each,))}
+        memory_of[node.index] = used or {near.index for near in _nearest(node, memory, order)}
     usable = [{index for node in nodes for index in memory_of[node]} for nodes in numa_nodes]
     if all(len(indices) == len(memory) for indices in usable):
         return [()] * len(usable)

@@ -30,6 +30,7 @@ from poprun_py.planning.views.plan_tree import (
     HostGroup,
     InstanceGroup,
     PlanTree,
+    cache_groups,
     core_labels,
     plan_tree,
 )
@@ -163,23 +164,20 @@ def legend(tree: PlanTree) -> str:
         if host.machine is not None
     ]
     cores = [(core, label) for machine, label in drawn for core in machine.cores]
+    has_gaps = any(
+        len(cache_groups(machine, node)) > 1 for machine, _ in drawn for node in machine.numa_nodes
+    )
     shown = "".join(label(thread) for core, label in cores for thread in hardware_threads((core,)))
     has_threads = any(len(core.cpus) > 1 for core, _ in cores)
     signs = [
         *(["a cell is a core with the index of its instance"] if cores else []),
         *(["notches: its hardware threads"] if has_threads else []),
-        *(["wider gap: another L3 cache"] if any(_has_gaps(m) for m, _ in drawn) else []),
+        *(["wider gap: another L3 cache"] if has_gaps else []),
         *(f"{sign} {text}" for sign, text in LEGEND.items() if sign in shown),
         "R: a replica with its IPUs",
     ]
     text = "; ".join(signs)
     return f"{text[0].upper()}{text[1:]}."
-
-
-def _has_gaps(machine: Machine) -> bool:
-    """Tell whether a NUMA node has several L3 caches."""
-    caches = {(core.numa_node, core.package, core.l3) for core in machine.cores}
-    return len(caches) > len({node for node, _, _ in caches})
 
 
 # --- drawing a host with its NUMA nodes and cores -----------------------------------------------
@@ -231,20 +229,18 @@ def _node(
 ) -> Block:
     """Draw a NUMA node with a cell for each core, and wider gaps between L3 caches."""
     inner = width - 2 * _INNER_PAD
-    cores = [core for core in machine.cores if core.numa_node == node.index]
-    caches = [
-        flowing((_core(core, label_of, first) for core in group), inner, gap=_CELL_GAP)
-        for _, group in groupby(cores, key=lambda core: (core.package, core.l3))
-    ]
-    parts = [*_node_title(node, inner), flowing(caches, inner, gap=_CACHE_GAP)]
-    return framed(stacked(parts, gap=4), "node", pad=_INNER_PAD, width=width)
-
-
-def _node_title(node: NumaNode, width: int) -> Iterator[Block]:
     cpus = numbered("CPU", node.cpus) if node.cpus else "memory only"
     memory = f"; {bytes_text(node.memory_bytes)}" if node.memory_bytes else ""
-    yield paragraph(f"NUMA node {node.index}", "name", width)
-    yield paragraph(f"{cpus}{memory}", "note", width)
+    caches = [
+        flowing((_core(core, label_of, first) for core in group), inner, gap=_CELL_GAP)
+        for group in cache_groups(machine, node)
+    ]
+    parts = [
+        paragraph(f"NUMA node {node.index}", "name", inner),
+        paragraph(f"{cpus}{memory}", "note", inner),
+        flowing(caches, inner, gap=_CACHE_GAP),
+    ]
+    return framed(stacked(parts, gap=4), "node", pad=_INNER_PAD, width=width)
 
 
 def _core(core: Core, label_of: Callable[[Core], str], first: int) -> Block:

@@ -16,6 +16,7 @@ from poprun_py.planning.views.plan_tree import (
     HostGroup,
     InstanceGroup,
     PlanTree,
+    cache_groups,
     core_labels,
 )
 from poprun_py.planning.views.text_drawing import Branch, TextStyle, draw_tree, wrapped
@@ -126,10 +127,8 @@ def core_map(
     width = max(map(len, cells.values()))
     lines = []
     for node in machine.numa_nodes:
-        cores = [core for core in machine.cores if core.numa_node == node.index]
         groups = [
-            [cells[core].rjust(width) for core in group]
-            for _, group in groupby(cores, key=lambda core: (core.package, core.l3))
+            [cells[core].rjust(width) for core in group] for group in cache_groups(machine, node)
         ]
         label = f"node {node.index:<3}"
         row, *more = _rows(groups, min(style.width or _MAP_WIDTH, _MAP_WIDTH) - len(f"{label} | "))

@@ -15,7 +15,7 @@ from itertools import groupby
 from popdist_py.errors import counted
 from poprun_py.display.formatting import numbered
 from poprun_py.machines.host_list import compress
-from poprun_py.machines.machine import Core, Machine
+from poprun_py.machines.machine import Core, Machine, NumaNode
 from poprun_py.planning.cpu_placement import Placement
 from poprun_py.planning.launch_plan import InstancePlan, LaunchPlan
 from poprun_py.planning.topology import Instance, Topology
@@ -187,6 +187,12 @@ def _instance_group(members: Sequence[InstancePlan]) -> InstanceGroup:
         replicas=range(first.replicas.start, last.replicas.stop),
         ipus=range(first.ipus.start, last.ipus.stop),
     )
+
+
+def cache_groups(machine: Machine, node: NumaNode) -> list[list[Core]]:
+    """Return the cores of a NUMA node, with a list for each L3 cache."""
+    cores = [core for core in machine.cores if core.numa_node == node.index]
+    return [list(group) for _, group in groupby(cores, key=lambda core: (core.package, core.l3))]
 
 
 def core_labels(machine: Machine, placements: Mapping[int, Placement]) -> Callable[[Core], str]:
