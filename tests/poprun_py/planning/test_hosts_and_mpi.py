@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from poprun_py import plan
 from poprun_py.command.cli import run
 from poprun_py.errors import StartError, UsageError
 from poprun_py.machines import host_checks
@@ -103,3 +104,12 @@ def test_output_filename_without_a_value_is_left_to_mpirun():
     config = LaunchConfig(mpi_global_args=("--output-filename",))
     same, arguments = split_mpi_arguments(config)
     assert (same.output_dir, arguments.for_mpirun) == (None, ("--output-filename",))
+
+
+@pytest.mark.parametrize(
+    "option", [{"mpi_local_args": ("-x 'A",)}, {"instance_mpi_local_args": ("7:-x A",)}]
+)
+def test_malformed_mpi_arguments_are_refused_before_other_hosts_are_contacted(option, monkeypatch):
+    monkeypatch.setattr(host_checks, "probe_hosts", None)
+    with pytest.raises(UsageError, match="mpi_local_args"):
+        plan(LaunchConfig(program=("x",), host="n0", **option), contact_hosts=True)
