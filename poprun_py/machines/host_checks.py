@@ -231,20 +231,22 @@ def _installation(
     share = "put it on a shared file system, or copy its folder: --sync DIR"
     if request.program:
         state = theirs["program"]
-        unusable = Problem(f"{request.program} is {state} there", share)
-        problem = None if state == "ok" else unusable
-        checks.append(Check(name="program", text=state, problem=problem))
-    missing = Problem(f"the working folder {request.folder} is missing there", share)
-    folder = ("ok", None) if theirs["folder"] else ("missing", missing)
-    return [*checks, Check(name="folder", text=folder[0], problem=folder[1])]
+        fault = "" if state == "ok" else f"{request.program} is {state} there"
+        checks.append(_check("program", state, fault, share))
+    state = "ok" if theirs["folder"] else "missing"
+    fault = "" if theirs["folder"] else f"the working folder {request.folder} is missing there"
+    return [*checks, _check("folder", state, fault, share)]
 
 
 def _compare(name: str, there: str, here: str, fix: str) -> Check:
     short = there.rpartition(" ")[2] if name == "MPI" else there
-    if there == here:
-        return Check(name=name, text=short)
-    text = f"{name} is {there or 'missing'} there and {here or 'none'} here"
-    return Check(name=name, text=short or "missing", problem=Problem(text, fix))
+    fault = f"{name} is {there or 'missing'} there and {here or 'none'} here"
+    return _check(name, short or "missing", "" if there == here else fault, fix)
+
+
+def _check(name: str, text: str, fault: str, fix: str, *, is_vital: bool = True) -> Check:
+    problem = Problem(fault, fix) if fault else None
+    return Check(name=name, text=text, problem=problem, is_vital=is_vital)
 
 
 def _resources(report: HostReport) -> list[Check]:
@@ -252,37 +254,32 @@ def _resources(report: HostReport) -> list[Check]:
     facts = report.facts
     interface = next((i for i in report.interfaces if i.carries_traffic), None)
     off = report.clock_seconds
-
-    def judge(name: str, text: str, is_good: bool, problem: str, fix: str) -> Check:
-        return Check(
-            name=name,
-            text=text,
-            problem=None if is_good else Problem(problem, fix),
-            is_vital=False,
-        )
-
     memory, shm, files = facts.get("memory"), facts.get("shm"), facts.get("files")
-    checks = [
-        judge("network", interface.name if interface else "none", interface is not None,
-              "no network but loopback is up", "check: ip address"),
-        judge("clock", "ok" if off <= _MAX_CLOCK_SECONDS else f"{off:.1f} s off",
-              off <= _MAX_CLOCK_SECONDS, f"its clock is {off:.1f} s off", "run an NTP client"),
-        judge("free memory", _size(memory), memory is None or memory >= _MIN_MEMORY,
-              f"only {_size(memory)} of memory are free", "end other programs there"),
-        judge("/dev/shm", _size(shm), shm is not None and shm >= _MIN_SHM,
-              f"/dev/shm has {_size(shm)} free", "enlarge it: mount -o remount,size=1G /dev/shm"),
-        judge("open files", "unlimited" if files is None else str(files),
-              files is None or files >= _MIN_FILES, f"at most {files} open files",
-              "raise the limit: ulimit -n 65536, or nofile in /etc/security/limits.conf"),
+    # For each check: the name, the result, whether it is good, the problem, and the fix.
+    results = [
+        ("network", interface.name if interface else "none", interface is not None,
+         "no network but loopback is up", "check: ip address"),
+        ("clock", "ok" if off <= _MAX_CLOCK_SECONDS else f"{off:.1f} s off",
+         off <= _MAX_CLOCK_SECONDS, f"its clock is {off:.1f} s off", "run an NTP client"),
+        ("free memory", _size(memory), memory is None or memory >= _MIN_MEMORY,
+         f"only {_size(memory)} of memory are free", "end other programs there"),
+        ("/dev/shm", _size(shm), shm is not None and shm >= _MIN_SHM,
+         f"/dev/shm has {_size(shm)} free", "enlarge it: mount -o remount,size=1G /dev/shm"),
+        ("open files", "unlimited" if files is None else str(files),
+         files is None or files >= _MIN_FILES, f"at most {files} open files",
+         "raise the limit: ulimit -n 65536, or nofile in /etc/security/limits.conf"),
     ]  # fmt: skip
     back = facts.get("called_back")
     if back is not None:
-        checks.append(
-            judge(CALLS_BACK, "yes" if back else "no", back,
-                  "it cannot open a connection to this machine",
-                  "open the firewall, or choose the network: --host-subnet")
+        results.append(
+            (CALLS_BACK, "yes" if back else "no", back,
+             "it cannot open a connection to this machine",
+             "open the firewall, or choose the network: --host-subnet")
         )  # fmt: skip
-    return checks
+    return [
+        _check(name, text, "" if is_good else fault, fix, is_vital=False)
+        for name, text, is_good, fault, fix in results
+    ]
 
 
 def _size(count: int | None) -> str:

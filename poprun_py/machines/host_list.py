@@ -102,10 +102,7 @@ def parse_host_file(text: str, *, source: str) -> tuple[Host, ...]:
 
 
 def _parse_settings(words: Sequence[str], where: str) -> tuple[int | None, str]:
-    """Return the slots and the user name from the words after a host name in a host file.
-
-    The slots are None if no word gives them; the user name is empty if no word gives it.
-    """
+    """Return the slots (None if not given) and the user name of a line in a host file."""
     slots = max_slots = None
     user = ""
     for word in words:
@@ -328,9 +325,6 @@ def _slurm_hosts(environ: Mapping[str, str], num_instances: int) -> tuple[Host, 
     The number of slots of a host is the number of Slurm tasks that the user asked for on the host.
     If each node has one task with several CPUs, the number of slots is unlimited (None): the task
     is meant for the launcher, as with torchrun, and the instances divide the CPUs of the task.
-
-    Raises:
-        UsageError: There are fewer Slurm tasks than instances.
     """
     hosts = parse_host_list(environ["SLURM_JOB_NODELIST"], source="SLURM_JOB_NODELIST")
     requested = environ.get("SLURM_NTASKS") or environ.get("SLURM_NTASKS_PER_NODE")

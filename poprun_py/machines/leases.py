@@ -245,7 +245,7 @@ def decide_on_table(folder: LeaseFolder, decide: Callable[[LeaseTable], Decision
 
 @functools.cache
 def user_name(user: str) -> str:
-    """Return the name of a user id; do not hold the mutex, because the look-up may take seconds."""
+    """Return the name of a user id. The look-up may take seconds: do not hold the mutex."""
     import pwd
 
     try:

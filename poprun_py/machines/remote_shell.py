@@ -106,11 +106,7 @@ def shell_of(config: LaunchConfig, hosts: Sequence[Host], environ: Mapping[str, 
 
 
 def _login(hosts: Sequence[Host]) -> tuple[str, ...]:
-    """Return the ssh arguments for logging in as the user of ``hosts``; empty without a user.
-
-    Raises:
-        UsageError: The hosts have different users, but mpirun uses one user for all hosts.
-    """
+    """Return the ssh arguments for the user of ``hosts``; mpirun uses one user for all hosts."""
     others = [host for host in hosts if not host.is_local]
     user = others[0].user if others else ""
     for host in others:

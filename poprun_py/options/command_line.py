@@ -149,9 +149,7 @@ def _split(word: str) -> tuple[str, str | None]:
 def complete(spelled: str, word: str) -> str:
     """Return the full name of an option from its name or from a unique prefix of its name.
 
-    Args:
-        spelled: The name or the prefix, with the hyphens at its start.
-        word: The word on the command line, for messages.
+    ``word`` is the word on the command line, for messages.
 
     Raises:
         UsageError: No option has this prefix, or several options have it.

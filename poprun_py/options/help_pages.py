@@ -111,12 +111,9 @@ _DECLARED = [param for param in COMMAND.params if isinstance(param, DeclaredOpti
 
 
 def help_text(topic: str, columns: int) -> str:
-    """Return a page of help.
+    """Return a page of help for a screen of ``columns``; the page has at most 100 columns.
 
-    Args:
-        topic: ``all``, a group or an option, in any letter case; empty for the short page. The name
-            of a group may be shortened.
-        columns: The width of the screen in columns; the page has at most 100 columns.
+    ``topic`` is ``all``, a group (which may be shortened) or an option; empty for the short page.
 
     Raises:
         UsageError: The topic is unknown.
@@ -150,11 +147,7 @@ def _group(topic: str) -> str:
 
 
 def _option(topic: str) -> DeclaredOption:
-    """Return the option that ``topic`` names, with or without hyphens.
-
-    Raises:
-        UsageError: No option has this name or prefix, or several options have the prefix.
-    """
+    """Return the option that ``topic`` names, with or without hyphens."""
     by_name = {name: option for option in _DECLARED for name in option.opts}
     if topic in by_name:
         return by_name[topic]
