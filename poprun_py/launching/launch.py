@@ -17,10 +17,10 @@ from dataclasses import dataclass, field, replace
 from poprun_py.display.formatting import bytes_text
 from poprun_py.errors import StartError
 from poprun_py.launching.attempts import Attempts, OnAttempt
+from poprun_py.launching.job_ipus import ipus_of_job
 from poprun_py.launching.launch_planning import inside, plan_and_lease, require_start
 from poprun_py.launching.run_record import RunRecord
 from poprun_py.launching.wait_for_resources import Wait
-from poprun_py.machines.leases import Lease
 from poprun_py.options.launch_config import LaunchConfig
 from poprun_py.planning.launch_plan import LaunchPlan
 from poprun_py.planning.plan_warnings import plan_warnings
@@ -86,53 +86,11 @@ def launch(
         on_plan(planned)
         for warning in plan_warnings(planned, is_launched=True):
             console.warn(warning)
-        with inside(planned.folder):
-            require_start(planned)
-            if planned.config.verbosity >= 1:
-                from poprun_py.planning.views.command_text import folded
-
-                console.log(f"running: {folded(planned.command)}")
-            began = time.monotonic()
-            result = _run(request, planned, console, lease, wait, on_attempt)
-            seconds = time.monotonic() - began
-            console.log(f"ended with exit code {result.exit_code} after {seconds:.2f} s")
-            return result
-
-
-def _warn_of_little_shared_memory(planned: LaunchPlan, console: Console) -> None:
-    """Warn if /dev/shm has too little free space for MPI's messages, which makes MPI slow."""
-    if planned.topology.instances_per_host < 2:
-        return
-    with contextlib.suppress(OSError):
-        state = os.statvfs(_SHARED_MEMORY)
-        free = state.f_bavail * state.f_frsize
-        # If MPI cannot write to /dev/shm at all, it uses another folder, which is equally fast.
-        if free < _MPI_SHARED_BYTES and os.access(_SHARED_MEMORY, os.W_OK):
-            # Measured with two instances over TCP instead of /dev/shm: a message of 4 bytes takes
-            # 9 us instead of 2 us, and a message of 26 MB takes 100 ms instead of 28 ms.
-            console.warn(
-                f"{_SHARED_MEMORY} has {bytes_text(free)} free, and MPI wants 16 MiB for each "
-                "instance: its own messages within this host take TCP, some 4 times as long; "
-                "popdist's collectives do not. Make it larger: docker run --shm-size=1g, mount -o "
-                f"remount,size=1g {_SHARED_MEMORY}"
-            )
-
-
-def _run(
-    request: Request,
-    planned: LaunchPlan,
-    console: Console,
-    lease: Lease,
-    wait: Wait,
-    on_attempt: OnAttempt,
-) -> LaunchResult:
-    """Get the IPUs of a planned job, and run its attempts."""
-    from poprun_py.launching.job_ipus import ipus_of_job
-
-    if planned.network:
-        console.log(f"the hosts talk to one another over {planned.network}")
-    _warn_of_little_shared_memory(planned, console)
-    with RunRecord(planned, console) as record:
+        held.enter_context(inside(planned.folder))
+        require_start(planned)
+        _tell_before_start(planned, console)
+        began = time.monotonic()
+        record = held.enter_context(RunRecord(planned, console))
         lease.name_run(record.run_id)
         with ipus_of_job(planned, record.run_id, console, wait) as partition:
             result = Attempts(
@@ -148,7 +106,37 @@ def _run(
         record.finish(result.exit_code, result.explanation)
     if warning := _separate_models(result):
         console.warn(warning)
+    seconds = time.monotonic() - began
+    console.log(f"ended with exit code {result.exit_code} after {seconds:.2f} s")
     return replace(result, run_id=record.run_id, was_interrupted=record.was_interrupted)
+
+
+def _tell_before_start(planned: LaunchPlan, console: Console) -> None:
+    if planned.config.verbosity >= 1:
+        from poprun_py.planning.views.command_text import folded
+
+        console.log(f"running: {folded(planned.command)}")
+    if planned.network:
+        console.log(f"the hosts talk to one another over {planned.network}")
+    if planned.topology.instances_per_host > 1:
+        _warn_of_little_shared_memory(console)
+
+
+def _warn_of_little_shared_memory(console: Console) -> None:
+    """Warn if /dev/shm has too little free space for MPI's messages, which makes MPI slow."""
+    with contextlib.suppress(OSError):
+        state = os.statvfs(_SHARED_MEMORY)
+        free = state.f_bavail * state.f_frsize
+        # If MPI cannot write to /dev/shm at all, it uses another folder, which is equally fast.
+        if free < _MPI_SHARED_BYTES and os.access(_SHARED_MEMORY, os.W_OK):
+            # Measured with two instances over TCP instead of /dev/shm: a message of 4 bytes takes
+            # 9 us instead of 2 us, and a message of 26 MB takes 100 ms instead of 28 ms.
+            console.warn(
+                f"{_SHARED_MEMORY} has {bytes_text(free)} free, and MPI wants 16 MiB for each "
+                "instance: its own messages within this host take TCP, some 4 times as long; "
+                "popdist's collectives do not. Make it larger: docker run --shm-size=1g, mount -o "
+                f"remount,size=1g {_SHARED_MEMORY}"
+            )
 
 
 def _separate_models(result: LaunchResult) -> str:

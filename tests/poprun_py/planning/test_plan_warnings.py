@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import json
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from support.launcher.plans import plan_blindly
@@ -240,11 +241,13 @@ def test_placement_options_without_effect_have_a_warning(words, machine, part, c
 def test_a_launch_warns_before_it_runs(monkeypatch, capsys):
     said = []
 
-    def launched(*_, **__):
+    def launched():
         said.extend(capsys.readouterr().err.splitlines())
         return LaunchResult(exit_code=0)
 
-    monkeypatch.setattr("poprun_py.launching.launch._run", launched)
+    monkeypatch.setattr(
+        "poprun_py.launching.launch.Attempts", lambda *_, **__: SimpleNamespace(run=launched)
+    )
     assert run(["--host-subnet", "banana", "--vipu-cluster", "c", "true"]) == 0
     assert capsys.readouterr().err == ""
     assert said == [
