@@ -38,9 +38,9 @@ def read_stat(pid: int, thread: int | None = None) -> ProcessStat | None:
     return ProcessStat(fields) if len(fields) > 19 else None
 
 
-def read_status(pid: int) -> dict[str, str]:
-    """Return the fields of /proc/PID/status as a dictionary from name to value."""
-    lines = (read_file(pid, "status") or b"").decode("utf-8", "replace").splitlines()
+def read_fields(pid: int, name: str) -> dict[str, str]:
+    """Return the fields of a file such as /proc/PID/status as a dictionary from name to value."""
+    lines = (read_file(pid, name) or b"").decode("utf-8", "replace").splitlines()
     return {name: value.strip() for name, _, value in (line.partition(":") for line in lines)}
 
 
@@ -87,13 +87,13 @@ def state_letter(pid: int) -> str:
 
 def state_and_handler(pid: int, number: int) -> tuple[str, bool]:
     """Return a process's state letter, and whether it handles a signal, at the same moment."""
-    status = read_status(pid)
+    status = read_fields(pid, "status")
     return status.get("State", "Z")[0], number in _signals(status.get("SigCgt", ""))
 
 
 def pending_signals(pid: int) -> set[int]:
     """Return the signals that were sent to a process but that the process still blocks."""
-    status = read_status(pid)
+    status = read_fields(pid, "status")
     return _signals(status.get("ShdPnd", "")) & _signals(status.get("SigBlk", ""))
 
 

@@ -6,7 +6,7 @@ The wrapper binds itself before it starts its program, which inherits the bindin
 import os
 import time
 
-from poprun_py.process_info import read_file, read_status
+from poprun_py.process_info import read_fields, read_file
 
 TYPE_CHECKING = False  # importing TYPE_CHECKING from typing would take long
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ def read_back(pid: int) -> "dict[str, Any]":
     variables = _thread_variables(pid)
     policy, nodes = _memory_policy(pid)
     # The file status is read last, to tell whether the process was alive during all reads.
-    status = read_status(pid)
+    status = read_fields(pid, "status")
     others = dict(variables or {})
     threads = others.pop("OMP_NUM_THREADS", "").split(",")[0].strip()
     return {
@@ -137,7 +137,7 @@ def _thread_variables(pid: int) -> "dict[str, str] | None":
     environ: bytes | None = None
     for _ in range(_ENVIRON_TRIES):
         environ = read_file(pid, "environ")
-        if environ or environ is None or read_status(pid).get("State", "Z")[0] in "ZX":
+        if environ or environ is None or read_fields(pid, "status").get("State", "Z")[0] in "ZX":
             break
         # The environment is empty for a moment while a process executes a new program.
         time.sleep(_ENVIRON_PAUSE_SECONDS)

@@ -38,7 +38,7 @@ _SYNCING = frozenset(
         *(b"82", b"83", b"227", b"81", b"267", b"84"),
     }
 )
-_IO = (b"rchar", b"wchar", b"read_bytes", b"write_bytes")
+_IO = ("rchar", "wchar", "read_bytes", "write_bytes")
 _MEMORY = ("RssAnon", "RssFile", "RssShmem", "VmSwap")
 
 
@@ -147,10 +147,10 @@ def _threads_at_disk(pid: int) -> set[int]:
 
 def _waits_for_disk(pid: int, thread: int) -> bool:
     stat = process_info.read_stat(pid, thread)
-    if stat is not None and stat.state == "S":
-        call = process_info.read_file(pid, f"task/{thread}/syscall") or b""
-        return call.partition(b" ")[0] in _SYNCING
-    return stat is not None and stat.state == "D"
+    if stat is None or stat.state != "S":
+        return stat is not None and stat.state == "D"
+    call = process_info.read_file(pid, f"task/{thread}/syscall") or b""
+    return call.partition(b" ")[0] in _SYNCING
 
 
 def _cpu_seconds(pid: int) -> float:
@@ -169,14 +169,13 @@ def _moved_bytes(pid: int) -> int:
 
     Bytes that the disk transfers are counted twice.
     """
-    lines = (process_info.read_file(pid, "io") or b"").splitlines()
-    values = {name: int(value) for name, _, value in (line.partition(b":") for line in lines)}
-    return sum(values.get(name, 0) for name in _IO)
+    fields = process_info.read_fields(pid, "io")
+    return sum(int(fields.get(name, "0")) for name in _IO)
 
 
 def _memory_sizes(pid: int) -> list[int]:
     """Return a process's bytes of private memory, of mapped files, of shared memory and of swap."""
-    status = process_info.read_status(pid)
+    status = process_info.read_fields(pid, "status")
     return [int(status.get(name, "0").split()[0]) * 1024 for name in _MEMORY]
 
 

@@ -48,7 +48,7 @@ def test_facts_agree_with_those_of_psutil():
         assert abs(started - other.create_time()) < 2
         assert (stat.parent, stat.group) == (os.getpid(), os.getpgrp())
         assert process_info.owner(pid) == other.uids().real
-        assert int(process_info.read_status(pid)["Threads"]) == other.num_threads() == 1
+        assert int(process_info.read_fields(pid, "status")["Threads"]) == other.num_threads() == 1
         assert process_info.ancestors(pid) == [each.pid for each in other.parents()]
         assert process_info.variable(pid, "PATH") == other.environ()["PATH"]
         assert process_info.variable(pid, "NO_SUCH_VARIABLE") == ""
@@ -63,7 +63,7 @@ def test_an_ended_process_has_no_facts():
         pass
     pid = process.pid
     assert process_info.read_stat(pid) is None
-    assert process_info.read_status(pid) == {}
+    assert process_info.read_fields(pid, "status") == {}
     assert process_info.start_ticks(pid) is None
     assert process_info.owner(pid) is None
     assert process_info.state_and_handler(pid, 1) == ("Z", False)
