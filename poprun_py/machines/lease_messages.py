@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from poprun_py.display.formatting import numbered, ranges_text
 from poprun_py.display.tables import aligned_rows
 from poprun_py.machines.lease_files import LeaseRecord, QueueRecord, Record
 from poprun_py.machines.leases import user_name
-
-# A job that runs only on this machine does not import the code for leases on other hosts.
-if TYPE_CHECKING:
-    from poprun_py.machines.remote_leases import OtherJobs
+from poprun_py.machines.remote_leases import OtherJobs
 
 ADVICE = (
     "take fewer with --cores-per-instance, wait with --wait-for-resources, or share them with "
