@@ -266,6 +266,11 @@ def packed_plotly() -> str:
 # --- Jinja2 -------------------------------------------------------------------------------------
 
 
+def showable(text: str) -> str:
+    """Replace the characters of a text that XML forbids or browsers do not show."""
+    return _UNSHOWABLE.sub("\ufffd", text)
+
+
 @cache
 def _file(name: str) -> str:
     return (_FOLDER / name).read_text("ascii")
@@ -280,15 +285,11 @@ def _rendered(template: str, **values: object) -> str:
 def _templates() -> jinja2.Environment:
     import jinja2
 
-    def showable(value: object) -> object:
-        is_markup = hasattr(value, "__html__")
-        return value if is_markup else _UNSHOWABLE.sub("\ufffd", str(value))
-
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(_FOLDER),
         autoescape=True,
         auto_reload=False,
-        finalize=showable,
+        finalize=lambda value: value if hasattr(value, "__html__") else showable(str(value)),
         lstrip_blocks=True,
         trim_blocks=True,
         undefined=jinja2.StrictUndefined,

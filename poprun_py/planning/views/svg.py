@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import html
 import math
-import re
 import textwrap
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from poprun_py.display.page import showable
 from poprun_py.planning.views.text_drawing import wrapped
 
 _FONT = "system-ui,-apple-system,'Segoe UI','DejaVu Sans',sans-serif"
@@ -97,9 +97,6 @@ def _style() -> str:
 
 # The style sheet with the colours and fonts of all pictures.
 STYLE = _style()
-# The characters that XML does not allow or that are not visible. A regular expression of the
-# allowed characters would take ten times as long to compile.
-_UNSHOWABLE = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +113,7 @@ def escaped(text: str) -> str:
 
     ASCII text has the same bytes in all common encodings.
     """
-    shown = html.escape(_UNSHOWABLE.sub("\ufffd", text))
+    shown = html.escape(showable(text))
     return shown.encode("ascii", "xmlcharrefreplace").decode()
 
 
