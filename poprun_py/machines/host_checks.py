@@ -93,11 +93,12 @@ def probe_hosts(
             if not config.no_check:
                 raise_first_problem(all_checks(reports, request))
             _require_different_machines(reports)
+    interfaces = {name: report.interfaces for name, report in reports.items()}
     hostnames = {name: report.hostname for name, report in reports.items()}
     hostnames |= {host.name: socket.gethostname() for host in hosts if host.is_local}
     return ProbedHosts(
         shell=shell,
-        network=_network(config, hosts, reports),
+        network=network_of_hosts(config, hosts, interfaces),
         machines={name: machine for name, report in reports.items() if (machine := report.machine)},
         hostnames={name: hostname for name, hostname in hostnames.items() if hostname},
         has_fabric=any(
@@ -151,17 +152,6 @@ def _copy_folders(config: LaunchConfig, hosts: Sequence[Host], shell: Shell) -> 
         sync_folder(folder, hosts, shell, links_out=True)
     if config.sync is not None:
         sync_folder(folder_to_sync(config.sync, config.named("sync")), hosts, shell)
-
-
-def _network(
-    config: LaunchConfig, hosts: Sequence[Host], reports: Mapping[str, HostReport]
-) -> Network:
-    return network_of_hosts(
-        hosts,
-        {name: report.interfaces for name, report in reports.items()},
-        wanted=config.host_subnet,
-        option=config.named("host_subnet"),
-    )
 
 
 # --- results of checks ---------------------------------------------------------------------------
@@ -355,8 +345,9 @@ def check_hosts(
     groups = grouped_checks(all_checks(reports, request))
     if not others or not all(report.facts for report in reports.values()):
         return HostChecks(groups=groups)
+    interfaces = {name: report.interfaces for name, report in reports.items()}
     try:
-        network = _network(config, hosts, reports)
+        network = network_of_hosts(config, hosts, interfaces)
     except StartError as error:
         return HostChecks(groups=groups, network=str(error), has_network=False)
     name = network.name or "whatever MPI chooses (the hosts share no network)"
@@ -392,21 +383,19 @@ def diagnose(
 
 @contextlib.contextmanager
 def _listening(others: Sequence[Host], network: str) -> Iterator[tuple[str, int] | None]:
-    """Listen for test connections of the other hosts.
+    """Listen for test connections of the other hosts, and yield the address and port.
 
-    Yields the pair of address and port, or None if listening is impossible or there is no other
-    host.
+    Yields None if listening is impossible or there is no other host.
     """
-    with contextlib.ExitStack() as stack:
-        call_back = None
-        if others:
-            with contextlib.suppress(StartError):
-                address = listen_address(others, network)
-                # The connections are never accepted: the kernel completes them, and a completed
-                # connection is enough to show that a host can connect.
-                family = socket.AF_INET6 if ":" in address else socket.AF_INET
-                server = stack.enter_context(
-                    socket.create_server((address, 0), family=family, backlog=128)
-                )
-                call_back = (address, server.getsockname()[1])
-        yield call_back
+    address = ""
+    if others:
+        with contextlib.suppress(StartError):
+            address = listen_address(others, network)
+    if not address:
+        yield None
+        return
+    # The connections are never accepted: the kernel completes them, and a completed connection is
+    # enough to show that a host can connect.
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with socket.create_server((address, 0), family=family, backlog=128) as server:
+        yield address, server.getsockname()[1]

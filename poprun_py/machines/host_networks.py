@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from poprun_py.errors import StartError, UsageError
 from poprun_py.machines import probe_script
 from poprun_py.machines.host_list import Host
+from poprun_py.options.launch_config import LaunchConfig
 
 Subnet = ipaddress.IPv4Network | ipaddress.IPv6Network
 _INTERFACE_NAME = re.compile(r"[^\s/,]{1,15}")
@@ -165,21 +166,17 @@ def own_interfaces() -> tuple[Interface, ...]:
 
 
 def network_of_hosts(
-    hosts: Sequence[Host],
-    reported: Mapping[str, Sequence[Interface]],
-    *,
-    wanted: str | None,
-    option: str,
+    config: LaunchConfig, hosts: Sequence[Host], reported: Mapping[str, Sequence[Interface]]
 ) -> Network:
     """Return the network of the hosts, preferably a network that includes this machine.
 
-    ``reported`` has the addresses of the probed hosts. ``wanted`` and ``option`` are as in
-    ``wanted_network``; without ``wanted``, the hosts' ``shared_network`` is returned.
+    ``reported`` has the addresses of the probed hosts.
 
     Raises:
-        UsageError: ``wanted`` is neither an interface name nor a CIDR.
-        StartError: A host is not on the network that ``wanted`` names.
+        UsageError: ``--host-subnet`` is neither an interface name nor a CIDR.
+        StartError: A host is not on the network of ``--host-subnet``.
     """
+    wanted, option = config.host_subnet, config.named("host_subnet")
     ours = own_interfaces()
     theirs = {h.name: ours if h.is_local else reported[h.name]
               for h in hosts if h.is_local or h.name in reported}  # fmt: skip

@@ -138,7 +138,7 @@ def own_report(request: ProbeRequest, host: Host = LOCALHOST) -> HostReport:
 
 def _collect(host: Host, running: HostProcess, deadline: float) -> HostReport:
     """Return a host's report; without an answer before ``deadline``, the report has a problem."""
-    if not running.has_ended(deadline):
+    if not running.ends_before(deadline):
         return HostReport(host=host, problem=explain_ssh_error(host.name, "timed out", "ssh"))
     ended = time.time()
     lines = running.output().splitlines()

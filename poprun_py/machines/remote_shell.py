@@ -132,7 +132,7 @@ class HostProcess:
     out: IO[bytes]
     err: IO[bytes]
 
-    def has_ended(self, deadline: float) -> bool:
+    def ends_before(self, deadline: float) -> bool:
         """Wait until the process ends; return False if it runs at ``deadline`` (monotonic time)."""
         try:
             self.process.wait(timeout=max(0.01, deadline - time.monotonic()))
