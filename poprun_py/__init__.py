@@ -4,15 +4,12 @@ This package exports the names of the Python API. The module that defines a name
 the name is first used, so that ``--help`` and the wrapper process of each instance start quickly.
 """
 
-from poprun_py.display.public_values import set_views as _set_views
-
 # TYPE_CHECKING is False at run time, and True for type checkers, as in typing. The wrapper process
 # of each instance imports this package before it starts the user's program, and importing typing
 # would delay the program.
 TYPE_CHECKING = False
 
 if TYPE_CHECKING:
-    from poprun_py.display.public_values import Views
     from poprun_py.errors import JobFailedError, LaunchError, StartError, TimeLimitError, UsageError
     from poprun_py.launching.launch_planning import plan
     from poprun_py.options.launch_config import LaunchConfig
@@ -68,10 +65,8 @@ def __getattr__(name: str) -> object:
     return getattr(import_module(f"{__name__}.{_MODULE_OF_NAME[name]}"), name)
 
 
-def _load_views() -> "Views":
+def _load_views() -> object:
+    # display/public_values.py calls this function.
     from poprun_py.python_api import value_views
 
     return value_views
-
-
-_set_views(_load_views)

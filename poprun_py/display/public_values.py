@@ -1,41 +1,18 @@
 """The base class of public values that are shown as text and HTML, such as LaunchPlan.
 
-The views of a value are the functions that draw it. The views import the classes of the values, so
-the values cannot import the views. Instead, the root package calls ``set_views``.
+The functions that draw a value are in ``poprun_py.python_api.value_views``. That module imports the
+classes of the values, so the values cannot import it. The root package, which is always loaded,
+imports it when a value is drawn.
 """
 
 from __future__ import annotations
 
-# As in the root package, which imports this module: importing typing would delay each program.
-TYPE_CHECKING = False
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from typing import Any, Protocol
-
-    class Views(Protocol):
-        """The functions of ``poprun_py.python_api.value_views`` that draw public values."""
-
-        def text_of(self, value: object) -> str:
-            """Return the text of a value, which may have several lines."""
-            ...
-
-        def html_of(self, value: object) -> str:
-            """Return the HTML of a value for a notebook."""
-            ...
-
-        def summary_of(self, result: Any) -> str:
-            """Return one sentence that says how a job ended."""
-            ...
+import sys
+from typing import Any
 
 
-_load_views: Callable[[], Views]
-
-
-def set_views(load: Callable[[], Views]) -> None:
-    """Set the function that returns the views. It is called whenever a value is drawn."""
-    global _load_views
-    _load_views = load
+def _views() -> Any:
+    return sys.modules[__name__.partition(".")[0]]._load_views()
 
 
 class Displayed:
@@ -44,12 +21,15 @@ class Displayed:
     __slots__ = ()
 
     def __str__(self) -> str:
-        return _load_views().text_of(self)
+        text: str = _views().text_of(self)
+        return text
 
     def _repr_html_(self) -> str:
-        return _load_views().html_of(self)
+        html: str = _views().html_of(self)
+        return html
 
 
 def summary_of(result: object) -> str:
     """Return one sentence that says how a job ended."""
-    return _load_views().summary_of(result)
+    sentence: str = _views().summary_of(result)
+    return sentence
