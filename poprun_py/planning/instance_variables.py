@@ -49,16 +49,15 @@ Pairs = tuple[tuple[str, str], ...]
 PLANNED_THREADS = "OMP_NUM_THREADS"
 # The variables that PopRun forwards from the launcher's environment to every instance.
 FORWARDED_VARIABLES = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "POPLAR_ENGINE_OPTIONS")
-# Variables with a default that is set in the instance, unless the user sets a value. The wrapper
-# (instance/program_environment.py) sets ACCELERATE_USE_CPU, and the start hook
-# (popdist_thread_waiting.py) sets GOMP_SPINCOUNT. If the user sets OMP_WAIT_POLICY, the start hook
-# does not set GOMP_SPINCOUNT.
-_OWN_IF_UNSET = ("ACCELERATE_USE_CPU", "GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
-# Prefixes of the names of variables that the launcher also sends to instances on other hosts: the
-# settings of PopDist, PopTorch and Poplar, and the variables of ``_OWN_IF_UNSET``. Thread
+# Prefixes of the names of variables that the launcher sends to instances on other hosts. Thread
 # counts are not sent, because they are planned for each host. Paths and limits of this machine are
 # not sent, because they do not apply to other hosts.
-_SENT_TO_HOSTS = ("POPDIST_", "POPTORCH_", "POPLAR_", *_OWN_IF_UNSET)
+_SENT_TO_HOSTS = (
+    *("POPDIST_", "POPTORCH_", "POPLAR_"),
+    # An instance sets ACCELERATE_USE_CPU (instance/program_environment.py), and GOMP_SPINCOUNT
+    # (popdist_thread_waiting.py), unless the user sets them or OMP_WAIT_POLICY.
+    *("ACCELERATE_USE_CPU", "GOMP_SPINCOUNT", "OMP_WAIT_POLICY"),
+)
 TARGET_OPTIONS = "POPLAR_TARGET_OPTIONS"
 _EXPORT = re.compile(r"^export\s+")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -296,10 +295,10 @@ def _unquoted(line: str) -> str:
 def mpi_environment(environ: Mapping[str, str]) -> dict[str, str]:
     """Return the environment of mpirun, made from the launcher's environment.
 
-    Variables of an instance that started the launcher, and variables that set options of the
-    launcher, are left out: they would also apply to a launcher that an instance of this job starts.
-    HOME is added if it is missing, as in some services and cron, because Open MPI does not start
-    without it.
+    Variables that describe an instance that started the launcher are left out. Variables that set
+    options of the launcher are left out, because they would also apply to a launcher that an
+    instance of this job starts. HOME is added if it is missing, as in some services and cron,
+    because Open MPI does not start without it.
     """
     kept = {
         name: value
