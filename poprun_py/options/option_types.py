@@ -365,7 +365,7 @@ COUNT_OR_AUTO = OptionType(
 
 
 TENSORBOARD, WANDB = "tensorboard", "wandb"
-_DESTINATION = re.compile(rf"({TENSORBOARD}|{WANDB})(?::(.*\S.*))?", re.IGNORECASE | re.DOTALL)
+_DESTINATION = re.compile(rf"((?ai:{TENSORBOARD}|{WANDB}))(?::(.*\S.*))?", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)

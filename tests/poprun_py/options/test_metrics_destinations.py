@@ -33,7 +33,9 @@ def test_the_text_of_a_destination_is_read_again(tool, where):
     assert MetricsDestination.read(str(destination)) == destination
 
 
-@pytest.mark.parametrize("text", ["", "csv", "wandb:", "tensorboard: ", ":x", "tensorboard/x", 3])
+@pytest.mark.parametrize(
+    "text", ["", "csv", "wandb:", "tensorboard: ", ":x", "tensorboard/x", "tenſorboard", 3]
+)
 def test_an_error_lists_the_accepted_values(text):
     with pytest.raises(UsageError, match=r"expected tensorboard, tensorboard:DIR, wandb or wandb:"):
         LaunchConfig(program=("x",), metrics_to=(text,))
