@@ -144,25 +144,21 @@ def _read_cores(
     files: _KernelFiles, online: tuple[int, ...], nodes: tuple[NumaNode, ...]
 ) -> tuple[Core, ...]:
     """Return the cores, sorted by NUMA node, package, L3 group and lowest CPU number."""
-    siblings = _groups(files, online, ("topology/core_cpus_list", "topology/thread_siblings_list"))
-    caches = _groups(files, online, (_l3_file(files, online[0]),))
     packages = _packages(files, online)
-    leader_of = _core_leaders(files, online, packages, siblings)
+    leader_of = _core_leaders(files, online, packages)
     node_of = {cpu: node.index for node in nodes for cpu in node.cpus}
     # If a virtual machine reports SMT siblings in two NUMA nodes, their core is split into two.
     members: dict[tuple[int, int], list[int]] = {}
     for cpu in online:
         members.setdefault((leader_of[cpu], node_of[cpu]), []).append(cpu)
-    leaders = [cpus[0] for cpus in members.values()]
-    classes = _efficiency_classes(files, leaders)
-    l3_leaders = sorted({group[0] for group in caches.values()})
-    l3_number = {leader: number for number, leader in enumerate(l3_leaders)}
+    classes = _efficiency_classes(files, [cpus[0] for cpus in members.values()])
+    caches = _dense(_leaders(files, online, (_l3_file(files, online[0]),)))
     cores = [
         Core(
             cpus=tuple(cpus),
-            package=packages.get(cpus[0], 0),
+            package=packages[cpus[0]],
             numa_node=node_of[cpus[0]],
-            l3=l3_number[caches[cpus[0]][0]] if cpus[0] in caches else None,
+            l3=caches.get(cpus[0]),
             efficiency=classes[cpus[0]],
         )
         for cpus in members.values()
@@ -171,43 +167,40 @@ def _read_cores(
     return tuple(cores)
 
 
-def _groups(
+def _leaders(
     files: _KernelFiles, online: tuple[int, ...], names: tuple[str | None, ...]
-) -> dict[int, tuple[int, ...]]:
-    """Return the group of each CPU, such as the CPUs that share its core, package or cache.
+) -> dict[int, int]:
+    """Return the lowest CPU of the group of each CPU, such as its core, package or cache.
 
     Each group is read from the first valid file among ``names``, for the first CPU of the group
     only, because reading files takes most of the time on a machine with 256 CPUs.
     """
     present = set(online)
-    group_of: dict[int, tuple[int, ...]] = {}
+    leaders: dict[int, int] = {}
     for cpu in online:
-        if cpu in group_of:
+        if cpu in leaders:
             continue
         for name in names:
             listed = name and files.cpu_list(f"{_CPU}/cpu{cpu}/{name}")
             if listed and cpu in listed:
-                group = tuple(c for c in listed if c in present and c not in group_of)
-                group_of.update(dict.fromkeys(group, group))
+                group = [c for c in listed if c in present and c not in leaders]
+                leaders.update(dict.fromkeys(group, group[0]))
                 break
-    return group_of
+    return leaders
 
 
 def _core_leaders(
-    files: _KernelFiles,
-    online: tuple[int, ...],
-    packages: dict[int, int],
-    siblings: dict[int, tuple[int, ...]],
+    files: _KernelFiles, online: tuple[int, ...], packages: dict[int, int]
 ) -> dict[int, int]:
-    """Return a mapping of each CPU to the CPU with the lowest number in its core."""
-    leaders: dict[int, int] = {}
-    by_number: dict[tuple[int, int], int] = {}
+    """Return the lowest CPU of each CPU's core."""
+    names = ("topology/core_cpus_list", "topology/thread_siblings_list")
+    leaders = _leaders(files, online, names)
+    by_number: dict[tuple[int, int | None], int] = {}
     for cpu in online:
-        number = None if cpu in siblings else files.number(f"{_CPU}/cpu{cpu}/topology/core_id")
-        if number is None:
-            leaders[cpu] = siblings.get(cpu, (cpu,))[0]
-        else:
-            leaders[cpu] = by_number.setdefault((packages[cpu], number), cpu)
+        if cpu not in leaders:
+            number = files.number(f"{_CPU}/cpu{cpu}/topology/core_id")
+            core = (packages[cpu], number)
+            leaders[cpu] = cpu if number is None else by_number.setdefault(core, cpu)
     return leaders
 
 
@@ -222,14 +215,14 @@ def _l3_file(files: _KernelFiles, cpu: int) -> str | None:
 
 def _packages(files: _KernelFiles, online: tuple[int, ...]) -> dict[int, int]:
     """Return the number of each CPU's package; 0 if the kernel reports no package."""
-    groups = _groups(files, online, ("topology/package_cpus_list", "topology/core_siblings_list"))
-    numbers: dict[int, int] = {}
-    for cpu in online:
-        if cpu not in numbers:
-            number = files.number(f"{_CPU}/cpu{cpu}/topology/physical_package_id")
-            group = groups.get(cpu, (cpu,))
-            numbers.update(dict.fromkeys(group, max(0, number or 0)))
-    return numbers
+    names = ("topology/package_cpus_list", "topology/core_siblings_list")
+    leaders = _leaders(files, online, names)
+    leader_of = {cpu: leaders.get(cpu, cpu) for cpu in online}
+    numbers = {
+        leader: max(0, files.number(f"{_CPU}/cpu{leader}/topology/physical_package_id") or 0)
+        for leader in set(leader_of.values())
+    }
+    return {cpu: numbers[leader] for cpu, leader in leader_of.items()}
 
 
 def _efficiency_classes(files: _KernelFiles, cpus: list[int]) -> dict[int, int]:
@@ -274,10 +267,11 @@ class _KernelFiles:
 
     def __init__(self, root: Path) -> None:
         self.root = root
+        self._prefix = str(root).rstrip("/")
 
     def text(self, path: str) -> str | None:
         try:
-            return self.root.joinpath(path).read_text("utf-8", "replace").strip()
+            return Path(f"{self._prefix}/{path}").read_text("utf-8", "replace").strip()
         except (OSError, ValueError):
             return None
 
@@ -295,7 +289,7 @@ class _KernelFiles:
     def numbered(self, path: str, prefix: str) -> tuple[int, ...]:
         """Return the sorted numbers N for which a folder has an entry ``prefixN``."""
         try:
-            names = [entry.name for entry in self.root.joinpath(path).iterdir()]
+            names = [entry.name for entry in Path(f"{self._prefix}/{path}").iterdir()]
         except OSError:
             return ()
         tails = (n.removeprefix(prefix) for n in names if n.startswith(prefix))
