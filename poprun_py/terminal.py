@@ -185,10 +185,12 @@ class Console:
     def log(self, line: str) -> None:
         """Write a line of the log, as ``HH:MM:SS.mmm PID POPRUN [I] message``."""
         if self._is_verbose:
+            self._clear_row()
             print_error(f"{clock_text(time.time())} {os.getpid()} POPRUN [I] {line}")
 
     def warn(self, sentence: str) -> None:
         """Write a warning."""
+        self._clear_row()
         print_warning(sentence)
 
     def binding(self, line: str) -> None:
@@ -201,6 +203,7 @@ class Console:
 
     def tell(self, sentence: str) -> None:
         """Print a message to stderr that is not a warning, such as the path of a written file."""
+        self._clear_row()
         print_error(f"{command_name()}: {sentence}")
 
     def waiting(self, seconds: float, reason: str) -> None:
@@ -216,6 +219,11 @@ class Console:
         elif reason and reason != self._waiting_for:
             self.tell(f"waiting {reason}")
         self._waiting_for = reason
+
+    def _clear_row(self) -> None:
+        """Clear the terminal's row that shows a wait, so that a message gets a row of its own."""
+        if self._waiting_for and can_rewrite_lines():
+            rewrite_line("")
 
 
 def print_warning(sentence: str) -> None:

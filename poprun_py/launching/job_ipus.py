@@ -318,7 +318,9 @@ class _JobPartition:
         from popdist_py.pods.model import PartitionState
 
         limit = self.plan.config.vipu_partition_attempts * self.plan.config.vipu_server_timeout
-        began, pause, tells = time.monotonic(), _FIRST_PAUSE, sys.stderr.isatty()
+        began, pause = time.monotonic(), _FIRST_PAUSE
+        # sys.stderr is None in the launcher process of a program that has closed its stderr.
+        tells = sys.stderr is not None and sys.stderr.isatty()
         while partition.state is PartitionState.PENDING:
             waited = time.monotonic() - began
             if waited >= limit:

@@ -72,20 +72,24 @@ def launch(
     Args:
         request: The job to launch, with its environment and outputs.
         console: The console that prints the launcher's messages.
-        on_plan: A function that is called with the plan when the job has its cores.
+        on_plan: A function that is called with the plan as soon as it is final: before the job
+            waits for cores if the cores are known by then, else when the job has its cores.
         on_attempt: A function that is called with the job before each attempt.
 
     Raises:
         UsageError: The options, hosts and machines do not fit together. Nothing was started.
         StartError: The launch could not start, or --strict-binding found a wrong binding.
     """
-    _require_main_thread()
-    wait = Wait(request.config, console)
-    with contextlib.ExitStack() as held:
-        planned, lease = plan_and_lease(request.job, request.environ, console, wait, held)
+
+    def show(planned: LaunchPlan) -> None:
         on_plan(planned)
         for warning in plan_warnings(planned, is_launched=True):
             console.warn(warning)
+
+    _require_main_thread()
+    wait = Wait(request.config, console)
+    with contextlib.ExitStack() as held:
+        planned, lease = plan_and_lease(request.job, request.environ, console, wait, held, show)
         held.enter_context(inside(planned.folder))
         require_start(planned)
         _tell_before_start(planned, console)

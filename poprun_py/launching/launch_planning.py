@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -80,10 +80,12 @@ def plan_and_lease(
     console: Console,
     wait: Wait,
     held: contextlib.ExitStack,
+    show: Callable[[LaunchPlan], None],
 ) -> tuple[LaunchPlan, Lease]:
     """Plan a launch with cores that other jobs do not hold; lease them until ``held`` is closed.
 
-    If ``job`` is a plan, exactly the planned cores are leased.
+    If ``job`` is a plan, exactly the planned cores are leased. ``show`` is called with the plan as
+    soon as no other job can change it: before the wait for cores if the cores are known by then.
 
     Raises:
         UsageError: The options, hosts and machines do not fit together.
@@ -93,20 +95,23 @@ def plan_and_lease(
         planned = job if environ is None else replace(job, environ=environ)
         with inside(planned.folder):
             require_start(planned)
+        show(planned)
         return planned, lease_as_planned(planned, console, wait, held)
     inputs = _gather(job, environ, contact_hosts=True)
-    alone = make_plan(inputs)
+    planned = make_plan(inputs)
     # The options and the program are checked before the job waits for cores: an error in the
     # options must not surface after hours of waiting.
-    require_start(alone)
+    require_start(planned)
     if is_described(job):
         # If the options describe a machine, exactly the planned CPUs are leased. The job is not
         # planned again for other CPUs, even if other jobs hold the planned CPUs.
-        return alone, lease_as_planned(alone, console, wait, held)
-    machines, lease = lease_beside_others(alone, _other_jobs(inputs), console, wait, held)
-    if machines == alone.machines:
-        return alone, lease
-    return make_plan(replace(inputs, machines=machines)), lease
+        show(planned)
+        return planned, lease_as_planned(planned, console, wait, held)
+    machines, lease = lease_beside_others(planned, _other_jobs(inputs), console, wait, held)
+    if machines != planned.machines:
+        planned = make_plan(replace(inputs, machines=machines))
+    show(planned)
+    return planned, lease
 
 
 def without_lost_hosts(

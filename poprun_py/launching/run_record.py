@@ -78,6 +78,7 @@ class RunRecord:
         self._metrics: JobMetrics | None = None
         self._folder: RunFolder | None = None
         self._timeline: JobTimeline | None = None
+        self._trace: Path | None = None  # the written timeline
         path = None
         with contextlib.ExitStack() as opened:
             if config.metrics_to or config.metrics_port is not None:
@@ -136,10 +137,10 @@ class RunRecord:
 
         ``cause`` is the cause of the end of an attempt whose programs did not run.
         """
-        timeline = self._write_timeline()
+        self._write_timeline()
         self._end_recorders()
         if self._folder is not None:
-            self._folder.finish(exit_code, reason, timeline, cause)
+            self._folder.finish(exit_code, reason, self._trace, cause)
 
     def __enter__(self) -> Self:
         return self
@@ -150,7 +151,7 @@ class RunRecord:
             match error:
                 case LaunchError():
                     self.finish(error.exit_code, str(error), "refused")
-                case KeyboardInterrupt():
+                case KeyboardInterrupt():  # the Python API raises one for other signals too
                     self._end_by(getattr(error, "signal", signal.SIGINT))
                 case SystemExit(code=int(code)):  # a job with IPUs turns SIGTERM into SystemExit
                     self._end_by(code - 128)
@@ -170,10 +171,10 @@ class RunRecord:
             for trouble in self._metrics.finish(self._console.tell):
                 self._console.warn(trouble)
 
-    def _write_timeline(self) -> Path | None:
-        """Merge the spans of all attempts into one trace; return its path if it is written."""
-        if self._timeline is None:
-            return None
+    def _write_timeline(self) -> None:
+        """Merge the spans of all attempts into one trace; do nothing if the trace is written."""
+        if self._timeline is None or self._trace is not None:
+            return
         try:
             merged = self._timeline.finish()
         except (OSError, KeyboardInterrupt) as error:
@@ -182,11 +183,10 @@ class RunRecord:
             self._console.warn(
                 f"{reason}; python -m popdist_py.timeline {folders} makes it of the spans there"
             )
-            return None
-        if merged is None:
-            return None
-        self._console.tell(self._timeline.sentence(merged))
-        return merged.path
+            return
+        if merged is not None:
+            self._trace = merged.path
+            self._console.tell(self._timeline.sentence(merged))
 
     def _close_folder(self, folder: RunFolder) -> None:
         """Write the page of the run, and unlock the folder for other launchers."""

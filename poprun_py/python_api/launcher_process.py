@@ -127,11 +127,14 @@ class _Console(Console):
 
 
 class _Stopped(KeyboardInterrupt):
-    """Raised when a signal asks the job to end before its programs run."""
+    """Raised when a signal asks the job to end before its programs run.
+
+    ``signal`` is the signal for the record of the run, and ``result`` is the result of the job.
+    """
 
     def __init__(self, number: int) -> None:
         super().__init__()
-        received = signal.Signals(ONCE.get(number, number))
+        received = self.signal = signal.Signals(ONCE.get(number, number))
         self.result = LaunchResult(
             exit_code=128 + received,
             reason=f"{received.name} received before the programs ran",

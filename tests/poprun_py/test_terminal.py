@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import sys
 
 import pytest
@@ -84,3 +85,15 @@ def test_on_a_terminal_waiting_is_one_line_that_is_cleared(capsys, monkeypatch):
     assert [row.partition("waiting ")[2] for row in written.split("\r\x1b[K")[1:]] == [
         "0 s for a", "1 s for a", ""
     ]  # fmt: skip
+
+
+def test_a_message_while_the_job_waits_replaces_the_row_on_the_terminal(capsys, monkeypatch):
+    monkeypatch.setattr(terminal, "can_rewrite_lines", lambda: True)
+    console = Console(is_verbose=True, prints_bindings=False)
+    for show in (console.log, console.warn, console.tell, console.binding):
+        console.waiting(1, "for a")
+        show("a message")
+        assert re.search(r"for a\r\x1b\[K[^\r]*a message\n$", capsys.readouterr().err)
+    console.waiting(2, "")
+    console.log("later")
+    assert capsys.readouterr().err.count("\r") == 1

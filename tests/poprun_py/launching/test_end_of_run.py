@@ -13,10 +13,13 @@ from support.launcher.plans import plan_with_folder
 
 from popdist_py.timeline import merging
 from poprun_py.errors import StartError
-from poprun_py.launching import attempts
+from poprun_py.launching import attempts, launch_planning
+from poprun_py.launching import launch as launch_module
 from poprun_py.launching.launch import Request, launch
 from poprun_py.launching.run_record import RunRecord
 from poprun_py.past_runs.pages import run_page
+from poprun_py.python_api import launcher_process
+from poprun_py.running.supervise.signal_pipe import HANGUP_ONCE
 from poprun_py.terminal import command_name
 
 ENVIRON = {"POPRUN_RUN_ID": "mine", "PATH": os.defpath}
@@ -69,16 +72,14 @@ def test_ctrl_c_after_the_job_changes_not_how_it_ended(
     ("interrupt", "number", "code"),
     [
         (KeyboardInterrupt(), signal.SIGINT, 130),
-        (KeyboardInterrupt(), signal.SIGTERM, 143),
+        (launcher_process._Stopped(signal.SIGTERM), signal.SIGTERM, 143),
+        (launcher_process._Stopped(HANGUP_ONCE), signal.SIGHUP, 129),
         (SystemExit(143), signal.SIGTERM, 143),
     ],
 )
 def test_a_signal_before_the_job_is_supervised_ends_the_report(
     tmp_path, monkeypatch, console, interrupt, number, code
 ):
-    if isinstance(interrupt, KeyboardInterrupt):
-        interrupt.signal = number
-
     def interrupted(*_, **__):
         raise interrupt
 
@@ -131,3 +132,36 @@ def test_without_a_folder_the_spans_are_kept_only_if_no_trace_is_made_of_them(
         assert f"popdist_py.timeline {names} makes it of the spans" in console.of("warn")[0]
         assert (kept[0] / folders[1].name / "instance-0.ended").exists()
         shutil.rmtree(kept[0])
+
+
+def test_ctrl_c_while_the_end_is_written_keeps_the_path_of_the_written_timeline(
+    tmp_path, monkeypatch, console
+):
+    plan = plan_with_folder(tmp_path, ENVIRON, timeline="auto")
+
+    interrupts = [KeyboardInterrupt()]
+    record = RunRecord(plan, console)
+    attempt = record.begin(plan, 0)
+    (attempt.spans.folder / "instance-0.ended").write_text("1")
+
+    def end_recorders():
+        if interrupts:
+            raise interrupts.pop()
+
+    monkeypatch.setattr(record, "_end_recorders", end_recorders)
+    with pytest.raises(KeyboardInterrupt), record:
+        record.finish(0, "")
+    report = json.loads((tmp_path / "mine" / "report.json").read_text())
+    assert (report["exit_code"], report["timeline"]) == (130, "timeline.json.gz")
+
+
+def test_a_saved_plan_and_its_warnings_are_shown_before_it_waits_for_cores(monkeypatch, console):
+    def busy(*_):
+        assert (shown, console.of("warn")) == ([plan], ["the plan is odd"])
+        raise StartError("other jobs hold the cores")
+
+    plan, shown = plan_with_folder(None, ENVIRON), []
+    monkeypatch.setattr(launch_module, "plan_warnings", lambda *_, **__: ["the plan is odd"])
+    monkeypatch.setattr(launch_planning, "lease_as_planned", busy)
+    with pytest.raises(StartError, match="other jobs"):
+        launch(Request(plan), console, on_plan=shown.append)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import signal
 import socket
+import sys
 from dataclasses import replace
 
 import pytest
@@ -174,6 +175,13 @@ def test_the_wait_for_a_partition_has_an_end(job):
     with pytest.raises(StartError, match="partition p is still PENDING after 1 s: "), partition:
         pytest.fail("the job has a partition")
     assert store.partitions() == ()
+
+
+def test_a_closed_stderr_of_a_program_that_launches_is_no_error(job, monkeypatch):
+    _, partition = job("absent")
+    monkeypatch.setattr(sys, "stderr", None)
+    with partition as held:
+        assert held.attachment.ipus == (0, 1, 2, 3)
 
 
 def test_a_plan_for_other_domains_is_refused(job, monkeypatch):
