@@ -202,7 +202,7 @@ def _job_partition(launcher: int, holdings: Any, host: str) -> PartitionInUse:
     from poprun_py.options.declared_options import MAX_IPUS
 
     # Another user's process could make root's command list IPUs without end.
-    if int(holdings["num_ipus"]) > MAX_IPUS:
+    if not 0 < int(holdings["num_ipus"]) <= MAX_IPUS:
         raise ValueError("no launcher accepts such a job")
     name = printable(str(holdings["partition"] or f"job-{launcher}"))
     # The number of IPUs of a partition is a power of two.

@@ -264,6 +264,7 @@ INVALID_ANSWERS = [
     {"num_ipus": 1},
     {"num_ipus": 1, "instances": [1]},
     {"num_ipus": 10**12, "partition": None, "instances": []},
+    {"num_ipus": -(10**12), "partition": None, "instances": []},
     {"num_ipus": float("inf"), "partition": None, "instances": []},
     {"num_ipus": 1, "partition": None,
      "instances": [{"pid": 1, "index": 0, "host": "h", "ipus": ["x"]}]},
