@@ -65,7 +65,7 @@ class JobHandle(Generic[T]):
         self._read = read
         self._launcher = launcher
         self._folder = None if folder is None else Path(folder.path)
-        self._began = time.monotonic()
+        self._began = launcher.began_at
         self._owner = os.getpid()
         self._stopping_lock = threading.Lock()
         self._is_stopping = False

@@ -229,7 +229,7 @@ def _started(
             output_file=shown,
             listeners=listeners,
         )
-        after_errors.callback(launcher.disconnect)
+        after_errors.callback(launcher.abandon)
         handle = JobHandle(name, read, launcher, folder)
         after_errors.pop_all()
         return handle

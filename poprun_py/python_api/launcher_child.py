@@ -49,12 +49,13 @@ class LauncherChild:
     Attributes:
         outcome: A future with the job's result or LaunchError, set when the launcher process has
             ended.
-        ended_at: The end of the launcher process, in seconds of ``time.monotonic()``.
+        began_at: The start of the launcher process, in seconds of ``time.monotonic()``.
+        ended_at: The end of the launcher process, in the same way.
         attempts: The attempts of the job that have begun; a restart begins a new attempt.
         waits_for: The resources that the job waits for, as text; empty if the job does not wait.
 
     Raises:
-        StartError: The process, or the thread that reads its messages, cannot be started.
+        StartError: The process cannot be started, or its messages and output cannot be read.
     """
 
     def __init__(
@@ -74,7 +75,10 @@ class LauncherChild:
         self.waits_for = ""
         self._listeners = listeners
         self._reported: LaunchResult | LaunchError | None = None
-        self._channel, theirs = Channel.pair()
+        self._copiers: list[OutputCopier] = []
+        with start_errors("the launcher's process cannot be started"):
+            self._channel, theirs = Channel.pair()
+        self.began_at = time.monotonic()
         try:
             self._process = _start_process(theirs.fileno(), streams, is_in_front=is_in_front)
         except BaseException:
@@ -82,20 +86,25 @@ class LauncherChild:
             raise
         finally:
             theirs.close()
-        pipes = {"stdout": self._process.stdout, "stderr": self._process.stderr}
-        self._copiers = [
-            OutputCopier(pipe, stream, output_file)
-            for stream, pipe in pipes.items()
-            if pipe is not None
-        ]
-        self._channel.send("request", request)
         thread = threading.Thread(target=self._listen, name=f"poprun_py job {name}", daemon=True)
+        pipes = {"stdout": self._process.stdout, "stderr": self._process.stderr}
         try:
+            for stream, pipe in pipes.items():
+                if pipe is not None:
+                    self._copiers.append(OutputCopier(pipe, stream, output_file))
+            self._channel.send("request", request)
             thread.start()
-        except RuntimeError as error:  # there are too many threads, or Python is shutting down
+        except (OSError, RuntimeError) as error:
+            # A limit of open files or threads is reached, or Python is shutting down.
             self.disconnect()
+            for pipe in pipes.values():
+                if pipe is not None:  # perhaps no copier has it yet
+                    pipe.close()
             self._finish()
             raise StartError(f"{name} cannot be watched: {error}") from None
+        except BaseException:  # Ctrl-C: the thread may run already
+            self.abandon()
+            raise
 
     @property
     def pid(self) -> int:
@@ -105,6 +114,10 @@ class LauncherChild:
     def signal(self, number: int) -> None:
         """Send the launcher process a signal; do nothing if the process has ended."""
         self._process.send_signal(number)
+
+    def abandon(self) -> None:
+        """Make the launcher process end its job. The thread that reads its messages then ends."""
+        self._channel.shut_down()
 
     def disconnect(self) -> None:
         """Close the channel and the pipes; the launcher process then ends its job.

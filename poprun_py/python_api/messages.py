@@ -132,6 +132,11 @@ class Channel:
         except ConnectionError:
             return True
 
+    def shut_down(self) -> None:
+        """End the connection for both processes; a thread that receives at this end returns."""
+        with contextlib.suppress(OSError):  # the other process has ended
+            self._socket.shutdown(socket.SHUT_RDWR)
+
     def close(self) -> None:
         """Close this end."""
         self._socket.close()

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import gc
 import os
+import threading
 import time
 import weakref
+from concurrent import futures
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -184,6 +187,78 @@ def test_start_fails_if_the_listening_thread_cannot_be_started(monkeypatch, tmp_
             poprun_py.start(["sleep", "100"])
     assert list(tmp_path.iterdir()) == []
     assert "sleep" not in {job.name for job in handle._running.values()}
+
+
+def _children():
+    """Return the ids of the child processes of this process, also of those that are not reaped."""
+    return set(Path(f"/proc/self/task/{os.getpid()}/children").read_text("ascii").split())
+
+
+def _interrupted_thread(monkeypatch):
+    start = threading.Thread.start
+
+    def interrupted(thread):
+        start(thread)
+        if thread.name == "poprun_py job sleep":
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("threading.Thread.start", interrupted)
+
+
+def _interrupted_handle(monkeypatch):
+    def interrupted(name, read, launcher, folder):
+        wait_until(lambda: launcher.attempts)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("poprun_py.python_api.launch.JobHandle", interrupted)
+
+
+@pytest.mark.parametrize("interrupt", [_interrupted_thread, _interrupted_handle])
+@pytest.mark.parametrize("show", [False, True])
+def test_an_interrupt_before_start_has_returned_ends_the_job(interrupt, show, monkeypatch):
+    failed = []
+    monkeypatch.setattr("threading.excepthook", lambda args: failed.append(args.exc_value))
+    before = _children()
+    with monkeypatch.context() as patch:
+        interrupt(patch)
+        with pytest.raises(KeyboardInterrupt):
+            poprun_py.start(["sleep", "100"], share_cores=True, show=show)
+    # A thread waits for the launcher, so the launcher is not a zombie.
+    wait_until(lambda: _children() <= before)
+    wait_until(lambda: "poprun_py job sleep" not in {each.name for each in threading.enumerate()})
+    assert not failed
+
+
+def test_start_fails_if_the_output_of_the_launcher_cannot_be_copied(monkeypatch, tmp_path):
+    def no_file(*_):
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setattr(OutputCopier, "__init__", no_file)
+    before = _children()
+    with pytest.raises(StartError, match="Too many open files"):
+        poprun_py.start(["sleep", "100"], show=True)
+    assert _children() <= before
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_start_fails_if_there_are_no_descriptors_for_the_launcher(monkeypatch):
+    def no_pair():
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr("socket.socketpair", no_pair)
+    with pytest.raises(StartError, match=r"cannot be started .Too many open files"):
+        poprun_py.start(["sleep", "100"])
+
+
+def test_the_seconds_of_a_job_that_ended_before_its_handle_was_made(monkeypatch):
+    def late(name, read, launcher, folder):
+        futures.wait([launcher.outcome])
+        return handle.JobHandle(name, read, launcher, folder)
+
+    monkeypatch.setattr("poprun_py.python_api.launch.JobHandle", late)
+    with poprun_py.start(["true"], share_cores=True) as job:
+        assert job.status().seconds > 0
 
 
 def test_an_error_in_the_listening_thread_ends_the_job(monkeypatch):
