@@ -27,7 +27,7 @@ class ProgressLines:
     """
 
     def __init__(self) -> None:
-        self._out = b""  # The bytes to return from the current call.
+        self._out = bytearray()  # The output to return from the current call.
         self._carried = b""  # A carriage return that may be followed by a newline.
         self.is_redrawn = False
         self._has_text = False  # Whether the beginning of a line has been passed on.
@@ -74,7 +74,8 @@ class ProgressLines:
         return max(self._fed_at, self._shown_at + INTERVAL_SECONDS)
 
     def _taken(self) -> bytes:
-        taken, self._out = self._out, b""
+        taken = bytes(self._out)
+        self._out.clear()
         return taken
 
     def _take(self, text: bytes, move: bytes, now: float) -> None:

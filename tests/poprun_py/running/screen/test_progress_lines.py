@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import time
 
 import pytest
 from hypothesis import given
@@ -39,6 +40,13 @@ def test_a_bar_that_ends_without_a_newline_or_is_erased_keeps_its_last_state():
 def test_text_before_a_bar_is_its_first_state():
     assert lines_of([(b"loading ", 0), (b"\r 0%", 1), (b"\r 9%\n", 2)]) == ["loading ", " 9%"]
     assert lines_of([(b"10%\r", 0), (b"20%\r", 1), (b"30%\r\n", 2)]) == ["10%", "30%"]
+
+
+def test_a_megabyte_of_short_lines_takes_less_than_seconds():
+    data = b"x\r\n" * (1 << 19)
+    began = time.process_time()
+    assert ProgressLines().feed(data, 0.0) == data
+    assert time.process_time() - began < 5.0
 
 
 def test_a_bar_without_new_output_is_shown_when_it_is_due():
