@@ -230,6 +230,10 @@ def _request_head(connection: socket.socket, seconds: float) -> bytes:
     return head
 
 
+def _body(environ: WSGIEnvironment, body: bytes) -> list[bytes]:
+    return [] if environ["REQUEST_METHOD"] == "HEAD" else [body]
+
+
 class _Handler(WSGIRequestHandler):
     timeout = _SECONDS
 
@@ -265,11 +269,11 @@ class _Server(ThreadingMixIn, WSGIServer):
     def _answer(self, environ: WSGIEnvironment, start_response: StartResponse) -> list[bytes]:
         if environ["PATH_INFO"] != _PATH:
             start_response("404 Not Found", [("Content-Type", "text/plain")])
-            return [b"the metrics are at /metrics\n"]
+            return _body(environ, b"the metrics are at /metrics\n")
         # This process may end while it sends an answer. The answer is one piece, so the server sets
         # the header Content-Length. A scraper then notices that an answer is incomplete, and does
         # not read 12 instead of 123.
-        return [b"".join(self._metrics(environ, start_response))]
+        return _body(environ, b"".join(self._metrics(environ, start_response)))
 
     def process_request(self, request: Any, client_address: Any) -> None:
         if not self._free_places.acquire(blocking=False):

@@ -47,6 +47,16 @@ def test_only_the_metrics_are_served(served):
         scrape(served, "/")
 
 
+@pytest.mark.parametrize("path", ["/metrics", "/", "/other"])
+def test_an_answer_to_head_has_no_body(served, path):
+    with socket.create_connection(served, timeout=20) as scraper:
+        scraper.sendall(f"HEAD {path} HTTP/1.1\r\n\r\n".encode())
+        answer = b"".join(iter(lambda: scraper.recv(4096), b""))
+    assert answer.startswith(b"HTTP/1.0 405 " if path == "/metrics" else b"HTTP/1.0 404 ")
+    assert answer.endswith(b"\r\n\r\n")
+    assert answer.count(b"\r\n\r\n") == 1
+
+
 @pytest.mark.parametrize("encoding", ["identity", "gzip"])
 def test_an_answer_has_its_length(served, encoding):
     url = f"http://127.0.0.1:{served[1]}/metrics"
