@@ -29,8 +29,8 @@ _ASKED_AT_ONCE, _ASK_PAUSE_SECONDS = 128, 0.02
 _ANSWER_SECONDS = 2.0
 # An instance is reported as slow after it was slow in this many consecutive rounds.
 _CONFIRMED = 2
-# A snapshot is ignored if less than this many seconds have passed since the previous snapshot,
-# because speeds over a shorter time are inaccurate.
+# An answer is ignored if less than this many seconds have passed since the previous answer, because
+# speeds over a shorter time are inaccurate.
 _APART_SECONDS = 0.5
 _ENDED = "ended"
 
@@ -86,6 +86,9 @@ class _ObservedInstance:
         """Update the state with a new message, unless the program has ended."""
         if message.get("now") is None or not message.get("memory_bytes"):
             return
+        # The recorders have received the rows of the new steps. The message is kept without these
+        # rows, because they take about a megabyte for each instance that has short steps.
+        message = {name: value for name, value in message.items() if name != "steps"}
         self.has_new_steps = num_timed_steps(message) > num_timed_steps(self.last_with_steps)
         last = self.last
         if last is not None and read_at(message) - read_at(last) < _APART_SECONDS:
@@ -170,7 +173,7 @@ class JobObserver:
             self._next_round_at = min(self._next_round_at, now + self._times.first)
 
     def observed(self, index: int, message: Mapping[str, Any], now: float) -> None:
-        """Process the answer of an instance's wrapper to a request for a snapshot."""
+        """Process the answer of an instance's wrapper to a request for its counters."""
         instance = self._observed[index]
         asked, instance.asked_at = instance.asked_at, None
         self._record(instance, message, asked, now)
@@ -207,7 +210,7 @@ class JobObserver:
         return view
 
     def view(self, now: float) -> JobView:
-        """Return a view of the job from the last snapshots."""
+        """Return a view of the job from the last answers of its instances."""
         return replace(
             self._job,
             seconds=now - self._began,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from types import SimpleNamespace
 
 import pytest
@@ -229,6 +230,19 @@ def test_steps_and_views_are_recorded_until_the_end(job):
     assert [at for at, _ in job.recorder.views] == [1002.0, 1003.5]
     assert job.recorder.views[-1][1] is view
     assert [each.phase for each in view.instances] == ["ended"] * 3
+
+
+def test_the_rows_of_recorded_steps_are_not_kept(job):
+    class Rows(list):
+        """A list that a weak reference can watch."""
+
+    said = with_steps(message(2.0, 2), 1.5, 1.9)
+    said["steps"]["rows"] = Rows(said["steps"]["rows"])
+    rows = weakref.ref(said["steps"]["rows"])
+    job.observer.observed(0, said, 2.0)
+    del said
+    assert len(job.recorder.taken) == 2
+    assert rows() is None
 
 
 def test_an_end_reported_before_the_question_arrived_does_not_shift_steps(job):
