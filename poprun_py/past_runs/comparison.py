@@ -271,6 +271,8 @@ def _run_group(runs: tuple[Measured, ...], measure: Measure, base: RunGroup | No
     if group.speed is None or base.speed is None or base.speed.median <= 0:
         return group
     speedup = group.speed.median / base.speed.median
+    if not math.isfinite(speedup):  # a damaged file of a run may contain NaN
+        return group
     return replace(
         group,
         speedup=speedup,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import pytest
@@ -121,6 +122,15 @@ def test_repetitions_that_did_not_reach_the_target_are_counted():
     comparison = compare(runs, target=target, grouped=True)
     assert comparison.remarks == ("a + 2: 2 of 3 runs reached accuracy>=0.9",)
     assert comparison.base.numbers["reached"].median == 3.5
+
+
+@pytest.mark.parametrize("speeds", [(float("nan"), 80.0), (80.0, float("nan"))])
+def test_a_nan_speed_has_no_speedup(speeds):
+    runs = [run(f"r{n}", samples_per_second=speed) for n, speed in enumerate(speeds)]
+    comparison = compare(runs)
+    assert {each.speedup for each in comparison.groups} <= {None, 1.0}
+    assert comparison.groups[1].efficiency is None
+    json.dumps(comparison.to_json(), allow_nan=False)
 
 
 def test_a_nan_loss_is_null_in_json():
