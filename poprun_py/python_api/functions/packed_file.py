@@ -63,7 +63,9 @@ class PackedFile:
         return pickle.loads(self._stream, buffers=self._buffers)
 
 
-def write_packed(path: Path, head: dict[str, Any], parts: Sequence[memoryview]) -> None:
+def write_packed(
+    path: Path, head: dict[str, Any], parts: Sequence[Sequence[bytes | memoryview]]
+) -> None:
     """Write a packed file atomically, so that other processes never see an incomplete file.
 
     ``head`` is metadata of the value, as JSON. ``parts`` is the value, as ``pickled`` returns it.
@@ -71,15 +73,15 @@ def write_packed(path: Path, head: dict[str, Any], parts: Sequence[memoryview]) 
     Raises:
         OSError: The file cannot be written.
     """
-    index = json.dumps({"head": head, "sizes": [len(part) for part in parts]}).encode()
-    pieces: list[bytes | memoryview] = [_LENGTH.pack(len(index)), index, *parts]
+    sizes = [sum(map(len, chunks)) for chunks in parts]
+    index = json.dumps({"head": head, "sizes": sizes}).encode()
     crc = 0
     with replaced_at_end(path, private=True) as partial, partial.open("wb") as file:
-        for piece in pieces:
-            padding = bytes(-len(piece) % _ALIGNMENT)
-            file.write(piece)
-            file.write(padding)
-            crc = zlib.crc32(padding, zlib.crc32(piece, crc))
+        for chunks in ([_LENGTH.pack(len(index))], [index], *parts):
+            padding = bytes(-sum(map(len, chunks)) % _ALIGNMENT)
+            for chunk in (*chunks, padding):
+                file.write(chunk)
+                crc = zlib.crc32(chunk, crc)
         file.write(_END.pack(crc, _MARK))
 
 

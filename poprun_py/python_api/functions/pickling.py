@@ -8,7 +8,6 @@ module that a new Python process could not import. Other functions and classes a
 from __future__ import annotations
 
 import functools
-import io
 import sys
 import threading
 from collections.abc import Iterator
@@ -28,16 +27,31 @@ _module_list_lock = threading.Lock()
 _MOST_LEVELS = 4
 
 
-def pickled(value: object) -> list[memoryview]:
-    """Return the pickle of a value, followed by the bytes of its arrays, which are not copied.
+def pickled(value: object) -> list[list[bytes | memoryview]]:
+    """Return the parts of a pickle: its stream in chunks, then the bytes of each array.
+
+    Arrays and long ``bytes`` are not copied.
 
     Raises:
         Exception: Any exception that pickling the value raises, mostly TypeError or PicklingError.
     """
-    stream = io.BytesIO()
+    stream = _Chunks()
     buffers: list[PickleBuffer] = []
     _Pickler(stream, _PROTOCOL, buffers.append).dump(value)
-    return [stream.getbuffer(), *(buffer.raw() for buffer in buffers)]
+    parts = [stream.chunks]
+    parts += ([buffer.raw()] for buffer in buffers)
+    return parts
+
+
+class _Chunks:
+    """A file for a pickler, which gives long ``bytes`` of the value to ``write`` as they are."""
+
+    def __init__(self) -> None:
+        self.chunks: list[bytes | memoryview] = []
+
+    def write(self, data: bytes | memoryview) -> None:
+        # Memory that is not ``bytes`` may change or end before the chunks are written.
+        self.chunks.append(data if isinstance(data, bytes) else bytes(data))
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]

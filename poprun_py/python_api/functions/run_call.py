@@ -149,7 +149,7 @@ def _summary(error: BaseException) -> str:
     return ": ".join(filter(None, (f"{module}{kind.__qualname__}", first_line(error))))
 
 
-def _pickled_if_possible(error: BaseException) -> list[memoryview]:
+def _pickled_if_possible(error: BaseException) -> list[list[bytes | memoryview]]:
     """Return the pickled exception, or the pickled None if the exception cannot be unpickled.
 
     Unpickling fails, for example, if the exception's class needs more arguments than its ``args``.
@@ -157,7 +157,8 @@ def _pickled_if_possible(error: BaseException) -> list[memoryview]:
     from poprun_py.python_api.functions.pickling import pickled
 
     with contextlib.suppress(Exception):
-        stream, *buffers = parts = pickled(error)
+        chunks, *arrays = parts = pickled(error)
+        stream, buffers = b"".join(chunks), [array for (array,) in arrays]
         if type(pickle.loads(stream, buffers=buffers)) is type(error):
             return parts
     return pickled(None)

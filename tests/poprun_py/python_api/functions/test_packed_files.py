@@ -43,12 +43,22 @@ def test_loaded_arrays_are_equal_and_can_be_changed(tmp_path, size):
 
 def test_large_arrays_and_tensors_are_kept_outside_of_the_pickle():
     module = torch.nn.Linear(300, 300)
-    stream, *buffers = pickled({"array": np.ones(1 << 18), "module": module})
-    assert len(stream) < 4000
+    stream, *arrays = pickled({"array": np.ones(1 << 18), "module": module})
+    buffers = [array for (array,) in arrays]
+    assert sum(map(len, stream)) < 4000
     assert sorted(buffer.nbytes for buffer in buffers) == [1200, 360_000, 1 << 21]
     # The buffers are the memory of the weights, not copies.
     places = {np.frombuffer(buffer, np.uint8).ctypes.data for buffer in buffers}
     assert {each.data_ptr() for each in module.parameters()} < places
+
+
+def test_long_bytes_are_not_copied_before_they_are_written(tmp_path):
+    long, text, changing = bytes(1 << 20), "é" * (1 << 20), bytearray(1 << 20)
+    ((*chunks,),) = pickled([long, text, changing])
+    assert any(chunk is long for chunk in chunks)
+    changing[0] = 1
+    write_packed(tmp_path / "value", {}, [chunks])
+    assert open_packed(tmp_path / "value").load() == [long, text, bytearray(1 << 20)]
 
 
 def test_loaded_tensors_share_their_storage_as_before(tmp_path):
