@@ -256,4 +256,6 @@ def _load_plan(config: LaunchConfig) -> LaunchPlan:
         raise UsageError(f"{config.shown('from_plan')}: not JSON ({error})") from None
     planned = plan_from_json(data, os.environ)
     given = {name: getattr(config, name) for name in ("live", *OF_THIS_LAUNCH)}
+    # Messages name these options as they were written for this launch.
+    given["origins"] = {name: each for name, each in config.origins.items() if name in given}
     return replace(planned, config=replace(planned.config, **given))

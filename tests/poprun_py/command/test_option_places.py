@@ -12,7 +12,10 @@ import pytest
 from support.launcher.sysfs_trees import SNAPSHOTS
 from support.repository import ROOT
 
+from poprun_py.command import cli
 from poprun_py.command.cli import run
+from poprun_py.options.launch_config import LaunchConfig, merged_config
+from poprun_py.options.option_origins import from_command_line
 
 
 @pytest.fixture
@@ -203,6 +206,15 @@ def test_a_saved_plan_is_not_changed_by_variables(capsys, folder, monkeypatch):
         "of --from-plan decides\n"
     )
     assert not (folder / "c.toml").exists()
+
+
+def test_an_option_beside_a_saved_plan_is_named_as_it_was_written(folder):
+    assert run(["-n", "1", "--export-plan", "plan.json", "--dry-run", "true"]) == 0
+    config = LaunchConfig(from_plan="plan.json", wait_for_resources=5.0)
+    written = from_command_line({"from_plan": "plan.json", "wait_for_resources": 5.0})
+    assert cli._load_plan(config).config.shown("wait_for_resources") == "wait_for_resources=5.0"
+    config = cli._load_plan(merged_config(written)).config
+    assert config.shown("wait_for_resources") == "--wait-for-resources 5.0"
 
 
 def test_a_file_that_a_stranger_left_above_is_not_read(capsys, folder, monkeypatch):
