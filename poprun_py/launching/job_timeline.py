@@ -70,7 +70,10 @@ class JobTimeline:
             if not self._folders:
                 self._first = int(attempt_folder.rpartition("-")[2])
         else:
-            self._temporary = self._temporary or make_launcher_folder()
+            # A program that removes old files may remove the folder while the job runs.
+            if self._temporary is None or not Path(self._temporary.path).is_dir():
+                self.close()
+                self._temporary = make_launcher_folder()
             folder = Path(self._temporary.path, f"{_FOLDER}-{self._first + len(self._folders)}")
         with start_errors(f"{folder} cannot be made"):
             folder.mkdir(mode=0o700)

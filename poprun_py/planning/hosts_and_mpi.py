@@ -31,13 +31,16 @@ class PlanInputs:
     """Everything that the plan of a launch is computed from.
 
     Attributes:
-        config: The options of the launch. topology: The hosts of the job, and the instances of each
-        host. environ: The launcher's environment. machines: The hardware of each host; None for a
-        host whose hardware is not known. mpi: The installed MPI. probed: The facts about other
-        hosts, and how they are reached; None for a job on this machine. env_file_text: The content
-        of the file that ``--env-file`` names; None without that option. partition: The decision
-        about the partition; None if no pod is configured. folder: The working folder of the job;
-        empty for the working folder of the launcher.
+        config: The options of the launch.
+        topology: The hosts of the job, and the instances of each host.
+        environ: The launcher's environment.
+        machines: The hardware of each host; None for a host whose hardware is not known.
+        mpi: The installed MPI.
+        probed: The facts about other hosts, and how they are reached; None for a job on this
+            machine.
+        env_file_text: The content of the file that ``--env-file`` names; None without that option.
+        partition: The decision about the partition; None if no pod is configured.
+        folder: The working folder of the job; empty for the working folder of the launcher.
     """
 
     config: LaunchConfig

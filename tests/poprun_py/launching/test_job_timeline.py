@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import shutil
 from types import SimpleNamespace
 
 import pytest
@@ -12,6 +14,7 @@ from support.trace_tables import query
 
 from poprun_py.errors import StartError
 from poprun_py.launching import attempts
+from poprun_py.launching.job_timeline import JobTimeline
 from poprun_py.launching.run_record import RunRecord
 from poprun_py.running.supervise.launch_result import LaunchResult
 
@@ -94,3 +97,18 @@ def test_a_job_that_never_started_has_no_trace(run):
     assert run.console.of("tell") == []
     assert not (run.folder / "timeline.json.gz").exists()
     assert json.loads((run.folder / "report.json").read_text())["timeline"] is None
+
+
+def test_a_restart_has_a_folder_although_that_of_the_first_attempt_was_removed(tmp_path):
+    plan = plan_with_folder(None, timeline=str(tmp_path / "t.json.gz"))
+    with contextlib.closing(JobTimeline(plan, None)) as timeline:
+        first = timeline.begin(plan, None).folder
+        shutil.rmtree(first.parent)  # by a program that removes old files from /tmp
+        second = timeline.begin(plan, None).folder
+        (second / "instance-0.ended").write_text("1")
+        assert second.parent.stat().st_mode & 0o777 == 0o700
+        timeline.finish()
+    assert query(tmp_path / "t.json.gz", "SELECT name FROM process") == [
+        ("instance 0 (attempt 2)",)
+    ]
+    assert not second.parent.exists()
