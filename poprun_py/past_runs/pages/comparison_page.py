@@ -110,14 +110,14 @@ def _speed_title(comparison: Comparison) -> str:
 
 def _speed_bars(comparison: Comparison) -> Chart:
     unit = comparison.measure.unit
-    speeds = {each.label: comparison.shown_speed(each) for each in comparison.groups}
-    known = {name: speed.median for name, speed in speeds.items() if speed is not None}
-    summary = ", ".join(f"{number_text(speed)} of {name}" for name, speed in known.items())
+    # Groups may have equal labels, because a copy of a run has the run's name.
+    shown = [(each.label, comparison.shown_speed(each)) for each in comparison.groups]
+    summary = ", ".join(f"{number_text(speed.median)} of {name}" for name, speed in shown if speed)
     return bars(
         _speed_title(comparison),
         f"In {unit}: {summary}.",
-        list(speeds),
-        [Bars(unit, [known.get(name) for name in speeds])],
+        [name for name, _ in shown],
+        [Bars(unit, [speed.median if speed else None for _, speed in shown])],
         unit=unit,
     )
 

@@ -56,6 +56,15 @@ def test_a_comparison_has_its_charts(tmp_path):
     assert accuracy["layout"]["shapes"][0]["y0"] == 0.9
 
 
+def test_runs_with_equal_names_have_a_bar_each(tmp_path):
+    attempts = (MadeAttempt(losses=LOSSES), MadeAttempt(losses=LOSSES, step_seconds=0.2))
+    runs = [made_run(tmp_path / str(i), "one", attempts=(each,)) for i, each in enumerate(attempts)]
+    comparison = compare([measure(run) for run in runs])
+    speed = figures_of(comparison_page(comparison, runs))[0]
+    assert speed["data"][0]["x"] == pytest.approx([80, 40])
+    assert speed["data"][0]["y"] == ["one", "one"]
+
+
 def test_without_samples_the_loss_is_over_steps(tmp_path):
     runs = runs_of(tmp_path, samples=0)
     page = comparison_page(compare([measure(run) for run in runs]), runs)
