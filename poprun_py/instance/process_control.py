@@ -8,10 +8,6 @@ import os
 from poprun_py import process_info
 from poprun_py.instance.quick_imports import signal
 
-TYPE_CHECKING = False  # importing TYPE_CHECKING from typing would take long
-if TYPE_CHECKING:
-    pass
-
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _PR_GET_CHILD_SUBREAPER = 37

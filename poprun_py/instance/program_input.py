@@ -63,6 +63,7 @@ class ProgramInput:
         self._add_output = add_output
         self._term = setup.get("term", "")
         self._errno = 0  # the errno if a terminal could not be made, else 0
+        self._has_ended = False  # whether the program has ended
         self.typed = TypedInput(send)
         if "input" in setup:
             self._make_typed_input(setup["input"])
@@ -106,6 +107,11 @@ class ProgramInput:
             variables["POPDIST_DEBUGGER"] = f"/proc/{os.getpid()}/fd/{self._write_requests}"
         return variables
 
+    def ended(self) -> None:
+        """Tell the launcher how much input the program left unread, now that it has ended."""
+        self._has_ended = True
+        self.typed.ended()
+
     def read_requests(self) -> None:
         """Pass the requests of the program's debugger on to the launcher."""
         data = self._incomplete_request + os.read(self.requests, 4096)
@@ -129,12 +135,19 @@ class ProgramInput:
         elif kind == control_protocol.WINDOW_SIZE and self.terminal is not None:
             self.terminal.resize(loads(payload))
         elif kind == control_protocol.NEW_TERMINAL:
-            if self.terminal is None:
-                self._make_typed_input(loads(payload))
-            number = self.terminal.number + 1 if self.terminal is not None else -self._errno
-            self._memory.lend_terminal(number)
+            self._memory.lend_terminal(self._lent_terminal(loads(payload)))
         elif kind == control_protocol.DEBUGGER_LEFT:
             self._memory.leave_debugger(loads(payload))
+
+    def _lent_terminal(self, setup: "dict[str, Any]") -> int:
+        """Return the number for ``ProgressMemory.lend_terminal``; make the terminal if needed."""
+        if self._has_ended:
+            # The program ended while the launcher answered its debugger. The wrapper would wait
+            # for the end of a new terminal.
+            return -errno.ENXIO
+        if self.terminal is None:
+            self._make_typed_input(setup)
+        return -self._errno if self.terminal is None else self.terminal.number + 1
 
 
 class TypedInput:

@@ -154,7 +154,7 @@ class ProgramProcess:
         is_killed = self._was_killed_after_exception and code == -signal.SIGKILL
         self.exit_code = 1 if is_killed else code
         if self.input is not None:
-            self.input.typed.ended()
+            self.input.ended()
         is_good = self.exit_code in _GOOD_CODES
         self._kill_after(self.grace_seconds if is_good else _LEFTOVER_SECONDS_AFTER_FAILURE)
 
@@ -304,12 +304,17 @@ class ProgramOutput:
         if self._terminal not in self.sources:
             self._pass_on(descriptor, self._read(descriptor))
             return
-        # A prompt (text without a newline) is sent last, because text on stderr came before it.
         written = self._read(self._terminal)
+        others = [(each, self._read(each)) for each in self.sources if each != self._terminal]
+        if any(data for _, data in others):
+            # Lines may have been written after the first read and before the text on stderr.
+            more = self._read(self._terminal)
+            written = (written or b"") + (more or b"") or more
         lines, newline, prompt = (written or b"").rpartition(b"\n")
         self._pass_on(self._terminal, lines + newline or None)
-        for other in [each for each in self.sources if each != self._terminal]:
-            self._pass_on(other, self._read(other))
+        for each, data in others:
+            self._pass_on(each, data)
+        # A prompt (text without a newline) is sent last, because text on stderr came before it.
         self._pass_on(self._terminal, (prompt or None) if written else written)
 
     def _read(self, descriptor: int) -> bytes | None:

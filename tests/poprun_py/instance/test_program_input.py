@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import json
 import os
 import termios
 
@@ -67,9 +69,67 @@ def test_unread_bytes_of_a_pipe_are_reported_when_the_program_ends(sent, is_at_e
     assert sent[-1] == (control_protocol.UNREAD, 4)
 
 
+@pytest.mark.parametrize(
+    "writes",
+    [
+        ["line\n", "error"],
+        ["error", "prompt"],
+        ["line\n", "error", "prompt"],
+        ["prompt", " goes on\n", "error"],
+    ],
+)
+@pytest.mark.parametrize("num_read", range(4))
+def test_lines_come_before_text_on_stderr_and_prompts_behind_it(writes, num_read):
+    seen = []
+    output = ProgramOutput(lambda _, data: seen.append(data.decode()))
+    setup = {**_SETUP, "is_stderr": True}
+    ProgramTerminal(setup, lambda *_: None, output.add)
+    (out, _), (err, _) = output.sources.values()
+
+    def write(text):
+        os.write(err.slave if text == "error" else out.slave, text.encode())
+
+    class Slow:
+        """A terminal to which the program writes while the wrapper reads it."""
+
+        def __init__(self, pty):
+            self.pty = pty
+
+        def read(self, size):
+            data = self.pty.read(size)
+            for text in writes[num_read:]:
+                write(text)
+            del writes[num_read:]
+            return data
+
+    output.sources = {
+        descriptor: (Slow(source) if source is out else source, kind)
+        for descriptor, (source, kind) in output.sources.items()
+    }
+    expected = "".join(writes)
+    writes = list(writes)
+    for text in writes[:num_read]:
+        write(text)
+    for _ in range(3):
+        output.read(out.fileno())
+    assert "".join(seen) == expected
+
+
 class ProgressMemory:
     def lend_terminal(self, number):
         self.lent = number
+
+
+@pytest.mark.parametrize("setup", [{}, {"input": _SETUP}, {"input": {}}])
+def test_no_terminal_is_lent_after_the_end_of_the_program(sent, setup):
+    memory, output = ProgressMemory(), ProgramOutput(lambda *_: None)
+    program_input = ProgramInput(setup, memory, lambda *frame: sent.append(frame), output.add)
+    program_input.ended()
+    sources = dict(output.sources)
+    payload = json.dumps(_SETUP).encode()
+    program_input.handle(control_protocol.NEW_TERMINAL, payload)
+    assert memory.lent == -errno.ENXIO
+    assert output.sources == sources  # the wrapper would wait for the end of another terminal
 
 
 def test_invalid_requests_are_ignored(sent):
