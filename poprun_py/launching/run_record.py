@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 from popdist_py.environment import RUN_ID, is_popdist_environment
-from poprun_py.errors import LaunchError, UsageError, explain_os_error
+from poprun_py.errors import LaunchError, StartError, UsageError, explain_os_error
 from poprun_py.launching.job_timeline import JobTimeline
 from poprun_py.past_runs.run_files import LATEST, RunFiles
 from poprun_py.planning.launch_plan import LaunchPlan
@@ -151,6 +151,8 @@ class RunRecord:
             match error:
                 case LaunchError():
                     self.finish(error.exit_code, str(error), "refused")
+                case OSError():
+                    self.finish(StartError.exit_code, str(error), "refused")
                 case KeyboardInterrupt():  # the Python API raises one for other signals too
                     self._end_by(getattr(error, "signal", signal.SIGINT))
                 case SystemExit(code=int(code)):  # a job with IPUs turns SIGTERM into SystemExit

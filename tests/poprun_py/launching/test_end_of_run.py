@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -94,18 +95,21 @@ def test_a_signal_before_the_job_is_supervised_ends_the_report(
     assert report["reason"] == f"{number.name} received while no program was running"
 
 
-def test_an_error_before_an_attempt_is_supervised_ends_the_report(tmp_path, monkeypatch, console):
+@pytest.mark.parametrize(
+    "error", [StartError("the disk is full"), OSError(errno.ENOSPC, "No space left on device", "f")]
+)
+def test_an_error_before_an_attempt_is_supervised_ends_the_report(
+    tmp_path, monkeypatch, console, error
+):
     def full(*_, **__):
-        raise StartError("the disk is full")
+        raise error
 
     monkeypatch.setattr(attempts, "_make_folder_of_results", full)
     monkeypatch.setenv("POPRUN_LEASES", "none")
-    with pytest.raises(StartError):
+    with pytest.raises(type(error)):
         launch(Request(plan_with_folder(tmp_path, ENVIRON)), console)
     report = json.loads((tmp_path / "latest" / "report.json").read_text())
-    assert (report["state"], report["exit_code"], report["reason"]) == (
-        "ended", 3, "the disk is full"
-    )  # fmt: skip
+    assert (report["state"], report["exit_code"], report["reason"]) == ("ended", 3, str(error))
     assert report["attempts"][0]["cause"] == "refused"
 
 
