@@ -297,10 +297,12 @@ class Wrapper:
 
     def _poll_milliseconds(self) -> int | None:
         """Return the milliseconds until the next work is due; None if no work is scheduled."""
-        if not self._program.is_running and not self._is_end_reported:
+        if not self._is_end_reported and not self._program.is_running:
             return _REAP_MILLISECONDS
-        leave_at = self._leave_at if self._is_end_reported else float("inf")
-        deadline = min(self._program.next_deadline(), self._reports.next_deadline(), leave_at)
+        if not self._is_end_reported:
+            deadline = min(self._program.next_deadline(), self._reports.next_deadline())
+        else:
+            deadline = float("inf") if self._channel.has_unsent else self._leave_at
         if deadline == float("inf"):
             return None
         return max(1, int(1000 * (deadline - time.monotonic())))

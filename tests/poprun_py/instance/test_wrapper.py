@@ -104,6 +104,21 @@ def test_the_wrapper_of_an_ended_program_ends_although_other_instances_run(tmp_p
     assert time.monotonic() - began >= LEAVE_SECONDS
 
 
+@pytest.mark.parametrize("grace_seconds", [0, 1000])
+def test_a_wrapper_that_waits_for_other_instances_sleeps(tmp_path, grace_seconds):
+    with wrapped(tmp_path, "true") as (channel, wrapper):
+        channel.sendall(message(control_protocol.GO, {**GO, "grace_seconds": grace_seconds}))
+        list(until_end(channel))
+        before = wake_ups(wrapper.pid)
+        time.sleep(0.5)
+        assert wake_ups(wrapper.pid) - before <= 1  # the first goes to sleep
+
+
+def wake_ups(pid):
+    """Return how often a process has gone to sleep so far."""
+    return int(process_info.read_fields(pid, "status")["voluntary_ctxt_switches"])
+
+
 def message(kind, value):
     return control_protocol.pack(kind, json.dumps(value).encode())
 
