@@ -41,7 +41,7 @@ NUMBERS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Measure:
-    """A measure of speed; charts show durations if the speed is 1 / duration."""
+    """A measure of speed. With ``SECONDS`` the speed is 1 / duration, and charts show durations."""
 
     name: str  # in JSON
     description: str  # for users

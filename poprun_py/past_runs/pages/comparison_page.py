@@ -47,7 +47,7 @@ def comparison_page(comparison: Comparison, runs: Sequence[RecordedRun]) -> str:
 
 
 def scaling_page(comparison: Comparison, counts: Sequence[int]) -> str:
-    """Return the HTML page of ``poprun-py scale`` for the asked numbers of instances."""
+    """Return the page of ``poprun-py scale``, which ran the program with ``counts`` instances."""
     script, *arguments = comparison.base.runs[0].program or ("",)
     program = " ".join((PurePath(script).name, *arguments))
     parts: list[Part] = [_table("Scaling", scaling_columns(comparison))]
