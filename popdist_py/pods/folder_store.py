@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import math
 import secrets
 import sqlite3
 import time
@@ -58,6 +59,8 @@ class _Shared:
 
     lock: HolderLock
     frees_late: bool = False
+    # A time when the server ran: leases that end later are not ended yet.
+    last_run: float = math.inf
 
 
 class FolderStore:
@@ -275,6 +278,14 @@ class FolderStore:
             )
         self._shared.frees_late = True
 
+    def note_run(self, now: float) -> None:
+        """Record that the server runs now. Only leases that have ended before now are freed.
+
+        A request that waited while the server was stopped must not free the leases that could not
+        be renewed meanwhile.
+        """
+        self._shared.last_run = now
+
     def detach(self, attachment: Attachment) -> None:
         """Release the IPUs of the attachment with this id (``PodStore``)."""
         with self._transaction() as connection:
@@ -308,7 +319,8 @@ class FolderStore:
         remove_strays(self._folder)
         if self._shared.frees_late:
             connection.execute(
-                "DELETE FROM attachments WHERE renewed_until < ?", (time.monotonic(),)
+                "DELETE FROM attachments WHERE renewed_until < ?",
+                (min(time.monotonic(), self._shared.last_run),),
             )
 
     def _pod(self, connection: sqlite3.Connection) -> Pod:

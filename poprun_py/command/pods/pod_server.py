@@ -82,7 +82,8 @@ def serve(
             # Clients could not renew their leases while the server was not running.
             store.renew_all(seconds)
             name = store.pod().name
-            server = PodServer(application, listener, LeaseExtender(store.renew_all, seconds))
+            extender = LeaseExtender(store.renew_all, seconds, note_run=store.note_run)
+            server = PodServer(application, listener, extender)
             # Until the handlers are set, a signal ends the process at once. The handlers only set a
             # flag, because waitress would catch an exception that a handler raises.
             for number in (signal.SIGTERM, signal.SIGINT):
@@ -185,6 +186,7 @@ class LeaseExtender:
     Args:
         renew_all: Renews all leases for the given number of seconds, counted from now.
         seconds: The duration of a lease.
+        note_run: Is given each time when the server runs and the leases have been extended.
         now: Returns the current time in seconds.
     """
 
@@ -192,10 +194,12 @@ class LeaseExtender:
         self,
         renew_all: Callable[[float], None],
         seconds: float,
+        note_run: Callable[[float], None] = lambda _: None,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         self._renew_all = renew_all
         self._seconds = seconds
+        self._note_run = note_run
         self._now = now
         self._last = now()
         # The longest time between two calls of ``tick`` while the server runs.
@@ -211,6 +215,7 @@ class LeaseExtender:
             except PodError:
                 return  # No lease ends before a later call succeeds.
         self._last = now
+        self._note_run(now)
 
 
 class _Channel(HTTPChannel):  # type: ignore[misc]

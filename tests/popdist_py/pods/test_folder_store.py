@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from contextlib import closing, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -150,6 +151,9 @@ def test_what_is_not_renewed_is_freed_only_while_a_server_looks(folder, store):
         assert len(server.attachments()) == 2
         server.renew(kept.id, 600)
         server.renew(late.id, -1.0)
+        server.note_run(time.monotonic() - 100)  # it was stopped since then
+        assert len(server.attachments()) == 2
+        server.note_run(time.monotonic())
         assert [each.ipus for each in server.attachments()] == [kept.ipus]
         with pytest.raises(UnknownNameError, match="attach again"):
             server.renew(late.id, 600)

@@ -282,8 +282,21 @@ def test_users_own_their_partitions(folder):
 )
 def test_all_leases_are_renewed_after_a_pause(times, renewed):
     clock = iter(times)
-    calls = []
-    extender = LeaseExtender(calls.append, 30.0, now=lambda: next(clock))
+    calls, runs = [], []
+    extender = LeaseExtender(calls.append, 30.0, note_run=runs.append, now=lambda: next(clock))
     for _ in times[1:]:
         extender.tick()
     assert calls == [30.0] * renewed
+    assert runs == list(times[1:])
+
+
+def test_the_server_does_not_count_as_running_before_leases_are_renewed():
+    clock, runs = iter((0, 1, 20)), []
+
+    def fail(_):
+        raise PodError("the disk is full")
+
+    extender = LeaseExtender(fail, 30.0, note_run=runs.append, now=lambda: next(clock))
+    extender.tick()
+    extender.tick()
+    assert runs == [1]
