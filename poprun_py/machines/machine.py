@@ -190,7 +190,7 @@ def _check(machine: Machine) -> None:
     node_of = {cpu: node.index for node in machine.numa_nodes for cpu in node.cpus}
     in_nodes = [cpu for node in machine.numa_nodes for cpu in node.cpus]
     problems = {
-        "it has no usable CPU": not machine.allowed_cpus.intersection(in_cores),
+        "it has no usable CPU": not machine.usable_cores,
         "a core has no CPU": not all(core.cpus for core in machine.cores),
         "a CPU is in two cores": len(set(in_cores)) != len(in_cores),
         "a NUMA node is listed twice": len(nodes) != len(machine.numa_nodes),

@@ -313,6 +313,7 @@ def test_the_error_for_another_version_names_both_versions():
     [
         ({"cores": []}, "no usable CPU"),
         ({"allowed_cpus": ""}, "no usable CPU"),
+        ({"held_cpus": "0-1023"}, "no usable CPU"),
         ({"cpu_quota": 0}, "cpu_quota is 0; expected a number above 0"),
         ({"cpu_quota": "2"}, "cpu_quota is '2'"),
         ({"cpu_quota": 10**400}, "cpu_quota is 1000"),
