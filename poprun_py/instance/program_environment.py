@@ -86,12 +86,13 @@ def set_variables(variables: "Mapping[str, str | None]") -> None:
 
 def complete() -> None:
     """Set the variables that follow from the launcher's variables and from this host."""
+    # The hook's variables come first, because they depend on the names that MPI itself has set.
+    os.environ.update(hook_variables(os.environ))
     set_mpi_and_torchrun_variables()
     for name in THREAD_VARIABLES:
         # The launcher sets empty values so that Open MPI does not pass on another instance's value.
         if os.environ.get(name) == "":
             del os.environ[name]
-    os.environ.update(hook_variables(os.environ))
 
 
 def set_mpi_and_torchrun_variables() -> None:

@@ -56,6 +56,18 @@ def test_trainers_use_cpus_on_hosts_without_accelerators(
     assert environ.get("ACCELERATE_USE_CPU") == told
 
 
+@pytest.mark.parametrize(("mpi", "kept"), [("PMI_RANK", "lo"), ("OMPI_COMM_WORLD_RANK", None)])
+def test_ucx_under_mpich_is_kept_on_the_network_of_the_job(monkeypatch, tmp_path, mpi, kept):
+    """Programs find Open MPI's names under MPICH too, but the wrapper must not."""
+    environ = {"RANK": "1", mpi: "1", "POPDIST_NETWORK": "lo"}
+    monkeypatch.setattr(os, "environ", environ)
+    monkeypatch.setattr(program_environment, "_FABRIC", str(tmp_path / "absent"))
+    program_environment.complete()
+    assert environ["OMPI_COMM_WORLD_RANK"] == "1"
+    assert environ["GLOO_SOCKET_IFNAME"] == "lo"
+    assert environ.get("UCX_NET_DEVICES") == kept
+
+
 def test_open_mpi_shares_memory_in_the_folder_of_the_job_unless_the_user_chose_another():
     chosen = {
         "OMPI_MCA_btl_sm_backing_directory": "/tmp",
