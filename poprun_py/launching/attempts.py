@@ -7,6 +7,7 @@ leaves out the hosts that were lost.
 from __future__ import annotations
 
 import math
+import os
 import signal
 import time
 from collections.abc import Callable
@@ -40,6 +41,7 @@ from poprun_py.running.supervise.job_description import (
     place_of_run,
 )
 from poprun_py.running.supervise.launch_result import LaunchResult
+from poprun_py.running.supervise.signal_pipe import PARENT_ENDED
 from poprun_py.running.supervise.supervisor import supervise
 from poprun_py.terminal import Console, Log, command_name
 
@@ -72,6 +74,7 @@ class Attempts:
     descriptors: tuple[int, int] = (1, 2)
     output_folder: str | None = None
     on_attempt: OnAttempt = lambda _: None
+    _parent: int = field(default_factory=os.getppid, init=False)
     _stdin_position: int | None = field(default_factory=stdin_position, init=False)
     # The start of the time limit, in seconds of time.monotonic(). If the user stops the job
     # (Ctrl-Z) or debugs it, the start is moved forward by the seconds of that pause.
@@ -89,7 +92,7 @@ class Attempts:
             if not self.has_time(seconds):
                 return result
             self._tell_of_restart(result, restart, seconds)
-            if number := pause(seconds):
+            if number := pause(seconds, self._parent):
                 return _ended_by(result, number, restart)
 
     def run_once(self, count: int) -> LaunchResult:
@@ -156,12 +159,13 @@ def backoff_seconds(restart: int) -> float:
     return min(_LONGEST_PAUSE, _FIRST_PAUSE * 2.0 ** min(restart - 1, 10))
 
 
-def pause(seconds: float) -> int:
+def pause(seconds: float, parent: int) -> int:
     """Wait before a restart; return the number of the signal that ended the wait, else 0.
 
-    SIGUSR2 is meant for the programs, so it is ignored while no program runs.
+    SIGUSR2 is meant for the programs, so it is ignored while no program runs. The end of the
+    process ``parent``, which started the job, counts as SIGHUP.
     """
-    numbers = {signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2}
+    numbers = {signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, PARENT_ENDED}
     if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
         numbers.add(signal.SIGHUP)
     end = time.monotonic() + seconds
@@ -169,8 +173,12 @@ def pause(seconds: float) -> int:
     try:
         while (left := end - time.monotonic()) > 0:
             got = signal.sigtimedwait(numbers, left)
-            if got is not None and got.si_signo != signal.SIGUSR2:
+            if got is None or got.si_signo == signal.SIGUSR2:
+                continue
+            if got.si_signo != PARENT_ENDED:
                 return got.si_signo
+            if os.getppid() != parent:  # not only a thread of the parent has ended
+                return signal.SIGHUP
         return 0
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)

@@ -8,7 +8,9 @@ import signal
 
 from poprun_py.instance import process_control
 
-_PARENT_ENDED = signal.SIGRTMAX - 4
+# The kernel sends this signal when the parent process has ended. It is blocked between the attempts
+# at a job and after them: its default action would end the launcher before the clean-up.
+PARENT_ENDED = signal.SIGRTMAX - 4
 # SIGINT and SIGHUP from a process that passes on an event which the launcher may have received as
 # well, such as a Ctrl-C. These signals are ignored if the end of the job was requested before.
 INTERRUPT_ONCE = signal.SIGRTMAX - 5
@@ -42,14 +44,17 @@ class SignalPipe:
         for each in (signal.SIGTSTP, signal.SIGHUP):
             if signal.getsignal(each) != signal.SIG_IGN:
                 numbers.append(each)
-        self._parent = process_control.signal_when_parent_ends(_PARENT_ENDED)
+        self._parent = process_control.signal_when_parent_ends(PARENT_ENDED)
         if self._parent is not None:
-            numbers.append(_PARENT_ENDED)
+            numbers.append(PARENT_ENDED)
         old_wake = signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)
         resources.callback(signal.set_wakeup_fd, old_wake)
         for number in numbers:
             old_handler = signal.signal(number, lambda *_: None)
             resources.callback(signal.signal, number, old_handler)
+        if self._parent is not None:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {PARENT_ENDED})
+            resources.callback(signal.pthread_sigmask, signal.SIG_BLOCK, {PARENT_ENDED})
 
     def fileno(self) -> int:
         """Return the descriptor that is readable after a signal."""
@@ -64,7 +69,7 @@ class SignalPipe:
         taken: list[tuple[int, str]] = []
         # Of two signals that arrive together, the kernel delivers the later one first.
         for number in sorted(os.read(self._read_end, 512), key=ONCE.__contains__):
-            if number == _PARENT_ENDED:
+            if number == PARENT_ENDED:
                 # The kernel also sends this signal when only the thread that started this process
                 # has ended, not the whole parent process.
                 if os.getppid() == self._parent:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import json
+import os
 import signal
+import subprocess
+import sys
 import threading
 
 import pytest
 from support.launcher.consoles import KeptConsole
 from support.launcher.plans import plan_with_folder
+from support.processes import wait_until
 
 from poprun_py.launching import attempts
 from poprun_py.launching.attempts import backoff_seconds, pause
@@ -28,7 +33,7 @@ def job(monkeypatch):
         )
         results = iter([failure] * num_failures + [LaunchResult(exit_code=0)])
         monkeypatch.setattr(attempts, "supervise", lambda *_, **__: next(results))
-        monkeypatch.setattr(attempts, "pause", lambda _: number)
+        monkeypatch.setattr(attempts, "pause", lambda *_: number)
         plan, console = plan_with_folder(None, **options), KeptConsole()
         with RunRecord(plan, console) as record:
             return attempts.Attempts(plan, record, console).run(), console.of("warn")
@@ -69,12 +74,37 @@ def test_pause_tells_of_the_signal_that_ended_it():
     try:
         for number in (signal.SIGUSR2, signal.SIGTERM):
             signal.pthread_kill(threading.get_ident(), number)
-        assert pause(20) == signal.SIGTERM
+        assert pause(20, os.getppid()) == signal.SIGTERM
         assert not signal.sigpending() & {signal.SIGTERM, signal.SIGUSR2}
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
-    assert pause(0.001) == 0
+    assert pause(0.001, os.getppid()) == 0
 
 
 def test_pause_has_an_end():
     assert backoff_seconds(1000) == 60.0
+
+
+def test_the_end_of_the_process_that_started_the_job_ends_a_pause(tmp_path):
+    # The job's parent ends while the job waits before its first restart.
+    launcher = [
+        sys.executable,
+        "-m",
+        "poprun_py",
+        "--max-restarts",
+        "9",
+        "--output-dir",
+        "out",
+        "false",
+    ]
+    parent = (
+        "import subprocess, sys\n"
+        f"job = subprocess.Popen({launcher}, stderr=subprocess.PIPE, text=True)\n"
+        "any('restart 1' in line for line in job.stderr)\n"
+    )
+    environ = {**os.environ, "POPRUN_LEASES": "none"}
+    subprocess.run([sys.executable, "-c", parent], cwd=tmp_path, env=environ, check=True)
+    path = tmp_path / "out" / "latest" / "report.json"
+    wait_until(lambda: json.loads(path.read_text())["state"] == "ended")
+    report = json.loads(path.read_text())
+    assert (report["exit_code"], report["reason"]) == (129, "SIGHUP received before restart 1")
