@@ -5,7 +5,7 @@ The wrapper of each instance reads the actual binding from the kernel (``binding
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -14,8 +14,7 @@ from poprun_py.errors import StartError
 from poprun_py.planning.cpu_placement import Placement
 from poprun_py.planning.instance_variables import PLANNED_THREADS
 from poprun_py.planning.launch_plan import LaunchPlan
-
-Log = Callable[[str], None]
+from poprun_py.terminal import Log
 
 
 def check_binding(

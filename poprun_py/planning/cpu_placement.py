@@ -286,8 +286,7 @@ def _threads(
             raise UsageError(
                 f"{config.named('reserve_cores')} {reserved}: local instance {index} has "
                 f"{counted(len(share), 'core')}, at most {len(share) - 1} can be reserved; "
-                "start fewer instances or "
-                "reserve fewer"
+                "start fewer instances or reserve fewer"
             )
         compute = share[: max(1, len(share) - reserved)]
         count = sum(len(core.cpus) for core in compute) if config.smt else len(compute)

@@ -439,16 +439,13 @@ def _for_mpich(args: Sequence[str]) -> list[str]:
     """Translate Open MPI's ``-x NAME`` and ``-x NAME=VALUE`` for MPICH; keep other arguments."""
     words: list[str] = []
     names: list[str] = []
-    position = 0
-    while position < len(args):
-        if args[position] in {"-x", "--x"} and position + 1 < len(args):
-            name, equals, value = args[position + 1].partition("=")
-            if equals:
-                words += ["-env", name, value]
-            else:
-                names.append(name)
-            position += 2
+    rest = iter(args)
+    for word in rest:
+        variable = next(rest, None) if word in {"-x", "--x"} else None
+        if variable is None:
+            words.append(word)
+        elif "=" in variable:
+            words += ["-env", *variable.split("=", 1)]
         else:
-            words.append(args[position])
-            position += 1
+            names.append(variable)
     return [*words, *(["-envlist", ",".join(names)] if names else [])]

@@ -98,8 +98,7 @@ def make_topology(
                 f"host {host.name} has {counted(host.slots, 'slot')}, {counted(share, 'instance')} "
                 f"{are(share)} planned on it "
                 f"({config.shown('num_instances')} / {counted(num_hosts, 'host')}): raise its "
-                "slots, or "
-                "change the number of instances or the hosts"
+                "slots, or change the number of instances or the hosts"
             )
     num_ilds = _num_ilds(config, num_ilds)
     local = config.num_replicas // num_instances

@@ -34,42 +34,42 @@ _LINE = 1.35
 # The distance from the middle of the letters down to the baseline, relative to the font size.
 _BELOW_MIDDLE = 0.36
 _RADIUS = 4
-# For each class of the style sheet: the SVG attribute that is coloured, the colour on light pages,
-# and the colour on dark pages.
-_COLOURS = {
-    "title": ("fill", "#0f172a", "#f1f5f9"),
-    "name": ("fill", "#0f172a", "#f1f5f9"),
-    "text": ("fill", "#334155", "#cbd5e1"),
-    "note": ("fill", "#475569", "#a8b5c7"),
-    "label": ("fill", "#0f172a", "#f8fafc"),
-    "page": ("fill", "#f8fafc", "#0b1120"),
-    "card": ("fill", "#ffffff", "#172033"),
-    "node": ("fill", "#f1f5f9", "#0f172a"),
-    "domain": ("fill", "none", "none"),
-    "replica": ("fill", "none", "none"),
-    "ipu": ("fill", "#ffffff", "#0f172a"),
-    "alert": ("fill", "#fef3c7", "#422006"),
-    "idle": ("fill", "#dbe1e9", "#3a475c"),
-    "closed": ("fill", "none", "none"),
-    "many": ("fill", "#94a3b8", "#64748b"),
-    "own0": ("fill", "#a5c8fd", "#1d4ed8"),
-    "own1": ("fill", "#fdc88a", "#b45309"),
-    "own2": ("fill", "#9be8b4", "#15803d"),
-    "own3": ("fill", "#f9b4d6", "#be185d"),
-    "own4": ("fill", "#cfc2fc", "#6d28d9"),
-    "own5": ("fill", "#f5e06a", "#856404"),
-    "own6": ("fill", "#8ee3ef", "#0e7490"),
-    "own7": ("fill", "#dcc9b6", "#78593b"),
+# The colours of the classes of the style sheet, on light pages and on dark pages: first of texts
+# and areas, then of lines.
+_FILLS = {
+    "title": ("#0f172a", "#f1f5f9"),
+    "name": ("#0f172a", "#f1f5f9"),
+    "text": ("#334155", "#cbd5e1"),
+    "note": ("#475569", "#a8b5c7"),
+    "label": ("#0f172a", "#f8fafc"),
+    "page": ("#f8fafc", "#0b1120"),
+    "card": ("#ffffff", "#172033"),
+    "node": ("#f1f5f9", "#0f172a"),
+    "domain": ("none", "none"),
+    "replica": ("none", "none"),
+    "ipu": ("#ffffff", "#0f172a"),
+    "alert": ("#fef3c7", "#422006"),
+    "idle": ("#dbe1e9", "#3a475c"),
+    "closed": ("none", "none"),
+    "many": ("#94a3b8", "#64748b"),
+    "own0": ("#a5c8fd", "#1d4ed8"),
+    "own1": ("#fdc88a", "#b45309"),
+    "own2": ("#9be8b4", "#15803d"),
+    "own3": ("#f9b4d6", "#be185d"),
+    "own4": ("#cfc2fc", "#6d28d9"),
+    "own5": ("#f5e06a", "#856404"),
+    "own6": ("#8ee3ef", "#0e7490"),
+    "own7": ("#dcc9b6", "#78593b"),
 }
 _STROKES = {
-    "card": ("stroke", "#cbd5e1", "#475569"),
-    "node": ("stroke", "#e2e8f0", "#334155"),
-    "domain": ("stroke", "#94a3b8", "#64748b"),
-    "replica": ("stroke", "#94a3b8", "#64748b"),
-    "ipu": ("stroke", "#64748b", "#94a3b8"),
-    "alert": ("stroke", "#f59e0b", "#d97706"),
-    "closed": ("stroke", "#94a3b8", "#64748b"),
-    "notch": ("stroke", "#f1f5f9", "#0f172a"),
+    "card": ("#cbd5e1", "#475569"),
+    "node": ("#e2e8f0", "#334155"),
+    "domain": ("#94a3b8", "#64748b"),
+    "replica": ("#94a3b8", "#64748b"),
+    "ipu": ("#64748b", "#94a3b8"),
+    "alert": ("#f59e0b", "#d97706"),
+    "closed": ("#94a3b8", "#64748b"),
+    "notch": ("#f1f5f9", "#0f172a"),
 }
 _DASHED = ("domain", "closed")
 
@@ -80,11 +80,11 @@ def _style() -> str:
     )
     light, dark = (
         "".join(
-            f".{kind}{{{looks[0]}:{looks[ground]}}}"
-            for colours in (_COLOURS, _STROKES)
-            for kind, looks in colours.items()
+            f".{kind}{{{attribute}:{shades[ground]}}}"
+            for attribute, colours in (("fill", _FILLS), ("stroke", _STROKES))
+            for kind, shades in colours.items()
         )
-        for ground in (1, 2)
+        for ground in (0, 1)
     )
     dashes = "".join(f".{kind}{{stroke-dasharray:3 2}}" for kind in _DASHED)
     middle = ".label{text-anchor:middle}"
