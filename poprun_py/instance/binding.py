@@ -101,17 +101,14 @@ def read_back(pid: int) -> "dict[str, Any]":
     # The file status is read last, to tell whether the process was alive during all reads.
     status = read_fields(pid, "status")
     others = dict(variables or {})
-    threads = others.pop("OMP_NUM_THREADS", "").split(",")[0].strip()
+    first_word = others.pop("OMP_NUM_THREADS", "").split(",")[0].strip()
+    threads = int(first_word) if first_word.isdecimal() else 0
     return {
         "ended": status.get("State", "Z")[0] in "ZX",
         "cpus": _parse_list(status.get("Cpus_allowed_list")),
         "memory_policy": policy,
         "memory_nodes": nodes,
-        "omp_num_threads": None
-        if variables is None
-        else int(threads)
-        if threads.isdecimal()
-        else 0,
+        "omp_num_threads": None if variables is None else threads,
         "other_threads": others,
     }
 

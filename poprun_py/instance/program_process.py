@@ -133,7 +133,7 @@ class ProgramProcess:
         if not self.pid and self.is_running:
             import resource
 
-            self.has_ended(_NOT_EXECUTABLE << 8)
+            self.record_end(_NOT_EXECUTABLE << 8)
             return resource.getrusage(resource.RUSAGE_CHILDREN)
         program_usage: struct_rusage | None = None
         while True:
@@ -144,10 +144,10 @@ class ProgramProcess:
             if pid == 0:
                 return program_usage
             if pid == self.pid:
-                self.has_ended(status)
+                self.record_end(status)
                 program_usage = usage
 
-    def has_ended(self, status: int) -> None:
+    def record_end(self, status: int) -> None:
         """Record the program's wait status, and limit the time of processes left running."""
         code = os.waitstatus_to_exitcode(status)
         # The code 1 replaces SIGKILL, because Python itself exits with 1 after an exception.

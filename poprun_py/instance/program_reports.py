@@ -53,8 +53,8 @@ class ProgramReports:
         self._oom_kills_before, _ = memory_kills_and_limit()
 
     def next_deadline(self) -> float:
-        """Return the time when ``on_time`` must be called next; infinity for never."""
-        return self._progress_at if self._program.is_running else float("inf")
+        """Return when ``on_time`` must be called while the program runs; infinity for never."""
+        return self._progress_at
 
     def on_time(self, now: float) -> None:
         """Report progress if it is due and has changed; report activity if it is due."""

@@ -75,24 +75,22 @@ class SentFiles:
 
     ``prefix`` is the prefix of the files' paths. If the folder cannot be made, the prefix is empty,
     no files are sent, and the folder of the run lacks the files.
-
-    Args:
-        beginnings: A dictionary from the name of each variable to the first part of its value. The
-            prefix is appended to the first part.
     """
 
-    def __init__(self, beginnings: "dict[str, str]") -> None:
-        self._beginnings = beginnings
+    def __init__(self) -> None:
         self._folder: JobFolder | None = None
         self.prefix = ""
         with suppress(OSError):
             self._folder = JobFolder.make(*os.path.split(_private_path()))
             self.prefix = os.path.join(self._folder.path, _NAME)
 
-    def variables(self) -> "dict[str, str]":
-        """Return the environment variables that tell the program where to write files."""
+    def variables(self, beginnings: "dict[str, str]") -> "dict[str, str]":
+        """Return the environment variables that tell the program where to write files.
+
+        The value of each variable is its beginning from ``beginnings`` and then the prefix.
+        """
         prefix = self.prefix
-        return {name: each + prefix for name, each in self._beginnings.items()} if prefix else {}
+        return {name: each + prefix for name, each in beginnings.items()} if prefix else {}
 
     def parts(self) -> "Iterator[bytes]":
         """Yield the parts of every file, each with the file's name, and then remove the files."""

@@ -208,8 +208,8 @@ class Wrapper:
         if "files" in start:
             from poprun_py.instance.transferred_files import SentFiles
 
-            self._sent_files = SentFiles(start["files"])
-            os.environ.update(self._sent_files.variables())
+            self._sent_files = SentFiles()
+            os.environ.update(self._sent_files.variables(start["files"]))
         if "spans" in start:
             self._spans = start["spans"] or (self._sent_files.prefix if self._sent_files else "")
         if self._program.input is not None:
@@ -297,12 +297,12 @@ class Wrapper:
 
     def _poll_milliseconds(self) -> int | None:
         """Return the milliseconds until the next work is due; None if no work is scheduled."""
-        if not self._is_end_reported and not self._program.is_running:
-            return _REAP_MILLISECONDS
-        if not self._is_end_reported:
+        if self._is_end_reported:
+            deadline = float("inf") if self._channel.has_unsent else self._leave_at
+        elif self._program.is_running:
             deadline = min(self._program.next_deadline(), self._reports.next_deadline())
         else:
-            deadline = float("inf") if self._channel.has_unsent else self._leave_at
+            return _REAP_MILLISECONDS
         if deadline == float("inf"):
             return None
         return max(1, int(1000 * (deadline - time.monotonic())))

@@ -57,7 +57,7 @@ def test_processes_of_a_program_are_killed_again_until_none_is_left(monkeypatch)
     rounds = []
     monkeypatch.setattr(process_info, "descendants", lambda _: rounds.append(1) or [])
     program = ProgramProcess(["program"], SimpleNamespace(send_bytes=None))
-    program.has_ended(0)
+    program.record_end(0)
     for _ in range(3):
         program.on_time(program.next_deadline())
     assert len(rounds) == 3

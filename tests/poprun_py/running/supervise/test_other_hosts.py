@@ -72,8 +72,8 @@ def test_files_of_another_host_arrive_whole(places, files, tmp_path, monkeypatch
     there = tmp_path / "there"
     there.mkdir()
     monkeypatch.setenv("TMPDIR", str(there))
-    sent = sender.SentFiles(settings(places)["files"])
-    told = sent.variables()
+    sent = sender.SentFiles()
+    told = sent.variables(settings(places)["files"])
     size, _, prefix = told["POPDIST_TIMELINE"].partition(":")
     assert (size, prefix) == (str(1 << 18), told["POPDIST_RUN_FILES"])
     assert Path(prefix).parent.stat().st_mode & 0o777 == 0o700
@@ -102,15 +102,15 @@ def test_files_of_another_host_arrive_whole(places, files, tmp_path, monkeypatch
 
 def test_a_host_without_a_temporary_folder_sends_no_files(places, tmp_path, monkeypatch):
     monkeypatch.setenv("TMPDIR", str(tmp_path / "nowhere"))
-    sent = sender.SentFiles(settings(places)["files"])
-    assert (sent.variables(), sent.prefix) == ({}, "")
+    sent = sender.SentFiles()
+    assert (sent.variables(settings(places)["files"]), sent.prefix) == ({}, "")
     assert list(sent.parts()) == []
     sent.remove()
 
 
-def test_a_program_may_remove_the_folder_of_its_files(places, tmp_path, monkeypatch):
+def test_a_program_may_remove_the_folder_of_its_files(tmp_path, monkeypatch):
     monkeypatch.setenv("TMPDIR", str(tmp_path))
-    sent = sender.SentFiles(settings(places)["files"])
+    sent = sender.SentFiles()
     Path(sent.prefix).parent.rmdir()
     assert list(sent.parts()) == []
 
@@ -118,8 +118,10 @@ def test_a_program_may_remove_the_folder_of_its_files(places, tmp_path, monkeypa
 def test_a_relative_temporary_folder_stays_valid(places, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("TMPDIR", ".")
-    sent = sender.SentFiles(settings(places)["files"])
-    assert sent.variables()["POPDIST_RUN_FILES"].startswith(f"{tmp_path}/poprun-files-")
+    sent = sender.SentFiles()
+    assert sent.variables(settings(places)["files"])["POPDIST_RUN_FILES"].startswith(
+        f"{tmp_path}/poprun-files-"
+    )
     sent.remove()
 
 
