@@ -127,7 +127,7 @@ def paragraph(text: str, kind: str, width: int) -> Block:
     # The first guess of the number of characters per line assumes only the narrowest letters. This
     # number of characters is reduced until every line fits.
     columns = min(len(text), int(width / (size * _NARROWEST))) + 1
-    while columns > 1 and max(_text_width(line, kind) for line in lines) > width:
+    while columns > 1 and _widest(lines, kind) > width:
         columns -= 1
         lines = _split(text, columns)
     step = math.ceil(size * _LINE)
@@ -135,7 +135,7 @@ def paragraph(text: str, kind: str, width: int) -> Block:
         f'<text class="{kind}" y="{number * step + size}">{escaped(line)}</text>'
         for number, line in enumerate(lines)
     )
-    return Block(_text_width(max(lines, key=len, default=""), kind), step * len(lines), body)
+    return Block(_widest(lines, kind), step * len(lines), body)
 
 
 def cell(label: str, *kinds: str, least: int = 17, height: int = 17, notches: int = 0) -> Block:
@@ -222,6 +222,10 @@ def _place(x: int) -> str:
 
 def _split(text: str, columns: int) -> list[str]:
     return [piece for line in wrapped(text, columns) for piece in textwrap.wrap(line, columns)]
+
+
+def _widest(lines: list[str], kind: str) -> int:
+    return max((_text_width(line, kind) for line in lines), default=0)
 
 
 def _text_width(text: str, kind: str) -> int:

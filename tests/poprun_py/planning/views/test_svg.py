@@ -38,7 +38,16 @@ def test_a_paragraph_has_all_its_text_in_lines_that_fit(text):
     block = paragraph(text, "note", 200)
     assert "".join("".join(lines(block)).split()) == "".join(text.split())
     assert block.width <= 200
-    assert all(word.right <= 200 for word in boxes(drawn(block))[0])
+    assert all(word.right <= block.width for word in boxes(drawn(block))[0])
+
+
+def test_a_paragraph_is_as_wide_as_its_widest_line():
+    wide = "W" * 10
+    assert paragraph(f"{'i' * 12} {wide}", "note", 120).width == paragraph(wide, "note", 120).width
+
+
+def test_a_long_blank_text_has_no_width():
+    assert paragraph(" " * 100, "note", 200).width == 0
 
 
 def test_a_word_that_does_not_fit_is_broken_after_hyphens():
