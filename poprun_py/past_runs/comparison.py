@@ -1,9 +1,9 @@
-"""Comparison of several runs with the first run, in speedup and scaling efficiency.
+"""Comparison of the speed of several runs: speedup and scaling efficiency against the first run.
 
-The measure of speed is samples per second if every run with training steps counts samples. If some
-do not, the measure is steps per second, and each step is assumed to train each replica on the same
-number of samples. If no run counts steps, the measure is the duration of the whole run, and all
-runs are assumed to do the same work.
+If every run with training steps counts its samples, speed is measured in samples per second. If a
+run with training steps does not count its samples, speed is measured in steps per second, and each
+step is assumed to train each replica on the same number of samples. If no run counts steps, speed
+is computed from the duration of the whole run, and all runs are assumed to do the same work.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from poprun_py.past_runs.measured_run import Measured, Target
 from poprun_py.running.watch.instance_state import median
 from poprun_py.running.watch.stragglers import Straggler
 
-# Global batches that differ by at most this fraction count as equal, because the last batch of an
-# epoch may be incomplete.
+# Two global batches count as equal if they differ by at most this fraction, because the last batch
+# of an epoch may be incomplete.
 _BATCH_TOLERANCE: Final = 0.02
 _MOST_NAMED: Final = 3
 _VERSION: Final = 1
@@ -41,11 +41,11 @@ NUMBERS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Measure:
-    """A measure of speed. With ``SECONDS`` the speed is 1 / duration, and charts show durations."""
+    """A measure of speed, with its name in JSON, description for users and unit in charts."""
 
-    name: str  # in JSON
-    description: str  # for users
-    unit: str  # in charts
+    name: str
+    description: str
+    unit: str
     speed_of: Callable[[Measured], float | None]
 
 
@@ -79,27 +79,27 @@ class Spread:
 
     @classmethod
     def of(cls, values: Iterable[float | None]) -> Spread | None:
-        """Return the values that are known; None if none is known."""
+        """Create a spread of the values that are not None; return None if all values are None."""
         known = tuple(each for each in values if each is not None)
         return cls(known) if known else None
 
     @property
     def median(self) -> float:
-        """The median of the values."""
+        """The median of the quantity over all runs."""
         return statistics.median(self.values)
 
     @property
     def least(self) -> float:
-        """The smallest of the values."""
+        """The smallest value of the quantity in the runs."""
         return min(self.values)
 
     @property
     def most(self) -> float:
-        """The largest of the values."""
+        """The largest value of the quantity in the runs."""
         return max(self.values)
 
     def to_json(self) -> dict[str, float | None]:
-        """Return the statistics as a JSON object, with None in place of NaN and infinity."""
+        """Return the median, mean, minimum and maximum as JSON; None replaces NaN and infinity."""
         mean = sum(self.values) / len(self.values)
         found = {"median": self.median, "mean": mean, "min": self.least, "max": self.most}
         shown = {name: v if math.isfinite(v) else None for name, v in found.items()}
@@ -111,11 +111,13 @@ class RunGroup:
     """One run, or several runs that are repetitions of the same job.
 
     Attributes:
-        numbers: The values of each measured quantity; keys are fields of ``Measured``.
-        speed: The speed of each run by ``Comparison.measure``; None if no speed is known.
-        speedup: The median speed, divided by the base group's; None if one of the two is unknown.
-        efficiency: The speedup, divided by the ratio of the numbers of instances of both groups.
-        efficiency_by_replicas: The same with numbers of replicas.
+        numbers: The values of each measured quantity, keyed by the fields of ``Measured``.
+        speed: The speed of each run, measured by ``Comparison.measure``; None if no speed is known.
+        speedup: The median speed of the group, divided by the median speed of the base group; None
+            if one of the two speeds is unknown.
+        efficiency: The scaling efficiency: the speedup, divided by the ratio of the group's number
+            of instances to the base group's.
+        efficiency_by_replicas: The scaling efficiency, computed with replicas instead of instances.
     """
 
     runs: tuple[Measured, ...]
@@ -127,28 +129,28 @@ class RunGroup:
 
     @property
     def label(self) -> str:
-        """The name of the first run, followed by ``+ N`` if the group has N more runs."""
+        """The name of the group's first run, followed by ``+ N`` if the group has N more runs."""
         more = len(self.runs) - 1
         return f"{self.runs[0].name} + {more}" if more else self.runs[0].name
 
     @property
     def instances(self) -> int:
-        """The number of instances of each run."""
+        """The number of instances in each run of the group."""
         return self.runs[0].instances
 
     @property
     def replicas(self) -> int:
-        """The number of replicas of each run."""
+        """The number of replicas in each run of the group."""
         return self.runs[0].replicas
 
     @property
     def missing(self) -> dict[str, str]:
-        """The reason for each field of ``Measured`` that is unknown in all runs of the group."""
+        """The reasons why fields of ``Measured`` are unknown in all runs, keyed by the fields."""
         reasons = self.runs[0].missing.items()
         return {name: why for name, why in reasons if name in NUMBERS and name not in self.numbers}
 
     def to_json(self) -> dict[str, Any]:
-        """Return the group as a JSON object."""
+        """Return the group of runs as a JSON object."""
         numbers = {
             name: self.numbers[name].to_json() if name in self.numbers else None for name in NUMBERS
         }
@@ -171,10 +173,11 @@ class Comparison:
     """A comparison of groups of runs with the first group.
 
     Attributes:
-        scaling: ``strong`` if all global batches are equal although the numbers of instances or
-            replicas differ, ``weak`` if the global batch grows in proportion to one of these
-            numbers, and empty in all other cases.
-        target: The training target to which ``Measured.reached`` refers; None without a target.
+        scaling: The kind of scaling. ``strong``: the number of instances or replicas differs
+            between groups, but the global batch does not. ``weak``: the global batch grows in
+            proportion to one of these numbers. Empty: all other cases.
+        target: The training target that the user gave, such as ``loss<=0.3``; None without a
+            target.
         remarks: Sentences about differences between the runs that make the comparison unfair.
     """
 
@@ -190,11 +193,11 @@ class Comparison:
         return self.groups[0]
 
     def ideal_speedup(self, group: RunGroup) -> float:
-        """Return the speedup of ``group`` at a scaling efficiency of 100 %."""
+        """Return the speedup that ``group`` would have at a scaling efficiency of 100 %."""
         return group.instances / self.base.instances
 
     def shown_speed(self, group: RunGroup) -> Spread | None:
-        """Return the speeds to show; if no run counts steps, the durations of the runs."""
+        """Return the speeds of the group's runs; if no run counts steps, return their durations."""
         return group.numbers.get("seconds") if self.measure is SECONDS else group.speed
 
     def to_json(self) -> dict[str, Any]:
@@ -216,10 +219,10 @@ def compare(
     grouped: bool = False,
     remarks: Sequence[str] = (),
 ) -> Comparison:
-    """Compare one or more runs with the first run.
+    """Compare the speed of one or more runs with the speed of the first run.
 
-    If ``grouped``, runs with the same program, arguments, hosts, and numbers of instances and
-    replicas form a group of repetitions.
+    If ``grouped`` is true, runs with the same program, arguments, hosts, and numbers of instances
+    and replicas form a group of repetitions.
     """
     measure = _common_measure(runs)
     groups: list[RunGroup] = []
@@ -260,7 +263,7 @@ def _common_measure(runs: Sequence[Measured]) -> Measure:
 
 
 def _run_group(runs: tuple[Measured, ...], measure: Measure, base: RunGroup | None) -> RunGroup:
-    """Return a group compared with ``base``; None compares the group with itself."""
+    """Create a group of runs, with its speedup against ``base`` or, without it, against itself."""
     spreads = {name: Spread.of(getattr(run, name) for run in runs) for name in NUMBERS}
     group = RunGroup(
         runs=runs,
@@ -322,7 +325,7 @@ def remarks_on(runs: Sequence[Measured]) -> tuple[str, ...]:
 
 
 def slow_instances(runs: Sequence[Measured]) -> tuple[str, ...]:
-    """Return a sentence for each instance that was much slower than others in its run."""
+    """Return a sentence for each instance that was much slower than other instances of its run."""
     found: dict[tuple[object, ...], list[tuple[str, Straggler]]] = {}
     for run in runs:
         if run.slowest is not None:
@@ -338,11 +341,11 @@ def slow_instances(runs: Sequence[Measured]) -> tuple[str, ...]:
 
 
 def _differing(what: str, runs: Sequence[Measured], key: Callable[[Measured], object]) -> str:
-    """Return a sentence that lists the values of ``key`` and their runs; empty if all are equal."""
+    """Return a sentence that names the runs with each value of ``key``; empty if all are equal."""
     by_value: dict[object, list[str]] = {}
     for run in runs:
         by_value.setdefault(key(run), []).append(run.name)
-    by_value.pop(None, None)  # unknown values are left out
+    by_value.pop(None, None)  # leave out runs whose value is unknown
     if len(by_value) < 2:
         return ""
     shown = _short_paths([str(value) for value in by_value])
@@ -354,7 +357,7 @@ def _differing(what: str, runs: Sequence[Measured], key: Callable[[Measured], ob
 
 
 def _short_paths(values: Sequence[str]) -> list[str]:
-    """Shorten paths to their file names, unless two of the file names are equal."""
+    """Shorten absolute paths to their file names, unless two values would become equal."""
     short = [PurePath(value).name if value.startswith("/") else value for value in values]
     return short if len(set(short)) == len(values) else list(values)
 
@@ -365,8 +368,8 @@ def _names(names: Sequence[str]) -> str:
 
 
 def _differing_versions(runs: Sequence[Measured]) -> list[str]:
-    # Compare only packages that every report names, because the report of a running or killed run
-    # lacks some packages.
+    # Compare only the versions of packages that every report names, because the report of a running
+    # or killed run lacks some packages.
     known = [run for run in runs if run.versions]
     common = set.intersection(*(set(run.versions) for run in known)) if known else set()
     found = []

@@ -21,7 +21,7 @@ def _milliseconds(seconds: float) -> str:
     return number_text(seconds * 1e3)
 
 
-# The title of each quantity, and the text of a value.
+# The column title of each measured quantity, and the function that formats its values.
 _QUANTITIES: Final[Mapping[str, tuple[str, Callable[[float], str]]]] = {
     "samples_per_second": ("samples/s", number_text),
     "step_seconds": ("step ms", _milliseconds),
@@ -34,10 +34,10 @@ _QUANTITIES: Final[Mapping[str, tuple[str, Callable[[float], str]]]] = {
 def comparison_lines(
     comparison: Comparison, *, width: int, colour: bool = False, blocks: bool = True
 ) -> list[str]:
-    """Return the lines that show a comparison, with a table and the reasons for missing values.
+    """Return text lines with the table of a comparison and the reasons for missing values.
 
-    Table columns that do not fit into ``width`` columns of a terminal are left out. Bars are drawn
-    with Unicode block characters if ``blocks``, and with ``#`` if not.
+    If the table is wider than ``width`` characters, some of its columns are left out. If ``blocks``
+    is true, bars are drawn with Unicode block characters, otherwise with ``#``.
     """
     columns = comparison_columns(comparison, bar_length=_bar_length(width), blocks=blocks)
     measure = f"compared with {comparison.base.label} by {comparison.measure.description}"
@@ -47,7 +47,7 @@ def comparison_lines(
 def scaling_lines(
     comparison: Comparison, *, width: int, colour: bool = False, blocks: bool = True
 ) -> list[str]:
-    """Return the lines that show a scaling; the groups are runs with equal numbers of instances."""
+    """Return text lines with the table of a scaling, which has a row per number of instances."""
     columns = scaling_columns(comparison, bar_length=_bar_length(width), blocks=blocks)
     measure = f"median for each number of instances, by {comparison.measure.description}"
     return _lines(comparison, columns, measure, [], width, colour=colour)
@@ -93,9 +93,9 @@ def _missing_lines(comparison: Comparison) -> list[str]:
 def comparison_columns(
     comparison: Comparison, *, bar_length: int = 0, blocks: bool = True
 ) -> list[Column]:
-    """Return the columns of a comparison that have a value in some row.
+    """Return the columns of a comparison's table; columns without any value are left out.
 
-    Bars have at most ``bar_length`` characters.
+    The text bars in the table have at most ``bar_length`` characters.
     """
     groups = comparison.groups
 
@@ -133,15 +133,15 @@ def comparison_columns(
 def scaling_columns(
     comparison: Comparison, *, bar_length: int = 0, blocks: bool = True
 ) -> list[Column]:
-    """Return the columns of a scaling; without bars if ``bar_length`` is 0."""
+    """Return the columns of a scaling's table, without text bars if ``bar_length`` is 0."""
     groups = comparison.groups
 
     def column(title: str, cell: Callable[[RunGroup], str], drop_order: int = 0) -> Column:
         return Column(title, tuple(map(cell, groups)), drop_order)
 
     shown = [comparison.shown_speed(each) for each in groups]
-    # If the measure is ``STEPS``, the speed is steps per second times replicas, so the column has
-    # another title.
+    # If the measure is ``STEPS``, the speed column shows steps per second times replicas, so its
+    # title is not the name of the measure.
     title = "replica steps/s" if comparison.measure is STEPS else comparison.measure.name
     columns = [
         column("instances", lambda each: str(each.instances)),
@@ -171,7 +171,7 @@ def _speed_column(groups: Sequence[RunGroup], bar_length: int, *, blocks: bool) 
 
 
 def _cell(spread: Spread | None, show: Callable[[float], str]) -> str:
-    """Return a quantity's median as text, with the range of several runs; a hyphen if unknown."""
+    """Return a quantity's median as text, with its range over several runs; ``-`` if unknown."""
     if spread is None or len(spread.values) == 1:
         return _median(spread, show)
     return f"{_median(spread, show)} ({_range(spread, show)})"

@@ -34,30 +34,30 @@ _FEW_STEPS: Final = "it made too few steps to measure their time"
 _NO_SAMPLES: Final = "the program does not tell the number of samples of a step"
 LOSS: Final = "loss"
 _SPELLING: Final = re.compile(r"\s*([^<>=]+?)\s*(>=|<=|=)\s*([^<>=\s]+)\s*")
-# For values with these words in their names, smaller is better.
+# If the name of a logged value contains one of these words, smaller values are better.
 _SHRINKS: Final = ("loss", "error", "perplexity")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Measured:
-    """The measured values of one run, which are None if they are unknown.
+    """The measured values of one run; unknown values are None.
 
     Attributes:
         program: The program and its arguments, without the Python interpreter.
         hosts: The names of the hosts on which the last attempt ran.
         versions: The installed version of each package.
-        samples_per_second: The median speed of each instance, summed over all instances.
+        samples_per_second: The sum of the median speeds of all instances.
         batch: The global batch, which is the number of samples of all instances in one step.
         step_seconds: The median duration of the steps of all instances.
         slowest: The slowest instance; None if no instance is much slower than the others.
-        seconds: The duration of the whole run, with all its attempts.
+        seconds: The duration of the whole run, including all its attempts.
         steps: The number of the last training step.
         loss: The loss of the last step, averaged over the instances.
-        reached: The seconds from the start of the run until the run reached the target.
+        reached: The seconds from the start of the run until the run reached the training target.
         exit_code: The exit code of the run; None while the run has not ended.
         resumed_step: The training step of the checkpoint from which the first attempt continued; 0
             without a checkpoint.
-        missing: The reasons why values are unknown; the keys are the names of the unknown fields.
+        missing: The reason for each unknown value, keyed by the name of its field.
     """
 
     name: str
@@ -82,7 +82,7 @@ class Measured:
 
 
 def measure(run: RecordedRun, target: Target | None = None) -> Measured:
-    """Measure a run, and the time that the run took to reach ``target``.
+    """Return the measured values of a run, including the time that it took to reach ``target``.
 
     Raises:
         UsageError: The report has missing or impossible values.
@@ -140,7 +140,7 @@ def _missing(made: Measured, target: Target | None, is_logged: bool) -> dict[str
 
 
 def _with_steady_speed(made: Measured, run: RecordedRun) -> Measured | None:
-    """Add the speed of the recorded steps; return None if too few steps were recorded."""
+    """Return ``made`` with the speed of the recorded steps; None if too few steps were recorded."""
     attempt = max(run.attempts, key=lambda each: (len(each.steps), each.number), default=None)
     by_instance = _steady_steps(attempt) if attempt is not None else {}
     if not by_instance:
@@ -174,7 +174,7 @@ def _steady_steps(attempt: RecordedAttempt) -> dict[int, list[StepRecord]]:
 
 
 def _with_observed_speed(made: Measured, run: RecordedRun) -> Measured | None:
-    """Add the speed in the last observation with timed steps; return None without such steps."""
+    """Return ``made`` with the speed in the last view that has timed steps; None without a view."""
     for attempt in reversed(run.attempts):
         view = attempt.last_view()
         timed = [each for each in view.instances if each.num_steps] if view else []
@@ -213,10 +213,10 @@ def _last_step(run: RecordedRun) -> int | None:
 
 
 def _program(report: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the program, with the path of its script, and its arguments, without the interpreter.
+    """Return the path of the user's script and its arguments, without the Python interpreter.
 
-    A function that was launched from Python has only a name, because the folder in its command
-    differs between runs.
+    If the run launched a Python function, return only the name of the function, because the folder
+    in its command differs between runs.
     """
     words = [str(word) for word in report.get("program") or ()]
     if call_folder(tuple(words)) is not None:
@@ -233,14 +233,14 @@ def _program(report: Mapping[str, Any]) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A bound for the logged value ``name``, which must be at most or at least ``bound``."""
+    """A training target: the logged value ``name`` must be at most or at least ``bound``."""
 
     name: str
     bound: float
     at_most: bool = False
 
     def is_reached_by(self, value: float) -> bool:
-        """Tell whether ``value`` reaches the target; NaN reaches no target."""
+        """Return whether ``value`` reaches the target; NaN reaches no target."""
         return value <= self.bound if self.at_most else value >= self.bound
 
     def __str__(self) -> str:
@@ -248,13 +248,13 @@ class Target:
 
 
 def parse_target(text: str) -> Target:
-    """Parse ``NAME>=NUMBER``, ``NAME<=NUMBER`` or ``NAME=NUMBER``.
+    """Parse a training target: ``NAME>=NUMBER``, ``NAME<=NUMBER`` or ``NAME=NUMBER``.
 
     ``NAME=NUMBER`` needs no quotes in a shell. ``NAME=NUMBER`` means ``NAME<=NUMBER`` if the name
     contains loss, error or perplexity, and ``NAME>=NUMBER`` for all other names.
 
     Raises:
-        UsageError: The text does not have one of these forms.
+        UsageError: ``text`` is not a training target.
     """
     match = _SPELLING.fullmatch(text)
     try:
@@ -274,8 +274,8 @@ def parse_target(text: str) -> Target:
 def losses(attempt: RecordedAttempt) -> list[tuple[float, int, float]]:
     """Return the time, the step number and the loss (mean over instances) of each training step.
 
-    The time is when the last instance completed the step, in seconds since the epoch. If the steps
-    were recorded without a loss, the logged values ``loss`` are used.
+    The time of a step is the time when the last instance completed it, in seconds since the epoch.
+    If the recorded steps have no losses, the values that the program logged as ``loss`` are used.
     """
     by_step: defaultdict[int, list[tuple[float, float]]] = defaultdict(list)
     for each in attempt.steps:
@@ -289,10 +289,10 @@ def losses(attempt: RecordedAttempt) -> list[tuple[float, int, float]]:
 
 
 def reached_at(run: RecordedRun, target: Target) -> tuple[float | None, bool]:
-    """Return the time when a run first reached a target, and whether the value was logged at all.
+    """Return the time when a run first reached a target, and whether the target's value is known.
 
-    The time is in seconds since the epoch; None if the target was not reached. If the program did
-    not log ``loss``, the losses of the recorded steps are used.
+    The time is in seconds since the epoch, or None if the run did not reach the target. If the
+    target is ``loss`` and the program did not log it, the losses of the recorded steps are used.
     """
     found: list[tuple[float, int, float]] = []
     for attempt in run.attempts:
@@ -303,7 +303,7 @@ def reached_at(run: RecordedRun, target: Target) -> tuple[float | None, bool]:
 
 
 def logged(attempt: RecordedAttempt, name: str) -> list[tuple[float, int, float]]:
-    """Return the time, the step number and the value of each logged value with a name."""
+    """Return (time, training step, value) of each value that the program logged as ``name``."""
     return [
         (each.at, each.step, each.values[name]) for each in attempt.values if name in each.values
     ]

@@ -1,8 +1,8 @@
 """Reader of the report, the recorded steps, the observations and the logged values of a run.
 
-Lines of the files that cannot be parsed are skipped and mentioned in ``RecordedRun.problems``. An
-incomplete last line is not mentioned, because every killed launcher leaves one behind. If a run is
-very long, only evenly spaced steps and observations are kept, so that they fit into memory.
+If a line of a file cannot be parsed, the line is skipped and counted in ``RecordedRun.problems``.
+An incomplete last line of a file is not counted, because a killed launcher may leave such a line.
+If a run is very long, only evenly spaced steps and observations are kept to save memory.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ DAMAGE_ERRORS: Final = (
 )
 
 _Read = TypeVar("_Read")
-# Three limits for the memory of one attempt: the largest number of steps; the largest number of
-# instance states in its observations; and the number of observations that are kept in any case.
+# Limits for one attempt in memory: the largest number of steps, the largest number of instance
+# states in all observations, and the number of observations that are always kept.
 _MOST_STEPS: Final = 100_000
 _MOST_STATES, _LEAST_OBSERVATIONS = 20_000, 100
 _INSTANCE: Final = re.compile(r"instance-(\d+)\.")
@@ -55,7 +55,7 @@ class LoggedValues:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RecordedAttempt:
-    """One attempt of a recorded run, with its number from 1.
+    """One attempt of a recorded run; the first attempt has number 1.
 
     Attributes:
         report: The attempt's part of report.json.
@@ -84,13 +84,13 @@ class RecordedAttempt:
         return found
 
     def last_view(self) -> JobView | None:
-        """Return the last view of the job, from the report if its view can be read."""
+        """Return the last view of the job, preferably from the report; None without a view."""
         observation = self.report.get("observation")
         if isinstance(observation, dict):
             try:
                 return JobView.from_json(observation)
             except DAMAGE_ERRORS:
-                pass  # another version of the launcher has written the report
+                pass  # another version of the launcher may have written the report
         return self.observations[-1][1] if self.observations else None
 
 
@@ -143,7 +143,7 @@ def read_run(files: RunFiles) -> RecordedRun:
 
 @contextmanager
 def refusing_damage(files: RunFiles) -> Iterator[None]:
-    """Raise UsageError if a value of a run's report is missing or impossible."""
+    """Raise UsageError if the ``with`` block fails on a bad value of a run's report."""
     try:
         yield
     except DAMAGE_ERRORS as error:
@@ -154,7 +154,7 @@ def refusing_damage(files: RunFiles) -> Iterator[None]:
 
 
 def seconds_since_epoch(text: object) -> float | None:
-    """Return an ISO time as seconds since the epoch; None if it is not a time."""
+    """Return an ISO time as seconds since the epoch; None if ``text`` is not an ISO time."""
     try:
         return datetime.fromisoformat(text).timestamp() if isinstance(text, str) else None
     except ValueError:
@@ -195,7 +195,7 @@ def _read_attempt(
 
 
 def _steps(path: Path, problems: list[str]) -> list[StepRecord]:
-    """Return the steps of an attempt, evenly thinned out if there are too many for the memory."""
+    """Return the steps of an attempt; if there are too many for the memory, every n-th step."""
     kept: list[StepRecord] = []
     every, most = 1, _MOST_STEPS
 
@@ -208,8 +208,8 @@ def _steps(path: Path, problems: list[str]) -> list[StepRecord]:
         if len(kept) > most:
             every *= 2
             kept = [each for each in kept if each.step % every == 0]
-            # Raise the limit if many steps remain after thinning out, because all steps may have
-            # the same number.
+            # If all steps have the same number, many steps remain. Removing steps again would not
+            # help, so the limit is raised.
             most = max(_MOST_STEPS, 2 * len(kept))
     return [each if each.every >= every else replace(each, every=every) for each in kept]
 
@@ -252,7 +252,7 @@ def _lines(
     problems: list[str],
     is_kept: Callable[[str], bool] = lambda _line: True,
 ) -> Iterator[_Read]:
-    """Yield the parsed lines of a file, except lines that ``is_kept`` rejects."""
+    """Yield the parsed content of each line of a file for which ``is_kept`` returns true."""
     try:
         with path.open(encoding="utf-8", errors="replace") as file:
             bad = 0
@@ -260,7 +260,7 @@ def _lines(
                 try:
                     yield read(json.loads(line))
                 except DAMAGE_ERRORS:
-                    bad += line.endswith("\n")  # an incomplete last line is expected
+                    bad += line.endswith("\n")  # do not count an incomplete last line
     except FileNotFoundError:
         return
     except OSError as error:

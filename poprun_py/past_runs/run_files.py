@@ -26,7 +26,7 @@ from poprun_py.errors import UsageError
 
 _ATTEMPT: Final = re.compile(r"attempt-(\d+)")
 DEFAULT_PARENT: Final = "runs"
-# The name of the symbolic link to the newest run; it lies beside the folders of the runs.
+# The name of the symbolic link to the newest run, in the folder that contains all runs.
 LATEST: Final = "latest"
 
 
@@ -52,7 +52,7 @@ class RunFiles:
         return self.folder / "timeline.json.gz"
 
     def attempts(self) -> dict[int, Path]:
-        """Return the folder of each attempt; the keys are the numbers of the attempts."""
+        """Return the folders of the run's attempts, keyed by the numbers of the attempts."""
         found = ((path, _ATTEMPT.fullmatch(path.name)) for path in self.folder.iterdir())
         return dict(sorted((int(match[1]), path) for path, match in found if match))
 

@@ -26,7 +26,7 @@ _MOST_VALUES = 24
 
 
 def comparison_page(comparison: Comparison, runs: Sequence[RecordedRun]) -> str:
-    """Return the HTML page of a comparison, with charts of the losses and values of ``runs``."""
+    """Return the HTML page of a comparison, with charts of losses and logged values of ``runs``."""
     columns = comparison_columns(comparison)
     speed: list[Part] = [_table("Runs", columns)]
     if any(each.speed is not None for each in comparison.groups):
@@ -47,7 +47,7 @@ def comparison_page(comparison: Comparison, runs: Sequence[RecordedRun]) -> str:
 
 
 def scaling_page(comparison: Comparison, counts: Sequence[int]) -> str:
-    """Return the page of ``poprun-py scale``, which ran the program with ``counts`` instances."""
+    """Return the page of ``poprun-py scale``, which ran a program with ``counts`` instances."""
     script, *arguments = comparison.base.runs[0].program or ("",)
     program = " ".join((PurePath(script).name, *arguments))
     parts: list[Part] = [_table("Scaling", scaling_columns(comparison))]
@@ -69,7 +69,7 @@ def scaling_page(comparison: Comparison, counts: Sequence[int]) -> str:
 
 
 def _opening(comparison: Comparison) -> list[Part]:
-    """Return the fastest run, the scaling efficiency of the largest run, and the remarks."""
+    """Return the page's top: the fastest run, the largest run's scaling efficiency, and remarks."""
     remarks = map(Alert, comparison.remarks)
     known = [each for each in comparison.groups if each.speed is not None and each.speedup]
     if len(known) < 2:
@@ -110,7 +110,7 @@ def _speed_title(comparison: Comparison) -> str:
 
 def _speed_bars(comparison: Comparison) -> Chart:
     unit = comparison.measure.unit
-    # Groups may have equal labels, because a copy of a run has the run's name.
+    # Two groups may have equal labels, because a copy of a run has the name of that run.
     shown = [(each.label, comparison.shown_speed(each)) for each in comparison.groups]
     summary = ", ".join(f"{number_text(speed.median)} of {name}" for name, speed in shown if speed)
     return bars(
@@ -155,7 +155,7 @@ def _step_points(comparison: Comparison) -> Chart:
 def _by_instances(
     comparison: Comparison, quantity: Callable[[RunGroup], Spread | None]
 ) -> list[tuple[int, Spread]]:
-    """Return the number of instances and a quantity of each group in which it is known, sorted."""
+    """Return each group's number of instances and its quantity, sorted; skip unknown quantities."""
     groups = sorted(comparison.groups, key=lambda each: each.instances)
     return [(each.instances, spread) for each in groups if (spread := quantity(each)) is not None]
 
@@ -230,7 +230,7 @@ def _lines(
     values_of: Callable[[RecordedAttempt], list[tuple[float, int, float]]],
     x_of: Callable[[RecordedRun, float, int], float],
 ) -> list[Line]:
-    """Return a line for each run with values; ``x_of`` is given the time and step of a value."""
+    """Return a chart line for each run; ``x_of`` returns x from the time and step of a value."""
     series = []
     for index, run in enumerate(runs):
         found = [each for attempt in run.attempts for each in values_of(attempt)]

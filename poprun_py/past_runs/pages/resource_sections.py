@@ -71,12 +71,12 @@ def activity_section(view: JobView | None) -> Section:
 
 
 def _times(state: InstanceState) -> Sequence[float]:
-    """Return an instance's seconds on each activity, or fractions if the seconds are unknown."""
+    """Return the seconds (if unknown, the fractions) of time an instance spent on each activity."""
     return state.seconds if any(state.seconds) else state.shares
 
 
 def resource_section(run: RecordedRun, began: float) -> Section:
-    """Return charts of CPUs and memory over time, from the periodic observations."""
+    """Return charts of used CPUs and memory over time, from periodic observations of the job."""
     if sum(len(attempt.observations) for attempt in run.attempts) < 2:
         return Section("CPU and memory", ())
     states = [s for attempt in run.attempts for _, v in attempt.observations for s in v.instances]
@@ -114,8 +114,8 @@ def resource_section(run: RecordedRun, began: float) -> Section:
 def device_section(run: RecordedRun) -> Section:
     """Return a section with the memory of each IPU and the schedule of each model.
 
-    Users may have edited the files about emulated IPUs. Models that cannot be drawn are left out.
-    The picture of a schedule is embedded as an image, so that scripts in the picture do not run.
+    If a model cannot be drawn, for example because a user edited its file, the section says so. The
+    picture of a schedule is embedded as an image, so that scripts in the picture do not run.
     """
     documents = [attempt.devices for attempt in run.attempts if attempt.devices]
     parts: list[Part] = []

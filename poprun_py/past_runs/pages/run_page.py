@@ -1,7 +1,7 @@
 """The HTML page that shows one run, and its file ``report.html``.
 
 Any value of a report may be missing, because another version of the launcher may have written the
-report. The modules that draw charts are imported only for a run with something to draw.
+report. The modules that draw charts are imported only if the run has measured values.
 """
 
 from __future__ import annotations
@@ -66,9 +66,9 @@ _NAMES: Final = {
 
 
 def write_page(files: RunFiles, path: Path | None = None) -> Path:
-    """Write the page of a run to ``path``, by default to its ``report.html``; return the path.
+    """Write the page of a run to ``path``, by default the run's ``report.html``; return the path.
 
-    Only the user can read the page. An existing page is replaced atomically.
+    Only the user who writes the page can read its file. An existing page is replaced atomically.
 
     Raises:
         UsageError: The report of the run cannot be read.
@@ -85,7 +85,7 @@ def page_text(files: RunFiles, page_folder: Path | None = None) -> str:
     Links on the page are relative to ``page_folder``, by default the folder of the run.
 
     Raises:
-        UsageError: The report cannot be read, or has missing or impossible values.
+        UsageError: The report of the run cannot be read, or has missing or impossible values.
     """
     run = read_run(files)
     excerpt = None
@@ -112,7 +112,8 @@ def run_page(
         run: The run.
         made_at: The current time in ISO format.
         excerpt: A few steps of the run's timeline; None without a timeline.
-        folder: The address of the run's folder relative to the page; it ends with a slash.
+        folder: The relative link from the page to the run's folder, with a slash at the end; empty
+            if the page is in this folder.
     """
     views = (attempt.last_view() for attempt in reversed(run.attempts))
     view = next((each for each in views if each is not None), None)
@@ -308,7 +309,7 @@ def _outputs(run: RecordedRun, folder: str, attempt: Mapping[str, Any], instance
 
 
 def _instances(run: RecordedRun, folder: str, attempt: Mapping[str, Any]) -> list[Table]:
-    """Return a table of the instances of an attempt; no table if the report has no instances."""
+    """Return a table of the instances of an attempt; no table if the report lists no instances."""
     instances = [each for each in attempt.get("instances") or () if isinstance(each, dict)]
     first = attempt.get("first_failure")
     failed = first.get("index") if isinstance(first, dict) else None
@@ -350,7 +351,7 @@ def _environment_section(run: RecordedRun) -> Section:
 
 
 def _read_plan(run: RecordedRun) -> tuple[LaunchPlan | None, RecordedAttempt | None]:
-    """Return the last recorded plan, without values of --env, and the attempt that recorded it."""
+    """Return the last recorded plan, without values of --env, and the attempt with this plan."""
     for attempt in reversed(run.attempts):
         if attempt.plan is None:
             continue

@@ -1,6 +1,6 @@
 """A chart of a few training steps from the middle of a run's timeline (``timeline.json.gz``).
 
-Only the first part of a large trace is read, which contains the first instances. Each line of a
+Only the first part of a large trace is read. This part contains the first instances. Each line of a
 trace is an event in the format of popdist_py/timeline/trace_events.py.
 """
 
@@ -23,26 +23,26 @@ from poprun_py.display.formatting import duration_text, milliseconds_text
 from poprun_py.display.page import Chart, Section, Sentence
 from poprun_py.past_runs.recorded_run import DAMAGE_ERRORS
 
-# The number of uncompressed bytes to read from a trace, which hold about 80,000 spans.
+# The largest number of uncompressed bytes to read from a trace. They hold about 80,000 spans.
 _MOST_BYTES: Final = 8 << 20
 _STEPS, _MOST_SPANS = 3, 1500
 _STEP: Final = '"name":"step"'
-# Spans that overlap by at most this many microseconds are taken as consecutive, because their times
-# are rounded.
+# If two spans overlap by at most this many microseconds, they count as consecutive, because the
+# times of spans are rounded.
 _ROUNDING: Final = 0.01
 # The thickness of a bar in the chart, the amount by which each enclosing span makes a bar thinner,
-# and the smallest thickness.
+# and the smallest thickness of a bar.
 _THICK, _THINNER, _THIN = 0.86, 0.24, 0.2
 _MOST_ROWS: Final = 40
 
 
 @dataclass(frozen=True, slots=True)
 class TraceSpan:
-    """A span of the excerpt; times in seconds since the start of the excerpt.
+    """A span (timed activity) of an excerpt; times in seconds since the start of the excerpt.
 
     Attributes:
-        row: The process and thread of the span.
-        depth: The number of spans that enclose this one.
+        row: The names of the process and the thread that recorded the span.
+        depth: The number of spans that enclose this span.
     """
 
     row: str
@@ -56,7 +56,7 @@ class TraceSpan:
 class Excerpt:
     """The part of a trace that begins ``at`` seconds after the beginning of the trace.
 
-    Spans are sorted by row and time.
+    The spans of the excerpt are sorted by row and start.
     """
 
     at: float
@@ -69,7 +69,7 @@ class Excerpt:
 
 
 def read_excerpt(path: Path) -> Excerpt | None:
-    """Read some steps from the middle of a trace; None if the trace or its steps are missing."""
+    """Return an excerpt from the middle of a trace; None if the trace or its steps are missing."""
     try:
         lines = _lines(path)
         steps = sorted(
@@ -89,20 +89,20 @@ def read_excerpt(path: Path) -> Excerpt | None:
                 break
         return Excerpt(begin / 1e6, (end - begin) / 1e6, len(chosen), tuple(spans[:_MOST_SPANS]))
     except (OSError, EOFError, zlib.error, *DAMAGE_ERRORS):
-        return None  # the file is missing, incomplete, or not a trace
+        return None  # the trace file is missing, incomplete, or damaged
 
 
 def _lines(path: Path) -> list[str]:
     with gzip.open(path, "rb") as file:
         text = file.read(_MOST_BYTES).decode("utf-8", "replace")
     lines = text.split("\n")
-    # Leave out the last line, which may be incomplete.
+    # Leave out the last line, because only a part of the line may have been read.
     return [line for line in lines[:-1] if line.startswith('{"ph":"')]
 
 
 def _spans_between(lines: Sequence[str], begin: float, end: float) -> list[TraceSpan]:
     """Return the spans between ``begin`` and ``end`` (microseconds), clipped to this interval."""
-    # The keys are kinds, processes and threads, such as ("thread_name", 1, 3).
+    # The metadata of the trace, keyed by kind, process and thread, such as ("thread_name", 1, 3).
     metadata: dict[tuple[str, int, int], Mapping[str, Any]] = {}
     found: list[dict[str, Any]] = []
     for line in lines:
@@ -125,7 +125,7 @@ def _spans_between(lines: Sequence[str], begin: float, end: float) -> list[Trace
         of_process = metadata.get(("process_name", process, 0), {}).get("name", process)
         of_thread = metadata.get(("thread_name", process, thread), {}).get("name", thread)
         row = f"{of_process}: {of_thread}"
-        ends: list[float] = []  # of the spans that enclose the next span
+        ends: list[float] = []  # the end times of the spans that enclose the next span
         for event in events:
             after = event["ts"] + event["dur"]
             while ends and ends[-1] <= event["ts"] + _ROUNDING:
@@ -138,7 +138,7 @@ def _spans_between(lines: Sequence[str], begin: float, end: float) -> list[Trace
 
 
 def _start_of(line: str) -> float:
-    """Return the start of a span. Parsing the whole line as JSON takes several times longer."""
+    """Return the start time of a span in microseconds, without slow parsing of JSON."""
     return float(line.partition('"ts":')[2].partition(",")[0])
 
 

@@ -25,7 +25,7 @@ from poprun_py.running.watch.stragglers import Straggler, slowest_by_medians, wa
 _WINDOWS = 200
 _MOST_LINES, _MOST_HISTOGRAMS, _MOST_VALUES = 64, 8, 12
 _P95 = 0.95
-Point: TypeAlias = tuple[float, float | None]  # the coordinates; None is a gap
+Point: TypeAlias = tuple[float, float | None]  # x and y; if y is None, the chart line has a gap
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +33,8 @@ class StepTimes:
     """The durations of the recorded steps of one instance in all attempts, in seconds.
 
     Attributes:
-        own: The durations of the same steps, without waiting for other instances.
-        count: The number of steps, with those that the records leave out.
+        own: The durations of the same steps, without the time that the instance waited for others.
+        count: The number of steps, including steps without a record.
         every: The largest number of steps that one record stands for.
     """
 
@@ -46,12 +46,12 @@ class StepTimes:
 
     @property
     def medians(self) -> tuple[float, float]:
-        """The median duration without waiting for other instances, and the whole median."""
+        """The median step duration without waiting for other instances, and with waiting."""
         return median(self.own), median(self.seconds)
 
     @property
     def p95(self) -> float:
-        """The 95th percentile of the durations."""
+        """The 95th percentile of the step durations, in seconds."""
         return percentile(self.seconds, _P95)
 
 
@@ -77,7 +77,7 @@ def step_times(run: RecordedRun) -> list[StepTimes]:
 def training_facts(
     run: RecordedRun, times: Sequence[StepTimes], view: JobView | None
 ) -> list[Fact]:
-    """Return the speed in the last attempt, the step time and the slowest instance."""
+    """Return the page's facts about training speed, step time and the slowest instance."""
     facts = []
     trained = [attempt for attempt in run.attempts if attempt.steps]
     by_instance = trained[-1].steps_by_instance() if trained else {}
@@ -110,7 +110,7 @@ def _slowest_fact(worst: Straggler) -> Fact:
 
 
 def restart_marks(run: RecordedRun, began: float) -> list[Mark]:
-    """Return chart marks at the starts of later attempts; the x axis is seconds since ``began``."""
+    """Return a chart mark at the start of each restarted attempt, in seconds after ``began``."""
     return [
         Mark(at - began, f"attempt {attempt.number}")
         for attempt in run.attempts[1:]
@@ -119,7 +119,7 @@ def restart_marks(run: RecordedRun, began: float) -> list[Mark]:
 
 
 def drawn_instances(instances: Iterable[int]) -> list[int]:
-    """Return the instances that a chart shows; if there are too many, evenly spaced ones."""
+    """Return the instances that a chart shows: all instances, or an evenly spaced selection."""
     ordered = sorted(set(instances))
     if len(ordered) <= _MOST_LINES:
         return ordered
@@ -128,9 +128,9 @@ def drawn_instances(instances: Iterable[int]) -> list[int]:
 
 
 def instance_lines(attempts: Sequence[Mapping[int, Sequence[Point]]]) -> list[Line]:
-    """Return a line for each instance that a chart shows, with a gap between two attempts.
+    """Return a chart line for each instance to show, with a gap between two attempts.
 
-    The points of each attempt are keyed by the instance.
+    Each element of ``attempts`` maps instances to their chart points in one attempt.
     """
     return [
         _line(f"instance {index}", index, [points.get(index, ()) for points in attempts])
@@ -151,7 +151,7 @@ def _line(name: str, index: int, attempts: Iterable[Sequence[Point]]) -> Line:
 
 
 def training_section(run: RecordedRun, began: float) -> Section:
-    """Return a section with charts of throughput, loss and logged values."""
+    """Return a page section with charts of throughput, loss and logged values."""
     parts: list[Part] = []
     if any(attempt.steps for attempt in run.attempts):
         parts.append(_throughput(run, began))
@@ -210,7 +210,7 @@ def _rates(steps: Sequence[StepRecord], began: float, *, has_samples: bool) -> l
 
 
 def _rate(steps: Sequence[StepRecord], *, has_samples: bool) -> float:
-    """Return the samples (or steps) of the timed steps, divided by the seconds that they took."""
+    """Return samples per second over the timed steps; steps per second unless ``has_samples``."""
     timed = [record for record in steps if record.is_timed]
     done = sum(record.samples if has_samples else 1 for record in timed)
     return done / sum(record.seconds for record in timed) if timed else 0.0
@@ -240,7 +240,7 @@ def _known(line: Line) -> list[tuple[Any, float]]:
 
 
 def _values(run: RecordedRun) -> tuple[list[Chart], list[str]]:
-    """Return charts of the first logged values, and the names of values without a chart."""
+    """Return charts of some logged values, and the names of the logged values without a chart."""
     names = list(dict.fromkeys(n for a in run.attempts for v in a.values for n in v.values))
     charts = []
     for number, name in enumerate(names[:_MOST_VALUES]):
@@ -259,7 +259,7 @@ def _values(run: RecordedRun) -> tuple[list[Chart], list[str]]:
 
 
 def step_time_section(times: Sequence[StepTimes]) -> Section:
-    """Return a section with charts and a table of step times, with and without waiting."""
+    """Return a page section with charts and a table of the step times of all instances."""
     if not times:
         return Section("Step time", ())
     waiting = any(
