@@ -16,7 +16,7 @@ import math
 import os
 import stat
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -310,8 +310,10 @@ class LeaseFolder:
         file.path = self.path / record.name
         return file
 
-    def live_records(self) -> list[Record]:
+    def live_records(self, known: Collection[str] = ()) -> list[Record]:
         """Return the valid records in the folder whose processes are alive.
+
+        The files whose names are ``known`` are not read.
 
         Under the mutex, the files of this user's dead processes are removed. Without the mutex, an
         unfinished file may belong to a process that is still writing the file.
@@ -324,7 +326,7 @@ class LeaseFolder:
         # Files with other prefixes are ignored, because the folder may hold the user's own files.
         names = (LEASE_PREFIX, QUEUE_PREFIX, *((_UNFINISHED,) if self._has_mutex else ()))
         for name in sorted(os.listdir(self._descriptor)):  # noqa: PTH208 (no path)
-            if not name.startswith(names):
+            if name in known or not name.startswith(names):
                 continue
             try:
                 descriptor = os.open(name, _READ, dir_fd=self._descriptor)

@@ -188,10 +188,8 @@ class LeaseTable:
         """Return whether another job leased CPUs of ``record`` after this table was read."""
         known = {each.name for each in (*self.outer_leases, *self.leases, record)}
         return any(
-            isinstance(each, LeaseRecord)
-            and each.name not in known
-            and not set(each.cpus).isdisjoint(record.cpus)
-            for each in self._folder.live_records()
+            isinstance(each, LeaseRecord) and not set(each.cpus).isdisjoint(record.cpus)
+            for each in self._folder.live_records(known)
         )
 
     def join_queue(self, job: JobProcess) -> QueuePlace:

@@ -54,6 +54,14 @@ def test_a_lease_is_visible_until_it_is_closed(folder, holder):
     assert holder("look").seen["outer"] == []
 
 
+def test_a_job_alone_does_not_read_the_kernels_list_of_locks(folder, monkeypatch):
+    def read():
+        pytest.fail("reading the list stops all processes that lock files")
+
+    monkeypatch.setattr(lease_files, "_locks", read)
+    decide_on_table(folder, lambda table: table.take(this_job("mine"), (1,), (0,))).close()
+
+
 def test_a_killed_process_frees_its_cpus_at_once(folder, holder):
     first, second = holder(cpus="0-1").process, holder(cpus="2").process
     assert held(folder) == {0, 1, 2}
