@@ -6,10 +6,9 @@ Only ``with_names`` has side effects: it asks the resolver for the names of IPv6
 from __future__ import annotations
 
 import itertools
-import math
 import re
 import socket
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from popdist_py.errors import are, counted
@@ -69,9 +68,8 @@ def parse_host_list(text: str, *, source: str) -> tuple[Host, ...]:
         raise UsageError(
             f"{source} {text!r}: expected no blanks inside the list; separate hosts by commas only"
         )
-    return _unique(
-        [host for entry in _split(text, source) for host in _parse_entry(entry, source)], source
-    )
+    entries = (_parse_entry(entry, source) for entry in _split(text, source))
+    return _unique(itertools.chain.from_iterable(entries), source)
 
 
 def parse_host_file(text: str, *, source: str) -> tuple[Host, ...]:
@@ -197,9 +195,12 @@ def _slots(text: str) -> int | None:
 def _expand(name: str, source: str) -> list[str]:
     """Return all names that a name with ranges stands for: ``n[08-09]`` is ``n08`` and ``n09``."""
     texts = _BRACKETS.split(name)
-    ranges = [_numbers(each[1:-1], name, source) for each in _BRACKETS.findall(name)]
-    if math.prod(map(len, ranges)) > MAX_HOSTS:
-        raise UsageError(f"{source}: {name!r}: more than {MAX_HOSTS} hosts")
+    ranges, count = [], 1
+    for each in _BRACKETS.findall(name):
+        ranges.append(_numbers(each[1:-1], name, source))
+        count *= len(ranges[-1])
+        if count > MAX_HOSTS:
+            raise UsageError(f"{source}: {name!r}: more than {MAX_HOSTS} hosts")
     return [
         "".join(itertools.chain(*zip(texts, (*numbers, ""), strict=True)))
         for numbers in itertools.product(*ranges)
@@ -256,20 +257,20 @@ def are_host_names(names: Sequence[str]) -> bool:
     )
 
 
-def _unique(hosts: list[Host], source: str) -> tuple[Host, ...]:
-    seen: set[str] = set()
+def _unique(hosts: Iterable[Host], source: str) -> tuple[Host, ...]:
+    found: dict[str, Host] = {}
     for host in hosts:
         # Names are compared in lower case, because resolvers and ssh ignore the letter case of a
         # host name.
-        if host.name.lower() in seen:
+        if host.name.lower() in found:
             raise UsageError(
                 f"{source}: host {host.name} is given twice; name it once, with name:slots for "
                 "several instances"
             )
-        seen.add(host.name.lower())
-    if len(hosts) > MAX_HOSTS:
-        raise UsageError(f"{source}: more than {MAX_HOSTS} hosts")
-    return tuple(hosts)
+        found[host.name.lower()] = host
+        if len(found) > MAX_HOSTS:
+            raise UsageError(f"{source}: more than {MAX_HOSTS} hosts")
+    return tuple(found.values())
 
 
 # --- the hosts of a launch ----------------------------------------------------------------------

@@ -78,6 +78,9 @@ def test_the_slots_of_an_entry_apply_to_each_of_its_hosts():
         ("a;b", "not a host name"),
         ("n[0-99999999]", "more than 65536 hosts"),
         ("n[0-999]m[0-999]", "more than 65536 hosts"),
+        # Only the first two ranges are expanded.
+        ("n" + "[0-65535]" * 9_999, "more than 65536 hosts"),
+        (",".join(f"{name}[0-65535]" for name in range(9_999)), "more than 65536 hosts"),
         ("@a", "'@a': expected user@host"),
         ("me@you@a", "'me@you@a': expected user@host"),
     ],
