@@ -75,8 +75,8 @@ def parse(words: Sequence[str]) -> dict[str, Any]:
         else:
             value, used = _value(name, value, word, rest)
             position += used
-            before = dict(given).get(name)
-            if before is not None and not _OPTIONS[name].repeatable:
+            before = None if _OPTIONS[name].repeatable else dict(given).get(name)
+            if before is not None:
                 raise UsageError(f"{name} is given twice ({before!r} and {value!r}): give it once")
         given.append((name, value))
     return {**_values(given), "program": tuple(words[position:])}

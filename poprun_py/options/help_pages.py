@@ -72,7 +72,7 @@ def _click_option(field: str, opt: Option) -> DeclaredOption:
         [opt.short, name] if opt.short else [name],
         opt.group,
         # The launcher's own parser reads the values; click only completes them.
-        type=click.Choice(opt.type.choices, case_sensitive=False) if opt.type.choices else None,
+        type=click.Choice(opt.type.choices) if opt.type.choices else None,
         multiple=opt.repeatable,
         metavar=f"[={opt.type.metavar}]" if opt.implied else opt.type.metavar,
         help=f"{opt.help}  [default: {default}]" if default else opt.help,

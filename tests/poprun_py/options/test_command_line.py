@@ -6,6 +6,7 @@ import contextlib
 import re
 
 import pytest
+from click.shell_completion import ShellComplete
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -233,6 +234,10 @@ def test_spellings_of_indices(text, indices):
 
 def test_sync_types_are_stored_as_the_protocol_spells_them():
     assert parse(["--sync-type", "st_pod_native_default"])["sync_type"] == "ST_POD_NATIVE_DEFAULT"
+    complete = ShellComplete(COMMAND, {}, "poprun-py", "_POPRUN_PY_COMPLETE")
+    assert "ST_POD_NATIVE_DEFAULT" in [
+        item.value for item in complete.get_completions(["--sync-type"], "")
+    ]
 
 
 # --- help ---------------------------------------------------------------------------------------
