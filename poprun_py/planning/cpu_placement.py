@@ -276,12 +276,10 @@ def _threads(
     that is not reserved, but not more than its part of the CPU quota. Without SMT, an instance that
     shares its core with other instances gets one thread.
     """
-    quotas = [None] * len(shares) if machine.quota_cpus is None else [
-        stop - start for start, stop in _cuts(machine.quota_cpus, len(shares))
-    ]  # fmt: skip
-    reserved = config.reserve_cores
+    quota, reserved = machine.quota_cpus, config.reserve_cores
+    quota_parts = _cuts(quota or 0, len(shares))
     counts = []
-    for index, (share, quota) in enumerate(zip(shares, quotas, strict=True)):
+    for index, (share, (start, stop)) in enumerate(zip(shares, quota_parts, strict=True)):
         if reserved >= len(share) and reserved > 0 and not config.oversubscribe:
             raise UsageError(
                 f"{config.named('reserve_cores')} {reserved}: local instance {index} has "
@@ -293,7 +291,7 @@ def _threads(
         if cores_are_shared and not config.smt:
             count = 1
         if quota is not None:
-            count = min(count, quota - reserved)
+            count = min(count, stop - start - reserved)
         counts.append(max(1, count))
     return counts
 
