@@ -1,4 +1,5 @@
 """One attempt at a job, with its processes, output, keyboard, steps and metrics.
 
-The caller passes a Job. Modules here make no plans, and do not know options or machines.
+The caller passes a Job. The modules of this package make no plans, and know neither command-line
+options nor machines.
 """

@@ -1,4 +1,4 @@
-"""The files of an attempt that grow while the job runs: the output, the steps and the views."""
+"""Files of an attempt that grow while the job runs: output, training steps and views of the job."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, BinaryIO, Final
 
 from popdist_py.atomic_file import open_private
 
-# These modules are imported only for type checks. FileRecorder is created before mpirun starts, so
-# importing them would delay the job.
+# Importing these modules at run time would delay the job, because FileRecorder is created before
+# mpirun starts.
 if TYPE_CHECKING:
     from poprun_py.running.watch.job_view import JobView
     from poprun_py.running.watch.records import StepRecord
 
-# Each time a file of steps or views has grown by _PART_BYTES, lines are written _THINNING times
-# more rarely.
+# Each time a file of steps or views has grown by _PART_BYTES, the interval between the steps or
+# views that are written is multiplied by _THINNING.
 _PART_BYTES: Final = 64 << 20
 _THINNING: Final = 8
 
@@ -53,8 +53,8 @@ class _AppendedFile:
 
 
 def output_path(folder: str, instance: int, stream: str, num_instances: int) -> Path:
-    """Return the path of the file with an instance's ``stdout`` or ``stderr``."""
-    # The index is padded with zeros to the width of the greatest index.
+    """Return the path of the file that records an instance's ``stdout`` or ``stderr``."""
+    # The instance's index is padded with zeros to the width of the greatest index.
     width = len(str(num_instances - 1))
     return Path(folder) / f"instance-{instance:0{width}}.{stream}"
 
@@ -62,7 +62,7 @@ def output_path(folder: str, instance: int, stream: str, num_instances: int) -> 
 class OutputFiles:
     """Writes the output of instances to files, if a folder is given.
 
-    ``trouble`` is a sentence about the first error; empty if no error has occurred.
+    ``trouble`` is a sentence about the first write error; it is empty if no error has occurred.
     """
 
     def __init__(self, folder: str | None, num_instances: int) -> None:
@@ -72,12 +72,12 @@ class OutputFiles:
         self._files: dict[tuple[int, str], _AppendedFile] = {}
 
     def open(self, instance: int) -> None:
-        """Create the files of an instance."""
+        """Create the output files of an instance."""
         self.write(instance, "stdout", b"")
         self.write(instance, "stderr", b"")
 
     def write(self, instance: int, stream: str, data: bytes) -> None:
-        """Append output of an instance to its file. After the first error, output is dropped."""
+        """Append output of an instance to its file, or drop it after the first write error."""
         if self._folder is None or self.trouble:
             return
         if (instance, stream) not in self._files:
@@ -107,22 +107,22 @@ class OutputFiles:
 class FileRecorder:
     """Appends steps to ``steps.jsonl`` and views to ``looks.jsonl``, which only the user can read.
 
-    When a file has reached 64 MiB, only every 8th line is written from then on, after 128 MiB only
-    every 64th line, and so on. These lines contain the factor with the key ``every``. Steps are
-    written if their number is divisible by the factor. The last view is always written.
+    When a file has reached 64 MiB, only every 8th step or view is written, after 128 MiB only every
+    64th, and so on. Each of these lines contains the factor, such as 8, with the key ``every``. A
+    step is written if its number is divisible by the factor. The last view is always written.
     """
 
     def __init__(self, folder: Path, part_bytes: int = _PART_BYTES) -> None:
         self._steps = _JsonLines(folder / "steps.jsonl", part_bytes)
         self._views = _JsonLines(folder / "looks.jsonl", part_bytes)
         self._num_views = 0
-        self._skipped: tuple[JobView, float] | None = None  # the last view, if not written yet
+        self._skipped: tuple[JobView, float] | None = None  # the last view, if not yet written
 
     def steps(self, records: Sequence[StepRecord]) -> None:
-        """Write new steps of one instance.
+        """Write new training steps of one instance.
 
         Raises:
-            OSError: The file cannot be written.
+            OSError: The file of steps cannot be written.
         """
         every = self._steps.every
         kept: Iterable[StepRecord] = records
@@ -134,7 +134,7 @@ class FileRecorder:
         """Write a view of the job.
 
         Raises:
-            OSError: The file cannot be written.
+            OSError: The file of views cannot be written.
         """
         is_kept = self._num_views % self._views.every == 0
         self._num_views += 1
@@ -149,7 +149,7 @@ class FileRecorder:
         self._views.write_lines([f'{text[:-1]}, "every": {every}}}' if every > 1 else text])
 
     def close(self) -> None:
-        """Write the last view if it was left out, and close the files. Errors are ignored."""
+        """Write the last view if it is not written yet, and close the files. Errors are ignored."""
         if self._skipped is not None:
             with contextlib.suppress(OSError):
                 self._write_view(*self._skipped)
@@ -169,7 +169,7 @@ class _JsonLines(_AppendedFile):
 
     @property
     def every(self) -> int:
-        """The current factor; 8 means that every 8th line is written."""
+        """The current interval of lines to write; 8 means that every 8th line is written."""
         return int(_THINNING ** (self._num_bytes // self._part_bytes))
 
     def write_lines(self, documents: Iterable[str]) -> None:

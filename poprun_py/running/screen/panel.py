@@ -1,8 +1,9 @@
-"""A panel of lines that stay below all other output on a terminal, such as the view of --live.
+"""A panel: lines that stay below all other output on a terminal, such as the view of --live.
 
-The cursor stays at the place where the output continues, so an unfinished line, a prompt and typed
-text are not disturbed. Output is held for at most 0.1 seconds, and then written together with the
-codes that erase the panel and draw it again. The terminal never shows output without the panel.
+The cursor stays at the place where the output continues, so the panel does not disturb unfinished
+lines, prompts and typed text. Output is held for at most 0.1 seconds, and then written together
+with the codes that erase the panel and draw it again. The terminal never shows output without the
+panel.
 """
 
 from __future__ import annotations
@@ -23,9 +24,9 @@ _ERASE_FROM_HERE = b"\x1b[J"
 
 
 class Panel:
-    """The lines below the output of one terminal.
+    """Lines below the output on one terminal.
 
-    ``is_ready`` returns whether the terminal has taken all earlier output.
+    The function ``is_ready`` returns whether the terminal has taken all earlier output.
     """
 
     def __init__(
@@ -41,7 +42,7 @@ class Panel:
         self._lines: list[bytes] = []
         self._held = bytearray()
         self._is_drawn = False
-        self._is_entered = False  # whether Enter has moved the cursor into the panel
+        self._is_entered = False  # whether the Enter key has moved the cursor into the panel
         self._drawn_at = float("-inf")
 
     def write(self, data: bytes) -> None:
@@ -53,9 +54,9 @@ class Panel:
             self.on_time(time.monotonic())
 
     def show(self, lines: Sequence[str]) -> None:
-        """Show ``lines`` as the panel until the terminal is resized; no lines remove the panel.
+        """Show ``lines`` as the panel until the terminal is resized; without lines, remove it.
 
-        The lines must be narrower than the terminal, and fewer than the rows of the terminal.
+        The lines must be narrower than the terminal, which must have more rows than lines.
         """
         self._size_of_lines = self._size()
         self._lines = [line.encode(errors="replace") for line in lines]
@@ -82,14 +83,14 @@ class Panel:
     def next_deadline(self) -> float:
         """Return the time when ``on_time`` must be called next; inf if no call is needed."""
         if self._is_entered:
-            return float("-inf")  # draw at once, because typed text would appear in the panel
+            return float("-inf")  # draw at once: typed text would appear in the panel
         if not self._lines or (self._is_drawn and not self._held):
             return float("inf")
         return self._drawn_at + _PAUSE_SECONDS
 
     def _write_frame(self, now: float) -> None:
         if self._size() != self._size_of_lines:
-            self._lines = []  # the lines may not fit into the resized terminal
+            self._lines = []  # the panel's lines may not fit into the resized terminal
         frame = self._erased() + self._taken()
         if self._lines:
             frame += self._drawn()
@@ -103,7 +104,7 @@ class Panel:
         return held
 
     def _erased(self) -> bytes:
-        """Return the codes that erase the panel, if it is drawn, and keep the cursor in place."""
+        """Return the codes that erase a drawn panel without moving the cursor."""
         if not self._is_drawn:
             return b""
         is_entered, self._is_entered, self._is_drawn = self._is_entered, False, False
@@ -111,7 +112,7 @@ class Panel:
             return _ERASE_FROM_HERE
         # Erase the screen only from the next row on, because text to the right of the cursor may
         # belong to a line that is being rewritten. Scroll the screen first, because the cursor may
-        # be in the last row if the window has been made lower.
+        # be in the last row if the user has reduced the height of the window.
         return _DOWN + _up(1) + _SAVE + _NEXT_ROW + _ERASE_FROM_HERE + _RESTORE
 
     def _drawn(self) -> bytes:

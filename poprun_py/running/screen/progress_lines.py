@@ -1,16 +1,15 @@
-"""Conversion of progress bars to whole lines, for an output that is not a terminal."""
+"""Conversion of progress bars to whole lines, if the output is not shown on a terminal."""
 
 from __future__ import annotations
 
 import re
 
-# The seconds between two lines that show a progress bar, so that a user sees progress and the log
-# of a day stays small.
+# The seconds between two lines that show the same progress bar.
 INTERVAL_SECONDS = 10.0
-# A redrawn line with more bytes than this is not a progress bar, so it is passed on unchanged.
+# If a redrawn line has more bytes than this, it is not a progress bar and is passed on unchanged.
 _MOST_OF_LINE = 1 << 16
-# The codes that end a line or a state of a progress bar. The codes are a newline, a carriage return
-# without a newline, and the code that moves the cursor up to a bar above.
+# The codes that end a line or a state of a progress bar: a newline, a carriage return without a
+# newline, and the code that moves the cursor up to the progress bar above.
 _MOVE = re.compile(rb"(\r+\n|\n|\r|\x1b\[A)")
 _UP = b"\x1b[A"
 _MOST_ROWS = 32
@@ -19,28 +18,28 @@ _MOST_ROWS = 32
 class ProgressLines:
     """Turns the progress bars in one stream of output into whole lines.
 
-    The lines show the first state of a bar, one state every 10 s, and the last state. If a bar
-    begins within 10 s after another bar, only its last state is shown.
+    The lines show the first state of a progress bar, a state every 10 s, and the last state. If a
+    progress bar begins within 10 s after another one, only its last state is shown.
 
     Attributes:
-        is_redrawn: Whether a carriage return has restarted the line, as in a progress bar.
+        is_redrawn: Whether a carriage return has restarted the current line, as in a progress bar.
     """
 
     def __init__(self) -> None:
-        self._out = bytearray()  # The output to return from the current call.
-        self._carried = b""  # A carriage return that may be followed by a newline.
+        self._out = bytearray()  # the output to return from the current call
+        self._carried = b""  # a carriage return after which a newline may arrive
         self.is_redrawn = False
-        self._has_text = False  # Whether the beginning of a line has been passed on.
-        self._rows_up = 0  # The rows by which the cursor has been moved up.
+        self._has_text = False  # whether the beginning of a line has been passed on
+        self._rows_up = 0  # the rows by which the cursor has moved up
         self._has_just_moved_down = False
-        self._line = b""  # The beginning of the current state of a bar.
-        self._states: dict[int, bytes] = {}  # The last complete state of each row.
+        self._line = b""  # the beginning of a progress bar's current state
+        self._states: dict[int, bytes] = {}  # the last complete state of the bar in each row
         self._shown: dict[int, bytes] = {}
         self._shown_at = float("-inf")
         self._fed_at = 0.0
 
     def feed(self, data: bytes, now: float) -> bytes:
-        """Process more of the stream, and return the bytes to show now."""
+        """Process more output of the stream, and return the bytes to show now."""
         self._fed_at = now
         data = self._carried + data
         # Output without progress bars, which is the usual case, is passed on unchanged.
@@ -56,19 +55,19 @@ class ProgressLines:
         return self._taken()
 
     def finish(self, now: float) -> bytes:
-        """Return the rest of a stream that has ended, such as the last state of a bar."""
+        """Return the rest of a stream that has ended, such as the last state of a progress bar."""
         if self.is_redrawn:
             self._end_bar(now)
         return self._taken()
 
     def overdue(self, before: float) -> bytes:
-        """Return the state of a bar that was due to be shown at the time ``before`` or earlier."""
+        """Return a progress bar's state that was due to be shown at ``before`` or earlier."""
         if self.due_at() <= before:
             self._end_state(before)
         return self._taken()
 
     def due_at(self) -> float:
-        """Return the time to show the current state of the bar; inf if it has been shown."""
+        """Return the time to show the progress bar's current state; inf if it has been shown."""
         if not self._line.strip() and self._states == self._shown:
             return float("inf")
         return max(self._fed_at, self._shown_at + INTERVAL_SECONDS)
@@ -79,9 +78,9 @@ class ProgressLines:
         return taken
 
     def _take(self, text: bytes, move: bytes, now: float) -> None:
-        """Process some text, and the code after it that ends a line or moves the cursor."""
+        """Process ``text``, and the code ``move`` that follows it and moves the cursor."""
         if text and self._has_just_moved_down:
-            # Ordinary text below the progress bars shows that the bars have ended.
+            # Text below the progress bars means that the progress bars have ended.
             self._end_bar(now)
         self._has_just_moved_down = False
         is_end = move.endswith(b"\n")
@@ -91,7 +90,7 @@ class ProgressLines:
         if not self.is_redrawn:
             self.is_redrawn = True
             if self._has_text:
-                # The beginning of the line, which has been passed on, is the bar's first state.
+                # The beginning of the line is the bar's first state and has been passed on.
                 self._pass(text + b"\n")
                 self._shown_at, text = now, b""
         self._line += text
@@ -112,7 +111,7 @@ class ProgressLines:
             self._has_text = not data.endswith(b"\n")
 
     def _end_state(self, now: float) -> None:
-        """Store the complete state of the current row, and show it if 10 s have passed."""
+        """Store the complete state of a progress bar, and show it if 10 s have passed."""
         if self._line.strip():
             self._states[-self._rows_up] = self._line.rstrip()
         self._line = b""
@@ -120,7 +119,7 @@ class ProgressLines:
             self._show(now)
 
     def _show(self, now: float) -> None:
-        """Show the states of all rows that have changed, from top to bottom."""
+        """Show the progress bars whose state has changed, from top to bottom."""
         if self._states != self._shown:
             self._shown_at = now
             changed = sorted(self._states.items() - self._shown.items())
@@ -128,7 +127,7 @@ class ProgressLines:
             self._shown = dict(self._states)
 
     def _end_bar(self, now: float) -> None:
-        """Show the last state of all bars, even if the last line was shown less than 10 s ago."""
+        """Show the last state of all progress bars, even if less than 10 s have passed."""
         self._end_state(now)
         self._show(now)
         self.is_redrawn = self._has_text = self._has_just_moved_down = False

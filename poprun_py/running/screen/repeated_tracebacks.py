@@ -1,16 +1,16 @@
-"""Filter that shows equal tracebacks only once if several instances write them within a second.
+"""Filter that shows a traceback once if several instances write equal ones within a second.
 
-The first traceback is shown as it arrives. Later tracebacks are held until they are complete, for
-at most a second, and compared with the tracebacks that were shown. All other output is shown
-immediately. The memory for held output is bounded.
+The first traceback is shown as it arrives. Later tracebacks are held for at most a second, until
+they are complete, and then compared with the tracebacks that were shown. All other output is shown
+immediately. The size of the held output is bounded.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-# A traceback that begins more than this many seconds after the first traceback of a failure belongs
-# to another failure.
+# If a traceback begins more than this many seconds after the first traceback of a failure, it
+# belongs to another failure.
 _TOGETHER_SECONDS = 1.0
 _HELD_SECONDS = 1.0
 _MOST_OF_ONE, _MOST_HELD = 1 << 16, 1 << 22
@@ -20,9 +20,9 @@ Show = Callable[[int, bytes], None]
 Tell = Callable[[tuple[int, ...], int], None]
 
 
-# This class is not a dataclass, because making a dataclass would delay the start of every job.
+# This class is not a dataclass, because creating a dataclass would delay the start of every job.
 class _TracebackOutput:
-    """The output of an instance from the beginning of a traceback on."""
+    """The output of an instance since the beginning of a traceback."""
 
     def __init__(self, index: int, host: str, pid: int, began: float) -> None:
         self.index = index
@@ -33,7 +33,7 @@ class _TracebackOutput:
         self._size_of_lines = 0
 
     def lines(self) -> list[str]:
-        """Return the lines, with instance-specific parts such as process ids replaced."""
+        """Return the lines of the output; fixed words replace parts such as process ids."""
         from poprun_py.running.screen.tracebacks import normal_line
 
         if len(self.data) != self._size_of_lines:
@@ -44,7 +44,7 @@ class _TracebackOutput:
 
 
 def _find_traceback(data: bytes) -> int:
-    # This quick check avoids the import for output without a traceback, which is the usual case.
+    # Most output contains no traceback, and this quick check then avoids the import.
     if b"Traceback (most" not in data and b'  File "' not in data:
         return -1
     from poprun_py.running.screen.tracebacks import find_traceback
@@ -57,10 +57,9 @@ class RepeatedTracebacks:
 
     Args:
         show: A function that shows output of an instance.
-        begin: A function that is called when an instance begins a traceback, after its earlier
-            output was shown.
-        tell: A function that reports repeated tracebacks, given the instances that wrote them and
-            the instance whose equal traceback was shown.
+        begin: A function that is called when an instance begins to write a traceback.
+        tell: A function that reports repeated tracebacks to the user. Its arguments are the
+            instances that wrote them and the instance whose equal traceback was shown.
     """
 
     def __init__(self, show: Show, begin: Callable[[int], None], tell: Tell) -> None:
@@ -68,9 +67,9 @@ class RepeatedTracebacks:
         self._begin = begin
         self._tell = tell
         self._writing: set[int] = set()
-        # The state of the current failure consists of the time of its beginning, the tracebacks
-        # that were shown, the tracebacks that are held, and a map from each instance with a
-        # repeated traceback to the instance whose equal traceback was shown.
+        # The state of the current failure: the time when it began, the tracebacks that were shown,
+        # the tracebacks that are held, and a map from each instance with a repeated traceback to
+        # the instance whose equal traceback was shown.
         self._began = 0.0
         self._shown: dict[int, _TracebackOutput] = {}
         self._held: dict[int, _TracebackOutput] = {}
@@ -82,13 +81,13 @@ class RepeatedTracebacks:
         self._writing.add(index)
 
     def ended(self, index: int) -> None:
-        """Remove an instance that has ended; show all held output if all instances have ended."""
+        """Remove an instance that has ended; after the last instance, show all held output."""
         self._writing.discard(index)
         if not self._writing:
             self._finish()
 
     def feed(self, index: int, data: bytes, now: float, *, host: str = "", pid: int = 0) -> None:
-        """Process output of an instance.
+        """Process output that an instance wrote to stderr.
 
         Tracebacks that differ only in the instance's host name or process id count as equal.
         """
@@ -112,7 +111,7 @@ class RepeatedTracebacks:
         self._pass(index, data[start:])
 
     def on_time(self, now: float) -> None:
-        """Show or replace tracebacks that have been held for a second."""
+        """Decide about tracebacks that have been held for a second: show them or count them."""
         for held in list(self._held.values()):
             if now >= held.began + _HELD_SECONDS:
                 self._decide(held)
@@ -133,7 +132,7 @@ class RepeatedTracebacks:
             self._decide(held)
 
     def _pass(self, index: int, data: bytes) -> None:
-        """Show output of an instance, after reporting its repeated traceback if there was one."""
+        """Show output of an instance; if its traceback was a repeated one, report that first."""
         if not data:
             return
         if index in self._repeated:
@@ -143,7 +142,7 @@ class RepeatedTracebacks:
         self._show(index, data)
 
     def _decide(self, held: _TracebackOutput) -> None:
-        """Show a held traceback, unless an equal traceback was shown before."""
+        """Show a held traceback, unless an equal traceback of another instance was shown."""
         from poprun_py.running.screen.tracebacks import equal_lines
 
         index, data = held.index, bytes(held.data)

@@ -1,8 +1,8 @@
 """The output of all instances as whole, tagged lines on the launcher's stdout and stderr.
 
 Output is handled as bytes and cut at newlines only, so multi-byte characters are never split. The
-memory is bounded: a line longer than ``MAX_HELD`` bytes is passed on in pieces, and instances are
-paused if the reader does not keep up.
+use of memory is bounded. A line longer than ``MAX_HELD`` bytes is passed on in pieces. If the
+reader of the launcher's output is slow, the instances are paused.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from poprun_py.terminal import command_name
 
 MAX_HELD = 1 << 22
 _MAX_PENDING = 1 << 22
-# The function keep_end keeps _KEPT bytes of a stream. Of each line longer than _TOO_LONG bytes, it
-# keeps _KEPT_OF_LINE bytes at both ends.
+# The function keep_end keeps the last _KEPT bytes of a stream. If a line is longer than _TOO_LONG
+# bytes, keep_end keeps only _KEPT_OF_LINE bytes at each end of the line.
 _KEPT, _KEPT_OF_LINE, _TOO_LONG = 1 << 15, 1000, 3000
 # The largest numbers of bytes to write at once to a pipe, to a terminal, and to a terminal that
-# Sink has opened again. A pipe that is ready takes PIPE_BUF bytes without blocking, and a terminal
-# takes fewer.
+# ``Sink`` has opened again. A pipe that is ready takes PIPE_BUF bytes without blocking. A terminal
+# takes fewer bytes without blocking.
 _PIPE_CHUNK, _TERMINAL_CHUNK, _WHOLE_CHUNK = 4096, 512, 1 << 16
 _BARE_RETURN = re.compile(rb"\r(?!\n)")
 # The colours of tags are green, yellow, blue, magenta and cyan, then the bright colours.
@@ -37,11 +37,12 @@ _COLOURS = (32, 33, 34, 35, 36, 92, 93, 94, 95, 96)
 
 @dataclass(slots=True, eq=False)
 class OutputStream:
-    """One stream (stdout or stderr) of one instance, and its output that is not shown yet.
+    """One stream (stdout or stderr) of one instance, with the part that is not shown yet.
 
     Attributes:
-        timed: Whether the time of day is written before each line.
-        live: Whether unfinished lines are shown immediately, because the user types into them.
+        timed: Whether the time of day is written before each line of output.
+        live: Whether unfinished lines are shown immediately, because the user types text after
+            them.
         held: The beginning of a line whose end has not arrived yet.
         progress: The converter that turns progress bars into whole lines if the output is not a
             terminal; None to leave progress bars unchanged.
@@ -57,23 +58,22 @@ class OutputStream:
     progress: ProgressLines | None = None
 
     def prefix(self) -> bytes:
-        """Return the tag of a line that begins now, with the time of day if ``timed``."""
+        """Return the tag to write before a line, with the time of day if ``timed`` is true."""
         return f"{clock_text(time.time())} ".encode() + self.tag if self.timed else self.tag
 
 
 def make_stream(
     index: int | str, name: str, *, form: str = "tag", shown: bool = True, colour: bool = False
 ) -> OutputStream:
-    """Create the object for a stream, ``stdout`` or ``stderr``, of an instance.
+    """Create the object for one output stream of an instance.
 
     Args:
-        index: The index of the instance, or a text such as ``0-3`` for a tag of several instances,
-            which is not coloured.
-        name: The name of the stream.
+        index: The index of the instance, or a text such as ``0-3`` for several instances.
+        name: The name of the stream, ``stdout`` or ``stderr``.
         form: ``tag`` for PopRun's tag before each line, ``time`` for the time of day before the
             tag, or ``plain`` for the unchanged bytes of the program.
-        shown: Whether the stream is shown.
-        colour: Whether the tag has the instance's colour.
+        shown: Whether the output of the stream is shown to the user.
+        colour: Whether the tag of a single instance is coloured.
     """
     tag = b"" if form == "plain" else f"[1,{index}]<{name}>:".encode()
     if colour and tag and isinstance(index, int):
@@ -88,13 +88,13 @@ def tag_width(index: int, form: str) -> int:
 
 
 def keep_end(kept: bytearray, data: bytes) -> bytearray:
-    """Append ``data`` to ``kept``, the end of a stream, and return the stream's new end.
+    """Append ``data`` to ``kept``, and return the last bytes of the result.
 
     The middle of very long lines is left out.
     """
     kept = kept + data
-    # This quick check finds every line that is too long, because such lines fill at least one piece
-    # without a newline.
+    # This quick check finds every line that is too long, because such a line fills at least one
+    # piece of ``kept`` without a newline.
     piece = _TOO_LONG // 2
     if all(kept.find(b"\n", i, i + piece) >= 0 for i in range(0, len(kept) - piece, piece)):
         return kept[-_KEPT:]
@@ -106,9 +106,9 @@ def keep_end(kept: bytearray, data: bytes) -> bytearray:
 
 
 class Sink:
-    """Writes to one of the launcher's descriptors without blocking.
+    """Writes to one of the launcher's file descriptors without blocking.
 
-    A file takes all output immediately. Output that a pipe or terminal cannot take now is kept.
+    If a pipe or terminal cannot take all output now, the rest of the output is kept for later.
     """
 
     def __init__(self, descriptor: int) -> None:
@@ -130,22 +130,22 @@ class Sink:
 
     @property
     def pending(self) -> int:
-        """The number of bytes that the reader of the descriptor has not taken yet."""
+        """The number of bytes that have not been written to the descriptor yet."""
         return len(self._pending)
 
     @property
     def is_full(self) -> bool:
-        """Whether so much output is pending that the instances should be paused."""
+        """Whether so much output is not written yet that the instances should be paused."""
         return len(self._pending) >= _MAX_PENDING
 
     def write(self, data: bytes) -> None:
-        """Write ``data``, or keep the part that the descriptor does not take now."""
+        """Write ``data``, and keep the part that the descriptor does not take now."""
         if not self._is_closed:
             self._pending += data
             self.flush()
 
     def flush(self, timeout: float = 0.0) -> None:
-        """Write pending output, waiting up to ``timeout`` seconds for the reader."""
+        """Write the output kept so far, waiting at most ``timeout`` seconds for its reader."""
         limit = time.monotonic() + timeout
         while self._pending:
             wait = max(0, int(1000 * (limit - time.monotonic())))
@@ -153,26 +153,26 @@ class Sink:
                 return
 
     def close(self) -> None:
-        """Drop pending output and all later output, and release resources."""
+        """Drop all kept and later output, and close the terminal that was opened again."""
         self.discard()
         if self._own is not None:
             os.close(self._own)
             self._own = None
 
     def discard(self) -> None:
-        """Drop pending output and all later output."""
+        """Drop the output kept so far and all later output."""
         self._is_closed = True
         self._pending.clear()
 
     def _write_some(self) -> bool:
-        """Write a piece of the pending output; return whether another piece may be written."""
+        """Write a piece of the kept output; return whether another piece may be written."""
         try:
             del self._pending[: os.write(self._target, bytes(self._pending[: self._chunk]))]
         except BlockingIOError:
             # The terminal's buffer is full, or another process made the descriptor non-blocking.
             return False
         except OSError as error:
-            # The job continues without its output, for example after its pager was closed.
+            # The job continues without its output, for example if the user closed its pager.
             self.discard()
             if error.errno != errno.EPIPE:
                 lost = f"output to descriptor {self.descriptor} is lost: {error.strerror}"
@@ -185,8 +185,8 @@ class Sink:
 def _open_again(descriptor: int) -> int | None:
     """Open a terminal again in non-blocking mode; None if the terminal belongs to another user.
 
-    If the terminal is ready, a write of any size to the new descriptor does not block. Other
-    processes keep their own descriptor in blocking mode.
+    Writing to the new descriptor never blocks. Other processes that use the terminal keep their own
+    descriptor in blocking mode.
     """
     flags = os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
     try:
@@ -199,11 +199,12 @@ class Screen:
     """Writes the streams of all instances to one descriptor without mixing their lines.
 
     An unfinished line (a progress bar or a prompt) is shown when it contains a carriage return, or
-    when ``flush_idle`` finds that its end has not arrived for some time. The one unfinished line
-    that is shown is called the open line, and unfinished lines of other streams wait for its end.
-    If a whole line of another stream arrives, a terminal erases the open line and shows it again
-    below. A terminal that cannot erase lines shows the open line twice. If the output is not a
-    terminal, a newline ends the open line, and progress bars are written as whole lines.
+    when ``flush_idle`` finds that its end has not arrived for some time. At most one unfinished
+    line is shown at a time, and is called the open line. Unfinished lines of other streams are held
+    until the open line ends. If a whole line of another stream arrives, the open line is erased on
+    a terminal and shown again below the whole line. If the terminal cannot erase lines, the
+    unfinished line appears twice. If the output is not a terminal, the open line is ended by a
+    newline, and progress bars are written as whole lines.
     """
 
     def __init__(
@@ -212,16 +213,16 @@ class Screen:
         self._write = write
         self.is_terminal = is_terminal
         self._can_erase = can_erase
-        self.maps_newlines = True  # Whether a newline returns to the first column.
-        self._open: OutputStream | None = None  # The stream of the open line.
-        # The streams with a progress bar, and the streams with an unfinished line, in order.
+        self.maps_newlines = True  # whether a newline moves the cursor to the first column
+        self._open: OutputStream | None = None  # the stream of the open (unfinished) line
+        # The streams with a progress bar, and the streams that hold the beginning of a line.
         self._bars: dict[OutputStream, ProgressLines] = {}
         self._unfinished: dict[OutputStream, None] = {}
-        self._drawn = b""  # The open line's text after its last carriage return.
-        self._is_bar = False  # Whether the open line contains a carriage return.
+        self._drawn = b""  # the open line's text after its last carriage return
+        self._is_bar = False  # whether the open line contains a carriage return
 
     def feed(self, stream: OutputStream, data: bytes) -> None:
-        """Write new output of a stream, or hold the beginning of a line."""
+        """Write the whole lines of a stream's new output, and hold the rest of the output."""
         if not stream.shown:
             return
         stream.fed_at = time.monotonic()
@@ -256,10 +257,10 @@ class Screen:
                     del self._unfinished[stream]
 
     def finish(self, stream: OutputStream) -> None:
-        """Write the rest of a stream that has ended, and add a missing newline at its end.
+        """Write the rest of a stream that has ended, and add a newline if its last line has none.
 
-        If the descriptor is not a terminal, a plain stream gets the newline only before other
-        output.
+        If the output is not a terminal and has no tags, the newline is added only if other output
+        follows.
         """
         self._unfinished.pop(stream, None)
         if progress := self._bars.pop(stream, None):
@@ -277,13 +278,13 @@ class Screen:
             self.interrupt()
 
     def end_bar(self, stream: OutputStream) -> None:
-        """End a progress bar of a stream, so that the stream's next output starts a new line."""
+        """End the progress bar of a stream, so that the stream's next output starts a new line."""
         is_open_bar = self._open is stream and self._is_bar
         if is_open_bar or b"\r" in stream.held or stream in self._bars:
             self.finish(stream)
 
     def interrupt(self) -> None:
-        """End the open line, so that other code can write to the descriptor."""
+        """End the open (unfinished) line, so that other code can write to the descriptor."""
         if self._open is not None:
             self._write(self._end_of_row)
             self._open = None
@@ -292,11 +293,11 @@ class Screen:
         return self._open is None or self._open is stream or self._open.has_ended
 
     def next_bar_at(self) -> float:
-        """Return the time to show the state of a progress bar next; inf if no bar is due."""
+        """Return the time when a progress bar must be shown next; inf if there is none to show."""
         return min((bar.due_at() for bar in self._bars.values()), default=float("inf"))
 
     def _with_bars_as_lines(self, stream: OutputStream, data: bytes) -> bytes:
-        """Return ``data``; turn progress bars into whole lines if the output is not a terminal."""
+        """Return ``data``, with progress bars as whole lines if the output is not a terminal."""
         if self.is_terminal or stream.progress is None:
             return data
         data = stream.progress.feed(data, stream.fed_at)
@@ -307,12 +308,12 @@ class Screen:
         return data
 
     def insert(self, line: bytes) -> None:
-        """Write a message of the launcher, on a terminal followed by the open line."""
+        """Write a message of the launcher, and on a terminal, show the open line again after it."""
         redraw = self._close_open_line()
         self._write(line + self._end_of_row + redraw)
 
     def _close_open_line(self) -> bytes:
-        """Erase or end the open line; return the bytes that show it again on a terminal."""
+        """Erase or end the open (unfinished) line; return the bytes that show it again, if any."""
         if self._open is None or not self.is_terminal:
             self.interrupt()
             return b""
@@ -324,11 +325,11 @@ class Screen:
         return b"\n" if self.maps_newlines else b"\r\n"
 
     def end_by_terminal(self) -> None:
-        """Forget the open line, because the terminal has ended it by echoing the Enter key."""
+        """Forget the open (unfinished) line, because the Enter key has ended it on the terminal."""
         self._open = None
 
     def redraw(self) -> None:
-        """Show the open line again."""
+        """Show the open (unfinished) line again."""
         if self._open is not None:
             self._write(self._open.prefix() + self._drawn)
 
@@ -345,7 +346,7 @@ class Screen:
         self._write(first_tag + body + end + redraw)
 
     def _write_partial(self, stream: OutputStream) -> None:
-        # Keep a carriage return at the end, because a newline may follow.
+        # Hold a carriage return at the end of the output, because a newline may follow.
         is_half = stream.held.endswith(b"\r") and not (stream.live or stream.has_ended)
         data = bytes(stream.held[:-1] if is_half else stream.held)
         if not data:
@@ -360,7 +361,7 @@ class Screen:
         self._write(start + _retag(data, tag))
 
     def _shorten_held(self, stream: OutputStream) -> None:
-        """Drop the overwritten text of a very long held line, or write the line."""
+        """If a very long line is held, drop the part that is overwritten, or write the line."""
         last = stream.held.rfind(b"\r")
         if self.is_terminal and last > 0:
             del stream.held[:last]
@@ -369,5 +370,5 @@ class Screen:
 
 
 def _retag(data: bytes, tag: bytes) -> bytes:
-    # The text after a carriage return overwrites the tag, so the tag is repeated.
+    # Text after a carriage return would overwrite the tag, so the tag is written again.
     return _BARE_RETURN.sub(lambda _: b"\r" + tag, data) if tag else data

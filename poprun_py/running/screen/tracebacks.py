@@ -8,23 +8,23 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-# Tracebacks after Ctrl-C are held for at most _HELD_SECONDS and _MOST_HELD bytes. Python writes a
-# traceback within milliseconds, and on a busy machine within tenths of a second.
+# After Ctrl-C, tracebacks are held for at most _HELD_SECONDS and _MOST_HELD bytes. Python writes a
+# traceback within milliseconds, or on a busy machine within tenths of a second.
 _HELD_SECONDS = 0.5
 _MOST_HELD = 1 << 16
 
 _RANK_PREFIX = re.compile(r"^\[rank\d+\]: ?")
 _BEGIN = "Traceback (most recent call last):"
 _HEADER = rf"(?:\[rank\d+\]: ?)?(?:  \+ Exception Group )?{re.escape(_BEGIN)}"
-# For a syntax error in the program's own script, Python writes only file and line, without the
+# If the program's own script has a syntax error, Python writes only file and line, without the
 # header of a traceback.
 _PLACE = r'  File "[^"\n]+", line \d+'
 _START = re.compile(rf"(?:{_HEADER}|^{_PLACE})[ ]*(?=\r?\n|\Z)".encode(), re.M)
 _START_LINE = re.compile(rf"{_HEADER}|{_PLACE}$")
 # The line that Python writes between two chained tracebacks.
 _CHAIN = re.compile("The above exception was the direct cause|During handling of the above")
-# The last line of a traceback is the first line that is not indented. An exception group ends with
-# a horizontal rule.
+# The last line of a traceback is its first line after the header without indentation. The traceback
+# of an exception group ends with a horizontal line.
 _LAST_LINE = re.compile(rf"(?!{_CHAIN.pattern})\S|\s+\+-+$")
 _VARYING = (
     (re.compile(r"0x[0-9a-fA-F]{4,}"), "0x"),
@@ -54,8 +54,8 @@ def find_traceback(data: bytes) -> int:
 def normal_line(line: str, index: int, host: str, pid: int) -> str:
     """Return a line of a traceback without the parts that differ between the instances of one job.
 
-    Addresses, dates, times, the instance's index, its host name (empty if unknown) and its process
-    id (0 if unknown) are replaced by fixed words.
+    Fixed words replace memory addresses, dates, times, and the index, host name (empty if unknown)
+    and process id (0 if unknown) of the instance.
     """
     line = _RANK_PREFIX.sub("", line.rstrip())
     for pattern, replacement in _VARYING:
@@ -69,10 +69,10 @@ def normal_line(line: str, index: int, host: str, pid: int) -> str:
 
 
 def equal_lines(one: list[str], other: list[str]) -> int:
-    """Return the number of lines of the whole traceback with which both outputs begin.
+    """Return the length in lines of the equal tracebacks with which two outputs begin.
 
-    Both outputs consist of lines from ``normal_line`` and begin with a traceback. The result is 0
-    if these tracebacks differ, or if one output continues with another traceback.
+    The lines of both outputs come from ``normal_line``. The result is 0 if the tracebacks differ,
+    or if a second traceback follows in one of the outputs.
     """
     equal = 0
     for line, other_line in zip(one, other, strict=False):
@@ -90,8 +90,7 @@ def equal_lines(one: list[str], other: list[str]) -> int:
 def shorten_interrupts(text: str) -> str:
     """Return ``text`` with each traceback of a KeyboardInterrupt reduced to one line.
 
-    Most frames of a KeyboardInterrupt are in libraries. The remaining line names the last frame in
-    the user's own code.
+    The line that remains names the last frame in the user's own code.
     """
     lines = text.splitlines(keepends=True)
     bare = [_RANK_PREFIX.sub("", line).rstrip() for line in lines]
@@ -113,7 +112,7 @@ def shorten_interrupts(text: str) -> str:
 
 
 def _end_of_traceback(lines: list[str], start: int) -> int | None:
-    """Return the position after a traceback with its chained tracebacks; None if incomplete."""
+    """Return the index after a traceback and its chained tracebacks; None if incomplete."""
     end = start + 1
     while end < len(lines) and (not lines[end] or lines[end][0] == " "):
         end += 1
@@ -137,14 +136,14 @@ def _interrupt_line(traceback: list[str]) -> str:
 
 
 class InterruptTracebacks:
-    """Shortens tracebacks in the stderr of instances after Ctrl-C, and passes other output on."""
+    """Shortens tracebacks that instances write to stderr after Ctrl-C; shows other output as is."""
 
     def __init__(self, show: Callable[[int, bytes], None]) -> None:
         self._show = show
         self._held: dict[int, tuple[bytearray, float]] = {}
 
     def feed(self, index: int, data: bytes, now: float) -> None:
-        """Show output of an instance up to its first traceback, and hold the rest."""
+        """Show output of an instance up to its first traceback, and hold the rest of the output."""
         if index not in self._held:
             first = _FIRST_OF_HELD.search(data)
             start = len(data) if first is None else first.start()
@@ -167,10 +166,10 @@ class InterruptTracebacks:
             self._show(index, shorten_interrupts(text).encode(errors="surrogateescape"))
 
     def on_time(self, now: float) -> None:
-        """Show output that has been held for half a second."""
+        """Show the output of each instance that has been held for half a second."""
         for index in [index for index, (_, until) in self._held.items() if now >= until]:
             self.ended(index)
 
     def next_deadline(self) -> float:
-        """Return the time when held output must be shown; inf if no output is held."""
+        """Return the next time when held output must be shown; inf if no output is held."""
         return min((until for _, until in self._held.values()), default=float("inf"))

@@ -1,4 +1,4 @@
-"""The state of one instance, computed from two messages of its wrapper."""
+"""The state of one instance, such as its speed, computed from two messages of its wrapper."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-# The activities of a program, in the order of popdist_py/activities/ledger.py. "other" is the
-# program's own code.
+# The activities of a program, in the order of popdist_py/activities/ledger.py. The activity
+# "other" is the program's own code.
 ACTIVITIES: Final = (
     "other", "compiling", "computing", "loading", "transferring",
     "reducing", "waiting", "updating", "saving", "validating",
 )  # fmt: skip
 _POSITIONS: Final = {name: position for position, name in enumerate(ACTIVITIES)}
-# If an instance has been waiting or loading for more than this time, its phase is shown as waiting
-# or loading. Shorter waits occur in every training step.
+# If an instance has been waiting or loading data for longer than this, its phase is shown as
+# waiting or loading. Shorter times of waiting and loading occur in every training step.
 _LONG_NANOSECONDS = 10**9
 _P95 = 0.95
 # The fields of an instance state whose JSON keys have the same names.
@@ -32,32 +32,32 @@ _EMPTY_LEDGER: Final[Mapping[str, Any]] = {
 
 
 def read_at(message: Mapping[str, Any]) -> float:
-    """Return the time when a wrapper read the counters, in seconds on the clock of its host."""
+    """Return the time when a wrapper read its counters, in seconds on the clock of the host."""
     return float((message.get("ledger") or message)["now"]) / 1e9
 
 
 def num_timed_steps(message: Mapping[str, Any] | None) -> int:
-    """Return the number of training steps whose duration was measured; 0 without a message."""
+    """Return the number of timed training steps that a message counts; 0 without a message."""
     return int(((message or {}).get("ledger") or _EMPTY_LEDGER)["timed"])
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class InstanceState:
-    """Speed and resource use of an instance between two messages; times in seconds.
+    """Speed and resource use of an instance between two wrapper messages; times in seconds.
 
     Attributes:
-        step: The number of the last completed training step, whose loss is ``loss``; None if
-            unknown.
+        step: The number of the last completed training step; None if unknown.
         num_steps: The number of training steps whose duration was measured.
         step_seconds: The median duration of the last training steps; 0 before the first timed step.
         own_seconds: The median duration of the last ten training steps, without waiting for other
             instances.
-        shares: The fractions of the time that were spent on each of ``ACTIVITIES``.
+        shares: The fractions of the time that the instance spent on each of ``ACTIVITIES``.
         queued: The fraction of the time that the program was ready to run, but waited for a CPU.
         throttled: The fraction of the time that the program's control group had used up its CPU
             quota and was not allowed to run.
-        num_samples: The number of samples trained on since the program began to count.
-        seconds: The time spent on each of ``ACTIVITIES`` since the program began to count.
+        num_samples: The number of samples that the program has trained on since it began to count.
+        seconds: The time that the program has spent on each of ``ACTIVITIES`` since it began to
+            count.
     """
 
     index: int
@@ -87,8 +87,8 @@ class InstanceState:
 
         If ``before`` is None, the state covers the time from the program's start.
         """
-        # The control group may be older than the program, and its counter may include earlier
-        # times. The state since the program's start therefore shows no throttling.
+        # A control group may be older than the program, so its counter of throttled time may
+        # include earlier times. A state since the program's start therefore shows no throttling.
         throttled = now.get("throttled_seconds", 0.0)
         before = before or {"now": now["started"], "throttled_seconds": throttled}
         ledger = now.get("ledger") or _EMPTY_LEDGER
@@ -109,8 +109,8 @@ class InstanceState:
             phase=_phase(ledger, num_calls),
             step=step,
             num_steps=ledger["timed"],
-            # ``samples`` includes the samples of the first step, which is not timed, so the number
-            # of timed steps is increased by one.
+            # The count of samples includes the first step, which is not timed, so the number of
+            # timed steps is increased by one.
             samples_per_second=ledger["samples"] / (ledger["timed"] + 1) / mean if mean else 0.0,
             step_seconds=median(steps),
             p95_seconds=percentile(steps, _P95),
@@ -128,12 +128,12 @@ class InstanceState:
         )
 
     def share(self, *names: str) -> float:
-        """Return the fraction of the time that was spent on the named activities."""
+        """Return the fraction of the time that the instance spent on the named activities."""
         shares = self.shares
         return sum([shares[_POSITIONS[name]] for name in names])
 
     def to_json(self) -> dict[str, Any]:
-        """Return the state as JSON values."""
+        """Return the instance's state as JSON values."""
         return {
             "index": self.index,
             "host": self.host,
@@ -164,14 +164,14 @@ class InstanceState:
         }
 
     def json_text(self) -> str:
-        """Return the state as JSON text. The text is cached, because several callers need it."""
+        """Return the instance's state as JSON text, which is cached for later calls."""
         if not self._json_text:
             object.__setattr__(self, "_json_text", json.dumps(self.to_json()))
         return self._json_text
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> InstanceState:
-        """Create a state from JSON values that ``to_json`` returned."""
+        """Create an instance state from JSON values that ``to_json`` returned."""
         steps = data["step_seconds"]
         return cls(
             **{name: data[name] for name in _SAME_IN_JSON},
@@ -202,7 +202,7 @@ def _phase(ledger: Mapping[str, Any], num_calls: int) -> str:
 
 
 def loss_to_json(loss: float | None) -> float | str | None:
-    """Return a loss as a JSON value; NaN and infinities are "nan", "inf" and "-inf"."""
+    """Return a loss as a JSON value; NaN and infinities become "nan", "inf" and "-inf"."""
     return loss if loss is None or math.isfinite(loss) else str(loss)
 
 
@@ -210,18 +210,21 @@ def loss_from_json(loss: float | str | None) -> float | None:
     """Return the loss from a JSON value that ``loss_to_json`` returned.
 
     Raises:
-        TypeError, ValueError: The value is not a loss.
+        TypeError, ValueError: ``loss`` is not the JSON value of a loss.
     """
     return None if loss is None else float(loss)
 
 
 def median(values: Sequence[float]) -> float:
-    """Return the lower median; 0 for an empty sequence."""
+    """Return the lower median of ``values``; 0 for an empty sequence."""
     return percentile(values, 0.5)
 
 
 def percentile(values: Sequence[float], part: float) -> float:
-    """Return the percentile ``part`` (0 to 1, nearest-rank method); 0 for an empty sequence."""
+    """Return a percentile of ``values`` by the nearest-rank method; 0 for an empty sequence.
+
+    ``part`` is between 0 and 1, such as 0.95 for the 95th percentile.
+    """
     ordered = sorted(values)
     rank = math.ceil(part * len(ordered))
     return ordered[max(rank, 1) - 1] if ordered else 0.0

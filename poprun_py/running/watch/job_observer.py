@@ -1,6 +1,6 @@
 """The observer of one running job, which asks the instances for their counters in rounds.
 
-The observer does no input or output. It calls functions that are passed to it.
+The observer does no input or output itself. It calls functions that its creator passes.
 """
 
 from __future__ import annotations
@@ -15,29 +15,28 @@ from poprun_py.running.watch.job_view import JobView
 from poprun_py.running.watch.records import Recorders, StepReader
 from poprun_py.running.watch.stragglers import Straggler, slowest, stragglers
 
-# The seconds between rounds for --live and recorders, the seconds between rounds that only look for
-# stragglers, and the seconds from the start of the job to the first search for stragglers. Short
-# jobs end before the first search for stragglers.
+# The seconds between rounds for --live and recorders, the seconds between rounds that only search
+# for stragglers, and the seconds from the start of a job to its first search for stragglers.
 _SHOWN_SECONDS, _SECONDS, _FIRST_SECONDS = 1.0, 2.0, 10.0
-# In large jobs, rounds are further apart, so that at most this many answers arrive per second and
-# the launcher has time for its other work.
+# In large jobs, the time between two rounds is longer, so that at most this many answers arrive per
+# second.
 _ANSWERS_PER_SECOND = 500
 # The number of instances that are asked at once in a round, and the pause in seconds before the
-# next instances are asked. In the pauses the launcher does its other work.
+# next instances are asked. The launcher does its other work in the pauses.
 _ASKED_AT_ONCE, _ASK_PAUSE_SECONDS = 128, 0.02
 # A round ends after this many seconds, even if an instance on a busy host has not answered.
 _ANSWER_SECONDS = 2.0
-# An instance is reported as slow after it was slow in this many consecutive rounds.
+# An instance is reported as slow if it was slow in this many consecutive rounds.
 _CONFIRMED = 2
-# An answer is ignored if less than this many seconds have passed since the previous answer, because
-# speeds over a shorter time are inaccurate.
+# An answer of an instance is ignored if it comes less than this many seconds after the previous
+# answer, because speeds over a shorter time are inaccurate.
 _APART_SECONDS = 0.5
 _ENDED = "ended"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RoundTimes:
-    """The schedule of the rounds that the observer starts by itself; times in seconds.
+    """The schedule of the rounds of a job's observer; times in seconds.
 
     Attributes:
         between: The time between two rounds; None if rounds start only on request.
@@ -51,9 +50,9 @@ class RoundTimes:
 
     @classmethod
     def of(cls, num_instances: int, *, is_live: bool, is_recorded: bool) -> RoundTimes:
-        """Return the schedule for a job.
+        """Return the schedule of rounds for a job.
 
-        A single instance without --live and recorders is observed only on request.
+        Without --live and recorders, a job of one instance is observed only on request.
         """
         between = max(_SHOWN_SECONDS, num_instances / _ANSWERS_PER_SECOND)
         if is_live:
@@ -67,9 +66,9 @@ class RoundTimes:
 class _ObservedInstance:
     """An observed instance, the last messages of its wrapper, and its state.
 
-    ``training`` is the instance's state over the last period with new training steps.
+    ``training`` is the state of the instance over the last period with new training steps.
     ``slow_rounds`` is the number of consecutive rounds, up to the last one, in which the instance
-    was slow. ``asked_at`` is the time of a request that the instance has not answered yet.
+    was slow. ``asked_at`` is the time of a request that the wrapper has not answered yet.
     """
 
     state: InstanceState
@@ -83,11 +82,11 @@ class _ObservedInstance:
     slow_rounds: int = 0
 
     def take(self, message: Mapping[str, Any]) -> None:
-        """Update the state with a new message, unless the program has ended."""
+        """Update the state with a new message of the wrapper, unless the program has ended."""
         if message.get("now") is None or not message.get("memory_bytes"):
             return
-        # The recorders have received the rows of the new steps. The message is kept without these
-        # rows, because they take about a megabyte for each instance that has short steps.
+        # The message is kept without the rows of new steps, because the recorders have received the
+        # rows, and they may take about a megabyte for each instance.
         message = {name: value for name, value in message.items() if name != "steps"}
         self.has_new_steps = num_timed_steps(message) > num_timed_steps(self.last_with_steps)
         last = self.last
@@ -101,7 +100,7 @@ class _ObservedInstance:
             self.last_with_steps = message
 
     def end(self, message: Mapping[str, Any]) -> None:
-        """Set the final state of a program that has ended, which covers its whole run time."""
+        """Set the final state of a program that has ended, computed over its whole run time."""
         self.is_running = False
         if message.get("now") is None:  # the connection to the wrapper was lost
             self._set_state(replace(self.state, phase=_ENDED))
@@ -116,20 +115,21 @@ class _ObservedInstance:
 
     def _set_state(self, state: InstanceState) -> None:
         self.state = state
-        # Make and cache the state's JSON text now, because a view needs the texts of all instances
-        # at once.
+        # Cache the state's JSON text now, because a view later needs the texts of all instances at
+        # once.
         state.json_text()
 
 
 class JobObserver:
-    """Asks the instances of one job for counters, finds stragglers, and creates views of the job.
+    """Asks the instances of a job for their counters, finds stragglers, and creates job views.
 
     Args:
         job: A view of the job without instances.
         began: The time of the job's start on the launcher's clock.
-        ask: A function that asks an instance for its counters, which ``observed`` receives later.
-        tell: A function that reports a straggler to the user, once for each instance and cause.
-        show: A function that shows the view after each round, for ``--live``; None without it.
+        ask: A function that asks an instance for its counters. The caller passes the answer to
+            ``observed``.
+        tell: A function that reports a straggler to the user.
+        show: A function that shows the job view after each round; None without ``--live``.
         epoch: A function that returns the seconds from the epoch to time 0 of the launcher's clock.
     """
 
@@ -155,8 +155,8 @@ class JobObserver:
         self._epoch = epoch
         self._observed: dict[int, _ObservedInstance] = {}
         self._awaited: set[int] = set()
-        self._unasked: deque[int] = deque()  # The instances still to ask in this round.
-        self._ask_at = float("inf")  # The time to ask the next instances.
+        self._unasked: deque[int] = deque()  # the instances still to ask in this round
+        self._ask_at = float("inf")  # when to ask the next instances
         self._told: dict[tuple[int, str], Straggler] = {}
         self._slow: Straggler | None = None
         self._next_round_at = float("inf")
@@ -185,7 +185,7 @@ class JobObserver:
         instance = self._observed.get(index)
         if instance is not None and instance.is_running:
             # The wrapper may have sent its last message before the request of this round arrived,
-            # so the time of the request is not used to compare the clocks.
+            # so the request's time is not used to estimate the difference of the clocks.
             self._record(instance, message, None, now)
             instance.end(message)
         self._answered(index, now)
@@ -196,12 +196,12 @@ class JobObserver:
         self._begin_round(now)
 
     def show_again(self, now: float) -> None:
-        """Show the current view again, because the terminal was resized."""
+        """Show the current view of the job again, because the terminal was resized."""
         if self._show is not None and self._observed:
             self._show(self.view(now), now)
 
     def finish(self, now: float) -> JobView:
-        """Pass the last view to the recorders after the end of the job, and return the view."""
+        """Pass the last view of an ended job to the recorders, and return the view."""
         view = self.view(now)
         self._show = None
         if self._observed:
@@ -236,7 +236,7 @@ class JobObserver:
         return min(next_round_at, self._deadline, self._ask_at)
 
     def _worst(self) -> Straggler | None:
-        """Return the slowest instance; after the end of a job, the straggler reported last."""
+        """Return the slowest instance; after the end of a job, the last reported straggler."""
         instances = self._observed.values()
         if self._slow is not None and not any(each.is_running for each in instances):
             return self._slow
@@ -244,8 +244,8 @@ class JobObserver:
 
     def _begin_round(self, now: float) -> None:
         running = [index for index, each in self._observed.items() if each.is_running]
-        # Instances that have not answered the previous request are not asked again, so that answers
-        # do not pile up.
+        # If an instance has not answered the previous request, it is not asked again, so that
+        # answers do not pile up.
         self._unasked = deque(i for i in running if self._observed[i].asked_at is None)
         self._awaited.update(running)
         self._ask_some(now)
@@ -311,14 +311,14 @@ class JobObserver:
         if confirmed:
             worst = confirmed[0]
             told = self._told.get((worst.instance, worst.cause), worst)
-            # Keep the detail of the first report about this instance, because the measured values
+            # Keep the detail of the first report about this straggler, because the measured values
             # of a later round may include the end of the program.
             self._slow = replace(worst, detail=told.detail)
 
     def _tell_once(self, straggler: Straggler) -> None:
         """Report a straggler, unless the instance was reported before with the same cause.
 
-        A straggler without a known cause is reported only if the instance was never reported.
+        If the cause is unknown, the straggler is reported only if it was never reported before.
         """
         key = (straggler.instance, straggler.cause)
         is_known = any(instance == straggler.instance for instance, _ in self._told)

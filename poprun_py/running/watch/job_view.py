@@ -1,6 +1,6 @@
-"""Views of a running job as tables, as lines for ``--live``, and as a job's final summary.
+"""Views of a job: as a table, as lines for ``--live``, and as the summary of a finished job.
 
-The package rich is imported only when a table is made.
+The package ``rich`` is imported only when a table is made.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from poprun_py.display.tables import Column, fitted_table, rich_lines
 from poprun_py.running.watch.instance_state import InstanceState
 from poprun_py.running.watch.stragglers import Straggler, stands_out
 
-# The seconds between two outputs of --live if the terminal cannot show a panel, and the number of a
-# panel's rows that do not show instances.
+# The seconds between two outputs of --live if the terminal cannot show a panel, and the number of
+# rows of a panel that do not show an instance.
 _LINE_SECONDS, _PANEL_EXTRA_ROWS = 30.0, 5
 _COMPUTING = ("computing", "transferring", "updating")
 _PARTS = (
@@ -36,9 +36,9 @@ _STATUS_VERSION = 1
 
 @dataclass(frozen=True, kw_only=True, slots=True, repr=False)
 class JobView(Displayed):
-    """The state of a job, ``seconds`` seconds after its start; ``worst`` is the slowest instance.
+    """The state of a job at ``seconds`` seconds after its start.
 
-    ``pid`` is the process id of the launcher.
+    ``pid`` is the process id of the launcher. ``worst`` is the slowest instance.
     """
 
     run_id: str
@@ -56,21 +56,21 @@ class JobView(Displayed):
 
     @property
     def step(self) -> int | None:
-        """The highest training step of all instances; None if no instance counts steps."""
+        """The highest training step of an instance; None if no instance counts steps."""
         return max((s.step for s in self.instances if s.step is not None), default=None)
 
     @property
     def samples_per_second(self) -> float:
-        """The samples per second of all instances together."""
+        """The sum of the samples per second of all instances."""
         return sum(state.samples_per_second for state in self.instances)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the view as JSON values."""
+        """Return the job view as JSON values."""
         values: dict[str, Any] = json.loads(self.json_text())
         return values
 
     def json_text(self) -> str:
-        """Return the view as JSON text, built from the cached JSON texts of the instance states."""
+        """Return the job view as JSON text, built from the cached texts of its instance states."""
         head = {
             "version": _STATUS_VERSION,
             "run_id": self.run_id,
@@ -85,7 +85,7 @@ class JobView(Displayed):
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> JobView:
-        """Create a view from JSON values that ``to_json`` returned."""
+        """Create a job view from JSON values that ``to_json`` returned."""
         worst = data["slowest"]
         return cls(
             run_id=data["run_id"],
@@ -98,7 +98,7 @@ class JobView(Displayed):
 
 
 def headline(view: JobView) -> list[str]:
-    """Return a line that names the job and its speed, and a line about the slowest instance."""
+    """Return a line with the job's name and speed, and a line about its slowest instance."""
     rate = f", {number_text(view.samples_per_second)} samples/s" if view.samples_per_second else ""
     first = (
         f"{view.program}: run {view.run_id}, launcher {view.pid}, "
@@ -110,11 +110,11 @@ def headline(view: JobView) -> list[str]:
 def table_lines(
     view: JobView, *, width: int, most_rows: int | None = None, colour: bool = False
 ) -> list[str]:
-    """Return the headline and the table, one row for each instance.
+    """Return the headline of a job and a table with one row for each instance, as text lines.
 
-    Table columns that do not fit into ``width`` columns are left out. If there are more than
-    ``most_rows`` instances, the instances with the longest steps are shown. If ``colour``, the
-    slowest instance is coloured.
+    If the table is wider than ``width`` characters, some of its columns are left out. If there are
+    more than ``most_rows`` instances, only the instances with the longest steps are shown. If
+    ``colour`` is true, the row of a straggler is coloured.
     """
     states: Sequence[InstanceState] = view.instances
     if most_rows is not None and len(states) > most_rows:
@@ -178,8 +178,9 @@ def _other_share(state: InstanceState) -> str:
     return f"{max(0.0, other):.0%}" if any(state.shares) else ""
 
 
-# The name of each table column, its cell, and the place in the order in which columns are left out
-# on a narrow terminal. The columns with order 0 are always shown.
+# Each table column has a name, a function that returns its cell for an instance, and a number. On a
+# narrow terminal, columns are left out in the order of these numbers. The columns with number 0 are
+# always shown.
 _COLUMNS: Final[Sequence[tuple[str, Callable[[InstanceState], str], int]]] = (
     ("instance", lambda state: str(state.index), 0),
     ("host", lambda state: state.host, 4),
@@ -226,11 +227,12 @@ class LiveView:
     If the terminal cannot show a panel, two lines are printed every 30 seconds.
 
     Attributes:
-        panel_size: A function that returns the columns and rows of the terminal; None if the
+        panel_size: A function that returns the columns and rows of the terminal, or None if the
             terminal cannot show a panel.
-        show_panel: A function that shows lines below all output. An empty sequence hides the panel.
+        show_panel: A function that shows lines in a panel below all output. Without lines, the
+            panel is hidden.
         say: A function that prints a line between the output lines of the instances.
-        is_hidden: A function that returns whether the panel must be hidden, such as while an
+        is_hidden: A function that returns whether the panel must be hidden, for example while an
             instance is in a debugger.
     """
 
@@ -242,7 +244,7 @@ class LiveView:
     _next_line_at: float = field(default=0.0, init=False)
 
     def show(self, view: JobView, now: float) -> None:
-        """Show a view, or hide the panel if the terminal is too small for the view."""
+        """Show a view of the job, or hide the panel if the terminal is too small for the view."""
         size = self.panel_size()
         if size is not None:
             columns, rows = size

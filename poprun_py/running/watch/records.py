@@ -1,4 +1,4 @@
-"""Step records, and the interface of recorders, which receive the steps and views of a job."""
+"""Records of training steps, and the interface of recorders for steps and views of a job."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ class StepRecord:
 
     Attributes:
         at: The time when the step ended, in seconds since the epoch, on the launcher's clock.
-        step: The number of training steps done, including those before a loaded checkpoint.
+        step: The number of training steps done so far, including steps before a loaded checkpoint.
         seconds: The duration since the end of the previous step, without the time for compiling,
             validating and saving; 0 for a program's first step, whose start is unknown.
         own_seconds: ``seconds`` without the time that the instance waited for other instances.
         samples: The number of samples that the instance trained on; 0 if unknown.
-        every: The number of steps that this record stands for; above 1 in a file that omits steps.
+        every: The number of steps that this record stands for; above 1 if a file omits steps.
     """
 
     at: float
@@ -38,11 +38,11 @@ class StepRecord:
 
     @property
     def is_timed(self) -> bool:
-        """Whether the step has a duration; a damaged file may contain NaN or infinity."""
+        """Whether the time and duration of the step are known; a damaged file may contain NaN."""
         return math.isfinite(self.at) and 0 < self.seconds < math.inf
 
     def to_json(self) -> dict[str, Any]:
-        """Return the record as JSON values for one line of a file; unknown values are left out."""
+        """Return the record as JSON values for one line of a file; default values are left out."""
         return {
             "at": round(self.at, 6),
             "instance": self.instance,
@@ -56,7 +56,7 @@ class StepRecord:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> StepRecord:
-        """Create a record from JSON values that ``to_json`` returned.
+        """Create a step record from JSON values that ``to_json`` returned.
 
         Raises:
             KeyError, TypeError, ValueError: The values are not a valid step record.
@@ -77,21 +77,21 @@ class StepReader:
     """Converts the messages of one instance's wrapper to step records.
 
     The reader estimates the difference between the host's clock and the launcher's clock. Each
-    answer of a wrapper gives bounds for this difference, because the host read its clock after the
-    launcher's request and before the answer arrived. The estimated difference changes only if it is
-    outside the bounds, so a delayed answer does not shift the times of steps.
+    answer of a wrapper gives bounds for this difference, because the wrapper read the host's clock
+    between the launcher's request and the arrival of the answer. The estimate changes only if it is
+    outside these bounds, so a delayed answer does not shift the times of steps.
 
-    ``lost`` is the number of steps that followed each other too quickly to be recorded.
+    ``lost`` is the number of steps that the wrapper missed, because they ended in quick succession.
     """
 
     def __init__(self, index: int) -> None:
         self.lost = 0
         self._index = index
-        self._clock_offset: float | None = None  # the launcher's clock minus the host's, in seconds
+        self._clock_offset: float | None = None  # launcher's clock minus host's clock, in seconds
         self._last_at = 0.0
 
     def read(self, message: Mapping[str, Any], asked: float, came: float) -> list[StepRecord]:
-        """Return the steps that a message reports, in order; times in seconds since the epoch.
+        """Return the steps in a wrapper's message, in order; times in seconds since the epoch.
 
         Args:
             message: The wrapper's message, which contains its ``ledger`` and the new ``steps``.
@@ -123,10 +123,10 @@ class StepReader:
 
 
 class Recorder(Protocol):
-    """The interface of recorders. The methods must not block the supervisor's loop."""
+    """The interface of recorders. Its methods must not block the event loop of the supervisor."""
 
     def steps(self, records: Sequence[StepRecord], /) -> None:
-        """Receive new steps of one instance, in order."""
+        """Receive new training steps of one instance, in order."""
 
     def view(self, view: JobView, at: float, /) -> None:
         """Receive a view of the job, and its time in seconds since the epoch."""
@@ -140,7 +140,7 @@ class Recorders:
         self._warn = warn
 
     def steps(self, records: Sequence[StepRecord]) -> None:
-        """Pass new steps of one instance on to all recorders."""
+        """Pass new training steps of one instance on to all recorders."""
         if records:
             self._each(lambda recorder: recorder.steps(records))
 
@@ -149,7 +149,7 @@ class Recorders:
         self._each(lambda recorder: recorder.view(view, at))
 
     def end(self, view: JobView, at: float, lost: Mapping[int, int]) -> None:
-        """Pass the last view on to all recorders, and warn if steps were not recorded.
+        """Pass the job's last view on to all recorders, and warn if steps were not recorded.
 
         ``lost`` maps each instance to the number of its steps that were not recorded.
         """
@@ -166,7 +166,7 @@ class Recorders:
         for recorder in tuple(self._recorders):
             try:
                 pass_on(recorder)
-            # An error of a recorder must not end the job.
+            # An error in a recorder must not end the job.
             except Exception as error:
                 self._recorders.remove(recorder)
                 self._warn(_failure_text(recorder, error))

@@ -1,7 +1,7 @@
-"""Stragglers, which are the instances that other instances wait for, and the likely causes.
+"""Stragglers (instances that other instances wait for), and the likely causes of slowness.
 
-Instances that train together all take as long per step as the slowest instance. Instances are
-therefore compared by the duration of a step without the time that they wait for other instances.
+If instances train together, each step takes as long on every instance as on the slowest one.
+Instances are therefore compared by the duration of a step without waiting for other instances.
 """
 
 from __future__ import annotations
@@ -15,11 +15,12 @@ from typing import Any
 from poprun_py.display.formatting import bytes_text
 from poprun_py.running.watch.instance_state import InstanceState, median
 
-# A straggler's steps take more than _FACTOR times the median, measured over _STEPS steps.
+# A straggler's last _STEPS steps take more than _FACTOR times the median of all instances.
 _FACTOR, _STEPS = 1.2, 10
-# The smallest excess of a step's duration over the median that is reported, in seconds.
+# A step that exceeds the median by fewer seconds than this is not slow.
 _NOTICED_SECONDS = 0.5e-3
-# The fraction of a straggler's excess time that a cause must explain to be reported.
+# A delay by the host is the likely cause if it explains more than this fraction of a straggler's
+# excess time.
 _EXPLAINS = 0.4
 _CAUSES = {
     "other": "the program's own code takes longer",
@@ -29,18 +30,21 @@ _CAUSES = {
     "reducing": "its collectives take longer",
     "updating": "its update takes longer",
 }
-# The JSON keys of a straggler's fields; the other fields have their own names.
+# The fields of a straggler whose JSON keys differ from their names.
 _JSON_KEYS = {
     "own_seconds": "step_seconds_without_waiting",
     "median_seconds": "median_of_all",
     "is_slow": "is_straggler",
 }
-# Activities that do not count as work in a training step.
+# The activities that do not count as work in a training step.
 _NO_WORK = ("waiting", "compiling", "saving", "validating")
 
 
 def _seconds(state: InstanceState, part: str) -> float:
-    """Return the seconds of a part of a step: an activity, all work, or a delay by the host."""
+    """Return the seconds of each step that an instance spends on ``part``.
+
+    ``part`` is an activity, ``work`` for all work, or a delay (``throttled`` or ``queued``).
+    """
     match part:
         case "work":
             share = 1.0 - state.share(*_NO_WORK)
@@ -55,7 +59,7 @@ def _seconds(state: InstanceState, part: str) -> float:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Straggler:
-    """One instance compared with the other instances of its job.
+    """A comparison of one instance with the other instances of its job.
 
     Attributes:
         own_seconds: The median duration of the instance's last ten steps, without waiting for other
@@ -63,8 +67,8 @@ class Straggler:
         median_seconds: The median of ``own_seconds`` over all instances of the job.
         is_slow: Whether the other instances lose a noticeable part of each step by waiting for this
             instance.
-        cause: The likely cause, such as ``it swaps``; empty if it is unknown.
-        detail: A text with measured values that support the cause; empty if unknown.
+        cause: The likely cause of the slowness, such as ``it swaps``; empty if unknown.
+        detail: The measured values that support ``cause``, as text; empty if the cause is unknown.
     """
 
     instance: int
@@ -82,7 +86,7 @@ class Straggler:
 
     @property
     def sentence(self) -> str:
-        """The sentence that reports the instance to the user."""
+        """The sentence that reports the slow instance to the user."""
         where = f" on {self.host}" if self.host else ""
         reason = f": {self.reason}" if self.cause else ""
         return (
@@ -105,16 +109,16 @@ class Straggler:
 
 
 def stragglers(states: Sequence[InstanceState]) -> list[Straggler]:
-    """Return the instances that other instances wait for in the last ten steps, slowest first.
+    """Return the instances that others waited for in the last ten steps, slowest first.
 
-    A straggler's step is more than 20 % longer than the median step, and the other instances wait
-    longer than the straggler by more than 20 % of the median step. If the straggler also waits for
-    an even slower instance, both differences must exceed 20 % of its whole step. In a job of two
-    instances, the faster instance counts as the median.
+    The step of a straggler is more than 20 % longer than the median step, and the other instances
+    wait longer in each step than the straggler. This difference also exceeds 20 % of the median
+    step. If the straggler itself waits for a slower instance, both differences must exceed 20 % of
+    its whole step. In a job of two instances, the faster instance counts as the median.
     """
     peers = _Peers(_comparable(states))
-    # Only instances with long steps can be stragglers, so most instances of a large job need no
-    # further comparison.
+    # Only instances with long steps can be stragglers, so the other instances of a large job need
+    # no further comparison.
     suspects = [each for each in peers.states if stands_out(each.own_seconds, peers.usual)]
     slow = [each for each in map(peers.straggler, suspects) if each.is_slow]
     return sorted(slow, key=lambda each: -each.own_seconds)
@@ -128,8 +132,8 @@ def stands_out(own: float, usual: float) -> bool:
 def waited_for(steps: Mapping[int, tuple[float, float]]) -> frozenset[int]:
     """Return the instances that other instances wait for.
 
-    ``steps`` contains, for each instance, the seconds of a step without waiting for other
-    instances, and the seconds of the whole step.
+    ``steps`` maps each instance to two durations in seconds: the duration of a step without waiting
+    for other instances, and the duration of the whole step.
     """
     usual = median([own for own, _ in steps.values()])
     waiting = {index: max(0.0, whole - own) for index, (own, whole) in steps.items()}
@@ -143,7 +147,7 @@ def waited_for(steps: Mapping[int, tuple[float, float]]) -> frozenset[int]:
 
 
 def slowest_by_medians(steps: Mapping[int, tuple[float, float]]) -> Straggler:
-    """Return the instance with the longest own steps, from pairs as in ``waited_for``."""
+    """Return the instance with the longest steps without waiting; ``steps`` as for waited_for."""
     worst = max(steps, key=lambda instance: steps[instance][0])
     return Straggler(
         instance=worst,
@@ -154,23 +158,24 @@ def slowest_by_medians(steps: Mapping[int, tuple[float, float]]) -> Straggler:
 
 
 def _costs_time(lost: float, usual: float, own: float, waiting: float) -> bool:
-    """Return whether other instances lose noticeable time in each step by waiting for an instance.
+    """Return whether waiting for an instance costs the other instances noticeable time per step.
 
     Args:
         lost: The seconds of each step that the other instances lose.
         usual: The seconds of the median instance's step without waiting.
         own: The seconds of this instance's step without waiting.
-        waiting: The seconds that this instance waits longer than the instance that waits least.
+        waiting: The seconds of each step that this instance waits, less the waiting of the instance
+            that waits least.
     """
     if not stands_out(usual + lost, usual):
         return False
-    # An instance that itself waits for a slower instance is a straggler only if the other instances
-    # lose a large part of its whole step.
+    # If an instance itself waits for a slower instance, it is a straggler only if the other
+    # instances lose a large part of its whole step.
     return not stands_out(own + waiting, own) or lost > (_FACTOR - 1) * (own + waiting)
 
 
 def slowest(states: Sequence[InstanceState]) -> Straggler | None:
-    """Return the instance with the longest steps without waiting; None if there is only one."""
+    """Return the instance with the longest steps without waiting; None if fewer than two train."""
     training = _comparable(states)
     if len(training) < 2:
         return None
@@ -183,7 +188,7 @@ def _comparable(states: Sequence[InstanceState]) -> list[InstanceState]:
 
 
 def _median_of_others(values: Iterable[float]) -> Callable[[float], float]:
-    """Return a function from one of the values to the lower median of the other values."""
+    """Return a function that takes one of ``values`` and returns the lower median of the rest."""
     ordered = sorted(values)
     middle = len(ordered) // 2
     lower, upper = ordered[middle - 1 : middle + 1] if middle else (0.0, 0.0)
@@ -191,15 +196,15 @@ def _median_of_others(values: Iterable[float]) -> Callable[[float], float]:
 
 
 class _Peers:
-    """The instances of a job, with the medians of each part of a step.
+    """The instances of a job, with the median duration of each part of a step.
 
-    The time for comparing all instances does not grow with the square of their number.
+    The medians are cached, so that comparing all instances does not take quadratic time.
     """
 
     def __init__(self, states: Sequence[InstanceState]) -> None:
         self.states = states
         self.usual = median([state.own_seconds for state in states])
-        self._medians: dict[str, Callable[[float], float]] = {}  # keyed by the part of a step
+        self._medians: dict[str, Callable[[float], float]] = {}  # keyed by parts of a step
         self._least_waiting = min((_seconds(each, "waiting") for each in states), default=0.0)
         self._most_swapped = nlargest(2, (state.swap_bytes for state in states))
 
@@ -207,8 +212,9 @@ class _Peers:
         excess = self._longer(state, "work")
         cause, detail = self._reason(state, excess) if excess > 0 else ("", "")
         waiting = _seconds(state, "waiting") - self._least_waiting
-        # A long step alone does not make a straggler. A busy host may delay ten steps by chance,
-        # and instances that do not train together do not wait for the slowest one.
+        # An instance with long steps is a straggler only if other instances wait for it. A busy
+        # host may delay ten steps by chance, and instances that do not train together do not wait
+        # for each other.
         lost = min(state.own_seconds - self.usual, excess, -self._longer(state, "waiting"))
         return Straggler(
             instance=state.index,
@@ -221,16 +227,17 @@ class _Peers:
         )
 
     def _longer(self, state: InstanceState, part: str) -> float:
-        """Return by how many seconds a part of a step exceeds the median of the other instances."""
+        """Return the seconds by which a part of a step exceeds the other instances' median."""
         if part not in self._medians:
             self._medians[part] = _median_of_others(_seconds(each, part) for each in self.states)
         value = _seconds(state, part)
         return value - self._medians[part](value)
 
     def _reason(self, state: InstanceState, excess: float) -> tuple[str, str]:
-        """Return the likely cause of ``excess`` seconds per step, and values that support it.
+        """Return the likely cause of ``excess`` seconds per step, and measured values as text.
 
-        Causes on the host are checked first, because they prolong every activity.
+        Swapping, throttling and shared CPUs are checked first, because they slow down every
+        activity of an instance.
         """
         longer = partial(self._longer, state)
         most, second = [*self._most_swapped, 0, 0][:2]
