@@ -155,14 +155,11 @@ class JobFolder:
         """Remove the folder, even if in use, and the recorded files of daemons that have ended."""
         if self.descriptor < 0:
             return
-        import shutil
-
         try:
             for name in os.listdir(self.descriptor):
                 if name.startswith(_DAEMON):
                     _remove_daemon_files(self.descriptor, name)
-            # Other processes may have removed the path, so the folder is emptied by its descriptor.
-            shutil.rmtree(".", dir_fd=self.descriptor, ignore_errors=True)
+            _empty(self.descriptor)
             if self._exists():
                 os.rmdir(self.path)
         except OSError:
@@ -256,10 +253,20 @@ def _lock_alone(descriptor: int) -> bool:
     return True
 
 
+def _empty(folder: int) -> None:
+    """Remove everything in a folder, whose path other processes may have removed."""
+    # The import of shutil would delay the end of every job on another host by 20 ms.
+    for _, folders, files, parent in os.fwalk(".", topdown=False, dir_fd=folder):
+        for remove, names in ((os.unlink, files + folders), (os.rmdir, folders)):
+            for name in names:
+                try:  # noqa: SIM105
+                    remove(name, dir_fd=parent)
+                except OSError:
+                    pass  # ``folders`` also contains symbolic links to folders
+
+
 def _remove_daemon_files(folder: int, link: str) -> None:
     """Remove the files that ``record_daemon`` recorded for a daemon, if the daemon has ended."""
-    import shutil
-
     try:
         files = os.readlink(link, dir_fd=folder)
         is_ours = os.lstat(files).st_uid == os.geteuid()
@@ -268,4 +275,6 @@ def _remove_daemon_files(folder: int, link: str) -> None:
     pid, _, started = link.removeprefix(_DAEMON).partition("-")
     has_ended = pid.isdecimal() and str(start_ticks(int(pid))) != started
     if is_ours and has_ended and files.endswith(f".{pid}"):
+        import shutil
+
         shutil.rmtree(files, ignore_errors=True)

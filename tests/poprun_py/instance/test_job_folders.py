@@ -225,12 +225,43 @@ def test_files_of_a_dead_daemon_are_removed_with_the_folder(tmp_path):
     assert sorted(tmp_path.iterdir()) == [others]
 
 
-def test_importing_job_folders_loads_few_modules():
-    script = "import sys; from poprun_py.instance import job_folders; print(*sys.modules)"
+def test_folders_are_made_and_removed_with_few_modules(tmp_path):
+    script = (
+        f"import os, sys; sys.path.append({str(ROOT)!r})\n"
+        "from poprun_py.instance import job_folders\n"
+        "print(*sys.modules)\n"
+        f"folder = job_folders.JobFolder.make({str(tmp_path)!r}, 'poprun-job-' + '0' * 12)\n"
+        "folder.record_daemon(f'/x.{os.getppid()}', os.getppid())\n"
+        "os.makedirs(f'{folder.path}/some/files')\n"
+        "folder.leave()\n"
+        "print(*sys.modules)"
+    )
     told = subprocess.run(
-        [sys.executable, "-I", "-S", "-c", f"import sys; sys.path.append({str(ROOT)!r}); {script}"],
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout.split()
-    assert not {"contextlib", "re", "shutil", "pathlib", "fcntl"} & set(told)
+        [sys.executable, "-I", "-S", "-c", script], capture_output=True, text=True, check=True
+    )
+    at_start, at_end = (set(line.split()) for line in told.stdout.splitlines())
+    assert not {"contextlib", "re", "shutil", "pathlib", "fcntl"} & at_start
+    assert not {"contextlib", "re", "shutil", "pathlib"} & at_end
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_is_removed_with_all_that_is_in_it_and_nothing_else(tmp_path):
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "file").touch()
+    held = JobFolder.make(str(tmp_path), folder_name("job"))
+    deep = Path(held.path).joinpath(*["folder"] * 20)
+    deep.mkdir(parents=True)
+    (deep / "file").touch()
+    (deep / "empty").mkdir()
+    (deep / "link to a folder").symlink_to(outside)
+    (deep / "daemon-1-2").mkdir()
+    Path(held.path, "daemon-3").touch()
+    Path(held.path, "link").symlink_to(outside / "file")
+    os.mkfifo(deep / "pipe")
+    (Path(os.fsdecode(b"%b/\xff" % os.fsencode(held.path)))).touch()
+    held.leave()
+    assert [str(each.relative_to(tmp_path)) for each in tmp_path.rglob("*")] == [
+        "outside",
+        "outside/file",
+    ]
