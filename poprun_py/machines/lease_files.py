@@ -290,7 +290,7 @@ class LeaseFolder:
             with contextlib.suppress(FileNotFoundError, BlockingIOError):
                 return self._create(record)
         raise FileNotFoundError(
-            errno.ENOENT, "other processes remove files that are created in it", str(self.path)
+            errno.ENOENT, "it was removed, or other processes remove new files", str(self.path)
         )
 
     def _create(self, record: RecordT) -> HeldFile[RecordT]:

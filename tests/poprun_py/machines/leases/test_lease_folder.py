@@ -120,6 +120,12 @@ def test_files_of_dead_processes_are_removed_at_once(folder, holder, place):
     assert [each.name for each in place.iterdir()] == []
 
 
+def test_an_error_says_that_the_folder_was_removed(folder, place):
+    place.rmdir()
+    with folder.mutex(), pytest.raises(OSError, match="it was removed, or other processes remove"):
+        folder.create(RECORD)
+
+
 def test_child_processes_do_not_inherit_the_lock(folder):
     with folder.mutex():
         file = folder.create(RECORD)
