@@ -135,6 +135,8 @@ class LabHost:
     is_alive: bool = True
     init_pid: int = field(default=0)
     _wire: subprocess.Popen | None = None
+    # Commands that no test has waited for so far, such as those of a test that failed.
+    _started: list[subprocess.Popen] = field(default_factory=list)
 
     def enter(self, *words: object) -> list[str]:
         """Return the command that runs ``words`` on this host."""
@@ -153,8 +155,8 @@ class LabHost:
         return subprocess.CompletedProcess(words, process.returncode, stdout, stderr)
 
     def start(self, *words: object, env=None, **settings) -> subprocess.Popen:
-        """Start a command on this host."""
-        return subprocess.Popen(
+        """Start a command on this host, which ends with the host at the latest."""
+        process = subprocess.Popen(
             self.enter(*words),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -172,6 +174,8 @@ class LabHost:
             },
             **settings,
         )
+        self._started = [each for each in self._started if each.returncode is None] + [process]
+        return process
 
     def poprun(
         self, *words: object, timeout: float = 150, **settings
@@ -265,6 +269,10 @@ class LabHost:
         if not self.is_alive:
             return
         self.is_alive = False
+        if not self.init_pid:  # the host never started
+            self.holder.kill()
+            self.holder.wait()
+            return
         if self._wire is not None:
             self._wire.communicate(timeout=20)
         # A host without power sends nothing. This kernel would: while the processes end one by one,
@@ -273,6 +281,13 @@ class LabHost:
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.init_pid, signal.SIGKILL)
         self.holder.wait(10)
+
+    def end_commands(self) -> None:
+        """Wait for the commands that no test has waited for, after the host was switched off."""
+        for process in self._started:
+            if process.returncode is None:
+                process.kill()
+                process.communicate()
 
 
 class Lab:
@@ -326,6 +341,7 @@ class Lab:
         """End every host and the switch; their namespaces go with them."""
         for host in self.hosts:
             host.kill()
+            host.end_commands()
         if self._switch is not None:
             self._switch.kill()
             self._switch.wait()

@@ -92,12 +92,14 @@ def pods(lab_permitted, tmp_path_factory):
             done = host.run("bash", "-c", script)
             assert done.returncode == 0, done.stderr
         servers = [_start_server(host) for host in lab.hosts[1:]]
-        lab.commands = make_commands(ROOT, lab.folder / "bin")
-        _wait_until_ready(lab)
-        yield lab
-        for server in servers:
-            server.kill()
-            server.wait()
+        try:
+            lab.commands = make_commands(ROOT, lab.folder / "bin")
+            _wait_until_ready(lab)
+            yield lab
+        finally:
+            for server in servers:
+                server.kill()
+                server.wait()
 
 
 def _write_operators_files(folder, job, names):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 
 import pytest
+from lab import lab as lab_module
+from lab.lab import Lab
 
 pytestmark = [pytest.mark.hosts, pytest.mark.timeout(300)]
 
@@ -29,3 +31,22 @@ def test_a_link_has_its_rate_and_delay_or_the_kernel_is_named(make_lab):
         return
     # Both directions, several times until ssh is through.
     assert seconds_to_send(lab, 1) > 0.6
+
+
+def test_commands_that_a_test_has_left_are_collected_with_their_host(make_lab):
+    lab = make_lab(1)
+    left = lab[0].start("sleep", "600")
+    lab.close()
+    assert left.returncode is not None
+    assert left.stdout.closed
+
+
+def test_a_host_that_does_not_start_is_collected(lab_permitted, tmp_path, monkeypatch):
+    def fail(_):
+        raise RuntimeError("no first process")
+
+    monkeypatch.setattr(lab_module, "_first_child", fail)
+    lab = Lab(tmp_path / "lab", 1)
+    with pytest.raises(RuntimeError, match="no first process"):
+        lab.__enter__()
+    assert lab.hosts[0].holder.returncode is not None
