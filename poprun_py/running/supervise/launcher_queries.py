@@ -13,7 +13,6 @@ import json
 import os
 import socket
 from collections.abc import Mapping
-from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -250,7 +249,7 @@ def _sockets(pid: int | None = None) -> list[tuple[int, Path]]:
         with contextlib.suppress(OSError):
             paths = filter(_is_launchers, folder.glob(f"{name}/{SOCKET_NAME}"))
             found += [(_launcher_of(path), path) for path in paths]
-    return sorted(found, key=itemgetter(0))
+    return sorted(found)
 
 
 def _sockets_of(pid: int, option: str) -> list[Path]:

@@ -14,7 +14,6 @@ import signal
 import time
 from collections.abc import Callable, Collection
 from dataclasses import replace
-from operator import itemgetter
 
 from poprun_py.instance import control_protocol, process_control
 from poprun_py.running.supervise.control_channel import ControlChannel
@@ -371,6 +370,6 @@ class TimeLimits:
         """Report a limit that is reached."""
         if now < self.next_deadline():
             return
-        cause, (_, reason) = min(self._limits.items(), key=itemgetter(1))
+        cause, (_, reason) = min(self._limits.items(), key=lambda limit: limit[1][0])
         del self._limits[cause]
         self._reached(cause, reason)

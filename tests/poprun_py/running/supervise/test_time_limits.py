@@ -54,3 +54,10 @@ def test_a_pause_counts_towards_no_limit():
     assert reached == []
     limits.on_time(90.0)
     assert reached == [(Cause.TIME_LIMIT, "the time limit of 60 s is over")]
+
+
+def test_the_time_limit_comes_first_if_the_grace_time_is_over_at_the_same_time():
+    limits, reached = make_limits(15)
+    limits.on_checkpoint_end(0, 10.0)
+    limits.on_time(15.0)
+    assert [cause for cause, _ in reached] == [Cause.TIME_LIMIT]
